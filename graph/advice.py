@@ -1,0 +1,77 @@
+"""What the sidecar tells an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from .events import Hashes, Seconds
+from .types import Keys, as_keys
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvictionRanking:
+    """One immutable opinion about which blocks an engine should lose first.
+
+    Attributes:
+        epoch: Rises by one with each new ranking.
+        ts: When it was true, in monotonic seconds of the process that holds it.
+        order: uint64 ``[k]`` block keys, evict first → evict last. Holds no protected block.
+        protected: uint64 ``[p]`` keys that should go only when nothing else is left,
+            least precious first.
+        spill_first: uint64 ``[s]`` keys worth copying to a colder tier before they go.
+    """
+
+    epoch: int
+    ts: float
+    order: Keys
+    protected: Keys
+    spill_first: Keys
+
+
+class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of every sidecar → engine message."""
+
+
+class RankingMessage(Advice, tag=1):
+    """An ``EvictionRanking`` on the wire; ``age_s`` is its age when it was sent."""
+
+    epoch: int
+    age_s: Seconds
+    order: Hashes
+    protected: Hashes
+    spill_first: Hashes
+
+    def at(self, now: float) -> EvictionRanking:
+        """The ranking, dated in the receiver's own clock."""
+        return EvictionRanking(
+            self.epoch,
+            now - self.age_s,
+            as_keys(self.order),
+            as_keys(self.protected),
+            as_keys(self.spill_first),
+        )
+
+
+class StillValid(Advice, tag=2):
+    """Ranking ``epoch`` is still our opinion: nothing changed since."""
+
+    epoch: int
+    age_s: Seconds
+
+
+class PrefetchMessage(Advice, tag=3):
+    """Spilled blocks worth bringing back, best first."""
+
+    order: Hashes
+
+
+class ResyncRequest(Advice, tag=4):
+    """Say hello again and send ``BlocksResident``: we lost the thread."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+AnyAdvice = RankingMessage | StillValid | PrefetchMessage | ResyncRequest

@@ -1,0 +1,33 @@
+"""Every error that kvgraph raises on purpose.
+
+KvGraphError
+├── ConfigError      a configuration key or value is wrong
+├── WireError        a frame or message that we refuse
+│   └── VersionError   a frame of a protocol version that we do not speak
+├── GraphError       a graph operation that its arguments make impossible
+└── SnapshotError    a snapshot that cannot be written, or must not be loaded
+"""
+
+
+class KvGraphError(Exception):
+    """Base of every deliberate kvgraph error."""
+
+
+class ConfigError(KvGraphError):
+    """A configuration key or value is wrong; the message names it and what is allowed."""
+
+
+class WireError(KvGraphError):
+    """A frame or message is refused; the message names the field, never its content."""
+
+
+class VersionError(WireError):
+    """A frame carries a protocol version that this build does not speak."""
+
+
+class GraphError(KvGraphError):
+    """A graph operation was asked for something that cannot be."""
+
+
+class SnapshotError(KvGraphError):
+    """A snapshot cannot be written, or is damaged and was not loaded."""

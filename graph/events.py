@@ -1,0 +1,197 @@
+"""What an engine tells the sidecar: one message a line of its life, and nothing of its text.
+
+Hashes travel packed: ``bytes`` of little-endian uint64, in chain order (the parent first).
+Times inside messages are durations in seconds; a receiver stamps arrival with its own clock.
+No message carries prompt text or token ids.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * (1 << 20))]
+Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of every engine → sidecar message."""
+
+
+class EngineHello(Event, tag=1):
+    """First message of a connection: who is speaking."""
+
+    engine: Name  # stable name, e.g. "host:pid"
+    model: Name
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # tokens
+    num_blocks: Count
+    version: Name  # "vllm 0.32.0"
+
+
+class BlocksStored(Event, tag=2):
+    """Full blocks entered the engine's prefix cache, consecutive in one chain."""
+
+    hashes: Hashes
+    parent: Hash | None  # the block before hashes[0]; None at the start of a chain
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    session: Name | None = None
+
+
+class BlocksRemoved(Event, tag=3):
+    """Blocks left the engine's prefix cache."""
+
+    hashes: Hashes
+
+
+class BlocksCleared(Event, tag=4):
+    """The engine's whole prefix cache was reset."""
+
+
+class BlocksResident(Event, tag=5):
+    """All blocks in the engine's prefix cache: the answer to a resync request."""
+
+    hashes: Hashes
+
+
+class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The meaning of prompt tokens ``[start, end)``, as the caller stated it."""
+
+    layer: Annotated[int, msgspec.Meta(ge=0, le=9)]  # types.SourceLayer
+    start: Count
+    end: Count
+    importance: Unit | None = None
+    name: Name | None = None
+    memory_id: Name | None = None
+
+
+class RequestStarted(Event, tag=6):
+    """A request was first scheduled."""
+
+    request_id: Name
+    hashes: Hashes  # every full block of the prompt
+    prompt_tokens: Count
+    cached_tokens: Count  # of which the prefix cache held
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    session: Name | None = None
+    tenant: Name | None = None
+    segments: tuple[Segment, ...] = ()
+
+
+class RequestFinished(Event, tag=7):
+    """A request ended; its blocks are about to become free."""
+
+    request_id: Name
+    hashes: Hashes  # every full block, prompt and output
+    prompt_tokens: Count
+    total_tokens: Count
+    reason: Name
+    session: Name | None = None
+    tenant: Name | None = None
+    waiting_for_tool: bool = False
+    expected_return_s: Seconds | None = None
+    session_ended: bool = False
+
+
+class SessionSignal(Event, tag=8):
+    """What a caller says of a session outside of any request."""
+
+    session: Name
+    tenant: Name | None = None
+    waiting_for_tool: bool = False
+    expected_return_s: Seconds | None = None
+    ended: bool = False
+
+
+class BlocksAttended(Event, tag=9):
+    """Blocks that one sampled decode step attended to, with their softmax mass."""
+
+    hashes: Hashes
+    mass: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]  # little-endian float32, one a hash
+
+
+class ConfidenceSampled(Event, tag=10):
+    """The model's confidence while it wrote the tokens of these blocks."""
+
+    hashes: Hashes
+    confidence: Unit
+
+
+class BlocksEmbedded(Event, tag=11):
+    """Key embeddings: float16 rows, one a hash."""
+
+    hashes: Hashes
+    dim: Annotated[int, msgspec.Meta(ge=2, le=4096)]
+    vectors: Annotated[bytes, msgspec.Meta(max_length=64 << 20)]
+
+
+class BlocksSpilled(Event, tag=12):
+    """Copies of blocks were completed in a colder tier."""
+
+    hashes: Hashes
+    tier: Annotated[int, msgspec.Meta(ge=2, le=4)]  # types.Tier.WARM or COLD
+    bytes_per_block: Count
+
+
+class BlocksWarmed(Event, tag=13):
+    """Blocks came back from a colder tier into the engine's pool."""
+
+    hashes: Hashes
+
+
+class CopiesDropped(Event, tag=14):
+    """Copies in a colder tier are gone."""
+
+    hashes: Hashes
+    tier: Annotated[int, msgspec.Meta(ge=2, le=4)]
+
+
+class Pressure(Event, tag=15):
+    """The engine's load, sent about twice a second; also its sign of life."""
+
+    total_blocks: Count
+    free_blocks: Count  # allocatable: never used, or cached and unreferenced
+    cached_blocks: Count  # holding a prefix-cache hash
+    running: Count
+    waiting: Count
+
+
+class AdviceApplied(Event, tag=16):
+    """What the engine did with our rankings; every number counts from the engine's start."""
+
+    epoch: Count  # the last ranking applied
+    moved: Count  # blocks moved in the free queue
+    recycled: Count  # ranked blocks left alone: gone, reused or referenced by then
+    stale: Count  # steps without a ranking young enough
+    protected_evicted: Count  # protected blocks that the engine evicted all the same
+    dropped: Count  # events dropped because our queue was full
+
+
+AnyEvent = (
+    EngineHello
+    | BlocksStored
+    | BlocksRemoved
+    | BlocksCleared
+    | BlocksResident
+    | RequestStarted
+    | RequestFinished
+    | SessionSignal
+    | BlocksAttended
+    | ConfidenceSampled
+    | BlocksEmbedded
+    | BlocksSpilled
+    | BlocksWarmed
+    | CopiesDropped
+    | Pressure
+    | AdviceApplied
+)
+
+
+class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The payload of one frame."""
+
+    events: list[AnyEvent]

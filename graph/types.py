@@ -1,0 +1,101 @@
+"""The vocabulary: what a block's layer, tier, edge and session state are called."""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+# The low 64 bits of the engine's block hash. vLLM publishes the same 64 bits in its own KV events.
+BlockKey = int
+Keys = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.int32]
+
+MAX_ENGINES: Final = 8
+"""Engines that one sidecar advises at once (one residency column each)."""
+
+NO_ROW: Final = -1
+
+
+class SourceLayer(IntEnum):
+    """Where a block's tokens came from, from most to least precious."""
+
+    AXIOMS = 0
+    IDENTITY = 1
+    RULES = 2
+    CAPABILITIES = 3
+    CONTEXT = 4
+    MEMORIES = 5
+    AFFECT = 6
+    TOOL_RESULT = 7
+    USER_TURN = 8
+    GENERATION = 9
+
+
+LAYER_NAMES: Final = tuple(layer.name.lower() for layer in SourceLayer)
+LAYER_BY_NAME: Final = {layer.name.lower(): layer for layer in SourceLayer}
+PROTECTED_LAYERS: Final = frozenset(
+    {SourceLayer.AXIOMS, SourceLayer.IDENTITY, SourceLayer.RULES}
+)
+DEFAULT_IMPORTANCE: Final = np.array(
+    [1.0, 0.95, 0.9, 0.7, 0.5, 0.5, 0.4, 0.35, 0.3, 0.2], dtype=np.float32
+)
+"""Importance of a block whose segment names none, by layer."""
+
+
+class Tier(IntFlag):
+    """Where copies of a block are, as bits."""
+
+    NONE = 0
+    HOT = 1
+    WARM = 2
+    COLD = 4
+
+
+class EdgeType(IntEnum):
+    """How two nodes are related. The comment gives source → target."""
+
+    PREFIX_SHARE = 0  # parent block → child block
+    CO_ATTEND = 1  # block – block, stored with the smaller row first
+    SEMANTIC = 2  # block – block, stored with the smaller row first
+    TEMPORAL = 3  # block → next block
+    SPILL_LINK = 4  # block → its COPY
+    MEMORY_REF = 5  # block → MEMORY
+
+
+EDGE_NAMES: Final = tuple(edge.name.lower() for edge in EdgeType)
+NUM_EDGE_TYPES: Final = len(EdgeType)
+
+
+class NodeKind(IntEnum):
+    """What a node of the graph stands for."""
+
+    BLOCK = 0
+    COPY = 1
+    MEMORY = 2
+
+
+class SessionState(IntEnum):
+    """What a session is doing, as far as the engine told us or its requests show."""
+
+    IDLE = 0  # between turns
+    RUNNING = 1  # a request of it is in the engine
+    WAITING_FOR_TOOL = 2  # paused, with an expected return
+    ENDED = 3
+
+
+class BlockFlag(IntFlag):
+    """Facts about a block that are true or false."""
+
+    NONE = 0
+    SUPERSEDED = 1  # only an abandoned branch of its session used it
+    SHARED = 2  # more than one session walked it
+
+
+def as_keys(values: list[int] | bytes | Keys) -> Keys:
+    """Block keys as a uint64 array; ``bytes`` are little-endian uint64, as on our wire."""
+    if isinstance(values, bytes):
+        return np.frombuffer(values, dtype="<u8")
+    return np.asarray(values, dtype=np.uint64)
