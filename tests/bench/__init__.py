@@ -1,0 +1,1 @@
+"""Benchmarks and the demo: every figure that the README claims, by a command."""

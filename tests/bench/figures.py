@@ -1,0 +1,118 @@
+"""The one shape in which every bench reports: named figures with a unit, a spread and a count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+Value = float | int | bool
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number.
+
+    Attributes:
+        value: The median of the samples, or the number itself.
+        unit: What it is counted in: ``ms``, ``B``, ``blocks/s``, ``bool``.
+        spread: 10th and 90th percentile of the samples (their extremes below ten samples).
+        n: Samples behind the value.
+        target: What is to be reached, in words ("≤ 2"); shown in the table only.
+    """
+
+    value: Value
+    unit: str
+    spread: tuple[float, float]
+    n: int
+    target: str = ""
+
+    @classmethod
+    def of(cls, samples: Sequence[float] | Value, unit: str, target: str = "") -> Figure:
+        """A figure from samples (median and spread) or from one number.
+
+        Raises:
+            ValueError: There is no sample.
+        """
+        if isinstance(samples, (bool, int, float)):
+            return cls(samples, unit, (float(samples), float(samples)), 1, target)
+        if len(samples) == 0:
+            raise ValueError("a figure needs at least one sample")
+        low, middle, high = np.percentile(samples, _quantiles(len(samples)))
+        return cls(float(middle), unit, (float(low), float(high)), len(samples), target)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figure as it stands in the JSON report, rounded to six significant digits."""
+        return {
+            "value": _rounded(self.value),
+            "unit": self.unit,
+            "spread": [_rounded(bound) for bound in self.spread],
+            "n": self.n,
+        }
+
+
+@dataclass
+class Figures:
+    """What one bench measured, in the order in which it was added."""
+
+    bench: str
+    figures: dict[str, Figure] = field(default_factory=dict)
+
+    def add(
+        self, name: str, samples: Sequence[float] | Value, unit: str, target: str = ""
+    ) -> Figure:
+        """Record figure ``name`` from its samples, or from one number; see ``Figure.of``."""
+        figure = self.figures[name] = Figure.of(samples, unit, target)
+        return figure
+
+    def as_dict(self) -> dict[str, Any]:
+        """``{"bench": name, "figures": {name: {value, unit, spread, n}}}``."""
+        rows = {name: figure.as_dict() for name, figure in self.figures.items()}
+        return {"bench": self.bench, "figures": rows}
+
+    def to_json(self) -> str:
+        """The report as one line of JSON."""
+        return json.dumps(self.as_dict())
+
+    def print(self, as_json: bool = False, console: Console | None = None) -> None:
+        """Write the report to stdout: a table, or with ``as_json`` one line of JSON."""
+        console = console or Console()
+        if as_json:
+            console.file.write(self.to_json() + "\n")
+            return
+        console.print(self.table())
+
+    def table(self) -> Table:
+        """The report as a table for people."""
+        table = Table(title=f"kvgraph bench {self.bench}", title_justify="left")
+        table.add_column("figure")
+        for column in ("value", "spread", "n", "target"):
+            table.add_column(column, justify="right")
+        for name, figure in self.figures.items():
+            table.add_row(name, _shown(figure), _spread(figure), str(figure.n), figure.target)
+        return table
+
+
+def _quantiles(n: int) -> tuple[float, float, float]:
+    return (10.0, 50.0, 90.0) if n >= 10 else (0.0, 50.0, 100.0)
+
+
+def _rounded(value: Value) -> Value:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _shown(figure: Figure) -> str:
+    if isinstance(figure.value, bool):
+        return "yes" if figure.value else "no"
+    return f"{figure.value:,.4g} {figure.unit}"
+
+
+def _spread(figure: Figure) -> str:
+    if figure.n == 1:
+        return ""
+    return "{:,.4g} – {:,.4g}".format(*figure.spread)
