@@ -1,0 +1,1 @@
+"""What runs inside an engine: observe its blocks, take advice, never get in its way."""

@@ -1,0 +1,288 @@
+"""The engine's end of the wire: events out, rankings in, on a thread of its own.
+
+Engine threads touch this in two places only: ``emit`` appends to a bounded queue, and ``ranking``
+reads one attribute and one clock. Everything that can wait (sockets, encoding, scanning the pool
+for a resync) happens on the client's daemon thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import zmq
+
+from ..graph import wire
+from ..graph.advice import (
+    EvictionRanking,
+    PrefetchMessage,
+    RankingMessage,
+    ResyncRequest,
+    StillValid,
+)
+from ..graph.errors import VersionError, WireError
+from ..graph.events import AnyEvent, BlocksResident, EngineHello
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+_ADVICE_PER_TICK: Final = 64
+
+
+class EngineEnd(Protocol):
+    """What the client asks of the engine, always on the client's own thread."""
+
+    def hello(self) -> EngineHello:
+        """Who is speaking."""
+
+    def resident(self) -> bytes:
+        """Every key in the prefix cache, packed; may take its time."""
+
+    def heartbeat(self, dropped: int) -> list[AnyEvent]:
+        """The engine's load and what it did with our advice; ``dropped`` events so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Bounds and periods of an ``AdvisorClient``; times in seconds."""
+
+    queue_limit: int = 16_384  # events that wait to be sent
+    batch_limit: int = 1_024  # events a frame
+    send_hwm: int = 64  # frames that ZeroMQ may hold for a slow sidecar
+    tick_s: float = 0.05
+    heartbeat_s: float = 0.4  # under the 0.5 s that the sidecar is promised
+    max_stale_s: float = 2.0
+    absent_s: float = 2.0  # unreachable for so long: the sidecar is gone, stop keeping for it
+    resync_gap_s: float = 0.2  # at most one resync in this time
+
+
+class AdvisorClient:
+    """Sends an engine's events to the sidecar and holds the latest ranking.
+
+    Args:
+        endpoint: The sidecar's ROUTER, ``ipc://…`` or ``tcp://host:port``.
+        engine: Answers the questions of ``EngineEnd``.
+        options: Bounds and periods.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        engine: EngineEnd,
+        options: ClientOptions | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.endpoint = endpoint
+        self.options = options or ClientOptions()
+        self.identity = os.urandom(16)
+        self.dropped = 0  # events that never left: queue full, or nobody there
+        self.garbage = 0  # frames that were not advice
+        self.refused_version = 0
+        self.greetings = 0
+        self._engine = engine
+        self._clock = clock
+        self._max_stale = self.options.max_stale_s
+        self._held: EvictionRanking | None = None
+        self._queue: deque[AnyEvent] = deque()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._seq = 0
+        self._dropped_told = 0
+        self._greeted = False
+        self._linked = False
+        self._said: set[str] = set()
+        self._last_greeting = self._last_heartbeat = float("-inf")
+        self._last_reachable = clock()
+
+    def emit(self, event: AnyEvent) -> None:
+        """Queue ``event``, or drop and count it: never waits, never raises."""
+        if len(self._queue) < self.options.queue_limit:
+            self._queue.append(event)
+        else:
+            self.dropped += 1
+
+    def ranking(self) -> EvictionRanking | None:
+        """The latest ranking, or None when there is none young enough to act on."""
+        held = self._held
+        # `not <=` rather than `>`, so that a time that is not a number reads as stale.
+        if held is None or not self._clock() - held.ts <= self._max_stale:
+            return None
+        return held
+
+    def start(self) -> None:
+        """Start the client's thread; a second call does nothing."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="kvgraph-client", daemon=True)
+            self._thread.start()
+            atexit.register(self.close)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Stop the thread and forget the ranking; what was still queued is dropped."""
+        self._stop.set()
+        self._held = None
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        atexit.unregister(self.close)
+
+    # The thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        try:
+            socket = self._open(context)
+            try:
+                while not self._stop.is_set():
+                    self._tick(socket)
+            finally:
+                socket.close(linger=0)
+        except Exception as error:
+            self._say_once(
+                "thread",
+                "kvgraph: the link to %s ended (%s); the engine goes on without advice",
+                self.endpoint,
+                error,
+            )
+        finally:
+            self._held = None
+            context.term()
+
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+        socket = context.socket(zmq.DEALER)
+        try:
+            socket.setsockopt(zmq.IDENTITY, self.identity)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.SNDHWM, self.options.send_hwm)
+            socket.setsockopt(zmq.RCVHWM, _ADVICE_PER_TICK)
+            socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
+            # Only a finished connection takes messages: nothing piles up for a sidecar that
+            # is not there, and being writable means that it is.
+            socket.setsockopt(zmq.IMMEDIATE, 1)
+            socket.setsockopt(zmq.RECONNECT_IVL, 50)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            socket.connect(self.endpoint)
+        except BaseException:
+            socket.close(linger=0)
+            raise
+        return socket
+
+    def _tick(self, socket: zmq.Socket[bytes]) -> None:
+        if socket.poll(round(self.options.tick_s * 1000), zmq.POLLIN):
+            self._receive(socket)
+        now = self._clock()
+        if not socket.poll(0, zmq.POLLOUT):
+            self._unreachable(now)
+            return
+        self._last_reachable = now
+        if self._greet_if_due(socket, now):
+            self._beat_if_due(socket, now)
+            self._drain(socket)
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        for _ in range(_ADVICE_PER_TICK):
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take_advice(frames)
+
+    def _take_advice(self, frames: list[bytes]) -> None:
+        try:
+            _, advice = wire.decode_advice(frames)
+            match advice:
+                case RankingMessage():
+                    self._held = advice.at(self._clock())
+                case StillValid():
+                    self._redate(advice)
+                case ResyncRequest():
+                    self._greeted = False
+                case PrefetchMessage():
+                    pass  # nothing here can bring blocks back from a colder tier yet
+        except VersionError as error:
+            self.refused_version += 1
+            self._say_once("version", "kvgraph: advice refused: %s", error)
+        except (WireError, ValueError) as error:  # ValueError: keys that are not whole uint64s
+            self.garbage += 1
+            self._say_once("garbage", "kvgraph: a frame that is not advice was ignored: %s", error)
+
+    def _redate(self, valid: StillValid) -> None:
+        held = self._held
+        if held is not None and held.epoch == valid.epoch:
+            self._held = replace(held, ts=self._clock() - valid.age_s)
+
+    # Sending ------------------------------------------------------------------------------------
+
+    def _unreachable(self, now: float) -> None:
+        if now - self._last_reachable < self.options.absent_s:
+            return
+        # A sidecar that comes back starts from a hello anyway: keep nothing for it.
+        self.dropped += len(self._queue)
+        self._queue.clear()
+        self._greeted = False
+        self._linked = False
+        self._say_once(
+            "absent",
+            "kvgraph: no sidecar answers at %s; the engine runs as stock "
+            "vLLM does until one is there",
+            self.endpoint,
+        )
+
+    def _greet_if_due(self, socket: zmq.Socket[bytes], now: float) -> bool:
+        if self._greeted:
+            return True
+        if now - self._last_greeting < self.options.resync_gap_s:
+            return False
+        self._last_greeting = now
+        hello, resident = self._engine.hello(), BlocksResident(self._engine.resident())
+        self._greeted = self._send(socket, [hello, resident])
+        if self._greeted:
+            self.greetings += 1
+            self._linked or logger.info(
+                "kvgraph: engine linked to the sidecar at %s", self.endpoint
+            )
+            self._linked = True
+            self._said.discard("absent")
+        return self._greeted
+
+    def _beat_if_due(self, socket: zmq.Socket[bytes], now: float) -> None:
+        if now - self._last_heartbeat >= self.options.heartbeat_s:
+            self._last_heartbeat = now
+            self._send(socket, self._engine.heartbeat(self.dropped))
+
+    def _drain(self, socket: zmq.Socket[bytes]) -> None:
+        queue, limit = self._queue, self.options.batch_limit
+        # What is queued now is sent now; what engine threads add meanwhile waits a tick.
+        remaining = len(queue)
+        while remaining > 0 and socket.poll(0, zmq.POLLOUT):
+            batch = [queue.popleft() for _ in range(min(remaining, limit))]
+            remaining -= len(batch)
+            self._send(socket, batch)
+
+    def _send(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
+        """Send one batch; a batch that cannot go is dropped, and its number with it."""
+        if self.dropped != self._dropped_told:
+            self._dropped_told = self.dropped
+            self._seq += 1  # a hole in the numbers tells the sidecar that it missed something
+        seq, self._seq = self._seq, self._seq + 1
+        try:
+            socket.send_multipart(wire.encode_events(seq, events), zmq.NOBLOCK)
+        except zmq.Again:
+            self.dropped += len(events)
+            return False
+        except (TypeError, ValueError, OverflowError) as error:
+            self.dropped += len(events)
+            self._say_once("encode", "kvgraph: a batch of events could not be encoded: %s", error)
+            return False
+        return True
+
+    def _say_once(self, what: str, message: str, *args: object) -> None:
+        if what not in self._said:
+            self._said.add(what)
+            logger.warning(message, *args)

@@ -1,0 +1,174 @@
+"""The sidecar that an engine starts for itself: one child for all of the engine's processes."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+NICENESS: Final = 10
+MAX_STARTS_PER_MINUTE: Final = 5
+_MAX_SOCKET_PATH: Final = 100  # sun_path holds 108 bytes on Linux
+
+Command = Callable[[str], Sequence[str]]
+
+
+def start_child() -> str:
+    """Start a supervised sidecar and return its endpoint at once; it becomes ready by itself."""
+    sidecar = SidecarChild()
+    sidecar.start()
+    return sidecar.endpoint
+
+
+def serve_command(endpoint: str) -> list[str]:
+    """How the child is started; ``-P`` keeps the working directory off its import path."""
+    return [
+        sys.executable, "-P", "-m", "kvgraph", "serve",
+        "--endpoint", endpoint, "--http-port", "0", "--parent", str(os.getpid()),
+    ]  # fmt: skip
+
+
+class SidecarChild:
+    """One child process and the daemon thread that keeps it running.
+
+    Args:
+        command: The child's command line for an endpoint.
+        clock: Monotonic seconds.
+        backoff_s: Pause before the first restart; doubles with each one within a minute.
+    """
+
+    def __init__(
+        self,
+        command: Command = serve_command,
+        clock: Callable[[], float] = time.monotonic,
+        backoff_s: float = 0.25,
+    ) -> None:
+        self._directory = private_directory()
+        self.endpoint = f"ipc://{self._directory}/kvgraph.sock"
+        self.gave_up = False
+        self._command = command
+        self._clock = clock
+        self._backoff_s = backoff_s
+        self._owner = os.getpid()
+        self._starts: deque[float] = deque(maxlen=MAX_STARTS_PER_MINUTE)
+        self._process: subprocess.Popen[str] | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._supervise, name="kvgraph-sidecar", daemon=True)
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while there is one."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start supervising; returns before the child exists."""
+        atexit.register(self.stop)
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 2.0) -> None:
+        """End the child, by force if it takes longer than ``timeout_s``."""
+        if os.getpid() != self._owner:
+            return  # a forked copy of the engine is not the one that owns the child
+        self._stopping.set()
+        atexit.unregister(self.stop)
+        if self._process is not None:
+            _end(self._process, timeout_s)
+        self._thread.join(timeout_s)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _supervise(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._starts.append(self._clock())
+                self._run_once()
+                if self._stopping.is_set() or self._should_give_up():
+                    return
+                self._stopping.wait(self._backoff_s * 2 ** self._recent_starts())
+        except Exception as error:
+            self.gave_up = True
+            logger.warning("kvgraph: the sidecar could not be started: %s", error)
+
+    def _run_once(self) -> None:
+        # A session of its own: Ctrl-C is for the engine, which ends the child when it is done.
+        self._process = process = subprocess.Popen(
+            list(self._command(self.endpoint)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        with contextlib.suppress(OSError):  # it may be gone already
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+        if self._stopping.is_set():
+            process.terminate()
+        self._read_output(process)
+        code = process.wait()
+        if not self._stopping.is_set():
+            logger.warning("kvgraph: the sidecar ended unexpectedly (exit code %s)", code)
+
+    def _read_output(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:  # to the end, so that the child never blocks on a full pipe
+                ready = _ready_line(line)
+                if ready is not None:
+                    logger.info(
+                        "kvgraph: sidecar (pid %s) listens on %s, dashboard at %s",
+                        process.pid,
+                        self.endpoint,
+                        ready.get("http"),
+                    )
+
+    def _recent_starts(self) -> int:
+        now = self._clock()
+        return sum(now - start < 60.0 for start in self._starts)
+
+    def _should_give_up(self) -> bool:
+        self.gave_up = self._recent_starts() >= MAX_STARTS_PER_MINUTE
+        if self.gave_up:
+            logger.warning(
+                "kvgraph: the sidecar ended %d times within a minute; not started again, "
+                "the engine goes on without advice",
+                MAX_STARTS_PER_MINUTE,
+            )
+        return self.gave_up
+
+
+def private_directory() -> Path:
+    """A new directory that only this user can enter (0700), short enough for a socket's path."""
+    directory = Path(tempfile.mkdtemp(prefix="kvgraph-"))
+    if len(str(directory)) + len("/kvgraph.sock") > _MAX_SOCKET_PATH:
+        directory.rmdir()
+        directory = Path(tempfile.mkdtemp(prefix="kvgraph-", dir="/tmp"))
+    return directory
+
+
+def _ready_line(line: str) -> dict[str, object] | None:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) and content.get("ready") else None
+
+
+def _end(process: subprocess.Popen[str], timeout_s: float) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

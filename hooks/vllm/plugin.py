@@ -1,0 +1,175 @@
+"""The vLLM plugin: with ``AITHER_KVCACHE_GRAPH=1`` every engine gets our connector.
+
+vLLM loads general plugins in each of its processes, perhaps repeatedly, and does not catch what
+they raise. So ``register`` is idempotent and never raises, and whatever goes wrong later leaves
+one warning and a stock engine.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from .logs import log_where_vllm_logs
+from .settings import (
+    CONNECTOR,
+    CONNECTOR_MODULE,
+    ENDPOINT_KEY,
+    SIDECAR_VARIABLE,
+    TESTED_VERSION,
+    switched_on,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig, VllmConfig
+
+logger = logging.getLogger(__name__)
+
+_MARK: Final = "_kvgraph_wrapped"
+# engine_id is not among them: MultiConnector passes its own to each part.
+_CHILD_FIELDS: Final = (
+    "kv_connector",
+    "kv_connector_module_path",
+    "kv_role",
+    "kv_buffer_device",
+    "kv_port",
+    "kv_connector_extra_config",
+    "enable_permute_local_kv",
+    "kv_load_failure_policy",
+)
+
+
+def register() -> None:
+    """Entry point ``vllm.general_plugins``: does nothing unless the switch is on."""
+    if not switched_on():
+        return
+    try:
+        _wrap_engine_config()
+    except Exception as error:
+        _warn("could not be installed", error)
+
+
+def _wrap_engine_config() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    original = EngineArgs.create_engine_config
+    if hasattr(original, _MARK):
+        return
+    _check_version()
+
+    @functools.wraps(original)
+    def create_engine_config(*args: Any, **kwargs: Any) -> VllmConfig:
+        config = original(*args, **kwargs)
+        try:
+            log_where_vllm_logs()  # only now has vLLM set up its own
+            attach(config)
+        except Exception as error:
+            _warn("could not be attached to this engine", error)
+        return config
+
+    setattr(create_engine_config, _MARK, True)
+    EngineArgs.create_engine_config = create_engine_config
+
+
+def attach(config: VllmConfig) -> None:
+    """Add our connector to a finished engine configuration, beside the user's own if there is one.
+
+    It is added after vLLM has resolved and checked the configuration, because those checks are
+    about connectors that move KV; ours only looks.
+    """
+    if reason := reason_to_decline(config):
+        logger.info("kvgraph: not attached: %s", reason)
+        return
+    endpoint = sidecar_endpoint()
+    if endpoint is not None:
+        config.kv_transfer_config = composed(config.kv_transfer_config, endpoint)
+
+
+def reason_to_decline(config: VllmConfig) -> str | None:
+    """Why there is nothing for us to do in this engine, if so."""
+    if not config.cache_config.enable_prefix_caching:
+        return "prefix caching is off, so no block outlives its request"
+    if config.model_config.is_encoder_decoder:
+        return "vLLM allows encoder-decoder models no KV connector"
+    return None
+
+
+def sidecar_endpoint() -> str | None:
+    """The running sidecar's endpoint, or that of the child started now."""
+    if endpoint := os.environ.get(SIDECAR_VARIABLE):
+        return endpoint
+    from ..sidecar import start_child
+
+    endpoint = start_child()
+    os.environ[SIDECAR_VARIABLE] = endpoint  # the engine's other processes inherit it
+    return endpoint
+
+
+def composed(user: KVTransferConfig | None, endpoint: str) -> KVTransferConfig:
+    """A transfer configuration with our connector in it: alone, or after the user's."""
+    if user is None or user.kv_connector is None:
+        return _alone(endpoint)
+    ours = {
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        # A role is required here. As a consumer vLLM would hold freed blocks back (a load might
+        # write to them); a producer's duty to deliver is switched off in the connector.
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {ENDPOINT_KEY: endpoint},
+    }
+    return _with_ours(user, ours)
+
+
+def _alone(endpoint: str) -> KVTransferConfig:
+    from vllm.config import KVTransferConfig
+
+    config = KVTransferConfig(
+        kv_connector=CONNECTOR,
+        kv_connector_module_path=CONNECTOR_MODULE,
+        kv_role="kv_producer",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={ENDPOINT_KEY: endpoint},
+    )
+    # vLLM takes every role for KV on the move: a worker would create the connector and call it
+    # for each layer, attention backends would be chosen for it, the scheduler would hold freed
+    # blocks back (consumer) or offload partial tails (producer). Without a role the scheduler
+    # alone has a connector, and everything else is what it is in stock vLLM. The constructor
+    # insists on one, so it goes afterwards.
+    config.kv_role = None
+    return config
+
+
+def _with_ours(user: KVTransferConfig, ours: dict[str, Any]) -> KVTransferConfig:
+    from vllm.config import KVTransferConfig
+
+    fields = {name: getattr(user, name) for name in _CHILD_FIELDS}
+    if user.kv_connector == "MultiConnector":
+        extra = dict(user.kv_connector_extra_config)
+        parts = [*extra.get("connectors", ()), ours]
+    else:
+        extra, parts = {}, [fields, ours]
+    whole = fields | {
+        "kv_connector": "MultiConnector",
+        "kv_connector_module_path": None,
+        "kv_connector_extra_config": {**extra, "connectors": parts},
+    }
+    return KVTransferConfig(engine_id=user.engine_id, **whole)
+
+
+def _check_version() -> None:
+    import vllm
+
+    if not vllm.__version__.startswith(TESTED_VERSION + "."):
+        logger.warning(
+            "kvgraph: tested with vLLM %s.x, this is %s; `kvgraph doctor` shows which hooks fit",
+            TESTED_VERSION,
+            vllm.__version__,
+        )
+
+
+def _warn(what: str, error: Exception) -> None:
+    logger.warning(
+        "kvgraph: %s (%s: %s); the engine runs as stock vLLM", what, type(error).__name__, error
+    )

@@ -1,0 +1,19 @@
+"""The names by which an engine is told of us."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+SWITCH_VARIABLE: Final = "AITHER_KVCACHE_GRAPH"
+SIDECAR_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR"
+ENDPOINT_KEY: Final = "kvgraph_endpoint"  # in the connector's extra config
+CONNECTOR: Final = "KvGraphConnector"
+CONNECTOR_MODULE: Final = "kvgraph.hooks.vllm.connector"
+TESTED_VERSION: Final = "0.32"
+
+
+def switched_on() -> bool:
+    """Whether the environment asks for us: set, and not to 0, false, off or no."""
+    value = os.environ.get(SWITCH_VARIABLE, "").strip().lower()
+    return value not in ("", "0", "false", "off", "no")
