@@ -35,7 +35,7 @@ class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of every sidecar → engine message."""
 
 
-class RankingMessage(Advice, tag=1):
+class RankingMessage(Advice, tag=1, frozen=True):
     """An ``EvictionRanking`` on the wire; ``age_s`` is its age when it was sent."""
 
     epoch: int
@@ -55,20 +55,20 @@ class RankingMessage(Advice, tag=1):
         )
 
 
-class StillValid(Advice, tag=2):
+class StillValid(Advice, tag=2, frozen=True):
     """Ranking ``epoch`` is still our opinion: nothing changed since."""
 
     epoch: int
     age_s: Seconds
 
 
-class PrefetchMessage(Advice, tag=3):
+class PrefetchMessage(Advice, tag=3, frozen=True):
     """Spilled blocks worth bringing back, best first."""
 
     order: Hashes
 
 
-class ResyncRequest(Advice, tag=4):
+class ResyncRequest(Advice, tag=4, frozen=True):
     """Say hello again and send ``BlocksResident``: we lost the thread."""
 
     reason: Annotated[str, msgspec.Meta(max_length=64)]

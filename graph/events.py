@@ -15,6 +15,7 @@ Name = Annotated[str, msgspec.Meta(max_length=256)]
 Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * (1 << 20))]
 Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_535)]  # tokens
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
@@ -23,36 +24,36 @@ class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of every engine → sidecar message."""
 
 
-class EngineHello(Event, tag=1):
+class EngineHello(Event, tag=1, frozen=True):
     """First message of a connection: who is speaking."""
 
     engine: Name  # stable name, e.g. "host:pid"
     model: Name
-    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]  # tokens
+    block_size: BlockSize
     num_blocks: Count
     version: Name  # "vllm 0.32.0"
 
 
-class BlocksStored(Event, tag=2):
+class BlocksStored(Event, tag=2, frozen=True):
     """Full blocks entered the engine's prefix cache, consecutive in one chain."""
 
     hashes: Hashes
     parent: Hash | None  # the block before hashes[0]; None at the start of a chain
-    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    block_size: BlockSize
     session: Name | None = None
 
 
-class BlocksRemoved(Event, tag=3):
+class BlocksRemoved(Event, tag=3, frozen=True):
     """Blocks left the engine's prefix cache."""
 
     hashes: Hashes
 
 
-class BlocksCleared(Event, tag=4):
+class BlocksCleared(Event, tag=4, frozen=True):
     """The engine's whole prefix cache was reset."""
 
 
-class BlocksResident(Event, tag=5):
+class BlocksResident(Event, tag=5, frozen=True):
     """All blocks in the engine's prefix cache: the answer to a resync request."""
 
     hashes: Hashes
@@ -69,20 +70,20 @@ class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
     memory_id: Name | None = None
 
 
-class RequestStarted(Event, tag=6):
+class RequestStarted(Event, tag=6, frozen=True):
     """A request was first scheduled."""
 
     request_id: Name
     hashes: Hashes  # every full block of the prompt
     prompt_tokens: Count
     cached_tokens: Count  # of which the prefix cache held
-    block_size: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+    block_size: BlockSize
     session: Name | None = None
     tenant: Name | None = None
     segments: tuple[Segment, ...] = ()
 
 
-class RequestFinished(Event, tag=7):
+class RequestFinished(Event, tag=7, frozen=True):
     """A request ended; its blocks are about to become free."""
 
     request_id: Name
@@ -97,7 +98,7 @@ class RequestFinished(Event, tag=7):
     session_ended: bool = False
 
 
-class SessionSignal(Event, tag=8):
+class SessionSignal(Event, tag=8, frozen=True):
     """What a caller says of a session outside of any request."""
 
     session: Name
@@ -107,21 +108,21 @@ class SessionSignal(Event, tag=8):
     ended: bool = False
 
 
-class BlocksAttended(Event, tag=9):
+class BlocksAttended(Event, tag=9, frozen=True):
     """Blocks that one sampled decode step attended to, with their softmax mass."""
 
     hashes: Hashes
     mass: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]  # little-endian float32, one a hash
 
 
-class ConfidenceSampled(Event, tag=10):
+class ConfidenceSampled(Event, tag=10, frozen=True):
     """The model's confidence while it wrote the tokens of these blocks."""
 
     hashes: Hashes
     confidence: Unit
 
 
-class BlocksEmbedded(Event, tag=11):
+class BlocksEmbedded(Event, tag=11, frozen=True):
     """Key embeddings: float16 rows, one a hash."""
 
     hashes: Hashes
@@ -129,7 +130,7 @@ class BlocksEmbedded(Event, tag=11):
     vectors: Annotated[bytes, msgspec.Meta(max_length=64 << 20)]
 
 
-class BlocksSpilled(Event, tag=12):
+class BlocksSpilled(Event, tag=12, frozen=True):
     """Copies of blocks were completed in a colder tier."""
 
     hashes: Hashes
@@ -137,20 +138,20 @@ class BlocksSpilled(Event, tag=12):
     bytes_per_block: Count
 
 
-class BlocksWarmed(Event, tag=13):
+class BlocksWarmed(Event, tag=13, frozen=True):
     """Blocks came back from a colder tier into the engine's pool."""
 
     hashes: Hashes
 
 
-class CopiesDropped(Event, tag=14):
+class CopiesDropped(Event, tag=14, frozen=True):
     """Copies in a colder tier are gone."""
 
     hashes: Hashes
     tier: Annotated[int, msgspec.Meta(ge=2, le=4)]
 
 
-class Pressure(Event, tag=15):
+class Pressure(Event, tag=15, frozen=True):
     """The engine's load, sent about twice a second; also its sign of life."""
 
     total_blocks: Count
@@ -160,7 +161,7 @@ class Pressure(Event, tag=15):
     waiting: Count
 
 
-class AdviceApplied(Event, tag=16):
+class AdviceApplied(Event, tag=16, frozen=True):
     """What the engine did with our rankings; every number counts from the engine's start."""
 
     epoch: Count  # the last ranking applied

@@ -9,7 +9,7 @@ Message format: https://docs.vllm.ai, ``vllm.distributed.kv_events``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from .errors import WireError
 from .events import (
     AnyEvent,
     BlocksCleared,
+    BlockSize,
     BlocksRemoved,
     BlocksSpilled,
     BlocksStored,
@@ -28,7 +29,7 @@ from .wire import parse_seq
 
 AnyHash = int | bytes
 Hashes = list[AnyHash]
-BlockSize = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
 
 _MEDIUM_TIER: Final = {None: Tier.HOT, "GPU": Tier.HOT, "CPU": Tier.WARM, "STORAGE": Tier.COLD}
 
@@ -110,8 +111,11 @@ class KvEventDecoder:
 
     def __init__(self) -> None:
         self._shapes = [
-            (msgspec.msgpack.Decoder(batch), msgspec.msgpack.Decoder(raw),
-             msgspec.msgpack.Decoder(event))
+            (
+                msgspec.msgpack.Decoder(batch),
+                msgspec.msgpack.Decoder(raw),
+                msgspec.msgpack.Decoder(event),
+            )
             for batch, raw, event in _SHAPES
         ]
         self._chosen: tuple[Any, Any, Any] | None = None

@@ -36,9 +36,7 @@ class SourceLayer(IntEnum):
 
 LAYER_NAMES: Final = tuple(layer.name.lower() for layer in SourceLayer)
 LAYER_BY_NAME: Final = {layer.name.lower(): layer for layer in SourceLayer}
-PROTECTED_LAYERS: Final = frozenset(
-    {SourceLayer.AXIOMS, SourceLayer.IDENTITY, SourceLayer.RULES}
-)
+PROTECTED_LAYERS: Final = frozenset({SourceLayer.AXIOMS, SourceLayer.IDENTITY, SourceLayer.RULES})
 DEFAULT_IMPORTANCE: Final = np.array(
     [1.0, 0.95, 0.9, 0.7, 0.5, 0.5, 0.4, 0.35, 0.3, 0.2], dtype=np.float32
 )

@@ -1,0 +1,32 @@
+# Everything a person types. Each target works in a fresh clone.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test check bench clean
+
+demo: $(STAMP)  ## a real vLLM server, stock and with the graph, on the same agent workload
+	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
+
+test: $(STAMP)  ## the whole suite, the tests against a real engine among it
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## formatting, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	rm -rf build/typed && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
+	MYPYPATH=build/typed $(BIN)/mypy -p kvgraph
+
+bench: $(STAMP)  ## every figure in the README; set JSON=1 for JSON
+	for bench in graph hotpath engine demo; do $(BIN)/kvgraph bench $$bench $(if $(JSON),--json); done
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade "pip>=24" "setuptools>=77"
+	# The registry's builds of these are for CUDA and break transformers beside a CPU torch.
+	$(BIN)/pip install -q -e ".[cpu,dev]" && $(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build .check *.egg-info

@@ -1,0 +1,209 @@
+"""The block table: one row a block, one array a property."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .hash_index import HashIndex
+from .types import (
+    DEFAULT_IMPORTANCE,
+    MAX_ENGINES,
+    NO_ROW,
+    NUM_EDGE_TYPES,
+    Keys,
+    Rows,
+    SourceLayer,
+    Tier,
+)
+
+DEFAULT_LAYER: Final = SourceLayer.USER_TURN
+_INITIAL_ROWS: Final = 1024
+
+# name: (dtype, value of a fresh row). Times are monotonic seconds.
+_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
+    "parent": (np.int32, NO_ROW),
+    "depth": (np.int32, 0),  # blocks before this one in its chain
+    "layer": (np.uint8, int(DEFAULT_LAYER)),
+    "flags": (np.uint8, 0),  # types.BlockFlag
+    "importance": (np.float32, float(DEFAULT_IMPORTANCE[DEFAULT_LAYER])),
+    "tokens": (np.uint16, 0),  # in this block: its range is [depth * tokens, (depth + 1) * tokens)
+    "tenant": (np.int32, NO_ROW),
+    "session": (np.int32, NO_ROW),  # the last session that walked it
+    "tip_of": (np.int32, NO_ROW),  # the session whose last turn ended here
+    "created": (np.float64, 0.0),
+    "last_attended": (np.float64, 0.0),
+    "last_hit": (np.float64, 0.0),
+    "hit_count": (np.uint32, 0),
+    "walkers": (np.uint32, 0),  # distinct requests that walked the link parent → this block
+    "pinned_until": (np.float64, 0.0),
+    "confidence": (np.float32, 1.0),
+    "attention": (np.float32, 0.0),
+    "identity": (np.int32, NO_ROW),  # interned segment name
+    "chunk": (np.uint16, 0),  # which block of that segment
+    "embedding": (np.int32, NO_ROW),
+}
+
+
+class BlockTable:
+    """Blocks by row. Rows are reused; a row in use is one that ``alive`` marks.
+
+    Attributes (arrays of length ``capacity``; see ``_COLUMNS`` for the plain ones):
+        keys: uint64, the engine's block hash.
+        tiers: uint8 ``[MAX_ENGINES, capacity]``, types.Tier bits of each engine.
+        degree: uint16 ``[edge types, capacity]``, edges at the block.
+        edge_weight: float32 ``[edge types, capacity]``, their summed weight.
+    """
+
+    parent: Rows
+    depth: Rows
+    layer: npt.NDArray[np.uint8]
+    flags: npt.NDArray[np.uint8]
+    importance: npt.NDArray[np.float32]
+    tokens: npt.NDArray[np.uint16]
+    tenant: Rows
+    session: Rows
+    tip_of: Rows
+    created: npt.NDArray[np.float64]
+    last_attended: npt.NDArray[np.float64]
+    last_hit: npt.NDArray[np.float64]
+    hit_count: npt.NDArray[np.uint32]
+    walkers: npt.NDArray[np.uint32]
+    pinned_until: npt.NDArray[np.float64]
+    confidence: npt.NDArray[np.float32]
+    attention: npt.NDArray[np.float32]
+    identity: Rows
+    chunk: npt.NDArray[np.uint16]
+    embedding: Rows
+
+    def __init__(self) -> None:
+        self.size = 0  # rows below this were used at some time
+        self._index = HashIndex(_INITIAL_ROWS)
+        self._free = np.empty(0, dtype=np.int32)
+        for name, (dtype, fresh) in _COLUMNS.items():
+            setattr(self, name, np.full(_INITIAL_ROWS, fresh, dtype=dtype))
+        self.alive = np.zeros(_INITIAL_ROWS, dtype=np.bool_)
+        self.tiers = np.zeros((MAX_ENGINES, _INITIAL_ROWS), dtype=np.uint8)
+        self.degree = np.zeros((NUM_EDGE_TYPES, _INITIAL_ROWS), dtype=np.uint16)
+        self.edge_weight = np.zeros((NUM_EDGE_TYPES, _INITIAL_ROWS), dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def keys(self) -> Keys:
+        return self._index.keys
+
+    @property
+    def nbytes(self) -> int:
+        plain = sum(getattr(self, name).nbytes for name in _COLUMNS)
+        wide = self.alive.nbytes + self.tiers.nbytes + self.degree.nbytes + self.edge_weight.nbytes
+        return int(plain + wide + self._index.nbytes + self._free.nbytes)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Every column by name, cut to the rows ever used; views, for reading."""
+        plain = {name: getattr(self, name)[: self.size] for name in _COLUMNS}
+        wide = {name: getattr(self, name)[:, : self.size] for name in _WIDE}
+        return {"keys": self.keys[: self.size], "alive": self.alive[: self.size], **plain, **wide}
+
+    def load_columns(self, columns: dict[str, npt.NDArray[Any]]) -> None:
+        """Replace an empty table's content by what ``columns()`` gave."""
+        size = len(columns["alive"])
+        self._reserve(size)
+        self.size = size
+        for name in ("alive", *_COLUMNS):
+            getattr(self, name)[:size] = columns[name]
+        for name in _WIDE:
+            getattr(self, name)[:, :size] = columns[name]
+        live = self.live_rows()
+        self._index.insert(columns["keys"][live], live)
+        self._free = np.flatnonzero(~self.alive[:size]).astype(np.int32)
+
+    def live_rows(self) -> Rows:
+        """int32: the rows in use, ascending."""
+        return np.flatnonzero(self.alive[: self.size]).astype(np.int32)
+
+    def find(self, keys: Keys) -> Rows:
+        """int32 ``[n]``: the row of each key, ``NO_ROW`` where the block is unknown."""
+        return self._index.find(keys)
+
+    def ensure(self, keys: Keys, now: float) -> tuple[Rows, npt.NDArray[np.bool_]]:
+        """Rows of ``keys`` (repeats allowed), created where unknown.
+
+        Returns:
+            rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
+        """
+        rows = self._index.find(keys)
+        new = rows == NO_ROW
+        if new.any():
+            missing, inverse = np.unique(keys[new], return_inverse=True)
+            rows[new] = self._create(missing, now)[inverse]
+        return rows, new
+
+    def release(self, rows: Rows) -> None:
+        """Take rows out of use; the caller has removed their edges."""
+        self._index.remove(rows)
+        self.alive[rows] = False
+        gone = np.zeros(self.size + 1, dtype=np.bool_)  # the last one stands for NO_ROW
+        gone[rows] = True
+        orphans = gone[self.parent[: self.size]]
+        self.parent[: self.size][orphans] = NO_ROW
+        self._free = np.concatenate([self._free, rows])
+
+    def resident(self, engine: int) -> npt.NDArray[np.bool_]:
+        """bool ``[size]``: the blocks in this engine's pool."""
+        return np.asarray((self.tiers[engine, : self.size] & int(Tier.HOT)) != 0)
+
+    def held(self) -> npt.NDArray[np.bool_]:
+        """bool ``[size]``: the blocks of which any tier of any engine has a copy."""
+        return np.asarray(self.tiers[:, : self.size].any(axis=0))
+
+    def last_used(self) -> npt.NDArray[np.float64]:
+        """float64 ``[size]``: the last time anything read the block."""
+        return np.maximum(self.last_attended[: self.size], self.last_hit[: self.size])
+
+    def _create(self, keys: Keys, now: float) -> Rows:
+        rows = self._take(len(keys))
+        self._index.insert(keys, rows)
+        for name, (_, fresh) in _COLUMNS.items():
+            getattr(self, name)[rows] = fresh
+        self.alive[rows] = True
+        self.tiers[:, rows] = 0
+        self.degree[:, rows] = 0
+        self.edge_weight[:, rows] = 0.0
+        self.created[rows] = self.last_attended[rows] = now
+        return rows
+
+    def _take(self, count: int) -> Rows:
+        reused, self._free = self._free[:count], self._free[count:]
+        fresh = count - len(reused)
+        self._reserve(self.size + fresh)
+        rows = np.concatenate(
+            [reused, np.arange(self.size, self.size + fresh, dtype=np.int32)], dtype=np.int32
+        )
+        self.size += fresh
+        return rows
+
+    def _reserve(self, rows: int) -> None:
+        capacity = len(self.alive)
+        if rows <= capacity:
+            return
+        # Growing by an eighth keeps the slack under the budget of bytes a block.
+        capacity = max(rows, capacity + capacity // 8)
+        self._index.grow(capacity)
+        for name in ("alive", *_COLUMNS):
+            setattr(self, name, _grown(getattr(self, name), capacity))
+        for name in _WIDE:
+            setattr(self, name, _grown(getattr(self, name), capacity))
+
+
+_WIDE: Final = ("tiers", "degree", "edge_weight")
+
+
+def _grown(column: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
+    """A copy with room for ``capacity`` rows (the last axis)."""
+    grown = np.zeros((*column.shape[:-1], capacity), dtype=column.dtype)
+    grown[..., : column.shape[-1]] = column
+    return grown

@@ -1,0 +1,307 @@
+"""Applies an engine's events to the tables.
+
+Runs of stored and removed blocks are applied together as vectors (a batch under pressure
+alternates between the two, one block at a time); where a run stores and removes the same block
+it is applied in its order instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .chains import ChainLinker
+from .co_attend import CoAttendance
+from .edges import copy_id
+from .events import (
+    AdviceApplied,
+    AnyEvent,
+    BlocksAttended,
+    BlocksCleared,
+    BlocksEmbedded,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    BlocksWarmed,
+    ConfidenceSampled,
+    CopiesDropped,
+    EngineHello,
+    Pressure,
+    RequestFinished,
+    RequestStarted,
+    SessionSignal,
+)
+from .semantic import SemanticLinker
+from .tables import Tables
+from .turns import TurnRecorder
+from .types import LAYER_NAMES, NO_ROW, PROTECTED_LAYERS, EdgeType, Keys, Rows, Tier, as_keys
+
+_EMA_SHARE: Final = 0.2  # of the newest sample in attention and confidence means
+_Churn = BlocksStored | BlocksRemoved
+
+
+class Ingest:
+    """The one writer of the tables."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self.counters: Counter[str] = Counter()
+        self._chains = ChainLinker(tables)
+        self._turns = TurnRecorder(tables, self._chains, self.counters)
+        self._co_attendance = CoAttendance(tables)
+        self.semantic = SemanticLinker(tables)
+        self.pressure: dict[int, Pressure] = {}
+        self.hello: dict[int, EngineHello] = {}
+        self.applied: dict[int, AdviceApplied] = {}
+        self._reclaim_above = tables.limits.max_ghosts
+
+    def apply(self, engine: int, events: Sequence[AnyEvent], now: float) -> None:
+        """Apply one engine's events in their order. Events without meaning are counted."""
+        churn: list[_Churn] = []
+        for event in events:
+            if isinstance(event, _CHURN):
+                churn.append(event)
+                continue
+            self._apply_churn(engine, churn, now)
+            churn = []
+            self._apply_one(engine, event, now)
+        self._apply_churn(engine, churn, now)
+        self._reclaim()
+
+    def forget_engine(self, engine: int) -> None:
+        """An engine is gone, and every copy that it held."""
+        self._tables.blocks.tiers[engine] = 0
+        self._tables.sessions.interrupt()
+        self._unlink_lost_copies()
+        for facts in (self.pressure, self.hello, self.applied):
+            facts.pop(engine, None)
+
+    def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
+        match event:
+            case RequestStarted():
+                self._turns.started(event, now)
+            case RequestFinished():
+                self._turns.finished(event, now)
+            case SessionSignal():
+                self._turns.signalled(event, now)
+            case BlocksCleared():
+                self._tables.blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
+            case BlocksResident():
+                self._resident(engine, event, now)
+            case BlocksAttended():
+                self._attended(event, now)
+            case ConfidenceSampled():
+                self._confidence(event)
+            case BlocksEmbedded():
+                self._embedded(event, now)
+            case BlocksSpilled():
+                self._spilled(engine, event, now)
+            case BlocksWarmed():
+                self._warmed(engine, event, now)
+            case CopiesDropped():
+                self._dropped(engine, event)
+            case Pressure():
+                self.pressure[engine] = event
+            case EngineHello():
+                self.hello[engine] = event
+            case AdviceApplied():
+                self.applied[engine] = event
+            case BlocksStored() | BlocksRemoved():  # taken by apply()
+                raise AssertionError("churn is applied in runs")
+
+    def _apply_churn(self, engine: int, churn: list[_Churn], now: float) -> None:
+        churn = [event for event in churn if self._is_whole(event.hashes)]
+        stored = [event for event in churn if isinstance(event, BlocksStored)]
+        removed = [event for event in churn if isinstance(event, BlocksRemoved)]
+        if stored and removed and _overlap(stored, removed):
+            for event in churn:
+                if isinstance(event, BlocksStored):
+                    self._store(engine, [event], now)
+                else:
+                    self._remove(engine, [event])
+            return
+        if stored:
+            self._store(engine, stored, now)
+        if removed:
+            self._remove(engine, removed)
+
+    def _store(self, engine: int, stored: list[BlocksStored], now: float) -> None:
+        blocks = self._tables.blocks
+        stored = [event for event in stored if event.hashes]
+        if not stored:
+            return
+        keys = _joined(stored)
+        counts = np.array([len(event.hashes) // 8 for event in stored])
+        rows, new = blocks.ensure(keys, now)
+        self._chains.extend(rows, new, self._rows_before(stored, now), counts, now)
+        blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
+        blocks.tokens[rows] = np.repeat([event.block_size for event in stored], counts)
+        self._claim(stored, rows, counts, now)
+        self.counters["blocks_stored"] += len(rows)
+
+    def _rows_before(self, stored: list[BlocksStored], now: float) -> Rows:
+        """The row before each run's first block; one that we never heard of becomes a ghost."""
+        before = np.full(len(stored), NO_ROW, dtype=np.int32)
+        known = [i for i, event in enumerate(stored) if event.parent is not None]
+        if known:
+            keys = np.array([stored[i].parent for i in known], dtype=np.uint64)
+            before[known] = self._tables.blocks.ensure(keys, now)[0]
+        return before
+
+    def _claim(
+        self, stored: list[BlocksStored], rows: Rows, counts: npt.NDArray[np.int64], now: float
+    ) -> None:
+        """Blocks that no session walked yet belong to the one that stored them."""
+        if not any(event.session for event in stored):
+            return
+        owners = [
+            self._turns.session(event.session, NO_ROW, now) if event.session else NO_ROW
+            for event in stored
+        ]
+        session = self._tables.blocks.session
+        free = session[rows] == NO_ROW
+        session[rows[free]] = np.repeat(np.array(owners, dtype=np.int32), counts)[free]
+
+    def _remove(self, engine: int, removed: list[BlocksRemoved]) -> None:
+        blocks = self._tables.blocks
+        rows = np.unique(_known(blocks.find(_joined(removed))))
+        rows = rows[(blocks.tiers[engine, rows] & int(Tier.HOT)) != 0]
+        blocks.tiers[engine, rows] &= ~np.uint8(Tier.HOT)
+        by_layer = np.bincount(blocks.layer[rows], minlength=len(LAYER_NAMES)).tolist()
+        for layer, count in enumerate(by_layer):
+            self.counters[f"evicted_{LAYER_NAMES[layer]}"] += count
+        self.counters["protected_evicted"] += sum(by_layer[layer] for layer in PROTECTED_LAYERS)
+        self.counters["blocks_removed"] += len(rows)
+
+    def _resident(self, engine: int, event: BlocksResident, now: float) -> None:
+        if not self._is_whole(event.hashes):
+            return
+        blocks = self._tables.blocks
+        blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
+        rows, _ = blocks.ensure(as_keys(event.hashes), now)
+        blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
+
+    def _attended(self, event: BlocksAttended, now: float) -> None:
+        mass = np.frombuffer(event.mass, dtype="<f4") if len(event.mass) % 4 == 0 else _NONE
+        keys = self._keys(event.hashes)
+        if len(mass) != len(keys) or not np.isfinite(mass).all():
+            self._refuse()
+            return
+        blocks = self._tables.blocks
+        rows, first = np.unique(blocks.find(keys), return_index=True)
+        mass, rows = mass[first][rows != NO_ROW], rows[rows != NO_ROW]
+        blocks.last_attended[rows] = now
+        blocks.attention[rows] += _EMA_SHARE * (mass - blocks.attention[rows])
+        self._co_attendance.observe(rows, mass, now)
+
+    def _confidence(self, event: ConfidenceSampled) -> None:
+        blocks = self._tables.blocks
+        rows = _known(blocks.find(self._keys(event.hashes)))
+        blocks.confidence[rows] += np.float32(_EMA_SHARE) * (
+            np.float32(event.confidence) - blocks.confidence[rows]
+        )
+
+    def _embedded(self, event: BlocksEmbedded, now: float) -> None:
+        keys = self._keys(event.hashes)
+        fits = self.semantic.accepts(event.dim)
+        if len(event.vectors) != 2 * event.dim * len(keys) or not fits or not len(keys):
+            self._refuse()
+            return
+        vectors = np.frombuffer(event.vectors, dtype="<f2").reshape(len(keys), event.dim)
+        vectors = vectors.astype(np.float32)
+        rows, first = np.unique(self._tables.blocks.find(keys), return_index=True)
+        usable = (rows != NO_ROW) & np.isfinite(vectors[first]).all(1) & vectors[first].any(1)
+        if usable.any():
+            self.semantic.embed(rows[usable], vectors[first[usable]], now)
+
+    def _spilled(self, engine: int, event: BlocksSpilled, now: float) -> None:
+        tier = Tier(event.tier)
+        if tier not in (Tier.WARM, Tier.COLD):
+            self._refuse()
+            return
+        blocks = self._tables.blocks
+        rows = np.unique(_known(blocks.find(self._keys(event.hashes))))
+        blocks.tiers[engine, rows] |= np.uint8(tier)
+        ones = np.ones(len(rows), dtype=np.float32)
+        self._tables.edges.upsert(EdgeType.SPILL_LINK, rows, copy_id(rows, tier), ones, now)
+        self.counters["blocks_spilled"] += len(rows)
+        self.counters["bytes_spilled"] += len(rows) * event.bytes_per_block
+
+    def _warmed(self, engine: int, event: BlocksWarmed, now: float) -> None:
+        blocks = self._tables.blocks
+        rows = _known(blocks.find(self._keys(event.hashes)))
+        blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
+        blocks.last_hit[rows] = now
+        self.counters["blocks_warmed"] += len(rows)
+
+    def _dropped(self, engine: int, event: CopiesDropped) -> None:
+        tier = Tier(event.tier)
+        if tier not in (Tier.WARM, Tier.COLD):
+            self._refuse()
+            return
+        rows = _known(self._tables.blocks.find(self._keys(event.hashes)))
+        self._tables.blocks.tiers[engine, rows] &= ~np.uint8(tier)
+        self._unlink_lost_copies()
+
+    def _unlink_lost_copies(self) -> None:
+        """Remove SPILL_LINK edges whose copy no engine holds any more."""
+        blocks, edges = self._tables.blocks, self._tables.edges
+        links = edges.of_kind(EdgeType.SPILL_LINK)
+        rows, targets = edges.source[links], edges.target[links]
+        bits = np.bitwise_or.reduce(blocks.tiers[:, rows], axis=0)
+        wanted = np.where(targets & 1, int(Tier.COLD), int(Tier.WARM))
+        lost = (bits & wanted) == 0
+        edges.remove_between(EdgeType.SPILL_LINK, rows[lost], targets[lost])
+
+    def _reclaim(self) -> None:
+        """Release the longest unused ghosts once there are too many."""
+        blocks, limit = self._tables.blocks, self._tables.limits.max_ghosts
+        if len(blocks) <= self._reclaim_above:
+            return
+        ghosts = np.flatnonzero(blocks.alive[: blocks.size] & ~blocks.held()).astype(np.int32)
+        excess = len(ghosts) - limit * 3 // 4
+        if len(ghosts) > limit:
+            oldest = np.argsort(blocks.last_used()[ghosts], kind="stable")[:excess]
+            self._release(np.sort(ghosts[oldest]))
+        self._reclaim_above = max(limit, len(blocks) + limit // 4)
+
+    def _release(self, rows: Rows) -> None:
+        self._tables.edges.remove_at(rows)
+        self._co_attendance.forget(rows)
+        self.semantic.forget(rows)
+        self._turns.forget(rows)
+        self._tables.blocks.release(rows)
+
+    def _keys(self, hashes: bytes) -> Keys:
+        return as_keys(hashes) if self._is_whole(hashes) else as_keys(b"")
+
+    def _is_whole(self, hashes: bytes) -> bool:
+        if len(hashes) % 8 == 0:
+            return True
+        self._refuse()
+        return False
+
+    def _refuse(self) -> None:
+        self.counters["events_refused"] += 1
+
+
+_CHURN: Final = (BlocksStored, BlocksRemoved)
+_NONE: Final = np.empty(0, dtype="<f4")
+
+
+def _joined(events: Sequence[_Churn]) -> Keys:
+    return as_keys(b"".join([event.hashes for event in events]))
+
+
+def _overlap(stored: Sequence[_Churn], removed: Sequence[_Churn]) -> bool:
+    return bool(np.isin(_joined(removed), _joined(stored)).any())
+
+
+def _known(rows: Rows) -> Rows:
+    known: Rows = rows[rows != NO_ROW]
+    return known

@@ -1,0 +1,155 @@
+"""KVCacheGraph: what an engine's KV cache is holding, and how it hangs together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from . import queries
+from .errors import GraphError
+from .events import AnyEvent
+from .ingest import Ingest
+from .integrity import check_integrity
+from .prefetch import prefetch_candidates
+from .scoring import Ranking, ScoreProfile, rank
+from .stats import GraphStats, graph_stats
+from .tables import GraphLimits, Tables
+from .types import MAX_ENGINES, NO_ROW, BlockKey, as_keys
+
+
+class KVCacheGraph:
+    """Typed-edge graph over KV blocks, kept in columns.
+
+    One thread applies events; whoever else looks holds ``lock`` while it does. Times are
+    monotonic seconds of ``clock``.
+
+    Attributes:
+        profile: The score's weights; assign another to change them while running.
+        version: Rises with every batch of events applied.
+    """
+
+    def __init__(
+        self,
+        *,
+        profile: ScoreProfile | None = None,
+        limits: GraphLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.profile = profile or ScoreProfile()
+        self.lock = threading.RLock()
+        self.version = 0
+        self.clock = clock
+        self.tables = Tables(limits or GraphLimits())
+        self._ingest = Ingest(self.tables)
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What was counted since the start: evictions by layer, refused events, tokens, …"""
+        return self._ingest.counters
+
+    @property
+    def engines(self) -> list[str]:
+        """Engines that hold a residency column."""
+        return list(self.tables.engines)
+
+    def apply(self, engine: str, events: Sequence[AnyEvent]) -> None:
+        """Apply events of one engine, in their order, as of now.
+
+        Raises:
+            GraphError: A further engine than ``MAX_ENGINES``.
+        """
+        self._ingest.apply(self._column(engine), events, self.clock())
+        self.version += 1
+
+    def forget_engine(self, engine: str) -> None:
+        """An engine is gone: none of its blocks is resident any more."""
+        column = self.tables.engines.pop(engine, None)
+        if column is not None:
+            self._ingest.forget_engine(column)
+            self.version += 1
+
+    def rank(self, engine: str, limit: int) -> Ranking:
+        """What this engine should lose first; empty for an engine that never spoke."""
+        column = self.tables.engines.get(engine)
+        if column is None:
+            return Ranking(as_keys([]), as_keys([]), as_keys([]))
+        return rank(self.tables, self.profile, column, limit, self.clock())
+
+    def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
+        """The ``n`` blocks to lose first: protected ones only when nothing else is left."""
+        engines = self.engines[:1] if engine is None else [engine]
+        if not engines or n <= 0:
+            return []
+        ranking = self.rank(engines[0], n)
+        return [int(key) for key in np.concatenate([ranking.order, ranking.protected])[:n]]
+
+    def suggest_prefetch(self, active: Sequence[BlockKey], n: int) -> list[BlockKey]:
+        """The ``n`` spilled blocks most worth bringing back while ``active`` blocks are in use."""
+        rows = self.tables.blocks.find(as_keys(list(active)))
+        found = prefetch_candidates(
+            self.tables, self.profile, rows[rows != NO_ROW], n, self.clock()
+        )
+        return [int(key) for key in self.tables.blocks.keys[found]]
+
+    def neighbors(self, key: BlockKey) -> list[dict[str, Any]]:
+        """The edges at a block: other node, type, direction and weight."""
+        return queries.neighbors(self.tables, self._row(key))
+
+    def subgraph(self, key: BlockKey, hops: int = 1, limit: int = 200) -> dict[str, Any]:
+        """Blocks within ``hops`` of a block, as node-link data; at most ``limit`` nodes."""
+        return queries.subgraph(self.tables, self._row(key), hops, limit)
+
+    def explain(self, key: BlockKey) -> dict[str, Any]:
+        """Why a block ranks where it does: every term, its rank, what protects it.
+
+        Raises:
+            GraphError: The graph knows no such block.
+        """
+        return queries.explain(self.tables, self.profile, self._row(key), self.clock())
+
+    def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:
+        """What a session is doing, and what it holds in which tier.
+
+        Raises:
+            GraphError: No such session, or several tenants have one and none was named.
+        """
+        return queries.explain_session(self.tables, self.profile, name, tenant, self.clock())
+
+    def stats(self) -> GraphStats:
+        """Counts and sizes as of now."""
+        return graph_stats(self.tables, self._ingest, self.profile, self.clock())
+
+    def adopt(self, tables: Tables) -> None:
+        """Take over restored tables in place of the present, empty ones."""
+        self.tables = tables
+        self._ingest = Ingest(tables)
+        self.version += 1
+
+    def check_integrity(self) -> None:
+        """Verify every invariant; raises ``AssertionError`` naming the first broken one."""
+        check_integrity(self.tables)
+
+    def _row(self, key: BlockKey) -> int:
+        if not 0 <= key < 1 << 64:
+            raise GraphError(f"a block key is a number from 0 to 2**64 - 1, not {key}")
+        row = int(self.tables.blocks.find(as_keys([key]))[0])
+        if row == NO_ROW:
+            raise GraphError(f"no block {key} is known: never stored, or long forgotten")
+        return row
+
+    def _column(self, engine: str) -> int:
+        engines = self.tables.engines
+        if engine not in engines:
+            free = sorted(set(range(MAX_ENGINES)) - set(engines.values()))
+            if not free:
+                raise GraphError(
+                    f"a sidecar advises at most {MAX_ENGINES} engines at once; "
+                    "start another one for this engine"
+                )
+            engines[engine] = free[0]
+        return engines[engine]

@@ -1,0 +1,206 @@
+"""Sessions: who is coming back, and what makes us think so.
+
+A session is what a caller names (``session_id``), or else a chain of requests each of which
+extends the one before. Rows are reused when ``limit`` is reached: the longest quiet go first.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .types import NO_ROW, Rows, SessionState
+
+_INITIAL_SESSIONS: Final = 256
+
+_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
+    "state": (np.uint8, int(SessionState.IDLE)),
+    "tenant": (np.int32, NO_ROW),
+    "turns": (np.int32, 0),
+    "running": (np.int32, 0),  # its requests inside the engine now
+    "created": (np.float64, 0.0),
+    "last_seen": (np.float64, 0.0),  # start or end of its last request
+    "gap": (np.float32, 0.0),  # seconds between turns, exponential mean
+    "expected_return": (np.float64, 0.0),  # monotonic seconds; 0 when nobody said
+    "tip": (np.int32, NO_ROW),  # block row where its last turn ended
+}
+
+# P(another turn | turns so far) on the Mooncake conversation trace: the prior until we know better.
+RETURN_PRIOR: Final = np.array([0.25, 0.39, 0.49, 0.56, 0.60, 0.66, 0.74])
+_PRIOR_STRENGTH: Final = 20.0
+_GAP_SHARE: Final = 0.3  # of the newest gap in the mean
+
+
+class SessionTable:
+    """Sessions by row; row numbers stand in the block table's ``session`` column."""
+
+    state: npt.NDArray[np.uint8]
+    tenant: Rows
+    turns: Rows
+    running: Rows
+    created: npt.NDArray[np.float64]
+    last_seen: npt.NDArray[np.float64]
+    gap: npt.NDArray[np.float32]
+    expected_return: npt.NDArray[np.float64]
+    tip: Rows
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rows: dict[tuple[int, str], int] = {}
+        self.names: list[str] = []
+        self._reached = np.zeros(len(RETURN_PRIOR) + 1)  # sessions that had a k-th turn
+        for name, (dtype, fresh) in _COLUMNS.items():
+            setattr(self, name, np.full(_INITIAL_SESSIONS, fresh, dtype=dtype))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def size(self) -> int:
+        """Rows ever used."""
+        return len(self.names)
+
+    @property
+    def nbytes(self) -> int:
+        plain = sum(getattr(self, name).nbytes for name in _COLUMNS)
+        return int(plain + sys.getsizeof(self._rows) + sum(map(sys.getsizeof, self.names)))
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Every column by name, cut to the rows in use; views, for reading."""
+        return {name: getattr(self, name)[: self.size] for name in _COLUMNS}
+
+    def load_columns(self, columns: dict[str, npt.NDArray[Any]], names: list[str]) -> None:
+        """Fill an empty table with what ``columns()`` and ``names`` gave."""
+        self._reserve(len(names))
+        self.names = list(names)
+        for name in _COLUMNS:
+            getattr(self, name)[: self.size] = columns[name]
+        self._rows = {
+            (int(tenant), name): row
+            for row, (tenant, name) in enumerate(zip(self.tenant.tolist(), names, strict=False))
+        }
+
+    def find(self, name: str, tenant: int) -> int:
+        """The row of a session, ``NO_ROW`` if it is unknown."""
+        return self._rows.get((tenant, name), NO_ROW)
+
+    def rows_named(self, name: str) -> list[int]:
+        """Rows of this name under any tenant."""
+        return [row for (_, known), row in self._rows.items() if known == name]
+
+    def ensure(self, name: str, tenant: int, now: float) -> tuple[int, bool]:
+        """The row of a session, created if unknown, and whether a row of old was reused for it.
+
+        A reused row must be cleared from the blocks that still name it.
+        """
+        row = self.find(name, tenant)
+        if row != NO_ROW:
+            return row, False
+        reused = len(self._rows) >= self._limit
+        row = self._recycle() if reused else self._append()
+        self.names[row] = name
+        self._rows[tenant, name] = row
+        for column, (_, fresh) in _COLUMNS.items():
+            getattr(self, column)[row] = fresh
+        self.tenant[row] = tenant
+        self.created[row] = self.last_seen[row] = now
+        return row, reused
+
+    def begin_turn(self, row: int, now: float) -> None:
+        """A request of the session entered the engine."""
+        if self.running[row] == 0:
+            self._note_gap(row, now)
+            self.turns[row] += 1
+            self._reached[min(int(self.turns[row]) - 1, len(RETURN_PRIOR))] += 1
+        self.running[row] += 1
+        self.state[row] = SessionState.RUNNING
+        self.expected_return[row] = 0.0
+        self.last_seen[row] = now
+
+    def end_turn(self, row: int, tip: int, now: float) -> None:
+        """A request of the session left the engine; its chain ended at block row ``tip``."""
+        self.running[row] = max(0, int(self.running[row]) - 1)
+        if self.running[row] == 0:
+            self.state[row] = SessionState.IDLE
+        self.tip[row] = tip
+        self.last_seen[row] = now
+
+    def wait(self, row: int, expected_return: float) -> None:
+        """The session is paused (a tool runs); ``expected_return`` is a time, 0 when unknown."""
+        if self.running[row] == 0:
+            self.state[row] = SessionState.WAITING_FOR_TOOL
+            self.expected_return[row] = expected_return
+
+    def end(self, row: int) -> None:
+        """Nobody will come back to this session."""
+        if self.running[row] == 0:
+            self.state[row] = SessionState.ENDED
+
+    def interrupt(self) -> None:
+        """An engine is gone: no request that we know of is surely still running."""
+        running = self.state[: self.size] == SessionState.RUNNING
+        self.state[: self.size][running] = SessionState.IDLE
+        self.running[: self.size] = 0
+
+    def return_probability(self) -> npt.NDArray[np.float64]:
+        """float64 ``[size]``: P(another turn), from the turns so far.
+
+        The share of sessions that went on after as many turns, learned as they come, on top of
+        ``RETURN_PRIOR``.
+        """
+        reached, went_on = self._reached[:-1], self._reached[1:]
+        learned = (went_on + _PRIOR_STRENGTH * RETURN_PRIOR) / (reached + _PRIOR_STRENGTH)
+        turns = np.clip(self.turns[: self.size] - 1, 0, len(RETURN_PRIOR) - 1)
+        return np.asarray(np.minimum(learned, 1.0)[turns])
+
+    def credit(self, now: float, memory_s: float) -> npt.NDArray[np.float64]:
+        """float64 ``[size]`` in [0, 1]: how much a session's claim on its blocks is worth.
+
+        Running: 1. Waiting for a tool: 1 until well past its expected return. Idle: the
+        probability that it returns, fading over ``memory_s`` seconds. Ended: 0.
+        """
+        state, last_seen = self.state[: self.size], self.last_seen[: self.size]
+        expected = np.maximum(self.expected_return[: self.size], last_seen)
+        overdue = np.maximum(0.0, now - (expected + (expected - last_seen)))
+        idle = self.return_probability() * np.exp(-(now - last_seen) / memory_s)
+        return np.select(
+            [
+                state == SessionState.RUNNING,
+                state == SessionState.WAITING_FOR_TOOL,
+                state == SessionState.IDLE,
+            ],
+            [1.0, np.exp(-overdue / memory_s), idle],
+            default=0.0,
+        )
+
+    def _note_gap(self, row: int, now: float) -> None:
+        if self.turns[row] == 0:
+            return
+        gap = now - self.last_seen[row]
+        known = self.gap[row]
+        self.gap[row] = gap if known == 0 else known + _GAP_SHARE * (gap - known)
+
+    def _append(self) -> int:
+        self.names.append("")
+        self._reserve(self.size)
+        return self.size - 1
+
+    def _recycle(self) -> int:
+        quiet = np.where(self.running[: self.size] > 0, np.inf, self.last_seen[: self.size])
+        row = int(np.argmin(quiet))
+        del self._rows[int(self.tenant[row]), self.names[row]]
+        return row
+
+    def _reserve(self, rows: int) -> None:
+        capacity = len(self.state)
+        if rows <= capacity:
+            return
+        capacity = max(rows, capacity + capacity // 4)
+        for name, (dtype, fresh) in _COLUMNS.items():
+            column = getattr(self, name)
+            grown = np.full(capacity, fresh, dtype=dtype)
+            grown[: len(column)] = column
+            setattr(self, name, grown)
