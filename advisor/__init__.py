@@ -1,0 +1,1 @@
+"""The sidecar: receives what engines do, keeps the graph, ranks, and publishes advice."""

@@ -1,0 +1,93 @@
+"""The advice's way out: rankings and resync requests, over the same ROUTER as events come in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import zmq
+
+from ..graph import wire
+from ..graph.advice import AnyAdvice, EvictionRanking, RankingMessage, ResyncRequest, StillValid
+from .subscriber import Peer
+
+
+class AdvicePublisher:
+    """Sends each engine its newest ranking, or a few bytes when that has not changed.
+
+    Nothing here waits: what an engine cannot take now is dropped and counted, and the next
+    ranking supersedes it anyway.
+
+    Args:
+        socket: The bound ROUTER, with ``ROUTER_MANDATORY`` set; used by the calling thread only.
+        clock: Monotonic seconds, the clock that rankings are dated in.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], clock: Callable[[], float]) -> None:
+        self._socket = socket
+        self._clock = clock
+        self._seq: dict[bytes, int] = {}
+        self._epoch: dict[bytes, int] = {}  # the last ranking that an engine was sent whole
+        self._ts: dict[bytes, float] = {}
+        self.counters: Counter[str] = Counter()
+
+    def publish(self, peers: Iterable[Peer], rankings: Mapping[str, EvictionRanking]) -> None:
+        """Send every synced peer what is new about its ranking."""
+        peers = list(peers)
+        self._forget_all_but({peer.identity for peer in peers})
+        for peer in peers:
+            if not peer.synced:
+                self._epoch.pop(peer.identity, None)  # whole again after the resync
+            elif (ranking := rankings.get(peer.engine)) is not None:
+                self._send_ranking(peer.identity, ranking)
+
+    def request_resync(self, identity: bytes, reason: str) -> None:
+        """Ask the engine at ``identity`` to introduce itself and list its blocks again."""
+        self._send(identity, ResyncRequest(reason))
+
+    def _send_ranking(self, identity: bytes, ranking: EvictionRanking) -> None:
+        if self._ts.get(identity) == ranking.ts:
+            return
+        age = max(0.0, self._clock() - ranking.ts)
+        whole = self._epoch.get(identity) != ranking.epoch
+        if not self._send(identity, _message(ranking, age) if whole else _still(ranking, age)):
+            return
+        self._epoch[identity] = ranking.epoch
+        self._ts[identity] = ranking.ts
+        self.counters["rankings" if whole else "still_valid"] += 1
+
+    def _send(self, identity: bytes, advice: AnyAdvice) -> bool:
+        seq = self._seq.get(identity, 0)
+        try:
+            self._socket.send_multipart(
+                [identity, *wire.encode_advice(seq, advice)], zmq.NOBLOCK
+            )
+        except zmq.Again:
+            self.counters["dropped_full"] += 1
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.counters["dropped_unreachable"] += 1
+            return False
+        self._seq[identity] = seq + 1
+        return True
+
+    def _forget_all_but(self, live: set[bytes]) -> None:
+        for table in (self._seq, self._epoch, self._ts):
+            for identity in [known for known in table if known not in live]:
+                del table[identity]
+
+
+def _message(ranking: EvictionRanking, age: float) -> RankingMessage:
+    return RankingMessage(
+        ranking.epoch,
+        age,
+        ranking.order.astype("<u8", copy=False).tobytes(),
+        ranking.protected.astype("<u8", copy=False).tobytes(),
+        ranking.spill_first.astype("<u8", copy=False).tobytes(),
+    )
+
+
+def _still(ranking: EvictionRanking, age: float) -> StillValid:
+    return StillValid(ranking.epoch, age)

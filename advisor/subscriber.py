@@ -1,0 +1,219 @@
+"""The engines' end of the wire: receives batches, tracks their sequence, asks for a resync."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import zmq
+
+from ..graph import wire
+from ..graph.errors import VersionError, WireError
+from ..graph.events import AdviceApplied, AnyEvent, BlocksResident, EngineHello, Pressure
+from ..graph.types import MAX_ENGINES
+from .notices import Notices
+from .sequence import Arrival, SequenceTracker
+
+logger = logging.getLogger(__name__)
+
+RESYNC_EVERY_S = 0.5
+MAX_STRANGERS = 256  # identities without a hello whose last resync request we remember
+
+RequestResync = Callable[[bytes, str], None]
+
+
+@dataclass(slots=True)
+class Peer:
+    """One engine process that said hello.
+
+    Attributes:
+        engine: Stable id of the process: its socket identity in hex.
+        synced: Whether our picture of its residency is complete; advice is withheld until then.
+        last_seen: When its last new batch arrived, in our clock's seconds.
+    """
+
+    identity: bytes
+    hello: EngineHello
+    last_seen: float
+    sequence: SequenceTracker = field(default_factory=SequenceTracker)
+    synced: bool = False
+    last_resync: float = float("-inf")
+    resyncs: int = 0
+    batches: int = 0
+    pressure: Pressure | None = None
+    applied: AdviceApplied | None = None
+
+    @property
+    def engine(self) -> str:
+        return self.identity.hex()
+
+    def note(self, events: list[AnyEvent]) -> None:
+        """Remember what a status page shows of ``events``."""
+        self.batches += 1
+        for event in events:
+            match event:
+                case EngineHello():
+                    self.hello = event
+                case BlocksResident():
+                    self.synced = True
+                case Pressure():
+                    self.pressure = event
+                case AdviceApplied():
+                    self.applied = event
+                case _:
+                    pass  # the graph's business
+
+
+class EventSubscriber:
+    """Turns what arrives at the sidecar's ROUTER into (engine, events).
+
+    Garbage is dropped and counted by reason. A batch from an identity that never said hello, or
+    one that follows a gap, makes us ask that engine to say hello and list its blocks again.
+
+    Args:
+        socket: The bound ROUTER; only the thread that calls ``receive`` may use it.
+        request_resync: Sends a ``ResyncRequest`` with a reason to an identity.
+        capacity: Engines known at once; more are refused and counted.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        request_resync: RequestResync,
+        clock: Callable[[], float],
+        *,
+        engine_timeout_s: float,
+        capacity: int = MAX_ENGINES,
+    ) -> None:
+        self._socket = socket
+        self._request_resync = request_resync
+        self._clock = clock
+        self._timeout_s = engine_timeout_s
+        self._capacity = capacity
+        self._strangers: OrderedDict[bytes, float] = OrderedDict()
+        self._notices = Notices(logger, clock)
+        self._peers: dict[bytes, Peer] = {}
+        self._drained = True
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def peers(self) -> list[Peer]:
+        """The engines that are known now (a copy, safe to walk from another thread)."""
+        return list(self._peers.copy().values())
+
+    def receive(self, limit: int) -> Iterator[tuple[str, list[AnyEvent]]]:
+        """Up to ``limit`` messages that have arrived: (engine, events) to apply, in order."""
+        self._drained = False
+        for _ in range(limit):
+            try:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._drained = True
+                return
+            events = self._take(identity, frames)
+            if events:
+                yield identity.hex(), events
+
+    def expire(self) -> list[str]:
+        """Forget engines that have been silent for too long; their ids.
+
+        After a stall of our own their messages wait in the socket, so that nobody is judged
+        silent before it has been read empty.
+        """
+        if not self._drained:
+            return []
+        oldest = self._clock() - self._timeout_s
+        gone = [peer for peer in self._peers.values() if peer.last_seen <= oldest]
+        for peer in gone:
+            del self._peers[peer.identity]
+            logger.warning("engine %r is silent: its residency is forgotten", peer.hello.engine)
+        self.counters["engines_lost"] += len(gone)
+        return [peer.engine for peer in gone]
+
+    def next_expiry(self) -> float | None:
+        """When the next engine will have been silent for too long, if none speaks until then."""
+        return min((p.last_seen + self._timeout_s for p in self._peers.values()), default=None)
+
+    def lose(self, engine: str) -> None:
+        """Our picture of ``engine`` is no longer sure: withhold advice and ask for a resync."""
+        peer = self._peers.get(bytes.fromhex(engine))
+        if peer is not None:
+            peer.synced = False
+            self._resync(peer, "apply failed")
+
+    def _take(self, identity: bytes, frames: list[bytes]) -> list[AnyEvent]:
+        self.counters["messages"] += 1
+        try:
+            seq, events = wire.decode_events(frames)
+        except VersionError as error:
+            self.counters["refused_version"] += 1
+            self._notices.once("version", "a message was refused: %s", error)
+            return []
+        except WireError as error:
+            self.counters["refused_wire"] += 1
+            self._notices.warn("wire", "a message was refused: %s", error)
+            return []
+        self.counters["events"] += len(events)
+        peer = self._peers.get(identity)
+        if peer is None:
+            return self._meet(identity, seq, events)
+        return self._follow(peer, seq, events)
+
+    def _meet(self, identity: bytes, seq: int, events: list[AnyEvent]) -> list[AnyEvent]:
+        """The first batch that we see of an identity: it must introduce itself."""
+        start = next((i for i, event in enumerate(events) if isinstance(event, EngineHello)), None)
+        if start is None:
+            self.counters["batches_before_hello"] += 1
+            self._ask_stranger(identity)
+            return []
+        if len(self._peers) >= self._capacity:
+            self.counters["engines_refused"] += 1
+            self._notices.warn(
+                "capacity", "an engine was refused: %d are served already", self._capacity
+            )
+            return []
+        hello, now = events[start], self._clock()
+        assert isinstance(hello, EngineHello)
+        peer = Peer(identity, hello, now, SequenceTracker(seq + 1), last_resync=now)
+        self._peers[identity] = peer
+        self._strangers.pop(identity, None)
+        peer.note(events[start:])
+        logger.info("engine %r connected (%s)", hello.engine, hello.version)
+        return events[start:]
+
+    def _follow(self, peer: Peer, seq: int, events: list[AnyEvent]) -> list[AnyEvent]:
+        arrival = peer.sequence.accept(seq)
+        if arrival is Arrival.DUPLICATE:
+            self.counters["duplicates"] += 1
+            return []
+        if arrival is Arrival.GAP:
+            self.counters["gaps"] += 1
+            peer.synced = False
+        peer.last_seen = self._clock()
+        peer.note(events)
+        if not peer.synced:
+            self._resync(peer, "gap" if arrival is Arrival.GAP else "not in step")
+        return events
+
+    def _resync(self, peer: Peer, reason: str) -> None:
+        now = self._clock()
+        if now - peer.last_resync < RESYNC_EVERY_S:
+            return
+        peer.last_resync = now
+        peer.resyncs += 1
+        self.counters["resyncs"] += 1
+        self._notices.warn("resync", "engine %r is asked to resync: %s", peer.hello.engine, reason)
+        self._request_resync(peer.identity, reason)
+
+    def _ask_stranger(self, identity: bytes) -> None:
+        now = self._clock()
+        if now - self._strangers.get(identity, float("-inf")) < RESYNC_EVERY_S:
+            return
+        self._strangers[identity] = now
+        self._strangers.move_to_end(identity)
+        if len(self._strangers) > MAX_STRANGERS:
+            self._strangers.popitem(last=False)
+        self.counters["resyncs"] += 1
+        self._request_resync(identity, "unknown engine")

@@ -1,0 +1,1 @@
+"""What a person looks at: the sidecar's HTTP surface and its metrics."""
