@@ -19,16 +19,17 @@ SPECIAL_TOKENS: Final = ("<unk>", "<s>", "</s>")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Dimensions of the random Llama; the default has about 40 M parameters."""
+    """Dimensions of the random Llama; the default has about 17 M parameters."""
 
-    hidden: int = 576
-    layers: int = 10
-    heads: int = 9
-    kv_heads: int = 3
-    intermediate: int = 1728
+    hidden: int = 384
+    layers: int = 8
+    heads: int = 6
+    kv_heads: int = 2
+    intermediate: int = 1152
     vocab: int = 2048
     max_tokens: int = 4096
     seed: int = 20
+    spread: float = 0.06  # of the random weights; wide enough that answers do not repeat one word
 
 
 TINY: Final = ModelShape(hidden=128, layers=2, heads=2, kv_heads=2, intermediate=384, vocab=512)
@@ -86,6 +87,7 @@ def _write_weights(shape: ModelShape, directory: Path) -> None:
         head_dim=shape.hidden // shape.heads,
         max_position_embeddings=shape.max_tokens,
         tie_word_embeddings=False,
+        initializer_range=shape.spread,
         bos_token_id=1,
         eos_token_id=2,
         dtype="float32",
