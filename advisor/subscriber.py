@@ -11,7 +11,7 @@ import zmq
 
 from ..graph import wire
 from ..graph.errors import VersionError, WireError
-from ..graph.events import AdviceApplied, AnyEvent, BlocksResident, EngineHello, Pressure
+from ..graph.events import AnyEvent, BlocksResident, EngineHello
 from ..graph.types import MAX_ENGINES
 from .notices import Notices
 from .sequence import Arrival, SequenceTracker
@@ -41,29 +41,18 @@ class Peer:
     synced: bool = False
     last_resync: float = float("-inf")
     resyncs: int = 0
-    batches: int = 0
-    pressure: Pressure | None = None
-    applied: AdviceApplied | None = None
 
     @property
     def engine(self) -> str:
         return self.identity.hex()
 
     def note(self, events: list[AnyEvent]) -> None:
-        """Remember what a status page shows of ``events``."""
-        self.batches += 1
+        """Take from ``events`` what concerns the connection; the rest is the graph's."""
         for event in events:
-            match event:
-                case EngineHello():
-                    self.hello = event
-                case BlocksResident():
-                    self.synced = True
-                case Pressure():
-                    self.pressure = event
-                case AdviceApplied():
-                    self.applied = event
-                case _:
-                    pass  # the graph's business
+            if isinstance(event, EngineHello):
+                self.hello = event
+            elif isinstance(event, BlocksResident):
+                self.synced = True
 
 
 class EventSubscriber:

@@ -1,0 +1,269 @@
+"""The sidecar: receive, apply, rank, publish, until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from ..dashboards.app import create_app
+from ..dashboards.server import HttpServer
+from ..graph.errors import ConfigError, GraphError
+from ..graph.events import AnyEvent
+from ..graph.kvcache_graph import KVCacheGraph
+from ..graph.types import MAX_ENGINES
+from ..graph.wire import MAX_FRAME_BYTES
+from . import endpoints
+from .config import Config, HttpConfig
+from .endpoints import LOOPBACK_HOSTS
+from .kv_event_source import KvEventSource
+from .notices import Notices
+from .parent import ParentWatch
+from .planner import GraphEvictionAdvisor
+from .publisher import AdvicePublisher
+from .reload import ConfigWatch
+from .runtime import runtime_dir
+from .snapshots import SnapshotKeeper
+from .status import StatusBoard
+from .subscriber import EventSubscriber
+from .wake import Wake
+
+logger = logging.getLogger(__name__)
+
+MESSAGES_A_TURN: Final = 256
+_RCVHWM: Final = 4096  # messages held for a sidecar that falls behind; beyond it the engine drops
+_SNDHWM: Final = 16  # a newer ranking supersedes those that an engine has not read
+
+
+class Service:
+    """One sidecar. Everything that touches a socket happens in the thread that calls ``run``.
+
+    Args:
+        config: As loaded.
+        path: The file that it came from, watched for changes.
+        overrides: The command line's, which win over the file at each reload.
+        parent: Exit when this process is gone.
+        clock: Monotonic seconds.
+
+    Raises:
+        ConfigError: An address cannot be had.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        path: Path | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        parent: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._interval_s = config.sidecar.interval_s
+        self._stopping = False
+        self._notices = Notices(logger, clock)
+        self._wake = Wake()
+        self._parent = ParentWatch(parent) if parent is not None else None
+        self._watch = ConfigWatch(config, path, overrides or {}, clock)
+        self.graph = KVCacheGraph(
+            profile=config.score.profile(), limits=config.graph.limits(), clock=clock
+        )
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = _router(self._context)
+        self._build(config)
+        self._listen(config)
+
+    @property
+    def endpoint(self) -> str:
+        """Where engines connect."""
+        return self.board.endpoint
+
+    @property
+    def http(self) -> str:
+        """The HTTP surface's URL."""
+        return self.board.http
+
+    def run(self) -> None:
+        """Serve until ``stop`` is called or the parent is gone."""
+        self._snapshots.restore()
+        self._snapshots.start()
+        self._planner.start()
+        self._http.start()
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Ask ``run`` to end; safe from any thread and in a signal handler."""
+        self._stopping = True
+        self._wake.set()
+
+    def reload(self) -> None:
+        """Ask for the configuration file to be read again; safe in a signal handler."""
+        self._watch.ask()
+        self._wake.set()
+
+    def _turn(self) -> None:
+        self._sleep()
+        self._receive_and_apply()
+        self._publisher.publish(self._subscriber.peers, self._planner.latest)
+        self._keep_house()
+        self.board.last_turn = self._clock()
+
+    def _sleep(self) -> None:
+        """Until something arrives, the planner has a new opinion, or somebody is due."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake.fd, zmq.POLLIN)
+        for source in self._sources:
+            for socket in source.sockets:
+                poller.register(socket, zmq.POLLIN)
+        if self._parent is not None and self._parent.fd is not None:
+            poller.register(self._parent.fd, zmq.POLLIN)
+        ready = dict(poller.poll(self._patience_ms()))
+        self._wake.clear()
+        if self._parent is not None and self._parent.is_gone(self._parent.fd in ready):
+            logger.info("the engine that started this sidecar is gone")
+            self._stopping = True
+
+    def _patience_ms(self) -> int:
+        due = [self._subscriber.next_expiry(), *(source.deadline for source in self._sources)]
+        soonest = min((each - self._clock() for each in due if each is not None), default=1.0)
+        return int(1000 * min(max(soonest, 0.0), 1.0)) + 1
+
+    def _receive_and_apply(self) -> None:
+        for engine, events in self._subscriber.receive(MESSAGES_A_TURN):
+            if not self._apply(engine, events):
+                self._subscriber.lose(engine)
+        for source in self._sources:
+            for observed in source.receive(MESSAGES_A_TURN):
+                if observed is None:
+                    self._forget(source.engine)
+                else:
+                    self._apply(source.engine, observed)
+
+    def _apply(self, engine: str, events: list[AnyEvent]) -> bool:
+        """Whether the graph took ``events``; what it refuses is counted and costs a resync."""
+        try:
+            with self.graph.lock:
+                self.graph.apply(engine, events)
+            return True
+        except GraphError as error:
+            self.board.loop_counters["apply_refused"] += 1
+            self._notices.warn("refused", "events were refused: %s", error)
+        except Exception as error:
+            self.board.loop_counters["apply_failed"] += 1
+            self._notices.warn("failed", "events could not be applied (%s)", type(error).__name__)
+            logger.debug("events could not be applied", exc_info=True)
+        return False
+
+    def _forget(self, engine: str) -> None:
+        with self.graph.lock:
+            self.graph.forget_engine(engine)
+
+    def _keep_house(self) -> None:
+        for engine in self._subscriber.expire():
+            self._forget(engine)
+        config = self._watch.poll()
+        if config is not None:
+            self._adopt(config)
+
+    def _adopt(self, config: Config) -> None:
+        """New weights and bounds, each by one assignment."""
+        with self.graph.lock:
+            self.graph.profile = config.score.profile()
+            self.graph.tables.limits = config.graph.limits()
+
+    def _ranked_engines(self) -> list[str]:
+        return [peer.engine for peer in self._subscriber.peers if peer.synced]
+
+    def _build(self, config: Config) -> None:
+        sidecar, clock = config.sidecar, self._clock
+        self._publisher = AdvicePublisher(self._socket, clock)
+        self._subscriber = EventSubscriber(
+            self._socket,
+            self._publisher.request_resync,
+            clock,
+            engine_timeout_s=sidecar.engine_timeout_s,
+            capacity=MAX_ENGINES - len(sidecar.observe),
+        )
+        self._sources = [KvEventSource(self._context, each, clock) for each in sidecar.observe]
+        self._planner = GraphEvictionAdvisor(
+            self.graph,
+            self._ranked_engines,
+            interval_s=sidecar.interval_s,
+            max_ranked=sidecar.max_ranked,
+            clock=clock,
+            wake=self._wake.set,
+        )
+        self._snapshots = SnapshotKeeper(
+            self.graph, sidecar.snapshot_path, sidecar.snapshot_interval_s, clock
+        )
+        self.board = StatusBoard(
+            self.graph,
+            self._subscriber,
+            self._sources,
+            self._planner,
+            self._publisher,
+            self._snapshots,
+            self._watch,
+            clock=clock,
+        )
+
+    def _listen(self, config: Config) -> None:
+        """Bind both surfaces, or close everything again."""
+        try:
+            endpoint = config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock"
+            self.board.endpoint = endpoints.bind(self._socket, endpoint)
+            self._http = _http_server(self.board, config.http)
+            self.board.http = self._http.url
+        except BaseException:
+            self._close_sockets()
+            raise
+
+    def _close(self) -> None:
+        self._planner.stop()
+        self._http.stop()
+        self._snapshots.stop()
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        for source in self._sources:
+            source.close()
+        self._socket.close(linger=0)
+        self._context.term()
+        if self.board.endpoint:
+            endpoints.unlink(self.board.endpoint)
+        if self._parent is not None:
+            self._parent.close()
+        self._wake.close()
+
+
+def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    socket = context.socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.RCVHWM, _RCVHWM)
+    socket.setsockopt(zmq.SNDHWM, _SNDHWM)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # an engine that is gone is an error, not silence
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting engine takes its place at once
+    return socket
+
+
+def _http_server(board: StatusBoard, http: HttpConfig) -> HttpServer:
+    hosts = {*LOOPBACK_HOSTS, http.host, *http.allowed_hosts}
+    if http.allow_remote and not endpoints.is_loopback(http.host):
+        logger.warning("the HTTP surface listens beyond loopback, on %s: anyone who reaches it "
+                       "can read what this sidecar knows", http.host)  # fmt: skip
+    try:
+        return HttpServer(create_app(board, hosts), http.host, http.port)
+    except OSError as error:
+        raise ConfigError(
+            f"http.port = {http.port}: cannot listen on {http.host}: {error.strerror}"
+        ) from None

@@ -1,0 +1,146 @@
+"""What the sidecar knows of itself, gathered for the HTTP surface."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from .. import __version__
+from ..dashboards.source import EngineStatus, SidecarStatus
+from ..graph.kvcache_graph import KVCacheGraph
+from ..graph.stats import GraphStats
+from .kv_event_source import KvEventSource
+from .planner import GraphEvictionAdvisor
+from .publisher import AdvicePublisher
+from .reload import ConfigWatch
+from .snapshots import SnapshotKeeper
+from .subscriber import EventSubscriber, Peer
+
+STALLED_AFTER_S = 5.0
+
+
+class StatusBoard:
+    """Fulfils ``dashboards.source.StatusSource`` over the parts of a running sidecar.
+
+    Every method may be called from any thread; the graph is read under its lock.
+    """
+
+    def __init__(
+        self,
+        graph: KVCacheGraph,
+        subscriber: EventSubscriber,
+        sources: Sequence[KvEventSource],
+        planner: GraphEvictionAdvisor,
+        publisher: AdvicePublisher,
+        snapshots: SnapshotKeeper,
+        watch: ConfigWatch,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        self._graph = graph
+        self._subscriber = subscriber
+        self._sources = sources
+        self._planner = planner
+        self._publisher = publisher
+        self._snapshots = snapshots
+        self._watch = watch
+        self._clock = clock
+        self._started = clock()
+        self.last_turn = clock()  # set by the loop each time round
+        self.endpoint = ""
+        self.http = ""
+        self.loop_counters: Counter[str] = Counter()
+
+    def is_healthy(self) -> bool:
+        """Whether the loop has turned lately."""
+        return self._clock() - self.last_turn < STALLED_AFTER_S
+
+    def status(self) -> SidecarStatus:
+        """The state of everything, now."""
+        with self._graph.lock:
+            stats = self._graph.stats()
+        return SidecarStatus(
+            version=__version__,
+            pid=os.getpid(),
+            uptime_s=round(self._clock() - self._started, 3),
+            endpoint=self.endpoint,
+            http=self.http,
+            engines=(*self._hooked(stats), *self._observed(stats)),
+            graph=stats,
+            counters=self._counters(stats),
+            snapshot=self._snapshots.status(),
+            config={"error": self._watch.last_error},
+        )
+
+    def explain_block(self, key: int) -> dict[str, Any]:
+        """Why a block ranks where it does; raises GraphError for an unknown one."""
+        with self._graph.lock:
+            return self._graph.explain(key)
+
+    def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
+        """What a session is doing and holds; raises GraphError for an unknown one."""
+        with self._graph.lock:
+            return self._graph.explain_session(name, tenant)
+
+    def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
+        """Node-link data around a block; raises GraphError for an unknown one."""
+        with self._graph.lock:
+            return self._graph.subgraph(key, hops, limit)
+
+    def _hooked(self, stats: GraphStats) -> Iterable[EngineStatus]:
+        return [self._engine(peer, stats) for peer in self._subscriber.peers]
+
+    def _engine(self, peer: Peer, stats: GraphStats) -> EngineStatus:
+        ranking, now = self._planner.latest.get(peer.engine), self._clock()
+        return EngineStatus(
+            id=peer.engine,
+            name=peer.hello.engine,
+            model=peer.hello.model,
+            version=peer.hello.version,
+            kind="hook",
+            state="synced" if peer.synced else "resyncing",
+            silent_s=round(now - peer.last_seen, 3),
+            gaps=peer.sequence.gaps,
+            resyncs=peer.resyncs,
+            ranking_epoch=ranking.epoch if ranking else None,
+            ranking_age_s=round(now - ranking.ts, 3) if ranking else None,
+            ranked=len(ranking.order) if ranking else 0,
+            ranked_protected=len(ranking.protected) if ranking else 0,
+            graph=stats.engines.get(peer.engine),
+        )
+
+    def _observed(self, stats: GraphStats) -> Iterable[EngineStatus]:
+        now = self._clock()
+        for source in self._sources:
+            seen = source.last_seen
+            yield EngineStatus(
+                id=source.engine,
+                name=source.config.endpoint,
+                model="",
+                version="",
+                kind="kv_events",
+                state=source.state.value,
+                silent_s=None if seen is None else round(now - seen, 3),
+                gaps=source.sequence.gaps,
+                resyncs=source.replays,
+                ranking_epoch=None,
+                ranking_age_s=None,
+                ranked=0,
+                ranked_protected=0,
+                graph=stats.engines.get(source.engine),
+            )
+
+    def _counters(self, stats: GraphStats) -> dict[str, Mapping[str, int]]:
+        ingest = self._subscriber.counters + self.loop_counters
+        for source in self._sources:
+            ingest.update(source.counters)
+        return {
+            "ingest": ingest,
+            "graph": stats.counters,
+            "planner": dict(self._planner.counters),
+            "advice": dict(self._publisher.counters),
+            "snapshot": dict(self._snapshots.counters),
+            "config": dict(self._watch.counters),
+        }

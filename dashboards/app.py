@@ -1,0 +1,116 @@
+"""The sidecar's HTTP surface: health, status, metrics, and why a block ranks where it does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Annotated, Any, Final
+
+import msgspec
+import orjson
+from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from ..graph.errors import GraphError
+from ..graph.types import BlockKey
+from .hosts import TrustedHosts
+from .metrics import SidecarCollector
+from .source import StatusSource
+
+MAX_HOPS: Final = 4
+MAX_NODES: Final = 2_000
+
+BlockParam = Annotated[str, Path(max_length=24)]
+NameParam = Annotated[str, Path(max_length=256)]
+TenantParam = Annotated[str | None, Query(max_length=256)]
+HopsParam = Annotated[int, Query(ge=1, le=MAX_HOPS)]
+LimitParam = Annotated[int, Query(ge=1, le=MAX_NODES)]
+
+
+def create_app(source: StatusSource, allowed_hosts: Collection[str]) -> FastAPI:
+    """The application over ``source``; starts nothing.
+
+    Wrong input is answered with 4xx and a ``detail``; what the graph does not know, with 404.
+
+    Args:
+        allowed_hosts: Host names, without port, under which it may be addressed.
+    """
+    app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(TrustedHosts, hosts=allowed_hosts)
+    app.add_exception_handler(GraphError, _unknown)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(SidecarCollector(source))
+    _add_overview(app, source, registry)
+    _add_queries(app, source)
+    return app
+
+
+def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistry) -> None:
+    @app.get("/healthz")
+    def healthz() -> Response:
+        healthy = source.is_healthy()
+        return _json({"status": "ok" if healthy else "stalled"}, 200 if healthy else 503)
+
+    @app.get("/status")
+    def status() -> Response:
+        return _json(source.status())
+
+    @app.get("/metrics")
+    def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_queries(app: FastAPI, source: StatusSource) -> None:
+    @app.get("/blocks/{key}/explain")
+    def explain_block(key: BlockParam) -> Response:
+        return _json(source.explain_block(parse_key(key)))
+
+    @app.get("/blocks/{key}/subgraph")
+    def subgraph(key: BlockParam, hops: HopsParam = 1, limit: LimitParam = 200) -> Response:
+        return _json(source.subgraph(parse_key(key), hops, limit))
+
+    @app.get("/sessions/{name:path}/explain")
+    def explain_session(name: NameParam, tenant: TenantParam = None) -> Response:
+        return _json(source.explain_session(name, tenant))
+
+
+def parse_key(text: str) -> BlockKey:
+    """A block key from decimal digits or ``0x`` and hexadecimal ones; HTTP 400 otherwise."""
+    digits, base = (text[2:], 16) if text[:2].lower() == "0x" else (text, 10)
+    if digits.isascii() and digits.isalnum():
+        try:
+            key = int(digits, base)
+        except ValueError:
+            key = -1
+        if 0 <= key < 1 << 64:
+            return key
+    raise HTTPException(400, "a block key is a decimal number, or 0x and up to 16 hex digits")
+
+
+def _json(content: Any, status_code: int = 200) -> Response:
+    body = orjson.dumps(content, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+    return Response(body, status_code, headers, media_type="application/json")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return str(value)
+
+
+def _unknown(request: Request, error: Exception) -> Response:
+    return _json({"detail": str(error)}, 404)
+
+
+def _invalid(request: Request, error: Exception) -> Response:
+    """Which parameter is wrong and what is allowed, without echoing what was sent."""
+    assert isinstance(error, RequestValidationError)
+    wrong = [f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors()]
+    return _json({"detail": "; ".join(wrong)}, 422)

@@ -1,0 +1,76 @@
+"""What the HTTP surface shows: the contract that the sidecar fulfils."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..graph.stats import EngineStats, GraphStats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """One engine that the sidecar follows.
+
+    Attributes:
+        id: Stable for the life of the engine process.
+        kind: ``hook`` (takes advice) or ``kv_events`` (watched only).
+        state: ``synced``; ``resyncing``, ``waiting``, ``replaying``: advice is withheld for now;
+            ``partial``, ``degraded``: some of its history was lost and could not be had again.
+        ranking_age_s: Seconds since the ranking that it was sent last was true; None: none yet.
+    """
+
+    id: str
+    name: str
+    model: str
+    version: str
+    kind: str
+    state: str
+    silent_s: float | None
+    gaps: int
+    resyncs: int
+    ranking_epoch: int | None
+    ranking_age_s: float | None
+    ranked: int
+    ranked_protected: int
+    graph: EngineStats | None
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarStatus:
+    """Everything about a sidecar at one moment, for people and for metrics.
+
+    ``counters`` is counted since the start: group → what → how often. The names are the sidecar's
+    own words, never input.
+    """
+
+    version: str
+    pid: int
+    uptime_s: float
+    endpoint: str
+    http: str
+    engines: tuple[EngineStatus, ...]
+    graph: GraphStats
+    counters: Mapping[str, Mapping[str, int]]
+    snapshot: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+class StatusSource(Protocol):
+    """Answers the HTTP surface's questions, from any thread."""
+
+    def is_healthy(self) -> bool:
+        """Whether the sidecar's own loop turns and its rankings are fresh."""
+
+    def status(self) -> SidecarStatus:
+        """The state of everything, now."""
+
+    def explain_block(self, key: int) -> dict[str, Any]:
+        """Why a block ranks where it does; raises GraphError for an unknown one."""
+
+    def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
+        """What a session is doing and holds; raises GraphError for an unknown one."""
+
+    def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
+        """Node-link data around a block; raises GraphError for an unknown one."""
