@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from .errors import CompletionError
 from .workload import Turn
 
 
@@ -23,10 +24,6 @@ class Answer:
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
-
-
-class CompletionError(Exception):
-    """The server refused a request; names it and the HTTP status."""
 
 
 def open_client(url: str) -> httpx.AsyncClient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -19,15 +20,12 @@ from typing import Final
 
 import httpx
 
+from .errors import ServerError
 from .workload import BLOCK
 
 SWITCH: Final = "AITHER_KVCACHE_GRAPH"
 START_TIMEOUT_S: Final = 600.0
 LOG_TAIL_LINES: Final = 30
-
-
-class ServerError(Exception):
-    """The server did not start, or ended; the message holds the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +133,8 @@ class Server:
         if process is None:
             return
         _signal_group(process.pid, signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
-        except subprocess.TimeoutExpired:
-            pass
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -154,6 +150,15 @@ class Server:
                 return
             time.sleep(0.25)
         raise ServerError(f"the prefix cache could not be reset (HTTP {answer.status_code})")
+
+    def logged(self, text: str, within_s: float) -> bool:
+        """Whether ``text`` stands in the log by the end of ``within_s`` seconds."""
+        deadline = time.monotonic() + within_s
+        while text not in self.log.read_text(errors="replace"):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.2)
+        return True
 
     def log_tail(self) -> str:
         """The last lines of the server's log."""
@@ -203,7 +208,5 @@ def _free_port() -> int:
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, number)
-    except ProcessLookupError:
-        pass

@@ -1,6 +1,6 @@
 """A scripted afternoon of agents: the same requests, in the same order, for every arm.
 
-Agents of three kinds share the company's axioms and each kind has its own identity, rules and tools.
+Agents of three kinds share the company's axioms; each kind has its identity, rules and tools.
 A session starts with its context and memories, takes a few turns with tool calls between them,
 and ends; some sessions compact their history half way. Beside them, documents are pasted once
 and never seen again. Prompts are token ids, and the assistant's turns are scripted, so that two
@@ -178,9 +178,7 @@ def _agent(writer: _Writer, scale: Scale, prompts: list[tuple[Span, ...]], index
             history += (writer.span(SourceLayer.TOOL_RESULT, 96, 256),)
         history += (writer.span(SourceLayer.USER_TURN, 32, 80),)
         hints = _signals(name, pauses[number + 1] if number + 1 < count else None)
-        turns.append(
-            Turn(name, number, head + history, scale.answer_tokens, pauses[number], hints)
-        )
+        turns.append(Turn(name, number, head + history, scale.answer_tokens, pauses[number], hints))
         history += (writer.span(SourceLayer.GENERATION, scale.answer_tokens),)
     return Session(name, index * scale.agent_every_s, tuple(turns))
 

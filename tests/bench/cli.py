@@ -1,0 +1,101 @@
+"""``kvgraph bench …`` and ``kvgraph demo``; each bench is imported only when it is run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from .errors import BenchError
+
+if TYPE_CHECKING:
+    from .demo import DemoResult
+    from .figures import Figures
+
+app = typer.Typer(no_args_is_help=True, help="Measure every figure that the README claims.")
+demo_app = typer.Typer(help="One agent workload on a real vLLM: stock, then with the graph.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of a table.")]
+Model = Annotated[
+    str | None,
+    typer.Option(help="Any model that vLLM loads; without it, a small random Llama is written."),
+]
+Out = Annotated[Path, typer.Option(help="Where the picture, the figures and the logs go.")]
+
+DEFAULT_OUT = Path(".demo")
+
+
+@app.command()
+def graph(as_json: Json = False) -> None:
+    """Ranking time, memory, ingest rate and idle load of the graph; beside its peer."""
+    from .graph import run
+
+    run(progress=not as_json).print(as_json)
+
+
+@app.command()
+def hotpath(as_json: Json = False) -> None:
+    """What the engine pays: reading advice, applying it, observing a step."""
+    from .hotpath import run
+
+    run(progress=not as_json).print(as_json)
+
+
+@app.command()
+def engine(as_json: Json = False, pairs: int = 5, model: Model = None) -> None:
+    """Real vLLM without memory pressure, on and off in turn: the throughput's ratio."""
+    with _explained():
+        from .engine import run
+
+        figures: Figures = run(progress=not as_json, pairs=pairs, model=model)
+    figures.print(as_json)
+
+
+@app.command()
+def demo(as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT) -> None:
+    """Real vLLM under memory pressure: what the graph gains over stock, in figures."""
+    _run_demo(model, out).figures().print(as_json)
+
+
+@demo_app.callback(invoke_without_command=True)
+def demo_for_people(as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT) -> None:
+    """Run the demo; ends with one table and one picture."""
+    result = _run_demo(model, out)
+    if as_json:
+        result.figures().print(as_json=True)
+        return
+    from .report import print_report
+
+    print_report(result)
+
+
+def _run_demo(model: str | None, out: Path) -> DemoResult:
+    with _explained():
+        from .demo import run_demo
+        from .picture import draw
+        from .report import save_figures
+
+        result = run_demo(model, out, progress=True)
+        save_figures(result)
+        draw(result)
+    return result
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turns the errors that a user can act on into a message and exit code 1."""
+    try:
+        yield
+    except ImportError as error:
+        _give_up(f"{error.name} is not installed: pip install 'kvgraph[bench,cpu]'")
+    except BenchError as error:
+        _give_up(str(error))
+
+
+def _give_up(problem: str) -> NoReturn:
+    Console(stderr=True).print(problem, style="red", markup=False, soft_wrap=True)
+    raise typer.Exit(1)

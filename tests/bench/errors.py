@@ -1,0 +1,23 @@
+"""What can go wrong in a bench that a user can act on.
+
+BenchError
+├── ServerError      vLLM did not start, ended, or ran without what it was started with
+├── CompletionError  a server refused a request
+└── LedgerError      vLLM's KV events could not be read
+"""
+
+
+class BenchError(Exception):
+    """Base of them all; the message says what to look at."""
+
+
+class ServerError(BenchError):
+    """The server did not start, or ended; the message holds the end of its log."""
+
+
+class CompletionError(BenchError):
+    """The server refused a request; names it and the HTTP status."""
+
+
+class LedgerError(BenchError):
+    """The ledger's thread ended early; what it counted is not to be trusted."""
