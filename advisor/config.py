@@ -72,7 +72,7 @@ class ObserveConfig(Section):
 
     endpoint: ConnectEndpoint
     replay_endpoint: ConnectEndpoint | None = None
-    topic: str = Field("", max_length=256)
+    topic: Annotated[str, Field(max_length=256)] = ""
 
 
 class SidecarConfig(Section):
@@ -90,14 +90,14 @@ class SidecarConfig(Section):
     max_ranked: Size = 8192
     snapshot_path: Path | None = None
     snapshot_interval_s: Interval = 60.0
-    observe: tuple[ObserveConfig, ...] = Field((), max_length=MAX_ENGINES - 1)
+    observe: Annotated[tuple[ObserveConfig, ...], Field(max_length=MAX_ENGINES - 1)] = ()
 
 
 class HttpConfig(Section):
     """The HTTP surface. Beyond loopback only when ``allow_remote`` says so."""
 
-    host: str = Field("127.0.0.1", min_length=1, max_length=255)
-    port: int = Field(0, ge=0, le=65535)
+    host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
     allowed_hosts: tuple[str, ...] = ()
     allow_remote: bool = False
 
@@ -252,8 +252,9 @@ def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = _overlaid(old, value) if both else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _overlaid(old, value)
+        merged[key] = value
     return merged
 
 

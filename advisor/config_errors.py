@@ -63,7 +63,7 @@ def _origin(path: tuple[int | str, ...], layers: Layers) -> str:
                 break
         else:
             return name
-    return next(reversed(layers))
+    return list(layers)[-1]
 
 
 def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

@@ -53,7 +53,9 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
             return _bind_ipc(socket, endpoint)
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        raise ConfigError(f"sidecar.endpoint = {endpoint!r}: cannot listen there: {error}") from None
+        raise ConfigError(
+            f"sidecar.endpoint = {endpoint!r}: cannot listen there: {error}"
+        ) from None
     return socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
 

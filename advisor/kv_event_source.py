@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from enum import StrEnum
 from typing import Final
 
@@ -58,7 +58,10 @@ class KvEventSource:
     """
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], config: ObserveConfig, clock: Callable[[], float]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: ObserveConfig,
+        clock: Callable[[], float],
     ) -> None:
         self.engine = f"kv:{config.endpoint}"
         self.config = config
@@ -140,7 +143,7 @@ class KvEventSource:
 
     # Live batches -----------------------------------------------------------------------------
 
-    def _read_live(self, limit: int) -> Iterator[Observed]:
+    def _read_live(self, limit: int) -> Generator[Observed, None, bool]:
         """Reads up to ``limit`` live batches; its value is whether that was all."""
         for _ in range(limit):
             try:

@@ -59,9 +59,7 @@ class AdvicePublisher:
     def _send(self, identity: bytes, advice: AnyAdvice) -> bool:
         seq = self._seq.get(identity, 0)
         try:
-            self._socket.send_multipart(
-                [identity, *wire.encode_advice(seq, advice)], zmq.NOBLOCK
-            )
+            self._socket.send_multipart([identity, *wire.encode_advice(seq, advice)], zmq.NOBLOCK)
         except zmq.Again:
             self.counters["dropped_full"] += 1
             return False

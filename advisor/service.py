@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -138,7 +140,7 @@ class Service:
         return int(1000 * min(max(soonest, 0.0), 1.0)) + 1
 
     def _receive_and_apply(self) -> None:
-        for engine, events in self._subscriber.receive(MESSAGES_A_TURN):
+        for engine, events in _joined(self._subscriber.receive(MESSAGES_A_TURN)):
             if not self._apply(engine, events):
                 self._subscriber.lose(engine)
         for source in self._sources:
@@ -243,6 +245,14 @@ class Service:
         if self._parent is not None:
             self._parent.close()
         self._wake.close()
+
+
+def _joined(
+    batches: Iterable[tuple[str, list[AnyEvent]]],
+) -> Iterator[tuple[str, list[AnyEvent]]]:
+    """Consecutive batches of one engine as one: the graph applies longer runs at less cost."""
+    for engine, group in groupby(batches, key=itemgetter(0)):
+        yield engine, [event for _, events in group for event in events]
 
 
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:

@@ -38,7 +38,7 @@ class SnapshotKeeper:
         self.counters: Counter[str] = Counter()
 
     def restore(self) -> None:
-        """Fill the empty graph from the last snapshot; without one, or a good one, it starts empty."""
+        """Fill the empty graph from the last snapshot; without a good one it starts empty."""
         if self._path is None or not self._path.exists():
             return
         try:

@@ -1,0 +1,181 @@
+"""The command line. Commands that need more than the sidecar are found by entry point."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+
+from .. import __version__
+from ..graph.errors import ConfigError, KvGraphError
+from .remote import RemoteError, UnknownError, ask, sidecar_urls
+from .report import facts_report, status_report
+
+COMMAND_GROUP: Final = "kvgraph.commands"
+
+UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; expected failures end in one line and exit code 1."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        build_app(arguments[0] if arguments else None)(arguments, prog_name="kvgraph")
+    except KvGraphError as error:
+        typer.echo(f"kvgraph: {error}", err=True)
+        sys.exit(1)
+
+
+def build_app(command: str | None) -> typer.Typer:
+    """The commands of this folder, and those of entry points; only ``command`` is imported."""
+    app = typer.Typer(
+        help="A graph-backed KV cache advisor for LLM engines.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    for function in (serve, status, explain):
+        app.command()(function)
+    for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
+        loaded = _load(entry) if entry.name == command else _unloaded(entry.name)
+        app.add_typer(loaded, name=entry.name)
+    return app
+
+
+def serve(
+    endpoint: Annotated[
+        str | None, typer.Option(help="ipc:///path or tcp://127.0.0.1:PORT.")
+    ] = None,
+    http_port: Annotated[int | None, typer.Option(help="0 picks a free port.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A TOML file, reread when it changes.")
+    ] = None,
+    snapshot: Annotated[Path | None, typer.Option(help="Where to keep the graph on disk.")] = None,
+    parent: Annotated[int | None, typer.Option(help="Exit when this process is gone.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, repeatable.")
+    ] = None,
+) -> None:
+    """Run a sidecar."""
+    from .serve import serve as run  # the other commands need none of what this imports
+
+    overrides: dict[str, Any] = dict(map(_assignment, setting or []))
+    given = {
+        "sidecar.endpoint": endpoint,
+        "http.port": http_port,
+        "sidecar.snapshot_path": snapshot,
+    }
+    overrides |= {key: value for key, value in given.items() if value is not None}
+    run(config, overrides, parent)
+
+
+def status(url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """Show the running sidecars: engines, blocks, sessions, what was lost."""
+    answers = [ask(each, "/status") for each in sidecar_urls(url)]
+    if as_json:
+        typer.echo(json.dumps(answers))
+        return
+    console = Console()
+    for answer in answers:
+        console.print(status_report(answer))
+
+
+def explain(
+    target: Annotated[str, typer.Argument(help="A block (decimal or 0x…) or a session.")],
+    url: UrlOption = None,
+    tenant: Annotated[str | None, typer.Option(help="Whose session it is.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say why a block ranks where it does, or what a session holds."""
+    answer = _first_answer(sidecar_urls(url), _explain_paths(target, tenant))
+    if as_json:
+        typer.echo(json.dumps(answer))
+    else:
+        Console().print(facts_report(target, answer))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvgraph {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print it.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text!r}: allowed: section.key=value")
+    return key.strip(), value.strip()
+
+
+def _explain_paths(target: str, tenant: str | None) -> list[str]:
+    """Where to ask about ``target``: as a block if it reads like one, then as a session."""
+    name = quote(target, safe="")
+    query = f"?tenant={quote(tenant, safe='')}" if tenant is not None else ""
+    session = f"/sessions/{name}/explain{query}"
+    return [f"/blocks/{name}/explain", session] if _is_block_key(target) else [session]
+
+
+def _is_block_key(text: str) -> bool:
+    try:
+        return 0 <= int(text, 16 if text[:2].lower() == "0x" else 10) < 1 << 64
+    except ValueError:
+        return False
+
+
+def _first_answer(urls: list[str], paths: list[str]) -> Any:
+    unknown: UnknownError | None = None
+    for url in urls:
+        for path in paths:
+            try:
+                return ask(url, path)
+            except UnknownError as error:
+                unknown = unknown or error
+    raise unknown or RemoteError("nobody to ask")
+
+
+def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
+    try:
+        loaded = entry.load()
+    except ImportError as error:
+        return _missing(entry.name, error)
+    assert isinstance(loaded, typer.Typer), f"entry point {entry.name} is not a typer app"
+    return loaded
+
+
+def _missing(name: str, error: ImportError) -> typer.Typer:
+    extras = importlib.metadata.metadata("kvgraph").get_all("Provides-Extra") or []
+    package = f"kvgraph[{name}]" if name in extras else "kvgraph"
+    stub = _unloaded(name)
+
+    @stub.callback(
+        invoke_without_command=True,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    def say() -> None:
+        raise KvGraphError(f"`kvgraph {name}` cannot start ({error}): pip install '{package}'")
+
+    return stub
+
+
+def _unloaded(name: str) -> typer.Typer:
+    """Stands in a listing for a command that this call does not use."""
+    stub = typer.Typer(help=f"See `kvgraph {name} --help`.", add_completion=False)
+    stub.callback(invoke_without_command=True)(lambda: None)
+    return stub

@@ -1,0 +1,73 @@
+"""Asks a running sidecar over its HTTP surface."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import Any, Final
+
+from ..graph.errors import KvGraphError
+from .runtime import running_sidecars
+
+TIMEOUT_S: Final = 5.0
+_MAX_ANSWER: Final = 64 << 20
+# Never through a proxy: the sidecar is on this machine.
+_opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class RemoteError(KvGraphError):
+    """A sidecar cannot be asked, or does not know."""
+
+
+class UnknownError(RemoteError):
+    """The sidecar has never heard of what it was asked about."""
+
+
+def sidecar_urls(url: str | None) -> list[str]:
+    """``url``, or those of every running sidecar of this user.
+
+    Raises:
+        RemoteError: None is running.
+    """
+    if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise RemoteError(f"--url {url!r} is not a URL; allowed: http://127.0.0.1:PORT")
+        return [url.rstrip("/")]
+    found = [sidecar.http for sidecar in running_sidecars()]
+    if not found:
+        raise RemoteError(
+            "no sidecar of this user is running; start an engine with AITHER_KVCACHE_GRAPH=1, or "
+            "`kvgraph serve`, or name one with --url"
+        )
+    return found
+
+
+def ask(url: str, path: str) -> Any:
+    """The JSON answer to ``GET url/path``.
+
+    Raises:
+        UnknownError: It answered 404.
+        RemoteError: It answered something else than 200, or not at all.
+    """
+    try:
+        with _opener.open(url + path, timeout=TIMEOUT_S) as answer:
+            return json.loads(answer.read(_MAX_ANSWER))
+    except urllib.error.HTTPError as error:
+        with error:
+            detail = _detail(error.read(4096))
+        kind = UnknownError if error.code == 404 else RemoteError
+        raise kind(detail or f"{url} answered {error.code}") from None
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise RemoteError(f"no sidecar answers at {url}: {reason}") from None
+    except ValueError:
+        raise RemoteError(f"what answers at {url} is not a kvgraph sidecar") from None
+
+
+def _detail(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["detail"])
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,57 @@
+"""Runs a sidecar as a process: signals, the ready line, the note that others find it by."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..graph.errors import ConfigError
+from .config import config_path, load
+from .runtime import RunningSidecar, RuntimeNote
+from .service import Service
+
+logger = logging.getLogger(__name__)
+
+
+def serve(path: Path | None, overrides: Mapping[str, Any], parent: int | None) -> None:
+    """Serve until a signal, or until process ``parent`` is gone; raises ConfigError."""
+    logging.basicConfig(
+        level=logging.INFO, format="kvgraph sidecar %(asctime)s %(levelname)s %(message)s"
+    )
+    path = path or config_path()
+    service = Service(load(path, overrides), path=path, overrides=overrides, parent=parent)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: service.stop())
+    signal.signal(signal.SIGHUP, lambda *_: service.reload())
+    note = _leave_note(service)
+    typer.echo(_ready_line(service, machine=parent is not None))
+    try:
+        service.run()
+    finally:
+        if note is not None:
+            note.remove()
+
+
+def _leave_note(service: Service) -> RuntimeNote | None:
+    try:
+        return RuntimeNote.write(RunningSidecar(os.getpid(), service.endpoint, service.http))
+    except (ConfigError, OSError) as error:
+        logger.warning("`kvgraph status` will not find this sidecar by itself: %s", error)
+        return None
+
+
+def _ready_line(service: Service, *, machine: bool) -> str:
+    if not machine:
+        return (
+            f"kvgraph is ready at {service.http}. Start engines with AITHER_KVCACHE_GRAPH=1 "
+            f"AITHER_KVCACHE_SIDECAR={service.endpoint}; Ctrl-C ends it."
+        )
+    ready = {"ready": True, "pid": os.getpid(), "endpoint": service.endpoint, "http": service.http}
+    return json.dumps(ready)
