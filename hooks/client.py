@@ -90,6 +90,7 @@ class AdvisorClient:
         self._engine = engine
         self._clock = clock
         self._max_stale = self.options.max_stale_s
+        self._queue_limit = self.options.queue_limit
         self._held: EvictionRanking | None = None
         self._queue: deque[AnyEvent] = deque()
         self._stop = threading.Event()
@@ -104,7 +105,7 @@ class AdvisorClient:
 
     def emit(self, event: AnyEvent) -> None:
         """Queue ``event``, or drop and count it: never waits, never raises."""
-        if len(self._queue) < self.options.queue_limit:
+        if len(self._queue) < self._queue_limit:
             self._queue.append(event)
         else:
             self.dropped += 1

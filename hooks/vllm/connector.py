@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import vllm
@@ -202,11 +201,15 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         has as little to do as in stock vLLM.
         """
         wanted, take = pool.enable_kv_cache_events, pool.take_events
+        changed = side.observer.blocks_changed
 
         def tee() -> Any:
             events = take()
             if events:
-                self._observe(events)
+                try:
+                    changed(events)
+                except Exception as error:
+                    self.disable("take_events", error)
             return events if wanted else []
 
         def undo() -> None:
@@ -216,11 +219,6 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._undo_tee = undo
         pool.take_events = tee
         pool.enable_kv_cache_events = True
-
-    @guarded(None)
-    def _observe(self, events: Sequence[Any]) -> None:
-        if self._side is not None:
-            self._side.observer.blocks_changed(events)
 
     def disable(self, where: str, error: Exception) -> None:
         """Leave the engine to itself after an error of ours; see ``Guarded``."""

@@ -8,6 +8,7 @@ only for a new ranking or when half of it is gone, and protected blocks move a s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -72,10 +73,11 @@ class FreeQueueArranger:
         if self._window_is_due():
             self._lay_window()
 
-    def evicted(self, key: int) -> None:
-        """Take note that the engine evicted ``key``."""
-        if key in self._protected or key in self._protected_before:
-            self.protected_evicted += 1
+    def evicted(self, keys: Sequence[int]) -> None:
+        """Take note that the engine evicted ``keys``."""
+        for protected in (self._protected, self._protected_before):
+            if protected:
+                self.protected_evicted += sum(key in protected for key in keys)
 
     def clear(self) -> None:
         """Forget the ranking: the prefix cache was reset."""
@@ -184,6 +186,7 @@ class FreeQueueArranger:
         start = self._next_protected
         keys = self._protected_order[start : start + PROTECT_PER_STEP].tolist()
         self._protected.update(keys)
+        self._protected_before.difference_update(keys)  # each key counts once
         found = {b.block_id: b for b in map(self._index.find, keys) if b is not None}
         queue, taken = self._pool.free_block_queue, []
         try:

@@ -54,12 +54,11 @@ class BlockIndex:
         vLLM keeps duplicates of a block that two requests computed at the same time, and reports
         a removal for each: the key is gone only when none is left.
         """
-        entry = self._entries.get(key)
+        entry = self._entries.pop(key, None)
         if entry is None:
             return True
         survivor = self._pool.cached_block_hash_to_block.get_one_block(entry[1])
         if survivor is None:
-            del self._entries[key]
             return True
         self._entries[key] = (survivor, entry[1])
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from ...graph.events import (
@@ -72,7 +73,7 @@ class EngineObserver:
         self._tags = TagReader()
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._running: dict[str, Meaning] = {}
-        self._stored_as = _event_kinds()
+        self._kinds = _event_kinds()
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -140,24 +141,24 @@ class EngineObserver:
     # Blocks -------------------------------------------------------------------------------------
 
     def blocks_changed(self, events: Sequence[KVCacheEvent]) -> None:
-        """The pool's KV events of one step."""
+        """The pool's KV events of one step; on the engine's hot path."""
+        ours, kinds, forget = self._group.index, self._kinds, self._index.forget
         removed: list[int] = []
         for event in events:
-            kind = self._stored_as.get(type(event))
-            if kind == "removed":
-                if self._is_ours(event):
-                    self._removed(event, removed)
+            kind = kinds.get(type(event))
+            if kind is _Kind.REMOVED:
+                if event.group_idx == ours:
+                    keys = map(external_key, event.block_hashes)
+                    removed.extend([key for key in keys if forget(key)])
                 continue
             self._tell_removed(removed)
-            if kind == "stored":
-                if self._is_ours(event) and event.block_size == self._group.block_size:
+            if kind is _Kind.STORED:
+                # Of another size is an entry for part of a block: nothing that can be ranked.
+                if event.group_idx == ours and event.block_size == self._group.block_size:
                     self._stored(event)
-            elif kind == "cleared":
+            elif kind is _Kind.CLEARED:
                 self._cleared()
         self._tell_removed(removed)
-
-    def _is_ours(self, event: Any) -> bool:
-        return event.medium == self._pool.medium and event.group_idx in (None, self._group.index)
 
     def _stored(self, event: Any) -> None:
         parent, session = event.parent_block_hash, event.session_id
@@ -170,16 +171,10 @@ class EngineObserver:
             )
         )
 
-    def _removed(self, event: Any, removed: list[int]) -> None:
-        for value in event.block_hashes:
-            key = external_key(value)
-            if self._index.forget(key):
-                removed.append(key)
-                self._arranger.evicted(key)
-
     def _tell_removed(self, removed: list[int]) -> None:
         if removed:
             self._emit(BlocksRemoved(pack_external(removed)))
+            self._arranger.evicted(removed)
             removed.clear()
 
     def _cleared(self) -> None:
@@ -222,7 +217,13 @@ def _session(request: Request, meaning: Meaning) -> str | None:
     return session[:MAX_NAME] if session else meaning.session
 
 
-def _event_kinds() -> dict[type, str]:
+class _Kind(Enum):
+    STORED = 0
+    REMOVED = 1
+    CLEARED = 2
+
+
+def _event_kinds() -> dict[type, _Kind]:
     from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
-    return {BlockStored: "stored", BlockRemoved: "removed", AllBlocksCleared: "cleared"}
+    return {BlockStored: _Kind.STORED, BlockRemoved: _Kind.REMOVED, AllBlocksCleared: _Kind.CLEARED}

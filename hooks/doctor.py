@@ -1,0 +1,200 @@
+"""``kvgraph doctor``: what stands between this machine and an advised engine, with the remedy."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Final
+
+import typer
+import zmq
+
+from ..graph import wire
+from ..graph.errors import VersionError, WireError
+from ..graph.events import Pressure
+from .sidecar import private_directory
+from .vllm.settings import SIDECAR_VARIABLE, SWITCH_VARIABLE, TESTED_VERSION, switched_on
+
+app = typer.Typer(add_completion=False)
+
+_PLUGIN_GROUP: Final = "vllm.general_plugins"
+_INSTALL: Final = "pip install 'kvgraph[vllm]' (GPU) or 'kvgraph[cpu]'"
+_NOT_FITTING: Final = f"install vLLM {TESTED_VERSION}.x, or report the missing name"
+# module, attribute path, parameters that we pass or are passed
+_HOOKS: Final = (
+    ("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ()),
+    ("vllm.config", "KVTransferConfig.is_kv_transfer_instance", ()),
+    ("vllm.v1.core.block_pool", "BlockPool.take_events", ()),
+    ("vllm.v1.core.block_pool", "BlockHashToBlockMap.get_one_block", ("key",)),
+    ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.popleft_n", ("n",)),
+    ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.remove", ("block",)),
+    ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.prepend_n", ("blocks",)),
+    ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.append_n", ("blocks",)),
+    ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.iter_blocks_after", ("cursor",)),
+    ("vllm.v1.core.kv_cache_utils", "KVCacheBlock.block_hash", ()),
+    ("vllm.distributed.kv_events", "BlockStored", ("block_hashes", "session_id", "group_idx")),
+    ("vllm.distributed.kv_events", "BlockRemoved", ("block_hashes", "medium", "group_idx")),
+    (
+        "vllm.distributed.kv_transfer.kv_connector.v1.base",
+        "KVConnectorBase_V1.bind_gpu_block_pool",
+        ("gpu_block_pool",),
+    ),
+    (
+        "vllm.distributed.kv_transfer.kv_connector.v1.base",
+        "SupportsHMA.request_finished_all_groups",
+        ("request", "block_ids"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One answer: ``ok`` is None where the question does not arise."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    remedy: str = ""
+
+
+@app.callback(invoke_without_command=True)
+def doctor(
+    endpoint: Annotated[
+        str | None, typer.Option(help="The sidecar to reach, e.g. tcp://127.0.0.1:5560.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check vLLM, the hooks, the switch and the sockets; exit 1 if anything is wrong."""
+    checks = list(run_checks(endpoint or os.environ.get(SIDECAR_VARIABLE)))
+    failed = any(check.ok is False for check in checks)
+    if as_json:
+        typer.echo(json.dumps({"ok": not failed, "checks": [asdict(c) for c in checks]}))
+    else:
+        for check in checks:
+            typer.echo(_line(check))
+    raise typer.Exit(1 if failed else 0)
+
+
+def run_checks(endpoint: str | None) -> Iterator[Check]:
+    """Every check, in the order in which a person would ask."""
+    installed = _check("vllm", check_vllm)
+    yield installed
+    if installed.ok:
+        yield _check("hooks", check_hooks)
+    yield _check("plugin", check_plugin)
+    yield _check("switch", check_switch)
+    yield _check("ipc socket", check_ipc)
+    yield _check("sidecar", lambda: check_sidecar(endpoint))
+
+
+def _check(name: str, ask: Callable[[], Check]) -> Check:
+    try:
+        return ask()
+    except Exception as error:
+        return Check(name, False, f"{type(error).__name__}: {error}", "see the error")
+
+
+def _line(check: Check) -> str:
+    mark = {True: "ok  ", False: "FAIL", None: "–   "}[check.ok]
+    remedy = f"\n       → {check.remedy}" if check.ok is False and check.remedy else ""
+    return f"{mark} {check.name}: {check.detail}{remedy}"
+
+
+def check_vllm() -> Check:
+    """Is vLLM there, and which."""
+    try:
+        vllm = importlib.import_module("vllm")
+    except ImportError as error:
+        return Check("vllm", False, f"cannot be imported ({error})", _INSTALL)
+    tested = vllm.__version__.startswith(TESTED_VERSION + ".")
+    note = "" if tested else f", untested: kvgraph is tested with {TESTED_VERSION}.x"
+    return Check("vllm", True, f"version {vllm.__version__}{note}")
+
+
+def check_hooks() -> Check:
+    """Does everything of vLLM's that the hooks rely on exist, with the parameters they use."""
+    missing = [problem for hook in _HOOKS if (problem := _misfit(*hook))]
+    if missing:
+        return Check("hooks", False, "; ".join(missing), _NOT_FITTING)
+    return Check("hooks", True, f"all {len(_HOOKS)} that we rely on fit")
+
+
+def _misfit(module: str, path: str, parameters: tuple[str, ...]) -> str | None:
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            return f"{module}.{path} is missing"
+    known = inspect.signature(found).parameters if parameters else {}
+    lost = [name for name in parameters if name not in known]
+    return f"{module}.{path} takes no {', '.join(lost)}" if lost else None
+
+
+def check_plugin() -> Check:
+    """Will vLLM load the plugin."""
+    names = {entry.name for entry in importlib.metadata.entry_points(group=_PLUGIN_GROUP)}
+    if "kvgraph" not in names:
+        return Check("plugin", False, "its entry point is not visible", "pip install kvgraph again")
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "kvgraph" not in allowed.split(","):
+        remedy = "add kvgraph to VLLM_PLUGINS, or unset it"
+        return Check("plugin", False, f"VLLM_PLUGINS={allowed} leaves it out", remedy)
+    return Check("plugin", True, "vLLM will load it")
+
+
+def check_switch() -> Check:
+    """Is the feature switched on in this environment."""
+    if switched_on():
+        return Check("switch", True, f"{SWITCH_VARIABLE} is set")
+    return Check("switch", None, f"off; engines start stock until {SWITCH_VARIABLE}=1 is set")
+
+
+def check_ipc() -> Check:
+    """Can a private ipc socket be made."""
+    directory = private_directory()
+    try:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+            socket.bind(f"ipc://{directory}/doctor.sock")
+    except zmq.ZMQError as error:
+        return Check("ipc socket", False, str(error), "point TMPDIR at a writable local directory")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return Check("ipc socket", True, "can be created")
+
+
+def check_sidecar(endpoint: str | None, timeout_s: float = 2.0) -> Check:
+    """Does a sidecar answer at ``endpoint``."""
+    if endpoint is None:
+        return Check("sidecar", None, f"{SIDECAR_VARIABLE} is not set: an engine starts its own")
+    remedy = f"start one: kvgraph serve --endpoint {endpoint}"
+    try:
+        frames = _ask(endpoint, timeout_s)
+    except zmq.ZMQError as error:
+        return Check("sidecar", False, f"{endpoint}: {error}", "use ipc://PATH or tcp://HOST:PORT")
+    if frames is None:
+        return Check("sidecar", False, f"nobody answers at {endpoint}", remedy)
+    try:
+        wire.decode_advice(frames)
+    except VersionError as error:
+        return Check("sidecar", False, str(error), "use one kvgraph version on both sides")
+    except WireError as error:
+        return Check("sidecar", False, f"{endpoint} is not a sidecar: {error}", remedy)
+    return Check("sidecar", True, f"answers at {endpoint}")
+
+
+def _ask(endpoint: str, timeout_s: float) -> list[bytes] | None:
+    """Speak up as an engine that the sidecar does not know: it asks who that is."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IDENTITY, os.urandom(16))
+        socket.connect(endpoint)
+        socket.send_multipart(wire.encode_events(0, [Pressure(0, 0, 0, 0, 0)]))
+        if not socket.poll(round(timeout_s * 1000), zmq.POLLIN):
+            return None
+        return socket.recv_multipart()

@@ -1,0 +1,171 @@
+"""A fake engine for tests: not vLLM, no model, no GPU; only its memory behaves like the real one.
+
+It keeps a paged pool with a prefix cache, evicts by the sidecar's ranking (else the least recently
+used block), and speaks through the same ``AdvisorClient`` over a real socket, so that a sidecar
+can be tested without vLLM.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from ..graph.advice import EvictionRanking
+from ..graph.events import (
+    AdviceApplied,
+    AnyEvent,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    EngineHello,
+    Pressure,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+)
+from .client import AdvisorClient, ClientOptions
+
+
+class FakeEngine:
+    """One engine that serves one request at a time.
+
+    Args:
+        endpoint: The sidecar's endpoint.
+        num_blocks: Blocks in the pool.
+        block_size: Tokens a block.
+        name: The engine's name in its hello.
+        options: The client's bounds and periods.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        num_blocks: int = 256,
+        block_size: int = 16,
+        name: str = "fake:0",
+        options: ClientOptions | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.name = name
+        self.evicted: list[int] = []
+        self.client = AdvisorClient(endpoint, self, options)
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._applied = 0
+        self._stale = 0
+        self._requests = 0
+
+    def __enter__(self) -> FakeEngine:
+        self.client.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+    @property
+    def cached(self) -> frozenset[int]:
+        """Keys in the prefix cache."""
+        return frozenset(self._cached)
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        session: str | None = None,
+        tenant: str | None = None,
+        segments: tuple[Segment, ...] = (),
+        waiting_for_tool: bool = False,
+        session_ended: bool = False,
+    ) -> int:
+        """Serve a request of these prompt tokens; returns how many the prefix cache held.
+
+        Raises:
+            ValueError: The prompt does not fit into the pool.
+        """
+        keys = self.keys(tokens)
+        if len(keys) > self.num_blocks:
+            raise ValueError(f"{len(keys)} blocks do not fit into a pool of {self.num_blocks}")
+        hits = next((i for i, key in enumerate(keys) if key not in self._cached), len(keys))
+        request, packed = f"request-{self._requests}", _pack(keys)
+        self._requests += 1
+        emit = self.client.emit
+        emit(
+            RequestStarted(
+                request, packed, len(tokens), hits * self.block_size, self.block_size,
+                session, tenant, segments,
+            )
+        )  # fmt: skip
+        self._store(keys, hits, session)
+        emit(
+            RequestFinished(
+                request, packed, len(tokens), len(tokens), "finished_stopped", session, tenant,
+                waiting_for_tool, None, session_ended,
+            )
+        )  # fmt: skip
+        return hits * self.block_size
+
+    def reset(self) -> None:
+        """Empty the prefix cache."""
+        self._cached.clear()
+        self.client.emit(BlocksCleared())
+
+    def keys(self, tokens: Sequence[int]) -> list[int]:
+        """Keys of the full blocks of a prompt: each hash covers its whole prefix."""
+        keys, parent = [], b""
+        for end in range(self.block_size, len(tokens) + 1, self.block_size):
+            block = struct.pack(f"<{self.block_size}q", *tokens[end - self.block_size : end])
+            parent = hashlib.blake2b(parent + block, digest_size=8).digest()
+            keys.append(int.from_bytes(parent, "little"))
+        return keys
+
+    # Memory -------------------------------------------------------------------------------------
+
+    def _store(self, keys: list[int], hits: int, session: str | None) -> None:
+        new = keys[hits:]
+        room = self.num_blocks - len(self._cached)
+        self._evict(len(new) - room, keep=frozenset(keys))
+        self._cached.update(dict.fromkeys(new))
+        for key in reversed(keys):  # freed tail first, so that a chain's head goes last
+            self._cached.move_to_end(key)
+        if new:
+            parent = keys[hits - 1] if hits else None
+            self.client.emit(BlocksStored(_pack(new), parent, self.block_size, session))
+
+    def _evict(self, n: int, keep: frozenset[int]) -> None:
+        if n <= 0:
+            return
+        ranking = self.client.ranking()
+        self._stale += ranking is None
+        candidates = dict.fromkeys([*_ranked(ranking), *self._cached])
+        victims = [key for key in candidates if key in self._cached and key not in keep][:n]
+        for key in victims:
+            del self._cached[key]
+        self._applied = self._applied if ranking is None else ranking.epoch
+        self.evicted += victims
+        self.client.emit(BlocksRemoved(_pack(victims)))
+
+    # EngineEnd ----------------------------------------------------------------------------------
+
+    def hello(self) -> EngineHello:
+        """See ``EngineEnd``."""
+        return EngineHello(self.name, "fake-model", self.block_size, self.num_blocks, "fake 0")
+
+    def resident(self) -> bytes:
+        """See ``EngineEnd``."""
+        return _pack(list(self._cached))
+
+    def heartbeat(self, dropped: int) -> list[AnyEvent]:
+        """See ``EngineEnd``."""
+        cached = len(self._cached)
+        pressure = Pressure(self.num_blocks, self.num_blocks, cached, 0, 0)
+        evicted = len(self.evicted)
+        return [pressure, AdviceApplied(self._applied, evicted, 0, self._stale, 0, dropped)]
+
+
+def _ranked(ranking: EvictionRanking | None) -> list[int]:
+    return [] if ranking is None else ranking.order.tolist()
+
+
+def _pack(keys: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(keys)}Q", *keys)

@@ -1,0 +1,235 @@
+"""What an engine pays: reading advice, applying it, and being observed.
+
+Block pool, requests, KV events and connector are the real ones; only the model is missing. The
+client's thread does not run here: it works beside the engine, not in its steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+
+from ..graph.advice import EvictionRanking
+from ..graph.types import Keys, as_keys
+from ..hooks.client import AdvisorClient, EngineEnd
+from ..hooks.vllm.eviction import FreeQueueArranger
+from ..hooks.vllm.index import BlockIndex
+from ..hooks.vllm.keys import pack_hashes, unpack
+from .figures import Figures
+
+BLOCK_SIZE: Final = 16
+POOL_BLOCKS: Final = 8192
+RUNNING: Final = 32  # requests in the decode batch
+PROMPT_TOKENS: Final = 1024
+SHARED_TOKENS: Final = 768  # of every prompt, cached since the first
+OUTPUT_TOKENS: Final = 256  # each request ends after so many steps and another takes its place
+STEPS: Final = 512
+REPEATS: Final = 15
+
+
+def run(progress: bool = False) -> Figures:
+    """Measure ``read_ns``, ``apply_us_per_block`` and ``observe_us_per_step``."""
+    figures = Figures("hotpath")
+    for measure in (_measure_read, _measure_apply, _measure_observe):
+        if progress:
+            _say(measure.__doc__ or "")
+        measure(figures)
+    return figures
+
+
+def _measure_read(figures: Figures) -> None:
+    """Reading the latest ranking, as the engine does each step."""
+    client = AdvisorClient("ipc:///nowhere", _no_engine())
+    client._held = _ranking(np.arange(4096, dtype=np.uint64))
+    samples = [_per_call(client.ranking, 50_000) * 1e9 for _ in range(REPEATS)]
+    figures.add("read_ns", samples, "ns", "≤ 250")
+
+
+def _measure_apply(figures: Figures) -> None:
+    """Applying new rankings to a real pool of 8,192 free cached blocks."""
+    pool, keys, index = cached_pool(POOL_BLOCKS)
+    arranger = FreeQueueArranger(pool, index, blocks_per_step=768)
+    shuffled, samples = np.random.default_rng(7), []
+    for epoch in range(1, 4 * REPEATS):
+        order = shuffled.permutation(keys)
+        ranking = _ranking(order[512:], epoch, protected=order[:512])
+        moved, start = arranger.moved, time.thread_time()
+        arranger.step(ranking)
+        samples.append((time.thread_time() - start) / (arranger.moved - moved) * 1e6)
+    figures.add("apply_us_per_block", samples, "us", "≤ 1")
+
+
+def _measure_observe(figures: Figures) -> None:
+    """A decode step of 32 requests under pressure, observed and not.
+
+    In a step, on average: 1/8 of a request ends and 1/8 of one is scheduled, whose prompt of
+    1,024 tokens is 3/4 cached; 4 blocks fill up and enter the prefix cache, and 4 cached blocks
+    are evicted for others. The figure is the difference between a connected and a stock pool, so
+    it holds all that observing costs: our calls, and vLLM's own making of KV events, which stock
+    leaves out.
+    """
+    from vllm import envs
+
+    envs.enable_envs_cache()  # as vLLM's engine core does once it is up
+    observed, stock, eventful = DecodeLoop(True), DecodeLoop(False), DecodeLoop(False)
+    eventful.pool.enable_kv_cache_events = True
+    rounds = [[loop.run(STEPS) for loop in (observed, eventful, stock)] for _ in range(REPEATS)]
+    figures.add("observe_us_per_step", [(o - s) * 1e6 for o, _, s in rounds], "us", "≤ 20")
+    figures.add("of_which_vllm_kv_events_us", [(e - s) * 1e6 for _, e, s in rounds], "us")
+
+
+class DecodeLoop:
+    """A scheduler's dealings with its block pool and connector, without a model."""
+
+    def __init__(self, observed: bool) -> None:
+        self.pool = new_pool(4096)
+        self.connector = connected(self.pool) if observed else None
+        self._new_request = request_maker()
+        self._running: list[tuple[Any, list[Any]]] = []
+        self._shared: list[Any] = []  # the cached start of every prompt
+        while len(self._running) < RUNNING:
+            self._start()
+            # Staggered, as in a server: not all reach a block's end in the same step.
+            self._decode(self._running[-1], len(self._running) * OUTPUT_TOKENS // RUNNING)
+        self.run(8 * OUTPUT_TOKENS)  # until the pool is full and every new block evicts one
+
+    def run(self, steps: int) -> float:
+        """Seconds a step."""
+        start = time.thread_time()  # this thread's own: other processes' load is not our cost
+        for _ in range(steps):
+            self._step()
+        elapsed = time.thread_time() - start
+        if self.connector is not None:
+            self.connector._side.client._queue.clear()  # the client's thread would have sent them
+        return elapsed / steps
+
+    def _step(self) -> None:
+        for entry in list(self._running):
+            self._decode(entry, 1)
+            if entry[0].num_output_tokens >= OUTPUT_TOKENS:
+                self._finish(entry)
+                self._start()
+        if self.connector is not None:
+            self.connector.build_connector_meta(None)
+        self.pool.take_events()
+
+    def _start(self) -> None:
+        request = self._new_request()
+        hits = len(self._shared)
+        if self.connector is not None:
+            self.connector.on_new_request(request)
+            self.connector.get_num_new_matched_tokens(request, hits * BLOCK_SIZE)
+        self.pool.touch(self._shared)
+        new = self.pool.get_new_blocks(PROMPT_TOKENS // BLOCK_SIZE - hits)
+        blocks = self._shared + new
+        self.pool.cache_full_blocks(request, blocks, hits, len(blocks), BLOCK_SIZE, 0)
+        request.num_computed_tokens = PROMPT_TOKENS
+        self._shared = self._shared or blocks[: SHARED_TOKENS // BLOCK_SIZE]
+        if self.connector is not None:
+            self.connector.update_state_after_alloc(request, None, 0)
+        self._running.append((request, blocks))
+
+    def _decode(self, entry: tuple[Any, list[Any]], tokens: int) -> None:
+        request, blocks = entry
+        for token in range(tokens):
+            if request.num_computed_tokens % BLOCK_SIZE == 0:
+                blocks += self.pool.get_new_blocks(1)
+            request.append_output_token_ids(token % 251)
+            request.num_computed_tokens += 1
+            full = request.num_computed_tokens // BLOCK_SIZE
+            if request.num_computed_tokens % BLOCK_SIZE == 0:
+                self.pool.cache_full_blocks(request, blocks, full - 1, full, BLOCK_SIZE, 0)
+
+    def _finish(self, entry: tuple[Any, list[Any]]) -> None:
+        request, blocks = entry
+        if self.connector is not None:
+            self.connector.request_finished_all_groups(request, ([b.block_id for b in blocks],))
+        self.pool.free_blocks(reversed(blocks))
+        self._running.remove(entry)
+
+
+def new_pool(num_blocks: int) -> Any:
+    """A real ``BlockPool`` with prefix caching."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    return BlockPool(num_blocks, enable_caching=True, hash_block_size=BLOCK_SIZE)
+
+
+def request_maker(prompt_tokens: int = PROMPT_TOKENS) -> Callable[[], Any]:
+    """Makes real ``Request`` objects, each with a prompt of its own."""
+    from vllm import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request
+
+    init_none_hash(sha256)
+    hasher, numbers = get_request_block_hasher(BLOCK_SIZE, sha256), itertools.count()
+
+    def make() -> Any:
+        n = next(numbers)
+        tokens = list(range(prompt_tokens))
+        tokens[SHARED_TOKENS] = n
+        sampling = SamplingParams(max_tokens=OUTPUT_TOKENS)
+        return Request(f"request-{n}", tokens, sampling, None, block_hasher=hasher)
+
+    return make
+
+
+def cached_pool(num_blocks: int) -> tuple[Any, Keys, BlockIndex]:
+    """A pool whose blocks are all free and in the prefix cache; their keys; their index."""
+    pool = new_pool(num_blocks)
+    index, count = BlockIndex(pool), num_blocks - 1  # block 0 is the null block
+    request = request_maker(count * BLOCK_SIZE)()
+    blocks = pool.get_new_blocks(count)
+    pool.cache_full_blocks(request, blocks, 0, count, BLOCK_SIZE, 0)
+    packed = pack_hashes(request.block_hashes)
+    index.remember(unpack(packed), blocks)
+    pool.free_blocks(reversed(blocks))
+    return pool, as_keys(packed), index
+
+
+def connected(pool: Any) -> Any:
+    """Our connector, bound to ``pool``; its client's thread is not started."""
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    from ..hooks.vllm.connector import KvGraphConnector, SchedulerSide
+
+    config = SimpleNamespace(
+        kv_transfer_config=KVTransferConfig(kv_connector="KvGraphConnector", kv_role="kv_producer"),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048, max_num_seqs=RUNNING),
+    )
+    kv_cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=None)])
+    connector = KvGraphConnector(config, KVConnectorRole.SCHEDULER, kv_cache)
+    connector._side = SchedulerSide(config, kv_cache, pool, "ipc:///nowhere")
+    connector._tee_events(pool, connector._side)
+    return connector
+
+
+def _ranking(order: Keys, epoch: int = 1, protected: Keys | None = None) -> EvictionRanking:
+    none = np.empty(0, dtype=np.uint64)
+    protected = none if protected is None else protected
+    return EvictionRanking(epoch, time.monotonic() + 1e6, order, protected, none)  # never stale
+
+
+def _no_engine() -> EngineEnd:
+    return SimpleNamespace()  # type: ignore[return-value]
+
+
+def _per_call(function: Callable[[], object], calls: int) -> float:
+    """Seconds a call, the loop's own cost included."""
+    start = time.thread_time()
+    for _ in itertools.repeat(None, calls):
+        function()
+    return (time.thread_time() - start) / calls
+
+
+def _say(line: str) -> None:
+    from rich.console import Console
+
+    Console(stderr=True).print(line.splitlines()[0])
