@@ -60,6 +60,7 @@ class ClientOptions:
     heartbeat_s: float = 0.4  # under the 0.5 s that the sidecar is promised
     max_stale_s: float = 2.0
     absent_s: float = 2.0  # unreachable for so long: the sidecar is gone, stop keeping for it
+    silent_s: float = 5.0  # no advice for so long: say so, once
     resync_gap_s: float = 0.2  # at most one resync in this time
 
 
@@ -101,7 +102,7 @@ class AdvisorClient:
         self._linked = False
         self._said: set[str] = set()
         self._last_greeting = self._last_heartbeat = float("-inf")
-        self._last_reachable = clock()
+        self._last_reachable = self._last_advice = clock()
 
     def emit(self, event: AnyEvent) -> None:
         """Queue ``event``, or drop and count it: never waits, never raises."""
@@ -178,6 +179,14 @@ class AdvisorClient:
         if socket.poll(round(self.options.tick_s * 1000), zmq.POLLIN):
             self._receive(socket)
         now = self._clock()
+        if now - self._last_advice > self.options.silent_s:
+            self._linked = False
+            self._say_once(
+                "absent",
+                "kvgraph: no sidecar answers at %s; the engine runs as stock vLLM does until "
+                "one is there",
+                self.endpoint,
+            )
         if not socket.poll(0, zmq.POLLOUT):
             self._unreachable(now)
             return
@@ -197,6 +206,7 @@ class AdvisorClient:
     def _take_advice(self, frames: list[bytes]) -> None:
         try:
             _, advice = wire.decode_advice(frames)
+            self._heard()
             match advice:
                 case RankingMessage():
                     self._held = advice.at(self._clock())
@@ -213,6 +223,13 @@ class AdvisorClient:
             self.garbage += 1
             self._say_once("garbage", "kvgraph: a frame that is not advice was ignored: %s", error)
 
+    def _heard(self) -> None:
+        self._last_advice = self._clock()
+        if not self._linked:
+            self._linked = True
+            self._said.discard("absent")
+            logger.info("kvgraph: engine linked to the sidecar at %s", self.endpoint)
+
     def _redate(self, valid: StillValid) -> None:
         held = self._held
         if held is not None and held.epoch == valid.epoch:
@@ -227,13 +244,6 @@ class AdvisorClient:
         self.dropped += len(self._queue)
         self._queue.clear()
         self._greeted = False
-        self._linked = False
-        self._say_once(
-            "absent",
-            "kvgraph: no sidecar answers at %s; the engine runs as stock "
-            "vLLM does until one is there",
-            self.endpoint,
-        )
 
     def _greet_if_due(self, socket: zmq.Socket[bytes], now: float) -> bool:
         if self._greeted:
@@ -243,13 +253,7 @@ class AdvisorClient:
         self._last_greeting = now
         hello, resident = self._engine.hello(), BlocksResident(self._engine.resident())
         self._greeted = self._send(socket, [hello, resident])
-        if self._greeted:
-            self.greetings += 1
-            self._linked or logger.info(
-                "kvgraph: engine linked to the sidecar at %s", self.endpoint
-            )
-            self._linked = True
-            self._said.discard("absent")
+        self.greetings += self._greeted
         return self._greeted
 
     def _beat_if_due(self, socket: zmq.Socket[bytes], now: float) -> None:
