@@ -8,16 +8,31 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from ..graph.advice import EvictionRanking
 from ..graph.kvcache_graph import KVCacheGraph
+from ..graph.scoring import ScoreProfile
 from .notices import Notices
 
 logger = logging.getLogger(__name__)
 
-RERANK_AFTER_S = 10.0
+RERANK_AFTER_S: Final = 10.0
 """Even an unchanged graph is ranked again after this long: a tool's expected return passes, a
 CO_ATTEND edge fades. Age alone moves all blocks by the same amount and reorders nothing."""
+
+
+class _Basis(NamedTuple):
+    """What a ranking was made of."""
+
+    version: int
+    profile: ScoreProfile
+    at: float
+
+    def is_as_good_as(self, before: _Basis) -> bool:
+        """Whether ranking again now would say what was said ``before``."""
+        unchanged = self.version == before.version and self.profile is before.profile
+        return unchanged and self.at - before.at < RERANK_AFTER_S
 
 
 class GraphEvictionAdvisor:
@@ -49,7 +64,7 @@ class GraphEvictionAdvisor:
         self._max_ranked = max_ranked
         self._clock = clock
         self._wake = wake
-        self._versions: dict[str, tuple[int, float]] = {}
+        self._bases: dict[str, _Basis] = {}
         self._epoch = 0
         self._notices = Notices(logger, clock)
         self._stopping = threading.Event()
@@ -71,22 +86,33 @@ class GraphEvictionAdvisor:
         """Rank every live engine once and publish the result to ``latest``."""
         rankings = {}
         for engine in self._engines():
-            with self._graph.lock:
-                rankings[engine] = self._opinion(engine)
-        for engine in [known for known in self._versions if known not in rankings]:
-            del self._versions[engine]
+            ranking = self._try_engine(engine)
+            if ranking is not None:
+                rankings[engine] = ranking
+        self._bases = {engine: self._bases[engine] for engine in rankings}
         self.latest = MappingProxyType(rankings)
 
+    def _try_engine(self, engine: str) -> EvictionRanking | None:
+        """A fresh opinion; after a failure the one of before, which goes stale meanwhile."""
+        try:
+            with self._graph.lock:
+                return self._opinion(engine)
+        except Exception as error:
+            self.counters["failed"] += 1
+            self._notices.warn("rank", "ranking failed (%s)", type(error).__name__)
+            logger.debug("ranking failed", exc_info=True)
+            return self.latest.get(engine)
+
     def _opinion(self, engine: str) -> EvictionRanking:
-        now, version = self._clock(), self._graph.version
-        previous = self.latest.get(engine)
-        ranked_version, ranked_at = self._versions.get(engine, (-1, 0.0))
-        if previous and ranked_version == version and now - ranked_at < RERANK_AFTER_S:
+        now = self._clock()
+        basis = _Basis(self._graph.version, self._graph.profile, now)
+        previous, before = self.latest.get(engine), self._bases.get(engine)
+        if previous and before and basis.is_as_good_as(before):
             self.counters["redated"] += 1
             return replace(previous, ts=now)
         ranking = self._graph.rank(engine, self._max_ranked)
         self._epoch += 1
-        self._versions[engine] = (version, now)
+        self._bases[engine] = basis
         self.counters["ranked"] += 1
         return EvictionRanking(
             self._epoch, now, ranking.order, ranking.protected, ranking.spill_first
@@ -94,11 +120,5 @@ class GraphEvictionAdvisor:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
-            try:
-                self.tick()
-            except Exception as error:
-                # No new opinion: what engines hold grows stale and they do without us.
-                self.counters["failed"] += 1
-                self._notices.warn("rank", "ranking failed (%s)", type(error).__name__)
-                logger.debug("ranking failed", exc_info=True)
+            self.tick()
             self._wake()

@@ -122,7 +122,8 @@ def _shifted(
 
 
 def _prefixed(prefix: str, columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    return {f"{prefix}.{name}": column for name, column in columns.items()}
+    """Copies: the columns go on changing once the lock is released."""
+    return {f"{prefix}.{name}": column.copy() for name, column in columns.items()}
 
 
 def _section(arrays: dict[str, npt.NDArray[Any]], prefix: str) -> dict[str, npt.NDArray[Any]]:

@@ -1,0 +1,277 @@
+"""The sidecar's ROUTER over real sockets: garbage, gaps, strangers, silence."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from kvgraph.advisor.publisher import AdvicePublisher
+from kvgraph.advisor.subscriber import EventSubscriber
+from kvgraph.graph import wire
+from kvgraph.graph.advice import AnyAdvice, ResyncRequest
+from kvgraph.graph.events import AnyEvent, BlocksRemoved, BlocksResident, EngineHello, Pressure
+
+PRESSURE = Pressure(10, 5, 5, 1, 0)
+REMOVED = BlocksRemoved(b"\1" * 8)
+
+
+def hello(name: str = "engine") -> list[AnyEvent]:
+    return [EngineHello(name, "model", 16, 100, "test 1"), BlocksResident(b"")]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Engine:
+    """A hand-rolled DEALER."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
+        self.identity = os.urandom(16)
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, self.identity)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(endpoint)
+
+    def send(self, seq: int, events: list[AnyEvent]) -> None:
+        self.socket.send_multipart(wire.encode_events(seq, events))
+
+    def advice(self) -> AnyAdvice:
+        assert self.socket.poll(5000), "no advice arrived"
+        return wire.decode_advice(self.socket.recv_multipart())[1]
+
+    def has_advice(self) -> bool:
+        return bool(self.socket.poll(50))
+
+
+class Bench:
+    """A subscriber on a real ROUTER, with a clock that only tests move."""
+
+    def __init__(self, endpoint: str, capacity: int = 8) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.clock = Clock()
+        self.endpoint = endpoint
+        router = self.router = self.context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.bind(endpoint)
+        self.publisher = AdvicePublisher(router, self.clock)
+        self.subscriber = EventSubscriber(
+            router,
+            self.publisher.request_resync,
+            self.clock,
+            engine_timeout_s=1.8,
+            capacity=capacity,
+        )
+        self.engines: list[Engine] = []
+
+    def engine(self) -> Engine:
+        self.engines.append(Engine(self.context, self.endpoint))
+        return self.engines[-1]
+
+    def receive(self, messages: int) -> list[tuple[str, list[AnyEvent]]]:
+        """What the subscriber makes of the next ``messages`` messages."""
+        wanted = self.subscriber.counters["messages"] + messages
+        taken: list[tuple[str, list[AnyEvent]]] = []
+        deadline = time.monotonic() + 10
+        while self.subscriber.counters["messages"] < wanted:
+            assert time.monotonic() < deadline, "messages are missing"
+            self.router.poll(100)
+            taken += self.subscriber.receive(1000)
+        return taken
+
+    def close(self) -> None:
+        for socket in (self.router, *(engine.socket for engine in self.engines)):
+            socket.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(f"inproc://subscriber-{os.urandom(4).hex()}")
+    yield bench
+    bench.close()
+
+
+def test_a_hello_makes_an_engine_and_its_events_are_handed_on(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    engine.send(1, [PRESSURE])
+    taken = bench.receive(2)
+    assert taken == [(engine.identity.hex(), hello()), (engine.identity.hex(), [PRESSURE])]
+    (peer,) = bench.subscriber.peers
+    assert peer.synced
+    assert not engine.has_advice()
+
+
+def test_a_stranger_is_asked_to_introduce_itself(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(41, [REMOVED])
+    assert bench.receive(1) == []
+    assert engine.advice() == ResyncRequest("unknown engine")
+    engine.send(42, hello())
+    engine.send(43, [PRESSURE])
+    assert len(bench.receive(2)) == 2
+    assert bench.subscriber.peers[0].sequence.gaps == 0
+
+
+def test_a_stranger_is_asked_at_most_twice_a_second(bench: Bench) -> None:
+    engine = bench.engine()
+    for seq in range(10):
+        engine.send(seq, [PRESSURE])
+    bench.receive(10)
+    bench.clock.now += 0.6
+    engine.send(10, [PRESSURE])
+    bench.receive(1)
+    assert [engine.advice(), engine.advice()] == [ResyncRequest("unknown engine")] * 2
+    assert not engine.has_advice()
+
+
+def test_a_gap_withholds_advice_until_the_engine_is_back_in_step(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    bench.clock.now += 1
+    engine.send(3, [REMOVED])
+    assert bench.receive(1) == [(engine.identity.hex(), [REMOVED])]
+    (peer,) = bench.subscriber.peers
+    assert not peer.synced
+    assert (peer.sequence.gaps, peer.sequence.missed) == (1, 2)
+    assert engine.advice() == ResyncRequest("gap")
+    engine.send(4, hello())
+    bench.receive(1)
+    assert bench.subscriber.peers[0].synced
+
+
+def test_an_engine_that_ignores_the_request_is_asked_again(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    for seq in (5, 6, 7):
+        bench.clock.now += 0.6
+        engine.send(seq, [PRESSURE])
+        bench.receive(1)
+    asked = [engine.advice() for _ in range(3)]
+    assert asked == [ResyncRequest(why) for why in ("gap", "not in step", "not in step")]
+
+
+def test_repeated_and_late_batches_are_dropped(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    for seq in (1, 2, 2, 1, 0, 3):
+        engine.send(seq, [REMOVED])
+    assert len(bench.receive(7)) == 4
+    assert bench.subscriber.counters["duplicates"] == 3
+    assert bench.subscriber.peers[0].synced
+
+
+def test_a_silent_engine_is_forgotten_and_must_say_hello_again(bench: Bench) -> None:
+    engine, other = bench.engine(), bench.engine()
+    engine.send(0, hello("one"))
+    other.send(0, hello("two"))
+    bench.receive(2)
+    bench.clock.now += 1.0
+    other.send(1, [PRESSURE])
+    bench.receive(1)
+    bench.clock.now += 1.0
+    assert bench.subscriber.expire() == [engine.identity.hex()]
+    assert [peer.hello.engine for peer in bench.subscriber.peers] == ["two"]
+    engine.send(1, [REMOVED])
+    assert bench.receive(1) == []
+    assert engine.advice() == ResyncRequest("unknown engine")
+
+
+def test_nobody_is_judged_silent_while_messages_wait(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    bench.clock.now += 60  # as if this process had been stopped
+    for seq in range(1, 4):
+        engine.send(seq, [PRESSURE])
+    assert bench.router.poll(5000)
+    list(bench.subscriber.receive(1))
+    assert bench.subscriber.expire() == []
+    bench.receive(2)
+    assert bench.subscriber.expire() == []
+
+
+def test_engines_beyond_the_capacity_are_refused_and_counted() -> None:
+    bench = Bench(f"inproc://capacity-{os.urandom(4).hex()}", capacity=2)
+    try:
+        for _ in range(3):
+            bench.engine().send(0, hello())
+            bench.receive(1)
+        assert len(bench.subscriber.peers) == 2
+        assert bench.subscriber.counters["engines_refused"] == 1
+    finally:
+        bench.close()
+
+
+GOOD = wire.encode_events(1, [PRESSURE])
+GARBAGE = {
+    "one empty frame": [b""],
+    "one frame": [b"x"],
+    "two frames": [b"a", b"b"],
+    "four frames": [*GOOD, b""],
+    "a hundred frames": [b"x"] * 100,
+    "no sequence number": [GOOD[0], b"", GOOD[2]],
+    "7 bytes of sequence number": [GOOD[0], b"\0" * 7, GOOD[2]],
+    "9 bytes of sequence number": [GOOD[0], b"\0" * 9, GOOD[2]],
+    "64 bytes of sequence number": [GOOD[0], b"\0" * 64, GOOD[2]],
+    "sequence number 2**64 - 1": [GOOD[0], b"\xff" * 8, GOOD[2]],
+    "another header": [b"HTTP", *GOOD[1:]],
+    "an empty payload": [*GOOD[:2], b""],
+    "a cut payload": [*GOOD[:2], GOOD[2][:-1]],
+    "a length that claims 4 G": [*GOOD[:2], b"\xdd\xff\xff\xff\xff"],
+    "nested too deep": [*GOOD[:2], b"\x91" * 100_000],
+    "text that is not UTF-8": [*GOOD[:2], b"\x91\x91\x92\x08\xa2\xff\xfe"],
+    "an unknown tag": [*GOOD[:2], b"\x91\x91\x91\x63"],
+}
+
+
+@pytest.mark.parametrize("frames", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_is_counted_and_harms_nobody(bench: Bench, frames: list[bytes]) -> None:
+    engine, vandal = bench.engine(), bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    vandal.socket.send_multipart(frames)
+    engine.send(1, [PRESSURE])
+    assert bench.receive(2) == [(engine.identity.hex(), [PRESSURE])]
+    assert bench.subscriber.counters["refused_wire"] == 1
+    assert len(bench.subscriber.peers) == 1
+
+
+def test_another_protocol_version_is_logged_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = bench.engine()
+    for _ in range(5):
+        engine.socket.send_multipart([b"KVG\x63", *GOOD[1:]])
+    bench.receive(5)
+    assert bench.subscriber.counters["refused_version"] == 5
+    assert caplog.text.count("protocol version 99") == 1
+
+
+def test_a_flood_of_garbage_costs_one_log_line(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = bench.engine()
+    for _ in range(200):
+        engine.socket.send_multipart([b"x"])
+    bench.receive(200)
+    assert len(caplog.records) == 1
+
+
+def test_many_strangers_are_remembered_in_bounded_memory(bench: Bench) -> None:
+    for index in range(400):
+        bench.subscriber._ask_stranger(index.to_bytes(16, "big"))
+    assert len(bench.subscriber._strangers) <= 256
