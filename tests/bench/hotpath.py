@@ -89,7 +89,7 @@ class DecodeLoop:
     def __init__(self, observed: bool) -> None:
         self.pool = new_pool(4096)
         self.connector = connected(self.pool) if observed else None
-        self._new_request = request_maker()
+        self._make_request, self._numbers = request_maker(), itertools.count()
         self._running: list[tuple[Any, list[Any]]] = []
         self._shared: list[Any] = []  # the cached start of every prompt
         while len(self._running) < RUNNING:
@@ -119,7 +119,9 @@ class DecodeLoop:
         self.pool.take_events()
 
     def _start(self) -> None:
-        request = self._new_request()
+        tokens = list(range(PROMPT_TOKENS))
+        tokens[SHARED_TOKENS] = next(self._numbers)  # what follows is this request's own
+        request = self._make_request(tokens)
         hits = len(self._shared)
         if self.connector is not None:
             self.connector.on_new_request(request)
@@ -160,8 +162,8 @@ def new_pool(num_blocks: int) -> Any:
     return BlockPool(num_blocks, enable_caching=True, hash_block_size=BLOCK_SIZE)
 
 
-def request_maker(prompt_tokens: int = PROMPT_TOKENS) -> Callable[[], Any]:
-    """Makes real ``Request`` objects, each with a prompt of its own."""
+def request_maker() -> Callable[[list[int]], Any]:
+    """Makes real ``Request`` objects from prompt tokens."""
     from vllm import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -170,12 +172,9 @@ def request_maker(prompt_tokens: int = PROMPT_TOKENS) -> Callable[[], Any]:
     init_none_hash(sha256)
     hasher, numbers = get_request_block_hasher(BLOCK_SIZE, sha256), itertools.count()
 
-    def make() -> Any:
-        n = next(numbers)
-        tokens = list(range(prompt_tokens))
-        tokens[SHARED_TOKENS] = n
+    def make(tokens: list[int]) -> Any:
         sampling = SamplingParams(max_tokens=OUTPUT_TOKENS)
-        return Request(f"request-{n}", tokens, sampling, None, block_hasher=hasher)
+        return Request(f"request-{next(numbers)}", tokens, sampling, None, block_hasher=hasher)
 
     return make
 
@@ -184,7 +183,7 @@ def cached_pool(num_blocks: int) -> tuple[Any, Keys, BlockIndex]:
     """A pool whose blocks are all free and in the prefix cache; their keys; their index."""
     pool = new_pool(num_blocks)
     index, count = BlockIndex(pool), num_blocks - 1  # block 0 is the null block
-    request = request_maker(count * BLOCK_SIZE)()
+    request = request_maker()(list(range(count * BLOCK_SIZE)))
     blocks = pool.get_new_blocks(count)
     pool.cache_full_blocks(request, blocks, 0, count, BLOCK_SIZE, 0)
     packed = pack_hashes(request.block_hashes)

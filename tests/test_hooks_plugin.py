@@ -1,0 +1,172 @@
+"""The plugin: silent when off, idempotent, composed with the user's connector, never raising."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kvgraph.hooks.vllm import plugin
+from kvgraph.hooks.vllm.settings import switched_on
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+ENDPOINT = "ipc:///tmp/somewhere"
+
+
+@pytest.fixture
+def engine_args(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's ``EngineArgs`` whose ``create_engine_config`` is put back afterwards."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    def create_engine_config(self: Any, usage_context: Any = None, headless: bool = False) -> Any:
+        return config()
+
+    monkeypatch.setattr(EngineArgs, "create_engine_config", create_engine_config)
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", ENDPOINT)
+    return EngineArgs
+
+
+def config(user: Any = None, prefix_caching: bool = True, encoder_decoder: bool = False) -> Any:
+    return SimpleNamespace(
+        kv_transfer_config=user,
+        cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
+        model_config=SimpleNamespace(is_encoder_decoder=encoder_decoder),
+    )
+
+
+def transfer(**fields: Any) -> Any:
+    from vllm.config import KVTransferConfig
+
+    return KVTransferConfig(**fields)
+
+
+@pytest.mark.parametrize("value", [None, "", "0", "false", "off", " No "])
+def test_off_wraps_nothing(
+    value: str | None, engine_args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AITHER_KVCACHE_GRAPH", raising=False)
+    if value is not None:
+        monkeypatch.setenv("AITHER_KVCACHE_GRAPH", value)
+    before = engine_args.create_engine_config
+    plugin.register()
+    assert engine_args.create_engine_config is before
+    assert not switched_on()
+
+
+def test_on_wraps_once_and_attaches(engine_args: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_GRAPH", "1")
+    plugin.register()
+    wrapped = engine_args.create_engine_config
+    plugin.register()
+    assert engine_args.create_engine_config is wrapped
+    made = wrapped(SimpleNamespace(), headless=True)
+    assert made.kv_transfer_config.kv_connector == "KvGraphConnector"
+
+
+def test_a_failure_leaves_one_warning_and_a_stock_engine(
+    engine_args: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setenv("AITHER_KVCACHE_GRAPH", "1")
+    monkeypatch.setattr(plugin, "attach", fail)
+    plugin.register()
+    with caplog.at_level(logging.WARNING):
+        made = engine_args.create_engine_config(SimpleNamespace())
+    assert made.kv_transfer_config is None
+    assert len(caplog.records) == 1
+    assert "stock vLLM" in caplog.records[0].getMessage()
+
+
+def test_a_vllm_without_engine_args_is_survived(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import vllm.engine.arg_utils
+
+    monkeypatch.setenv("AITHER_KVCACHE_GRAPH", "1")
+    monkeypatch.delattr(vllm.engine.arg_utils, "EngineArgs")
+    with caplog.at_level(logging.WARNING):
+        plugin.register()
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "declined", [{"prefix_caching": False}, {"encoder_decoder": True}], ids=["cache", "encoder"]
+)
+def test_engines_that_we_cannot_help_stay_stock(
+    declined: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "sidecar_endpoint", lambda: pytest.fail("started for nothing"))
+    made = config(**declined)
+    plugin.attach(made)
+    assert made.kv_transfer_config is None
+
+
+@pytest.mark.parametrize("user", [None, "empty"])
+def test_alone_it_takes_no_role_in_any_transfer(user: str | None) -> None:
+    ours = plugin.composed(None if user is None else transfer(), ENDPOINT)
+    assert ours.kv_connector == "KvGraphConnector"
+    assert ours.kv_load_failure_policy == "recompute"
+    assert ours.get_from_extra_config("kvgraph_endpoint", None) == ENDPOINT
+    assert not any((ours.is_kv_transfer_instance, ours.is_kv_producer, ours.is_kv_consumer))
+
+
+def test_the_users_connector_comes_first_and_unchanged() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    user = transfer(
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
+        engine_id="engine-7",
+        kv_connector_extra_config={"cpu_bytes_to_use": 1 << 20},
+    )
+    both = plugin.composed(user, ENDPOINT)
+    assert both.kv_connector == "MultiConnector"
+    assert (both.engine_id, both.kv_role) == ("engine-7", "kv_both")
+    assert both.kv_load_failure_policy == "fail", "the user's policy stays the user's"
+    parts = MultiConnector._get_connector_classes_and_configs(
+        SimpleNamespace(kv_transfer_config=both)
+    )
+    assert [c.__name__ for c, _ in parts] == ["OffloadingConnector", "KvGraphConnector"]
+    theirs = parts[0][1].kv_transfer_config
+    assert theirs.kv_connector_extra_config == {"cpu_bytes_to_use": 1 << 20}
+    assert theirs.engine_id == "engine-7"
+    assert MultiConnector.all_children_support_hma(both)
+
+
+def test_an_existing_multi_connector_gets_one_more_part() -> None:
+    part = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
+    user = transfer(
+        kv_connector="MultiConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"connectors": [part], "other": 1},
+    )
+    both = plugin.composed(user, ENDPOINT)
+    extra = both.kv_connector_extra_config
+    assert extra["other"] == 1
+    assert extra["connectors"][0] == part
+    assert extra["connectors"][1]["kv_connector"] == "KvGraphConnector"
+    assert user.kv_connector_extra_config["connectors"] == [part], "the user's own is not changed"
+
+
+def test_a_running_sidecar_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "tcp://127.0.0.1:5560")
+    assert plugin.sidecar_endpoint() == "tcp://127.0.0.1:5560"
+
+
+def test_without_one_a_child_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    import kvgraph.hooks.sidecar
+
+    started = []
+
+    def start_child() -> str:
+        started.append(1)
+        return ENDPOINT
+
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "")
+    monkeypatch.setattr(kvgraph.hooks.sidecar, "start_child", start_child)
+    assert plugin.sidecar_endpoint() == ENDPOINT
+    assert plugin.sidecar_endpoint() == ENDPOINT
+    assert len(started) == 1
