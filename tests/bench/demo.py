@@ -154,7 +154,7 @@ def _run_arm(
         shown.starting(plan.arm)
         with Ledger(events, layers_by_digest(workload)) as ledger, Server(plan) as server:
             if graph:
-                _check_advised(server)
+                check_advised(server)
             sequential, first = _run_pass(one_at_a_time, server, workload, ledger, shown)
             server.reset_prefix_cache()
             ledger.take()
@@ -170,7 +170,7 @@ def _run_pass(
     return result, ledger.take()
 
 
-def _check_advised(server: Server) -> None:
+def check_advised(server: Server) -> None:
     """A graph arm that is stock in truth would make the comparison a lie."""
     if not server.logged(ADVISED, within_s=15.0):
         raise ServerError(

@@ -24,6 +24,9 @@ from .errors import ServerError
 from .workload import BLOCK
 
 SWITCH: Final = "AITHER_KVCACHE_GRAPH"
+GRAPH_SETTINGS: Final = ("AITHER_KVCACHE_SIDECAR", "KVGRAPH_CONFIG")
+"""What the graph arm, and only it, takes over from the caller's environment."""
+
 START_TIMEOUT_S: Final = 600.0
 LOG_TAIL_LINES: Final = 30
 
@@ -86,8 +89,7 @@ class ServerPlan:
             env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
         if self.graph:
             env[SWITCH] = "1"
-            if config := inherited.get("KVGRAPH_CONFIG"):
-                env["KVGRAPH_CONFIG"] = config
+            env.update({name: inherited[name] for name in GRAPH_SETTINGS if name in inherited})
         return env
 
 

@@ -1,0 +1,101 @@
+"""The demo's figures, table, picture and JSON say what its passes measured."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from kvgraph.bench.client import Answer
+from kvgraph.bench.demo import ArmResult, DemoResult
+from kvgraph.bench.figures import Figure, Figures
+from kvgraph.bench.ledger import Tally
+from kvgraph.bench.passes import PassResult, agreement
+from kvgraph.bench.report import print_report, save_figures
+from kvgraph.graph.types import SourceLayer
+from rich.console import Console
+
+
+def answered(cached: int, ttft_s: float, text: str = "w5 w6") -> PassResult:
+    answers = (
+        Answer("a/0", text, ttft_s, 1.0, 1000, cached, 10),
+        Answer("a/1", "w7", ttft_s, 1.0, 1000, cached, 10),
+    )
+    return PassResult(answers, wall_s=2.0)
+
+
+def arm(name: str, cached: int, ttft_s: float, rules_lost: int, text: str = "w5 w6") -> ArmResult:
+    evicted = Counter({SourceLayer.RULES: rules_lost, SourceLayer.TOOL_RESULT: 40})
+    return ArmResult(
+        name,
+        answered(cached, ttft_s),
+        answered(cached, ttft_s, text),
+        Tally(evicted=evicted),
+        Tally(evicted=Counter(evicted)),
+    )
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> DemoResult:
+    stock, graph = arm("stock", 400, 0.4, rules_lost=3), arm("graph", 550, 0.3, 0, "w5 w9")
+    return DemoResult("model", tmp_path, 2, stock, graph)
+
+
+def test_figures_compare_the_arms(result: DemoResult) -> None:
+    figures = result.figures().as_dict()["figures"]
+    assert figures["hit_gain_points"]["value"] == pytest.approx(15)
+    assert figures["protected_lost"]["value"] == 0
+    assert figures["stock_protected_lost"]["value"] == 6
+    assert figures["texts_identical"]["value"] is True
+    assert figures["ttft_p50_ratio"]["value"] == pytest.approx(0.75)
+    assert figures["concurrent_agreement"]["value"] == 50
+    assert figures["stock_self_agreement"]["value"] == 100
+
+
+def test_different_sequential_texts_are_reported(result: DemoResult) -> None:
+    other = answered(550, 0.3, "w1")
+    assert agreement(result.stock.sequential, other) == 0.5
+    graph = ArmResult("graph", other, result.graph.concurrent, Tally(), Tally())
+    assert not DemoResult("m", result.out, 2, result.stock, graph).texts_identical
+
+
+def test_the_report_names_every_number_and_no_text(result: DemoResult) -> None:
+    console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
+    print_report(result, console)
+    shown = console.export_text()
+    for expected in ("55.0%", "rules (protected)", "TTFT p50 / p95", "400 / 400 ms", "identical"):
+        assert expected in shown
+    saved = save_figures(result).read_text()
+    assert "w5" not in shown + saved
+    assert json.loads(saved)["arms"]["stock"]["sequential"]["evicted"]["rules"] == 3
+
+
+def test_the_picture_is_drawn_without_a_display(
+    result: DemoResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from kvgraph.bench.picture import draw
+
+    monkeypatch.delenv("DISPLAY", raising=False)
+    assert draw(result).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_is_the_median_with_its_spread() -> None:
+    figure = Figure.of([3.0, 1.0, 2.0], "ms")
+    assert (figure.value, figure.spread, figure.n) == (2.0, (1.0, 3.0), 3)
+    wide = Figure.of([float(i) for i in range(101)], "ms")
+    assert wide.spread == (10.0, 90.0)
+
+
+def test_a_figure_without_samples_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Figure.of([], "ms")
+
+
+def test_figures_are_one_line_of_json() -> None:
+    figures = Figures("graph")
+    figures.add("rank_20k_ms", [1.2, 1.3, 1.5], "ms")
+    expected = {"rank_20k_ms": {"value": 1.3, "unit": "ms", "spread": [1.2, 1.5], "n": 3}}
+    assert json.loads(figures.to_json()) == {"bench": "graph", "figures": expected}
+    assert "\n" not in figures.to_json()
