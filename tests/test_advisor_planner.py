@@ -1,0 +1,144 @@
+"""The advisor's thread: one immutable opinion per engine, fresh or re-dated."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from kvgraph.advisor.planner import RERANK_AFTER_S, GraphEvictionAdvisor
+from kvgraph.graph.events import BlocksResident, BlocksStored
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.scoring import Ranking, ScoreProfile
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Planned:
+    """A graph of two engines, and the advisor over it."""
+
+    def __init__(self, max_ranked: int = 100) -> None:
+        self.clock = Clock()
+        self.graph = KVCacheGraph(clock=self.clock)
+        self.engines = ["a", "b"]
+        for engine, first in (("a", 1), ("b", 1000)):
+            self.graph.apply(engine, [BlocksResident(b"")])
+            self.store(engine, first)
+        self.planner = GraphEvictionAdvisor(
+            self.graph,
+            lambda: self.engines,
+            interval_s=0.01,
+            max_ranked=max_ranked,
+            clock=self.clock,
+        )
+
+    def store(self, engine: str, first: int) -> None:
+        keys = np.arange(first, first + 10, dtype="<u8").tobytes()
+        self.graph.apply(engine, [BlocksStored(keys, None, 16)])
+
+    def tick(self, after_s: float = 0.5) -> None:
+        self.clock.now += after_s
+        self.planner.tick()
+
+
+def test_each_engine_is_told_of_its_own_blocks() -> None:
+    planned = Planned()
+    planned.tick()
+    latest = planned.planner.latest
+    assert sorted(latest["a"].order.tolist()) == list(range(1, 11))
+    assert sorted(latest["b"].order.tolist()) == list(range(1000, 1010))
+
+
+def test_no_more_than_max_ranked_blocks_are_named() -> None:
+    planned = Planned(max_ranked=4)
+    planned.tick()
+    assert len(planned.planner.latest["a"].order) == 4
+
+
+def test_an_unchanged_graph_is_only_dated_again() -> None:
+    planned = Planned()
+    planned.tick()
+    first = planned.planner.latest["a"]
+    planned.tick()
+    second = planned.planner.latest["a"]
+    assert second.epoch == first.epoch
+    assert second.ts == first.ts + 0.5
+    assert second.order is first.order
+    assert planned.planner.counters == {"ranked": 2, "redated": 2}
+
+
+def test_a_changed_graph_is_ranked_again() -> None:
+    planned = Planned()
+    planned.tick()
+    before = planned.planner.latest["a"].epoch
+    planned.store("a", 500)
+    planned.tick()
+    after = planned.planner.latest["a"]
+    assert after.epoch > before
+    assert 500 in after.order
+
+
+def test_new_weights_are_ranked_with_at_once() -> None:
+    planned = Planned()
+    planned.tick()
+    before = planned.planner.latest["a"].epoch
+    planned.graph.profile = ScoreProfile(age=5.0)
+    planned.tick()
+    assert planned.planner.latest["a"].epoch > before
+
+
+def test_even_an_unchanged_graph_is_ranked_again_in_the_end() -> None:
+    planned = Planned()
+    planned.tick()
+    planned.tick(after_s=RERANK_AFTER_S)
+    assert planned.planner.counters["ranked"] == 4
+
+
+def test_an_engine_that_left_has_no_ranking() -> None:
+    planned = Planned()
+    planned.tick()
+    planned.engines = ["b"]
+    planned.tick()
+    assert set(planned.planner.latest) == {"b"}
+
+
+def test_readers_hold_an_immutable_snapshot() -> None:
+    planned = Planned()
+    planned.tick()
+    held = planned.planner.latest
+    with pytest.raises(TypeError):
+        held["c"] = held["a"]  # type: ignore[index]
+    planned.store("a", 500)
+    planned.tick()
+    assert 500 not in held["a"].order
+
+
+def test_a_failing_ranking_leaves_the_other_engine_its_advice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned = Planned()
+    planned.tick()
+    rank = planned.graph.rank
+
+    def rank_but_not_a(engine: str, limit: int) -> Ranking:
+        if engine == "a":
+            raise ZeroDivisionError("no luck")
+        return rank(engine, limit)
+
+    monkeypatch.setattr(planned.graph, "rank", rank_but_not_a)
+    stale = planned.planner.latest["a"]
+    planned.store("a", 500)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            planned.tick()
+    assert planned.planner.latest["a"] is stale, "dated as of before: it grows too old to be used"
+    assert planned.planner.latest["b"].ts == planned.clock.now
+    assert planned.planner.counters["failed"] == 3
+    assert len(caplog.records) == 1
