@@ -151,27 +151,17 @@ def _first_answer(urls: list[str], paths: list[str]) -> Any:
 
 
 def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
+    """A command's app; raises KvGraphError naming what to install when something is missing."""
     try:
         loaded = entry.load()
     except ImportError as error:
-        return _missing(entry.name, error)
+        extras = importlib.metadata.metadata("kvgraph").get_all("Provides-Extra") or []
+        package = f"kvgraph[{entry.name}]" if entry.name in extras else "kvgraph"
+        raise KvGraphError(
+            f"`kvgraph {entry.name}` cannot start ({error}): pip install '{package}'"
+        ) from None
     assert isinstance(loaded, typer.Typer), f"entry point {entry.name} is not a typer app"
     return loaded
-
-
-def _missing(name: str, error: ImportError) -> typer.Typer:
-    extras = importlib.metadata.metadata("kvgraph").get_all("Provides-Extra") or []
-    package = f"kvgraph[{name}]" if name in extras else "kvgraph"
-    stub = _unloaded(name)
-
-    @stub.callback(
-        invoke_without_command=True,
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
-    def say() -> None:
-        raise KvGraphError(f"`kvgraph {name}` cannot start ({error}): pip install '{package}'")
-
-    return stub
 
 
 def _unloaded(name: str) -> typer.Typer:

@@ -84,7 +84,7 @@ class EventSubscriber:
         self._strangers: OrderedDict[bytes, float] = OrderedDict()
         self._notices = Notices(logger, clock)
         self._peers: dict[bytes, Peer] = {}
-        self._drained = True
+        self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
 
     @property
@@ -94,12 +94,12 @@ class EventSubscriber:
 
     def receive(self, limit: int) -> Iterator[tuple[str, list[AnyEvent]]]:
         """Up to ``limit`` messages that have arrived: (engine, events) to apply, in order."""
-        self._drained = False
+        self._emptied_at = None
         for _ in range(limit):
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                self._drained = True
+                self._emptied_at = self._clock()
                 return
             events = self._take(identity, frames)
             if events:
@@ -108,12 +108,12 @@ class EventSubscriber:
     def expire(self) -> list[str]:
         """Forget engines that have been silent for too long; their ids.
 
-        After a stall of our own their messages wait in the socket, so that nobody is judged
-        silent before it has been read empty.
+        Silence is judged as of the moment when the socket was last read empty: after a stall of
+        our own the engines' messages wait there.
         """
-        if not self._drained:
+        if self._emptied_at is None:
             return []
-        oldest = self._clock() - self._timeout_s
+        oldest = self._emptied_at - self._timeout_s
         gone = [peer for peer in self._peers.values() if peer.last_seen <= oldest]
         for peer in gone:
             del self._peers[peer.identity]

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from starlette.convertors import Convertor, register_url_convertor
 
 from ..graph.errors import GraphError
 from ..graph.types import BlockKey
@@ -28,6 +29,21 @@ NameParam = Annotated[str, Path(max_length=256)]
 TenantParam = Annotated[str | None, Query(max_length=256)]
 HopsParam = Annotated[int, Query(ge=1, le=MAX_HOPS)]
 LimitParam = Annotated[int, Query(ge=1, le=MAX_NODES)]
+
+
+class _Anything(Convertor[str]):
+    """A path parameter of any characters: a session's name may hold slashes and line ends."""
+
+    regex = r"[\s\S]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("anything", _Anything())
 
 
 def create_app(source: StatusSource, allowed_hosts: Collection[str]) -> FastAPI:
@@ -73,7 +89,7 @@ def _add_queries(app: FastAPI, source: StatusSource) -> None:
     def subgraph(key: BlockParam, hops: HopsParam = 1, limit: LimitParam = 200) -> Response:
         return _json(source.subgraph(parse_key(key), hops, limit))
 
-    @app.get("/sessions/{name:path}/explain")
+    @app.get("/sessions/{name:anything}/explain")
     def explain_session(name: NameParam, tenant: TenantParam = None) -> Response:
         return _json(source.explain_session(name, tenant))
 

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-
 from kvgraph.advisor import kv_event_source
 from kvgraph.advisor.config import ObserveConfig
 from kvgraph.advisor.kv_event_source import KvEventSource
@@ -322,7 +321,12 @@ def test_without_a_replay_socket_a_gap_costs_the_picture(tmp_path: Path) -> None
 
 def test_garbage_is_refused_and_the_rest_goes_on(publisher: Publisher, watcher: Watcher) -> None:
     publisher.publish(stored(1))
-    for frames in ([b""], [b"", b"\0" * 7, b""], [b"", b"\0" * 8, b"\xc1"], [b"", b"\xff" * 8, b""]):
+    for frames in (
+        [b""],
+        [b"", b"\0" * 7, b""],
+        [b"", b"\0" * 8, b"\xc1"],
+        [b"", b"\xff" * 8, b""],
+    ):
         publisher.pub.send_multipart(frames)
     publisher.publish(stored(2))
     watcher.until(lambda: watcher.blocks == {1, 2})

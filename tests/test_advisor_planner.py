@@ -6,7 +6,6 @@ import logging
 
 import numpy as np
 import pytest
-
 from kvgraph.advisor.planner import RERANK_AFTER_S, GraphEvictionAdvisor
 from kvgraph.graph.events import BlocksResident, BlocksStored
 from kvgraph.graph.kvcache_graph import KVCacheGraph

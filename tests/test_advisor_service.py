@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-
 from kvgraph.advisor.config import load
 from kvgraph.advisor.service import Service
 from kvgraph.graph import wire
@@ -319,9 +318,7 @@ def test_tcp_on_loopback_works_too(start: Start, connect: Connect) -> None:
     engine.ranking(lambda keys: keys == {1})
 
 
-def test_weights_are_reloaded_while_running(
-    tmp_path: Path, start: Start, connect: Connect
-) -> None:
+def test_weights_are_reloaded_while_running(tmp_path: Path, start: Start, connect: Connect) -> None:
     file = tmp_path / "kvgraph.toml"
     file.write_text("[score]\nage = 1.0\n")
     running = start(path=file)
@@ -390,7 +387,7 @@ def test_a_full_disk_is_survived(
 ) -> None:
     def open_full(handle: int, mode: str) -> Any:
         os.close(handle)
-        return open("/dev/full", mode)  # noqa: SIM115: the caller closes it
+        return open("/dev/full", mode)
 
     monkeypatch.setattr("kvgraph.graph.snapshot.os.fdopen", open_full)
     running = start(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import zmq
-
 from kvgraph.advisor.publisher import AdvicePublisher
 from kvgraph.advisor.subscriber import EventSubscriber
 from kvgraph.graph import wire
@@ -183,6 +182,8 @@ def test_a_silent_engine_is_forgotten_and_must_say_hello_again(bench: Bench) -> 
     other.send(1, [PRESSURE])
     bench.receive(1)
     bench.clock.now += 1.0
+    assert bench.subscriber.expire() == []  # nobody looked since: its messages may be waiting
+    assert list(bench.subscriber.receive(1)) == []
     assert bench.subscriber.expire() == [engine.identity.hex()]
     assert [peer.hello.engine for peer in bench.subscriber.peers] == ["two"]
     engine.send(1, [REMOVED])

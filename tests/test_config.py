@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from kvgraph.advisor.config import Config, load
 from kvgraph.advisor.reload import ConfigWatch
 from kvgraph.graph.errors import ConfigError

@@ -1,0 +1,286 @@
+"""The HTTP surface: what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from kvgraph.dashboards.app import create_app
+from kvgraph.dashboards.server import HttpServer
+from kvgraph.dashboards.source import EngineStatus, SidecarStatus
+from kvgraph.graph.events import AdviceApplied, BlocksStored, EngineHello, Pressure
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from prometheus_client.parser import text_string_to_metric_families
+
+BIG = (1 << 64) - 1
+NASTY = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "javascript:alert(1)",
+    'a"}\n# HELP forged x\nforged 1',
+    "../../etc/passwd",
+    "\u202egnp.exe",
+    "🦆",
+    "back\\slash",
+    "line\u2028separator",
+]
+
+
+class Source:
+    """A graph with three blocks and a session of each name."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.graph = KVCacheGraph()
+        self.healthy = True
+        hello = EngineHello(names[0], names[0], 16, 100, names[0])
+        applied = AdviceApplied(3, 7, 1, 0, 0, 2)
+        self.graph.apply("e1", [hello, Pressure(1, 1, 1, 1, 1), applied])
+        keys = np.array([1, 2, BIG], dtype="<u8").tobytes()
+        self.graph.apply("e1", [BlocksStored(keys, None, 16, names[0])])
+        for index, name in enumerate(names):
+            key = np.array([100 + index], dtype="<u8").tobytes()
+            self.graph.apply("e1", [BlocksStored(key, None, 16, name)])
+
+    def is_healthy(self) -> bool:
+        return self.healthy
+
+    def status(self) -> SidecarStatus:
+        stats = self.graph.stats()
+        hello = stats.engines["e1"].hello
+        assert hello is not None
+        engine = EngineStatus(
+            id="e1",
+            name=hello.engine,
+            model=hello.model,
+            version=hello.version,
+            kind="hook",
+            state="synced",
+            silent_s=0.1,
+            gaps=2,
+            resyncs=1,
+            ranking_epoch=4,
+            ranking_age_s=0.3,
+            ranked=3,
+            ranked_protected=0,
+            graph=stats.engines["e1"],
+        )
+        return SidecarStatus(
+            version="0",
+            pid=1,
+            uptime_s=1.0,
+            endpoint="ipc:///x",
+            http="http://127.0.0.1:1",
+            engines=(engine,),
+            graph=stats,
+            counters={"ingest": {"messages": 12}, "graph": stats.counters},
+            snapshot={"path": None, "age_s": 3.0, "error": None},
+            config={"error": None},
+        )
+
+    def explain_block(self, key: int) -> dict[str, Any]:
+        return self.graph.explain(key)
+
+    def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
+        return self.graph.explain_session(name, tenant)
+
+    def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
+        return self.graph.subgraph(key, hops, limit)
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source(["chat", *NASTY])
+
+
+@pytest.fixture
+def client(source: Source) -> TestClient:
+    return TestClient(create_app(source, {"127.0.0.1", "localhost"}), "http://127.0.0.1:8000")
+
+
+def test_health_tells_a_stalled_sidecar(client: TestClient, source: Source) -> None:
+    assert client.get("/healthz").status_code == 200
+    source.healthy = False
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "stalled"})
+
+
+def test_status_names_engines_and_what_they_did(client: TestClient) -> None:
+    status = client.get("/status").json()
+    (engine,) = status["engines"]
+    assert engine["graph"]["resident"] == 3 + 1 + len(NASTY)
+    assert engine["graph"]["applied"]["dropped"] == 2
+    assert engine["graph"]["hello"]["block_size"] == 16
+    assert status["counters"]["ingest"]["messages"] == 12
+
+
+@pytest.mark.parametrize("key", [str(BIG), hex(BIG), "0XFFFFFFFFFFFFFFFF"])
+def test_a_block_is_found_by_its_key_which_javascript_can_hold(
+    client: TestClient, key: str
+) -> None:
+    answer = client.get(f"/blocks/{key}/explain").json()
+    assert answer["id"] == "0xffffffffffffffff"
+    assert set(answer["terms"]) >= {"age", "degree", "importance"}
+
+
+def test_a_subgraph_is_node_link_data(client: TestClient) -> None:
+    networkx = pytest.importorskip("networkx")
+    data = client.get(f"/blocks/{BIG}/subgraph?hops=2").json()
+    graph = networkx.node_link_graph(data, edges="edges")
+    assert set(graph.nodes) == {f"{key:#018x}" for key in (1, 2, BIG)}
+
+
+@pytest.mark.parametrize(
+    "key", ["-1", "1.5", "0x", "0xg", "1_0", "abc", "%20", "nan", str(1 << 64), "٣", "0" * 23]
+)
+def test_what_is_no_key_is_refused(client: TestClient, key: str) -> None:
+    for question in ("explain", "subgraph"):
+        answer = client.get(f"/blocks/{key}/{question}")
+        if key == "0" * 23:
+            assert answer.status_code == 404  # a long way to write 0, which nobody stored
+        else:
+            assert answer.status_code == 400
+            assert "a block key is" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/blocks/{BIG}/subgraph?hops=0",
+        f"/blocks/{BIG}/subgraph?hops=5",
+        f"/blocks/{BIG}/subgraph?hops=many",
+        f"/blocks/{BIG}/subgraph?limit=0",
+        f"/blocks/{BIG}/subgraph?limit=2001",
+        f"/blocks/{'1' * 100}/explain",
+        f"/sessions/{'x' * 300}/explain",
+        f"/sessions/chat/explain?tenant={'x' * 300}",
+    ],
+)
+def test_parameters_out_of_bounds_are_refused(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 422
+    assert len(answer.text) < 300
+
+
+def test_the_unknown_is_404(client: TestClient) -> None:
+    for path in ("/blocks/77/explain", "/blocks/77/subgraph", "/sessions/nobody/explain", "/nope"):
+        answer = client.get(path)
+        assert answer.status_code == 404
+        assert answer.json()["detail"]
+
+
+@pytest.mark.parametrize("name", ["chat", *NASTY])
+def test_any_session_name_is_text(client: TestClient, name: str) -> None:
+    answer = client.get(f"/sessions/{quote(name, safe='')}/explain")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.json()["session"] == name
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_metrics_stay_valid_whatever_an_engine_is_called(name: str) -> None:
+    client = TestClient(create_app(Source([name]), {"127.0.0.1"}), "http://127.0.0.1")
+    text = client.get("/metrics").text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert "forged" not in families
+    (info,) = families["kvgraph_engine_info"].samples
+    assert info.labels["name"] == name
+
+
+def test_metrics_are_few_and_tell_what_matters(client: TestClient) -> None:
+    text = client.get("/metrics").text
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    values = {(s.name, *s.labels.values()): s.value for s in samples}
+    assert len(samples) < 100
+    assert values["kvgraph_blocks",] == 4 + len(NASTY)
+    assert values["kvgraph_ranking_age_seconds", "e1"] == 0.3
+    assert values["kvgraph_engine_state", "e1", "synced"] == 1
+    assert values["kvgraph_sequence_gaps_total", "e1"] == 2
+    assert values["kvgraph_ingest_total", "messages"] == 12
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "[::1]", "127.0.0.1@evil", "a b"]
+)
+def test_a_foreign_host_is_refused(client: TestClient, host: str) -> None:
+    assert client.get("/status", headers={"Host": host}).status_code == 400
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:1"])
+def test_an_own_host_is_served(client: TestClient, host: str) -> None:
+    assert client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "file://"])
+def test_a_foreign_origin_is_refused(client: TestClient, origin: str) -> None:
+    answer = client.get("/status", headers={"Origin": origin})
+    assert answer.status_code == 403
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/docs", "//"])
+def test_there_is_nothing_else_to_see(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(client: TestClient, method: str) -> None:
+    assert client.request(method, "/status", content=b"x" * 1_000_000).status_code == 405
+
+
+def serving(source: Source) -> HttpServer:
+    server = HttpServer(create_app(source, {"127.0.0.1"}), "127.0.0.1", 0)
+    server.start()
+    return server
+
+
+def raw(url: str, request: bytes) -> bytes:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(request)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+    return answer
+
+
+def test_the_server_picks_a_port_and_ends_when_told(source: Source) -> None:
+    server = serving(source)
+    request = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    try:
+        assert b"200 OK" in raw(server.url, request)
+    finally:
+        server.stop()
+    with pytest.raises(OSError, match="refused"):
+        raw(server.url, request)
+
+
+def test_a_server_that_is_stopped_at_once_ends(source: Source) -> None:
+    for pause in (0, 0.05):
+        server = serving(source)
+        time.sleep(pause)
+        server.stop()
+        assert not server._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET /status HTTP/1.1\r\n\r\n",
+        b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil\r\n\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -1\r\n\r\n",
+    ],
+)
+def test_malformed_http_is_4xx(source: Source, request_bytes: bytes) -> None:
+    server = serving(source)
+    try:
+        assert raw(server.url, request_bytes).split(b" ", 2)[1].startswith(b"4")
+    finally:
+        server.stop()
