@@ -41,6 +41,7 @@ class ChainLinker:
         parents = np.empty_like(rows)
         parents[1:] = rows[:-1]
         parents[starts] = before
+        starts, before, counts = _joined(rows, starts, before)
         if np.isin(before, rows).any():
             self._deepen_in_order(rows, new, before, starts, counts)
             depths = depth[rows]
@@ -144,3 +145,13 @@ class ChainLinker:
             self._tables.edges.remove_between(kind, blocks.parent[rows], rows)
         blocks.parent[rows] = NO_ROW
         self.cut_links += len(rows)
+
+
+def _joined(
+    rows: Rows, starts: npt.NDArray[np.int64], before: Rows
+) -> tuple[npt.NDArray[np.int64], Rows, npt.NDArray[np.int64]]:
+    """The runs with those joined that go on exactly where the one before them stopped."""
+    opens = np.ones(len(starts), dtype=np.bool_)
+    opens[1:] = before[1:] != rows[starts[1:] - 1]
+    starts = starts[opens]
+    return starts, before[opens], np.diff(starts, append=len(rows))

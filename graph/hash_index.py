@@ -1,8 +1,8 @@
 """A vectorised hash map from uint64 keys to row numbers.
 
-Open addressing with linear probing. Every operation takes arrays; a batch of 4,096 lookups is a
-handful of numpy calls. The map stores rows only (4 bytes a slot): the keys stand in the owner's
-own key column, which the index owns and grows.
+Open addressing with double hashing: every operation takes arrays, and its cost is the longest
+probe sequence of the batch, which double hashing keeps short. The map stores rows only (4 bytes
+a slot): the keys stand in the owner's own key column, which the index owns and grows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from .types import NO_ROW, Keys, Rows
 
@@ -18,6 +19,8 @@ _TOMBSTONE: Final = -2
 _MIN_SLOTS: Final = 1024
 # Fibonacci hashing: composite keys (edges) are far from uniform in their low bits.
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+_FOLD: Final = np.uint64(29)
+_Slots = npt.NDArray[np.int64]
 
 
 class HashIndex:
@@ -50,14 +53,14 @@ class HashIndex:
         """int32 ``[n]``: the row of each key, ``NO_ROW`` where there is none."""
         found = np.full(len(keys), NO_ROW, dtype=np.int32)
         pending = np.arange(len(keys))
-        position = self._home(keys)
+        position, step = self._probe(keys)
         while pending.size:
             rows = self._slots[position]
             hit = (rows >= 0) & (self.keys[rows] == keys[pending])
             found[pending[hit]] = rows[hit]
             onward = ~hit & (rows != _EMPTY)
-            pending = pending[onward]
-            position = (position[onward] + 1) & self._mask
+            pending, step = pending[onward], step[onward]
+            position = (position[onward] + step) & self._mask
         return found
 
     def insert(self, keys: Keys, rows: Rows) -> None:
@@ -71,13 +74,13 @@ class HashIndex:
 
     def remove(self, rows: Rows) -> None:
         """Forget rows that are in the map."""
-        keys = self.keys[rows]
-        pending, position = rows, self._home(keys)
+        pending = rows
+        position, step = self._probe(self.keys[rows])
         while pending.size:
             here = self._slots[position] == pending
             self._slots[position[here]] = _TOMBSTONE
-            pending = pending[~here]
-            position = (position[~here] + 1) & self._mask
+            pending, step = pending[~here], step[~here]
+            position = (position[~here] + step) & self._mask
         self._size -= len(rows)
         self._tombstones += len(rows)
 
@@ -90,8 +93,12 @@ class HashIndex:
         self._mask = slots - 1
         self._shift = np.uint64(64 - (slots.bit_length() - 1))
 
-    def _home(self, keys: Keys) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return ((keys * _MULTIPLIER) >> self._shift).astype(np.int64)
+    def _probe(self, keys: Keys) -> tuple[_Slots, _Slots]:
+        """First slot and (odd) step of each key's probe sequence."""
+        mixed = keys * _MULTIPLIER
+        first = (mixed >> self._shift).astype(np.int64)
+        step = ((mixed ^ (mixed >> _FOLD)).astype(np.int64) & self._mask) | 1
+        return first, step
 
     def _rebuild(self, added: Rows) -> None:
         rows = np.concatenate([self.rows(), added])
@@ -103,10 +110,10 @@ class HashIndex:
         self._place(self.keys[rows], rows)
 
     def _place(self, keys: Keys, rows: Rows) -> None:
-        position = self._home(keys)
+        position, step = self._probe(keys)
         while rows.size:
             free = self._slots[position] < 0
             self._slots[position[free]] = rows[free]  # of two rivals for a slot, the last one wins
-            settled = self._slots[position] == rows
-            rows = rows[~settled]
-            position = (position[~settled] + 1) & self._mask
+            astray = self._slots[position] != rows
+            rows, step = rows[astray], step[astray]
+            position = (position[astray] + step) & self._mask

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import queries
 from .errors import GraphError
-from .events import AnyEvent
+from .events import AdviceApplied, AnyEvent, EngineHello, Pressure
 from .ingest import Ingest
 from .integrity import check_integrity
 from .prefetch import prefetch_candidates
@@ -20,6 +20,8 @@ from .scoring import Ranking, ScoreProfile, rank
 from .stats import GraphStats, graph_stats
 from .tables import GraphLimits, Tables
 from .types import MAX_ENGINES, NO_ROW, BlockKey, as_keys
+
+_SIGNS_OF_LIFE = (EngineHello, Pressure, AdviceApplied)
 
 
 class KVCacheGraph:
@@ -30,7 +32,7 @@ class KVCacheGraph:
 
     Attributes:
         profile: The score's weights; assign another to change them while running.
-        version: Rises with every batch of events applied.
+        version: Rises with every batch of events that may change a ranking.
     """
 
     def __init__(
@@ -64,7 +66,8 @@ class KVCacheGraph:
             GraphError: A further engine than ``MAX_ENGINES``.
         """
         self._ingest.apply(self._column(engine), events, self.clock())
-        self.version += 1
+        if not all(isinstance(event, _SIGNS_OF_LIFE) for event in events):
+            self.version += 1
 
     def forget_engine(self, engine: str) -> None:
         """An engine is gone: none of its blocks is resident any more."""
@@ -86,7 +89,8 @@ class KVCacheGraph:
         if not engines or n <= 0:
             return []
         ranking = self.rank(engines[0], n)
-        return [int(key) for key in np.concatenate([ranking.order, ranking.protected])[:n]]
+        victims: list[BlockKey] = np.concatenate([ranking.order, ranking.protected])[:n].tolist()
+        return victims
 
     def suggest_prefetch(self, active: Sequence[BlockKey], n: int) -> list[BlockKey]:
         """The ``n`` spilled blocks most worth bringing back while ``active`` blocks are in use."""

@@ -14,12 +14,11 @@ from .edges import BLOCK_TO_BLOCK
 from .errors import GraphError
 from .scoring import (
     ScoreProfile,
-    eviction_scores,
     is_over,
     is_pinned,
     is_protected,
     is_superseded,
-    keep_chains_whole,
+    resident_scores,
     score_terms,
 )
 from .tables import Tables
@@ -124,7 +123,10 @@ def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
 def explain(tables: Tables, profile: ScoreProfile, row: int, now: float) -> dict[str, Any]:
     """Every term of a block's score, its rank, and what protects it or sends it away."""
     blocks = tables.blocks
-    terms = {name: float(term[row]) for name, term in score_terms(tables, profile, now).items()}
+    terms = {
+        name: sum(weight * float(column[row]) for weight, column in term)
+        for name, term in score_terms(tables, profile, now).items()
+    }
     standing = [name for name, rule in _STANDING.items() if rule(tables, profile, now)[row]]
     return {
         **block_attributes(tables, row),
@@ -207,16 +209,12 @@ def _ranks(
     tables: Tables, profile: ScoreProfile, row: int, now: float
 ) -> dict[str, dict[str, int]]:
     """Where the block stands among the resident blocks of each engine; rank 0 goes first."""
-    blocks = tables.blocks
-    scores = eviction_scores(tables, profile, now)
     ranks = {}
     for engine, column in tables.engines.items():
-        resident = blocks.resident(column)
-        if not resident[row]:
-            continue
-        there = np.where(resident, scores, -np.inf)
-        keep_chains_whole(there, blocks)
-        ranks[engine] = {"rank": int((there > there[row]).sum()), "of": int(resident.sum())}
+        scores = resident_scores(tables, profile, column, now)
+        if scores[row] > -np.inf:
+            ahead = int((scores > scores[row]).sum())
+            ranks[engine] = {"rank": ahead, "of": int((scores > -np.inf).sum())}
     return ranks
 
 

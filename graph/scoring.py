@@ -7,16 +7,14 @@ or visits a block at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .blocks import BlockTable
 from .tables import Tables
 from .types import (
     NO_ROW,
-    NUM_EDGE_TYPES,
     PROTECTED_LAYERS,
     BlockFlag,
     EdgeType,
@@ -30,6 +28,7 @@ from .types import (
 Scores = npt.NDArray[np.float64]
 _T = TypeVar("_T", bound=np.generic)
 Mask = npt.NDArray[np.bool_]
+Term = list[tuple[float, npt.NDArray[Any]]]
 
 # The rules shift a score by more than any weights can: first the superseded, then what a session
 # that is over leaves behind, then everything else, then pinned blocks, protected ones last.
@@ -85,46 +84,46 @@ class Ranking:
     spill_first: Keys
 
 
-def score_terms(tables: Tables, profile: ScoreProfile, now: float) -> dict[str, Scores]:
-    """Each term of the score, float64 ``[blocks.size]``."""
+def score_terms(tables: Tables, profile: ScoreProfile, now: float) -> dict[str, Term]:
+    """The score's terms: each a list of weights and the columns that they multiply."""
     blocks = tables.blocks
-    size = blocks.size
     return {
-        "age": profile.age * (now - blocks.last_used()),
-        "degree": profile.degree * _over_types(blocks.degree, profile, tables, size),
-        "edge_weight": profile.edge_weight * _over_types(blocks.edge_weight, profile, tables, size),
-        "importance": profile.importance * blocks.importance[:size].astype(np.float64),
-        "hit_count": profile.hit_count * blocks.hit_count[:size].astype(np.float64),
-        "session_credit": profile.session_credit * _credit(tables, profile, now),
+        "age": [(profile.age, now - blocks.last_used())],
+        "degree": _over_types(profile.degree, blocks.degree, profile, tables),
+        "edge_weight": _over_types(profile.edge_weight, blocks.edge_weight, profile, tables),
+        "importance": [(profile.importance, blocks.importance)],
+        "hit_count": [(profile.hit_count, blocks.hit_count)],
+        "session_credit": [(profile.session_credit, _credit(tables, profile, now))],
     }
 
 
 def eviction_scores(tables: Tables, profile: ScoreProfile, now: float) -> Scores:
     """float64 ``[blocks.size]``: the score of every row, rules' shifts included."""
-    blocks = tables.blocks
-    terms = iter(score_terms(tables, profile, now).values())
-    scores = next(terms)
-    for term in terms:
-        scores += term
-    scores += _DEPTH_TIE * blocks.depth[: blocks.size]
+    size = tables.blocks.size
+    scores = tables.blocks.depth[:size] * _DEPTH_TIE
+    scratch = np.empty(size)
+    for term in score_terms(tables, profile, now).values():
+        for weight, column in term:
+            scores += np.multiply(column[:size], weight, out=scratch)
     for rule, shift in _RULES.items():
-        scores += shift * rule(tables, profile, now)
+        applies = rule(tables, profile, now)
+        if applies.any():
+            scores += np.multiply(applies, shift, out=scratch)
     return scores
 
 
 def is_superseded(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
     """Only an abandoned branch used it."""
-    blocks = tables.blocks
-    return np.asarray((blocks.flags[: blocks.size] & int(BlockFlag.SUPERSEDED)) != 0)
+    return _flagged(tables, BlockFlag.SUPERSEDED)
 
 
 def is_over(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
     """Only sessions that ended used it."""
     blocks, sessions = tables.blocks, tables.sessions
-    session = blocks.session[: blocks.size]
-    exclusive = (blocks.flags[: blocks.size] & int(BlockFlag.SHARED)) == 0
     ended = sessions.state[: sessions.size] == SessionState.ENDED
-    return np.asarray(_of_session(ended, session) & exclusive)
+    over = _of_session(ended, blocks.session[: blocks.size])
+    over &= ~_flagged(tables, BlockFlag.SHARED)
+    return over
 
 
 def is_pinned(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
@@ -136,7 +135,7 @@ def is_protected(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
     """Its layer is protected."""
     protected = np.zeros(256, dtype=np.bool_)
     protected[[int(layer) for layer in profile.protected_layers]] = True
-    return protected[tables.blocks.layer[: tables.blocks.size]]
+    return np.take(protected, tables.blocks.layer[: tables.blocks.size])
 
 
 _RULES: Final = {
@@ -150,67 +149,81 @@ _RULES: Final = {
 def rank(tables: Tables, profile: ScoreProfile, engine: int, limit: int, now: float) -> Ranking:
     """The ``limit`` blocks that this engine should lose first, and its protected ones."""
     blocks = tables.blocks
+    scores = resident_scores(tables, profile, engine, now)
+    open_to_loss = scores > PROTECTED_SHIFT / 2
+    victims = _highest(scores, open_to_loss, limit)
+    protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
+    only_hot = (blocks.tiers[engine, victims] & int(Tier.WARM | Tier.COLD)) == 0
+    return Ranking(blocks.keys[victims], blocks.keys[protected], blocks.keys[victims[only_hot]])
+
+
+def resident_scores(tables: Tables, profile: ScoreProfile, engine: int, now: float) -> Scores:
+    """float64 ``[blocks.size]``: scores with chains tail first; ``-inf`` what is not resident."""
     scores = eviction_scores(tables, profile, now)
-    scores[~blocks.resident(engine)] = _NEVER
-    keep_chains_whole(scores, blocks)
-    victims = _top(scores, PROTECTED_SHIFT / 2, np.inf, limit)
-    protected = _top(scores, _NEVER, PROTECTED_SHIFT / 2, limit)
-    cold = (blocks.tiers[engine, victims] & int(Tier.WARM | Tier.COLD)) == 0
-    return Ranking(blocks.keys[victims], blocks.keys[protected], blocks.keys[victims[cold]])
+    resident = tables.blocks.resident(engine)
+    keep_chains_whole(scores, resident, tables.blocks.parent[: len(scores)])
+    scores[~resident] = _NEVER
+    return scores
 
 
-def keep_chains_whole(scores: Scores, blocks: BlockTable) -> None:
-    """Lower each block's score, in place, below those of its resident children.
+def keep_chains_whole(scores: Scores, resident: Mask, parent: Rows) -> None:
+    """Lower each resident block's score, in place, below those of its resident descendants.
 
     A block that left before its child would strand it: the child's prefix could never match
-    again. ``-inf`` marks what is not resident. Works up from the children that are out of order,
-    level by level, so that chains already in order cost one comparison.
+    again. Pointer doubling: after round k every block knows the least score among descendants
+    nearer than 2^(k+1), so a chain of depth d takes log2(d) rounds over whole columns.
     """
-    parent = blocks.parent[: len(scores)]
-    child = np.flatnonzero((parent != NO_ROW) & (scores > _NEVER)).astype(np.int32)
-    while child.size:
-        above = parent[child]
-        limit = scores[child] - _DEPTH_TIE
-        late = (scores[above] > limit) & (scores[above] > _NEVER)
-        above, limit = above[late], limit[late]
-        np.minimum.at(scores, above, limit)
-        raised = np.unique(above)
-        child = raised[parent[raised] != NO_ROW].astype(np.int32)
+    size = len(scores)
+    above = np.where(resident & (parent != NO_ROW), parent, size).astype(np.int64)
+    above[~np.append(resident, True)[above]] = size
+    above = np.append(above, size)  # row ``size`` stands for: nothing above
+    lowest = np.append(scores, 0.0)
+    step = _DEPTH_TIE
+    while (above[:-1] != size).any():
+        np.minimum.at(lowest, above[:-1], lowest[:-1] - step)
+        above = np.take(above, above)
+        step *= 2
+    scores[:] = lowest[:-1]
 
 
-def _top(scores: Scores, above: float, up_to: float, limit: int) -> Rows:
-    """Rows with ``above < score <= up_to``, the highest ``limit`` of them, highest first."""
-    rows = np.flatnonzero((scores > above) & (scores <= up_to)).astype(np.int32)
-    if len(rows) > limit:
-        rows = rows[np.argpartition(-scores[rows], limit - 1)[:limit]]
-    return rows[np.argsort(-scores[rows], kind="stable")]
+def _highest(scores: Scores, among: Mask, limit: int) -> Rows:
+    """Rows of the ``limit`` highest scores where ``among`` is true, highest first."""
+    rows = np.flatnonzero(among)
+    if rows.size == 0 or limit <= 0:
+        return np.empty(0, dtype=np.int32)
+    values = scores[rows]
+    if limit < len(rows):
+        bar = np.partition(values, len(rows) - limit)[len(rows) - limit]
+        rows, values = rows[values >= bar], values[values >= bar]
+    return rows[np.argsort(-values)][:limit].astype(np.int32)
 
 
 def _over_types(
-    column: npt.NDArray[np.uint16] | npt.NDArray[np.float32],
-    profile: ScoreProfile,
-    tables: Tables,
-    size: int,
-) -> Scores:
-    """Σ over edge types of weight × column; types without an edge or a weight cost nothing."""
-    total = np.zeros(size, dtype=np.float64)
-    for kind in range(NUM_EDGE_TYPES):
-        weight = profile.edge_types.get(EdgeType(kind), 0.0)
-        if weight and tables.edges.counts[kind]:
-            total += weight * column[kind, :size]
-    return total
+    factor: float, columns: npt.NDArray[Any], profile: ScoreProfile, tables: Tables
+) -> Term:
+    """One weight and column an edge type; types without an edge or a weight cost nothing."""
+    return [
+        (factor * weight, columns[kind])
+        for kind, weight in profile.edge_types.items()
+        if weight and tables.edges.counts[kind]
+    ]
+
+
+def _flagged(tables: Tables, flag: BlockFlag) -> Mask:
+    return np.asarray((tables.blocks.flags[: tables.blocks.size] & int(flag)) != 0)
 
 
 def _credit(tables: Tables, profile: ScoreProfile, now: float) -> Scores:
     blocks = tables.blocks
     credit = tables.sessions.credit(now, profile.session_memory_s)
     claimed = _of_session(credit, blocks.session[: blocks.size])
-    claimed[(blocks.flags[: blocks.size] & int(BlockFlag.SUPERSEDED)) != 0] = 0.0
+    superseded = _flagged(tables, BlockFlag.SUPERSEDED)
+    if superseded.any():
+        claimed[superseded] = 0.0
     return claimed
 
 
 def _of_session(values: npt.NDArray[_T], session: Rows) -> npt.NDArray[_T]:
     """``values[session]``, and zero for blocks of no session."""
-    padded = np.zeros(len(values) + 1, dtype=values.dtype)  # the last one stands for NO_ROW
-    padded[:-1] = values
-    return padded[session]
+    padded = np.append(values, values.dtype.type(0))  # the last one stands for NO_ROW
+    return np.take(padded, session, mode="wrap")

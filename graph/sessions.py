@@ -163,18 +163,16 @@ class SessionTable:
         probability that it returns, fading over ``memory_s`` seconds. Ended: 0.
         """
         state, last_seen = self.state[: self.size], self.last_seen[: self.size]
-        expected = np.maximum(self.expected_return[: self.size], last_seen)
-        overdue = np.maximum(0.0, now - (expected + (expected - last_seen)))
-        idle = self.return_probability() * np.exp(-(now - last_seen) / memory_s)
-        return np.select(
-            [
-                state == SessionState.RUNNING,
-                state == SessionState.WAITING_FOR_TOOL,
-                state == SessionState.IDLE,
-            ],
-            [1.0, np.exp(-overdue / memory_s), idle],
-            default=0.0,
-        )
+        credit = self.return_probability()
+        credit *= np.exp((last_seen - now) / memory_s)
+        credit[state == SessionState.RUNNING] = 1.0
+        credit[state == SessionState.ENDED] = 0.0
+        waiting = np.flatnonzero(state == SessionState.WAITING_FOR_TOOL)
+        paused = last_seen[waiting]
+        expected = np.maximum(self.expected_return[waiting], paused)
+        overdue = np.maximum(0.0, now - (expected + (expected - paused)))
+        credit[waiting] = np.exp(-overdue / memory_s)
+        return credit
 
     def _note_gap(self, row: int, now: float) -> None:
         if self.turns[row] == 0:
