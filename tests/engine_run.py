@@ -1,0 +1,120 @@
+"""One real vLLM engine in a process of its own, for the engine tests: runs a fixed workload.
+
+Called as ``python -P engine_run.py OPTIONS_JSON``; prints one line ``RESULT {json}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+BLOCK = 32
+HOT, ONCE = ("hot-a", "hot-b"), 4  # sessions that return each round, and prompts that never do
+
+Turn = tuple[str, list[int], dict[str, Any]]
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    """Serve the workload one request at a time; options: model, rounds, pause_s, and faults."""
+    from vllm import LLM
+
+    llm = LLM(
+        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
+        max_model_len=512, num_gpu_blocks_override=40, enforce_eager=True, max_num_seqs=4,
+        kv_transfer_config=_user_connector() if options.get("user_connector") else None,
+    )  # fmt: skip
+    turns = list(workload(options.get("rounds", 6)))
+    texts, cached = [], 0
+    for number, turn in enumerate(turns):
+        if options.get("kill_sidecar") and number == len(turns) // 2:
+            _kill_sidecar()
+        output = _serve(llm, turn)
+        texts.append(list(output.outputs[0].token_ids))
+        cached += output.num_cached_tokens or 0
+        time.sleep(options.get("pause_s", 0.0))
+    return {"texts": texts, "cached": cached, **_state(llm)}
+
+
+def workload(rounds: int) -> Iterator[Turn]:
+    """Two returning sessions, and between their turns more one-off prompts than the pool holds."""
+    for turn in range(rounds):
+        for number, session in enumerate(HOT):
+            tag = {"segments": [{"layer": "rules", "start": 0, "end": 224}]}
+            yield session, [3 + number, *range(10, 233)], tag
+        for number in range(ONCE):
+            first = 3 + (turn * ONCE + number) % 400
+            yield f"once-{turn}-{number}", [first, 9, *range(20, 242)], {"session_ended": True}
+
+
+def _serve(llm: Any, turn: Turn) -> Any:
+    from vllm import SamplingParams, TokensPrompt
+
+    session, prompt, tag = turn
+    params = {"kvgraph": {"session": session, **tag}, "mine": True}
+    sampling = SamplingParams(
+        max_tokens=8, temperature=0, ignore_eos=True, extra_args={"kv_transfer_params": params}
+    )
+    return llm.generate(TokensPrompt(prompt_token_ids=prompt), sampling, use_tqdm=False)[0]
+
+
+def _state(llm: Any) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "modules": sorted(name for name in sys.modules if name.startswith("kvgraph.")),
+        "sidecar": os.environ.get("AITHER_KVCACHE_SIDECAR"),
+    }
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    if core is not None:  # else the scheduler lives in another process
+        state |= _scheduler_state(core.scheduler)
+    return state
+
+
+def _scheduler_state(scheduler: Any) -> dict[str, Any]:
+    queue = scheduler.kv_cache_manager.block_pool.free_block_queue
+    free = queue.get_all_free_blocks()
+    connector = scheduler.connector
+    parts = getattr(connector, "sub_connectors", [connector])
+    state = {
+        "connector": type(connector).__name__,
+        "parts": [type(part).__name__ for part in parts],
+        "user_calls": [[part.steps, part.finished, part.params_seen] for part in parts[:1]
+                       if type(part).__name__ == "UserConnector"],
+        "defer_block_free": scheduler.defer_block_free,
+        "requires_kv_delivery": scheduler.requires_kv_delivery,
+        "queue_is_whole": len(free) == queue.num_free_blocks == len({b.block_id for b in free}),
+    }  # fmt: skip
+    side = getattr(parts[-1], "_side", None)
+    if side is not None:
+        applied = side.heartbeat(side.client.dropped)[1]
+        state["applied"] = {name: getattr(applied, name) for name in applied.__struct_fields__}
+        state["garbage"] = side.client.garbage
+    return state
+
+
+def _user_connector() -> Any:
+    from vllm.config import KVTransferConfig
+
+    return KVTransferConfig(
+        kv_connector="UserConnector",
+        kv_connector_module_path="engine_user_connector",
+        kv_role="kv_both",
+    )
+
+
+def _kill_sidecar() -> None:
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        if "kvgraph" in child.cmdline() and "serve" in child.cmdline():
+            os.kill(child.pid, signal.SIGKILL)
+            return
+    raise SystemExit("there is no sidecar to kill")
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
