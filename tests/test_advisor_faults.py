@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 from kvgraph.advisor.config import load
 from kvgraph.advisor.service import Service
 from kvgraph.graph.events import Segment
@@ -189,33 +188,6 @@ def test_an_engine_that_is_gone_does_not_cost_the_other_its_advice(
         ranking = other.client.ranking()
         assert ranking is not None
         assert set(ranking.order.tolist()) <= other.cached
-
-
-def test_an_engine_that_does_not_read_is_not_waited_for(endpoint: str) -> None:
-    sidecar = InProcess(endpoint, interval_s=0.01)
-    context: zmq.Context[Any] = zmq.Context()
-    deaf = FakeEngine(endpoint, name="deaf")
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.RCVHWM, 1)
-    socket.setsockopt(zmq.IDENTITY, deaf.client.identity)
-    socket.connect(endpoint)
-    try:
-        send = deaf.client._send
-        send(socket, [deaf.hello()])
-        with FakeEngine(endpoint, options=QUICK) as engine:
-            deaf.run(list(range(16 * 200)))
-            send(socket, list(deaf.client._queue))
-            deadline = time.monotonic() + 1.0
-            while time.monotonic() < deadline:
-                send(socket, deaf.heartbeat(0))
-                time.sleep(0.05)
-            serve(engine, 1, 20)
-            until(lambda: sidecar.agrees_with(engine), "the other is followed")
-            until(lambda: engine.client.ranking() is not None, "and advised")
-    finally:
-        socket.close(linger=0)
-        context.term()
-        sidecar.stop()
 
 
 class Child:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
@@ -316,6 +317,39 @@ def test_tcp_on_loopback_works_too(start: Start, connect: Connect) -> None:
     engine = connect(running)
     engine.greet([1])
     engine.ranking(lambda keys: keys == {1})
+
+
+def test_an_engine_without_our_hook_is_watched_through_its_kv_events(
+    tmp_path: Path, start: Start
+) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    publisher = context.socket(zmq.XPUB)
+    endpoint = f"ipc://{tmp_path}/kv"
+    publisher.bind(endpoint)
+    try:
+        running = start(sidecar__observe=[{"endpoint": endpoint}])
+        assert publisher.poll(10_000)
+        stored = {
+            "type": "BlockStored",
+            "block_hashes": [5, 6],
+            "parent_block_hash": None,
+            "token_ids": [31337] * 32,
+            "block_size": 16,
+            "session_id": "watched",
+        }
+        payload = msgspec.msgpack.encode([1.0, [stored], 0])
+        publisher.send_multipart([b"", (0).to_bytes(8, "big"), payload])
+        status = running.until(lambda s: s["graph"]["blocks"] == 2)
+        (engine,) = status["engines"]
+        assert (engine["kind"], engine["state"]) == ("kv_events", "synced")
+        assert engine["graph"]["resident"] == 2
+        assert running.get("/sessions/watched/explain")["blocks"] == 2
+        assert "31337" not in json.dumps(running.get("/blocks/5/explain"))
+    finally:
+        publisher.close(linger=0)
+    running.until(lambda s: s["engines"][0]["state"] == "waiting")
+    running.until(lambda s: s["graph"]["engines"] == {})
+    context.term()
 
 
 def test_weights_are_reloaded_while_running(tmp_path: Path, start: Start, connect: Connect) -> None:

@@ -1,0 +1,168 @@
+"""Advice on its way out: whole when new, a few bytes when not, and never waited for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from kvgraph.advisor.publisher import AdvicePublisher
+from kvgraph.advisor.sequence import SequenceTracker
+from kvgraph.advisor.subscriber import Peer
+from kvgraph.graph import wire
+from kvgraph.graph.advice import (
+    AnyAdvice,
+    EvictionRanking,
+    RankingMessage,
+    ResyncRequest,
+    StillValid,
+)
+from kvgraph.graph.events import EngineHello
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 10.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A publisher on a real ROUTER, and engines that say one word to be reachable."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.clock = Clock()
+        self.endpoint = f"inproc://publisher-{os.urandom(4).hex()}"
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.setsockopt(zmq.SNDHWM, 8)
+        self.router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.router.bind(self.endpoint)
+        self.publisher = AdvicePublisher(self.router, self.clock)
+        self.sockets: list[zmq.Socket[bytes]] = []
+
+    def engine(self) -> tuple[Peer, zmq.Socket[bytes]]:
+        identity = os.urandom(16)
+        socket = self.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, identity)
+        socket.setsockopt(zmq.RCVHWM, 8)
+        socket.connect(self.endpoint)
+        socket.send(b"here")
+        assert self.router.recv_multipart() == [identity, b"here"]
+        self.sockets.append(socket)
+        hello = EngineHello("engine", "model", 16, 100, "test 1")
+        return Peer(identity, hello, 0.0, SequenceTracker(), synced=True), socket
+
+    def ranking(self, epoch: int, *keys: int) -> EvictionRanking:
+        nothing = np.empty(0, dtype=np.uint64)
+        order = np.array(keys, dtype=np.uint64)
+        return EvictionRanking(epoch, self.clock.now, order, nothing, nothing)
+
+    def close(self) -> None:
+        for socket in (self.router, *self.sockets):
+            socket.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.close()
+
+
+def read(socket: zmq.Socket[bytes]) -> AnyAdvice:
+    assert socket.poll(5000)
+    return wire.decode_advice(socket.recv_multipart())[1]
+
+
+def test_a_ranking_is_sent_whole_once_and_then_dated_again(bench: Bench) -> None:
+    peer, socket = bench.engine()
+    first = bench.ranking(7, 3, 1, 2)
+    bench.clock.now += 0.25
+    bench.publisher.publish([peer], {peer.engine: first})
+    sent = read(socket)
+    assert isinstance(sent, RankingMessage)
+    assert sent.at(100.0).order.tolist() == [3, 1, 2]
+    assert sent.at(100.0).ts == 99.75
+    bench.publisher.publish([peer], {peer.engine: first})
+    assert not socket.poll(20), "nothing new, nothing sent"
+    bench.clock.now += 0.5
+    bench.publisher.publish([peer], {peer.engine: bench.ranking(7, 3, 1, 2)})
+    assert read(socket) == StillValid(7, 0.0)
+    bench.publisher.publish([peer], {peer.engine: bench.ranking(8, 1)})
+    assert not socket.poll(20), "of the same moment: already said"
+    bench.clock.now += 0.5
+    bench.publisher.publish([peer], {peer.engine: bench.ranking(8, 1)})
+    assert isinstance(read(socket), RankingMessage)
+
+
+def test_after_a_resync_the_ranking_is_sent_whole_again(bench: Bench) -> None:
+    peer, socket = bench.engine()
+    bench.publisher.publish([peer], {peer.engine: bench.ranking(7, 1)})
+    read(socket)
+    peer.synced = False
+    bench.clock.now += 0.5
+    bench.publisher.publish([peer], {peer.engine: bench.ranking(7, 1)})
+    assert not socket.poll(20), "no advice while we do not know its blocks"
+    peer.synced = True
+    bench.clock.now += 0.5
+    bench.publisher.publish([peer], {peer.engine: bench.ranking(7, 1)})
+    assert isinstance(read(socket), RankingMessage)
+
+
+def test_each_message_to_an_engine_has_the_next_number(bench: Bench) -> None:
+    peer, socket = bench.engine()
+    numbers = []
+    for epoch in range(3):
+        bench.clock.now += 0.5
+        bench.publisher.publish([peer], {peer.engine: bench.ranking(epoch, 1)})
+        assert socket.poll(5000)
+        numbers.append(wire.decode_advice(socket.recv_multipart())[0])
+    assert numbers == [0, 1, 2]
+
+
+def flood(bench: Bench, peers: list[Peer], after_each: Callable[[], None]) -> None:
+    for epoch in range(50):
+        bench.clock.now += 0.5
+        rankings = {peer.engine: bench.ranking(epoch, epoch) for peer in peers}
+        bench.publisher.publish(peers, rankings)
+        after_each()
+
+
+def test_an_engine_that_does_not_read_is_dropped_and_the_other_is_not(bench: Bench) -> None:
+    deaf, deaf_socket = bench.engine()
+    lively, socket = bench.engine()
+    heard: list[AnyAdvice] = []
+    flood(bench, [deaf, lively], lambda: heard.append(read(socket)))
+    assert [each.epoch for each in heard if isinstance(each, RankingMessage)] == list(range(50))
+    assert bench.publisher.counters["dropped_full"] > 0
+    while deaf_socket.poll(20):
+        deaf_socket.recv_multipart()
+    bench.clock.now += 0.5
+    bench.publisher.publish([deaf], {deaf.engine: bench.ranking(50, 50)})
+    latest = read(deaf_socket)
+    assert isinstance(latest, RankingMessage)
+    assert latest.epoch == 50, "once it reads again it gets the newest, whole"
+
+
+def test_an_engine_that_is_gone_is_counted(bench: Bench) -> None:
+    gone, socket = bench.engine()
+    socket.close(linger=0)
+    deadline = time.monotonic() + 10
+    while not bench.publisher.counters["dropped_unreachable"]:
+        assert time.monotonic() < deadline
+        bench.clock.now += 0.5
+        bench.publisher.publish([gone], {gone.engine: bench.ranking(1, 1)})
+    bench.publisher.request_resync(gone.identity, "gap")  # nor does this raise
+
+
+def test_a_stranger_can_be_asked_to_introduce_itself(bench: Bench) -> None:
+    peer, socket = bench.engine()
+    bench.publisher.request_resync(peer.identity, "unknown engine")
+    assert read(socket) == ResyncRequest("unknown engine")
