@@ -11,6 +11,7 @@ from .hash_index import HashIndex
 from .types import (
     DEFAULT_IMPORTANCE,
     MAX_ENGINES,
+    NEVER,
     NO_ROW,
     NUM_EDGE_TYPES,
     Keys,
@@ -35,10 +36,10 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "tip_of": (np.int32, NO_ROW),  # the session whose last turn ended here
     "created": (np.float64, 0.0),
     "last_attended": (np.float64, 0.0),
-    "last_hit": (np.float64, 0.0),
+    "last_hit": (np.float64, NEVER),
     "hit_count": (np.uint32, 0),
     "walkers": (np.uint32, 0),  # distinct requests that walked the link parent → this block
-    "pinned_until": (np.float64, 0.0),
+    "pinned_until": (np.float64, NEVER),
     "confidence": (np.float32, 1.0),
     "attention": (np.float32, 0.0),
     "identity": (np.int32, NO_ROW),  # interned segment name

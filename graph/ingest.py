@@ -165,7 +165,9 @@ class Ingest:
         ]
         session = self._tables.blocks.session
         free = session[rows] == NO_ROW
-        session[rows[free]] = np.repeat(np.array(owners, dtype=np.int32), counts)[free]
+        # Backwards, so that of two in one run the first to store a block has it.
+        claims = np.repeat(np.array(owners, dtype=np.int32), counts)[free]
+        session[rows[free][::-1]] = claims[::-1]
 
     def _remove(self, engine: int, removed: list[BlocksRemoved]) -> None:
         blocks = self._tables.blocks

@@ -9,7 +9,7 @@ import numpy as np
 from .edges import BLOCK_TO_BLOCK
 from .scoring import ScoreProfile
 from .tables import Tables
-from .types import EdgeType, Rows, SessionState, Tier
+from .types import NEVER, EdgeType, Rows, SessionState, Tier
 
 _HORIZON_S: Final = 5.0  # a session expected back within this is as good as here
 
@@ -59,5 +59,5 @@ def _return_pull(tables: Tables, now: float) -> np.ndarray[tuple[int], np.dtype[
     due = sessions.expected_return[: sessions.size]
     waiting = sessions.state[: sessions.size] == SessionState.WAITING_FOR_TOOL
     soon = np.zeros(sessions.size + 1)
-    soon[:-1] = waiting & (due > 0) & (due - now <= _HORIZON_S)
+    soon[:-1] = waiting & (due > NEVER) & (due - now <= _HORIZON_S)
     return soon[blocks.session[: blocks.size]]

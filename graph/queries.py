@@ -25,6 +25,7 @@ from .tables import Tables
 from .types import (
     EDGE_NAMES,
     LAYER_NAMES,
+    NEVER,
     NO_ROW,
     BlockFlag,
     BlockKey,
@@ -159,7 +160,7 @@ def explain_session(
         "turns": int(sessions.turns[row]),
         "mean_gap_s": round(float(sessions.gap[row]), 3),
         "idle_s": round(now - float(sessions.last_seen[row]), 3),
-        "expected_return_in_s": round(due - now, 3) if due else None,
+        "expected_return_in_s": round(due - now, 3) if due > NEVER else None,
         "return_probability": round(float(sessions.return_probability()[row]), 4),
         "credit": round(float(sessions.credit(now, profile.session_memory_s)[row]), 4),
         "blocks": int(mine.sum()),

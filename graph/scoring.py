@@ -100,7 +100,7 @@ def score_terms(tables: Tables, profile: ScoreProfile, now: float) -> dict[str, 
 def eviction_scores(tables: Tables, profile: ScoreProfile, now: float) -> Scores:
     """float64 ``[blocks.size]``: the score of every row, rules' shifts included."""
     size = tables.blocks.size
-    scores = tables.blocks.depth[:size] * _DEPTH_TIE
+    scores = np.multiply(tables.blocks.depth[:size], _DEPTH_TIE, dtype=np.float64)
     scratch = np.empty(size)
     for term in score_terms(tables, profile, now).values():
         for weight, column in term:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .types import NO_ROW, Rows, SessionState
+from .types import NEVER, NO_ROW, Rows, SessionState
 
 _INITIAL_SESSIONS: Final = 256
 
@@ -24,7 +24,7 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "created": (np.float64, 0.0),
     "last_seen": (np.float64, 0.0),  # start or end of its last request
     "gap": (np.float32, 0.0),  # seconds between turns, exponential mean
-    "expected_return": (np.float64, 0.0),  # monotonic seconds; 0 when nobody said
+    "expected_return": (np.float64, NEVER),  # NEVER when nobody said
     "tip": (np.int32, NO_ROW),  # block row where its last turn ended
 }
 
@@ -117,7 +117,7 @@ class SessionTable:
             self._reached[min(int(self.turns[row]) - 1, len(RETURN_PRIOR))] += 1
         self.running[row] += 1
         self.state[row] = SessionState.RUNNING
-        self.expected_return[row] = 0.0
+        self.expected_return[row] = NEVER
         self.last_seen[row] = now
 
     def end_turn(self, row: int, tip: int, now: float) -> None:
@@ -129,7 +129,7 @@ class SessionTable:
         self.last_seen[row] = now
 
     def wait(self, row: int, expected_return: float) -> None:
-        """The session is paused (a tool runs); ``expected_return`` is a time, 0 when unknown."""
+        """The session is paused (a tool runs); ``expected_return`` is a time, or NEVER."""
         if self.running[row] == 0:
             self.state[row] = SessionState.WAITING_FOR_TOOL
             self.expected_return[row] = expected_return

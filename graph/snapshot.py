@@ -116,9 +116,8 @@ def _verified(raw: bytes, path: Path) -> dict[str, npt.NDArray[Any]]:
 def _shifted(
     columns: dict[str, npt.NDArray[Any]], times: tuple[str, ...], by: float
 ) -> dict[str, npt.NDArray[Any]]:
-    """The columns with their times moved; a time of 0 means never and stays."""
-    moved = {name: np.where(columns[name] == 0, 0, columns[name] + by) for name in times}
-    return {**columns, **moved}
+    """The columns with their times moved; NEVER stays where it is."""
+    return {**columns, **{name: columns[name] + by for name in times}}
 
 
 def _prefixed(prefix: str, columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -12,6 +12,7 @@ from .events import RequestFinished, RequestStarted, Segment, SessionSignal
 from .tables import Tables
 from .types import (
     DEFAULT_IMPORTANCE,
+    NEVER,
     NO_ROW,
     BlockFlag,
     EdgeType,
@@ -191,7 +192,7 @@ class TurnRecorder:
         if ended:
             self._tables.sessions.end(session)
         elif waiting:
-            due = 0.0 if expected_return_s is None else now + expected_return_s
+            due = NEVER if expected_return_s is None else now + expected_return_s
             self._tables.sessions.wait(session, due)
 
     def _tenant(self, name: str | None) -> int:

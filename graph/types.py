@@ -17,6 +17,8 @@ MAX_ENGINES: Final = 8
 """Engines that one sidecar advises at once (one residency column each)."""
 
 NO_ROW: Final = -1
+NEVER: Final = float("-inf")
+"""A time that has not come: monotonic clocks may start anywhere, below zero too."""
 
 
 class SourceLayer(IntEnum):

@@ -1,0 +1,105 @@
+"""Snapshots: whole or not at all; and the graph for analysis."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+from kvgraph.graph import snapshot
+from kvgraph.graph.errors import SnapshotError
+from kvgraph.graph.events import BlocksRemoved, BlocksStored, RequestStarted, Segment
+from kvgraph.graph.export import to_networkx, write_graphml
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
+
+
+@pytest.fixture
+def graph() -> KVCacheGraph:
+    graph = KVCacheGraph(clock=lambda: 5000.0)
+    segments = (Segment(2, 0, 16, None, "policy"), Segment(5, 16, 48, 0.6, None, "memory-7"))
+    for request, session in (("r1", "s"), ("r2", "t")):
+        prompt = RequestStarted(request, pack(1, 2, 3), 48, 16, 16, session, "acme", segments)
+        graph.apply("e", [prompt, BlocksStored(pack(1, 2, 3), None, 16, session)])
+    graph.apply("e", [BlocksStored(pack(8, 9), None, 16), BlocksRemoved(pack(8))])
+    return graph
+
+
+def restored(path: Path, now: float) -> KVCacheGraph:
+    graph = KVCacheGraph(clock=lambda: now)
+    snapshot.load(graph, path)
+    graph.check_integrity()
+    return graph
+
+
+def test_a_snapshot_restores_all_but_residency(graph: KVCacheGraph, tmp_path: Path) -> None:
+    snapshot.save(graph, tmp_path / "graph.snap")
+    back = restored(tmp_path / "graph.snap", now=17.0)
+    for key in (1, 2, 3, 8, 9):
+        before, after = graph.explain(key), back.explain(key)
+        for gone in ("tiers", "ranks"):
+            assert after.pop(gone) == {}
+            before.pop(gone)
+        assert after["age_s"] == before["age_s"], "ages survive a clock that started anew"
+        credit = "session_credit"  # a restored session is idle: whoever ran it is gone
+        assert before["terms"].pop(credit) <= after["terms"].pop(credit)
+        before.pop("score"), after.pop("score")
+        assert after == before
+    back.apply("e", [BlocksStored(pack(1, 2, 3), None, 16)])
+    assert sorted(back.suggest_eviction(9)) == [1, 2, 3]
+
+
+def test_every_bit_flip_and_every_cut_is_noticed(graph: KVCacheGraph, tmp_path: Path) -> None:
+    path = tmp_path / "graph.snap"
+    snapshot.save(graph, path)
+    whole, rng = path.read_bytes(), random.Random(4)
+    damaged = [whole[:cut] for cut in range(0, len(whole), 997)]
+    for _ in range(100):
+        flipped = bytearray(whole)
+        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        damaged.append(bytes(flipped))
+    for content in damaged:
+        path.write_bytes(content)
+        empty = KVCacheGraph()
+        with pytest.raises(SnapshotError, match=r"graph\.snap"):
+            snapshot.load(empty, path)
+        assert len(empty.tables.blocks) == 0
+
+
+def test_a_failed_write_leaves_the_last_snapshot(graph: KVCacheGraph, tmp_path: Path) -> None:
+    path = tmp_path / "graph.snap"
+    snapshot.save(graph, path)
+    good = path.read_bytes()
+    full = Path("/dev/full")
+    with pytest.raises(SnapshotError, match="cannot write"):
+        snapshot.save(graph, full / "graph.snap")
+    assert path.read_bytes() == good
+    assert [each.name for each in tmp_path.iterdir()] == ["graph.snap"]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match=r"nowhere\.snap"):
+        snapshot.load(KVCacheGraph(), tmp_path / "nowhere.snap")
+
+
+def test_networkx_has_the_same_nodes_edges_and_attributes(graph: KVCacheGraph) -> None:
+    exported = to_networkx(graph)
+    kinds = nx.get_node_attributes(exported, "kind")
+    assert sorted(kinds.values()) == ["block"] * 5 + ["memory"]
+    assert exported.number_of_edges() == len(graph.tables.edges)
+    first, second = "0x0000000000000001", "0x0000000000000002"
+    assert exported.nodes[first]["layer"] == "rules"
+    assert exported.nodes[first]["identity"] == "policy#0"
+    assert exported.edges[first, second, "prefix_share"]["weight"] == 2
+    assert exported.edges[second, "memory:memory-7", "memory_ref"]["weight"] == pytest.approx(0.6)
+
+
+def test_graphml_can_be_read_again(graph: KVCacheGraph, tmp_path: Path) -> None:
+    write_graphml(graph, tmp_path / "graph.xml")
+    read = nx.read_graphml(tmp_path / "graph.xml", force_multigraph=True)
+    assert read.number_of_edges() == len(graph.tables.edges)
