@@ -154,6 +154,8 @@ class AdvisorClient:
             )
         finally:
             self._held = None
+            self._queue_limit = 0  # from here on every event is dropped at once
+            self._queue.clear()
             context.term()
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:

@@ -233,7 +233,7 @@ def test_an_error_of_ours_disables_us_and_no_more(
 def test_an_event_that_we_cannot_read_disables_us_in_the_tee(connector: Any, pool: Any) -> None:
     from vllm.distributed.kv_events import BlockRemoved
 
-    pool.kv_event_queue.append(BlockRemoved(block_hashes=["?"], medium="GPU", group_idx=0))
+    pool.kv_event_queue.append(BlockRemoved(block_hashes=[-1], medium="GPU", group_idx=0))
     assert pool.take_events() == []
     assert connector._side is None
 
@@ -249,6 +249,17 @@ def test_arranging_that_fails_leaves_the_engine_its_queue(
     assert connector.build_connector_meta(None) is not None
     assert connector._side is None
     assert len(pool.get_new_blocks(before)) == before
+
+
+def test_larger_blocks_are_keyed_as_vllm_keys_them(make: Any) -> None:
+    from kvgraph.hooks.vllm.observer import ObservedGroup
+    from vllm.v1.core.kv_cache_utils import resolve_block_hashes
+
+    request = make()
+    group = ObservedGroup(0, 2 * BLOCK_SIZE, BLOCK_SIZE)
+    expected = list(resolve_block_hashes(request.block_hashes, BLOCK_SIZE, 2 * BLOCK_SIZE))
+    assert list(group.hashes(request, PROMPT)) == expected
+    assert list(group.hashes(request, 5 * BLOCK_SIZE)) == expected[:2]
 
 
 def test_packing_agrees_with_vllms_own_64_bits() -> None:

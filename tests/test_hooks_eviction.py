@@ -140,7 +140,7 @@ def test_without_pressure_nothing_is_done() -> None:
     blocks = pool.get_new_blocks(20)
     pool.cache_full_blocks(request, blocks, 0, 20, BLOCK_SIZE, 0)
     known = unpack(pack_hashes(request.block_hashes))
-    index.remember(known, blocks)
+    index.remember(known, [b.block_id for b in blocks])
     pool.free_blocks(reversed(blocks))
     order, advice = queue_of(pool), ranking(known)
     arranger.step(advice)
@@ -222,7 +222,7 @@ def _traffic(
         request, blocks = running.pop(rng.randrange(len(running)))
         known = unpack(pack_hashes(request.block_hashes))
         if rng.random() < 0.9:  # else as after a preemption: freed without a word
-            index.remember(known, blocks[: len(known)])
+            index.remember(known, [b.block_id for b in blocks])
         seen += known
         pool.free_blocks(reversed(blocks))
     elif roll > 0.99 and not running:

@@ -174,7 +174,7 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Stop observing."""
-        self._detach()
+        self._detach(wait_s=1.0)
 
     # A worker's calls: none does anything -------------------------------------------------------
 
@@ -201,6 +201,11 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         has as little to do as in stock vLLM.
         """
         wanted, take = pool.enable_kv_cache_events, pool.take_events
+        if wanted and self._publishes_over_zmq():
+            logger.warning(
+                "kvgraph: vLLM's own KV-event publisher is on: it stops the engine when its "
+                "queue is full (kvgraph does not need it)"
+            )
         changed = side.observer.blocks_changed
 
         def tee() -> Any:
@@ -220,6 +225,10 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         pool.take_events = tee
         pool.enable_kv_cache_events = True
 
+    def _publishes_over_zmq(self) -> bool:
+        events = getattr(self._vllm_config, "kv_events_config", None)
+        return events is not None and events.publisher == "zmq"
+
     def disable(self, where: str, error: Exception) -> None:
         """Leave the engine to itself after an error of ours; see ``Guarded``."""
         if self._side is not None or where == "bind_gpu_block_pool":
@@ -230,15 +239,15 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 where,
                 exc_info=logger.isEnabledFor(logging.DEBUG),
             )
-        self._detach()
+        self._detach(wait_s=0.0)
 
-    def _detach(self) -> None:
+    def _detach(self, wait_s: float) -> None:
         side, self._side = self._side, None
         if self._undo_tee is not None:
             self._undo_tee()
             self._undo_tee = None
         if side is not None:
-            side.client.close()
+            side.client.close(wait_s)
 
 
 def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:

@@ -24,19 +24,20 @@ class BlockIndex:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def remember(self, keys: Sequence[int], blocks: Sequence[KVCacheBlock]) -> None:
-        """Remember a chain of cached blocks.
+    def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
+        """Remember a chain of cached blocks; ``block_ids`` may be longer than ``keys``.
 
         Walks from the tail and stops at the first block that is known already: what comes before
         it was remembered with it, so a conversation costs only its newest turn.
         """
-        entries = self._entries
-        for key, block in zip(reversed(keys), reversed(blocks), strict=True):
-            known = entries.get(key)
-            if known is not None and known[0] is block and known[1] == block.block_hash:
+        entries, blocks = self._entries, self._pool.blocks
+        for i in range(len(keys) - 1, -1, -1):
+            key, block = keys[i], blocks[block_ids[i]]
+            block_hash, known = block.block_hash, entries.get(key)
+            if known is not None and known[0] is block and known[1] == block_hash:
                 return
-            if block.block_hash is not None and not block.is_null:
-                entries[key] = (block, block.block_hash)
+            if block_hash is not None and not block.is_null:
+                entries[key] = (block, block_hash)
 
     def find(self, key: int) -> KVCacheBlock | None:
         """The free block that holds ``key``, or None if it is gone, reused or referenced."""
@@ -48,20 +49,21 @@ class BlockIndex:
             return None
         return block
 
-    def forget(self, key: int) -> bool:
-        """Take note that a block of ``key`` was evicted; True if that was the last one.
+    def forget(self, keys: Sequence[int]) -> list[int]:
+        """Take note that a block of each key was evicted; returns the keys that are gone.
 
         vLLM keeps duplicates of a block that two requests computed at the same time, and reports
         a removal for each: the key is gone only when none is left.
         """
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            return True
-        survivor = self._pool.cached_block_hash_to_block.get_one_block(entry[1])
-        if survivor is None:
-            return True
-        self._entries[key] = (survivor, entry[1])
-        return False
+        entries, gone = self._entries, []
+        block_of = self._pool.cached_block_hash_to_block.get_one_block
+        for key in keys:
+            entry = entries.pop(key, None)
+            if entry is not None and (survivor := block_of(entry[1])) is not None:
+                entries[key] = (survivor, entry[1])
+            else:
+                gone.append(key)
+        return gone
 
     def clear(self) -> None:
         """Forget everything: the prefix cache was reset."""

@@ -25,16 +25,18 @@ def pack_hashes(hashes: Sequence[bytes]) -> bytes:
     return table[:, : -KEY_BYTES - 1 : -1].tobytes()
 
 
-def pack_external(hashes: Sequence[int | bytes]) -> bytes:
+def pack_external(hashes: Sequence[int] | Sequence[int | bytes]) -> bytes:
     """The hashes of a vLLM KV event, which are ints by default, as packed keys."""
     if hashes and isinstance(hashes[0], int):
         return struct.pack(f"<{len(hashes)}Q", *hashes)
     return pack_hashes([h for h in hashes if isinstance(h, bytes)])
 
 
-def external_key(value: int | bytes) -> int:
-    """The key of one hash of a vLLM KV event."""
-    return value if isinstance(value, int) else key_of(value)
+def external_keys(hashes: list[int | bytes]) -> list[int]:
+    """The keys of a vLLM KV event's hashes."""
+    if hashes and isinstance(hashes[0], int):
+        return hashes  # type: ignore[return-value]  # a publisher's hashes are of one kind
+    return [key_of(h) for h in hashes if isinstance(h, bytes)]
 
 
 def unpack(packed: bytes) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from ...graph.events import (
@@ -19,7 +18,7 @@ from ...graph.events import (
 )
 from .eviction import FreeQueueArranger
 from .index import BlockIndex
-from .keys import external_key, pack_external, pack_hashes, unpack
+from .keys import external_keys, pack_external, pack_hashes, unpack
 from .tagging import MAX_NAME, Meaning, TagReader
 
 if TYPE_CHECKING:
@@ -73,7 +72,12 @@ class EngineObserver:
         self._tags = TagReader()
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._running: dict[str, Meaning] = {}
-        self._kinds = _event_kinds()
+        # Imported here, so that importing this module imports no engine.
+        from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+
+        self._stored_type = BlockStored
+        self._removed_type = BlockRemoved
+        self._cleared_type = AllBlocksCleared
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -130,52 +134,53 @@ class EngineObserver:
 
     def _remember(self, request: Request, block_ids: Sequence[int]) -> bytes:
         """Index the request's cached blocks; their packed keys."""
-        hashes = self._group.hashes(request, request.num_computed_tokens)
-        blocks = [self._pool.blocks[i] for i in block_ids[: len(hashes)]]
-        while blocks and blocks[-1].block_hash is None:
-            blocks.pop()  # full, but not in the prefix cache: the request ended before
-        packed = pack_hashes(hashes[: len(blocks)])
-        self._index.remember(unpack(packed), blocks)
+        hashes, blocks = self._group.hashes(request, request.num_computed_tokens), self._pool.blocks
+        count = min(len(hashes), len(block_ids))
+        while count and blocks[block_ids[count - 1]].block_hash is None:
+            count -= 1  # full, but not in the prefix cache: the request ended before
+        packed = pack_hashes(hashes[:count])
+        self._index.remember(unpack(packed), block_ids)
         return packed
 
     # Blocks -------------------------------------------------------------------------------------
 
     def blocks_changed(self, events: Sequence[KVCacheEvent]) -> None:
         """The pool's KV events of one step; on the engine's hot path."""
-        ours, kinds, forget = self._group.index, self._kinds, self._index.forget
-        removed: list[int] = []
+        ours, removed = self._group.index, []
         for event in events:
-            kind = kinds.get(type(event))
-            if kind is _Kind.REMOVED:
+            kind = type(event)
+            if kind is self._removed_type:
                 if event.group_idx == ours:
-                    keys = map(external_key, event.block_hashes)
-                    removed.extend([key for key in keys if forget(key)])
+                    removed += event.block_hashes
                 continue
-            self._tell_removed(removed)
-            if kind is _Kind.STORED:
+            if removed:
+                self._removed(removed)
+                removed = []
+            if kind is self._stored_type:
                 # Of another size is an entry for part of a block: nothing that can be ranked.
                 if event.group_idx == ours and event.block_size == self._group.block_size:
                     self._stored(event)
-            elif kind is _Kind.CLEARED:
+            elif kind is self._cleared_type:
                 self._cleared()
-        self._tell_removed(removed)
+        if removed:
+            self._removed(removed)
 
     def _stored(self, event: Any) -> None:
         parent, session = event.parent_block_hash, event.session_id
         self._emit(
             BlocksStored(
                 pack_external(event.block_hashes),
-                None if parent is None else external_key(parent),
+                None if parent is None else external_keys([parent])[0],
                 event.block_size,
                 session[:MAX_NAME] if session else None,
             )
         )
 
-    def _tell_removed(self, removed: list[int]) -> None:
-        if removed:
-            self._emit(BlocksRemoved(pack_external(removed)))
-            self._arranger.evicted(removed)
-            removed.clear()
+    def _removed(self, hashes: list[int | bytes]) -> None:
+        gone = self._index.forget(external_keys(hashes))
+        if gone:
+            self._emit(BlocksRemoved(pack_external(gone)))
+            self._arranger.evicted(gone)
 
     def _cleared(self) -> None:
         self._index.clear()
@@ -215,15 +220,3 @@ def _session(request: Request, meaning: Meaning) -> str | None:
     """The engine's own session id wins over the tag's."""
     session = request.session_id
     return session[:MAX_NAME] if session else meaning.session
-
-
-class _Kind(Enum):
-    STORED = 0
-    REMOVED = 1
-    CLEARED = 2
-
-
-def _event_kinds() -> dict[type, _Kind]:
-    from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-
-    return {BlockStored: _Kind.STORED, BlockRemoved: _Kind.REMOVED, AllBlocksCleared: _Kind.CLEARED}

@@ -187,7 +187,7 @@ def cached_pool(num_blocks: int) -> tuple[Any, Keys, BlockIndex]:
     blocks = pool.get_new_blocks(count)
     pool.cache_full_blocks(request, blocks, 0, count, BLOCK_SIZE, 0)
     packed = pack_hashes(request.block_hashes)
-    index.remember(unpack(packed), blocks)
+    index.remember(unpack(packed), [block.block_id for block in blocks])
     pool.free_blocks(reversed(blocks))
     return pool, as_keys(packed), index
 
