@@ -80,6 +80,8 @@ class SidecarConfig(Section):
 
     Attributes:
         endpoint: Where engines connect; empty picks a socket in the runtime directory.
+        max_stale_s: A ranking older than this makes ``/healthz`` say so; engines ignore it anyway.
+        engine_timeout_s: An engine that is silent for so long is forgotten.
         snapshot_path: Where the graph is kept across restarts; None keeps nothing.
     """
 
@@ -141,7 +143,10 @@ class ScoreConfig(Section):
 
 
 class GraphConfig(Section):
-    """Bounds on what the graph keeps (see ``graph.tables.GraphLimits``)."""
+    """Bounds on what the graph keeps (see ``graph.tables.GraphLimits``).
+
+    ``max_sessions`` and ``max_names`` size tables, and take effect at the next start.
+    """
 
     max_ghosts: Size = _LIMITS.max_ghosts
     max_sessions: Size = _LIMITS.max_sessions

@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY_S: Final = 1.0
 LIVE_SECTIONS: Final = ("score", "graph")
 """Sections that take effect while running; the others at the next start."""
+LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")
+"""Keys of [graph] that size tables which exist already."""
 
 
 class ConfigWatch:
@@ -75,10 +77,15 @@ class ConfigWatch:
 
     def _log_change(self, fresh: Config) -> None:
         changed = [s for s in Config.model_fields if getattr(fresh, s) != getattr(self.config, s)]
-        later = [section for section in changed if section not in LIVE_SECTIONS]
+        later = [f"[{section}]" for section in changed if section not in LIVE_SECTIONS]
+        later += [
+            f"graph.{key}"
+            for key in LATER_GRAPH_KEYS
+            if getattr(fresh.graph, key) != getattr(self.config.graph, key)
+        ]
         logger.info("configuration reloaded: [%s] changed", "], [".join(changed))
         if later:
-            logger.warning("[%s] takes effect at the next start", "], [".join(later))
+            logger.warning("%s takes effect at the next start", ", ".join(later))
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:

@@ -215,6 +215,7 @@ class Service:
             self._publisher,
             self._snapshots,
             self._watch,
+            max_stale_s=sidecar.max_stale_s,
             clock=clock,
         )
 

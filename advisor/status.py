@@ -37,6 +37,7 @@ class StatusBoard:
         snapshots: SnapshotKeeper,
         watch: ConfigWatch,
         *,
+        max_stale_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._graph = graph
@@ -46,6 +47,7 @@ class StatusBoard:
         self._publisher = publisher
         self._snapshots = snapshots
         self._watch = watch
+        self._max_stale_s = max_stale_s
         self._clock = clock
         self._started = clock()
         self.last_turn = clock()  # set by the loop each time round
@@ -54,8 +56,10 @@ class StatusBoard:
         self.loop_counters: Counter[str] = Counter()
 
     def is_healthy(self) -> bool:
-        """Whether the loop has turned lately."""
-        return self._clock() - self.last_turn < STALLED_AFTER_S
+        """Whether the loop has turned lately, and no engine holds advice that grew stale."""
+        now = self._clock()
+        fresh = all(now - each.ts <= self._max_stale_s for each in self._planner.latest.values())
+        return fresh and now - self.last_turn < STALLED_AFTER_S
 
     def status(self) -> SidecarStatus:
         """The state of everything, now."""

@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -268,6 +269,24 @@ def test_a_graph_that_fails_costs_a_resync_and_not_the_loop(
     engine.advice(ResyncRequest)
     engine.greet([2])
     engine.ranking(lambda keys: keys == {2})
+
+
+def test_health_tells_when_advice_grows_stale(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(sidecar__max_stale_s=0.2)
+    engine = connect(running)
+    engine.greet([1])
+    engine.ranking(lambda keys: keys == {1})
+    monkeypatch.setattr(running.service.graph, "rank", _fail)
+    engine.send(BlocksStored(packed([2]), 1, 16))
+    deadline = time.monotonic() + 20
+    while running.service.board.is_healthy():
+        assert time.monotonic() < deadline
+        engine.send(PRESSURE)
+        time.sleep(0.05)
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        running.get("/healthz")
 
 
 def _fail(*_: object) -> None:

@@ -200,8 +200,10 @@ def test_a_reload_can_be_asked_for_at_once(file: Path) -> None:
 
 def test_what_needs_a_restart_is_named(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     watch, clock, _ = watching(file, "")
-    file.write_text("[http]\nport = 1234\n[score]\nage = 1.5\n")
+    file.write_text(
+        "[http]\nport = 1234\n[score]\nage = 1.5\n[graph]\nmax_names = 5\nmax_pairs = 5\n"
+    )
     clock.now += 2
     with caplog.at_level(logging.INFO):
         assert watch.poll() is not None
-    assert "[http] takes effect at the next start" in caplog.text
+    assert "[http], graph.max_names takes effect at the next start" in caplog.text
