@@ -32,11 +32,14 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     texts, cached = [], 0
     for number, turn in enumerate(turns):
         if options.get("kill_sidecar") and number == len(turns) // 2:
+            _wait_for_sidecar()
             _kill_sidecar()
         output = _serve(llm, turn)
         texts.append(list(output.outputs[0].token_ids))
         cached += output.num_cached_tokens or 0
         time.sleep(options.get("pause_s", 0.0))
+    if options.get("kill_sidecar"):
+        _wait_for_sidecar()
     return {"texts": texts, "cached": cached, **_state(llm)}
 
 
@@ -103,6 +106,16 @@ def _user_connector() -> Any:
         kv_connector_module_path="engine_user_connector",
         kv_role="kv_both",
     )
+
+
+def _wait_for_sidecar() -> None:
+    from kvgraph.hooks.doctor import check_sidecar
+
+    endpoint = os.environ["AITHER_KVCACHE_SIDECAR"]
+    for _ in range(60):
+        if check_sidecar(endpoint, timeout_s=1.0).ok:
+            return
+    raise SystemExit("no sidecar became ready")
 
 
 def _kill_sidecar() -> None:

@@ -200,7 +200,7 @@ def test_the_child_sidecar_is_killed_mid_run_and_ends_with_the_engine(
 ) -> None:
     """With nothing but the switch, over several processes: API side, engine core, sidecar."""
     run = Engine(
-        tiny_model, {"kill_sidecar": True, "pause_s": 0.2},
+        tiny_model, {"kill_sidecar": True},
         AITHER_KVCACHE_GRAPH="1", VLLM_ENABLE_V1_MULTIPROCESSING="1",
     ).result()  # fmt: skip
     assert run.result["texts"] == stock.result["texts"]

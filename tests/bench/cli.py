@@ -46,7 +46,7 @@ def hotpath(as_json: Json = False) -> None:
 
 
 @app.command()
-def engine(as_json: Json = False, pairs: int = 5, model: Model = None) -> None:
+def engine(as_json: Json = False, pairs: int = 10, model: Model = None) -> None:
     """Real vLLM without memory pressure, on and off in turn: the throughput's ratio."""
     with _explained():
         from .engine import run

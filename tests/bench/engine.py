@@ -1,13 +1,16 @@
 """What the graph costs an engine that needs no help: throughput without memory pressure.
 
-Servers with and without the graph take turns, so that a machine that grows slower or faster in
-the meantime treats both alike; a figure is the ratio within a pair.
+Two servers, with and without the graph, take turns of a few seconds, so that a machine that grows
+slower or faster meanwhile treats both alike; a figure is the ratio within a pair. Whose turn it is
+not, its sidecar included, is frozen: stock must not pay for the graph.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -23,16 +26,14 @@ from .model import ensure_model, vocabulary_size
 from .server import Server, ServerPlan
 from .workload import Span, Turn
 
-REQUESTS: Final = 48
+REQUESTS: Final = 32
 CONCURRENCY: Final = 8
 PROMPT_TOKENS: Final = 192
 OUTPUT_TOKENS: Final = 96
-ROUNDS: Final = 3
-"""Measured rounds a server, after one to warm up; a round sends every request once."""
 
 
-def run(progress: bool = True, pairs: int = 5, model: str | None = None) -> Figures:
-    """Measure ``pairs`` pairs of servers.
+def run(progress: bool = True, pairs: int = 10, model: str | None = None) -> Figures:
+    """Measure ``pairs`` pairs of rounds; a round sends every request once.
 
     Figures: ``throughput_ratio`` (graph / stock, output tokens per second), and either arm's rate.
 
@@ -41,16 +42,22 @@ def run(progress: bool = True, pairs: int = 5, model: str | None = None) -> Figu
     """
     name = model or str(ensure_model())
     turns = _turns(vocabulary_size(name))
-    console = Console(stderr=True, quiet=not progress)
     rates: dict[bool, list[float]] = {False: [], True: []}
+    console = Console(stderr=True, quiet=not progress)
     with tempfile.TemporaryDirectory(prefix="kvgraph-engine-") as directory:
-        for pair in range(pairs):
-            # Who goes first changes from pair to pair.
-            for graph in (False, True) if pair % 2 == 0 else (True, False):
-                plan = ServerPlan(name, graph, Path(directory), max_num_seqs=CONCURRENCY)
-                rates[graph].append(_rate(plan, turns))
-                console.print(f"pair {pair + 1}/{pairs} {plan.arm}: {rates[graph][-1]:,.0f} tok/s")
+        plans = [ServerPlan(name, on, Path(directory), max_num_seqs=CONCURRENCY) for on in _ARMS]
+        console.print("two servers start")
+        with _started(plans[0]) as stock, _started(plans[1]) as graph:
+            for pair in range(pairs):
+                # Who goes first changes from pair to pair.
+                for server in (stock, graph) if pair % 2 == 0 else (graph, stock):
+                    rate = _rate(server, turns, pair)
+                    rates[server.plan.graph].append(rate)
+                    console.print(f"pair {pair + 1}/{pairs}  {server.plan.arm}: {rate:,.0f} tok/s")
     return _figures(rates)
+
+
+_ARMS: Final = (False, True)
 
 
 def _figures(rates: dict[bool, list[float]]) -> Figures:
@@ -62,19 +69,27 @@ def _figures(rates: dict[bool, list[float]]) -> Figures:
     return figures
 
 
-def _rate(plan: ServerPlan, turns: list[Turn]) -> float:
-    """Output tokens per second of one fresh server: the median of its rounds."""
+@contextlib.contextmanager
+def _started(plan: ServerPlan) -> Iterator[Server]:
+    """A running server, frozen until its turn comes."""
     with Server(plan) as server:
         if plan.graph:
             check_advised(server)
-        asyncio.run(_round(server.url, turns, "warm-up"))
-        return float(np.median([_timed(server.url, turns, f"round-{i}") for i in range(ROUNDS)]))
+        server.freeze()
+        yield server
 
 
-def _timed(url: str, turns: list[Turn], run: str) -> float:
-    began = perf_counter()
-    tokens = asyncio.run(_round(url, turns, run))
-    return tokens / (perf_counter() - began)
+def _rate(server: Server, turns: list[Turn], pair: int) -> float:
+    """Output tokens per second of one round, while the other server is frozen."""
+    server.thaw()
+    try:
+        # A first few requests: caches warm, and the sidecar has its engine back.
+        asyncio.run(_round(server.url, turns[:CONCURRENCY], f"warm-up-{pair}"))
+        began = perf_counter()
+        tokens = asyncio.run(_round(server.url, turns, f"round-{pair}"))
+        return tokens / (perf_counter() - began)
+    finally:
+        server.freeze()
 
 
 async def _round(url: str, turns: list[Turn], run: str) -> int:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Final
 
 import httpx
+import psutil
 
 from .errors import ServerError
 from .workload import BLOCK
@@ -26,6 +27,9 @@ from .workload import BLOCK
 SWITCH: Final = "AITHER_KVCACHE_GRAPH"
 GRAPH_SETTINGS: Final = ("AITHER_KVCACHE_SIDECAR", "KVGRAPH_CONFIG")
 """What the graph arm, and only it, takes over from the caller's environment."""
+
+PEER: Final = "aither-kvcache"
+"""The bench's peer answers to the same switch: its plugin stays out of either arm."""
 
 START_TIMEOUT_S: Final = 600.0
 LOG_TAIL_LINES: Final = 30
@@ -87,6 +91,8 @@ class ServerPlan:
         )
         if on_cpu():
             env.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        if _installed(PEER):
+            env["VLLM_PLUGINS"] = ",".join(_plugins_without_peer())
         if self.graph:
             env[SWITCH] = "1"
             env.update({name: inherited[name] for name in GRAPH_SETTINGS if name in inherited})
@@ -131,14 +137,27 @@ class Server:
 
     def stop(self, grace_s: float = 20.0) -> None:
         """End the whole process group: politely first, by force after ``grace_s``."""
-        process, self._process = self._process, None
-        if process is None:
+        if self._process is None:
             return
+        self.thaw()  # a frozen process cannot end politely
+        process, self._process = self._process, None
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(grace_s)
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
+
+    def freeze(self) -> None:
+        """Stop every process of the server, its sidecar too, where it stands: it takes no CPU."""
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+
+    def thaw(self) -> None:
+        """Let the processes go on."""
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache; the engine must be idle.
@@ -166,6 +185,15 @@ class Server:
         """The last lines of the server's log."""
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
+
+    def _family(self) -> list[psutil.Process]:
+        """The server's process and all that descend from it: a sidecar leads its own group."""
+        assert self._process is not None
+        try:
+            leader = psutil.Process(self._process.pid)
+            return [leader, *leader.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
     def _wait_healthy(self) -> None:
         assert self._process is not None
@@ -201,6 +229,14 @@ def _installed(distribution: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
+
+
+def _plugins_without_peer() -> list[str]:
+    """The names of all vLLM plugins on this machine but the peer's."""
+    points = importlib.metadata.entry_points()
+    groups = [group for group in points.groups if group.startswith("vllm.")]
+    found = [point for group in groups for point in points.select(group=group)]
+    return sorted({point.name for point in found if point.dist and point.dist.name != PEER})
 
 
 def _free_port() -> int:
