@@ -76,7 +76,7 @@ class Ingest:
     def forget_engine(self, engine: int) -> None:
         """An engine is gone, and every copy that it held."""
         self._tables.blocks.tiers[engine] = 0
-        self._tables.sessions.interrupt()
+        self._tables.sessions.interrupt(engine)
         self._unlink_lost_copies()
         for facts in (self.pressure, self.hello, self.applied):
             facts.pop(engine, None)
@@ -84,7 +84,7 @@ class Ingest:
     def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
         match event:
             case RequestStarted():
-                self._turns.started(event, now)
+                self._turns.started(engine, event, now)
             case RequestFinished():
                 self._turns.finished(event, now)
             case SessionSignal():

@@ -21,6 +21,7 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "tenant": (np.int32, NO_ROW),
     "turns": (np.int32, 0),
     "running": (np.int32, 0),  # its requests inside the engine now
+    "engine": (np.int8, NO_ROW),  # residency column of the engine that ran its last request
     "created": (np.float64, 0.0),
     "last_seen": (np.float64, 0.0),  # start or end of its last request
     "gap": (np.float32, 0.0),  # seconds between turns, exponential mean
@@ -41,6 +42,7 @@ class SessionTable:
     tenant: Rows
     turns: Rows
     running: Rows
+    engine: npt.NDArray[np.int8]
     created: npt.NDArray[np.float64]
     last_seen: npt.NDArray[np.float64]
     gap: npt.NDArray[np.float32]
@@ -109,13 +111,14 @@ class SessionTable:
         self.created[row] = self.last_seen[row] = now
         return row, reused
 
-    def begin_turn(self, row: int, now: float) -> None:
-        """A request of the session entered the engine."""
+    def begin_turn(self, row: int, engine: int, now: float) -> None:
+        """A request of the session entered an engine."""
         if self.running[row] == 0:
             self._note_gap(row, now)
             self.turns[row] += 1
             self._reached[min(int(self.turns[row]) - 1, len(RETURN_PRIOR))] += 1
         self.running[row] += 1
+        self.engine[row] = engine
         self.state[row] = SessionState.RUNNING
         self.expected_return[row] = NEVER
         self.last_seen[row] = now
@@ -139,11 +142,14 @@ class SessionTable:
         if self.running[row] == 0:
             self.state[row] = SessionState.ENDED
 
-    def interrupt(self) -> None:
-        """An engine is gone: no request that we know of is surely still running."""
-        running = self.state[: self.size] == SessionState.RUNNING
-        self.state[: self.size][running] = SessionState.IDLE
-        self.running[: self.size] = 0
+    def interrupt(self, engine: int | None = None) -> None:
+        """An engine is gone (or all of them): none of its requests runs any more."""
+        state, running = self.state[: self.size], self.running[: self.size]
+        there = running > 0
+        if engine is not None:
+            there &= self.engine[: self.size] == engine
+        state[there] = SessionState.IDLE
+        running[there] = 0
 
     def return_probability(self) -> npt.NDArray[np.float64]:
         """float64 ``[size]``: P(another turn), from the turns so far.

@@ -34,7 +34,7 @@ class TurnRecorder:
         self._counters = counters
         self._inferred: dict[str, int] = {}  # running request → the session guessed for it
 
-    def started(self, event: RequestStarted, now: float) -> None:
+    def started(self, engine: int, event: RequestStarted, now: float) -> None:
         """A request was scheduled: count its hits, tag its blocks, begin its session's turn."""
         rows = self._chain(event.hashes, event.block_size, now)
         if rows is None:
@@ -45,7 +45,7 @@ class TurnRecorder:
         session = self._session_of(event, rows, now)
         self._supersede(session, rows)
         self._own(session, rows, event.tenant)
-        self._tables.sessions.begin_turn(session, now)
+        self._tables.sessions.begin_turn(session, engine, now)
         self._mark_tip(session, rows)
 
     def finished(self, event: RequestFinished, now: float) -> None:

@@ -81,6 +81,7 @@ class NaiveSession:
     state: SessionState = SessionState.IDLE
     turns: int = 0
     running: int = 0
+    engine: str = ""
     tip: int | None = None
 
 
@@ -144,7 +145,7 @@ class NaiveGraph:
             case BlocksAttended():
                 self.attend([key for key in keys if key in self.blocks], now)
             case RequestStarted():
-                self.start(event, keys)
+                self.start(engine, event, keys)
             case RequestFinished():
                 self.finish(event, keys)
             case SessionSignal():
@@ -171,9 +172,8 @@ class NaiveGraph:
         for block in self.blocks.values():
             block.tiers.pop(engine, None)
         for session in self.sessions.values():
-            session.running = 0
-            if session.state is SessionState.RUNNING:
-                session.state = SessionState.IDLE
+            if session.running and session.engine == engine:
+                session.running, session.state = 0, SessionState.IDLE
         self.unlink_lost_copies()
 
     def attend(self, keys: list[int], now: float) -> None:
@@ -199,7 +199,7 @@ class NaiveGraph:
     def session(self, name: str) -> NaiveSession:
         return self.sessions.setdefault(name, NaiveSession())
 
-    def start(self, event: RequestStarted, keys: list[int]) -> None:
+    def start(self, engine: str, event: RequestStarted, keys: list[int]) -> None:
         self.lay(keys)
         for key in keys[: event.cached_tokens // SIZE]:
             self.block(key).hits += 1
@@ -218,6 +218,7 @@ class NaiveGraph:
             session.turns += 1
         self.own(name, keys)
         session.running += 1
+        session.engine = engine
         session.state = SessionState.RUNNING
         self.mark_tip(name, keys)
 
