@@ -164,10 +164,10 @@ class Ingest:
             for event in stored
         ]
         session = self._tables.blocks.session
-        free = session[rows] == NO_ROW
+        claims = np.repeat(np.array(owners, dtype=np.int32), counts)
+        free = (session[rows] == NO_ROW) & (claims != NO_ROW)
         # Backwards, so that of two in one run the first to store a block has it.
-        claims = np.repeat(np.array(owners, dtype=np.int32), counts)[free]
-        session[rows[free][::-1]] = claims[::-1]
+        session[rows[free][::-1]] = claims[free][::-1]
 
     def _remove(self, engine: int, removed: list[BlocksRemoved]) -> None:
         blocks = self._tables.blocks

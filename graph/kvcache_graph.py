@@ -15,8 +15,9 @@ from .errors import GraphError
 from .events import AdviceApplied, AnyEvent, EngineHello, Pressure
 from .ingest import Ingest
 from .integrity import check_integrity
+from .policy import Policy
 from .prefetch import prefetch_candidates
-from .scoring import Ranking, ScoreProfile, rank
+from .scoring import ClassicPolicy, Ranking, ScoreProfile, rank
 from .stats import GraphStats, graph_stats
 from .tables import GraphLimits, Tables
 from .types import MAX_ENGINES, NO_ROW, BlockKey, as_keys
@@ -31,7 +32,9 @@ class KVCacheGraph:
     monotonic seconds of ``clock``.
 
     Attributes:
-        profile: The score's weights; assign another to change them while running.
+        policy: Scores blocks; assign another to change it while running.
+        profile: The classic score's weights, and the layers that the rules protect; assign
+            another to change them while running.
         version: Rises with every batch of events that may change a ranking.
     """
 
@@ -39,15 +42,28 @@ class KVCacheGraph:
         self,
         *,
         profile: ScoreProfile | None = None,
+        policy: Policy | None = None,
         limits: GraphLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.profile = profile or ScoreProfile()
+        self._profile = profile or ScoreProfile()
+        self.policy = policy or ClassicPolicy(self._profile)
         self.lock = threading.RLock()
         self.version = 0
         self.clock = clock
         self.tables = Tables(limits or GraphLimits())
         self._ingest = Ingest(self.tables)
+
+    @property
+    def profile(self) -> ScoreProfile:
+        """The weights and rules in force."""
+        return self._profile
+
+    @profile.setter
+    def profile(self, profile: ScoreProfile) -> None:
+        self._profile = profile
+        if isinstance(self.policy, ClassicPolicy):
+            self.policy = ClassicPolicy(profile)
 
     @property
     def counters(self) -> Counter[str]:
@@ -81,7 +97,9 @@ class KVCacheGraph:
         column = self.tables.engines.get(engine)
         if column is None:
             return Ranking(as_keys([]), as_keys([]), as_keys([]))
-        return rank(self.tables, self.profile, column, limit, self.clock())
+        now = self.clock()
+        self.policy.observe(self.tables, column, now)
+        return rank(self.tables, self.policy, self.profile, column, limit, now)
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """The ``n`` blocks to lose first: protected ones only when nothing else is left."""
@@ -114,7 +132,7 @@ class KVCacheGraph:
         Raises:
             GraphError: The graph knows no such block.
         """
-        return queries.explain(self.tables, self.profile, self._row(key), self.clock())
+        return queries.explain(self.tables, self.policy, self.profile, self._row(key), self.clock())
 
     def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:
         """What a session is doing, and what it holds in which tier.

@@ -12,6 +12,7 @@ import numpy as np
 
 from .edges import BLOCK_TO_BLOCK
 from .errors import GraphError
+from .policy import Policy
 from .scoring import (
     ScoreProfile,
     is_over,
@@ -19,7 +20,6 @@ from .scoring import (
     is_protected,
     is_superseded,
     resident_scores,
-    score_terms,
 )
 from .tables import Tables
 from .types import (
@@ -121,24 +121,24 @@ def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
     }
 
 
-def explain(tables: Tables, profile: ScoreProfile, row: int, now: float) -> dict[str, Any]:
+def explain(
+    tables: Tables, policy: Policy, profile: ScoreProfile, row: int, now: float
+) -> dict[str, Any]:
     """Every term of a block's score, its rank, and what protects it or sends it away."""
     blocks = tables.blocks
-    terms = {
-        name: sum(weight * float(column[row]) for weight, column in term)
-        for name, term in score_terms(tables, profile, now).items()
-    }
+    terms = policy.terms(tables, row, now)
     standing = [name for name, rule in _STANDING.items() if rule(tables, profile, now)[row]]
     return {
         **block_attributes(tables, row),
         "age_s": round(now - float(blocks.last_used()[row]), 3),
         "confidence": round(float(blocks.confidence[row]), 4),
         "attention": round(float(blocks.attention[row]), 6),
+        "policy": policy.name,
         "terms": {name: round(value, 4) for name, value in terms.items()},
         "score": round(sum(terms.values()), 4),
         "standing": standing,
         "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),
-        "ranks": _ranks(tables, profile, row, now),
+        "ranks": _ranks(tables, policy, profile, row, now),
         "edges": neighbors(tables, row),
     }
 
@@ -207,12 +207,12 @@ def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
 
 
 def _ranks(
-    tables: Tables, profile: ScoreProfile, row: int, now: float
+    tables: Tables, policy: Policy, profile: ScoreProfile, row: int, now: float
 ) -> dict[str, dict[str, int]]:
     """Where the block stands among the resident blocks of each engine; rank 0 goes first."""
     ranks = {}
     for engine, column in tables.engines.items():
-        scores = resident_scores(tables, profile, column, now)
+        scores = resident_scores(tables, policy, profile, column, now)
         if scores[row] > -np.inf:
             ahead = int((scores > scores[row]).sum())
             ranks[engine] = {"rank": ahead, "of": int((scores > -np.inf).sum())}

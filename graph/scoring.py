@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .policy import Policy, Scores
 from .tables import Tables
 from .types import (
     NO_ROW,
@@ -25,7 +26,6 @@ from .types import (
     Tier,
 )
 
-Scores = npt.NDArray[np.float64]
 _T = TypeVar("_T", bound=np.generic)
 Mask = npt.NDArray[np.bool_]
 Term = list[tuple[float, npt.NDArray[Any]]]
@@ -97,19 +97,42 @@ def score_terms(tables: Tables, profile: ScoreProfile, now: float) -> dict[str, 
     }
 
 
-def eviction_scores(tables: Tables, profile: ScoreProfile, now: float) -> Scores:
-    """float64 ``[blocks.size]``: the score of every row, rules' shifts included."""
-    size = tables.blocks.size
-    scores = np.multiply(tables.blocks.depth[:size], _DEPTH_TIE, dtype=np.float64)
-    scratch = np.empty(size)
-    for term in score_terms(tables, profile, now).values():
-        for weight, column in term:
-            scores += np.multiply(column[:size], weight, out=scratch)
+class ClassicPolicy:
+    """The weighted sum of ``ScoreProfile``."""
+
+    name: Final = "classic"
+
+    def __init__(self, profile: ScoreProfile | None = None) -> None:
+        self.profile = profile or ScoreProfile()
+
+    def observe(self, tables: Tables, engine: int, now: float) -> None:
+        """Nothing to learn: the weights are configuration."""
+
+    def scores(self, tables: Tables, engine: int, now: float) -> Scores:
+        """float64 ``[blocks.size]``; the same on every engine."""
+        size = tables.blocks.size
+        scores = np.multiply(tables.blocks.depth[:size], _DEPTH_TIE, dtype=np.float64)
+        scratch = np.empty(size)
+        for term in score_terms(tables, self.profile, now).values():
+            for weight, column in term:
+                scores += np.multiply(column[:size], weight, out=scratch)
+        return scores
+
+    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+        """Every term of the sum."""
+        return {
+            name: sum(weight * float(column[row]) for weight, column in term)
+            for name, term in score_terms(tables, self.profile, now).items()
+        }
+
+
+def shift_by_rules(scores: Scores, tables: Tables, profile: ScoreProfile, now: float) -> None:
+    """Lay the rules over a policy's scores, in place."""
+    scratch = np.empty(len(scores))
     for rule, shift in _RULES.items():
         applies = rule(tables, profile, now)
         if applies.any():
             scores += np.multiply(applies, shift, out=scratch)
-    return scores
 
 
 def is_superseded(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
@@ -146,10 +169,12 @@ _RULES: Final = {
 }
 
 
-def rank(tables: Tables, profile: ScoreProfile, engine: int, limit: int, now: float) -> Ranking:
+def rank(
+    tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, limit: int, now: float
+) -> Ranking:
     """The ``limit`` blocks that this engine should lose first, and its protected ones."""
     blocks = tables.blocks
-    scores = resident_scores(tables, profile, engine, now)
+    scores = resident_scores(tables, policy, profile, engine, now)
     open_to_loss = scores > PROTECTED_SHIFT / 2
     victims = _highest(scores, open_to_loss, limit)
     protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
@@ -157,9 +182,15 @@ def rank(tables: Tables, profile: ScoreProfile, engine: int, limit: int, now: fl
     return Ranking(blocks.keys[victims], blocks.keys[protected], blocks.keys[victims[only_hot]])
 
 
-def resident_scores(tables: Tables, profile: ScoreProfile, engine: int, now: float) -> Scores:
-    """float64 ``[blocks.size]``: scores with chains tail first; ``-inf`` what is not resident."""
-    scores = eviction_scores(tables, profile, now)
+def resident_scores(
+    tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, now: float
+) -> Scores:
+    """float64 ``[blocks.size]``: a policy's scores under the rules, chains tail first.
+
+    ``-inf`` stands for what is not resident.
+    """
+    scores = policy.scores(tables, engine, now)
+    shift_by_rules(scores, tables, profile, now)
     resident = tables.blocks.resident(engine)
     keep_chains_whole(scores, resident, tables.blocks.parent[: len(scores)])
     scores[~resident] = _NEVER

@@ -1,0 +1,41 @@
+"""``Policy``: what decides the order in which an engine loses its blocks.
+
+One object serves the live sidecar and the replay lab. A policy only scores; the rules that bind
+every policy (superseded first, protected last, a chain tail first) are laid over its scores by
+``scoring.rank``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .tables import Tables
+
+Scores = npt.NDArray[np.float64]
+
+
+class Policy(Protocol):
+    """Scores blocks from the graph's columns; may learn from them as they change.
+
+    Called under the graph's lock. A policy with a memory learns in ``observe``, from what changed
+    in the columns since it last looked; it needs no events of its own.
+    """
+
+    @property
+    def name(self) -> str:
+        """What configuration and replay call it."""
+
+    def observe(self, tables: Tables, engine: int, now: float) -> None:
+        """Learn from the columns, once before each ranking of an engine."""
+
+    def scores(self, tables: Tables, engine: int, now: float) -> Scores:
+        """float64 ``[blocks.size]``, higher goes first, within ±1e7; changes nothing.
+
+        Rows that are not resident on ``engine`` (a residency column) may hold any finite number.
+        """
+
+    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+        """What the score of one block row is made of, for people; changes nothing."""
