@@ -1,0 +1,1 @@
+"""The replay lab: what a policy would have bought on a trace."""
