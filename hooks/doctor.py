@@ -26,11 +26,17 @@ app = typer.Typer(add_completion=False)
 _PLUGIN_GROUP: Final = "vllm.general_plugins"
 _INSTALL: Final = "pip install 'kvgraph[vllm]' (GPU) or 'kvgraph[cpu]'"
 _NOT_FITTING: Final = f"install vLLM {TESTED_VERSION}.x, or report the missing name"
+_CACHED: Final = (
+    "request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size",
+    "kv_cache_group_id", "block_mask",
+)  # fmt: skip
 # module, attribute path, parameters that we pass or are passed
 _HOOKS: Final = (
     ("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ()),
     ("vllm.config", "KVTransferConfig.is_kv_transfer_instance", ()),
-    ("vllm.v1.core.block_pool", "BlockPool.take_events", ()),
+    ("vllm.v1.core.block_pool", "BlockPool.cache_full_blocks", _CACHED),
+    ("vllm.v1.core.block_pool", "BlockPool._emit_block_removed_events", ("block_hashes",)),
+    ("vllm.v1.core.block_pool", "BlockPool.reset_prefix_cache", ()),
     ("vllm.v1.core.block_pool", "BlockHashToBlockMap.get_one_block", ("key",)),
     ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.popleft_n", ("n",)),
     ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.remove", ("block",)),
@@ -38,8 +44,6 @@ _HOOKS: Final = (
     ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.append_n", ("blocks",)),
     ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.iter_blocks_after", ("cursor",)),
     ("vllm.v1.core.kv_cache_utils", "KVCacheBlock.block_hash", ()),
-    ("vllm.distributed.kv_events", "BlockStored", ("block_hashes", "session_id", "group_idx")),
-    ("vllm.distributed.kv_events", "BlockRemoved", ("block_hashes", "medium", "group_idx")),
     (
         "vllm.distributed.kv_transfer.kv_connector.v1.base",
         "KVConnectorBase_V1.bind_gpu_block_pool",

@@ -62,6 +62,10 @@ def start(connector: Any, pool: Any, request: Any, hits: int = 0) -> list[Any]:
     return blocks
 
 
+def step(connector: Any) -> None:
+    connector.build_connector_meta(None)
+
+
 def finish(connector: Any, pool: Any, request: Any, blocks: list[Any]) -> None:
     from vllm.v1.request import RequestStatus
 
@@ -84,7 +88,7 @@ def test_a_request_from_start_to_end(connector: Any, pool: Any, make: Any) -> No
         }
     }
     blocks = start(connector, pool, request)
-    assert pool.take_events() == []
+    step(connector)
     finish(connector, pool, request, blocks)
     packed = pack_hashes(request.block_hashes)
     started, stored, finished = told(connector)
@@ -126,10 +130,10 @@ def test_removals_of_a_step_are_one_event(connector: Any, pool: Any, make: Any) 
     request = make()
     finish(connector, pool, request, start(connector, pool, request))
     pool.get_new_blocks(53)  # all that is blank
-    pool.take_events()
+    step(connector)
     told(connector)
     pool.get_new_blocks(7)
-    pool.take_events()
+    step(connector)
     (removed,) = told(connector)
     tail_first = unpack(pack_hashes(request.block_hashes))[::-1]
     assert isinstance(removed, BlocksRemoved)
@@ -143,13 +147,13 @@ def test_a_key_with_a_duplicate_left_is_not_gone(connector: Any, pool: Any, make
     mine, theirs = start(connector, pool, one), start(connector, pool, two)
     finish(connector, pool, one, mine)
     finish(connector, pool, two, theirs)
-    pool.take_events()
+    step(connector)
     told(connector)
     pool.evict_blocks({block.block_id for block in theirs})
-    pool.take_events()
+    step(connector)
     assert told(connector) == []
     pool.evict_blocks({block.block_id for block in mine})
-    pool.take_events()
+    step(connector)
     (removed,) = told(connector)
     assert sorted(unpack(removed.hashes)) == sorted(unpack(pack_hashes(one.block_hashes)))
 
@@ -158,7 +162,7 @@ def test_a_reset_clears_everything(connector: Any, pool: Any, make: Any) -> None
     request = make()
     finish(connector, pool, request, start(connector, pool, request))
     pool.reset_prefix_cache()
-    pool.take_events()
+    step(connector)
     assert isinstance(told(connector)[-1], BlocksCleared)
     assert len(connector._side.index) == 0
     assert connector._side.resident() == b""
@@ -189,13 +193,14 @@ def test_the_users_own_kv_events_pass_unchanged(make: Any) -> None:
     seen, expected = events_of(ours, connector), events_of(stock, None)
     assert [type(e) for e in seen] == [type(e) for e in expected]
     assert [e.block_hashes for e in seen] == [e.block_hashes for e in expected]
+    step(connector)
     assert len(told(connector)) == 2
 
 
 def test_a_step_applies_the_clients_ranking(connector: Any, pool: Any, make: Any) -> None:
     request = make()
     finish(connector, pool, request, start(connector, pool, request))
-    pool.take_events()
+    step(connector)
     pool.get_new_blocks(53)  # all that is blank
     chain = np.frombuffer(pack_hashes(request.block_hashes), dtype="<u8")
     none = chain[:0]
@@ -226,16 +231,17 @@ def test_an_error_of_ours_disables_us_and_no_more(
     assert len(caplog.records) == 1
     assert "disabled" in caplog.records[0].getMessage()
     assert connector._side is None
-    assert pool.enable_kv_cache_events is False
+    assert "cache_full_blocks" not in vars(pool)
     assert connector.build_connector_meta(None) is not None
 
 
-def test_an_event_that_we_cannot_read_disables_us_in_the_tee(connector: Any, pool: Any) -> None:
-    from vllm.distributed.kv_events import BlockRemoved
-
-    pool.kv_event_queue.append(BlockRemoved(block_hashes=[-1], medium="GPU", group_idx=0))
-    assert pool.take_events() == []
+def test_a_change_that_we_cannot_read_disables_us_and_frees_the_pool(
+    connector: Any, pool: Any
+) -> None:
+    connector._side.tap._changes.append([None])
+    step(connector)
     assert connector._side is None
+    assert not {"cache_full_blocks", "reset_prefix_cache"} & set(vars(pool))
 
 
 def test_arranging_that_fails_leaves_the_engine_its_queue(

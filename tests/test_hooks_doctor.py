@@ -82,10 +82,10 @@ def test_vllm_plugins_that_leave_us_out(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_hook_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.core.block_pool import BlockPool
 
-    monkeypatch.delattr(BlockPool, "take_events")
+    monkeypatch.delattr(BlockPool, "cache_full_blocks")
     check = doctor.check_hooks()
     assert check.ok is False
-    assert "BlockPool.take_events is missing" in check.detail
+    assert "BlockPool.cache_full_blocks is missing" in check.detail
 
 
 def test_a_check_that_breaks_is_a_failed_check() -> None:

@@ -28,6 +28,7 @@ from .logs import log_where_vllm_logs
 from .observer import EngineObserver, ObservedGroup
 from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE
 from .tagging import MAX_NAME
+from .tap import PoolTap
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -55,10 +56,12 @@ class SchedulerSide:
         self.index = BlockIndex(pool)
         self.arranger = FreeQueueArranger(pool, self.index, most_blocks_per_step(config, group))
         self.client = AdvisorClient(endpoint, self)
+        self.tap = PoolTap(pool, group.index)
         self.observer = EngineObserver(pool, group, self.index, self.arranger, self.client.emit)
 
     def step(self) -> None:
-        """Once an engine step, after its allocations: apply the latest advice."""
+        """Once an engine step, after its allocations: tell what changed, apply advice."""
+        self.observer.blocks_changed(self.tap.take())
         self.arranger.step(self.client.ranking())
 
     def hello(self) -> EngineHello:
@@ -98,7 +101,6 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._side: SchedulerSide | None = None
-        self._undo_tee: Any = None
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -119,7 +121,6 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         log_where_vllm_logs()  # the engine core is a process of its own
         side = SchedulerSide(self._vllm_config, self._kv_cache_config, gpu_block_pool, endpoint)
-        self._tee_events(gpu_block_pool, side)
         self._side = side
         side.client.start()
 
@@ -192,43 +193,6 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def wait_for_save(self) -> None:
         """Nothing to wait for."""
 
-    # Observing ----------------------------------------------------------------------------------
-
-    def _tee_events(self, pool: BlockPool, side: SchedulerSide) -> None:
-        """Look at the pool's KV events as the scheduler takes them, once a step.
-
-        Where the user has not asked for KV events, the scheduler still gets none: its publisher
-        has as little to do as in stock vLLM.
-        """
-        wanted, take = pool.enable_kv_cache_events, pool.take_events
-        if wanted and self._publishes_over_zmq():
-            logger.warning(
-                "kvgraph: vLLM's own KV-event publisher is on: it stops the engine when its "
-                "queue is full (kvgraph does not need it)"
-            )
-        changed = side.observer.blocks_changed
-
-        def tee() -> Any:
-            events = take()
-            if events:
-                try:
-                    changed(events)
-                except Exception as error:
-                    self.disable("take_events", error)
-            return events if wanted else []
-
-        def undo() -> None:
-            pool.enable_kv_cache_events = wanted
-            pool.take_events = take
-
-        self._undo_tee = undo
-        pool.take_events = tee
-        pool.enable_kv_cache_events = True
-
-    def _publishes_over_zmq(self) -> bool:
-        events = getattr(self._vllm_config, "kv_events_config", None)
-        return events is not None and events.publisher == "zmq"
-
     def disable(self, where: str, error: Exception) -> None:
         """Leave the engine to itself after an error of ours; see ``Guarded``."""
         if self._side is not None or where == "bind_gpu_block_pool":
@@ -243,10 +207,8 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _detach(self, wait_s: float) -> None:
         side, self._side = self._side, None
-        if self._undo_tee is not None:
-            self._undo_tee()
-            self._undo_tee = None
         if side is not None:
+            side.tap.detach()
             side.client.close(wait_s)
 
 

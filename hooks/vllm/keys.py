@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 KEY_BYTES: Final = 8
+GROUP_BYTES: Final = 4  # of the group id that the prefix cache appends to a hash
 _VECTORISE_FROM: Final = 48  # shorter lists are faster without numpy
 
 
@@ -25,18 +26,9 @@ def pack_hashes(hashes: Sequence[bytes]) -> bytes:
     return table[:, : -KEY_BYTES - 1 : -1].tobytes()
 
 
-def pack_external(hashes: Sequence[int] | Sequence[int | bytes]) -> bytes:
-    """The hashes of a vLLM KV event, which are ints by default, as packed keys."""
-    if hashes and isinstance(hashes[0], int):
-        return struct.pack(f"<{len(hashes)}Q", *hashes)
-    return pack_hashes([h for h in hashes if isinstance(h, bytes)])
-
-
-def external_keys(hashes: list[int | bytes]) -> list[int]:
-    """The keys of a vLLM KV event's hashes."""
-    if hashes and isinstance(hashes[0], int):
-        return hashes  # type: ignore[return-value]  # a publisher's hashes are of one kind
-    return [key_of(h) for h in hashes if isinstance(h, bytes)]
+def pack_keys(keys: Sequence[int]) -> bytes:
+    """Keys as packed little-endian uint64."""
+    return struct.pack(f"<{len(keys)}Q", *keys)
 
 
 def unpack(packed: bytes) -> list[int]:

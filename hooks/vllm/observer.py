@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...graph.events import (
     AnyEvent,
@@ -18,11 +18,11 @@ from ...graph.events import (
 )
 from .eviction import FreeQueueArranger
 from .index import BlockIndex
-from .keys import external_keys, pack_external, pack_hashes, unpack
+from .keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, unpack
 from .tagging import MAX_NAME, Meaning, TagReader
+from .tap import Cached, Change
 
 if TYPE_CHECKING:
-    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
@@ -37,16 +37,26 @@ class ObservedGroup:
     block_size: int
     hash_block_size: int
 
+    @property
+    def scale(self) -> int:
+        """Hashes of a request for each of its blocks."""
+        return self.block_size // self.hash_block_size
+
+    @property
+    def suffix(self) -> bytes:
+        """What ends the prefix cache's keys of this group."""
+        return self.index.to_bytes(GROUP_BYTES, "big")
+
     def hashes(self, request: Request, tokens: int) -> Sequence[bytes]:
         """The hashes of the full blocks in the request's first ``tokens`` tokens."""
-        scale = self.block_size // self.hash_block_size
+        scale = self.scale
         # A hash covers its whole prefix, so a larger block's hash is that of its last part.
         hashes: Sequence[bytes] = request.block_hashes
         return hashes[scale - 1 : tokens // self.hash_block_size : scale]
 
 
 class EngineObserver:
-    """Turns a scheduler's calls and a pool's KV events into our events.
+    """Turns a scheduler's calls and a pool's changes into our events.
 
     Args:
         pool: The live block pool.
@@ -72,12 +82,6 @@ class EngineObserver:
         self._tags = TagReader()
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._running: dict[str, Meaning] = {}
-        # Imported here, so that importing this module imports no engine.
-        from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-
-        self._stored_type = BlockStored
-        self._removed_type = BlockRemoved
-        self._cleared_type = AllBlocksCleared
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -144,42 +148,41 @@ class EngineObserver:
 
     # Blocks -------------------------------------------------------------------------------------
 
-    def blocks_changed(self, events: Sequence[KVCacheEvent]) -> None:
-        """The pool's KV events of one step; on the engine's hot path."""
-        ours, removed = self._group.index, []
-        for event in events:
-            kind = type(event)
-            if kind is self._removed_type:
-                if event.group_idx == ours:
-                    removed += event.block_hashes
+    def blocks_changed(self, changes: Sequence[Change]) -> None:
+        """What the pool cached and evicted in one step; on the engine's hot path."""
+        removed: list[bytes] = []
+        for change in changes:
+            if type(change) is list:
+                removed += change
                 continue
             if removed:
                 self._removed(removed)
                 removed = []
-            if kind is self._stored_type:
-                # Of another size is an entry for part of a block: nothing that can be ranked.
-                if event.group_idx == ours and event.block_size == self._group.block_size:
-                    self._stored(event)
-            elif kind is self._cleared_type:
+            if type(change) is Cached:
+                self._stored(change.request, change.first, change.end)
+            else:
                 self._cleared()
         if removed:
             self._removed(removed)
 
-    def _stored(self, event: Any) -> None:
-        parent, session = event.parent_block_hash, event.session_id
+    def _stored(self, request: Request, first: int, end: int) -> None:
+        hashes, session = request.block_hashes, request.session_id
+        scale = self._group.scale
         self._emit(
             BlocksStored(
-                pack_external(event.block_hashes),
-                None if parent is None else external_keys([parent])[0],
-                event.block_size,
+                pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale]),
+                key_of(hashes[scale * first - 1]) if first else None,
+                self._group.block_size,
                 session[:MAX_NAME] if session else None,
             )
         )
 
-    def _removed(self, hashes: list[int | bytes]) -> None:
-        gone = self._index.forget(external_keys(hashes))
+    def _removed(self, hashes: list[bytes]) -> None:
+        suffix = self._group.suffix
+        keys = [key_of(h[:-GROUP_BYTES]) for h in hashes if h.endswith(suffix)]
+        gone = self._index.forget(keys)
         if gone:
-            self._emit(BlocksRemoved(pack_external(gone)))
+            self._emit(BlocksRemoved(pack_keys(gone)))
             self._arranger.evicted(gone)
 
     def _cleared(self) -> None:
@@ -195,13 +198,13 @@ class EngineObserver:
         Reads the pool's list of blocks, which never changes, in slices that let the engine's
         thread in between. Blocks that change meanwhile are corrected by the events queued since.
         """
-        suffix = self._group.index.to_bytes(4, "big")
+        suffix = self._group.suffix
         hashes: set[bytes] = set()
         for start in range(0, len(self._pool.blocks), _SCAN_SLICE):
             for block in self._pool.blocks[start : start + _SCAN_SLICE]:
                 block_hash = block.block_hash
                 if block_hash is not None and block_hash.endswith(suffix):
-                    hashes.add(block_hash[:-4])
+                    hashes.add(block_hash[:-GROUP_BYTES])
             time.sleep(0)
         return pack_hashes(list(hashes))
 
