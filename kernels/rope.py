@@ -172,7 +172,7 @@ def _llama3(model: _Model, inv_freq: Any) -> Any:
 
 def _yarn(model: _Model, inv_freq: Any) -> Any:
     """YaRN's frequencies (arXiv 2309.00071, section 3.2), without its attention factor."""
-    settings, dims = model.settings, 2 * inv_freq.shape[0]
+    settings, dims = model.settings, 2 * int(inv_freq.shape[0])
     theta, trained = float(settings["rope_theta"]), model.trained_length()
     factor = settings.get("factor") or model.config["max_position_embeddings"] / trained
 
