@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -87,13 +88,23 @@ def _run_demo(model: str | None, out: Path) -> DemoResult:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turns the errors that a user can act on into a message and exit code 1."""
+    """Turns the errors that a user can act on into a message and exit code 1.
+
+    A request to end (SIGTERM) unwinds like any other error, so that no server is left behind.
+    """
+    previous = signal.signal(signal.SIGTERM, _end)
     try:
         yield
     except ImportError as error:
         _give_up(f"{error.name} is not installed: pip install 'kvgraph[bench,cpu]'")
     except BenchError as error:
         _give_up(str(error))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _give_up(problem: str) -> NoReturn:
