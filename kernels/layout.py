@@ -262,6 +262,8 @@ def cpu_layout(
     key, value = _cpu_planes(isa, tokens, head_dim)
     page = 2 * tokens * head_dim
     _check_dtype(dtype)
+    if dtype == torch.int8:
+        raise LayoutError("the CPU backend has no int8 cells; allowed: float dtypes")
     return KvLayout(
         f"cpu-{isa}", dtype, layers, blocks, heads, tokens,
         blocks * heads * page, heads * page, page, key, value,

@@ -1,0 +1,198 @@
+"""A bounded file of records that survives a restart: the tier below the arena.
+
+Every record has a checksum, and an index entry with its own. A record's entry is erased before its
+bytes are overwritten and written after them, so that whatever is interrupted is not found again.
+Records are read and written with pread and pwrite: a failing disk under a mapped page would end the
+engine with SIGBUS, while these return an error that costs one record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from .errors import StorageError
+
+_MAGIC: Final = b"KVGDISK1"
+_HEADER: Final = struct.Struct("<8sQQ16sI")  # magic, record bytes, capacity, identity, checksum
+_ENTRY: Final = np.dtype([("key", "<u8"), ("age", "<u8"), ("data", "<u4"), ("check", "<u4")])
+_PAGE: Final = 4096
+
+
+class DiskTier:
+    """Records by key, least recently written or read first to go.
+
+    Attributes:
+        damaged: Records whose bytes did not match their checksum, and were forgotten.
+        failed: Reads and writes that the disk refused.
+    """
+
+    def __init__(self, path: Path, record_bytes: int, capacity: int, identity: str) -> None:
+        """Open or create the file, with all its space reserved.
+
+        Args:
+            path: The file; created with mode 0600.
+            record_bytes: Size of every record.
+            capacity: Records that the file holds.
+            identity: Model, layout and whatever else the bytes depend on; a file of another
+                identity or size is started afresh.
+
+        Raises:
+            StorageError: No space, no permission, or another process has the file.
+        """
+        self._path, self.record_bytes, self.capacity = path, record_bytes, capacity
+        self.damaged = self.failed = 0
+        digest = hashlib.sha256(identity.encode()).digest()[:16]
+        body = struct.pack("<8sQQ16s", _MAGIC, record_bytes, capacity, digest)
+        self._header = body + struct.pack("<I", zlib.crc32(body))
+        self._data_start = -(-(_PAGE + capacity * _ENTRY.itemsize) // _PAGE) * _PAGE
+        with _explained(f"disk tier {path}"):
+            self._file = self._open()
+            self._entries = self._load()
+        live = np.flatnonzero(self._entries["age"])
+        self._slots = {int(self._entries["key"][slot]): int(slot) for slot in live}
+        self._clock = int(self._entries["age"].max(initial=0))
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._slots
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._slots)
+
+    def write(self, key: int, record: Any) -> bool:
+        """Keep a copy of ``record``, in the place of the oldest if full; False if the disk fails.
+
+        Args:
+            record: A buffer of ``record_bytes``.
+        """
+        slot = self._slots.get(key)
+        slot = self._free_slot() if slot is None else slot
+        try:
+            self._erase(slot)
+            self._pwrite(record, self._data_start + slot * self.record_bytes)
+            self._enter(slot, key, zlib.crc32(record))
+        except OSError:
+            self.failed += 1
+            return False
+        return True
+
+    def read(self, key: int, into: Any) -> bool:
+        """Fill a writable buffer with a record; False if there is none that is whole.
+
+        ``into`` is undefined after False.
+        """
+        slot = self._slots.get(key)
+        if slot is None:
+            return False
+        try:
+            got = os.preadv(self._file, [into], self._data_start + slot * self.record_bytes)
+        except OSError:
+            self.failed += 1
+            return False
+        if got != self.record_bytes or zlib.crc32(into) != int(self._entries["data"][slot]):
+            self.damaged += 1
+            self.remove(key)
+            return False
+        self.touch(key)
+        return True
+
+    def touch(self, key: int) -> None:
+        """Make a record the last to go; the file learns of it with the record's next write."""
+        slot = self._slots.get(key)
+        if slot is not None:
+            self._clock += 1
+            self._entries["age"][slot] = self._clock
+
+    def remove(self, key: int) -> None:
+        """Forget a record; unknown keys are ignored."""
+        slot = self._slots.get(key)
+        if slot is not None:
+            try:
+                self._erase(slot)
+            except OSError:
+                self.failed += 1
+
+    def close(self) -> None:
+        """Write what is cached and let the file go."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._file)
+        os.close(self._file)
+
+    def _open(self) -> int:
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.pread(file, len(self._header), 0) != self._header:
+                os.ftruncate(file, 0)
+            # Reserved now, so that a full disk is an error here and not in the middle of a write.
+            os.posix_fallocate(file, 0, self._data_start + self.capacity * self.record_bytes)
+            os.pwrite(file, self._header, 0)
+        except OSError:
+            os.close(file)
+            raise
+        return file
+
+    def _load(self) -> Any:
+        raw = os.pread(self._file, self.capacity * _ENTRY.itemsize, _PAGE)
+        entries = np.frombuffer(raw, dtype=_ENTRY).copy()
+        entries[[not _entry_holds(entry) for entry in entries]] = 0
+        return entries
+
+    def _free_slot(self) -> int:
+        return int(np.argmin(self._entries["age"]))  # free entries have age 0
+
+    def _erase(self, slot: int) -> None:
+        """In memory first: whatever the disk says, the old record is not found again."""
+        if self._entries["age"][slot]:
+            self._slots.pop(int(self._entries["key"][slot]), None)
+        self._entries[slot] = 0
+        self._write_entry(slot)
+
+    def _enter(self, slot: int, key: int, checksum: int) -> None:
+        entry = self._entries[slot : slot + 1].copy()
+        entry["key"], entry["age"], entry["data"] = key, self._clock + 1, checksum
+        entry["check"] = _entry_checksum(entry[0])
+        self._pwrite(entry.tobytes(), _PAGE + slot * _ENTRY.itemsize)
+        self._clock += 1
+        self._entries[slot] = entry[0]
+        self._slots[key] = slot
+
+    def _write_entry(self, slot: int) -> None:
+        self._pwrite(self._entries[slot].tobytes(), _PAGE + slot * _ENTRY.itemsize)
+
+    def _pwrite(self, data: Any, at: int) -> None:
+        written = os.pwrite(self._file, data, at)
+        if written != memoryview(data).nbytes:
+            raise OSError("short write")
+
+
+def _entry_checksum(entry: Any) -> int:
+    """Over key and data checksum; the age is only an order and may be stale on disk."""
+    return zlib.crc32(struct.pack("<QI", int(entry["key"]), int(entry["data"])))
+
+
+def _entry_holds(entry: Any) -> bool:
+    return bool(entry["age"]) and int(entry["check"]) == _entry_checksum(entry)
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError:
+        raise StorageError(f"{what} is in use by another process") from None
+    except OSError as error:
+        raise StorageError(f"{what}: {error.strerror or error}") from error

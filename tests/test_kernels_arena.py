@@ -1,0 +1,258 @@
+"""The arena's handles and slabs, the disk tier under damage, and copies over both."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvgraph.kernels import reference
+from kvgraph.kernels.arena import Arena
+from kvgraph.kernels.disk import DiskTier
+from kvgraph.kernels.errors import LayoutError, SlotError, StorageError
+from kvgraph.kernels.layout import cpu_layout, new_memory
+from kvgraph.kernels.store import CopyStore
+
+CACHE = cpu_layout("vec", 2, 6, 2, 32, 32)
+SIZE = CACHE.block_bytes
+
+
+def new_arena(records: int = 6, **options: Any) -> Arena:
+    return Arena(CACHE.record(records), pin=False, **options)
+
+
+def test_a_budget_is_a_number_of_records() -> None:
+    arena = Arena.for_cache(CACHE, 5 * SIZE + 1)
+    assert arena.capacity == 5
+    assert arena.committed_bytes == 0
+    assert Arena.for_cache(CACHE, 5 * SIZE, int8=True).capacity == 8
+    with pytest.raises(LayoutError, match="does not hold a block"):
+        Arena.for_cache(CACHE, SIZE - 1)
+
+
+def test_more_than_is_free_is_refused_and_takes_nothing() -> None:
+    arena = new_arena(4)
+    arena.allocate(3)
+    assert not arena.can_allocate(2)
+    with pytest.raises(SlotError, match="2 records asked for, 1 are free"):
+        arena.allocate(2)
+    assert arena.used == 3
+
+
+def test_a_stale_handle_is_noticed() -> None:
+    arena = new_arena(1)
+    old = arena.allocate(1)
+    arena.free(old)
+    new = arena.allocate(1)
+    assert arena.slots(new) == 0
+    assert old[0] != new[0]
+    assert not arena.valid(old)[0]
+    for use in (arena.slots, arena.free, lambda handles: arena.record_view(handles[0])):
+        with pytest.raises(SlotError, match="1 of 1 records were freed"):
+            use(old)
+
+
+def test_freeing_twice_frees_nothing() -> None:
+    arena = new_arena()
+    handles = arena.allocate(2)
+    with pytest.raises(SlotError, match="twice"):
+        arena.free([handles[0], handles[0]])
+    assert arena.used == 2
+
+
+def test_empty_slabs_go_back_to_the_machine() -> None:
+    arena = new_arena(6, slab_bytes=2 * SIZE)
+    handles = arena.allocate(6)
+    arena.kv.memory.fill_(1)
+    assert arena.committed_bytes == 6 * SIZE
+    arena.free(handles[2:5])
+    assert arena.committed_bytes == 4 * SIZE
+    bytes_of = [bytes(arena.record_view(h)) for h in handles[[0, 1, 5]]]
+    assert all(any(data) for data in bytes_of)
+    assert not any(bytes(arena.record_view(arena.allocate(1)[0])))
+    arena.check_integrity()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.randoms()), max_size=30))
+def test_records_are_never_shared(steps: list[Any]) -> None:
+    arena, held = new_arena(11, slab_bytes=3 * SIZE), dict[int, int]()
+    for number, (take, count, random) in enumerate(steps):
+        if take and arena.can_allocate(count):
+            for handle in arena.allocate(count).tolist():
+                assert handle not in held
+                held[handle] = number
+                arena.record_view(handle)[:8] = number.to_bytes(8, "little")
+        elif held:
+            gone = random.sample(sorted(held), min(count, len(held)))
+            arena.free(gone)
+            for handle in gone:
+                del held[handle]
+        arena.check_integrity()
+        assert arena.used == len(held)
+        assert len(np.unique(arena.slots(list(held)))) == len(held)
+    for handle, number in held.items():
+        assert int.from_bytes(arena.record_view(handle)[:8], "little") == number
+
+
+def record(key: int) -> bytes:
+    return np.random.default_rng(key).bytes(SIZE)
+
+
+def new_disk(path: Path, capacity: int = 4, identity: str = "model") -> DiskTier:
+    return DiskTier(path / "kv.records", SIZE, capacity, identity)
+
+
+def whole(disk: DiskTier, key: int) -> bool:
+    """Whether a key is found; if so it must be what was written."""
+    into = bytearray(SIZE)
+    found = disk.read(key, into)
+    assert not found or bytes(into) == record(key)
+    return found
+
+
+def test_records_survive_a_restart_and_the_oldest_go_first(tmp_path: Path) -> None:
+    disk = new_disk(tmp_path)
+    for key in (1, 2, 3, 4):
+        assert disk.write(key, record(key))
+    assert whole(disk, 1)
+    disk.write(2**64 - 1, record(2**64 - 1))
+    disk.close()
+    again = new_disk(tmp_path)
+    assert sorted(again) == [1, 3, 4, 2**64 - 1]
+    assert all(whole(again, key) for key in (1, 3, 4, 2**64 - 1))
+    assert not whole(again, 2)
+    assert (tmp_path / "kv.records").stat().st_mode & 0o077 == 0
+    again.close()
+
+
+@pytest.mark.parametrize("change", ["identity", "capacity"])
+def test_bytes_of_another_model_are_never_matched(tmp_path: Path, change: str) -> None:
+    disk = new_disk(tmp_path)
+    disk.write(1, record(1))
+    disk.close()
+    other = {"identity": "another"} if change == "identity" else {"capacity": 5}
+    disk = new_disk(tmp_path, **other)  # type: ignore[arg-type]
+    assert len(disk) == 0
+    disk.close()
+
+
+def test_damage_anywhere_costs_a_record_and_gives_no_wrong_one(tmp_path: Path) -> None:
+    random = np.random.default_rng(7)
+    path = tmp_path / "kv.records"
+    disk = new_disk(tmp_path)
+    for key in (1, 2, 3):
+        disk.write(key, record(key))
+    disk.close()
+    sound = path.read_bytes()
+    lost = 0
+    for _ in range(150):
+        data = bytearray(sound)
+        # Half of the damage strikes header and index, which are a thousandth of the file.
+        at = int(random.integers(0, 4300 if random.random() < 0.5 else len(data)))
+        data[at] ^= 1 << int(random.integers(8))
+        path.write_bytes(data)
+        disk = new_disk(tmp_path)
+        lost += sum(not whole(disk, key) for key in (1, 2, 3))
+        assert disk.write(9, record(9))
+        assert whole(disk, 9)
+        disk.close()
+    assert lost > 0
+
+
+@pytest.mark.parametrize("kept", [0, 10, 4096, 5000, 9000])
+def test_a_file_cut_short_opens_with_what_is_whole(tmp_path: Path, kept: int) -> None:
+    disk = new_disk(tmp_path)
+    disk.write(1, record(1))
+    disk.close()
+    os.truncate(tmp_path / "kv.records", kept)
+    disk = new_disk(tmp_path)
+    assert not whole(disk, 1)
+    assert disk.write(1, record(1))
+    assert whole(disk, 1)
+    disk.close()
+
+
+def test_a_write_cut_off_leaves_nothing_half_written(tmp_path: Path, monkeypatch: Any) -> None:
+    """Killed, or out of space, after any number of bytes: the old record is gone, none is torn."""
+    for budget in range(0, SIZE + 60, 977):
+        path = tmp_path / str(budget)
+        disk = new_disk(path, capacity=1)
+        disk.write(1, record(1))
+        left, real = budget, os.pwrite
+
+        def scarce(file: int, data: Any, at: int, real: Any = real) -> int:
+            nonlocal left
+            part = bytes(data)[:left]
+            left -= len(part)
+            return int(real(file, part, at)) if part else 0
+
+        monkeypatch.setattr(os, "pwrite", scarce)
+        assert not disk.write(2, record(2))
+        monkeypatch.undo()
+        assert disk.failed == 1
+        assert not whole(disk, 2)
+        disk.close()
+        again = new_disk(path, capacity=1)
+        assert not whole(again, 2)
+        whole(again, 1)  # the right bytes or none
+        again.close()
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    disk = new_disk(tmp_path)
+    with pytest.raises(StorageError, match=r"kv.records.*another process"):
+        new_disk(tmp_path)
+    disk.close()
+    with pytest.raises(StorageError, match="disk tier"):
+        DiskTier(tmp_path / "kv.records" / "below", SIZE, 1, "")
+    with pytest.raises(StorageError, match="disk tier"):
+        DiskTier(tmp_path / "large", 1 << 40, 1 << 12, "")
+
+
+def test_copies_sink_to_the_disk_and_rise_again(tmp_path: Path) -> None:
+    cache = new_memory(CACHE)
+    cache.memory.view(torch.int16).random_(0, 30_000)
+    store = CopyStore(new_arena(2), new_disk(tmp_path))
+    for key in range(6):
+        handles = store.reserve(1)
+        assert handles is not None
+        assert key not in store
+        slots = torch.from_numpy(store.arena.slots(handles))
+        reference.spill(cache, torch.tensor([key]), store.arena.kv, slots)
+        store.commit([key], handles)
+    assert [key in store for key in range(6)] == [True] * 6
+    blocks = cache.memory.view(2, 6, -1).transpose(0, 1).contiguous()
+    sums = [zlib.crc32(block.view(torch.uint8).numpy()) for block in blocks]
+    for pair in ([0, 1], [5, 0], [4, 4]):
+        handles = store.bring(pair)
+        assert handles is not None
+        for key, handle in zip(pair, handles, strict=True):
+            assert zlib.crc32(store.arena.record_view(int(handle))) == sums[key]
+    assert store.bring([0, 1, 2]) is None, "more than the arena holds"
+    assert store.bring([0, 77]) is None
+    assert store.reserve(3) is None
+    store.arena.check_integrity()
+    store.drop([0, 5])
+    assert 0 not in store
+    assert store.bring([5]) is None
+    assert store.disk is not None
+    store.disk.close()
+
+
+def test_without_a_disk_the_least_recently_used_copy_goes() -> None:
+    store = CopyStore(new_arena(2))
+    for key in (1, 2):
+        store.commit([key], store.reserve(1))
+    assert store.bring([1]) is not None
+    handles = store.reserve(1)
+    assert 2 not in store
+    store.abandon(handles)
+    assert store.arena.used == 1
+    assert 1 in store
