@@ -30,6 +30,8 @@ class DemoProgress:
             console=Console(stderr=True),
             disable=not shown,
         )
+        # Bars need a terminal; a log file gets a line a step.
+        self._plain = shown and not self._progress.console.is_terminal
         self._task = self._progress.add_task("", total=0, visible=False, note="")
 
     def __enter__(self) -> DemoProgress:
@@ -63,5 +65,7 @@ class DemoProgress:
         self._progress.stop_task(self._task)
         if self._progress.tasks[-1].total is None:
             self._progress.update(self._task, total=1, completed=1)
+        if self._plain:
+            self._progress.console.print(description)
         self._prompt = self._cached = 0
         self._task = self._progress.add_task(description, total=total, note="")

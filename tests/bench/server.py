@@ -166,7 +166,7 @@ class Server:
             ServerError: The server refused.
         """
         for _ in range(20):
-            answer = httpx.post(f"{self.url}/reset_prefix_cache", timeout=30.0)
+            answer = httpx.post(f"{self.url}/reset_prefix_cache", timeout=30.0, trust_env=False)
             if answer.status_code == 200 and answer.json().get("success", True):
                 return
             time.sleep(0.25)
@@ -202,7 +202,7 @@ class Server:
             if (code := self._process.poll()) is not None:
                 raise ServerError(f"vLLM ended with exit code {code}:\n{self.log_tail()}")
             try:
-                if httpx.get(f"{self.url}/health", timeout=2.0).status_code == 200:
+                if httpx.get(f"{self.url}/health", timeout=2.0, trust_env=False).status_code == 200:
                     return
             except httpx.TransportError:
                 pass
