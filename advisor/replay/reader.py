@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +75,8 @@ class _Draft:
 
     def add(self, line: Line) -> None:
         self._kind.check(line)
-        assert line.input_length is not None and line.hash_ids is not None
+        assert line.input_length is not None
+        assert line.hash_ids is not None
         self._check_blocks(line.input_length, len(line.hash_ids))
         session = self._session(line)
         at = self._arrival(line, session)
@@ -108,7 +110,7 @@ class _Draft:
         session = np.array(self._sessions, dtype=np.int32)[order]
         if not named:
             flat, ends = blocks.tolist(), starts.tolist()
-            chains = [flat[a:b] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+            chains = [flat[a:b] for a, b in pairwise(ends)]
             session = infer_sessions(chains, full.tolist(), len(self._links))
         return Trace(
             name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -67,12 +68,15 @@ class Trace:
     def chains(self) -> list[list[int]]:
         """All chains as lists: what a simulation's inner loop wants."""
         flat, starts = self.blocks.tolist(), self.starts.tolist()
-        return [flat[a:b] for a, b in zip(starts[:-1], starts[1:], strict=True)]
+        return [flat[a:b] for a, b in pairwise(starts)]
 
     def keys(self) -> Keys:
         """uint64, the key that stands for each block id; as spread out as real hashes are."""
-        ids = np.arange(1, self.num_blocks + 1, dtype=np.uint64)
-        return ids * np.uint64(0x9E3779B97F4A7C15)
+        # The finalizer of SplitMix64 (Steele et al., OOPSLA 2014): a bijection, so keys are unique.
+        keys = np.arange(1, self.num_blocks + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return keys ^ (keys >> np.uint64(31))
 
     def turns(self) -> Ints:
         """``[requests]``: which turn of its session each request is, from 0."""

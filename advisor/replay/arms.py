@@ -1,0 +1,126 @@
+"""The arms of a replay: every policy by its name, as one function of trace and capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from ...graph.policy import Policy
+from ...graph.scoring import ClassicPolicy, ScoreProfile
+from .baselines import LfuHistoryOrder, SessionTailOrder, SessionTtlOrder
+from .bounds import belady_hits, infinite_for_multi_turn_hits, infinite_hits
+from .errors import ReplayError
+from .foresight import BeladyOrder
+from .instance import Instance
+from .library import ALGORITHMS, is_installed, library_hits
+from .lru import lru_hits
+from .orders import EvictionOrder, LruOrder
+from .ranked import GraphOrder, Planning
+from .simulator import Load, simulate
+from .trace import Ints, Trace
+
+HINTS: Final = "+hints"
+"""Suffix of a graph policy's name: its sessions say when they are over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What arms share.
+
+    Attributes:
+        planning: How graph policies plan.
+        profile: The score's weights; None takes the defaults.
+        load: With it time passes while requests run, for the arms that know of it.
+        session_ttl_s: Of the session TTL baseline.
+    """
+
+    planning: Planning = field(default_factory=Planning)
+    profile: ScoreProfile | None = None
+    load: Load | None = None
+    session_ttl_s: float = 300.0
+
+
+OrderMaker = Callable[[Trace, Settings], EvictionOrder]
+Fast = Callable[[Trace, int], Ints]
+
+
+def graph_policies() -> dict[str, Callable[[Settings], Policy]]:
+    """The live policies by name: the objects that a sidecar runs."""
+    return {"classic": lambda settings: ClassicPolicy(settings.profile)}
+
+
+ORDERS: Final[dict[str, OrderMaker]] = {
+    "lru": lambda trace, settings: LruOrder(),
+    "lfu-history": lambda trace, settings: LfuHistoryOrder(),
+    "session-ttl": lambda trace, settings: SessionTtlOrder(trace, settings.session_ttl_s),
+    "session-tail": lambda trace, settings: SessionTailOrder(trace),
+    "belady-pool": lambda trace, settings: BeladyOrder(trace),
+}
+"""Orders that the simulator runs, beside those of graph policies."""
+
+FAST: Final[dict[str, Fast]] = {
+    "lru": lru_hits,
+    **{name: partial(library_hits, policy=name) for name in ALGORITHMS},
+    "belady": belady_hits,
+    "infinite": lambda trace, capacity: infinite_hits(trace),
+    "infinite-multi-turn": infinite_for_multi_turn_hits,
+}
+"""Arms with an inner loop of their own; requests take no time there."""
+
+BOUNDS: Final = ("belady-pool", "belady", "infinite-multi-turn", "infinite")
+"""Arms that know the future: no policy to choose, but what policies are measured against."""
+
+
+def arm_names() -> list[str]:
+    """Every arm that can run here, baselines first, then graph policies, then bounds."""
+    graph = [each for name in graph_policies() for each in (name, name + HINTS)]
+    online = [name for name in {**ORDERS, **FAST} if name not in BOUNDS]
+    if not is_installed():
+        online = [name for name in online if name not in ALGORITHMS]
+    return [*online, *graph, *BOUNDS]
+
+
+def chosen_arms(names: Sequence[str]) -> list[str]:
+    """The arms that ``names`` ask for; ``all`` is every one that can run here.
+
+    Raises:
+        ReplayError: There is no such arm.
+    """
+    known = arm_names()
+    allowed = [*known, *(name for name in ALGORITHMS if name not in known)]
+    for name in names:
+        if name != "all" and name not in allowed:
+            raise ReplayError(f"policy {name!r}: allowed: all, {', '.join(allowed)}")
+    return known if "all" in names else list(dict.fromkeys(names))
+
+
+def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
+    """A fresh eviction order of a simulated instance.
+
+    Raises:
+        ReplayError: The arm has none: it is no policy of an engine.
+    """
+    if name in ORDERS:
+        return ORDERS[name](trace, settings)
+    policies = graph_policies()
+    policy = policies.get(name.removesuffix(HINTS))
+    if policy is None:
+        allowed = [*ORDERS, *policies, *(each + HINTS for each in policies)]
+        raise ReplayError(f"policy {name!r} cannot run here: allowed: {', '.join(allowed)}")
+    return GraphOrder(
+        trace,
+        policy(settings),
+        profile=settings.profile,
+        planning=settings.planning,
+        hints=name.endswith(HINTS),
+    )
+
+
+def run_arm(name: str, trace: Trace, capacity: int, settings: Settings) -> Ints:
+    """int32 ``[requests]``: prompt blocks matched by prefix, with one engine of ``capacity``."""
+    if name in FAST and (settings.load is None or name not in ORDERS):
+        return FAST[name](trace, capacity)
+    instance = Instance(capacity, new_order(name, trace, settings))
+    return simulate(trace, [instance], load=settings.load).hits

@@ -1,0 +1,142 @@
+"""``kvgraph replay``, ``kvgraph tune`` and ``kvgraph record``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .errors import ReplayError
+
+DEFAULT_CAPACITIES: Final = "1000,2000,5000,10000,20000"
+
+Traces = Annotated[list[Path], typer.Argument(help="Trace files, gzipped or not.")]
+Capacity = Annotated[str, typer.Option(help="Blocks of the pool, separated by commas.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON a trace.")]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens a hash id stands for.")]
+
+
+def replay(
+    traces: Traces,
+    capacity: Capacity = DEFAULT_CAPACITIES,
+    policy: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
+    analyze: Annotated[bool, typer.Option(help="Say where LRU loses, and to what.")] = False,
+    approaches: Annotated[bool, typer.Option(help="Compare routing, host tier, policy.")] = False,
+    instances: Annotated[int, typer.Option(min=1, max=64, help="For --approaches.")] = 4,
+    service: Annotated[bool, typer.Option(help="Let requests take time.")] = False,
+    interval: Annotated[float, typer.Option(min=0.01, help="Seconds between rankings.")] = 0.5,
+    block_size: BlockSize = None,
+    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
+    report: Annotated[Path | None, typer.Option(help="Save an HTML report here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay traces: what would each eviction policy have found in the cache?"""
+    from .arms import Settings, chosen_arms
+    from .ranked import Planning
+    from .simulator import Load
+
+    capacities = parse_capacities(capacity)
+    settings = Settings(Planning(interval), load=Load() if service else None)
+    arms = chosen_arms([name.strip() for name in policy.split(",")])
+    for path in traces:
+        trace = _load(path, block_size, as_json)
+        if analyze:
+            _analyze(trace, capacities, as_json)
+        elif approaches:
+            _approaches(trace, capacities, instances, settings, as_json)
+        else:
+            _table(trace, arms, capacities, settings, processes, picture, report, as_json)
+
+
+def parse_capacities(text: str) -> list[int]:
+    """Capacities in blocks, ascending.
+
+    Raises:
+        ReplayError: One is not a whole number of blocks above zero.
+    """
+    try:
+        capacities = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        capacities = [0]
+    if capacities[0] < 1:
+        raise ReplayError(f"--capacity {text!r}: allowed: blocks, e.g. {DEFAULT_CAPACITIES}")
+    return capacities
+
+
+def _table(
+    trace: Any,
+    arms: list[str],
+    capacities: list[int],
+    settings: Any,
+    processes: int,
+    picture: Path | None,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    from .analysis import analyze
+    from .report import draw, rates_table, write_page
+    from .table import hit_table
+
+    with _bar("policies × capacities", as_json) as update:
+        table = hit_table(trace, arms, capacities, settings, processes=processes, progress=update)
+    if picture is not None:
+        draw(table, picture)
+    if report is not None:
+        losses = {f"Losses of LRU at {c:,} blocks": analyze(trace, c).as_dict() for c in capacities}
+        write_page(table, report, losses)
+    if as_json:
+        typer.echo(json.dumps(table.as_dict()))
+        return
+    console = Console()
+    console.print(rates_table(table))
+    for note in table.notes:
+        console.print(f"note: {note}", style="yellow", markup=False)
+    console.print(f"{table.seconds:.1f} s", style="dim")
+
+
+def _analyze(trace: Any, capacities: list[int], as_json: bool) -> None:
+    from .analysis import analyze, losses_table
+
+    losses = [analyze(trace, capacity) for capacity in capacities]
+    if as_json:
+        found = {str(c): loss.as_dict() for c, loss in zip(capacities, losses, strict=True)}
+        typer.echo(json.dumps({"trace": trace.name, "losses": found}))
+    else:
+        Console().print(losses_table(trace, capacities, losses))
+
+
+def _approaches(
+    trace: Any, capacities: list[int], instances: int, settings: Any, as_json: bool
+) -> None:
+    from .approaches import approaches_table, compare_approaches
+
+    rows = []
+    with _bar("approaches", as_json) as update:
+        rows = compare_approaches(trace, capacities, instances, settings, progress=update)
+    if as_json:
+        typer.echo(json.dumps({"trace": trace.name, "approaches": [r.as_dict() for r in rows]}))
+    else:
+        Console().print(approaches_table(trace, rows))
+
+
+def _load(path: Path, block_size: int | None, quiet: bool) -> Any:
+    from .reader import load_trace
+
+    with Console(stderr=True, quiet=quiet).status(f"reading {path.name}"):
+        return load_trace(path, block_size=block_size)
+
+
+@contextmanager
+def _bar(what: str, quiet: bool) -> Iterator[Any]:
+    """A progress bar on stderr; yields ``update(done, total)``."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,0 +1,159 @@
+"""One simulated engine: its block pool, its waiting line, and the tier below."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .orders import EvictionOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a request found when it was scheduled, in blocks."""
+
+    hit: int  # matched by prefix in the engine's pool
+    warmed: int  # matched behind that in the tier below, and loaded
+    new: int  # allocated
+
+
+class HostTier:
+    """Host memory below one or more instances: evicted blocks land here; LRU.
+
+    Args:
+        capacity: Blocks it holds.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._held: OrderedDict[int, None] = OrderedDict()
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._held
+
+    def store(self, blocks: Sequence[int]) -> None:
+        """Keep copies of evicted blocks, the first of them the first to go."""
+        for block in blocks:
+            self._held[block] = None
+            self._held.move_to_end(block)
+        while len(self._held) > self._capacity:
+            self._held.popitem(last=False)
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """These copies were read; tail first, so that a chain loses its tail first here too."""
+        for block in reversed(blocks):
+            self._held.move_to_end(block)
+
+
+class Instance:
+    """vLLM's block pool: reference counts, prefix matching, blank blocks first.
+
+    A block that is cached but stands behind a gap in its chain is not matched; it is computed
+    again in the place that it has (vLLM would hold it twice for a while).
+
+    Args:
+        capacity: Blocks of the pool.
+        order: Decides which free cached block goes.
+        host: The tier below, if there is one.
+    """
+
+    def __init__(
+        self, capacity: int, order: EvictionOrder, *, host: HostTier | None = None
+    ) -> None:
+        self.capacity = capacity
+        self.blank = capacity
+        self.running = 0
+        self._order = order
+        self._host = host
+        self._references: dict[int, int] = {}  # cached block → requests that use it
+        self._free = 0  # cached blocks that no request uses
+        self._unhashed: dict[int, int] = {}  # running request → blocks without a hash
+
+    @property
+    def cached(self) -> int:
+        """Blocks that hold something a prompt could match."""
+        return len(self._references)
+
+    @property
+    def used(self) -> int:
+        """Blocks that running requests hold."""
+        return self.capacity - self.blank - self._free
+
+    def match(self, chain: Sequence[int], limit: int) -> int:
+        """How many of the first ``limit`` blocks of a chain are cached, from its start."""
+        count = 0
+        for block in chain[:limit]:
+            if block not in self._references:
+                break
+            count += 1
+        return count
+
+    def admit(
+        self, request: int, chain: Sequence[int], limit: int, unhashed: int, now: float
+    ) -> Admission | None:
+        """Schedule a request; None if it must wait for blocks.
+
+        Args:
+            chain: Its blocks; all get a place now, and are matchable by whoever comes next.
+            limit: How many of them a match may cover.
+            unhashed: Blocks beside those, blank again afterwards.
+        """
+        hit = self.match(chain, limit)
+        references = self._references
+        known = [b for b in chain if b in references]
+        idle = [b for b in known if not references[b]]
+        new = [b for b in chain if b not in references]
+        need = len(new) + unhashed
+        if need > self.blank + self._free - len(idle):
+            return None
+        warmed = self._warm(chain, hit, limit)
+        self._take(idle, known)
+        self._order.reused(idle)
+        evicted = self._make_room(need, now)
+        references.update(dict.fromkeys(new, 1))
+        self._unhashed[request] = unhashed
+        self.running += 1
+        self._order.started(request, hit, new, now)
+        if evicted:
+            self._order.evicted(evicted, now)
+        return Admission(hit, warmed, len(new))
+
+    def finish(self, request: int, chain: Sequence[int], now: float) -> None:
+        """A request ended: its blocks come back, the last of the chain first."""
+        self._order.finished(request, now)
+        self.blank += self._unhashed.pop(request)
+        self.running -= 1
+        freed = []
+        for block in reversed(chain):
+            self._references[block] -= 1
+            if not self._references[block]:
+                freed.append(block)
+        self._free += len(freed)
+        self._order.freed(request, freed, now)
+
+    def _take(self, idle: Sequence[int], known: Sequence[int]) -> None:
+        for block in known:
+            self._references[block] += 1
+        self._free -= len(idle)
+
+    def _make_room(self, need: int, now: float) -> list[int]:
+        """Use blank blocks first, then evict."""
+        blank = min(need, self.blank)
+        self.blank -= blank
+        evicted = self._order.victims(need - blank, now) if need > blank else []
+        for block in evicted:
+            del self._references[block]
+        self._free -= len(evicted)
+        if evicted and self._host is not None:
+            self._host.store(evicted)
+        return evicted
+
+    def _warm(self, chain: Sequence[int], hit: int, limit: int) -> int:
+        if self._host is None:
+            return 0
+        end = hit
+        while end < limit and (chain[end] in self._host or chain[end] in self._references):
+            end += 1
+        self._host.touch([b for b in chain[hit:end] if b in self._host])
+        return end - hit

@@ -1,0 +1,208 @@
+"""An eviction order that is a live sidecar's: a ``KVCacheGraph`` and a policy's rankings of it."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ...graph.events import (
+    AnyEvent,
+    BlocksRemoved,
+    BlocksStored,
+    RequestFinished,
+    RequestStarted,
+)
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.policy import Policy
+from ...graph.scoring import ScoreProfile
+from ...graph.types import Keys
+from .orders import EvictionOrder
+from .trace import Ints, Trace
+
+_ENGINE: Final = "replay"
+_SLICE: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """How a live sidecar plans.
+
+    Attributes:
+        interval_s: Rankings are as old as this when the next one comes.
+        max_ranked: Blocks in one ranking; behind them an engine goes on in its own order.
+    """
+
+    interval_s: float = 0.5
+    max_ranked: int = 8192
+
+
+class GraphOrder(EvictionOrder):
+    """Tells a real graph what an engine's hook would tell it, and evicts by its rankings.
+
+    A ranking is made at every multiple of the interval from what happened before it, as live; the
+    work of one that no eviction asks for is left out, which changes no result. Behind a ranking's
+    end the engine's own order holds: the longest free first.
+
+    Args:
+        policy: None is the classic score with ``profile``'s weights.
+        hints: Whether a request that is its session's last says so when it ends.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        policy: Policy | None = None,
+        *,
+        profile: ScoreProfile | None = None,
+        planning: Planning | None = None,
+        hints: bool = False,
+    ) -> None:
+        self.planning = planning or Planning()
+        self._now = 0.0
+        self._teller = _Teller(trace, hints)
+        self._graph = KVCacheGraph(profile=profile, policy=policy, clock=lambda: self._now)
+        self._news: deque[_News] = deque()  # that the graph has not heard yet
+        self._free: OrderedDict[int, None] = OrderedDict()
+        self._ranking: Keys = self._teller.keys[:0]  # what is left of it
+        self._slice: list[int] = []  # its next block ids, evict last → evict first
+        self._tick = -math.inf
+        self._ids_by_key = np.argsort(self._teller.keys, kind="stable")
+        self._sorted_keys = self._teller.keys[self._ids_by_key]
+
+    def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
+        self._free.update(dict.fromkeys(blocks))
+
+    def reused(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            del self._free[block]
+
+    def victims(self, count: int, now: float) -> list[int]:
+        self._refresh(now)
+        taken: list[int] = []
+        while len(taken) < count and (block := self._next_ranked()) is not None:
+            if block in self._free:
+                del self._free[block]
+                taken.append(block)
+        taken.extend(self._free.popitem(last=False)[0] for _ in range(count - len(taken)))
+        return taken
+
+    def started(self, request: int, hit: int, new: Sequence[int], now: float) -> None:
+        self._news.append(_News(now, self._teller.started(request, hit)))
+        if new:
+            self._news.append(_News(now, self._teller.stored(request, hit), new))
+
+    def evicted(self, blocks: Sequence[int], now: float) -> None:
+        self._news.append(_News(now, None, blocks))
+
+    def finished(self, request: int, now: float) -> None:
+        self._news.append(_News(now, self._teller.finished(request)))
+
+    def _next_ranked(self) -> int | None:
+        """The ranking's next block id; keys are looked up a slice at a time."""
+        if not self._slice:
+            keys = self._ranking[:_SLICE]
+            self._ranking = self._ranking[_SLICE:]
+            found = self._ids_by_key[np.searchsorted(self._sorted_keys, keys)]
+            self._slice = found[::-1].tolist()
+        return self._slice.pop() if self._slice else None
+
+    def _refresh(self, now: float) -> None:
+        """Rank as of the last tick, if nobody did yet."""
+        tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
+        if tick <= self._tick:
+            return
+        self._tick = tick
+        self._catch_up(tick)
+        self._now = tick
+        self._ranking = self._graph.rank(_ENGINE, self.planning.max_ranked).order
+        self._slice = []
+
+    def _catch_up(self, tick: float) -> None:
+        """Tell the graph all that happened before ``tick``.
+
+        What became and ceased to be resident meanwhile is told last, as two runs: a ranking sees
+        the same columns, and the graph takes a run in one go.
+        """
+        stored: list[AnyEvent] = []
+        changed: dict[int, bool] = {}
+        while self._news and self._news[0].at < tick:
+            news = self._news.popleft()
+            self._now = news.at
+            if isinstance(news.event, BlocksStored):
+                stored.append(news.event)
+                changed.update(dict.fromkeys(news.blocks, True))
+            elif news.event is not None:
+                self._graph.apply(_ENGINE, [news.event])
+            else:
+                changed.update(dict.fromkeys(news.blocks, False))
+        removed = [block for block, resident in changed.items() if not resident]
+        self._graph.apply(_ENGINE, stored)
+        if removed:
+            self._graph.apply(_ENGINE, [self._teller.removed(removed)])
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """One thing that happened: an event, or (without one) the eviction of blocks."""
+
+    at: float
+    event: AnyEvent | None
+    blocks: Sequence[int] = ()
+
+
+class _Teller:
+    """Words the events of a trace as an engine's hook does."""
+
+    def __init__(self, trace: Trace, hints: bool) -> None:
+        self._trace = trace
+        self.keys = trace.keys()
+        self._last = trace.last.tolist() if hints else [False] * len(trace)
+
+    def started(self, request: int, hit: int) -> RequestStarted:
+        trace = self._trace
+        chain = trace.chain(request)
+        return RequestStarted(
+            request_id=str(request),
+            hashes=self._packed(chain[: int(trace.prompts[request])]),
+            prompt_tokens=int(trace.input_tokens[request]),
+            cached_tokens=hit * trace.block_size,
+            block_size=trace.block_size,
+            session=self._session(request),
+        )
+
+    def stored(self, request: int, hit: int) -> BlocksStored:
+        chain = self._trace.chain(request)
+        parent = int(self.keys[chain[hit - 1]]) if hit else None
+        return BlocksStored(self._packed(chain[hit:]), parent, self._trace.block_size)
+
+    def removed(self, blocks: Sequence[int]) -> BlocksRemoved:
+        return BlocksRemoved(self.keys[list(blocks)].tobytes())
+
+    def finished(self, request: int) -> RequestFinished:
+        trace = self._trace
+        prompts, tokens = int(trace.prompts[request]), int(trace.input_tokens[request])
+        # A partial block has no hash that a longer prompt could extend.
+        known = trace.chain(request)
+        whole = np.concatenate([known[: int(trace.full[request])], known[prompts:]])
+        return RequestFinished(
+            request_id=str(request),
+            hashes=self._packed(whole),
+            prompt_tokens=tokens,
+            total_tokens=tokens + int(trace.output_tokens[request]),
+            reason="finished",
+            session=self._session(request),
+            session_ended=self._last[request],
+        )
+
+    def _session(self, request: int) -> str | None:
+        if not self._trace.has_sessions:
+            return None
+        return f"s{self._trace.session[request]}"
+
+    def _packed(self, blocks: Ints) -> bytes:
+        return self.keys[blocks].tobytes()
