@@ -49,11 +49,15 @@ class SessionTtlOrder(EvictionOrder):
 
     The others go first, the longest free before; of the kept ones the oldest. A time to live for
     every session alike would only be LRU again.
+
+    Args:
+        reserve: Free blocks that may be kept so; what is above goes first. None sets no bound.
     """
 
-    def __init__(self, trace: Trace, ttl_s: float = 300.0) -> None:
+    def __init__(self, trace: Trace, ttl_s: float = 300.0, reserve: int | None = None) -> None:
         self._turns = trace.turns().tolist()
         self._ttl = ttl_s
+        self._reserve = trace.num_blocks if reserve is None else reserve
         self._kept: OrderedDict[int, float] = OrderedDict()
         self._plain: OrderedDict[int, None] = OrderedDict()
 
@@ -75,7 +79,7 @@ class SessionTtlOrder(EvictionOrder):
 
     def _victim(self, now: float) -> int:
         oldest = next(iter(self._kept.values()), now)
-        if self._plain and oldest >= now:
+        if self._plain and oldest >= now and len(self._kept) <= self._reserve:
             return self._plain.popitem(last=False)[0]
         return self._kept.popitem(last=False)[0]
 

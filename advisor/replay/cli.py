@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from .errors import ReplayError
 
@@ -140,3 +141,36 @@ def _bar(what: str, quiet: bool) -> Iterator[Any]:
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def tune(
+    trace: Annotated[Path, typer.Argument(help="A trace file.")],
+    train: Annotated[float, typer.Option(help="The share, from the start, to search on.")] = 0.5,
+    trials: Annotated[int, typer.Option(min=1, help="Weights to try.")] = 40,
+    capacity: Capacity = "2000,5000,10000",
+    out: Annotated[Path, typer.Option(help="The TOML file to write.")] = Path("tuned.toml"),
+    seed: int = 0,
+    block_size: BlockSize = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search the score's weights on a trace's first part; the sidecar loads what is written."""
+    from .tuning import tune as search
+    from .tuning import write_toml
+
+    capacities = parse_capacities(capacity)
+    loaded = _load(trace, block_size, as_json)
+    with _bar("trials", as_json) as update:
+        found = search(loaded, capacities, train=train, trials=trials, seed=seed, progress=update)
+    write_toml(found.weights, out, f"kvgraph tune {loaded.name} --train {train} --seed {seed}")
+    if as_json:
+        typer.echo(json.dumps({"trace": loaded.name, **found.as_dict(), "out": str(out)}))
+        return
+    table = Table(title=f"{loaded.name}: the untouched {1 - train:.0%}", title_justify="left")
+    table.add_column("capacity in blocks")
+    for each in capacities:
+        table.add_column(f"{each:,}", justify="right")
+    for arm, row in found.untouched.items():
+        table.add_row(arm, *(f"{rate:.4f}" for rate in row.values()))
+    console = Console()
+    console.print(table)
+    console.print(f"written: {out}  (kvgraph serve --config {out})", markup=False)

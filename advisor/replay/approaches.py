@@ -1,0 +1,180 @@
+"""Approaches side by side: routing (A), a host tier (B), an eviction policy (C), and together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from rich.table import Table
+
+from .arms import Settings, graph_policies, new_order
+from .baselines import SessionTtlOrder
+from .instance import HostTier, Instance
+from .orders import EvictionOrder
+from .routers import PrefixAffinity, RoundRobin, SessionSticky
+from .service import ServiceModel
+from .simulator import Outcome, Router, simulate
+from .trace import Trace
+
+HOST_FACTOR: Final = 4
+"""Blocks of host memory for each block of an instance's pool."""
+RESERVED: Final = 0.7
+"""Share of a pool that approach A keeps for sessions with several turns."""
+
+ROUTERS: Final[dict[str, Callable[[Trace], Router]]] = {
+    "round-robin": lambda trace: RoundRobin(),
+    "prefix-affinity": PrefixAffinity,
+    "session-sticky": SessionSticky,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """What loading from host memory costs; the defaults are PCIe 5 x16 and an 8B model in bf16.
+
+    Attributes:
+        bytes_per_s: Bandwidth.
+        s_per_transfer: Fixed cost of each block's transfer.
+        bytes_per_token: KV of one token, all layers.
+    """
+
+    bytes_per_s: float = 50e9
+    s_per_transfer: float = 10e-6
+    bytes_per_token: int = 131_072
+
+    def seconds(self, blocks: int, block_size: int) -> float:
+        """To load ``blocks`` blocks."""
+        size = blocks * block_size * self.bytes_per_token
+        return size / self.bytes_per_s + blocks * self.s_per_transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Approach:
+    """A router, an eviction order (``reserved`` is approach A's own), and a host tier or none."""
+
+    name: str
+    router: str
+    policy: str
+    host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ApproachRow:
+    """What one approach found.
+
+    Attributes:
+        capacity: Blocks of all pools together.
+        hit_rate: Prompt blocks found in a pool / all prompt blocks.
+        host_rate: Prompt blocks loaded from host memory / all prompt blocks.
+        prefill_tokens: Prompt tokens still computed.
+        ttft_saved_ms: Mean prefill time saved a request, less the time for loading.
+    """
+
+    approach: str
+    capacity: int
+    hit_rate: float
+    host_rate: float
+    prefill_tokens: int
+    ttft_saved_ms: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def best_policy() -> str:
+    """The live policy that approach C runs: the lifecycle policy where there is one."""
+    names = list(graph_policies())
+    return "lifecycle" if "lifecycle" in names else names[0]
+
+
+def approaches() -> list[Approach]:
+    """The rows of the table."""
+    policy = best_policy()
+    return [
+        Approach("round-robin, LRU", "round-robin", "lru", False),
+        Approach("prefix-affinity, LRU", "prefix-affinity", "lru", False),
+        Approach("session-sticky, LRU", "session-sticky", "lru", False),
+        Approach("A: session-sticky, reserved", "session-sticky", "reserved", False),
+        Approach("B: prefix-affinity, host tier", "prefix-affinity", "lru", True),
+        Approach(f"C: prefix-affinity, {policy}", "prefix-affinity", policy, False),
+        Approach("A + B", "session-sticky", "reserved", True),
+        Approach(f"A's routing + C: {policy}", "session-sticky", policy, False),
+        Approach(f"B + C: {policy}", "prefix-affinity", policy, True),
+        Approach(f"A's routing + B + C: {policy}", "session-sticky", policy, True),
+    ]
+
+
+def compare_approaches(
+    trace: Trace,
+    capacities: Sequence[int],
+    instances: int,
+    settings: Settings,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[ApproachRow]:
+    """Run every approach; each capacity is shared out evenly over ``instances``."""
+    rows = []
+    cells = [(capacity, each) for capacity in capacities for each in approaches()]
+    for done, (capacity, approach) in enumerate(cells, start=1):
+        rows.append(run_approach(trace, approach, capacity, instances, settings))
+        progress(done, len(cells))
+    return rows
+
+
+def run_approach(
+    trace: Trace, approach: Approach, capacity: int, instances: int, settings: Settings
+) -> ApproachRow:
+    """Replay ``trace`` through ``instances`` engines under one approach."""
+    each = max(1, capacity // instances)
+    pools = [
+        Instance(
+            each,
+            _order(approach.policy, trace, each, settings),
+            host=HostTier(HOST_FACTOR * each) if approach.host else None,
+        )
+        for _ in range(instances)
+    ]
+    outcome = simulate(trace, pools, router=ROUTERS[approach.router](trace), load=settings.load)
+    return _row(trace, approach, capacity, outcome)
+
+
+def approaches_table(trace: Trace, rows: Sequence[ApproachRow]) -> Table:
+    """The rows for people."""
+    table = Table(title=f"{trace.name}: approaches side by side", title_justify="left")
+    table.add_column("approach")
+    for column in ("blocks", "hit rate", "from host", "prefill M tokens", "TTFT saved"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            row.approach,
+            f"{row.capacity:,}",
+            f"{row.hit_rate:.4f}",
+            f"{row.host_rate:.4f}",
+            f"{row.prefill_tokens / 1e6:.1f}",
+            f"{row.ttft_saved_ms:.1f} ms",
+        )
+    return table
+
+
+def _order(policy: str, trace: Trace, capacity: int, settings: Settings) -> EvictionOrder:
+    if policy == "reserved":
+        return SessionTtlOrder(trace, settings.session_ttl_s, round(RESERVED * capacity))
+    return new_order(policy, trace, settings)
+
+
+def _row(trace: Trace, approach: Approach, capacity: int, outcome: Outcome) -> ApproachRow:
+    total = max(1, trace.prompt_blocks)
+    hits, warmed = int(outcome.hits.sum()), int(outcome.warmed.sum())
+    size = trace.block_size
+    saved_tokens = (hits + warmed) * size
+    saved_s = ServiceModel().prefill_seconds(saved_tokens) - HostLink().seconds(warmed, size)
+    return ApproachRow(
+        approach=approach.name,
+        capacity=capacity,
+        hit_rate=hits / total,
+        host_rate=warmed / total,
+        prefill_tokens=max(0, int(trace.input_tokens.sum(dtype="int64")) - saved_tokens),
+        ttft_saved_ms=1e3 * saved_s / max(1, len(trace)),
+    )
