@@ -19,11 +19,17 @@ from ..graph import wire
 from ..graph.errors import VersionError, WireError
 from ..graph.events import Pressure
 from .sidecar import private_directory
-from .vllm.settings import SIDECAR_VARIABLE, SWITCH_VARIABLE, TESTED_VERSION, switched_on
+from .vllm.plugin import rival_plugins
+from .vllm.settings import (
+    PLUGIN_GROUP,
+    SIDECAR_VARIABLE,
+    SWITCH_VARIABLE,
+    TESTED_VERSION,
+    switched_on,
+)
 
 app = typer.Typer(add_completion=False)
 
-_PLUGIN_GROUP: Final = "vllm.general_plugins"
 _INSTALL: Final = "pip install 'kvgraph[vllm]' (GPU) or 'kvgraph[cpu]'"
 _NOT_FITTING: Final = f"install vLLM {TESTED_VERSION}.x, or report the missing name"
 _CACHED: Final = (
@@ -142,13 +148,16 @@ def _misfit(module: str, path: str, parameters: tuple[str, ...]) -> str | None:
 
 def check_plugin() -> Check:
     """Will vLLM load the plugin."""
-    names = {entry.name for entry in importlib.metadata.entry_points(group=_PLUGIN_GROUP)}
+    names = {entry.name for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP)}
     if "kvgraph" not in names:
         return Check("plugin", False, "its entry point is not visible", "pip install kvgraph again")
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "kvgraph" not in allowed.split(","):
         remedy = "add kvgraph to VLLM_PLUGINS, or unset it"
         return Check("plugin", False, f"VLLM_PLUGINS={allowed} leaves it out", remedy)
+    if rivals := rival_plugins():
+        remedy = "set VLLM_PLUGINS=kvgraph (and whatever other plugins you need)"
+        return Check("plugin", False, f"{', '.join(rivals)} answers to the same switch", remedy)
     return Check("plugin", True, "vLLM will load it")
 
 

@@ -17,6 +17,14 @@ from kvgraph.graph.advice import AnyAdvice
 from kvgraph.graph.events import AnyEvent
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _only_our_vllm_plugin() -> Iterator[None]:
+    """The peer that benches compare with is a vLLM plugin too, and answers to the same switch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_PLUGINS", "kvgraph")
+        yield
+
+
 class RouterEnd:
     """A sidecar's socket and nothing behind it: keeps what it is told, says what a test wants."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.settings import switched_on
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
+RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 ENDPOINT = "ipc:///tmp/somewhere"
 
 
@@ -24,6 +26,8 @@ def engine_args(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(EngineArgs, "create_engine_config", create_engine_config)
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", ENDPOINT)
+    monkeypatch.setenv(RESERVED, "unset")  # so that it is put back, whatever the plugin does
+    monkeypatch.delenv(RESERVED)
     return EngineArgs
 
 
@@ -32,7 +36,26 @@ def config(user: Any = None, prefix_caching: bool = True, encoder_decoder: bool 
         kv_transfer_config=user,
         cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
         model_config=SimpleNamespace(is_encoder_decoder=encoder_decoder),
+        parallel_config=SimpleNamespace(local_world_size=2),
     )
+
+
+@pytest.mark.parametrize(("user", "kept"), [(None, "2"), ("5", "5")])
+def test_a_cpu_engine_keeps_the_threads_that_it_has_without_us(
+    user: str | None, kept: str, engine_args: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if user is not None:
+        monkeypatch.setenv(RESERVED, user)
+    plugin.attach(config())
+    assert os.environ[RESERVED] == kept
+
+
+def test_a_rival_that_answers_to_our_switch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    rival = SimpleNamespace(name="aither_kvcache", value="aither_kvcache.vllm.plugin:register")
+    monkeypatch.setattr(plugin.importlib.metadata, "entry_points", lambda group: [rival])
+    assert plugin.rival_plugins() == []  # the tests leave it out
+    monkeypatch.delenv("VLLM_PLUGINS")
+    assert plugin.rival_plugins() == ["aither_kvcache"]
 
 
 def transfer(**fields: Any) -> Any:

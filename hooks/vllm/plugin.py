@@ -8,6 +8,7 @@ one warning and a stock engine.
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import logging
 import os
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +18,8 @@ from .settings import (
     CONNECTOR,
     CONNECTOR_MODULE,
     ENDPOINT_KEY,
+    PLUGIN_GROUP,
+    RESERVED_CPUS_VARIABLE,
     SIDECAR_VARIABLE,
     TESTED_VERSION,
     switched_on,
@@ -58,6 +61,7 @@ def _wrap_engine_config() -> None:
     if hasattr(original, _MARK):
         return
     _check_version()
+    _check_rivals()
 
     @functools.wraps(original)
     def create_engine_config(*args: Any, **kwargs: Any) -> VllmConfig:
@@ -82,9 +86,9 @@ def attach(config: VllmConfig) -> None:
     if reason := reason_to_decline(config):
         logger.info("kvgraph: not attached: %s", reason)
         return
-    endpoint = sidecar_endpoint()
-    if endpoint is not None:
-        config.kv_transfer_config = composed(config.kv_transfer_config, endpoint)
+    if config.kv_transfer_config is None:
+        keep_cpu_threads(config)
+    config.kv_transfer_config = composed(config.kv_transfer_config, sidecar_endpoint())
 
 
 def reason_to_decline(config: VllmConfig) -> str | None:
@@ -96,7 +100,7 @@ def reason_to_decline(config: VllmConfig) -> str | None:
     return None
 
 
-def sidecar_endpoint() -> str | None:
+def sidecar_endpoint() -> str:
     """The running sidecar's endpoint, or that of the child started now."""
     if endpoint := os.environ.get(SIDECAR_VARIABLE):
         return endpoint
@@ -105,6 +109,24 @@ def sidecar_endpoint() -> str | None:
     endpoint = start_child()
     os.environ[SIDECAR_VARIABLE] = endpoint  # the engine's other processes inherit it
     return endpoint
+
+
+def keep_cpu_threads(config: VllmConfig) -> None:
+    """Leave a CPU engine the threads that it has without us.
+
+    Its workers give one more core away as soon as there is any transfer configuration, for a
+    transfer that we do not do (``vllm.utils.ompmultiprocessing``); on two cores none is left,
+    and the workers' threads fight the scheduler: half the throughput. A number that the user
+    set stays.
+    """
+    from vllm.platforms import CpuArchEnum, current_platform
+
+    if not current_platform.is_cpu() or RESERVED_CPUS_VARIABLE in os.environ:
+        return
+    alone = (CpuArchEnum.X86, CpuArchEnum.ARM, CpuArchEnum.RISCV)
+    a_worker = current_platform.get_cpu_architecture() in alone
+    stock = config.parallel_config.local_world_size if a_worker else 1
+    os.environ[RESERVED_CPUS_VARIABLE] = str(stock)
 
 
 def composed(user: KVTransferConfig | None, endpoint: str) -> KVTransferConfig:
@@ -167,6 +189,26 @@ def _check_version() -> None:
             TESTED_VERSION,
             vllm.__version__,
         )
+
+
+def _check_rivals() -> None:
+    if rivals := rival_plugins():
+        logger.warning(
+            "kvgraph: the vLLM plugin %s answers to the same switch and evicts by itself; leave it "
+            "out with VLLM_PLUGINS=kvgraph (and whatever other plugins you need)",
+            ", ".join(rivals),
+        )
+
+
+def rival_plugins() -> list[str]:
+    """Other plugins that vLLM will load here and that our switch turns on, by name."""
+    allowed = os.environ.get("VLLM_PLUGINS")
+    return [
+        plugin.name
+        for plugin in importlib.metadata.entry_points(group=PLUGIN_GROUP)
+        if plugin.value.startswith("aither_kvcache.")
+        and (allowed is None or plugin.name in allowed.split(","))
+    ]
 
 
 def _warn(what: str, error: Exception) -> None:

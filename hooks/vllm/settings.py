@@ -11,6 +11,8 @@ ENDPOINT_KEY: Final = "kvgraph_endpoint"  # in the connector's extra config
 CONNECTOR: Final = "KvGraphConnector"
 CONNECTOR_MODULE: Final = "kvgraph.hooks.vllm.connector"
 TESTED_VERSION: Final = "0.32"
+PLUGIN_GROUP: Final = "vllm.general_plugins"
+RESERVED_CPUS_VARIABLE: Final = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vLLM's own
 
 
 def switched_on() -> bool:
