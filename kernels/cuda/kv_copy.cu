@@ -1,0 +1,47 @@
+// Copies runs of bytes between paged memories, host memory included: for pages too small for the
+// copy engine. Runs are cut into pieces; a warp has kStages pieces on their way. BYTES (4, 8, 16) is
+// the widest access that all offsets allow.
+#include "common.cuh"
+
+constexpr int kStages = 4;
+constexpr int kPiece = 2048;
+
+struct alignas(BYTES) Word {
+  char bytes[BYTES];
+};
+
+// from, to: [runs], byte offsets. Shared memory: warps × kStages × kPiece.
+extern "C" __global__ void __launch_bounds__(256)
+    kv_copy(const char* source, char* target, const i64* from, const i64* to, i64 runs,
+            i64 run_bytes) {
+  SHARED_BYTES(shared);
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const i64 warps = static_cast<i64>(gridDim.x) * (blockDim.x / kWarp);
+  const i64 me = static_cast<i64>(blockIdx.x) * (blockDim.x / kWarp) + warp;
+  const i64 per_run = (run_bytes + kPiece - 1) / kPiece, pieces = runs * per_run;
+  const Ring<kStages, BYTES> ring{shared + warp * kStages * kPiece, kPiece};
+  auto size_of = [&](i64 piece) {
+    i64 left = run_bytes - piece % per_run * kPiece;
+    return static_cast<int>(left < kPiece ? left : kPiece);
+  };
+  auto fetch = [&](i64 step) {
+    i64 piece = me + step * warps;
+    if (piece < pieces)
+      ring.fetch(step, source + from[piece / per_run] + piece % per_run * kPiece, size_of(piece),
+                 lane);
+    copy_commit();
+  };
+  for (i64 step = 0; step < kStages - 1; ++step) fetch(step);
+  for (i64 step = 0; me + step * warps < pieces; ++step) {
+    fetch(step + kStages - 1);
+    copy_wait<kStages - 1>();
+    warp_barrier();
+    i64 piece = me + step * warps;
+    char* out = target + to[piece / per_run] + piece % per_run * kPiece;
+    for (int at = lane * BYTES; at < size_of(piece); at += kWarp * BYTES)
+      *reinterpret_cast<Word*>(out + at) = *reinterpret_cast<const Word*>(ring.slot(step) + at);
+    warp_barrier();
+  }
+  copy_wait<0>();
+}
+HOST_ENTRY(kv_copy)

@@ -1,0 +1,78 @@
+"""The CUDA kernels on a CPU, for tests: the same sources by g++, over a grid of coroutines.
+
+Nothing here is fast; what it computes, barriers and asynchronous copies included, is what a GPU
+would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+
+from .attention import Confidence
+from .build import SOURCES
+from .calls import KernelCall, attention_mass_call, confidence_call, copy_call, move_call
+from .gxx import load_library
+from .layout import PagedKv
+from .rope import Rope
+
+GRID = 3
+
+
+def run(call: KernelCall) -> None:
+    """Run a launch to its end."""
+    launch = _entry(call.kernel, call.defines)
+    args = (ctypes.c_void_p * len(call.args))(*(ctypes.addressof(value) for value in call.args))
+    launch(call.grid, call.threads, call.shared, args)
+
+
+@functools.cache
+def _entry(kernel: str, defines: tuple[str, ...]) -> Any:
+    sources = [SOURCES / f"{kernel}.cu", SOURCES / "common.cuh", SOURCES / "host.hpp"]
+    options = ["-x", "c++", "-O1", "-ffp-contract=off", "-DKVGRAPH_HOST"]
+    options += [f"-D{define}" for define in defines]
+    entry = getattr(load_library(f"emulated_{kernel}", sources, options), f"launch_{kernel}")
+    entry.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
+    entry.restype = None
+    return entry
+
+
+def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
+    """``reference.spill``."""
+    run(copy_call(cache, blocks, arena, records, grid=GRID))
+
+
+def warm(arena: PagedKv, records: Any, cache: PagedKv, blocks: Any) -> None:
+    """``reference.warm``."""
+    run(copy_call(arena, records, cache, blocks, grid=GRID))
+
+
+def splice(
+    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope
+) -> None:
+    """``reference.splice``."""
+    run(move_call(source, source_slots, target, target_slots, delta, rope, grid=GRID))
+
+
+def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope) -> None:
+    """``reference.rotate_in_place``."""
+    run(move_call(cache, slots, cache, slots, delta, rope, keys_only=True, grid=GRID))
+
+
+def attention_mass(
+    cache: PagedKv, layer: int, queries: Any, block_table: Any, lengths: Any, scale: float
+) -> Any:
+    """``attention.attention_mass``."""
+    call, mass = attention_mass_call(cache, layer, queries, block_table, lengths, scale)
+    run(call)
+    return mass.mean(1)
+
+
+def confidence(logits: Any) -> Confidence:
+    """``attention.confidence``."""
+    call, out = confidence_call(logits.contiguous())
+    run(call)
+    return Confidence(*torch.unbind(out, -1))
