@@ -20,6 +20,7 @@ WARP: Final = 32
 STAGES: Final = 4  # kStages of kv_move.cu and kv_copy.cu
 PIECE: Final = 2048  # kPiece of kv_copy.cu
 THREADS: Final = 256
+SHARED_LIMIT: Final = 48 << 10  # what a thread block may have without asking the driver
 DEFAULT_GRID: Final = 32  # few thread blocks saturate the bus; the rest of the GPU computes
 CXX_TYPES: Final = {
     torch.float32: "float",
@@ -69,6 +70,11 @@ def move_call(
         )
     )  # fmt: skip
     slot_bytes = -(-source.layout.cell * source.layout.itemsize // 16) * 16
+    warps = min(THREADS // WARP, SHARED_LIMIT // (STAGES * slot_bytes))
+    if not warps:
+        raise LayoutError(
+            f"{source.layout.name}: a cell of {slot_bytes} bytes does not fit the ring"
+        )
     numbers = (
         len(delta), rope.start, rope.dims // 2, rope.pairing.value == "neox", keys_only, slot_bytes
     )  # fmt: skip
@@ -79,7 +85,7 @@ def move_call(
             f"TARGET_T={CXX_TYPES[target.layout.dtype]}",
             f"SOURCE_BYTES={fetch_width(source)}", f"TARGET_BYTES={store_width(target)}",
         ),
-        grid, THREADS, THREADS // WARP * STAGES * slot_bytes,
+        grid, warps * WARP, warps * STAGES * slot_bytes,
         (_at(source.memory), _at(target.memory), *map(_at, held), *map(_number, numbers)),
         (source.memory, target.memory, *held),
     )  # fmt: skip

@@ -1,0 +1,92 @@
+"""What callers see: checked arguments, a back end that works, a choice that was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from kvgraph.kernels import native, ops, reference
+from kvgraph.kernels.errors import BuildError, KernelError, SlotError
+from kvgraph.kernels.layout import cpu_layout, new_memory
+from kvgraph.kernels.rope import Rope
+from kvgraph.kernels.transfer import COUNTS, LARGEST, SIZES, measured
+
+LAYOUT = cpu_layout("vec", 2, 3, 2, 32, 32)
+ROPE = Rope(10_000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32))
+
+
+def test_numbers_out_of_range_move_nothing() -> None:
+    cache, arena = new_memory(LAYOUT), new_memory(LAYOUT.record(2))
+    cache.memory.fill_(1)
+    one = torch.tensor([1])
+    for blocks, records, complaint in (
+        (torch.tensor([3]), one, "block 3 .* 0 to 2"),
+        (torch.tensor([-1]), one, "block -1"),
+        (one, torch.tensor([2]), "record 2 .* 0 to 1"),
+        (torch.tensor([0, 1]), one, r"lengths \[1, 2\]"),
+    ):
+        with pytest.raises(SlotError, match=complaint):
+            ops.spill(cache, blocks, arena, records)
+        with pytest.raises(SlotError, match=complaint):
+            ops.warm(arena, records, cache, blocks)
+    with pytest.raises(SlotError, match="slot 96"):
+        ops.splice(arena, one, cache, torch.tensor([96]), one, ROPE)
+    with pytest.raises(SlotError, match="slot 96"):
+        ops.rotate_in_place(cache, torch.tensor([96]), one, ROPE)
+    assert not arena.memory.any()
+
+
+def test_without_a_compiler_torch_does_it(monkeypatch: Any) -> None:
+    def refuse(*_: Any) -> None:
+        raise BuildError("no C++ compiler found")
+
+    monkeypatch.setattr(native, "library", refuse)
+    ops.native_problem.cache_clear()
+    try:
+        cache, arena = new_memory(LAYOUT), new_memory(LAYOUT.record(2))
+        assert ops.backend(cache) is reference
+        assert ops.native_problem() == "no C++ compiler found"
+        cache.memory.fill_(1)
+        ops.spill(cache, torch.tensor([2]), arena, torch.tensor([1]))
+        assert int(arena.memory.count_nonzero()) == LAYOUT.block_bytes // 2
+    finally:
+        monkeypatch.undo()
+        ops.native_problem.cache_clear()
+
+
+def test_the_switch_is_obeyed_and_explained(monkeypatch: Any) -> None:
+    cache = new_memory(LAYOUT)
+    monkeypatch.setenv(ops.SWITCH, "reference")
+    assert ops.backend(cache) is reference
+    monkeypatch.setenv(ops.SWITCH, "fast")
+    with pytest.raises(KernelError, match=r"fast.*auto, reference"):
+        ops.backend(cache)
+
+
+def test_the_method_is_what_was_measured_nearest() -> None:
+    def seconds(method: str, size: int, count: int) -> float:
+        assert size * count <= LARGEST
+        per_run = 1e-6 if method == "kernel" else 1e-5
+        return count * (per_run + size / (20e9 if method == "kernel" else 50e9))
+
+    table = measured(seconds)
+    assert table.best(SIZES[0], COUNTS[-1]) == "kernel"
+    assert table.best(SIZES[-1], 1) == "copy_engine"
+    assert table.best(3000, 5000) == "kernel"
+    assert table.best(8 << 20, 100_000) == "copy_engine"
+
+
+def test_importing_kernels_needs_no_cuda_and_compiles_nothing(tmp_path: Any) -> None:
+    import os
+    import subprocess
+    import sys
+
+    script = (
+        "import sys; sys.modules['cuda'] = None; sys.modules['vllm'] = None\n"
+        "from kvgraph.kernels import arena, attention, build, calls, device, disk, emulation\n"
+        "from kvgraph.kernels import layout, native, ops, reference, rope, store, transfer\n"
+    )
+    env = {**os.environ, "AITHER_KVCACHE_KERNEL_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-P", "-c", script], env=env, check=True)
+    assert not list(tmp_path.iterdir())
