@@ -57,6 +57,29 @@ def engine(as_json: Json = False, pairs: int = 10, model: Model = None) -> None:
 
 
 @app.command()
+def replay(
+    as_json: Json = False,
+    trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None,
+) -> None:
+    """Speed of the replay lab, and what planning with the best policy costs."""
+    with _explained():
+        from .replay import run
+
+        figures: Figures = run(progress=not as_json, trace=trace)
+    figures.print(as_json)
+
+
+@app.command()
+def kernels(as_json: Json = False, model: Model = None) -> None:
+    """Moving KV on this CPU: spill, warm and splice beside memcpy, and beside prefill."""
+    with _explained():
+        from .kernels import run
+
+        figures: Figures = run(progress=not as_json, model=model)
+    figures.print(as_json)
+
+
+@app.command()
 def demo(as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT) -> None:
     """Real vLLM under memory pressure: what the graph gains over stock, in figures."""
     _run_demo(model, out).figures().print(as_json)
