@@ -1,8 +1,8 @@
 """The part of ``kvgraph bench kernels`` that needs a real engine, run in a process of its own.
 
-``python -P -m kvgraph.bench.kernels_engine MODEL`` prints ``RESULT {"prefill": […], "splice": […]}``:
-seconds to compute 640 tokens' KV by prefilling them, and to splice them from the arena into the same
-engine's cache.
+``python -P -m kvgraph.bench.kernels_engine MODEL`` prints a line ``RESULT {"prefill": …}``: seconds
+to compute 640 tokens' KV by prefilling them, and to splice them from the arena into that engine's
+cache.
 """
 
 from __future__ import annotations
