@@ -24,7 +24,11 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "engine": (np.int8, NO_ROW),  # residency column of the engine that ran its last request
     "created": (np.float64, 0.0),
     "last_seen": (np.float64, 0.0),  # start or end of its last request
+    "started": (np.float64, NEVER),  # start of its last turn
     "gap": (np.float32, 0.0),  # seconds between turns, exponential mean
+    "tokens": (np.int32, 0),  # prompt of its last turn, with the answer once that is known
+    "grown": (np.int32, 0),  # by how many tokens that prompt extends the turn before
+    "written": (np.int32, 0),  # tokens that the last turn answered
     "expected_return": (np.float64, NEVER),  # NEVER when nobody said
     "tip": (np.int32, NO_ROW),  # block row where its last turn ended
 }
@@ -45,7 +49,11 @@ class SessionTable:
     engine: npt.NDArray[np.int8]
     created: npt.NDArray[np.float64]
     last_seen: npt.NDArray[np.float64]
+    started: npt.NDArray[np.float64]
     gap: npt.NDArray[np.float32]
+    tokens: Rows
+    grown: Rows
+    written: Rows
     expected_return: npt.NDArray[np.float64]
     tip: Rows
 
@@ -111,10 +119,13 @@ class SessionTable:
         self.created[row] = self.last_seen[row] = now
         return row, reused
 
-    def begin_turn(self, row: int, engine: int, now: float) -> None:
+    def begin_turn(self, row: int, engine: int, now: float, prompt_tokens: int = 0) -> None:
         """A request of the session entered an engine."""
         if self.running[row] == 0:
             self._note_gap(row, now)
+            self.started[row] = now
+            self.grown[row] = prompt_tokens - self.tokens[row] if self.turns[row] else 0
+            self.tokens[row] = prompt_tokens
             self.turns[row] += 1
             self._reached[min(int(self.turns[row]) - 1, len(RETURN_PRIOR))] += 1
         self.running[row] += 1
@@ -123,8 +134,15 @@ class SessionTable:
         self.expected_return[row] = NEVER
         self.last_seen[row] = now
 
-    def end_turn(self, row: int, tip: int, now: float) -> None:
-        """A request of the session left the engine; its chain ended at block row ``tip``."""
+    def end_turn(self, row: int, tip: int, now: float, prompt: int = 0, total: int = 0) -> None:
+        """A request of the session left the engine; its chain ended at block row ``tip``.
+
+        Args:
+            prompt: Tokens of its prompt.
+            total: Tokens of its prompt and its answer.
+        """
+        self.written[row] = max(0, total - prompt)
+        self.tokens[row] = total
         self.running[row] = max(0, int(self.running[row]) - 1)
         if self.running[row] == 0:
             self.state[row] = SessionState.IDLE

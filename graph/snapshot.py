@@ -26,10 +26,10 @@ from .interner import Interner
 from .kvcache_graph import KVCacheGraph
 from .tables import Tables
 
-_MAGIC: Final = b"KVGSNAP\x01"
+_MAGIC: Final = b"KVGSNAP\x02"
 _DIGEST_BYTES: Final = 32
 _BLOCK_TIMES: Final = ("created", "last_attended", "last_hit", "pinned_until")
-_SESSION_TIMES: Final = ("created", "last_seen", "expected_return")
+_SESSION_TIMES: Final = ("created", "started", "last_seen", "expected_return")
 _INTERNERS: Final = ("segment_names", "tenants", "memories")
 
 

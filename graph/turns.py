@@ -45,7 +45,7 @@ class TurnRecorder:
         session = self._session_of(event, rows, now)
         self._supersede(session, rows)
         self._own(session, rows, event.tenant)
-        self._tables.sessions.begin_turn(session, engine, now)
+        self._tables.sessions.begin_turn(session, engine, now, event.prompt_tokens)
         self._mark_tip(session, rows)
 
     def finished(self, event: RequestFinished, now: float) -> None:
@@ -67,7 +67,7 @@ class TurnRecorder:
         self._own(session, rows, event.tenant)
         self._mark_tip(session, rows)
         tip = int(rows[-1]) if len(rows) else NO_ROW
-        self._tables.sessions.end_turn(session, tip, now)
+        self._tables.sessions.end_turn(session, tip, now, event.prompt_tokens, event.total_tokens)
         self._signal(
             session, event.session_ended, event.waiting_for_tool, event.expected_return_s, now
         )
@@ -141,12 +141,16 @@ class TurnRecorder:
         blocks.importance[rows] = DEFAULT_IMPORTANCE[layer] if importance is None else importance
 
     def _session_of(self, event: RequestStarted, rows: Rows, now: float) -> int:
-        """The session a request names, or the one whose last turn it extends, or a new one."""
+        """The session a request names, or the one whose last turn it extends, or a new one.
+
+        Where sessions share a block (a system prompt), it is the end of nobody's turn.
+        """
         tenant = self._tenant(event.tenant)
         if event.session:
             return self.session(event.session, tenant, now)
-        tips = self._tables.blocks.tip_of[rows[:-1]]
-        extended = tips[tips != NO_ROW]
+        blocks = self._tables.blocks
+        tips = blocks.tip_of[rows[:-1]]
+        extended = tips[(tips != NO_ROW) & ((blocks.flags[rows[:-1]] & int(BlockFlag.SHARED)) == 0)]
         session = int(extended[-1]) if len(extended) else NO_ROW
         if session == NO_ROW or self._tables.sessions.tenant[session] != tenant:
             session = self.session(f"~{event.request_id}", tenant, now)

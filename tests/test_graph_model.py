@@ -234,7 +234,8 @@ class NaiveGraph:
                     self.edges["memory_ref", key, segment.memory_id] = block.importance
 
     def infer(self, event: RequestStarted, keys: list[int]) -> str:
-        tips = [self.block(key).tip_of for key in keys[:-1]]
+        stem = [self.block(key) for key in keys[:-1]]
+        tips = [None if block.shared else block.tip_of for block in stem]
         named = [tip for tip in tips if tip is not None]
         name = named[-1] if named else f"~{event.request_id}"
         self.inferred[event.request_id] = name

@@ -9,6 +9,7 @@ from typing import Final
 
 from ...graph.policy import Policy
 from ...graph.scoring import ClassicPolicy, ScoreProfile
+from ..policies.lifecycle import LifecyclePolicy
 from .baselines import LfuHistoryOrder, SessionTailOrder, SessionTtlOrder
 from .bounds import belady_hits, infinite_for_multi_turn_hits, infinite_hits
 from .errors import ReplayError
@@ -48,7 +49,10 @@ Fast = Callable[[Trace, int], Ints]
 
 def graph_policies() -> dict[str, Callable[[Settings], Policy]]:
     """The live policies by name: the objects that a sidecar runs."""
-    return {"classic": lambda settings: ClassicPolicy(settings.profile)}
+    return {
+        "classic": lambda settings: ClassicPolicy(settings.profile),
+        "lifecycle": lambda settings: LifecyclePolicy(),
+    }
 
 
 ORDERS: Final[dict[str, OrderMaker]] = {

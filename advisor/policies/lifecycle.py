@@ -1,0 +1,163 @@
+"""``LifecyclePolicy``: keep what is likely to be asked for again soon, session by session."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...graph.policy import Scores
+from ...graph.tables import Tables
+from ...graph.types import BlockFlag, Rows, SessionState
+from .guard import Guard
+from .hazard import AGES, OLDEST, Floats, ReturnModel
+from .waits import CLASSES, Waits
+
+Mask = npt.NDArray[np.bool_]
+
+_SCALE: Final = 1000.0  # of a score: a factor of e in the rate of returns
+_DEPTH_TIE: Final = 1e-5
+_OFF_CHAIN: Final = 4.0  # natural logarithm of how much less a block off the chain is worth
+_LEARN_EVERY_S: Final = 5.0
+_LEAST_RATE: Final = 1e-9  # 1/s
+_RUNNING_RATE: Final = 1.0
+_TOOL_S: Final = 30.0  # how long a tool takes when nobody said
+_TOOL_SLACK_S: Final = 5.0
+_TOOL_MEMORY_S: Final = 300.0
+_SHARED_MEMORY_S: Final = 600.0
+
+
+class LifecyclePolicy:
+    """Scores a block by the rate at which its session is expected to return.
+
+    The rate (``ReturnModel.index``) is learned from the sessions of this very sidecar. Blocks that
+    several sessions share have a rate of their own, from how often they are walked. The score is
+    ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand points. ``Guard`` watches
+    each engine, and hands over to LRU for a while where that would do better.
+    """
+
+    name: Final = "lifecycle"
+
+    def __init__(self) -> None:
+        self._waits = Waits()
+        self._model = ReturnModel(CLASSES)
+        self._guards: dict[int, Guard] = {}
+        self._learn_at = -np.inf
+
+    def observe(self, tables: Tables, engine: int, now: float) -> None:
+        """Notice who returned, learn from it, and compare with LRU."""
+        returned = self._waits.observe(tables.sessions)
+        for guard_of in self._guards.keys() - {engine}:
+            self._guards[guard_of].note(returned)
+        guard = self._guards.setdefault(engine, Guard())
+        guard.note(returned)
+        guard.look(tables, engine, _on_chain(tables), now)
+        if now >= self._learn_at:
+            self._learn_at = now + _LEARN_EVERY_S
+            self._model.learn(*self._waits.cohort(now))
+
+    def scores(self, tables: Tables, engine: int, now: float) -> Scores:
+        """float64 ``[blocks.size]``, higher goes first."""
+        blocks = tables.blocks
+        scores = np.multiply(blocks.depth[: blocks.size], _DEPTH_TIE, dtype=np.float64)
+        if self._yields(engine, now):
+            return scores + (now - blocks.last_used())
+        held = blocks.held()
+        rates = self._session_rates(tables, held, now)
+        worth = np.append(np.log(rates), 0.0)  # the last one stands for NO_ROW
+        scores -= _SCALE * np.take(worth, blocks.session[: blocks.size], mode="wrap")
+        self._score_strangers(scores, tables, now)
+        _score_shared(scores, tables, now)
+        scores += _SCALE * _OFF_CHAIN * ~_on_chain(tables)
+        return scores
+
+    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+        """The score's parts: the session's rate of return, sharing, its place in the chain."""
+        only = np.zeros(tables.blocks.size, dtype=np.bool_)
+        only[row] = True
+        session = int(tables.blocks.session[row])
+        rates = self._session_rates(tables, only, now)
+        age = now - float(tables.blocks.last_used()[row])
+        rate = self._stranger_rate(np.array([age]))[0] if session < 0 else rates[session]
+        own = -_SCALE * float(np.log(rate))
+        shared = np.full(tables.blocks.size, own)
+        _score_shared(shared, tables, now)
+        return {
+            "return_rate": own,
+            "sharing": float(shared[row]) - own,
+            "off_chain": 0.0 if _on_chain(tables)[row] else _SCALE * _OFF_CHAIN,
+        }
+
+    def _yields(self, engine: int, now: float) -> bool:
+        guard = self._guards.get(engine)
+        return guard is not None and guard.yields(now)
+
+    def _session_rates(self, tables: Tables, held: Mask, now: float) -> Floats:
+        """float64 ``[sessions.size]``, 1/s; of sessions without a block in ``held``: the least."""
+        blocks, sessions = tables.blocks, tables.sessions
+        present = np.zeros(sessions.size + 1, dtype=np.bool_)
+        present[blocks.session[: blocks.size][held]] = True  # NO_ROW lands behind the last
+        rates = np.full(sessions.size, _LEAST_RATE)
+        rows = np.flatnonzero(present[:-1])
+        state, last_seen = sessions.state[rows], sessions.last_seen[rows]
+        quiet = rows[state != SessionState.RUNNING]
+        rates[rows[state == SessionState.RUNNING]] = _RUNNING_RATE
+        age = np.maximum(0.0, now - last_seen[state != SessionState.RUNNING])
+        rates[quiet] = self._model.index(self._waits.codes_of(sessions, quiet), age)
+        waiting = rows[state == SessionState.WAITING_FOR_TOOL]
+        rates[waiting] = np.maximum(rates[waiting], _tool_rate(tables, waiting, now))
+        return np.asarray(np.maximum(rates, _LEAST_RATE))
+
+    def _stranger_rate(self, age: Floats) -> Floats:
+        """The rate of blocks that no session claims: as of a first turn of nobody's."""
+        nobody = np.zeros((len(AGES), len(CLASSES)), dtype=np.uint8)
+        known = self._model.index(nobody, AGES)
+        return np.asarray(np.interp(np.minimum(age, OLDEST), AGES, known))
+
+    def _score_strangers(self, scores: Scores, tables: Tables, now: float) -> None:
+        blocks = tables.blocks
+        rows = np.flatnonzero(blocks.session[: blocks.size] < 0)
+        if rows.size:
+            age = now - np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
+            scores[rows] -= _SCALE * np.log(np.maximum(self._stranger_rate(age), _LEAST_RATE))
+
+
+def _tool_rate(tables: Tables, waiting: Rows, now: float) -> Floats:
+    """1/s: a pause ends when it was said to, and is given up slowly after that."""
+    sessions = tables.sessions
+    paused, due = sessions.last_seen[waiting], sessions.expected_return[waiting]
+    due = np.where(np.isfinite(due), np.maximum(due, paused), paused + _TOOL_S)
+    overdue = np.maximum(0.0, now - (due + (due - paused)))
+    return np.asarray(
+        np.exp(-overdue / _TOOL_MEMORY_S) / (np.maximum(due - now, 0.0) + _TOOL_SLACK_S)
+    )
+
+
+def _score_shared(scores: Scores, tables: Tables, now: float) -> None:
+    """A block that several sessions walk is worth at least the rate at which they do."""
+    blocks = tables.blocks
+    rows = np.flatnonzero(blocks.flags[: blocks.size] & int(BlockFlag.SHARED))
+    if not rows.size:
+        return
+    idle = now - np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
+    seconds = now - blocks.created[rows] + idle + _SHARED_MEMORY_S
+    rate = np.maximum(blocks.walkers[rows] - 1.0, 1e-6) / seconds
+    scores[rows] = np.minimum(scores[rows], -_SCALE * np.log(rate))
+
+
+def _on_chain(tables: Tables) -> Mask:
+    """bool ``[blocks.size]``: what the next turn of a block's session may match.
+
+    Not what lies behind the end of its last turn (a partial block), nor what that left behind.
+    """
+    blocks, sessions = tables.blocks, tables.sessions
+    tip = sessions.tip[: sessions.size]
+    idle = sessions.running[: sessions.size] == 0
+    end = np.where(idle & (tip >= 0), blocks.depth[tip], np.iinfo(np.int32).max)
+    end = np.append(end, np.iinfo(np.int32).max)  # the last one stands for NO_ROW
+    began = np.append(sessions.started[: sessions.size], -np.inf)
+    session = blocks.session[: blocks.size]
+    on_chain = blocks.depth[: blocks.size] <= np.take(end, session, mode="wrap")
+    on_chain &= blocks.last_attended[: blocks.size] >= np.take(began, session, mode="wrap")
+    return np.asarray(on_chain)
