@@ -16,7 +16,7 @@ from rich.console import Console
 from .. import __version__
 from ..graph.errors import ConfigError, KvGraphError
 from .remote import RemoteError, UnknownError, ask, sidecar_urls
-from .replay.cli import replay, tune
+from .replay.cli import record, replay, tune
 from .report import facts_report, status_report
 
 COMMAND_GROUP: Final = "kvgraph.commands"
@@ -44,7 +44,7 @@ def build_app(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for function in (serve, status, explain, replay, tune):
+    for function in (serve, status, explain, replay, tune, record):
         app.command()(function)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
         loaded = _load(entry) if entry.name == command else _unloaded(entry.name)

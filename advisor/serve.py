@@ -15,18 +15,23 @@ import typer
 from ..graph.errors import ConfigError
 from .config import config_path, load
 from .runtime import RunningSidecar, RuntimeNote
-from .service import Service
+from .service import Service, Tap
 
 logger = logging.getLogger(__name__)
 
 
-def serve(path: Path | None, overrides: Mapping[str, Any], parent: int | None) -> None:
-    """Serve until a signal, or until process ``parent`` is gone; raises ConfigError."""
+def serve(
+    path: Path | None, overrides: Mapping[str, Any], parent: int | None, tap: Tap | None = None
+) -> None:
+    """Serve until a signal, or until process ``parent`` is gone; raises ConfigError.
+
+    ``tap`` is shown every event (see ``Service``).
+    """
     logging.basicConfig(
         level=logging.INFO, format="kvgraph sidecar %(asctime)s %(levelname)s %(message)s"
     )
     path = path or config_path()
-    service = Service(load(path, overrides), path=path, overrides=overrides, parent=parent)
+    service = Service(load(path, overrides), path=path, overrides=overrides, parent=parent, tap=tap)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     signal.signal(signal.SIGHUP, lambda *_: service.reload())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -36,6 +36,8 @@ from .wake import Wake
 
 logger = logging.getLogger(__name__)
 
+Tap = Callable[[str, Sequence[AnyEvent]], None]
+
 MESSAGES_A_TURN: Final = 256
 _RCVHWM: Final = 4096  # messages held for a sidecar that falls behind; beyond it the engine drops
 _SNDHWM: Final = 16  # a newer ranking supersedes those that an engine has not read
@@ -49,6 +51,7 @@ class Service:
         path: The file that it came from, watched for changes.
         overrides: The command line's, which win over the file at each reload.
         parent: Exit when this process is gone.
+        tap: Is shown every engine's events when they were applied, on ``run``'s thread.
         clock: Monotonic seconds.
 
     Raises:
@@ -62,9 +65,11 @@ class Service:
         path: Path | None = None,
         overrides: Mapping[str, Any] | None = None,
         parent: int | None = None,
+        tap: Tap | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
+        self._tap = tap
         self._interval_s = config.sidecar.interval_s
         self._stopping = False
         self._notices = Notices(logger, clock)
@@ -155,6 +160,8 @@ class Service:
         try:
             with self.graph.lock:
                 self.graph.apply(engine, events)
+            if self._tap is not None:
+                self._tap(engine, events)
             return True
         except GraphError as error:
             self.board.loop_counters["apply_refused"] += 1

@@ -174,3 +174,21 @@ def tune(
     console = Console()
     console.print(table)
     console.print(f"written: {out}  (kvgraph serve --config {out})", markup=False)
+
+
+def record(
+    out: Annotated[Path, typer.Argument(help="The trace to write; gzipped if it ends in .gz.")],
+    endpoint: Annotated[str | None, typer.Option(help="As for `kvgraph serve`.")] = None,
+    config: Annotated[Path | None, typer.Option(help="As for `kvgraph serve`.")] = None,
+) -> None:
+    """Run a sidecar that also writes what its engines do, as a trace without texts or names."""
+    from ..serve import serve
+    from .recorder import Recorder
+
+    recorder = Recorder(out)
+    overrides = {} if endpoint is None else {"sidecar.endpoint": endpoint}
+    try:
+        serve(config, overrides, None, recorder)
+    finally:
+        recorder.close()
+        typer.echo(f"{recorder.requests} requests written to {out}", err=True)

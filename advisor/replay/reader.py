@@ -112,6 +112,9 @@ class _Draft:
             flat, ends = blocks.tolist(), starts.tolist()
             chains = [flat[a:b] for a, b in pairwise(ends)]
             session = infer_sessions(chains, full.tolist(), len(self._links))
+        else:  # whom nobody named among others who were is a session of its own
+            unnamed = np.flatnonzero(session < 0)
+            session[unnamed] = len(self._session_rows) + np.arange(len(unnamed), dtype=np.int32)
         return Trace(
             name,
             self._size,
@@ -166,8 +169,6 @@ class _Draft:
         name: str | int | None = line.session if self._kind is RECORDED else line.session_id
         if self._kind is BAILIAN:
             return self._conversation(line)
-        if name is None and self._kind is RECORDED:
-            name = f"~{len(self.at)}"  # named by nobody: a session of its own
         if name is None:
             return -1
         return self._session_rows.setdefault(name, len(self._session_rows))
