@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .hash_index import HashIndex
+from .row_pool import RowPool
 from .types import (
     DEFAULT_IMPORTANCE,
     MAX_ENGINES,
@@ -80,9 +81,8 @@ class BlockTable:
     embedding: Rows
 
     def __init__(self) -> None:
-        self.size = 0  # rows below this were used at some time
+        self._rows = RowPool()
         self._index = HashIndex(_INITIAL_ROWS)
-        self._free = np.empty(0, dtype=np.int32)
         for name, (dtype, fresh) in _COLUMNS.items():
             setattr(self, name, np.full(_INITIAL_ROWS, fresh, dtype=dtype))
         self.alive = np.zeros(_INITIAL_ROWS, dtype=np.bool_)
@@ -94,6 +94,11 @@ class BlockTable:
         return len(self._index)
 
     @property
+    def size(self) -> int:
+        """Rows below this were used at some time."""
+        return self._rows.size
+
+    @property
     def keys(self) -> Keys:
         return self._index.keys
 
@@ -101,7 +106,7 @@ class BlockTable:
     def nbytes(self) -> int:
         plain = sum(getattr(self, name).nbytes for name in _COLUMNS)
         wide = self.alive.nbytes + self.tiers.nbytes + self.degree.nbytes + self.edge_weight.nbytes
-        return int(plain + wide + self._index.nbytes + self._free.nbytes)
+        return int(plain + wide + self._index.nbytes + self._rows.nbytes)
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Every column by name, cut to the rows ever used; views, for reading."""
@@ -113,14 +118,14 @@ class BlockTable:
         """Replace an empty table's content by what ``columns()`` gave."""
         size = len(columns["alive"])
         self._reserve(size)
-        self.size = size
+        free = np.flatnonzero(~columns["alive"]).astype(np.int32)
+        self._rows.restore(size, free)
         for name in ("alive", *_COLUMNS):
             getattr(self, name)[:size] = columns[name]
         for name in _WIDE:
             getattr(self, name)[:, :size] = columns[name]
         live = self.live_rows()
         self._index.insert(columns["keys"][live], live)
-        self._free = np.flatnonzero(~self.alive[:size]).astype(np.int32)
 
     def live_rows(self) -> Rows:
         """int32: the rows in use, ascending."""
@@ -151,7 +156,7 @@ class BlockTable:
         gone[rows] = True
         orphans = gone[self.parent[: self.size]]
         self.parent[: self.size][orphans] = NO_ROW
-        self._free = np.concatenate([self._free, rows])
+        self._rows.give_back(rows)
 
     def resident(self, engine: int) -> npt.NDArray[np.bool_]:
         """bool ``[size]``: the blocks in this engine's pool."""
@@ -166,7 +171,8 @@ class BlockTable:
         return np.maximum(self.last_attended[: self.size], self.last_hit[: self.size])
 
     def _create(self, keys: Keys, now: float) -> Rows:
-        rows = self._take(len(keys))
+        rows = self._rows.take(len(keys))
+        self._reserve(self.size)
         self._index.insert(keys, rows)
         at = _as_slice(rows)
         for name, (_, fresh) in _COLUMNS.items():
@@ -175,16 +181,6 @@ class BlockTable:
             getattr(self, name)[:, at] = 0
         self.alive[at] = True
         self.created[at] = self.last_attended[at] = now
-        return rows
-
-    def _take(self, count: int) -> Rows:
-        reused, self._free = self._free[:count], self._free[count:]
-        fresh = count - len(reused)
-        self._reserve(self.size + fresh)
-        rows = np.concatenate(
-            [reused, np.arange(self.size, self.size + fresh, dtype=np.int32)], dtype=np.int32
-        )
-        self.size += fresh
         return rows
 
     def _reserve(self, rows: int) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from .blocks import BlockTable
 from .hash_index import HashIndex
+from .row_pool import RowPool
 from .types import NO_ROW, EdgeType, Keys, Rows, Tier
 
 _INITIAL_EDGES: Final = 1024
@@ -43,8 +44,7 @@ class EdgeStore:
     def __init__(self, blocks: BlockTable) -> None:
         self._blocks = blocks
         self._index = HashIndex(_INITIAL_EDGES)
-        self._free = np.empty(0, dtype=np.int32)
-        self.size = 0
+        self._rows = RowPool()
         self.alive = np.zeros(_INITIAL_EDGES, dtype=np.bool_)
         self.source = np.zeros(_INITIAL_EDGES, dtype=np.int32)
         self.target = np.zeros(_INITIAL_EDGES, dtype=np.int32)
@@ -57,9 +57,14 @@ class EdgeStore:
         return len(self._index)
 
     @property
+    def size(self) -> int:
+        """Rows below this were used at some time."""
+        return self._rows.size
+
+    @property
     def nbytes(self) -> int:
         arrays = [getattr(self, name).nbytes for name in _EDGE_COLUMNS]
-        return int(sum(arrays) + self._index.nbytes + self._free.nbytes)
+        return int(sum(arrays) + self._index.nbytes + self._rows.nbytes)
 
     def upsert(
         self, kind: EdgeType, sources: Rows, targets: Rows, weights: Weights, now: float
@@ -128,7 +133,7 @@ class EdgeStore:
         """Fill an empty store with what ``columns()`` gave; leaves the aggregates to the blocks."""
         count = len(columns["kind"])
         self._reserve(count)
-        self.size = count
+        self._rows.restore(count, np.empty(0, dtype=np.int32))
         self.alive[:count] = True
         for name, column in columns.items():
             getattr(self, name)[:count] = column
@@ -162,7 +167,8 @@ class EdgeStore:
         weights: Weights,
         now: float,
     ) -> None:
-        rows = self._take(len(keys))
+        rows = self._rows.take(len(keys))
+        self._reserve(self.size)
         self._index.insert(keys, rows)
         self.alive[rows] = True
         self.source[rows], self.target[rows] = sources, targets
@@ -181,7 +187,7 @@ class EdgeStore:
             self._add_weight(kind, of_kind, -self.weight[of_kind])
         self._index.remove(rows)
         self.alive[rows] = False
-        self._free = np.concatenate([self._free, rows])
+        self._rows.give_back(rows)
 
     def _change_weights(self, kind: EdgeType, rows: Rows, weights: Weights, now: float) -> None:
         self._add_weight(kind, rows, weights - self.weight[rows])
@@ -204,16 +210,6 @@ class EdgeStore:
         if kind in BLOCK_TO_BLOCK:
             return [self.source[rows], self.target[rows]]
         return [self.source[rows]]
-
-    def _take(self, count: int) -> Rows:
-        reused, self._free = self._free[:count], self._free[count:]
-        fresh = count - len(reused)
-        self._reserve(self.size + fresh)
-        rows = np.concatenate(
-            [reused, np.arange(self.size, self.size + fresh, dtype=np.int32)], dtype=np.int32
-        )
-        self.size += fresh
-        return rows
 
     def _reserve(self, edges: int) -> None:
         capacity = len(self.alive)
