@@ -12,7 +12,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
@@ -24,11 +24,13 @@ from pydantic_settings import (
 )
 
 from ..graph.errors import ConfigError
+from ..graph.policy import Policy
 from ..graph.scoring import ScoreProfile
 from ..graph.tables import GraphLimits
 from ..graph.types import LAYER_BY_NAME, LAYER_NAMES, MAX_ENGINES, EdgeType, SourceLayer
 from .config_errors import explain_errors, unknown_key
 from .endpoints import check_endpoint, is_loopback
+from .policies.lifecycle import LifecyclePolicy
 
 ENV_PREFIX: Final = "KVGRAPH_"
 ENV_CONFIG: Final = "KVGRAPH_CONFIG"
@@ -142,6 +144,20 @@ class ScoreConfig(Section):
         )
 
 
+class PolicyConfig(Section):
+    """Which policy ranks; takes effect at the next start.
+
+    Attributes:
+        name: ``classic`` is the weighted sum of [score], ``lifecycle`` learns when sessions return.
+    """
+
+    name: Literal["classic", "lifecycle"] = "classic"
+
+    def policy(self) -> Policy | None:
+        """A fresh policy; None stands for the classic one, which the graph makes of [score]."""
+        return LifecyclePolicy() if self.name == "lifecycle" else None
+
+
 class GraphConfig(Section):
     """Bounds on what the graph keeps (see ``graph.tables.GraphLimits``).
 
@@ -175,6 +191,7 @@ class Config(BaseSettings):
 
     sidecar: SidecarConfig = SidecarConfig()
     http: HttpConfig = HttpConfig()
+    policy: PolicyConfig = PolicyConfig()
     score: ScoreConfig = ScoreConfig()
     graph: GraphConfig = GraphConfig()
 

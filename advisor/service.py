@@ -77,7 +77,10 @@ class Service:
         self._parent = ParentWatch(parent) if parent is not None else None
         self._watch = ConfigWatch(config, path, overrides or {}, clock)
         self.graph = KVCacheGraph(
-            profile=config.score.profile(), limits=config.graph.limits(), clock=clock
+            profile=config.score.profile(),
+            policy=config.policy.policy(),
+            limits=config.graph.limits(),
+            clock=clock,
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _router(self._context)
