@@ -92,6 +92,7 @@ def poisoned(layout: KvLayout, seed: int) -> PagedKv:
     kv = new_memory(layout)
     if not layout.quantized:
         kv.memory.copy_(torch.randn(layout.elements, generator=random))
+        kv.memory[: layout.elements // 3] *= 1e-5  # rows so small that an int8 scale has its floor
         return kv
     kv.memory.copy_(torch.randint(-127, 128, (layout.elements,), generator=random))
     slots, heads = torch.arange(layout.slots)[:, None], torch.arange(layout.heads)[None, :]
