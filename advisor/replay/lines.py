@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from .errors import TraceError
 
@@ -39,7 +40,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> BufferedIOBase:
     with path.open("rb") as file:
         zipped = file.read(2) == _GZIP_MAGIC
     return gzip.open(path, "rb") if zipped else path.open("rb")

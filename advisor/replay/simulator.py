@@ -132,4 +132,5 @@ class _Run:
         if self._load is None:
             return 0
         tokens = self._input[request] + self._output[request]
-        return max(0, -(-tokens // self._trace.block_size) - len(self._chains[request]))
+        unhashed: int = max(0, -(-tokens // self._trace.block_size) - len(self._chains[request]))
+        return unhashed
