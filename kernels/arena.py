@@ -138,6 +138,10 @@ class Arena:
         start = int(self.slots([handle])[0]) * self.record_bytes
         return memoryview(self._map)[start : start + self.record_bytes]
 
+    def close(self) -> None:
+        """Unpin and give back all memory; no record may be used after it."""
+        self._release(np.flatnonzero(self._committed))
+
     def check_integrity(self) -> None:
         """Assert the invariants; for tests and idle moments."""
         allocated = self._used.copy()

@@ -13,7 +13,8 @@ from typing import Any, Final
 import torch
 
 from .errors import LayoutError
-from .layout import KvLayout, PagedKv, check_same_model, copy_plan
+from .layout import KvLayout, PagedKv
+from .plans import check_same_model, copy_plan
 from .rope import Rope
 
 WARP: Final = 32

@@ -11,7 +11,8 @@ from .attention import Confidence
 from .build import compile_kernel
 from .calls import KernelCall, attention_mass_call, confidence_call, copy_call, move_call
 from .errors import BuildError
-from .layout import KvLayout, PagedKv, copy_plan
+from .layout import KvLayout, PagedKv
+from .plans import copy_plan
 from .rope import Rope
 from .transfer import METHODS, MethodTable, measured
 

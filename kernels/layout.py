@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ import torch
 from .errors import LayoutError
 
 GPU_LAYOUTS: Final = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
-CPU_ISAS: Final = ("vec", "vec16", "amx")
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 SCALE_BYTES: Final = 4  # an int8 cell carries an fp32 scale after its values
 
@@ -174,54 +172,6 @@ class PagedKv(NamedTuple):
     layout: KvLayout
 
 
-class CopyPlan(NamedTuple):
-    """How a block's bytes in one layout map to another's: runs that repeat over axes.
-
-    Attributes:
-        run: Elements of one contiguous run.
-        axes: (extent, source stride, target stride) of what repeats within a block.
-    """
-
-    run: int
-    axes: list[tuple[int, int, int]]
-
-
-def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
-    """The longest runs in which whole blocks go from ``source`` to ``target`` unchanged.
-
-    Raises:
-        LayoutError: The two hold different things, so that bytes cannot be copied as they are.
-    """
-    check_same_model(source, target)
-    if source.dtype != target.dtype or _interior(source) != _interior(target):
-        raise LayoutError(
-            f"{source.name} ({source.dtype}) and {target.name} ({target.dtype}) differ inside a"
-            " block: splice converts, spill and warm copy"
-        )
-    axes = [
-        (extent, stride, other)
-        for (extent, stride), (_, other) in zip(source.axes(), target.axes(), strict=True)
-        if extent > 1
-    ]
-    axes.sort(key=lambda axis: axis[1])
-    run = source.unit
-    while axes and axes[0][1] == axes[0][2] == run:
-        run *= axes.pop(0)[0]
-    return CopyPlan(run, axes)
-
-
-def check_same_model(source: KvLayout, target: KvLayout) -> None:
-    """Raise ``LayoutError`` unless both hold the K and V of the same layers and heads."""
-    for what in ("layers", "heads", "tokens"):
-        if getattr(source, what) != getattr(target, what):
-            raise LayoutError(
-                f"{source.name} has {getattr(source, what)} {what}, "
-                f"{target.name} {getattr(target, what)}; they must be equal"
-            )
-    if (source.key.dims, source.value.dims) != (target.key.dims, target.value.dims):
-        raise LayoutError(f"{source.name} and {target.name} differ in head size")
-
-
 def gpu_layout(
     order: str, layers: int, blocks: int, heads: int, tokens: int, head_dim: int,
     value_dim: int | None = None, dtype: Any = torch.bfloat16,
@@ -236,7 +186,7 @@ def gpu_layout(
     """
     if order not in GPU_LAYOUTS:
         raise LayoutError(f"layout {order!r} is not known; allowed: {', '.join(GPU_LAYOUTS)}")
-    key, value = _packed_planes(head_dim, head_dim if value_dim is None else value_dim, dtype)
+    key, value = packed_planes(head_dim, head_dim if value_dim is None else value_dim, dtype)
     cell = _cell(key, value)
     extents = {"L": layers, "B": blocks, "H": heads, "N": tokens}
     strides, step = {}, cell
@@ -250,92 +200,14 @@ def gpu_layout(
     )  # fmt: skip
 
 
-def cpu_layout(
-    isa: str, layers: int, blocks: int, heads: int, tokens: int, head_dim: int,
-    dtype: Any = torch.bfloat16,
-) -> KvLayout:  # fmt: skip
-    """A cache of vLLM's CPU backend: LBHNC, with K and V interleaved inside a (block, head).
-
-    Raises:
-        LayoutError: The instruction set or the dtype is not known, or the sizes do not fit it.
-    """
-    key, value = _cpu_planes(isa, tokens, head_dim)
-    page = 2 * tokens * head_dim
-    _check_dtype(dtype)
-    if dtype == torch.int8:
-        raise LayoutError("the CPU backend has no int8 cells; allowed: float dtypes")
-    return KvLayout(
-        f"cpu-{isa}", dtype, layers, blocks, heads, tokens,
-        blocks * heads * page, heads * page, page, key, value,
-    )  # fmt: skip
-
-
-def from_views(views: Sequence[Any], isa: str | None = None, mla: bool = False) -> PagedKv:
-    """Describe an engine's per-layer cache views [B, H, N, C], as vLLM hands them to a connector.
-
-    Args:
-        views: One tensor a layer, in order, over one allocation.
-        isa: The CPU backend's instruction set (``cpu_isa``); None for a GPU layout.
-        mla: Whether a cell is one latent vector without a V.
-
-    Raises:
-        LayoutError: The views are not evenly spaced in one allocation, or their cells have holes.
-    """
-    first = views[0]
-    blocks, heads, tokens, cell = first.shape
-    offsets = [int(view.storage_offset()) for view in views]
-    steps = {after - before for before, after in pairwise(offsets)}
-    storages = {view.untyped_storage().data_ptr() for view in views}
-    if len(storages) > 1 or len(steps) > 1 or any(v.stride() != first.stride() for v in views):
-        raise LayoutError(
-            f"{len(views)} layer caches are not evenly spaced in one allocation; describe each"
-            " evenly spaced group on its own"
-        )
-    if first.stride(3) != 1:
-        raise LayoutError(f"a cell's elements have stride {first.stride(3)}; it must be 1")
-    key, value = _view_planes(first, isa, mla, tokens, cell)
-    layout = KvLayout(
-        f"cpu-{isa}" if isa else "view", first.dtype, len(views), blocks, heads, tokens,
-        steps.pop() if steps else blocks * first.stride(0), first.stride(0), first.stride(1),
-        key, value,
-    )  # fmt: skip
-    base = min(views, key=lambda view: int(view.storage_offset()))
-    if base is not first:
-        raise LayoutError("layers stand in descending order; pass the views in order of address")
-    return PagedKv(torch.as_strided(first, (layout.elements,), (1,)), layout)
-
-
 def new_memory(layout: KvLayout, device: str = "cpu") -> PagedKv:
     """Zeroed memory for a layout."""
     return PagedKv(torch.zeros(layout.elements, dtype=layout.dtype, device=device), layout)
 
 
-def cpu_isa(dtype: Any, tokens: int, head_dim: int) -> str:
-    """The instruction set that vLLM's CPU backend chooses on x86; it decides the interleaving."""
-    if head_dim % 32 != 0 and head_dim % 16 == 0:
-        return "vec16"
-    if torch.cpu._is_amx_tile_supported() and dtype == torch.bfloat16 and tokens % 32 == 0:
-        return "amx"
-    return "vec" if tokens % 32 == 0 else "vec16"
-
-
-def _view_planes(
-    view: Any, isa: str | None, mla: bool, tokens: int, cell: int
-) -> tuple[Plane, Plane]:
-    if isa is not None:
-        if view.stride(2) != cell or view.stride(1) != tokens * cell:
-            raise LayoutError("the CPU backend's (block, head) must be one run")
-        return _cpu_planes(isa, tokens, cell // 2)
-    scales = 2 * SCALE_BYTES if view.dtype == torch.int8 else 0
-    dims = cell if mla else (cell - scales) // 2
-    key, value = _packed_planes(dims, 0 if mla else dims, view.dtype)
-    step = view.stride(2)
-    return replace(key, token_outer=step), replace(value, token_outer=step)
-
-
-def _packed_planes(key_dims: int, value_dims: int, dtype: Any) -> tuple[Plane, Plane]:
+def packed_planes(key_dims: int, value_dims: int, dtype: Any) -> tuple[Plane, Plane]:
     """K then V of one token; int8 with each one's scale behind it. Token strides come later."""
-    _check_dtype(dtype)
+    check_dtype(dtype)
     if dtype != torch.int8:
         return Plane(0, key_dims, 0), Plane(key_dims, value_dims, 0)
     if key_dims % SCALE_BYTES or value_dims % SCALE_BYTES:
@@ -348,21 +220,8 @@ def _packed_planes(key_dims: int, value_dims: int, dtype: Any) -> tuple[Plane, P
     return Plane(0, key_dims, 0, scale=key_dims), Plane(start, value_dims, 0, scale=value_scale)
 
 
-def _cpu_planes(isa: str, tokens: int, dims: int) -> tuple[Plane, Plane]:
-    base = tokens * dims
-    match isa:
-        case "vec" | "vec16":  # K column-major, V row-major
-            return Plane(0, dims, 1, dim_outer=tokens), Plane(base, dims, dims)
-        case "amx" if tokens % 32 == 0 and dims % 32 == 0:  # tiles that TDPBF16PS reads
-            key = Plane(0, dims, 16 * dims, 2, 16, dim_outer=32, dim_inner=1, dim_tile=2)
-            value = Plane(base, dims, 32, 1, 2, dim_outer=16 * tokens, dim_inner=2, dim_tile=16)
-            return key, value
-        case "amx":
-            raise LayoutError(f"amx needs multiples of 32; got {tokens} tokens of {dims}")
-    raise LayoutError(f"instruction set {isa!r} is not known; allowed: {', '.join(CPU_ISAS)}")
-
-
-def _check_dtype(dtype: Any) -> None:
+def check_dtype(dtype: Any) -> None:
+    """Raise ``LayoutError`` for a dtype that no cache of ours has."""
     if dtype not in DTYPES:
         raise LayoutError(f"dtype {dtype} is not known; allowed: {', '.join(map(str, DTYPES))}")
 
@@ -380,9 +239,3 @@ def _compact(strides: list[int], axes: Sequence[tuple[int, int]], unit: int) -> 
         packed[i] = step
         step *= axes[i][0]
     return packed
-
-
-def _interior(layout: KvLayout) -> tuple[Any, ...]:
-    if layout.interleaved:
-        return layout.key, layout.value
-    return tuple(replace(plane, token_outer=0) for plane in (layout.key, layout.value))

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from .gxx import load_library
-from .layout import KvLayout, PagedKv, Plane, check_same_model, copy_plan
+from .layout import KvLayout, PagedKv, Plane
+from .plans import check_same_model, copy_plan
 from .rope import Rope
 from .runs import SlotRuns, slot_runs
 

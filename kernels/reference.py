@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from .layout import KvLayout, PagedKv, Plane, check_same_model, copy_plan
+from .layout import KvLayout, PagedKv, Plane
+from .plans import check_same_model, copy_plan
 from .quant import dequantize, quantize
 from .rope import Rope
 

@@ -16,8 +16,8 @@ PROMPT = [3, *range(20, 20 + 5 * BLOCK)]
 def main(model: str, dtype: str) -> dict[str, Any]:
     """Serve one prompt from a cache that is intact, spoiled, and warmed from the arena."""
     import torch
+    from kvgraph.kernels import engines, ops
     from kvgraph.kernels import layout as lay
-    from kvgraph.kernels import ops
     from vllm import LLM
 
     llm = LLM(
@@ -26,8 +26,8 @@ def main(model: str, dtype: str) -> dict[str, Any]:
     )  # fmt: skip
     views = _cache_views(llm)
     blocks, _, tokens, cell = views[0].shape
-    isa = lay.cpu_isa(views[0].dtype, tokens, cell // 2)
-    cache = lay.from_views(views, isa=isa)
+    isa = engines.cpu_isa(views[0].dtype, tokens, cell // 2)
+    cache = engines.from_views(views, isa=isa)
     arena = lay.new_memory(cache.layout.record(blocks))
     everything = torch.arange(blocks)
 

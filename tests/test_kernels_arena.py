@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from kvgraph.kernels import reference
 from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.disk import DiskTier
+from kvgraph.kernels.engines import cpu_layout
 from kvgraph.kernels.errors import LayoutError, SlotError, StorageError
-from kvgraph.kernels.layout import cpu_layout, new_memory
+from kvgraph.kernels.layout import new_memory
 from kvgraph.kernels.store import CopyStore
 
 CACHE = cpu_layout("vec", 2, 6, 2, 32, 32)

@@ -15,15 +15,9 @@ from hypothesis import strategies as st
 from kvgraph.kernels import attention, emulation, native, reference
 from kvgraph.kernels.build import ARCHITECTURES, compile_kernel
 from kvgraph.kernels.calls import cell_layout
+from kvgraph.kernels.engines import cpu_layout
 from kvgraph.kernels.errors import BuildError, LayoutError
-from kvgraph.kernels.layout import (
-    GPU_LAYOUTS,
-    KvLayout,
-    PagedKv,
-    cpu_layout,
-    gpu_layout,
-    new_memory,
-)
+from kvgraph.kernels.layout import GPU_LAYOUTS, KvLayout, PagedKv, gpu_layout, new_memory
 from kvgraph.kernels.rope import Pairing, Rope
 
 F32, F16, BF16, INT8 = torch.float32, torch.float16, torch.bfloat16, torch.int8

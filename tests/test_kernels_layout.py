@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from kvgraph.kernels import engines, plans
 from kvgraph.kernels import layout as lay
 from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.reference import read_plane
@@ -44,7 +45,7 @@ def test_cpu_layouts_read_what_the_engines_own_op_wrote(
     cache = torch.zeros(BLOCKS, HEADS, 2 * tokens, head_dim, dtype=dtype)
     ops.cpu_attn_reshape_and_cache(key, value, *cache.chunk(2, dim=2), slots, isa)
 
-    layout = lay.cpu_layout(isa, 1, BLOCKS, HEADS, tokens, head_dim, dtype)
+    layout = engines.cpu_layout(isa, 1, BLOCKS, HEADS, tokens, head_dim, dtype)
     kv = lay.PagedKv(cache.view(-1), layout)
     assert torch.equal(read_plane(kv, layout.key, 0, slots).to(dtype), key)
     assert torch.equal(read_plane(kv, layout.value, 0, slots).to(dtype), value)
@@ -68,7 +69,7 @@ def test_gpu_layouts_match_the_engines_views(vllm_loaded: None, order: str, kind
             strict=True,
         ):
             assert extent == 1 or stride == mine
-    described = lay.from_views(views, mla=kind == "mla").layout
+    described = engines.from_views(views, mla=kind == "mla").layout
     assert (
         described.elements
         == layout.elements
@@ -118,7 +119,7 @@ def layouts() -> list[lay.KvLayout]:
     made = [lay.gpu_layout(order, *sizes, 16, 64) for order in lay.GPU_LAYOUTS]
     made += [lay.gpu_layout(order, *sizes, 16, 64, dtype=torch.int8) for order in lay.GPU_LAYOUTS]
     made += [lay.gpu_layout("BLNHC", LAYERS, BLOCKS, 1, 16, 576, 0)]
-    made += [lay.cpu_layout(isa, *sizes, 32, 64) for isa in lay.CPU_ISAS]
+    made += [engines.cpu_layout(isa, *sizes, 32, 64) for isa in engines.CPU_ISAS]
     return made
 
 
@@ -148,7 +149,7 @@ def test_every_address_is_used_once_in_a_cache_and_in_its_record(layout: lay.KvL
 )  # fmt: skip
 def test_blocks_go_to_their_records_in_the_longest_runs(order: str, runs: int) -> None:
     layout = lay.gpu_layout(order, LAYERS, BLOCKS, HEADS, 16, 64)
-    plan = lay.copy_plan(layout, layout.record(9))
+    plan = plans.copy_plan(layout, layout.record(9))
     assert plan.run * layout.itemsize * runs == layout.block_bytes
     assert torch.tensor([axis[0] for axis in plan.axes]).prod() == runs
 
@@ -157,14 +158,14 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(LayoutError, match=r"NBLHC.*LBNHC"):
         lay.gpu_layout("NBLHC", 1, 1, 1, 16, 64)
     with pytest.raises(LayoutError, match=r"neon.*vec16"):
-        lay.cpu_layout("neon", 1, 1, 1, 32, 64)
+        engines.cpu_layout("neon", 1, 1, 1, 32, 64)
     with pytest.raises(LayoutError, match="multiples of 32"):
-        lay.cpu_layout("amx", 1, 1, 1, 16, 64)
+        engines.cpu_layout("amx", 1, 1, 1, 16, 64)
     with pytest.raises(LayoutError, match="float64"):
         lay.gpu_layout("LBNHC", 1, 1, 1, 16, 64, dtype=torch.float64)
     with pytest.raises(LayoutError, match="heads"):
-        lay.copy_plan(
+        plans.copy_plan(
             lay.gpu_layout("LBNHC", 1, 4, 2, 16, 64), lay.gpu_layout("LBNHC", 1, 4, 4, 16, 64)
         )
     with pytest.raises(LayoutError, match="evenly spaced"):
-        lay.from_views([torch.zeros(2, 1, 16, 8), torch.zeros(2, 1, 16, 8)])
+        engines.from_views([torch.zeros(2, 1, 16, 8), torch.zeros(2, 1, 16, 8)])

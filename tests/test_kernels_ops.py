@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.kernels import native, ops, reference
+from kvgraph.kernels.engines import cpu_layout
 from kvgraph.kernels.errors import BuildError, KernelError, SlotError
-from kvgraph.kernels.layout import cpu_layout, new_memory
+from kvgraph.kernels.layout import new_memory
 from kvgraph.kernels.rope import Rope
 from kvgraph.kernels.transfer import COUNTS, LARGEST, SIZES, measured
 
@@ -85,7 +86,7 @@ def test_importing_kernels_needs_no_cuda_and_compiles_nothing(tmp_path: Any) -> 
     script = (
         "import sys; sys.modules['cuda'] = None; sys.modules['vllm'] = None\n"
         "from kvgraph.kernels import arena, attention, build, calls, device, disk, emulation\n"
-        "from kvgraph.kernels import layout, native, ops, reference, rope, store, transfer\n"
+        "from kvgraph.kernels import engines, layout, native, ops, plans, reference, rope, store\n"
     )
     env = {**os.environ, "AITHER_KVCACHE_KERNEL_CACHE": str(tmp_path)}
     subprocess.run([sys.executable, "-P", "-c", script], env=env, check=True)

@@ -7,14 +7,8 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.kernels import reference
-from kvgraph.kernels.layout import (
-    KvLayout,
-    PagedKv,
-    cpu_layout,
-    from_views,
-    gpu_layout,
-    new_memory,
-)
+from kvgraph.kernels.engines import cpu_layout, from_views
+from kvgraph.kernels.layout import KvLayout, PagedKv, gpu_layout, new_memory
 from kvgraph.kernels.quant import dequantize, quantize
 from kvgraph.kernels.rope import Pairing, Rope, rope_from_config
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM

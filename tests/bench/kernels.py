@@ -19,7 +19,8 @@ import torch
 from rich.console import Console
 
 from ..kernels import native, ops, reference
-from ..kernels.layout import KvLayout, PagedKv, cpu_isa, cpu_layout, new_memory
+from ..kernels.engines import cpu_isa, cpu_layout
+from ..kernels.layout import KvLayout, PagedKv, new_memory
 from ..kernels.rope import Rope, rope_from_config
 from .errors import BenchError
 from .figures import Figures

@@ -15,7 +15,8 @@ from typing import Any, Final
 import torch
 
 from ..kernels import ops
-from ..kernels.layout import PagedKv, cpu_isa, from_views, new_memory
+from ..kernels.engines import cpu_isa, from_views
+from ..kernels.layout import PagedKv, new_memory
 from ..kernels.rope import Rope, rope_from_config
 
 TOKENS: Final = 640
