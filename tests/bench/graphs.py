@@ -63,7 +63,8 @@ def add_random_edges(graph: KVCacheGraph, count: int, rng: np.random.Generator) 
 def _pairs(rng: np.random.Generator, size: int, count: int) -> Rows:
     drawn = rng.integers(0, size, size=(count, 2), dtype=np.int32)
     drawn.sort(axis=1)
-    return drawn[drawn[:, 0] != drawn[:, 1]]
+    pairs: Rows = drawn[drawn[:, 0] != drawn[:, 1]]
+    return pairs
 
 
 def _use(graph: KVCacheGraph, rng: np.random.Generator) -> None:
