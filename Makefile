@@ -23,10 +23,10 @@ bench: $(STAMP)  ## every figure in the README; set JSON=1 for JSON
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --upgrade "pip>=24" "setuptools>=77"
+	$(BIN)/pip install -q --upgrade "pip>=24"
 	# The registry's builds of these are for CUDA and break transformers beside a CPU torch.
 	$(BIN)/pip install -q -e ".[cpu,dev]" && $(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) build .check *.egg-info
+	rm -rf $(VENV) build *.egg-info
