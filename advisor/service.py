@@ -266,14 +266,6 @@ def _joined(
         yield engine, [event for _, events in group for event in events]
 
 
-def _merged(
-    batches: Iterable[tuple[str, list[AnyEvent]]],
-) -> Iterator[tuple[str, list[AnyEvent]]]:
-    """Consecutive batches of one engine as one: the graph applies a long run as vectors."""
-    for engine, run in groupby(batches, key=itemgetter(0)):
-        yield engine, [event for _, events in run for event in events]
-
-
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)

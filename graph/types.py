@@ -69,14 +69,6 @@ EDGE_NAMES: Final = tuple(edge.name.lower() for edge in EdgeType)
 NUM_EDGE_TYPES: Final = len(EdgeType)
 
 
-class NodeKind(IntEnum):
-    """What a node of the graph stands for."""
-
-    BLOCK = 0
-    COPY = 1
-    MEMORY = 2
-
-
 class SessionState(IntEnum):
     """What a session is doing, as far as the engine told us or its requests show."""
 
