@@ -7,13 +7,15 @@ of reading another block's bytes. One thread at a time may allocate and free.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import weakref
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from .errors import LayoutError, SlotError
+from .errors import LayoutError, SlotError, TransferError
 from .layout import KvLayout, PagedKv
 
 SLAB_BYTES: Final = 64 << 20
@@ -44,7 +46,8 @@ class Arena:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._map = mmap.mmap(-1, slabs * self._per_slab * self.record_bytes, flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+            with contextlib.suppress(OSError):  # a kernel built without them
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         memory = torch.frombuffer(self._map, dtype=record.dtype)
         self.kv = PagedKv(memory[: record.elements], record)
         self._pin = torch.cuda.is_available() if pin is None else pin
@@ -53,6 +56,10 @@ class Arena:
         self._generation = np.ones(self.capacity, dtype=np.int64)
         self._slab_records = np.zeros(slabs, dtype=np.int64)
         self._committed = np.zeros(slabs, dtype=bool)
+        # Addresses that CUDA has page-locked. An arena that is forgotten must not leave them so:
+        # other memory that comes to stand there would not be what CUDA believes.
+        self._locked: set[int] = set()
+        weakref.finalize(self, _unlock, self._locked)
 
     @classmethod
     def for_cache(
@@ -88,6 +95,7 @@ class Arena:
 
         Raises:
             SlotError: There are fewer free records.
+            TransferError: Their memory cannot be page-locked; then none is allocated.
         """
         if not self.can_allocate(count):
             raise SlotError(f"{count} records asked for, {self.capacity - self.used} are free")
@@ -95,11 +103,16 @@ class Arena:
         slots = np.flatnonzero(~self._used)[:count]
         self._used[slots] = True
         self._count(slots, 1)
-        self._commit(np.unique(slots // self._per_slab))
+        try:
+            self._commit(np.unique(slots // self._per_slab))
+        except TransferError:
+            self._take_back(slots)
+            raise
         return (self._generation[slots] << _SLOT_BITS) | slots
 
     def free(self, handles: Any) -> None:
-        """Give records back; slabs that fall empty are returned to the machine.
+        """Give records back, when nothing moves to or from them any more; slabs that fall empty
+        are returned to the machine.
 
         Raises:
             SlotError: A handle is stale, or is there twice; then nothing is freed.
@@ -108,10 +121,7 @@ class Arena:
         if len(np.unique(slots)) != len(slots):
             raise SlotError("a record is to be freed twice")
         self._generation[slots] += 1
-        self._used[slots] = False
-        self._count(slots, -1)
-        slabs = np.unique(slots // self._per_slab)
-        self._release(slabs[self._slab_records[slabs] == 0])
+        self._take_back(slots)
 
     def valid(self, handles: Any) -> Any:
         """Which handles still name the record that they were given for; bool [n]."""
@@ -150,21 +160,28 @@ class Arena:
         assert np.array_equal(counted, self._slab_records)
         assert not (self._slab_records[~self._committed]).any()
 
+    def _take_back(self, slots: Any) -> None:
+        self._used[slots] = False
+        self._count(slots, -1)
+        slabs = np.unique(slots // self._per_slab)
+        self._release(slabs[self._committed[slabs] & (self._slab_records[slabs] == 0)])
+
     def _count(self, slots: Any, change: int) -> None:
         np.add.at(self._slab_records, slots // self._per_slab, change)
 
     def _commit(self, slabs: Any) -> None:
         for slab in slabs[~self._committed[slabs]]:
-            self._committed[slab] = True
+            address, size = self._slab_span(slab)
             if self._pin:
-                torch.cuda.check_error(
-                    torch.cuda.cudart().cudaHostRegister(*self._slab_span(slab), 0)
-                )
+                _lock(address, size)
+                self._locked.add(address)
+            self._committed[slab] = True
 
     def _release(self, slabs: Any) -> None:
         for slab in slabs:
             address, size = self._slab_span(slab)
-            if self._pin:
+            if address in self._locked:
+                self._locked.remove(address)
                 torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
             self._map.madvise(mmap.MADV_DONTNEED, address - self.kv.memory.data_ptr(), size)
             self._committed[slab] = False
@@ -172,6 +189,24 @@ class Arena:
     def _slab_span(self, slab: int) -> tuple[int, int]:
         size = self._per_slab * self.record_bytes
         return self.kv.memory.data_ptr() + int(slab) * size, size
+
+
+def _lock(address: int, size: int) -> None:
+    try:
+        torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(address, size, 0))
+    except RuntimeError as error:
+        # The runtime reports an error once more, to whatever this thread launches next.
+        with contextlib.suppress(Exception):
+            torch.zeros(1, device="cuda").add_(1)
+        raise TransferError(
+            f"{size} bytes of host memory cannot be page-locked: {error}"
+        ) from error
+
+
+def _unlock(locked: set[int]) -> None:
+    for address in locked:
+        torch.cuda.cudart().cudaHostUnregister(address)
+    locked.clear()
 
 
 def _records_per_slab(record_bytes: int, slab_bytes: int) -> int:

@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 
-from .errors import LayoutError
+from .errors import LayoutError, SlotError
 from .layout import KvLayout, PagedKv
-from .plans import check_same_model, copy_plan
+from .plans import Runs, block_runs, check_same_model
 from .rope import Rope
+from .upload import uploaded
 
 WARP: Final = 32
 STAGES: Final = 4  # kStages of kv_move.cu and kv_copy.cu
 PIECE: Final = 2048  # kPiece of kv_copy.cu
 THREADS: Final = 256
 SHARED_LIMIT: Final = 48 << 10  # what a thread block may have without asking the driver
+COUNT_LIMIT: Final = 1 << 31
 DEFAULT_GRID: Final = 32  # few thread blocks saturate the bus; the rest of the GPU computes
+RESIDENT_GRID: Final = 128  # the GPU's own memory wants many
+_PER_TOKEN: Final = (4, 5, 6)  # kv_move's arguments with an int64 a token: slots, slots, rows
+_TOKENS: Final = 9  # and the one that counts them
 CXX_TYPES: Final = {
     torch.float32: "float",
     torch.float16: "Half",
@@ -63,12 +69,11 @@ def move_call(
     deltas, rows = torch.unique(delta, return_inverse=True)
     rows = torch.where(delta == 0, -1, rows)
     tables = rope.rotation(deltas)
-    held = tuple(
-        tensor.contiguous().to(device)
-        for tensor in (
-            cell_layout(source.layout), cell_layout(target.layout), source_slots, target_slots,
-            rows, *tables,
-        )
+    _check_count(len(delta) * source.layout.layers * source.layout.heads, "cells")
+    held = uploaded(
+        (cell_layout(source.layout), cell_layout(target.layout), source_slots, target_slots, rows,
+         *tables),
+        device,
     )  # fmt: skip
     slot_bytes = -(-source.layout.cell * source.layout.itemsize // 16) * 16
     warps = min(THREADS // WARP, SHARED_LIMIT // (STAGES * slot_bytes))
@@ -92,28 +97,40 @@ def move_call(
     )  # fmt: skip
 
 
+def part_of(call: KernelCall, memory: Any, start: int, count: int) -> KernelCall:
+    """A move of ``count`` of a call's tokens from the ``start``-th on, out of another memory."""
+    args = list(call.args)
+    args[0], args[_TOKENS] = _at(memory), _number(count)
+    for at in _PER_TOKEN:
+        args[at] = _number(args[at].value + start * 8)
+    return replace(call, args=tuple(args), held=(memory, *call.held))
+
+
 def copy_call(
     source: PagedKv, blocks: Any, target: PagedKv, others: Any,
     grid: int = DEFAULT_GRID, device: str = "cpu",
 ) -> KernelCall:  # fmt: skip
     """``reference.spill`` or ``warm`` as a launch."""
-    plan = copy_plan(source.layout, target.layout)
-    size = source.layout.itemsize
-    offsets = [
-        _run_starts(layout, numbers, [(axis[0], axis[which]) for axis in plan.axes]) * size
-        for layout, numbers, which in ((source.layout, blocks, 1), (target.layout, others, 2))
-    ]
+    runs = block_runs(source.layout, blocks, target.layout, others)
+    return runs_call(source, target, runs, grid, device)
+
+
+def runs_call(
+    source: PagedKv, target: PagedKv, runs: Runs, grid: int = DEFAULT_GRID, device: str = "cpu"
+) -> KernelCall:
+    """Copy runs between two memories as a launch."""
+    starts = [torch.from_numpy(part) for part in (runs.sources, runs.targets)]
+    _check_count(len(runs.sources) * -(-runs.size // PIECE), "pieces of runs")
     width = math.gcd(
-        16, plan.run * size, source.memory.data_ptr(), target.memory.data_ptr(),
-        *(layout.block_stride * size for layout in (source.layout, target.layout)),
-        *(stride * size for axis in plan.axes for stride in axis[1:]),
+        16, runs.size, source.memory.data_ptr(), target.memory.data_ptr(),
+        *(int(np.gcd.reduce(part, initial=16)) for part in (runs.sources, runs.targets)),
     )  # fmt: skip
-    held = tuple(offset.contiguous().to(device) for offset in offsets)
+    held = uploaded(starts, device)
     return KernelCall(
         "kv_copy", (f"BYTES={_at_least_4(width, source.layout.name)}",), grid, THREADS,
         THREADS // WARP * STAGES * PIECE,
-        (_at(source.memory), _at(target.memory), *map(_at, held), _number(held[0].numel()),
-         _number(plan.run * size)),
+        (_at(source.memory), _at(target.memory), *map(_at, held), _number(len(runs.sources)),
+         _number(runs.size)),
         (source.memory, target.memory, *held),
     )  # fmt: skip
 
@@ -126,10 +143,10 @@ def attention_mass_call(
     samples, heads, _ = queries.shape
     width = block_table.shape[1]
     mass = torch.empty(samples, heads, width, dtype=torch.float32, device=device)
-    tensors = (
-        cell_layout(cache.layout).to(device), queries.float().contiguous().to(device),
-        block_table.contiguous().to(device), lengths.to(device), mass, torch.empty_like(mass),
-    )  # fmt: skip
+    given = uploaded(
+        (cell_layout(cache.layout), queries.float(), block_table.long(), lengths.long()), device
+    )
+    tensors = (*given, mass, torch.empty_like(mass))
     paged, query, table, length, out, peaks = map(_at, tensors)
     args = (
         _at(cache.memory), paged, _number(layer), query, table, length, ctypes.c_float(scale),
@@ -199,11 +216,10 @@ def _at_least_4(width: int, name: str) -> int:
     return width
 
 
-def _run_starts(layout: KvLayout, numbers: Any, axes: list[tuple[int, int]]) -> Any:
-    starts = torch.as_tensor(numbers, dtype=torch.int64).cpu() * layout.block_stride
-    for extent, stride in axes:
-        starts = (torch.arange(extent)[:, None] * stride + starts.reshape(1, -1)).reshape(-1)
-    return starts
+def _check_count(count: int, what: str) -> None:
+    """Kernels count in 32 bits: a 64-bit division costs a hundred instructions a cell."""
+    if count >= COUNT_LIMIT:
+        raise SlotError(f"{count} {what} in one launch; allowed: fewer than {COUNT_LIMIT}")
 
 
 def _at(tensor: Any) -> Any:

@@ -22,14 +22,21 @@ import numpy as np
 
 from .errors import StorageError
 
-_MAGIC: Final = b"KVGDISK1"
+_MAGIC: Final = b"KVGDISK2"
 _HEADER: Final = struct.Struct("<8sQQ16sI")  # magic, record bytes, capacity, identity, checksum
-_ENTRY: Final = np.dtype([("key", "<u8"), ("age", "<u8"), ("data", "<u4"), ("check", "<u4")])
+KEY_BYTES: Final = 32  # a whole block hash, so that nothing but the exact content is matched
+# A void, not a string: numpy strips a string's trailing zero bytes.
+_ENTRY: Final = np.dtype([
+    ("key", f"V{KEY_BYTES}"), ("age", "<u8"), ("data", "<u4"), ("check", "<u4")
+])  # fmt: skip
+_NO_ENTRY: Final = np.zeros((), _ENTRY)
 _PAGE: Final = 4096
 
 
 class DiskTier:
     """Records by key, least recently written or read first to go.
+
+    A key is ``KEY_BYTES`` bytes; every method raises ``StorageError`` for any other.
 
     Attributes:
         damaged: Records whose bytes did not match their checksum, and were forgotten.
@@ -59,25 +66,25 @@ class DiskTier:
             self._file = self._open()
             self._entries = self._load()
         live = np.flatnonzero(self._entries["age"])
-        self._slots = {int(self._entries["key"][slot]): int(slot) for slot in live}
+        self._slots = {self._entries["key"][slot].tobytes(): int(slot) for slot in live}
         self._clock = int(self._entries["age"].max(initial=0))
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __contains__(self, key: int) -> bool:
-        return key in self._slots
+    def __contains__(self, key: bytes) -> bool:
+        return self._slot(key) is not None
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[bytes]:
         return iter(self._slots)
 
-    def write(self, key: int, record: Any) -> bool:
+    def write(self, key: bytes, record: Any) -> bool:
         """Keep a copy of ``record``, in the place of the oldest if full; False if the disk fails.
 
         Args:
             record: A buffer of ``record_bytes``.
         """
-        slot = self._slots.get(key)
+        slot = self._slot(key)
         slot = self._free_slot() if slot is None else slot
         try:
             self._erase(slot)
@@ -88,12 +95,12 @@ class DiskTier:
             return False
         return True
 
-    def read(self, key: int, into: Any) -> bool:
+    def read(self, key: bytes, into: Any) -> bool:
         """Fill a writable buffer with a record; False if there is none that is whole.
 
         ``into`` is undefined after False.
         """
-        slot = self._slots.get(key)
+        slot = self._slot(key)
         if slot is None:
             return False
         try:
@@ -108,16 +115,16 @@ class DiskTier:
         self.touch(key)
         return True
 
-    def touch(self, key: int) -> None:
+    def touch(self, key: bytes) -> None:
         """Make a record the last to go; the file learns of it with the record's next write."""
-        slot = self._slots.get(key)
+        slot = self._slot(key)
         if slot is not None:
             self._clock += 1
             self._entries["age"][slot] = self._clock
 
-    def remove(self, key: int) -> None:
+    def remove(self, key: bytes) -> None:
         """Forget a record; unknown keys are ignored."""
-        slot = self._slots.get(key)
+        slot = self._slot(key)
         if slot is not None:
             try:
                 self._erase(slot)
@@ -129,6 +136,12 @@ class DiskTier:
         with contextlib.suppress(OSError):
             os.fsync(self._file)
         os.close(self._file)
+
+    def _slot(self, key: bytes) -> int | None:
+        if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+            got = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
+            raise StorageError(f"a record's key has {got}; allowed: exactly {KEY_BYTES} bytes")
+        return self._slots.get(key)
 
     def _open(self) -> int:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -148,7 +161,7 @@ class DiskTier:
     def _load(self) -> Any:
         raw = os.pread(self._file, self.capacity * _ENTRY.itemsize, _PAGE)
         entries = np.frombuffer(raw, dtype=_ENTRY).copy()
-        entries[[not _entry_holds(entry) for entry in entries]] = 0
+        entries[[not _entry_holds(entry) for entry in entries]] = _NO_ENTRY
         return entries
 
     def _free_slot(self) -> int:
@@ -157,13 +170,14 @@ class DiskTier:
     def _erase(self, slot: int) -> None:
         """In memory first: whatever the disk says, the old record is not found again."""
         if self._entries["age"][slot]:
-            self._slots.pop(int(self._entries["key"][slot]), None)
-        self._entries[slot] = 0
+            self._slots.pop(self._entries["key"][slot].tobytes(), None)
+        self._entries[slot] = _NO_ENTRY
         self._write_entry(slot)
 
-    def _enter(self, slot: int, key: int, checksum: int) -> None:
+    def _enter(self, slot: int, key: bytes, checksum: int) -> None:
         entry = self._entries[slot : slot + 1].copy()
-        entry["key"], entry["age"], entry["data"] = key, self._clock + 1, checksum
+        entry["key"] = np.void(key)
+        entry["age"], entry["data"] = self._clock + 1, checksum
         entry["check"] = _entry_checksum(entry[0])
         self._pwrite(entry.tobytes(), _PAGE + slot * _ENTRY.itemsize)
         self._clock += 1
@@ -181,7 +195,7 @@ class DiskTier:
 
 def _entry_checksum(entry: Any) -> int:
     """Over key and data checksum; the age is only an order and may be stale on disk."""
-    return zlib.crc32(struct.pack("<QI", int(entry["key"]), int(entry["data"])))
+    return zlib.crc32(entry["key"].tobytes() + struct.pack("<I", int(entry["data"])))
 
 
 def _entry_holds(entry: Any) -> bool:

@@ -5,7 +5,8 @@ KernelError
 ├── SlotError       a block, slot or handle outside of what the memory holds
 ├── RopeError       positions that cannot be re-anchored; names the model and the reason
 ├── BuildError      a kernel could not be compiled, or a part needed for it is missing
-└── StorageError    the disk tier cannot be opened or written
+├── StorageError    the disk tier cannot be opened or written
+└── TransferError   the GPU's driver refused a copy, or to page-lock memory for it
 """
 
 
@@ -31,3 +32,7 @@ class BuildError(KernelError):
 
 class StorageError(KernelError):
     """The disk tier cannot be opened or written."""
+
+
+class TransferError(KernelError):
+    """The GPU's driver refused a copy, or to page-lock memory; the message holds its error."""

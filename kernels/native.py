@@ -15,7 +15,7 @@ import torch
 
 from .gxx import load_library
 from .layout import KvLayout, PagedKv, Plane
-from .plans import check_same_model, copy_plan
+from .plans import block_runs, check_same_model
 from .rope import Rope
 from .runs import SlotRuns, slot_runs
 
@@ -84,18 +84,11 @@ def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope, threads:
 
 
 def _copy_blocks(source: PagedKv, blocks: Any, target: PagedKv, others: Any, threads: int) -> None:
-    plan = copy_plan(source.layout, target.layout)
-    size = source.layout.itemsize
-    offsets = []
-    for layout, numbers, which in ((source.layout, blocks, 1), (target.layout, others, 2)):
-        starts = _array(numbers) * layout.block_stride
-        for axis in plan.axes:
-            starts = np.add.outer(np.arange(axis[0]) * axis[which], starts)
-        offsets.append(np.ascontiguousarray(starts.reshape(-1) * size))
-    total = len(offsets[0]) * plan.run * size
+    runs = block_runs(source.layout, blocks, target.layout, others)
+    count = len(runs.sources)
     library().kv_copy(
-        source.memory.data_ptr(), target.memory.data_ptr(), offsets[0].ctypes.data,
-        offsets[1].ctypes.data, len(offsets[0]), plan.run * size, _threads(threads, total),
+        source.memory.data_ptr(), target.memory.data_ptr(), runs.sources.ctypes.data,
+        runs.targets.ctypes.data, count, runs.size, _threads(threads, count * runs.size),
     )  # fmt: skip
 
 
@@ -137,7 +130,3 @@ def _packed_plane(plane: Plane) -> list[int]:
 
 def _threads(threads: int, size: int) -> int:
     return threads if size >= PARALLEL_BYTES else 1
-
-
-def _array(numbers: Any) -> Any:
-    return torch.as_tensor(numbers, dtype=torch.int64).cpu().numpy()

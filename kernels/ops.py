@@ -20,6 +20,17 @@ SWITCH: Final = "AITHER_KVCACHE_KERNELS"
 CHOICES: Final = ("auto", "reference")
 
 
+def prepare(cache: PagedKv, arena: PagedKv) -> None:
+    """Compile and measure now what the first copies would else wait for; takes seconds on a GPU.
+
+    Raises:
+        BuildError: Memory is on a GPU and its kernels cannot be compiled.
+    """
+    chosen = backend(cache, arena)
+    if cache.memory.is_cuda and chosen is not reference:
+        chosen.prepare(cache, arena)
+
+
 def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
     """Copy blocks of a cache to records of the arena; see ``reference.spill``.
 

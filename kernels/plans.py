@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
 from .errors import LayoutError
 from .layout import KvLayout
 
@@ -43,6 +46,37 @@ def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
     while axes and axes[0][1] == axes[0][2] == run:
         run *= axes.pop(0)[0]
     return CopyPlan(run, axes)
+
+
+class Runs(NamedTuple):
+    """What a copy moves: runs of equal size.
+
+    Attributes:
+        sources: int64 [R], where each begins in the source memory, in bytes.
+        targets: int64 [R], likewise.
+        size: Bytes of one run.
+    """
+
+    sources: Any
+    targets: Any
+    size: int
+
+
+def block_runs(source: KvLayout, blocks: Any, target: KvLayout, others: Any) -> Runs:
+    """The runs of whole blocks that go from one memory to another; raises like ``copy_plan``."""
+    plan = copy_plan(source, target)
+    sources, targets = (
+        _starts(layout, numbers, [(axis[0], axis[which]) for axis in plan.axes])
+        for layout, numbers, which in ((source, blocks, 1), (target, others, 2))
+    )
+    return Runs(sources, targets, plan.run * source.itemsize)
+
+
+def _starts(layout: KvLayout, numbers: Any, axes: list[tuple[int, int]]) -> Any:
+    starts = torch.as_tensor(numbers, dtype=torch.int64).cpu().numpy() * layout.block_stride
+    for extent, stride in axes:
+        starts = np.add.outer(np.arange(extent) * stride, starts)
+    return np.ascontiguousarray(starts.reshape(-1) * layout.itemsize)
 
 
 def check_same_model(source: KvLayout, target: KvLayout) -> None:

@@ -1,9 +1,8 @@
-"""The arena's handles and slabs, the disk tier under damage, and copies over both."""
+"""The arena's handles and slabs, and the disk tier under damage."""
 
 from __future__ import annotations
 
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvgraph.kernels import reference
 from kvgraph.kernels.arena import Arena
-from kvgraph.kernels.disk import DiskTier
+from kvgraph.kernels.disk import KEY_BYTES, DiskTier
 from kvgraph.kernels.engines import cpu_layout
-from kvgraph.kernels.errors import LayoutError, SlotError, StorageError
-from kvgraph.kernels.layout import new_memory
-from kvgraph.kernels.store import CopyStore
+from kvgraph.kernels.errors import LayoutError, SlotError, StorageError, TransferError
 
 CACHE = cpu_layout("vec", 2, 6, 2, 32, 32)
 SIZE = CACHE.block_bytes
@@ -102,31 +98,80 @@ def test_records_are_never_shared(steps: list[Any]) -> None:
         assert int.from_bytes(arena.record_view(handle)[:8], "little") == number
 
 
-def record(key: int) -> bytes:
-    return np.random.default_rng(key).bytes(SIZE)
+def test_memory_that_cannot_be_page_locked_leaves_the_arena_as_it_was(monkeypatch: Any) -> None:
+    locked: dict[int, int] = {}
+    room = 2
+
+    class Runtime:
+        """Two calls of CUDA's; refuses what overlaps, and a third slab."""
+
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+            if address in locked or len(locked) == room:
+                return 2
+            locked[address] = size
+            return 0
+
+        def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+            return 0 if locked.pop(address, None) else 713
+
+    def check(result: int) -> None:
+        if result:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", check)
+    layout = CACHE.record(4)
+    arena = Arena(layout, pin=True, slab_bytes=1)
+    each = arena._per_slab
+    arena = Arena(CACHE.record(4 * each), pin=True, slab_bytes=1)
+    held = arena.allocate(each)
+    with pytest.raises(TransferError, match="page-locked: out of memory"):
+        arena.allocate(2 * each)
+    arena.check_integrity()
+    assert arena.used == each
+    more = arena.allocate(each)
+    arena.free(held)
+    assert arena.allocate(each) is not None
+    arena.free(more)
+    assert len(locked) == 1
+    del arena
+    assert not locked, "an arena that is forgotten unlocks what it had locked"
+
+
+def name(number: int) -> bytes:
+    """A key that ends in zero bytes, as hashes may."""
+    return number.to_bytes(KEY_BYTES, "little")
+
+
+def record(number: int) -> bytes:
+    return np.random.default_rng(number).bytes(SIZE)
 
 
 def new_disk(path: Path, capacity: int = 4, identity: str = "model") -> DiskTier:
     return DiskTier(path / "kv.records", SIZE, capacity, identity)
 
 
-def whole(disk: DiskTier, key: int) -> bool:
+def write(disk: DiskTier, number: int) -> bool:
+    return disk.write(name(number), record(number))
+
+
+def whole(disk: DiskTier, number: int) -> bool:
     """Whether a key is found; if so it must be what was written."""
     into = bytearray(SIZE)
-    found = disk.read(key, into)
-    assert not found or bytes(into) == record(key)
+    found = disk.read(name(number), into)
+    assert not found or bytes(into) == record(number)
     return found
 
 
 def test_records_survive_a_restart_and_the_oldest_go_first(tmp_path: Path) -> None:
     disk = new_disk(tmp_path)
     for key in (1, 2, 3, 4):
-        assert disk.write(key, record(key))
+        assert write(disk, key)
     assert whole(disk, 1)
-    disk.write(2**64 - 1, record(2**64 - 1))
+    write(disk, 2**64 - 1)
     disk.close()
     again = new_disk(tmp_path)
-    assert sorted(again) == [1, 3, 4, 2**64 - 1]
+    assert set(again) == {name(key) for key in (1, 3, 4, 2**64 - 1)}
     assert all(whole(again, key) for key in (1, 3, 4, 2**64 - 1))
     assert not whole(again, 2)
     assert (tmp_path / "kv.records").stat().st_mode & 0o077 == 0
@@ -136,7 +181,7 @@ def test_records_survive_a_restart_and_the_oldest_go_first(tmp_path: Path) -> No
 @pytest.mark.parametrize("change", ["identity", "capacity"])
 def test_bytes_of_another_model_are_never_matched(tmp_path: Path, change: str) -> None:
     disk = new_disk(tmp_path)
-    disk.write(1, record(1))
+    write(disk, 1)
     disk.close()
     other = {"identity": "another"} if change == "identity" else {"capacity": 5}
     disk = new_disk(tmp_path, **other)  # type: ignore[arg-type]
@@ -149,7 +194,7 @@ def test_damage_anywhere_costs_a_record_and_gives_no_wrong_one(tmp_path: Path) -
     path = tmp_path / "kv.records"
     disk = new_disk(tmp_path)
     for key in (1, 2, 3):
-        disk.write(key, record(key))
+        write(disk, key)
     disk.close()
     sound = path.read_bytes()
     lost = 0
@@ -161,7 +206,7 @@ def test_damage_anywhere_costs_a_record_and_gives_no_wrong_one(tmp_path: Path) -
         path.write_bytes(data)
         disk = new_disk(tmp_path)
         lost += sum(not whole(disk, key) for key in (1, 2, 3))
-        assert disk.write(9, record(9))
+        assert write(disk, 9)
         assert whole(disk, 9)
         disk.close()
     assert lost > 0
@@ -170,12 +215,12 @@ def test_damage_anywhere_costs_a_record_and_gives_no_wrong_one(tmp_path: Path) -
 @pytest.mark.parametrize("kept", [0, 10, 4096, 5000, 9000])
 def test_a_file_cut_short_opens_with_what_is_whole(tmp_path: Path, kept: int) -> None:
     disk = new_disk(tmp_path)
-    disk.write(1, record(1))
+    write(disk, 1)
     disk.close()
     os.truncate(tmp_path / "kv.records", kept)
     disk = new_disk(tmp_path)
     assert not whole(disk, 1)
-    assert disk.write(1, record(1))
+    assert write(disk, 1)
     assert whole(disk, 1)
     disk.close()
 
@@ -185,7 +230,7 @@ def test_a_write_cut_off_leaves_nothing_half_written(tmp_path: Path, monkeypatch
     for budget in range(0, SIZE + 60, 977):
         path = tmp_path / str(budget)
         disk = new_disk(path, capacity=1)
-        disk.write(1, record(1))
+        write(disk, 1)
         left, real = budget, os.pwrite
 
         def scarce(file: int, data: Any, at: int, real: Any = real) -> int:
@@ -195,7 +240,7 @@ def test_a_write_cut_off_leaves_nothing_half_written(tmp_path: Path, monkeypatch
             return int(real(file, part, at)) if part else 0
 
         monkeypatch.setattr(os, "pwrite", scarce)
-        assert not disk.write(2, record(2))
+        assert not write(disk, 2)
         monkeypatch.undo()
         assert disk.failed == 1
         assert not whole(disk, 2)
@@ -204,6 +249,22 @@ def test_a_write_cut_off_leaves_nothing_half_written(tmp_path: Path, monkeypatch
         assert not whole(again, 2)
         whole(again, 1)  # the right bytes or none
         again.close()
+
+
+def test_nothing_but_a_whole_hash_is_a_key(tmp_path: Path) -> None:
+    disk = new_disk(tmp_path)
+    write(disk, 1)
+    near = bytearray(name(1))
+    near[-1] ^= 1
+    assert bytes(near) not in disk, "all of the key counts, its last byte too"
+    for key, said in ((b"short", "5 bytes"), (b"", "0 bytes"), (bytes(33), "33 bytes"), (7, "int")):
+        for use in (disk.read, disk.write):
+            with pytest.raises(StorageError, match=rf"{said}.*exactly 32"):
+                use(key, bytearray(SIZE))  # type: ignore[arg-type]
+        with pytest.raises(StorageError, match=said):
+            disk.remove(key)  # type: ignore[arg-type]
+    assert len(disk) == 1
+    disk.close()
 
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
@@ -215,45 +276,3 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
         DiskTier(tmp_path / "kv.records" / "below", SIZE, 1, "")
     with pytest.raises(StorageError, match="disk tier"):
         DiskTier(tmp_path / "large", 1 << 40, 1 << 12, "")
-
-
-def test_copies_sink_to_the_disk_and_rise_again(tmp_path: Path) -> None:
-    cache = new_memory(CACHE)
-    cache.memory.view(torch.int16).random_(0, 30_000)
-    store = CopyStore(new_arena(2), new_disk(tmp_path))
-    for key in range(6):
-        handles = store.reserve(1)
-        assert handles is not None
-        assert key not in store
-        slots = torch.from_numpy(store.arena.slots(handles))
-        reference.spill(cache, torch.tensor([key]), store.arena.kv, slots)
-        store.commit([key], handles)
-    assert [key in store for key in range(6)] == [True] * 6
-    blocks = cache.memory.view(2, 6, -1).transpose(0, 1).contiguous()
-    sums = [zlib.crc32(block.view(torch.uint8).numpy()) for block in blocks]
-    for pair in ([0, 1], [5, 0], [4, 4]):
-        handles = store.bring(pair)
-        assert handles is not None
-        for key, handle in zip(pair, handles, strict=True):
-            assert zlib.crc32(store.arena.record_view(int(handle))) == sums[key]
-    assert store.bring([0, 1, 2]) is None, "more than the arena holds"
-    assert store.bring([0, 77]) is None
-    assert store.reserve(3) is None
-    store.arena.check_integrity()
-    store.drop([0, 5])
-    assert 0 not in store
-    assert store.bring([5]) is None
-    assert store.disk is not None
-    store.disk.close()
-
-
-def test_without_a_disk_the_least_recently_used_copy_goes() -> None:
-    store = CopyStore(new_arena(2))
-    for key in (1, 2):
-        store.commit([key], store.reserve(1))
-    assert store.bring([1]) is not None
-    handles = store.reserve(1)
-    assert 2 not in store
-    store.abandon(handles)
-    assert store.arena.used == 1
-    assert 1 in store

@@ -11,7 +11,13 @@ from kvgraph.kernels.engines import cpu_layout
 from kvgraph.kernels.errors import BuildError, KernelError, SlotError
 from kvgraph.kernels.layout import new_memory
 from kvgraph.kernels.rope import Rope
-from kvgraph.kernels.transfer import COUNTS, LARGEST, SIZES, measured
+from kvgraph.kernels.transfer import (
+    COPY_CELLS,
+    COPY_ENGINE,
+    COPY_METHODS,
+    Method,
+    measured,
+)
 
 LAYOUT = cpu_layout("vec", 2, 3, 2, 32, 32)
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32))
@@ -66,16 +72,18 @@ def test_the_switch_is_obeyed_and_explained(monkeypatch: Any) -> None:
 
 
 def test_the_method_is_what_was_measured_nearest() -> None:
-    def seconds(method: str, size: int, count: int) -> float:
-        assert size * count <= LARGEST
-        per_run = 1e-6 if method == "kernel" else 1e-5
-        return count * (per_run + size / (20e9 if method == "kernel" else 50e9))
+    def seconds(method: Method, size: int, count: int) -> float:
+        assert size * count <= 64 << 20
+        if method == COPY_ENGINE:
+            return count * (1e-5 + size / 50e9)
+        return count * (1e-6 + size / min(method.grid * 0.4e9, 20e9))
 
-    table = measured(seconds)
-    assert table.best(SIZES[0], COUNTS[-1]) == "kernel"
-    assert table.best(SIZES[-1], 1) == "copy_engine"
-    assert table.best(3000, 5000) == "kernel"
-    assert table.best(8 << 20, 100_000) == "copy_engine"
+    table = measured(seconds, COPY_METHODS, COPY_CELLS)
+    assert table.best(2048, 4096).name == "kernel"
+    assert table.best(2 << 20, 1) == COPY_ENGINE
+    assert table.best(3000, 5000).name == "kernel"
+    assert table.best(8 << 20, 100_000) == COPY_ENGINE
+    assert table.best(2048, 4096).grid == 64, "no more thread blocks than help"
 
 
 def test_importing_kernels_needs_no_cuda_and_compiles_nothing(tmp_path: Any) -> None:
@@ -86,7 +94,8 @@ def test_importing_kernels_needs_no_cuda_and_compiles_nothing(tmp_path: Any) -> 
     script = (
         "import sys; sys.modules['cuda'] = None; sys.modules['vllm'] = None\n"
         "from kvgraph.kernels import arena, attention, build, calls, device, disk, emulation\n"
-        "from kvgraph.kernels import engines, layout, native, ops, plans, reference, rope, store\n"
+        "from kvgraph.kernels import engines, layout, native, ops, plans, reference, rope\n"
+        "from kvgraph.kernels import copy_engine, staging, streams, tables, upload\n"
     )
     env = {**os.environ, "AITHER_KVCACHE_KERNEL_CACHE": str(tmp_path)}
     subprocess.run([sys.executable, "-P", "-c", script], env=env, check=True)

@@ -87,9 +87,11 @@ struct Layout {
   i64 key_dims, value_dims, value_base, key_scale, value_scale;
   i64 cell_bytes;
 
-  __device__ i64 cell(i64 layer, i64 slot, i64 head) const {
-    return layer * layer_stride + slot / tokens * block_stride + head * head_stride +
-           slot % tokens * token_stride;
+  // In 32 bits: a 64-bit division costs a hundred instructions.
+  __device__ i64 cell(unsigned layer, unsigned slot, unsigned head) const {
+    unsigned each = static_cast<unsigned>(tokens);
+    return layer * layer_stride + slot / each * block_stride + head * head_stride +
+           slot % each * token_stride;
   }
 };
 
@@ -111,8 +113,8 @@ struct Ring {
   char* base;     // this warp's part of shared memory
   int slot_bytes; // of one cell, a multiple of 16
 
-  __device__ char* slot(i64 step) const { return base + step % Stages * slot_bytes; }
-  __device__ void fetch(i64 step, const char* from, int size, int lane) const {
+  __device__ char* slot(unsigned step) const { return base + step % Stages * slot_bytes; }
+  __device__ void fetch(unsigned step, const char* from, int size, int lane) const {
     for (int at = lane * Bytes; at < size; at += kWarp * Bytes)
       copy_async<Bytes>(slot(step) + at, from + at);
   }

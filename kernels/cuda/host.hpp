@@ -19,7 +19,7 @@ using i64 = long long;
 #define __device__
 #define __global__
 #define __forceinline__ inline
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 
 struct Index {
   unsigned x;

@@ -16,28 +16,30 @@ extern "C" __global__ void __launch_bounds__(256)
             i64 run_bytes) {
   SHARED_BYTES(shared);
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const i64 warps = static_cast<i64>(gridDim.x) * (blockDim.x / kWarp);
-  const i64 me = static_cast<i64>(blockIdx.x) * (blockDim.x / kWarp) + warp;
-  const i64 per_run = (run_bytes + kPiece - 1) / kPiece, pieces = runs * per_run;
+  // Counts fit 32 bits, the host sees to it.
+  const unsigned warps = gridDim.x * (blockDim.x / kWarp);
+  const unsigned me = blockIdx.x * (blockDim.x / kWarp) + warp;
+  const unsigned per_run = static_cast<unsigned>((run_bytes + kPiece - 1) / kPiece);
+  const unsigned pieces = static_cast<unsigned>(runs) * per_run;
   const Ring<kStages, BYTES> ring{shared + warp * kStages * kPiece, kPiece};
-  auto size_of = [&](i64 piece) {
-    i64 left = run_bytes - piece % per_run * kPiece;
+  auto offset_of = [&](unsigned piece) { return static_cast<i64>(piece % per_run) * kPiece; };
+  auto size_of = [&](unsigned piece) {
+    i64 left = run_bytes - offset_of(piece);
     return static_cast<int>(left < kPiece ? left : kPiece);
   };
-  auto fetch = [&](i64 step) {
-    i64 piece = me + step * warps;
+  auto fetch = [&](unsigned step) {
+    unsigned piece = me + step * warps;
     if (piece < pieces)
-      ring.fetch(step, source + from[piece / per_run] + piece % per_run * kPiece, size_of(piece),
-                 lane);
+      ring.fetch(step, source + from[piece / per_run] + offset_of(piece), size_of(piece), lane);
     copy_commit();
   };
-  for (i64 step = 0; step < kStages - 1; ++step) fetch(step);
-  for (i64 step = 0; me + step * warps < pieces; ++step) {
+  for (unsigned step = 0; step < kStages - 1; ++step) fetch(step);
+  for (unsigned step = 0; me + step * warps < pieces; ++step) {
     fetch(step + kStages - 1);
     copy_wait<kStages - 1>();
     warp_barrier();
-    i64 piece = me + step * warps;
-    char* out = target + to[piece / per_run] + piece % per_run * kPiece;
+    unsigned piece = me + step * warps;
+    char* out = target + to[piece / per_run] + offset_of(piece);
     for (int at = lane * BYTES; at < size_of(piece); at += kWarp * BYTES)
       *reinterpret_cast<Word*>(out + at) = *reinterpret_cast<const Word*>(ring.slot(step) + at);
     warp_barrier();

@@ -27,8 +27,8 @@ struct Row {
   __device__ float at(int d) const {
     int r = d - rope.start;
     if (!rope.cos || r < 0 || r >= 2 * rope.pairs) return raw(d);
-    int pair = rope.neox ? r % rope.pairs : r / 2;
     bool first = rope.neox ? r < rope.pairs : r % 2 == 0;
+    int pair = rope.neox ? (first ? r : r - rope.pairs) : r / 2;
     int step = rope.neox ? rope.pairs : 1;
     float x = raw(d), y = raw(first ? d + step : d - step);
     return first ? x * rope.cos[pair] - y * rope.sin[pair]
@@ -103,7 +103,7 @@ __device__ void move_cell(const char* cell, const Layout& from, char* to, const 
 
 // source_slots, target_slots: [tokens], a negative one skips the pair; rows: [tokens], a row of
 // cos and sin [*, pairs], negative for a move by nothing. Shared memory: warps × kStages × slot_bytes.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(256, 1)
     kv_move(const char* source, char* target, const Layout* source_layout,
             const Layout* target_layout, const i64* source_slots, const i64* target_slots,
             const i64* rows, const float* cos, const float* sin, i64 tokens, i64 start, i64 pairs,
@@ -111,37 +111,35 @@ extern "C" __global__ void __launch_bounds__(256)
   SHARED_BYTES(shared);
   const Layout from = *source_layout, into = *target_layout;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const i64 warps = static_cast<i64>(gridDim.x) * (blockDim.x / kWarp);
-  const i64 me = static_cast<i64>(blockIdx.x) * (blockDim.x / kWarp) + warp;
-  const i64 cells = from.layers * tokens * from.heads;
+  // Counts and slots fit 32 bits, the host sees to it.
+  const unsigned warps = gridDim.x * (blockDim.x / kWarp);
+  const unsigned me = blockIdx.x * (blockDim.x / kWarp) + warp;
+  const unsigned heads = static_cast<unsigned>(from.heads), count = static_cast<unsigned>(tokens);
+  const unsigned cells = static_cast<unsigned>(from.layers) * count * heads;
   const Ring<kStages, SOURCE_BYTES> ring{shared + warp * kStages * slot_bytes,
                                          static_cast<int>(slot_bytes)};
-  auto token_of = [&](i64 cell) { return cell / from.heads % tokens; };
-  auto skipped = [&](i64 cell) {
-    i64 token = token_of(cell);
-    return source_slots[token] < 0 || target_slots[token] < 0;
-  };
-  auto fetch = [&](i64 step) {
-    i64 cell = me + step * warps;
-    if (cell < cells && !skipped(cell))
+  auto skipped = [&](unsigned token) { return source_slots[token] < 0 || target_slots[token] < 0; };
+  auto fetch = [&](unsigned step) {
+    unsigned cell = me + step * warps, row = cell / heads, token = row % count;
+    if (cell < cells && !skipped(token))
       ring.fetch(step,
-                 source + from.cell(cell / from.heads / tokens, source_slots[token_of(cell)],
-                                    cell % from.heads),
+                 source + from.cell(row / count, static_cast<unsigned>(source_slots[token]),
+                                    cell - row * heads),
                  static_cast<int>(from.cell_bytes), lane);
     copy_commit();  // an empty group too: steps and groups must count alike
   };
-  for (i64 step = 0; step < kStages - 1; ++step) fetch(step);
-  for (i64 step = 0; me + step * warps < cells; ++step) {
+  for (unsigned step = 0; step < kStages - 1; ++step) fetch(step);
+  for (unsigned step = 0; me + step * warps < cells; ++step) {
     fetch(step + kStages - 1);
     copy_wait<kStages - 1>();
     warp_barrier();  // every lane's part of this cell has arrived
-    i64 cell = me + step * warps;
-    if (!skipped(cell)) {
-      i64 token = token_of(cell), row = rows[token];
-      Rope rope{row < 0 ? nullptr : cos + row * pairs, row < 0 ? nullptr : sin + row * pairs,
+    unsigned cell = me + step * warps, row = cell / heads, token = row % count;
+    if (!skipped(token)) {
+      i64 turn = rows[token];
+      Rope rope{turn < 0 ? nullptr : cos + turn * pairs, turn < 0 ? nullptr : sin + turn * pairs,
                 static_cast<int>(start), static_cast<int>(pairs), static_cast<int>(neox)};
-      char* to = target + into.cell(cell / from.heads / tokens, target_slots[token],
-                                    cell % from.heads);
+      char* to = target + into.cell(row / count, static_cast<unsigned>(target_slots[token]),
+                                    cell - row * heads);
       move_cell(ring.slot(step), from, to, into, rope, keys_only, lane);
     }
     warp_barrier();  // nobody reads this slot any more: the next fetch may fill it

@@ -1,7 +1,8 @@
 """``kvgraph bench kernels``: what moving KV costs on this CPU, beside memcpy and beside prefill.
 
-Each operation moves 64 blocks of a cache in the CPU engine's own layout; a sample is the ratio to a
-memcpy of as many bytes just before, so that a machine that grows slower meanwhile slows both.
+Where there is a GPU, that is measured instead (``kernels_gpu``). On a CPU each operation moves 64
+blocks of a cache in the CPU engine's own layout; a sample is the ratio to a memcpy of as many bytes
+just before, so that a machine that grows slower meanwhile slows both.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -39,12 +41,32 @@ LARGE: Final = ModelShape(
 _ENGINE_SECONDS: Final = 600
 
 
+@dataclass
+class GpuFigures(Figures):
+    """Figures with the machine and the cells that they were taken from.
+
+    Attributes:
+        entries: An object each; printed before the figures, one a line, when JSON is asked for.
+    """
+
+    entries: list[dict[str, Any]] = field(default_factory=list)
+
+    def print(self, as_json: bool = False, console: Console | None = None) -> None:
+        """The table of figures, or all lines of JSON."""
+        console = console or Console()
+        for entry in self.entries if as_json else []:
+            console.file.write(json.dumps(entry) + "\n")
+        super().print(as_json, console)
+
+
 def run(progress: bool = True, model: str | None = None) -> Figures:
-    """Measure every figure.
+    """Measure every figure: of the GPU where there is one, else of the CPU.
 
     Raises:
         BenchError: The compiled path cannot be built, or the engine does not run.
     """
+    if torch.cuda.is_available():
+        return _run_on_gpu(Console(stderr=True, quiet=not progress))
     problem = ops.native_problem()
     if problem:
         raise BenchError(f"the compiled CPU path is what this measures: {problem}")
@@ -61,6 +83,16 @@ def run(progress: bool = True, model: str | None = None) -> Figures:
         pairs = zip(seconds["prefill"], seconds["splice"], strict=True)
         ratios = [prefill / splice for prefill, splice in pairs]
         figures.add("splice_vs_prefill_640", ratios, "×", "≥ 20")
+    return figures
+
+
+def _run_on_gpu(console: Console) -> Figures:
+    from .kernels_gpu import run as run_on_gpu
+
+    figures = GpuFigures("kernels")
+    with console.status("") as status:
+        for made in run_on_gpu(status.update, figures.entries.append):
+            figures.add(made.name, made.samples, made.unit, made.target)
     return figures
 
 
