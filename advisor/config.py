@@ -11,6 +11,7 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -158,6 +159,20 @@ class PolicyConfig(Section):
         return LifecyclePolicy() if self.name == "lifecycle" else None
 
 
+class PrefetchConfig(Section):
+    """What engines with tiers are told to bring back before anyone asks.
+
+    Attributes:
+        max_blocks: The most that one order names.
+        horizon_s: A session that is expected back within this is brought back now, and its
+            blocks are kept where there are copies of others to make room.
+    """
+
+    enabled: bool = True
+    max_blocks: Size = 512
+    horizon_s: Interval = 3.0
+
+
 class GraphConfig(Section):
     """Bounds on what the graph keeps (see ``graph.tables.GraphLimits``).
 
@@ -194,6 +209,11 @@ class Config(BaseSettings):
     policy: PolicyConfig = PolicyConfig()
     score: ScoreConfig = ScoreConfig()
     graph: GraphConfig = GraphConfig()
+    prefetch: PrefetchConfig = PrefetchConfig()
+
+    def profile(self) -> ScoreProfile:
+        """Weights and rules, as the graph takes them."""
+        return replace(self.score.profile(), horizon_s=self.prefetch.horizon_s)
 
     @classmethod
     def settings_customise_sources(

@@ -9,6 +9,7 @@ their order only, and whatever cannot be had again costs the picture of that eng
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections import Counter
@@ -222,11 +223,9 @@ class KvEventSource:
         if self._replay is None:
             self._replay = self._open(zmq.DEALER, 2 * MAX_PENDING)
             self._replay.connect(self.config.replay_endpoint or "")
-        try:
-            start = (self.sequence.expected or 0).to_bytes(8, "big")
+        start = (self.sequence.expected or 0).to_bytes(8, "big")
+        with contextlib.suppress(zmq.Again):  # nobody there: the deadline counts it as an attempt
             self._replay.send_multipart([b"", start], zmq.NOBLOCK)
-        except zmq.Again:
-            pass  # nobody there: the deadline counts it as an attempt
 
     def _read_replay(self, socket: zmq.Socket[bytes], limit: int) -> Iterator[Observed]:
         for _ in range(limit):

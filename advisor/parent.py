@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from .runtime import is_alive
@@ -17,13 +18,9 @@ class ParentWatch:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.fd: int | None = None
-        self._gone = False
-        try:
+        self._gone = not is_alive(pid)
+        with contextlib.suppress(AttributeError, OSError):  # no pidfds: ``is_gone`` asks each time
             self.fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._gone = True
-        except (AttributeError, OSError):
-            pass  # no pidfds here: ``is_gone`` asks each time
 
     def is_gone(self, readable: bool = False) -> bool:
         """Whether the process has ended; ``readable``: ``fd`` was seen to be."""

@@ -8,18 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from ..graph.advice import EvictionRanking
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.scoring import ScoreProfile
+from ..graph.types import Keys
+from .config import PrefetchConfig
 from .notices import Notices
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 RERANK_AFTER_S: Final = 10.0
-"""Even an unchanged graph is ranked again after this long: a tool's expected return passes, a
-CO_ATTEND edge fades. Age alone moves all blocks by the same amount and reorders nothing."""
+"""Even an unchanged graph is ranked again after this long, since claims fade. Age alone moves all
+blocks by the same amount and reorders nothing."""
 
 
 class _Basis(NamedTuple):
@@ -27,16 +30,24 @@ class _Basis(NamedTuple):
 
     version: int
     profile: ScoreProfile
+    due: list[int]  # sessions that are expected back now
     at: float
 
     def is_as_good_as(self, before: _Basis) -> bool:
         """Whether ranking again now would say what was said ``before``."""
-        unchanged = self.version == before.version and self.profile is before.profile
+        unchanged = self[:3] == before[:3]
         return unchanged and self.at - before.at < RERANK_AFTER_S
 
 
+class PrefetchOrder(NamedTuple):
+    """Copies that an engine should bring back, best first, as of ``ts``."""
+
+    ts: float
+    keys: Keys
+
+
 class GraphEvictionAdvisor:
-    """Ranks each live engine's blocks on a thread of its own.
+    """Ranks each live engine's blocks, and its copies, on a thread of its own.
 
     Args:
         graph: Read under its lock, one engine at a time, so that ingest waits for one ranking at
@@ -46,6 +57,8 @@ class GraphEvictionAdvisor:
 
     Attributes:
         latest: engine → ranking, replaced whole by one assignment; read it from any thread.
+        wanted: engine → what it should bring back, in the same way.
+        prefetch: Bounds of ``wanted``; assign others to change them while running.
     """
 
     def __init__(
@@ -55,6 +68,7 @@ class GraphEvictionAdvisor:
         *,
         interval_s: float,
         max_ranked: int,
+        prefetch: PrefetchConfig,
         clock: Callable[[], float],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -62,6 +76,7 @@ class GraphEvictionAdvisor:
         self._engines = engines
         self._interval_s = interval_s
         self._max_ranked = max_ranked
+        self.prefetch = prefetch
         self._clock = clock
         self._wake = wake
         self._bases: dict[str, _Basis] = {}
@@ -70,6 +85,7 @@ class GraphEvictionAdvisor:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-planner", daemon=True)
         self.latest: Mapping[str, EvictionRanking] = MappingProxyType({})
+        self.wanted: Mapping[str, PrefetchOrder] = MappingProxyType({})
         self.counters: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -83,29 +99,38 @@ class GraphEvictionAdvisor:
             self._thread.join()
 
     def tick(self) -> None:
-        """Rank every live engine once and publish the result to ``latest``."""
-        rankings = {}
+        """Advise every live engine once; the results are in ``latest`` and ``wanted``."""
+        rankings, orders = {}, {}
         for engine in self._engines():
-            ranking = self._try_engine(engine)
-            if ranking is not None:
+            if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
                 rankings[engine] = ranking
+            if order := self._try(self._order, engine) or self.wanted.get(engine):
+                orders[engine] = order
         self._bases = {engine: self._bases[engine] for engine in rankings}
-        self.latest = MappingProxyType(rankings)
+        self.latest, self.wanted = MappingProxyType(rankings), MappingProxyType(orders)
 
-    def _try_engine(self, engine: str) -> EvictionRanking | None:
-        """A fresh opinion; after a failure the one of before, which goes stale meanwhile."""
+    def _try(self, advise: Callable[[str], _T], engine: str) -> _T | None:
+        """Fresh advice; None after a failure: then that of before grows stale meanwhile."""
         try:
             with self._graph.lock:
-                return self._opinion(engine)
+                return advise(engine)
         except Exception as error:
             self.counters["failed"] += 1
             self._notices.warn("rank", "ranking failed (%s)", type(error).__name__)
             logger.debug("ranking failed", exc_info=True)
-            return self.latest.get(engine)
+            return None
+
+    def _order(self, engine: str) -> PrefetchOrder:
+        """As of now, whether the graph changed or not: a return comes near by itself."""
+        limit = self.prefetch.max_blocks if self.prefetch.enabled else 0
+        keys = self._graph.prefetch_order(engine, limit)
+        return PrefetchOrder(self._clock(), keys)
 
     def _opinion(self, engine: str) -> EvictionRanking:
         now = self._clock()
-        basis = _Basis(self._graph.version, self._graph.profile, now)
+        profile = self._graph.profile
+        due = self._graph.tables.sessions.soon(profile.horizon_s, now).tolist()
+        basis = _Basis(self._graph.version, profile, due, now)
         previous, before = self.latest.get(engine), self._bases.get(engine)
         if previous and before and basis.is_as_good_as(before):
             self.counters["redated"] += 1
@@ -115,7 +140,12 @@ class GraphEvictionAdvisor:
         self._bases[engine] = basis
         self.counters["ranked"] += 1
         return EvictionRanking(
-            self._epoch, now, ranking.order, ranking.protected, ranking.spill_first
+            self._epoch,
+            now,
+            ranking.order,
+            ranking.protected,
+            ranking.spill_first,
+            ranking.sink_first,
         )
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The advice's way out: rankings and resync requests, over the same ROUTER as events come in."""
+"""The advice's way out: rankings, prefetches and resync requests, over the events' own ROUTER."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 import zmq
 
 from ..graph import wire
-from ..graph.advice import AnyAdvice, EvictionRanking, RankingMessage, ResyncRequest, StillValid
+from ..graph.advice import (
+    AnyAdvice,
+    EvictionRanking,
+    PrefetchMessage,
+    RankingMessage,
+    ResyncRequest,
+    StillValid,
+)
+from ..graph.types import Keys
+from .planner import PrefetchOrder
 from .subscriber import Peer
 
 
@@ -29,17 +38,26 @@ class AdvicePublisher:
         self._seq: dict[bytes, int] = {}
         self._epoch: dict[bytes, int] = {}  # the last ranking that an engine was sent whole
         self._ts: dict[bytes, float] = {}
+        self._wanted: dict[bytes, PrefetchOrder] = {}  # the last that an engine was sent
         self.counters: Counter[str] = Counter()
 
-    def publish(self, peers: Iterable[Peer], rankings: Mapping[str, EvictionRanking]) -> None:
-        """Send every synced peer what is new about its ranking."""
+    def publish(
+        self,
+        peers: Iterable[Peer],
+        rankings: Mapping[str, EvictionRanking],
+        wanted: Mapping[str, PrefetchOrder],
+    ) -> None:
+        """Send every synced peer what is new about its ranking, and what it should bring back."""
         peers = list(peers)
         self._forget_all_but({peer.identity for peer in peers})
         for peer in peers:
             if not peer.synced:
                 self._epoch.pop(peer.identity, None)  # whole again after the resync
-            elif (ranking := rankings.get(peer.engine)) is not None:
+                continue
+            if (ranking := rankings.get(peer.engine)) is not None:
                 self._send_ranking(peer.identity, ranking)
+            if (order := wanted.get(peer.engine)) is not None:
+                self._send_order(peer.identity, order)
 
     def request_resync(self, identity: bytes, reason: str) -> None:
         """Ask the engine at ``identity`` to introduce itself and list its blocks again."""
@@ -55,6 +73,19 @@ class AdvicePublisher:
         self._epoch[identity] = ranking.epoch
         self._ts[identity] = ranking.ts
         self.counters["rankings" if whole else "still_valid"] += 1
+
+    def _send_order(self, identity: bytes, order: PrefetchOrder) -> None:
+        """Each round anew while there is something to bring back, and once when that is over.
+
+        An engine that had no room for all of an order waits for the next one.
+        """
+        before = self._wanted.get(identity)
+        told = len(before.keys) if before is not None else 0
+        if (before is not None and before.ts == order.ts) or not (told or len(order.keys)):
+            return
+        if self._send(identity, PrefetchMessage(_packed(order.keys))):
+            self._wanted[identity] = order
+            self.counters["prefetch"] += 1
 
     def _send(self, identity: bytes, advice: AnyAdvice) -> bool:
         seq = self._seq.get(identity, 0)
@@ -72,7 +103,7 @@ class AdvicePublisher:
         return True
 
     def _forget_all_but(self, live: set[bytes]) -> None:
-        for table in (self._seq, self._epoch, self._ts):
+        for table in (self._seq, self._epoch, self._ts, self._wanted):
             for identity in [known for known in table if known not in live]:
                 del table[identity]
 
@@ -81,10 +112,15 @@ def _message(ranking: EvictionRanking, age: float) -> RankingMessage:
     return RankingMessage(
         ranking.epoch,
         age,
-        ranking.order.astype("<u8", copy=False).tobytes(),
-        ranking.protected.astype("<u8", copy=False).tobytes(),
-        ranking.spill_first.astype("<u8", copy=False).tobytes(),
+        _packed(ranking.order),
+        _packed(ranking.protected),
+        _packed(ranking.spill_first),
+        _packed(ranking.sink_first),
     )
+
+
+def _packed(keys: Keys) -> bytes:
+    return keys.astype("<u8", copy=False).tobytes()
 
 
 def _still(ranking: EvictionRanking, age: float) -> StillValid:

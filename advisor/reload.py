@@ -14,7 +14,7 @@ from .config import Config, load
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S: Final = 1.0
-LIVE_SECTIONS: Final = ("score", "graph")
+LIVE_SECTIONS: Final = ("score", "graph", "prefetch")
 """Sections that take effect while running; the others at the next start."""
 LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")
 """Keys of [graph] that size tables which exist already."""

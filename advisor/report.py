@@ -15,6 +15,7 @@ def status_report(status: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_summary(status), _engines(status["engines"])]
     if any(engine["graph"] for engine in status["engines"]):
         parts.append(_layers(status["engines"]))
+    parts += [_tiers(engine) for engine in status["engines"] if engine["tiers"]]
     return Group(*parts)
 
 
@@ -92,6 +93,52 @@ def _layers(engines: list[Mapping[str, Any]]) -> RenderableType:
     for layer in shown[0]["graph"]["layers"]:
         table.add_row(layer, *(f"{engine['graph']['layers'][layer]:,}" for engine in shown))
     return table
+
+
+def _tiers(engine: Mapping[str, Any]) -> RenderableType:
+    """What an engine's tiers hold, what moved between them, and what came of it."""
+    tiers, graph = engine["tiers"], engine["graph"]
+    size, pool = tiers["bytes_per_block"], graph["pressure"] or {}
+    facts = {
+        "hot": _fill(graph["resident"], pool.get("total_blocks", 0), size),
+        "warm": _fill(tiers["warm_blocks"], tiers["warm_capacity"], size),
+        "cold": _fill(tiers["cold_blocks"], tiers["cold_capacity"], size),
+        "spilled": _moved(tiers["spilled"], size, tiers["spill_bytes_per_s"]),
+        "passed over": f"{tiers['passed_over']:,} evicted, and not worth a copy",
+        "without a copy": f"{tiers['spill_lost']:,} lost before it was made, "
+        f"{tiers['spill_failed']:,} failed, {tiers['dropped']:,} dropped for want of room",
+        "brought back": _moved(
+            tiers["loaded"] + tiers["prefetched"], size, tiers["load_bytes_per_s"]
+        ),
+        "stalls": f"{tiers['stalls']:,} requests waited {tiers['stall_s']:.2f} s in all for "
+        f"{tiers['loaded']:,} blocks ({tiers['load_failed']:,} failed)",
+        "computed instead": f"{tiers['recomputed']:,} blocks: judged faster than a load",
+        "prefetch": _prefetch(tiers),
+    }
+    return facts_report(f"tiers of {engine['name']}", facts)
+
+
+def _fill(blocks: int, capacity: int, size: int) -> str:
+    share = f", {100 * blocks / capacity:.0f} %" if capacity else ""
+    return f"{blocks:,} of {capacity:,} blocks ({_bytes(blocks * size)}{share})"
+
+
+def _moved(blocks: int, size: int, rate: float) -> str:
+    return f"{blocks:,} blocks, {_bytes(blocks * size)}, at {_bytes(rate)}/s"
+
+
+def _prefetch(tiers: Mapping[str, Any]) -> str:
+    useful, wasted = tiers["prefetch_useful"], tiers["prefetch_wasted"]
+    known = useful + wasted
+    accuracy = f"{100 * useful / known:.0f} % useful ({useful:,} of {known:,})" if known else "-"
+    return (
+        f"{accuracy}, {tiers['prefetched']:,} blocks ahead of demand, "
+        f"{tiers['prefetch_cancelled']:,} not begun for want of room"
+    )
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def _seconds(value: float | None) -> str:

@@ -77,7 +77,7 @@ class Service:
         self._parent = ParentWatch(parent) if parent is not None else None
         self._watch = ConfigWatch(config, path, overrides or {}, clock)
         self.graph = KVCacheGraph(
-            profile=config.score.profile(),
+            profile=config.profile(),
             policy=config.policy.policy(),
             limits=config.graph.limits(),
             clock=clock,
@@ -122,7 +122,8 @@ class Service:
     def _turn(self) -> None:
         self._sleep()
         self._receive_and_apply()
-        self._publisher.publish(self._subscriber.peers, self._planner.latest)
+        planner = self._planner
+        self._publisher.publish(self._subscriber.peers, planner.latest, planner.wanted)
         self._keep_house()
         self.board.last_turn = self._clock()
 
@@ -189,8 +190,9 @@ class Service:
     def _adopt(self, config: Config) -> None:
         """New weights and bounds, each by one assignment."""
         with self.graph.lock:
-            self.graph.profile = config.score.profile()
+            self.graph.profile = config.profile()
             self.graph.tables.limits = config.graph.limits()
+            self._planner.prefetch = config.prefetch
 
     def _ranked_engines(self) -> list[str]:
         return [peer.engine for peer in self._subscriber.peers if peer.synced]
@@ -211,6 +213,7 @@ class Service:
             self._ranked_engines,
             interval_s=sidecar.interval_s,
             max_ranked=sidecar.max_ranked,
+            prefetch=config.prefetch,
             clock=clock,
             wake=self._wake.set,
         )

@@ -112,7 +112,8 @@ class StatusBoard:
             ranking_age_s=round(now - ranking.ts, 3) if ranking else None,
             ranked=len(ranking.order) if ranking else 0,
             ranked_protected=len(ranking.protected) if ranking else 0,
-            graph=stats.engines.get(peer.engine),
+            graph=(known := stats.engines.get(peer.engine)),
+            tiers=known.tiers if known else None,
         )
 
     def _observed(self, stats: GraphStats) -> Iterable[EngineStatus]:
@@ -134,6 +135,7 @@ class StatusBoard:
                 ranked=0,
                 ranked_protected=0,
                 graph=stats.engines.get(source.engine),
+                tiers=None,
             )
 
     def _counters(self, stats: GraphStats) -> dict[str, Mapping[str, int]]:

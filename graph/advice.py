@@ -21,7 +21,9 @@ class EvictionRanking:
         order: uint64 ``[k]`` block keys, evict first → evict last. Holds no protected block.
         protected: uint64 ``[p]`` keys that should go only when nothing else is left,
             least precious first.
-        spill_first: uint64 ``[s]`` keys worth copying to a colder tier before they go.
+        spill_first: uint64 ``[s]`` resident keys without a copy that are worth one before they go,
+            in the order in which they will.
+        sink_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
     """
 
     epoch: int
@@ -29,6 +31,7 @@ class EvictionRanking:
     order: Keys
     protected: Keys
     spill_first: Keys
+    sink_first: Keys
 
 
 class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -43,6 +46,7 @@ class RankingMessage(Advice, tag=1, frozen=True):
     order: Hashes
     protected: Hashes
     spill_first: Hashes
+    sink_first: Hashes = b""
 
     def at(self, now: float) -> EvictionRanking:
         """The ranking, dated in the receiver's own clock."""
@@ -52,6 +56,7 @@ class RankingMessage(Advice, tag=1, frozen=True):
             as_keys(self.order),
             as_keys(self.protected),
             as_keys(self.spill_first),
+            as_keys(self.sink_first),
         )
 
 

@@ -136,7 +136,7 @@ class BlockTable:
         return self._index.find(keys)
 
     def ensure(self, keys: Keys, now: float) -> tuple[Rows, npt.NDArray[np.bool_]]:
-        """Rows of ``keys`` (repeats allowed), created where unknown.
+        """Rows of ``keys`` (repeats allowed), created where unknown, in the order of ``keys``.
 
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
@@ -144,8 +144,12 @@ class BlockTable:
         rows = self._index.find(keys)
         new = rows == NO_ROW
         if new.any():
-            missing, inverse = np.unique(keys[new], return_inverse=True)
-            rows[new] = self._create(missing, now)[inverse]
+            missing = keys[new]
+            distinct, first, inverse = np.unique(missing, return_index=True, return_inverse=True)
+            created = np.empty(len(distinct), dtype=np.int32)
+            appearance = np.argsort(first)
+            created[appearance] = self._create(distinct[appearance], now)
+            rows[new] = created[inverse]
         return rows, new
 
     def release(self, rows: Rows) -> None:

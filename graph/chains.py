@@ -51,17 +51,23 @@ class ChainLinker:
             depths = np.where(new, np.repeat(base, counts) + within, depth[rows])
         self._link(rows, new, parents, depths, now)
 
-    def lay(self, rows: Rows, new: Flags, now: float) -> None:
-        """A whole chain from its start is known: ``rows[i]`` has depth ``i``."""
+    def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64], now: float) -> None:
+        """Whole chains from their start are known: each one's ``i``-th row has depth ``i``.
+
+        Args:
+            rows: int32 ``[n]``, chain after chain.
+            new: bool ``[n]``: the row was created for this.
+            counts: int64 ``[chains]``: blocks in each.
+        """
+        starts = np.cumsum(counts) - counts
         parents = np.empty_like(rows)
         parents[1:] = rows[:-1]
-        parents[:1] = NO_ROW
-        self._link(rows, new, parents, np.arange(len(rows)), now)
+        parents[starts[counts > 0]] = NO_ROW
+        self._link(rows, new, parents, np.arange(len(rows)) - np.repeat(starts, counts), now)
 
-    def walk(self, rows: Rows, now: float) -> None:
-        """A request walked this chain (distinct rows, from its start): count it on every link."""
+    def link_walked(self, rows: Rows, now: float) -> None:
+        """Requests walked these blocks (repeats allowed): note on the links how many did so far."""
         blocks = self._tables.blocks
-        blocks.walkers[rows] += 1
         parents = blocks.parent[rows]
         shared = (blocks.walkers[rows] >= 2) & (parents != NO_ROW)
         if shared.any():
@@ -112,8 +118,10 @@ class ChainLinker:
         blocks.depth[rows[moved]] = depths[moved]
         orphan = (blocks.parent[rows] == NO_ROW) & (parents != NO_ROW) & (parents != rows)
         if orphan.any():
-            linked, to = rows[orphan], parents[orphan]
-            blocks.parent[linked] = to
+            linked = rows[orphan]
+            # Backwards, so that of two parents of one block the first to be told has it.
+            blocks.parent[linked[::-1]] = parents[orphan][::-1]
+            to = blocks.parent[linked]
             self._tables.edges.upsert(
                 EdgeType.TEMPORAL, to, linked, np.ones(len(to), dtype=np.float32), now
             )

@@ -17,6 +17,7 @@ Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bou
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_535)]  # tokens
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
@@ -172,6 +173,34 @@ class AdviceApplied(Event, tag=16, frozen=True):
     dropped: Count  # events dropped because our queue was full
 
 
+class TierReport(Event, tag=17, frozen=True):
+    """What the engine's colder tiers hold and did; counts of blocks run from the engine's start."""
+
+    bytes_per_block: Count  # on one worker
+    warm_blocks: Count
+    warm_capacity: Count
+    cold_blocks: Count
+    cold_capacity: Count
+    spilled: Count  # copies completed
+    spill_lost: Count  # overwritten before the copy was complete: discarded
+    spill_failed: Count
+    passed_over: Count  # about to be evicted, and not worth a copy
+    sunk: Count  # moved on from WARM to COLD
+    dropped: Count  # copies given up for want of room
+    loaded: Count  # brought back for a request that waited for them
+    load_failed: Count
+    stalls: Count  # requests that waited for a load
+    stall_s: Seconds  # how long they waited in all
+    recomputed: Count  # in a colder tier, but computing them again was judged faster
+    prefetched: Count  # brought back before anyone asked
+    prefetch_useful: Count  # of which a request then hit
+    prefetch_wasted: Count  # of which were evicted unused
+    prefetch_cancelled: Count  # wanted, and not begun for want of room
+    load_bytes_per_s: Rate
+    spill_bytes_per_s: Rate
+    prefill_tokens_per_s: Rate
+
+
 AnyEvent = (
     EngineHello
     | BlocksStored
@@ -189,6 +218,7 @@ AnyEvent = (
     | CopiesDropped
     | Pressure
     | AdviceApplied
+    | TierReport
 )
 
 

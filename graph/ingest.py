@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from itertools import groupby
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from .chains import ChainLinker
 from .co_attend import CoAttendance
-from .edges import copy_id
+from .copies import CopyRecorder
 from .events import (
     AdviceApplied,
     AnyEvent,
@@ -35,11 +36,12 @@ from .events import (
     RequestFinished,
     RequestStarted,
     SessionSignal,
+    TierReport,
 )
 from .semantic import SemanticLinker
 from .tables import Tables
-from .turns import TurnRecorder
-from .types import LAYER_NAMES, NO_ROW, PROTECTED_LAYERS, EdgeType, Keys, Rows, Tier, as_keys
+from .turns import Turn, TurnRecorder
+from .types import LAYER_NAMES, NO_ROW, PROTECTED_LAYERS, Keys, Rows, Tier, as_keys
 
 _EMA_SHARE: Final = 0.2  # of the newest sample in attention and confidence means
 _Churn = BlocksStored | BlocksRemoved
@@ -53,40 +55,37 @@ class Ingest:
         self.counters: Counter[str] = Counter()
         self._chains = ChainLinker(tables)
         self._turns = TurnRecorder(tables, self._chains, self.counters)
+        self._copies = CopyRecorder(tables, self.counters)
         self._co_attendance = CoAttendance(tables)
         self.semantic = SemanticLinker(tables)
         self.pressure: dict[int, Pressure] = {}
         self.hello: dict[int, EngineHello] = {}
         self.applied: dict[int, AdviceApplied] = {}
+        self.tier_reports: dict[int, TierReport] = {}
         self._reclaim_above = tables.limits.max_ghosts
 
     def apply(self, engine: int, events: Sequence[AnyEvent], now: float) -> None:
         """Apply one engine's events in their order. Events without meaning are counted."""
-        churn: list[_Churn] = []
-        for event in events:
-            if isinstance(event, _CHURN):
-                churn.append(event)
-                continue
-            self._apply_churn(engine, churn, now)
-            churn = []
-            self._apply_one(engine, event, now)
-        self._apply_churn(engine, churn, now)
+        for kind, run in groupby(events, _kind):
+            if kind is _CHURN:
+                self._apply_churn(engine, cast(list[_Churn], list(run)), now)
+            elif kind is _TURN:
+                self._turns.apply(engine, cast(list[Turn], list(run)), now)
+            else:
+                for event in run:
+                    self._apply_one(engine, event, now)
         self._reclaim()
 
     def forget_engine(self, engine: int) -> None:
         """An engine is gone, and every copy that it held."""
+        self._copies.forget(engine)
         self._tables.blocks.tiers[engine] = 0
         self._tables.sessions.interrupt(engine)
-        self._unlink_lost_copies()
-        for facts in (self.pressure, self.hello, self.applied):
+        for facts in (self.pressure, self.hello, self.applied, self.tier_reports):
             facts.pop(engine, None)
 
     def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
         match event:
-            case RequestStarted():
-                self._turns.started(engine, event, now)
-            case RequestFinished():
-                self._turns.finished(event, now)
             case SessionSignal():
                 self._turns.signalled(event, now)
             case BlocksCleared():
@@ -100,19 +99,21 @@ class Ingest:
             case BlocksEmbedded():
                 self._embedded(event, now)
             case BlocksSpilled():
-                self._spilled(engine, event, now)
+                self._copies.spilled(engine, event, now)
             case BlocksWarmed():
                 self._warmed(engine, event, now)
             case CopiesDropped():
-                self._dropped(engine, event)
+                self._copies.dropped(engine, event)
             case Pressure():
                 self.pressure[engine] = event
             case EngineHello():
                 self.hello[engine] = event
+            case TierReport():
+                self.tier_reports[engine] = event
             case AdviceApplied():
                 self.applied[engine] = event
-            case BlocksStored() | BlocksRemoved():  # taken by apply()
-                raise AssertionError("churn is applied in runs")
+            case BlocksStored() | BlocksRemoved() | RequestStarted() | RequestFinished():
+                raise AssertionError("these are applied in runs")
 
     def _apply_churn(self, engine: int, churn: list[_Churn], now: float) -> None:
         churn = [event for event in churn if self._is_whole(event.hashes)]
@@ -123,12 +124,12 @@ class Ingest:
                 if isinstance(event, BlocksStored):
                     self._store(engine, [event], now)
                 else:
-                    self._remove(engine, [event])
+                    self._remove(engine, [event], now)
             return
         if stored:
             self._store(engine, stored, now)
         if removed:
-            self._remove(engine, removed)
+            self._remove(engine, removed, now)
 
     def _store(self, engine: int, stored: list[BlocksStored], now: float) -> None:
         blocks = self._tables.blocks
@@ -169,11 +170,13 @@ class Ingest:
         # Backwards, so that of two in one run the first to store a block has it.
         session[rows[free][::-1]] = claims[free][::-1]
 
-    def _remove(self, engine: int, removed: list[BlocksRemoved]) -> None:
+    def _remove(self, engine: int, removed: list[BlocksRemoved], now: float) -> None:
         blocks = self._tables.blocks
         rows = np.unique(_known(blocks.find(_joined(removed))))
         rows = rows[(blocks.tiers[engine, rows] & int(Tier.HOT)) != 0]
         blocks.tiers[engine, rows] &= ~np.uint8(Tier.HOT)
+        if engine in self.tier_reports:
+            self._copies.count_evicted(engine, rows, now)
         by_layer = np.bincount(blocks.layer[rows], minlength=len(LAYER_NAMES)).tolist()
         for layer, count in enumerate(by_layer):
             self.counters[f"evicted_{LAYER_NAMES[layer]}"] += count
@@ -184,6 +187,7 @@ class Ingest:
         if not self._is_whole(event.hashes):
             return
         blocks = self._tables.blocks
+        self._copies.forget(engine)  # they are announced again right after this
         blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
         rows, _ = blocks.ensure(as_keys(event.hashes), now)
         blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
@@ -221,44 +225,12 @@ class Ingest:
         if usable.any():
             self.semantic.embed(rows[usable], vectors[first[usable]], now)
 
-    def _spilled(self, engine: int, event: BlocksSpilled, now: float) -> None:
-        tier = Tier(event.tier)
-        if tier not in (Tier.WARM, Tier.COLD):
-            self._refuse()
-            return
-        blocks = self._tables.blocks
-        rows = np.unique(_known(blocks.find(self._keys(event.hashes))))
-        blocks.tiers[engine, rows] |= np.uint8(tier)
-        ones = np.ones(len(rows), dtype=np.float32)
-        self._tables.edges.upsert(EdgeType.SPILL_LINK, rows, copy_id(rows, tier), ones, now)
-        self.counters["blocks_spilled"] += len(rows)
-        self.counters["bytes_spilled"] += len(rows) * event.bytes_per_block
-
     def _warmed(self, engine: int, event: BlocksWarmed, now: float) -> None:
         blocks = self._tables.blocks
-        rows = _known(blocks.find(self._keys(event.hashes)))
+        rows, _ = blocks.ensure(self._keys(event.hashes), now)
         blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
         blocks.last_hit[rows] = now
         self.counters["blocks_warmed"] += len(rows)
-
-    def _dropped(self, engine: int, event: CopiesDropped) -> None:
-        tier = Tier(event.tier)
-        if tier not in (Tier.WARM, Tier.COLD):
-            self._refuse()
-            return
-        rows = _known(self._tables.blocks.find(self._keys(event.hashes)))
-        self._tables.blocks.tiers[engine, rows] &= ~np.uint8(tier)
-        self._unlink_lost_copies()
-
-    def _unlink_lost_copies(self) -> None:
-        """Remove SPILL_LINK edges whose copy no engine holds any more."""
-        blocks, edges = self._tables.blocks, self._tables.edges
-        links = edges.of_kind(EdgeType.SPILL_LINK)
-        rows, targets = edges.source[links], edges.target[links]
-        bits = np.bitwise_or.reduce(blocks.tiers[:, rows], axis=0)
-        wanted = np.where(targets & 1, int(Tier.COLD), int(Tier.WARM))
-        lost = (bits & wanted) == 0
-        edges.remove_between(EdgeType.SPILL_LINK, rows[lost], targets[lost])
 
     def _reclaim(self) -> None:
         """Release the longest unused ghosts once there are too many."""
@@ -293,7 +265,13 @@ class Ingest:
 
 
 _CHURN: Final = (BlocksStored, BlocksRemoved)
+_TURN: Final = (RequestStarted, RequestFinished)
 _NONE: Final = np.empty(0, dtype="<f4")
+
+
+def _kind(event: AnyEvent) -> tuple[type, ...]:
+    """What may be applied together with this event."""
+    return next((kind for kind in (_CHURN, _TURN) if isinstance(event, kind)), ())
 
 
 def _joined(events: Sequence[_Churn]) -> Keys:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .edges import BLOCK_TO_BLOCK
+from .edges import BLOCK_TO_BLOCK, copy_id
 from .tables import Tables
-from .types import NO_ROW, EdgeType
+from .types import NO_ROW, EdgeType, Tier
 
 
 def check_integrity(tables: Tables) -> None:
@@ -16,6 +16,7 @@ def check_integrity(tables: Tables) -> None:
     _check_edges(tables)
     _check_aggregates(tables)
     _check_references(tables)
+    _check_copies(tables)
 
 
 def _check_index(tables: Tables) -> None:
@@ -69,4 +70,17 @@ def _check_references(tables: Tables) -> None:
     assert blocks.alive[tips[tips != NO_ROW]].all(), "a session's tip is not in use"
     assert not blocks.tiers[:, : blocks.size][:, ~blocks.alive[: blocks.size]].any(), (
         "a row not in use is resident"
+    )
+
+
+def _check_copies(tables: Tables) -> None:
+    blocks, edges = tables.blocks, tables.edges
+    held = np.bitwise_or.reduce(blocks.tiers[:, : blocks.size], axis=0)
+    linked = np.sort(edges.target[edges.of_kind(EdgeType.SPILL_LINK)])
+    copies = [
+        copy_id(np.flatnonzero(held & int(tier)).astype(np.int32), tier)
+        for tier in (Tier.WARM, Tier.COLD)
+    ]
+    assert np.array_equal(linked, np.sort(np.concatenate(copies))), (
+        "SPILL_LINK edges and copies are not the same"
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import queries
 from .errors import GraphError
-from .events import AdviceApplied, AnyEvent, EngineHello, Pressure
+from .events import AdviceApplied, AnyEvent, EngineHello, Pressure, TierReport
 from .ingest import Ingest
 from .integrity import check_integrity
 from .policy import Policy
@@ -20,9 +20,9 @@ from .prefetch import prefetch_candidates
 from .scoring import ClassicPolicy, Ranking, ScoreProfile, rank
 from .stats import GraphStats, graph_stats
 from .tables import GraphLimits, Tables
-from .types import MAX_ENGINES, NO_ROW, BlockKey, as_keys
+from .types import MAX_ENGINES, NO_ROW, BlockKey, Keys, as_keys
 
-_SIGNS_OF_LIFE = (EngineHello, Pressure, AdviceApplied)
+_SIGNS_OF_LIFE = (EngineHello, Pressure, AdviceApplied, TierReport)
 
 
 class KVCacheGraph:
@@ -96,7 +96,8 @@ class KVCacheGraph:
         """What this engine should lose first; empty for an engine that never spoke."""
         column = self.tables.engines.get(engine)
         if column is None:
-            return Ranking(as_keys([]), as_keys([]), as_keys([]))
+            nothing = as_keys([])
+            return Ranking(nothing, nothing, nothing, nothing)
         now = self.clock()
         self.policy.observe(self.tables, column, now)
         return rank(self.tables, self.policy, self.profile, column, limit, now)
@@ -110,13 +111,36 @@ class KVCacheGraph:
         victims: list[BlockKey] = np.concatenate([ranking.order, ranking.protected])[:n].tolist()
         return victims
 
-    def suggest_prefetch(self, active: Sequence[BlockKey], n: int) -> list[BlockKey]:
-        """The ``n`` spilled blocks most worth bringing back while ``active`` blocks are in use."""
-        rows = self.tables.blocks.find(as_keys(list(active)))
+    def select_spill_candidates(self, n: int, engine: str | None = None) -> list[BlockKey]:
+        """Up to ``n`` blocks worth a copy that have none, in the order in which they will go."""
+        engines = self.engines[:1] if engine is None else [engine]
+        if not engines or n <= 0:
+            return []
+        candidates: list[BlockKey] = self.rank(engines[0], n).spill_first[:n].tolist()
+        return candidates
+
+    def prefetch_order(self, engine: str, limit: int, active: Keys | None = None) -> Keys:
+        """uint64 ``[≤ limit]``: copies that this engine should bring back, best first.
+
+        Args:
+            active: Keys in use, beside the blocks that the graph knows to be.
+        """
+        column, blocks = self.tables.engines.get(engine), self.tables.blocks
+        if column is None:
+            return as_keys([])
+        rows = blocks.find(as_keys([]) if active is None else active)
         found = prefetch_candidates(
-            self.tables, self.profile, rows[rows != NO_ROW], n, self.clock()
+            self.tables, self.profile, column, limit, rows[rows != NO_ROW], self.clock()
         )
-        return [int(key) for key in self.tables.blocks.keys[found]]
+        return blocks.keys[found]
+
+    def suggest_prefetch(self, active: Sequence[BlockKey], n: int) -> list[BlockKey]:
+        """The ``n`` copies most worth bringing back while ``active`` blocks are in use."""
+        if not self.engines:
+            return []
+        found = self.prefetch_order(self.engines[0], n, as_keys(list(active)))
+        keys: list[BlockKey] = found.tolist()
+        return keys
 
     def neighbors(self, key: BlockKey) -> list[dict[str, Any]]:
         """The edges at a block: other node, type, direction and weight."""

@@ -34,7 +34,7 @@ class Policy(Protocol):
     def scores(self, tables: Tables, engine: int, now: float) -> Scores:
         """float64 ``[blocks.size]``, higher goes first, within ±1e7; changes nothing.
 
-        Rows that are not resident on ``engine`` (a residency column) may hold any finite number.
+        Rows that ``engine`` (a residency column) holds in no tier may have any finite number.
         """
 
     def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:

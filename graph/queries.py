@@ -15,12 +15,14 @@ from .errors import GraphError
 from .policy import Policy
 from .scoring import (
     ScoreProfile,
+    is_due,
     is_over,
     is_pinned,
     is_protected,
     is_superseded,
     resident_scores,
 )
+from .spill import not_worth
 from .tables import Tables
 from .types import (
     EDGE_NAMES,
@@ -38,9 +40,13 @@ from .types import (
 _STANDING = {
     "superseded": is_superseded,
     "session_over": is_over,
+    "due": is_due,
     "pinned": is_pinned,
     "protected_layer": is_protected,
 }
+
+
+_TIERS = {"hot": Tier.HOT, "warm": Tier.WARM, "cold": Tier.COLD}
 
 
 def block_name(key: BlockKey) -> str:
@@ -137,6 +143,7 @@ def explain(
         "terms": {name: round(value, 4) for name, value in terms.items()},
         "score": round(sum(terms.values()), 4),
         "standing": standing,
+        "copies": _copies(tables, row, now),
         "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),
         "ranks": _ranks(tables, policy, profile, row, now),
         "edges": neighbors(tables, row),
@@ -150,7 +157,7 @@ def explain_session(
     row = _session_row(tables, name, tenant)
     sessions, blocks = tables.sessions, tables.blocks
     mine = (blocks.session[: blocks.size] == row) & blocks.alive[: blocks.size]
-    hot = mine & ((blocks.tiers[:, : blocks.size] & int(Tier.HOT)) != 0).any(axis=0)
+    tiers = np.bitwise_or.reduce(blocks.tiers[:, : blocks.size], axis=0)[mine]
     due = float(sessions.expected_return[row])
     tip = int(sessions.tip[row])
     return {
@@ -164,7 +171,10 @@ def explain_session(
         "return_probability": round(float(sessions.return_probability()[row]), 4),
         "credit": round(float(sessions.credit(now, profile.session_memory_s)[row]), 4),
         "blocks": int(mine.sum()),
-        "blocks_hot": int(hot.sum()),
+        **{
+            f"blocks_{name}": int((tiers & int(tier)).astype(bool).sum())
+            for name, tier in _TIERS.items()
+        },
         "blocks_superseded": int(is_superseded(tables, profile, now)[mine].sum()),
         "tip": None if tip == NO_ROW else _block(tables, tip),
     }
@@ -243,6 +253,20 @@ def _tiers(tables: Tables, row: int) -> dict[str, list[str]]:
         if bits:
             held[engine] = [tier.name.lower() for tier in bits if tier.name]
     return held
+
+
+def _copies(tables: Tables, row: int, now: float) -> str:
+    """Where copies of a block are, or why there is none."""
+    held = _tiers(tables, row)
+    copied = {engine: [tier for tier in tiers if tier != "hot"] for engine, tiers in held.items()}
+    places = [f"{' and '.join(tiers)} on {engine}" for engine, tiers in copied.items() if tiers]
+    if places:
+        return ", ".join(places)
+    found = not_worth(tables, np.array([row], dtype=np.int32), now)
+    against = [reason.replace("_", " ") for reason, applies in found.items() if applies[0]]
+    if against:
+        return f"none: not worth one ({', '.join(against)})"
+    return "none yet" if held else "none: worth one, and lost before it was made"
 
 
 def _identity(tables: Tables, row: int) -> str | None:

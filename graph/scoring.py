@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .policy import Policy, Scores
+from .spill import COPIES, worth_spilling
 from .tables import Tables
 from .types import (
-    NO_ROW,
     PROTECTED_LAYERS,
     BlockFlag,
     EdgeType,
@@ -31,9 +31,11 @@ Mask = npt.NDArray[np.bool_]
 Term = list[tuple[float, npt.NDArray[Any]]]
 
 # The rules shift a score by more than any weights can: first the superseded, then what a session
-# that is over leaves behind, then everything else, then pinned blocks, protected ones last.
+# that is over leaves behind, then everything else, then what an engine with copies would have to
+# bring back at once, then pinned blocks, protected ones last.
 SUPERSEDED_SHIFT: Final = 2e8
 OVER_SHIFT: Final = 1e8
+DUE_SHIFT: Final = -5e7
 PINNED_SHIFT: Final = -1e8
 PROTECTED_SHIFT: Final = -1e9
 # Of equal scores the deeper block goes first, as when vLLM frees a request tail first.
@@ -62,6 +64,7 @@ class ScoreProfile:
         session_memory_s: Over how many idle seconds that claim fades (to 1/e).
         edge_types: wₜ: what an edge of each type counts.
         protected_layers: Never evicted while an unprotected block exists.
+        horizon_s: A session that is expected back within this is due.
     """
 
     age: float = 0.01
@@ -73,6 +76,7 @@ class ScoreProfile:
     session_memory_s: float = 300.0
     edge_types: dict[EdgeType, float] = field(default_factory=lambda: dict(_DEFAULT_EDGE_TYPES))
     protected_layers: frozenset[SourceLayer] = PROTECTED_LAYERS
+    horizon_s: float = 3.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +86,7 @@ class Ranking:
     order: Keys
     protected: Keys
     spill_first: Keys
+    sink_first: Keys
 
 
 def score_terms(tables: Tables, profile: ScoreProfile, now: float) -> dict[str, Term]:
@@ -149,6 +154,14 @@ def is_over(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
     return over
 
 
+def is_due(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
+    """Its session waits for a tool, and is expected back any moment."""
+    blocks, sessions = tables.blocks, tables.sessions
+    due = np.zeros(sessions.size, dtype=np.bool_)
+    due[sessions.soon(profile.horizon_s, now)] = True
+    return _of_session(due, blocks.session[: blocks.size])
+
+
 def is_pinned(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
     """A lease on it has not run out."""
     return np.asarray(tables.blocks.pinned_until[: tables.blocks.size] > now)
@@ -172,14 +185,20 @@ _RULES: Final = {
 def rank(
     tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, limit: int, now: float
 ) -> Ranking:
-    """The ``limit`` blocks that this engine should lose first, and its protected ones."""
+    """The ``limit`` blocks, protected blocks and copies that this engine should lose first."""
     blocks = tables.blocks
-    scores = resident_scores(tables, policy, profile, engine, now)
+    scores = _ruled_scores(tables, policy, profile, engine, now)
+    sinking = _sinking(scores, tables, engine, limit)
+    scores = _tail_first(scores, tables, blocks.resident(engine))
     open_to_loss = scores > PROTECTED_SHIFT / 2
     victims = _highest(scores, open_to_loss, limit)
     protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
-    only_hot = (blocks.tiers[engine, victims] & int(Tier.WARM | Tier.COLD)) == 0
-    return Ranking(blocks.keys[victims], blocks.keys[protected], blocks.keys[victims[only_hot]])
+    spilling = np.concatenate([victims, protected])
+    wanted = (np.take(blocks.tiers[engine], spilling) & COPIES) == 0
+    wanted[: len(victims)] &= worth_spilling(tables, victims, now)
+    spilling = spilling[wanted]
+    named = (victims, protected, spilling, sinking)
+    return Ranking(*(np.take(blocks.keys, rows) for rows in named))
 
 
 def resident_scores(
@@ -189,32 +208,56 @@ def resident_scores(
 
     ``-inf`` stands for what is not resident.
     """
+    scores = _ruled_scores(tables, policy, profile, engine, now)
+    return _tail_first(scores, tables, tables.blocks.resident(engine))
+
+
+def _ruled_scores(
+    tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, now: float
+) -> Scores:
     scores = policy.scores(tables, engine, now)
     shift_by_rules(scores, tables, profile, now)
-    resident = tables.blocks.resident(engine)
-    keep_chains_whole(scores, resident, tables.blocks.parent[: len(scores)])
-    scores[~resident] = _NEVER
+    if (tables.blocks.tiers[engine, : len(scores)] & COPIES).any():
+        # Without copies a loss is final for all alike, and the policy's own claim decides.
+        scores += DUE_SHIFT * is_due(tables, profile, now)
     return scores
+
+
+def _tail_first(scores: Scores, tables: Tables, among: Mask) -> Scores:
+    """``scores``, changed in place: chains whole ``among`` some blocks, ``-inf`` for the others."""
+    keep_chains_whole(scores, among, tables.blocks.parent[: len(scores)])
+    scores[~among] = _NEVER
+    return scores
+
+
+def _sinking(scores: Scores, tables: Tables, engine: int, limit: int) -> Rows:
+    """Rows with a WARM copy and out of the pool, least worth keeping first."""
+    held = tables.blocks.tiers[engine, : len(scores)]
+    idle = (held & int(Tier.HOT | Tier.WARM)) == int(Tier.WARM)
+    if not idle.any():
+        return np.empty(0, dtype=np.int32)
+    return _highest(_tail_first(scores.copy(), tables, idle), idle, limit)
 
 
 def keep_chains_whole(scores: Scores, resident: Mask, parent: Rows) -> None:
     """Lower each resident block's score, in place, below those of its resident descendants.
 
     A block that left before its child would strand it: the child's prefix could never match
-    again. Pointer doubling: after round k every block knows the least score among descendants
-    nearer than 2^(k+1), so a chain of depth d takes log2(d) rounds over whole columns.
+    again. Pointer doubling over the resident rows: after round k every block knows the least
+    score among descendants nearer than 2^(k+1), so a chain of depth d takes log2(d) rounds.
     """
-    size = len(scores)
-    above = np.where(resident & (parent != NO_ROW), parent, size).astype(np.int64)
-    above[~np.append(resident, True)[above]] = size
-    above = np.append(above, size)  # row ``size`` stands for: nothing above
-    lowest = np.append(scores, 0.0)
+    rows = np.flatnonzero(resident)
+    nobody = len(rows)
+    place = np.full(len(scores) + 1, nobody)  # the last one stands for NO_ROW
+    place[rows] = np.arange(nobody)
+    above = np.append(np.take(place, np.take(parent, rows), mode="wrap"), nobody)
+    lowest = np.append(np.take(scores, rows), 0.0)
     step = _DEPTH_TIE
-    while (above[:-1] != size).any():
+    while (above[:-1] != nobody).any():
         np.minimum.at(lowest, above[:-1], lowest[:-1] - step)
         above = np.take(above, above)
         step *= 2
-    scores[:] = lowest[:-1]
+    scores[rows] = lowest[:-1]
 
 
 def _highest(scores: Scores, among: Mask, limit: int) -> Rows:
@@ -226,7 +269,7 @@ def _highest(scores: Scores, among: Mask, limit: int) -> Rows:
     if limit < len(rows):
         bar = np.partition(values, len(rows) - limit)[len(rows) - limit]
         rows, values = rows[values >= bar], values[values >= bar]
-    return rows[np.argsort(-values)][:limit].astype(np.int32)
+    return rows[np.argsort(-values, kind="stable")][:limit].astype(np.int32)
 
 
 def _over_types(

@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 from .types import NEVER, NO_ROW, Rows, SessionState
 
+INFERRED: Final = "~"
+"""Opens the name of a session that no caller named."""
+
 _INITIAL_SESSIONS: Final = 256
 
 _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
@@ -31,12 +34,14 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "written": (np.int32, 0),  # tokens that the last turn answered
     "expected_return": (np.float64, NEVER),  # NEVER when nobody said
     "tip": (np.int32, NO_ROW),  # block row where its last turn ended
+    "inferred": (np.bool_, False),  # nobody named it: a request that extended none of before
 }
 
 # P(another turn | turns so far) on the Mooncake conversation trace: the prior until we know better.
 RETURN_PRIOR: Final = np.array([0.25, 0.39, 0.49, 0.56, 0.60, 0.66, 0.74])
 _PRIOR_STRENGTH: Final = 20.0
 _GAP_SHARE: Final = 0.3  # of the newest gap in the mean
+_LONGEST_SLACK_S: Final = 30.0  # how long past its time a session is still due
 
 
 class SessionTable:
@@ -56,12 +61,14 @@ class SessionTable:
     written: Rows
     expected_return: npt.NDArray[np.float64]
     tip: Rows
+    inferred: npt.NDArray[np.bool_]
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._rows: dict[tuple[int, str], int] = {}
         self.names: list[str] = []
         self._reached = np.zeros(len(RETURN_PRIOR) + 1)  # sessions that had a k-th turn
+        self._tool_pause = np.inf  # seconds, exponential mean over all sessions; inf: none seen
         for name, (dtype, fresh) in _COLUMNS.items():
             setattr(self, name, np.full(_INITIAL_SESSIONS, fresh, dtype=dtype))
 
@@ -116,6 +123,7 @@ class SessionTable:
         for column, (_, fresh) in _COLUMNS.items():
             getattr(self, column)[row] = fresh
         self.tenant[row] = tenant
+        self.inferred[row] = name.startswith(INFERRED)
         self.created[row] = self.last_seen[row] = now
         return row, reused
 
@@ -180,6 +188,28 @@ class SessionTable:
         turns = np.clip(self.turns[: self.size] - 1, 0, len(RETURN_PRIOR) - 1)
         return np.asarray(np.minimum(learned, 1.0)[turns])
 
+    def due(self) -> npt.NDArray[np.float64]:
+        """float64 ``[size]``: when each session that waits for a tool is expected; inf: it is not.
+
+        What was stated, or else the session's own mean pause after its last turn, or everyone's.
+        """
+        waiting = self.state[: self.size] == SessionState.WAITING_FOR_TOOL
+        gap = self.gap[: self.size]
+        predicted = self.last_seen[: self.size] + np.where(gap > 0, gap, self._tool_pause)
+        stated = self.expected_return[: self.size]
+        return np.where(waiting, np.where(stated > NEVER, stated, predicted), np.inf)
+
+    def soon(self, horizon_s: float, now: float) -> npt.NDArray[np.intp]:
+        """intp: the rows of sessions that are due, the earliest first.
+
+        Due is who is expected within the horizon, or overdue by no more than the pause was to
+        last, within bounds.
+        """
+        due = self.due()
+        pause = np.clip(due - self.last_seen[: self.size], horizon_s, _LONGEST_SLACK_S)
+        rows = np.flatnonzero((due - horizon_s <= now) & (now <= due + pause))
+        return rows[np.argsort(due[rows], kind="stable")]
+
     def credit(self, now: float, memory_s: float) -> npt.NDArray[np.float64]:
         """float64 ``[size]`` in [0, 1]: how much a session's claim on its blocks is worth.
 
@@ -204,6 +234,9 @@ class SessionTable:
         gap = now - self.last_seen[row]
         known = self.gap[row]
         self.gap[row] = gap if known == 0 else known + _GAP_SHARE * (gap - known)
+        if self.state[row] == SessionState.WAITING_FOR_TOOL:
+            mean = gap if np.isinf(self._tool_pause) else self._tool_pause
+            self._tool_pause = mean + _GAP_SHARE * (gap - mean)
 
     def _append(self) -> int:
         self.names.append("")

@@ -2,7 +2,7 @@
 
 A file is ``b"KVGSNAP" + version``, a BLAKE2b digest (32 bytes), and a numpy ``.npz`` archive
 (never pickled). Times are stored relative to the moment of saving, since monotonic clocks start
-anew. Residency is restored too, but an engine that says hello states its own.
+anew. Neither residency nor copies are restored: an engine that says hello states its own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from .integrity import check_integrity
 from .interner import Interner
 from .kvcache_graph import KVCacheGraph
 from .tables import Tables
+from .types import EdgeType
 
-_MAGIC: Final = b"KVGSNAP\x02"
+_MAGIC: Final = b"KVGSNAP\x03"
 _DIGEST_BYTES: Final = 32
 _BLOCK_TIMES: Final = ("created", "last_attended", "last_hit", "pinned_until")
 _SESSION_TIMES: Final = ("created", "started", "last_seen", "expected_return")
@@ -92,6 +93,10 @@ def _fill(tables: Tables, arrays: dict[str, npt.NDArray[Any]], now: float) -> No
     tables.blocks.load_columns(_shifted(_section(arrays, "blocks"), _BLOCK_TIMES, now))
     tables.blocks.tiers[:] = 0
     tables.edges.load_columns(_shifted(_section(arrays, "edges"), ("updated",), now))
+    copies = tables.edges.of_kind(EdgeType.SPILL_LINK)
+    tables.edges.remove_between(
+        EdgeType.SPILL_LINK, tables.edges.source[copies], tables.edges.target[copies]
+    )
     sessions = _shifted(_section(arrays, "sessions"), _SESSION_TIMES, now)
     tables.sessions.load_columns(sessions, names["sessions"])
     tables.sessions.interrupt()

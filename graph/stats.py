@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .events import AdviceApplied, EngineHello, Pressure
+from .events import AdviceApplied, EngineHello, Pressure, TierReport
 from .ingest import Ingest
 from .scoring import ScoreProfile, is_protected
+from .spill import COPIES
 from .tables import Tables
-from .types import EDGE_NAMES, LAYER_NAMES, SessionState, Tier
+from .types import EDGE_NAMES, LAYER_NAMES, SessionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class EngineStats:
     hello: EngineHello | None
     pressure: Pressure | None
     applied: AdviceApplied | None
+    tiers: TierReport | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def _engine_stats(
 ) -> EngineStats:
     blocks = tables.blocks
     resident = blocks.resident(column)
-    spilled = (blocks.tiers[column, : blocks.size] & int(Tier.WARM | Tier.COLD)) != 0
+    spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
     layers = np.bincount(blocks.layer[: blocks.size][resident], minlength=len(LAYER_NAMES))
     return EngineStats(
         resident=int(resident.sum()),
@@ -76,6 +78,7 @@ def _engine_stats(
         hello=ingest.hello.get(column),
         pressure=ingest.pressure.get(column),
         applied=ingest.applied.get(column),
+        tiers=ingest.tier_reports.get(column),
     )
 
 

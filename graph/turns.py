@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from .chains import ChainLinker
 from .events import RequestFinished, RequestStarted, Segment, SessionSignal
+from .sessions import INFERRED
 from .tables import Tables
 from .types import (
     DEFAULT_IMPORTANCE,
@@ -24,6 +27,10 @@ from .types import (
 
 _MAX_INFERRED: Final = 65_536
 
+Turn = RequestStarted | RequestFinished
+Counts = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.intp]
+
 
 class TurnRecorder:
     """Applies request starts, request ends and session signals."""
@@ -34,13 +41,33 @@ class TurnRecorder:
         self._counters = counters
         self._inferred: dict[str, int] = {}  # running request → the session guessed for it
 
-    def started(self, engine: int, event: RequestStarted, now: float) -> None:
-        """A request was scheduled: count its hits, tag its blocks, begin its session's turn."""
-        rows = self._chain(event.hashes, event.block_size, now)
-        if rows is None:
+    def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
+        """Requests started and ended, in this order.
+
+        What their chains tell of blocks is written for all of them at once; what they tell of
+        sessions, one after the other.
+        """
+        whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
+        chains, keys, counts, order = _distinct(whole)
+        if len(chains) < len(turns):
+            self._counters["events_refused"] += len(turns) - len(chains)
+        if not chains:
             return
+        rows = self._lay(keys, counts, order, now)
+        walked = [rows[:0]]
+        for turn, chain in zip(chains, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
+            if isinstance(turn, RequestStarted):
+                self._started(engine, turn, chain, now)
+                walked.append(chain)
+            else:
+                self._finished(turn, chain, now)
+        self._chains.link_walked(np.concatenate(walked), now)
+
+    def _started(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> None:
+        """A request was scheduled: count its hits, tag its blocks, begin its session's turn."""
+        self._tables.blocks.tokens[rows] = event.block_size
+        self._tables.blocks.walkers[rows] += 1
         self._count_hits(event, rows, now)
-        self._chains.walk(rows, now)
         self._tag(event, rows, now)
         session = self._session_of(event, rows, now)
         self._supersede(session, rows)
@@ -48,12 +75,9 @@ class TurnRecorder:
         self._tables.sessions.begin_turn(session, engine, now, event.prompt_tokens)
         self._mark_tip(session, rows)
 
-    def finished(self, event: RequestFinished, now: float) -> None:
+    def _finished(self, event: RequestFinished, rows: Rows, now: float) -> None:
         """A request ended: its new blocks are generated text, its session is what it says."""
         inferred = self._inferred.pop(event.request_id, NO_ROW)
-        rows = self._chain(event.hashes, None, now)
-        if rows is None:
-            return
         blocks = self._tables.blocks
         size = int(blocks.tokens[rows[0]]) if len(rows) else 0
         written = rows[event.prompt_tokens // size :] if size else rows
@@ -91,18 +115,13 @@ class TurnRecorder:
         tip = self._tables.sessions.tip
         tip[np.isin(tip, rows)] = NO_ROW
 
-    def _chain(self, hashes: bytes, block_size: int | None, now: float) -> Rows | None:
-        """The rows of a whole chain, linked; None (and counted) if it cannot be one."""
-        keys: Keys = as_keys(hashes[: len(hashes) // 8 * 8])
-        if len(hashes) % 8 or len(np.unique(keys)) != len(keys):
-            self._counters["events_refused"] += 1
-            return None
+    def _lay(self, keys: Keys, counts: Counts, order: Positions, now: float) -> Rows:
+        """The rows of whole chains, chain after chain, linked."""
         blocks = self._tables.blocks
-        rows, new = blocks.ensure(keys, now)
-        self._chains.lay(rows, new, now)
+        rows, new = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.bool_)
+        rows[order], new[order] = blocks.ensure(keys[order], now)
+        self._chains.lay(rows, new, counts, now)
         blocks.last_attended[rows] = now
-        if block_size is not None:
-            blocks.tokens[rows] = block_size
         return rows
 
     def _count_hits(self, event: RequestStarted, rows: Rows, now: float) -> None:
@@ -149,11 +168,11 @@ class TurnRecorder:
         if event.session:
             return self.session(event.session, tenant, now)
         blocks = self._tables.blocks
-        tips = blocks.tip_of[rows[:-1]]
-        extended = tips[(tips != NO_ROW) & ((blocks.flags[rows[:-1]] & int(BlockFlag.SHARED)) == 0)]
-        session = int(extended[-1]) if len(extended) else NO_ROW
+        extended = rows[:-1][blocks.tip_of[rows[:-1]] != NO_ROW]
+        extended = extended[(blocks.flags[extended] & int(BlockFlag.SHARED)) == 0]
+        session = int(blocks.tip_of[extended[-1]]) if len(extended) else NO_ROW
         if session == NO_ROW or self._tables.sessions.tenant[session] != tenant:
-            session = self.session(f"~{event.request_id}", tenant, now)
+            session = self.session(f"{INFERRED}{event.request_id}", tenant, now)
         self._inferred[event.request_id] = session
         if len(self._inferred) > _MAX_INFERRED:  # requests whose end we never heard of
             del self._inferred[next(iter(self._inferred))]
@@ -169,6 +188,8 @@ class TurnRecorder:
         if sessions.running[session] > 0:
             return
         left = self._chains.ancestors(int(sessions.tip[session]), rows)
+        if not len(left):
+            return
         exclusive = (blocks.session[left] == session) & (
             (blocks.flags[left] & int(BlockFlag.SHARED)) == 0
         )
@@ -201,3 +222,18 @@ class TurnRecorder:
 
     def _tenant(self, name: str | None) -> int:
         return self._tables.tenants.intern(name) if name else NO_ROW
+
+
+def _distinct(turns: Sequence[Turn]) -> tuple[Sequence[Turn], Keys, Counts, Positions]:
+    """Turns whose chains hold no key twice; their keys, one chain after the other; how many each
+    has; and the order that sorts the keys of each.
+    """
+    keys = as_keys(b"".join([turn.hashes for turn in turns]))
+    counts = np.array([len(turn.hashes) // 8 for turn in turns], dtype=np.int64)
+    chain = np.repeat(np.arange(len(turns)), counts)
+    order = np.lexsort((keys, chain))
+    twice = (np.diff(keys[order]) == 0) & (np.diff(chain) == 0)
+    if not twice.any():
+        return turns, keys, counts, order
+    bad = set(chain[1:][twice].tolist())
+    return _distinct([turn for number, turn in enumerate(turns) if number not in bad])

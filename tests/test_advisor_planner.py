@@ -6,8 +6,16 @@ import logging
 
 import numpy as np
 import pytest
+from kvgraph.advisor.config import PrefetchConfig
 from kvgraph.advisor.planner import RERANK_AFTER_S, GraphEvictionAdvisor
-from kvgraph.graph.events import BlocksResident, BlocksStored
+from kvgraph.graph.events import (
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    RequestFinished,
+    RequestStarted,
+)
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.scoring import Ranking, ScoreProfile
 
@@ -35,6 +43,7 @@ class Planned:
             lambda: self.engines,
             interval_s=0.01,
             max_ranked=max_ranked,
+            prefetch=PrefetchConfig(),
             clock=self.clock,
         )
 
@@ -106,6 +115,53 @@ def test_an_engine_that_left_has_no_ranking() -> None:
     planned.engines = ["b"]
     planned.tick()
     assert set(planned.planner.latest) == {"b"}
+
+
+def test_an_unchanged_graph_is_ranked_again_when_somebody_is_due() -> None:
+    planned = Planned()
+    keys = np.arange(1, 11, dtype="<u8").tobytes()
+    planned.graph.apply(
+        "a",
+        [
+            RequestStarted("r", keys, 160, 0, 16, "agent"),
+            RequestFinished(
+                "r", keys, 160, 160, "stop", "agent", waiting_for_tool=True, expected_return_s=5.0
+            ),
+        ],
+    )
+    planned.tick()
+    planned.tick()
+    assert planned.planner.counters == {"ranked": 2, "redated": 2}
+    planned.tick(after_s=2.0)
+    assert planned.planner.counters == {"ranked": 4, "redated": 2}
+
+
+def test_what_to_bring_back_changes_with_time_alone() -> None:
+    planned = Planned()
+    keys = np.arange(1, 11, dtype="<u8").tobytes()
+    planned.graph.apply(
+        "a",
+        [
+            RequestStarted("r", keys, 160, 0, 16, "agent"),
+            RequestFinished(
+                "r", keys, 160, 160, "stop", "agent", waiting_for_tool=True, expected_return_s=30.0
+            ),
+            BlocksSpilled(keys, 2, 4096),
+            BlocksRemoved(keys),
+        ],
+    )
+    planned.tick()
+    assert planned.planner.wanted["a"].keys.tolist() == []
+    planned.tick(after_s=27.0)
+    assert planned.planner.wanted["a"].keys.tolist() == list(range(1, 11))
+    assert planned.planner.wanted["a"].ts == planned.clock.now
+    assert planned.planner.wanted["b"].keys.tolist() == []
+    planned.planner.prefetch = PrefetchConfig(max_blocks=3)
+    planned.tick()
+    assert planned.planner.wanted["a"].keys.tolist() == [1, 2, 3]
+    planned.planner.prefetch = PrefetchConfig(enabled=False)
+    planned.tick()
+    assert planned.planner.wanted["a"].keys.tolist() == []
 
 
 def test_readers_hold_an_immutable_snapshot() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from kvgraph.advisor.planner import PrefetchOrder
 from kvgraph.advisor.publisher import AdvicePublisher
 from kvgraph.advisor.sequence import SequenceTracker
 from kvgraph.advisor.subscriber import Peer
@@ -18,6 +19,7 @@ from kvgraph.graph import wire
 from kvgraph.graph.advice import (
     AnyAdvice,
     EvictionRanking,
+    PrefetchMessage,
     RankingMessage,
     ResyncRequest,
     StillValid,
@@ -59,16 +61,24 @@ class Bench:
         hello = EngineHello("engine", "model", 16, 100, "test 1")
         return Peer(identity, hello, 0.0, SequenceTracker(), synced=True), socket
 
-    def publish(self, peers: list[Peer], rankings: dict[str, EvictionRanking]) -> None:
+    def publish(
+        self,
+        peers: list[Peer],
+        rankings: dict[str, EvictionRanking],
+        wanted: dict[str, PrefetchOrder] | None = None,
+    ) -> None:
         """As the service does: what the socket has to tell is read before anything is sent."""
         while self.router.poll(0):
             self.router.recv_multipart()
-        self.publisher.publish(peers, rankings)
+        self.publisher.publish(peers, rankings, wanted or {})
 
     def ranking(self, epoch: int, *keys: int) -> EvictionRanking:
         nothing = np.empty(0, dtype=np.uint64)
         order = np.array(keys, dtype=np.uint64)
-        return EvictionRanking(epoch, self.clock.now, order, nothing, nothing)
+        return EvictionRanking(epoch, self.clock.now, order, nothing, nothing, nothing)
+
+    def order(self, *keys: int) -> PrefetchOrder:
+        return PrefetchOrder(self.clock.now, np.array(keys, dtype=np.uint64))
 
     def close(self) -> None:
         for socket in (self.router, *self.sockets):
@@ -121,6 +131,31 @@ def test_after_a_resync_the_ranking_is_sent_whole_again(bench: Bench) -> None:
     bench.clock.now += 0.5
     bench.publish([peer], {peer.engine: bench.ranking(7, 1)})
     assert isinstance(read(socket), RankingMessage)
+
+
+def test_a_prefetch_is_said_each_round_until_it_is_over(bench: Bench) -> None:
+    peer, socket = bench.engine()
+    bench.publish([peer], {}, {peer.engine: bench.order()})
+    assert not socket.poll(20), "there was never anything to bring back"
+    for _ in range(2):  # an engine that had no room for it tries again
+        bench.clock.now += 0.5
+        bench.publish([peer], {}, {peer.engine: bench.order(5, 6)})
+        assert read(socket) == PrefetchMessage(np.array([5, 6], "<u8").tobytes())
+    bench.publish([peer], {}, {peer.engine: bench.order(5, 6)})
+    assert not socket.poll(20), "of the same round: already said"
+    bench.clock.now += 0.5
+    bench.publish([peer], {}, {peer.engine: bench.order()})
+    assert read(socket) == PrefetchMessage(b"")
+    bench.clock.now += 0.5
+    bench.publish([peer], {}, {peer.engine: bench.order()})
+    assert not socket.poll(20), "once"
+
+
+def test_an_engine_whose_blocks_we_do_not_know_is_told_of_no_prefetch(bench: Bench) -> None:
+    peer, socket = bench.engine()
+    peer.synced = False
+    bench.publish([peer], {}, {peer.engine: bench.order(5)})
+    assert not socket.poll(20)
 
 
 def test_each_message_to_an_engine_has_the_next_number(bench: Bench) -> None:

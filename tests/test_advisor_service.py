@@ -20,18 +20,28 @@ import zmq
 from kvgraph.advisor.config import load
 from kvgraph.advisor.service import Service
 from kvgraph.graph import wire
-from kvgraph.graph.advice import AnyAdvice, RankingMessage, ResyncRequest, StillValid
+from kvgraph.graph.advice import (
+    AnyAdvice,
+    PrefetchMessage,
+    RankingMessage,
+    ResyncRequest,
+    StillValid,
+)
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.events import (
     AnyEvent,
+    BlocksRemoved,
     BlocksResident,
+    BlocksSpilled,
     BlocksStored,
+    BlocksWarmed,
     EngineHello,
     Pressure,
+    RequestFinished,
     RequestStarted,
     Segment,
 )
-from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.types import SourceLayer, Tier
 
 PRESSURE = Pressure(100, 50, 50, 1, 0)
 
@@ -185,19 +195,94 @@ def test_two_engines_are_advised_apart(start: Start, connect: Connect) -> None:
     two.ranking(lambda keys: keys == set(range(5, 21)))
 
 
+def park(engine: Engine, keys: list[int], session: str, expected_return_s: float) -> None:
+    """A turn that waits for a tool, and whose blocks the engine copies and then evicts."""
+    chain, tokens = packed(keys), 16 * len(keys)
+    engine.send(
+        RequestStarted(session, chain, tokens, 0, 16, session),
+        BlocksStored(chain, None, 16, session),
+        RequestFinished(
+            session, chain, tokens, tokens, "stop", session,
+            waiting_for_tool=True, expected_return_s=expected_return_s,
+        ),
+        BlocksSpilled(chain, int(Tier.WARM), 4096),
+        BlocksRemoved(chain),
+    )  # fmt: skip
+
+
+def test_a_session_that_is_due_is_brought_back_until_it_is_there(
+    start: Start, connect: Connect
+) -> None:
+    running = start()
+    engine, other = connect(running, "engine"), connect(running, "other")
+    engine.greet()
+    other.greet()
+    park(engine, [7, 8, 9], "agent", expected_return_s=30.0)
+    engine.ranking(lambda keys: not keys)
+    park(engine, [1, 2], "soon", expected_return_s=1.0)
+    assert engine.advice(PrefetchMessage) == PrefetchMessage(packed([1, 2]))
+    engine.send(BlocksWarmed(packed([1])))
+    wanted = engine.advice(PrefetchMessage)
+    while wanted == PrefetchMessage(packed([1, 2])):  # said again until the sidecar knew
+        wanted = engine.advice(PrefetchMessage)
+    assert wanted == PrefetchMessage(packed([2]))
+    engine.send(BlocksWarmed(packed([2])))
+    while wanted == PrefetchMessage(packed([2])):
+        wanted = engine.advice(PrefetchMessage)
+    assert wanted == PrefetchMessage(b"")
+    while other.socket.poll(0):
+        _, advice = wire.decode_advice(other.socket.recv_multipart())
+        assert not isinstance(advice, PrefetchMessage), "these are not its copies"
+
+
+def test_prefetching_can_be_switched_off_while_running(
+    tmp_path: Path, start: Start, connect: Connect
+) -> None:
+    file = tmp_path / "kvgraph.toml"
+    file.write_text("[prefetch]\nmax_blocks = 1\n")
+    running = start(path=file)
+    engine = connect(running)
+    engine.greet()
+    park(engine, [1, 2], "soon", expected_return_s=30.0)
+    file.write_text("[prefetch]\nhorizon_s = 60.0\nmax_blocks = 1\n")
+    running.service.reload()
+    assert engine.advice(PrefetchMessage) == PrefetchMessage(packed([1]))
+    file.write_text("[prefetch]\nenabled = false\n")
+    running.service.reload()
+    wanted = engine.advice(PrefetchMessage)
+    while wanted == PrefetchMessage(packed([1])):
+        wanted = engine.advice(PrefetchMessage)
+    assert wanted == PrefetchMessage(b"")
+
+
+def test_copies_and_what_should_be_copied_are_part_of_a_ranking(
+    start: Start, connect: Connect
+) -> None:
+    engine = connect(start())
+    engine.greet()
+    park(engine, [1, 2], "agent", expected_return_s=600.0)
+    chain = packed([11, 12])
+    engine.send(
+        RequestStarted("chat", chain, 32, 0, 16, "chat"), BlocksStored(chain, None, 16, "chat")
+    )
+    ranking = engine.ranking(lambda keys: keys == {11, 12}).at(0)
+    assert ranking.spill_first.tolist() == [12, 11]
+    assert ranking.sink_first.tolist() == [2, 1]
+
+
 def test_a_silent_engine_is_forgotten_and_the_other_is_not(start: Start, connect: Connect) -> None:
     running = start(sidecar__engine_timeout_s=0.4)
     quiet, lively = connect(running, "quiet"), connect(running, "lively")
     quiet.greet([1])
     lively.greet([2])
     deadline = time.monotonic() + 20
-    while [engine["name"] for engine in running.get("/status")["engines"]] != ["lively"]:
+    while running.get("/status")["counters"]["ingest"].get("engines_lost") != 1:
         assert time.monotonic() < deadline
         lively.send(PRESSURE)
         time.sleep(0.05)
     status = running.get("/status")
-    assert set(status["graph"]["engines"]) == {lively.identity.hex()}
-    assert status["counters"]["ingest"]["engines_lost"] == 1
+    assert [engine["name"] for engine in status["engines"]] == ["lively"]
+    running.until(lambda s: set(s["graph"]["engines"]) == {lively.identity.hex()})
     quiet.send(PRESSURE)
     assert quiet.advice(ResyncRequest) == ResyncRequest("unknown engine")
     quiet.greet([1])

@@ -52,6 +52,8 @@ WRONG = [
     ("[http]\nport = 99999", ["http.port = 99999", "65535"]),
     ("[http]\nhost = '0.0.0.0'", ["http.host", "'0.0.0.0'", "allow_remote"]),
     ("[graph]\nsemantic_threshold = 2.0", ["graph.semantic_threshold = 2.0", "1"]),
+    ("[prefetch]\nmax_blocks = 0", ["prefetch.max_blocks = 0", "greater than or equal to 1"]),
+    ("[prefetch]\nhorizon_s = inf", ["prefetch.horizon_s = inf", "finite"]),
     ("[http", ["kvgraph.toml", "not TOML"]),
 ]
 

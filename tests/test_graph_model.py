@@ -25,6 +25,7 @@ from kvgraph.graph.events import (
     SessionSignal,
 )
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.scoring import Ranking
 from kvgraph.graph.types import (
     DEFAULT_IMPORTANCE,
     EDGE_NAMES,
@@ -130,17 +131,18 @@ class NaiveGraph:
             case BlocksCleared():
                 self.clear_tier(engine, list(self.blocks), Tier.HOT)
             case BlocksResident():
-                self.clear_tier(engine, list(self.blocks), Tier.HOT)
+                for tier in (Tier.HOT, Tier.WARM, Tier.COLD):
+                    self.clear_tier(engine, list(self.blocks), tier)
                 for key in keys:
                     self.set_tier(engine, key, Tier.HOT)
             case BlocksSpilled():
-                for key in filter(self.blocks.__contains__, keys):
+                for key in keys:
                     self.set_tier(engine, key, Tier(event.tier))
                     self.edges["spill_link", key, (key, event.tier)] = 1.0
             case CopiesDropped():
                 self.clear_tier(engine, keys, Tier(event.tier))
             case BlocksWarmed():
-                for key in filter(self.blocks.__contains__, keys):
+                for key in keys:
                     self.set_tier(engine, key, Tier.HOT)
             case BlocksAttended():
                 self.attend([key for key in keys if key in self.blocks], now)
@@ -293,6 +295,7 @@ class NaiveGraph:
 
 keys_of_tree = st.sampled_from(KEYS)
 sessions = st.sampled_from(["s", "t", None])
+returns = st.sampled_from([None, 1.0, 60.0])
 some_keys = st.lists(keys_of_tree, min_size=1, max_size=6, unique=True).map(sorted)
 
 
@@ -332,7 +335,7 @@ def finished(draw: st.DrawFn) -> RequestFinished:
     prompt = draw(st.integers(0, len(path))) * SIZE
     return RequestFinished(
         f"r{draw(st.integers(0, 3))}", pack(path), prompt, len(path) * SIZE, "stop",
-        draw(sessions), None, draw(st.booleans()), None, draw(st.booleans()),
+        draw(sessions), None, draw(st.booleans()), draw(returns), draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -351,12 +354,17 @@ events = st.one_of(
     st.builds(lambda keys, tier: CopiesDropped(pack(keys), tier), some_keys, colder),
     st.just(BlocksCleared()),
     st.builds(
-        SessionSignal, st.sampled_from("st"), st.none(), st.booleans(), st.none(), st.booleans()
+        SessionSignal, st.sampled_from("st"), st.none(), st.booleans(), returns, st.booleans()
     ),
 )  # fmt: skip
 steps = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(ENGINES), st.lists(events, min_size=1, max_size=6)),
+        # Turns that follow each other are applied as one vector.
+        st.tuples(
+            st.sampled_from(ENGINES),
+            st.lists(st.one_of(started(), finished()), min_size=2, max_size=8),
+        ),
         st.tuples(st.just("forget"), st.sampled_from(ENGINES)),
         st.tuples(st.just("sleep"), st.sampled_from([1.0, 45.0])),
     ),
@@ -468,3 +476,40 @@ def check_rankings(graph: KVCacheGraph) -> None:
             linked = blocks.parent[blocks.find(np.array([key], np.uint64))[0]] != NO_ROW
             if linked and parent in place:
                 assert place[key] < place[parent], f"{key} would be stranded by {parent}"
+        check_copies(graph, column, set(ranked), ranking)
+
+
+def check_copies(graph: KVCacheGraph, column: int, hot: set[int], ranking: Ranking) -> None:
+    """Spills name blocks without a copy, in the order in which they go; sinks every idle copy."""
+    blocks = graph.tables.blocks
+    keys, tiers = blocks.keys[: blocks.size], blocks.tiers[column, : blocks.size]
+    copied = set(keys[(tiers & (Tier.WARM | Tier.COLD)) != 0].tolist())
+    ranked = ranking.order.tolist() + ranking.protected.tolist()
+    spilling = ranking.spill_first.tolist()
+    assert not set(spilling) & copied
+    assert spilling == [key for key in ranked if key in set(spilling)]
+    assert set(ranking.protected.tolist()) <= set(spilling) | copied
+    sinking = ranking.sink_first.tolist()
+    assert sorted(sinking) == sorted(set(keys[(tiers & Tier.WARM) != 0].tolist()) - hot)
+    place = {key: position for position, key in enumerate(sinking)}
+    for key in sinking:
+        parent = int(blocks.parent[blocks.find(np.array([key], np.uint64))[0]])
+        if parent != NO_ROW and int(keys[parent]) in place:
+            assert place[key] < place[int(keys[parent])], "a copy goes after what needs it"
+    check_prefetch(graph, column, hot, copied)
+
+
+def check_prefetch(graph: KVCacheGraph, column: int, hot: set[int], copied: set[int]) -> None:
+    """What should come back has a copy, is not here, and follows what stands before it."""
+    blocks = graph.tables.blocks
+    engine = next(name for name, at in graph.tables.engines.items() if at == column)
+    wanted = graph.prefetch_order(engine, 1000).tolist()
+    there = set(hot)
+    assert set(wanted) <= copied - hot
+    assert len(set(wanted)) == len(wanted)
+    for key in wanted:
+        row = int(blocks.find(np.array([key], np.uint64))[0])
+        parent = int(blocks.parent[row])
+        assert (parent == NO_ROW) == (blocks.depth[row] == 0)
+        assert parent == NO_ROW or int(blocks.keys[parent]) in there
+        there.add(key)

@@ -193,11 +193,3 @@ def test_only_what_is_resident_on_that_engine_is_ranked(graph: KVCacheGraph) -> 
     assert order(graph) == [1]
     assert graph.rank("other", 10).order.tolist() == [2]
     assert graph.rank("stranger", 10).order.tolist() == []
-
-
-def test_spill_first_leaves_out_what_has_a_copy(graph: KVCacheGraph) -> None:
-    from kvgraph.graph.events import BlocksSpilled
-
-    turn(graph, "a", 1, 2)
-    graph.apply("e", [BlocksSpilled(pack(2), 2, 4096)])
-    assert graph.rank("e", 10).spill_first.tolist() == [1]

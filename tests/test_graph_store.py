@@ -88,6 +88,33 @@ def test_cycles_cannot_be_made(events: list[BlocksStored]) -> None:
     assert len(graph.rank("e", 10).order) > 0
 
 
+contrary_chains = st.lists(
+    st.lists(st.integers(1, 8), min_size=1, max_size=6).map(
+        lambda keys: RequestStarted("r", pack(*keys), 16 * len(keys), 0, 16, "s")
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(contrary_chains, st.booleans())
+def test_prompts_that_contradict_each_other_break_nothing(
+    turns: list[RequestStarted], together: bool
+) -> None:
+    graph = KVCacheGraph()
+    for batch in [turns] if together else [[turn] for turn in turns]:
+        graph.apply("e", batch)
+        graph.check_integrity()
+    repeated = sum(len(set(keys_of(turn))) < len(keys_of(turn)) for turn in turns)
+    assert graph.counters["events_refused"] == repeated
+    assert graph.counters["requests"] == len(turns) - repeated
+
+
+def keys_of(turn: RequestStarted) -> list[int]:
+    keys: list[int] = np.frombuffer(turn.hashes, "<u8").tolist()
+    return keys
+
+
 def test_a_chain_of_100_000_blocks_is_walked_without_recursion() -> None:
     graph = KVCacheGraph()
     keys = np.arange(1, 100_001, dtype="<u8").tobytes()
@@ -128,22 +155,6 @@ def test_near_embeddings_are_linked_and_far_ones_are_not() -> None:
     assert links[0]["weight"] == pytest.approx(0.995, abs=0.01)
     assert not [link for link in graph.neighbors(3) if link["type"] == "semantic"]
     graph.check_integrity()
-
-
-def test_prefetch_follows_edges_and_returning_sessions_head_first() -> None:
-    now = [100.0]
-    graph = KVCacheGraph(clock=lambda: now[0])
-    stored = BlocksStored(pack(1, 2, 3), None, 16, "s")
-    finished = RequestFinished(
-        "r", pack(1, 2, 3), 48, 48, "stop", "s", waiting_for_tool=True, expected_return_s=30.0
-    )
-    started = RequestStarted("r", pack(1, 2, 3), 48, 0, 16, "s")
-    graph.apply("e", [started, stored, finished, BlocksSpilled(pack(1, 2, 3), 2, 10)])
-    graph.apply("e", [BlocksRemoved(pack(2, 3))])
-    assert graph.suggest_prefetch([1], 5) == [2]
-    now[0] += 27
-    assert graph.suggest_prefetch([], 5) == [2, 3]
-    assert graph.suggest_prefetch([], 1) == [2]
 
 
 def test_sessions_are_reused_when_full_the_quietest_first() -> None:

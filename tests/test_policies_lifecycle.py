@@ -139,13 +139,33 @@ def test_scores_are_finite_for_blocks_that_nobody_claims() -> None:
 
 def test_a_model_learns_the_rate_that_it_is_shown() -> None:
     rng = np.random.default_rng(7)
-    codes = rng.integers(0, 2, (4000, 1)).astype(np.uint8)
-    wait = rng.exponential(1.0, 4000) / np.where(codes[:, 0], 0.02, 0.002)
-    model = ReturnModel((2,))
-    for _ in range(40):
-        model.learn(codes, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000))
-    found = model.index(np.array([[0], [1]], dtype=np.uint8), np.array([50.0, 50.0]))
+    kind = rng.integers(0, 2, (4000, 1)).astype(np.float32)
+    wait = rng.exponential(1.0, 4000) / np.where(kind[:, 0], 0.02, 0.002)
+    model = ReturnModel((np.array([0.0, 1.0]),))
+    model.learn(kind, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000), 600)
+    found = model.index(np.array([[0], [1]], dtype=np.float32), np.array([50.0, 50.0]))
     assert found == pytest.approx([0.002, 0.02], rel=0.25)
+
+
+def test_a_model_learns_what_two_features_mean_only_together() -> None:
+    rng = np.random.default_rng(7)
+    kinds = rng.integers(0, 2, (4000, 2)).astype(np.float32)
+    often = kinds[:, 0] != kinds[:, 1]
+    wait = rng.exponential(1.0, 4000) / np.where(often, 0.02, 0.002)
+    model = ReturnModel((np.array([0.0, 1.0]),) * 2)
+    model.learn(kinds, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000), 600)
+    cases = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.float32)
+    found = model.index(cases, np.full(4, 50.0))
+    assert found == pytest.approx([0.002, 0.02, 0.02, 0.002], rel=0.4)
+
+
+def test_a_model_survives_features_that_are_absent_or_far_out() -> None:
+    model = ReturnModel((np.array([0.0, 1.0]), np.array([0.0, 1.0, 5.0])))
+    wild = np.array([[1e30, -1e30], [np.nan, np.nan], [0.5, np.inf]], dtype=np.float32)
+    model.learn(wild, np.array([0.0, 1e9, 3.0]), np.array([True, False, True]), np.ones(3), 50)
+    found = model.index(wild, np.array([0.0, 10.0, 1e9]))
+    assert np.isfinite(found).all()
+    assert (found > 0).all()
 
 
 def test_the_guard_yields_to_lru_when_the_policy_loses_what_lru_would_hold() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from kvgraph.advisor import config
 from kvgraph.advisor.cli import main
@@ -167,7 +170,9 @@ def test_tuning_searches_the_first_part_and_writes_what_a_sidecar_loads(
     profile = config.load(out).score.profile()
     assert profile.age == found["weights"]["age"]
     assert profile.edge_types[EdgeType.TEMPORAL] == found["weights"]["edge_types.temporal"]
-    assert set(found["untouched"]) == {"lru", "classic, defaults", "classic, tuned"}
+    assert set(found["untouched"]) == {
+        "lru", "lifecycle", "classic, defaults", "classic, tuned",
+    }  # fmt: skip
 
 
 # Recording --------------------------------------------------------------------------------------
@@ -234,3 +239,31 @@ def test_the_figures_that_others_measured_on_the_mooncake_trace() -> None:
         for capacity, rate in row.items():
             hits = run_arm(arm, trace, capacity, Settings()).sum()
             assert hits / trace.prompt_blocks == pytest.approx(rate, abs=6e-4), (arm, capacity)
+
+
+# Processes --------------------------------------------------------------------------------------
+
+TWO_WORKERS = """
+import os, sys, time
+from kvgraph.advisor.replay.cells import run_cells
+
+def stay(seconds, cell):
+    sys.stdout.write(f"{os.getpid()}\\n")
+    sys.stdout.flush()
+    time.sleep(seconds)
+
+if __name__ == "__main__":
+    list(run_cells(stay, 600.0, range(2), 2))
+"""
+
+
+def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    script = tmp_path / "two_workers.py"
+    script.write_text(TWO_WORKERS)
+    parent = subprocess.Popen([sys.executable, "-P", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout as told:
+        workers = [psutil.Process(int(told.readline())) for _ in range(2)]
+        parent.kill()
+        parent.wait()
+        assert psutil.wait_procs(workers, timeout=30)[1] == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.advisor.replay import lines
+from kvgraph.advisor.replay import lines, reader
 from kvgraph.advisor.replay.errors import TraceError
 from kvgraph.advisor.replay.reader import load_trace
 
@@ -100,6 +100,8 @@ def test_block_size_can_be_said(tmp_path: Path) -> None:
     ("row", "problem"),
     [
         ({"timestamp": -1}, "timestamp"),
+        ({"timestamp": 1e300}, "timestamp"),
+        ({"timestamp": "soon"}, "timestamp"),
         ({"input_length": None}, "input_length"),
         ({"hash_ids": None}, "hash_ids"),
         ({"timestamp": None}, "timestamp"),
@@ -118,6 +120,20 @@ def test_a_bad_line_is_named(tmp_path: Path, row: dict[str, Any], problem: str) 
         load_trace(path)
     assert str(caught.value).startswith(f"{path}:2: ")
     assert problem in str(caught.value)
+
+
+def test_a_negative_delay_is_named(tmp_path: Path) -> None:
+    body = {"session_id": "a", "input_length": 500, "output_length": 100, "hash_ids": [1]}
+    path = write(tmp_path / "a.jsonl", [{"timestamp": 0, **body}, {"delay": -5, **body}])
+    with pytest.raises(TraceError, match=r"a\.jsonl:2: .*delay"):
+        load_trace(path)
+
+
+def test_a_line_without_a_place_in_time_is_named(tmp_path: Path) -> None:
+    body = {"session_id": "a", "input_length": 500, "output_length": 100, "hash_ids": [1]}
+    path = write(tmp_path / "a.jsonl", [{"delay": 5, **body}])
+    with pytest.raises(TraceError, match=r"a\.jsonl:1: delay on a session's first line"):
+        load_trace(path)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", '{"kvgraph_trace":1,"block_size":16}\n'])
@@ -155,6 +171,16 @@ def test_an_endless_line_costs_no_more_than_the_longest_allowed(
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(b" " * 10_000_000))
     with pytest.raises(TraceError, match=":1: the line is longer than 1000 bytes"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize("row", [MOONCAKE[0], {"timestamp": 0, "input_length": 1, "hash_ids": []}])
+def test_a_bomb_of_many_lines_costs_no_more_than_the_most_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(reader, "MAX_REFERENCES", 1000)
+    path = write(tmp_path / "bomb.jsonl.gz", [row] * 5000)
+    with pytest.raises(TraceError, match=r":\d+: more than 1,000"):
         load_trace(path)
 
 

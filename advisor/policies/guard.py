@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 _SAMPLE: Final = 16_384  # rows looked at
 _HALF_LIFE_S: Final = 600.0  # of the evidence
-_SURE: Final = 3.0  # standard deviations
+_SURE: Final = 2.0  # standard deviations
 _RETURNS: Final = 30.0  # sessions that must have come back
 _YIELD_S: Final = 300.0
 

@@ -12,14 +12,16 @@ from ...graph.tables import Tables
 from ...graph.types import BlockFlag, Rows, SessionState
 from .guard import Guard
 from .hazard import AGES, OLDEST, Floats, ReturnModel
-from .waits import CLASSES, Waits
+from .waits import KNOTS, STRANGER, Waits, features
 
 Mask = npt.NDArray[np.bool_]
 
 _SCALE: Final = 1000.0  # of a score: a factor of e in the rate of returns
 _DEPTH_TIE: Final = 1e-5
 _OFF_CHAIN: Final = 4.0  # natural logarithm of how much less a block off the chain is worth
-_LEARN_EVERY_S: Final = 5.0
+_WAITS_A_STEP: Final = 2  # that begin, for one step of learning
+_STEPS: Final = 8  # at most in one look
+_FEW_WAITS: Final = 32
 _LEAST_RATE: Final = 1e-9  # 1/s
 _RUNNING_RATE: Final = 1.0
 _TOOL_S: Final = 30.0  # how long a tool takes when nobody said
@@ -41,9 +43,9 @@ class LifecyclePolicy:
 
     def __init__(self) -> None:
         self._waits = Waits()
-        self._model = ReturnModel(CLASSES)
+        self._model = ReturnModel(KNOTS)
         self._guards: dict[int, Guard] = {}
-        self._learn_at = -np.inf
+        self._learned = 0  # of the waits that began
 
     def observe(self, tables: Tables, engine: int, now: float) -> None:
         """Notice who returned, learn from it, and compare with LRU."""
@@ -53,9 +55,7 @@ class LifecyclePolicy:
         guard = self._guards.setdefault(engine, Guard())
         guard.note(returned)
         guard.look(tables, engine, _on_chain(tables), now)
-        if now >= self._learn_at:
-            self._learn_at = now + _LEARN_EVERY_S
-            self._model.learn(*self._waits.cohort(now))
+        self._learn(now)
 
     def scores(self, tables: Tables, engine: int, now: float) -> Scores:
         """float64 ``[blocks.size]``, higher goes first."""
@@ -89,6 +89,13 @@ class LifecyclePolicy:
             "off_chain": 0.0 if _on_chain(tables)[row] else _SCALE * _OFF_CHAIN,
         }
 
+    def _learn(self, now: float) -> None:
+        """As many steps as there is news: nothing happens, nothing is computed."""
+        steps = (self._waits.begun - self._learned) // _WAITS_A_STEP
+        if steps and self._waits.begun >= _FEW_WAITS:
+            self._learned = self._waits.begun
+            self._model.learn(*self._waits.cohort(now), min(steps, _STEPS))
+
     def _yields(self, engine: int, now: float) -> bool:
         guard = self._guards.get(engine)
         return guard is not None and guard.yields(now)
@@ -101,18 +108,17 @@ class LifecyclePolicy:
         rates = np.full(sessions.size, _LEAST_RATE)
         rows = np.flatnonzero(present[:-1])
         state, last_seen = sessions.state[rows], sessions.last_seen[rows]
-        quiet = rows[state != SessionState.RUNNING]
         rates[rows[state == SessionState.RUNNING]] = _RUNNING_RATE
-        age = np.maximum(0.0, now - last_seen[state != SessionState.RUNNING])
-        rates[quiet] = self._model.index(self._waits.codes_of(sessions, quiet), age)
+        is_quiet = (state != SessionState.RUNNING) & (state != SessionState.ENDED)
+        quiet, age = rows[is_quiet], np.maximum(0.0, now - last_seen[is_quiet])
+        rates[quiet] = self._model.index(features(sessions, quiet), age)
         waiting = rows[state == SessionState.WAITING_FOR_TOOL]
         rates[waiting] = np.maximum(rates[waiting], _tool_rate(tables, waiting, now))
         return np.asarray(np.maximum(rates, _LEAST_RATE))
 
     def _stranger_rate(self, age: Floats) -> Floats:
         """The rate of blocks that no session claims: as of a first turn of nobody's."""
-        nobody = np.zeros((len(AGES), len(CLASSES)), dtype=np.uint8)
-        known = self._model.index(nobody, AGES)
+        known = self._model.index(np.repeat(STRANGER, len(AGES), axis=0), AGES)
         return np.asarray(np.interp(np.minimum(age, OLDEST), AGES, known))
 
     def _score_strangers(self, scores: Scores, tables: Tables, now: float) -> None:

@@ -9,44 +9,49 @@ import numpy.typing as npt
 
 from ...graph.sessions import SessionTable
 from ...graph.types import SessionState
-from .hazard import OLDEST, Codes, Floats
+from .hazard import OLDEST, Features, Floats
 
 Sessions = npt.NDArray[np.int64]
-
-# What is known of a session when its turn ends, and where each is cut into classes.
-_TURNS: Final = np.array([2, 3, 4, 5, 6, 8, 11, 16])
-_TOKENS: Final = np.array([1024, 2048, 4096, 8192, 16384, 32768, 65536])
-_WRITTEN: Final = np.array([10, 50, 150, 300, 450, 600, 900])
-_GAPS: Final = np.array([1e-6, 15, 30, 45, 60, 90, 120, 200, 400])
-_GROWN: Final = np.array([-1000, 0, 10, 50, 300, 1000, 5000])
-CLASSES: Final = tuple(
-    len(cuts) + extra for cuts, extra in
-    ((_TURNS, 1), (_TOKENS, 1), (_WRITTEN, 1), (_GAPS, 1), (_GROWN, 2))
-)  # fmt: skip
 
 _KEPT: Final = 4096  # waits that ended, and as many of those that go on
 _COHORT_S: Final = 3600.0
 
 
-def features(sessions: SessionTable, rows: Sessions) -> Codes:
-    """uint8 ``[n, features]``: the classes of sessions."""
-    turns = sessions.turns[rows]
-    later = turns > 1
-    prompt = sessions.tokens[rows] - sessions.written[rows]
-    columns = (
-        np.searchsorted(_TURNS, turns, side="right"),
-        np.searchsorted(_TOKENS, prompt, side="right"),
-        np.searchsorted(_WRITTEN, sessions.written[rows], side="right"),
-        np.searchsorted(_GAPS, sessions.gap[rows], side="right"),
-        later * (1 + np.searchsorted(_GROWN, sessions.grown[rows], side="right")),
-    )
-    return np.stack(columns, axis=1).astype(np.uint8)
+def _signed_log(tokens: npt.ArrayLike) -> Floats:
+    """Logarithmic in both directions, and straight between -10 and 10."""
+    value = np.asarray(tokens, dtype=np.float64)
+    return np.asarray(np.sign(value) * np.log1p(np.abs(value) / 10.0))
+
+
+# What is known of a session when its turn ends, and between which values of it rates are
+# interpolated: turns, prompt tokens, answer tokens, mean seconds between turns, and by how many
+# tokens the prompt extended the turn before; the last two of sessions with two turns or more.
+KNOTS: Final = (
+    np.log([1.0, 2, 3, 4, 6, 9, 16]),
+    np.log([512.0, 1024, 2048, 4096, 8192, 16384, 32768, 65536]),
+    np.log([3.0, 10, 50, 150, 300, 450, 600, 900]),
+    np.log([5.0, 15, 30, 45, 60, 90, 130, 200, 400, 900]),
+    _signed_log([-10000, -1000, -100, 0, 15, 50, 150, 300, 1000, 5000, 20000]),
+)
+STRANGER: Final = np.array([[0.0, np.log(4096), np.log(150), np.nan, np.nan]], dtype=np.float32)
+"""``[1, features]``: a first turn of which nothing else is known."""
+
+
+def features(sessions: SessionTable, rows: Sessions) -> Features:
+    """float32 ``[n, features]``: see ``KNOTS``; NaN where one does not apply."""
+    written = sessions.written[rows]
+    prompt = sessions.tokens[rows] - written
+    columns = [np.log(np.maximum(each, 1)) for each in (sessions.turns[rows], prompt, written)]
+    columns += [np.log(np.maximum(sessions.gap[rows], 1)), _signed_log(sessions.grown[rows])]
+    found = np.stack(columns, axis=1).astype(np.float32)
+    found[sessions.turns[rows] < 2, 3:] = np.nan
+    return found
 
 
 class Cohort(NamedTuple):
     """Waits to learn from; see ``ReturnModel.learn``."""
 
-    codes: Codes
+    features: Features
     age: Floats
     returned: npt.NDArray[np.bool_]
     weight: Floats
@@ -61,11 +66,12 @@ class Waits:
     def __init__(self) -> None:
         self._since = np.empty(0)  # by session row; NaN: not waiting
         self._created = np.empty(0)
-        self._codes = np.empty((0, len(CLASSES)), dtype=np.uint8)
-        self._done_codes = np.zeros((_KEPT, len(CLASSES)), dtype=np.uint8)
+        self._features = np.empty((0, len(KNOTS)), dtype=np.float32)
+        self._done_features = np.zeros((_KEPT, len(KNOTS)), dtype=np.float32)
         self._done_since = np.full(_KEPT, -np.inf)
         self._done_age = np.zeros(_KEPT)
         self._done = 0
+        self.begun = 0  # waits ever seen
 
     def observe(self, sessions: SessionTable) -> Sessions:
         """Take in what changed; the rows of sessions that returned since the last look."""
@@ -82,14 +88,9 @@ class Waits:
         fresh = np.flatnonzero(idle & (last_seen != self._since))
         self._since[fresh] = last_seen[fresh]
         self._created[fresh] = sessions.created[fresh]
-        self._codes[fresh] = features(sessions, fresh)
+        self._features[fresh] = features(sessions, fresh)
+        self.begun += len(fresh)
         return returned
-
-    def codes_of(self, sessions: SessionTable, rows: Sessions) -> Codes:
-        """uint8 ``[n, features]``: the classes of sessions, whether they were observed or not."""
-        if rows.size and int(rows[-1]) >= len(self._codes):
-            return features(sessions, rows)
-        return self._codes[rows]
 
     def cohort(self, now: float) -> Cohort:
         """Every wait that began since some moment, ended or not, so that neither is favoured."""
@@ -102,7 +103,7 @@ class Waits:
         sample = waiting[::step]
         share = len(waiting) / max(1, len(sample))
         return Cohort(
-            np.concatenate([self._done_codes[done], self._codes[sample]]),
+            np.concatenate([self._done_features[done], self._features[sample]]),
             np.concatenate([self._done_age[done], now - self._since[sample]]),
             np.repeat([True, False], [len(done), len(sample)]),
             np.repeat([1.0, share], [len(done), len(sample)]),
@@ -111,7 +112,7 @@ class Waits:
     def _close(self, rows: Sessions, started: Floats) -> None:
         rows, started = rows[-_KEPT:], started[-_KEPT:]
         at = (self._done + np.arange(len(rows))) % _KEPT
-        self._done_codes[at] = self._codes[rows]
+        self._done_features[at] = self._features[rows]
         self._done_since[at] = self._since[rows]
         self._done_age[at] = np.minimum(started - self._since[rows], OLDEST)
         self._done += len(rows)
@@ -119,6 +120,7 @@ class Waits:
     def _grow(self, size: int) -> None:
         more = size - len(self._since)
         if more > 0:
+            blank = np.full((more, len(KNOTS)), np.nan, dtype=np.float32)
             self._since = np.append(self._since, np.full(more, np.nan))
             self._created = np.append(self._created, np.full(more, np.nan))
-            self._codes = np.append(self._codes, np.zeros((more, len(CLASSES)), np.uint8), axis=0)
+            self._features = np.append(self._features, blank, axis=0)

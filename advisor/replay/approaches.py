@@ -10,6 +10,7 @@ from rich.table import Table
 
 from .arms import Settings, graph_policies, new_order
 from .baselines import SessionTtlOrder
+from .cells import run_cells
 from .instance import HostTier, Instance
 from .orders import EvictionOrder
 from .routers import PrefixAffinity, RoundRobin, SessionSticky
@@ -112,15 +113,19 @@ def compare_approaches(
     instances: int,
     settings: Settings,
     *,
+    processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ApproachRow]:
     """Run every approach; each capacity is shared out evenly over ``instances``."""
-    rows = []
-    cells = [(capacity, each) for capacity in capacities for each in approaches()]
-    for done, (capacity, approach) in enumerate(cells, start=1):
-        rows.append(run_approach(trace, approach, capacity, instances, settings))
+    cells = [(approach, capacity) for capacity in capacities for approach in approaches()]
+    # The slowest first, so that no process ends alone with one.
+    slow_first = sorted(cells, key=lambda cell: cell[0].policy != best_policy())
+    found: dict[tuple[Approach, int], ApproachRow] = {}
+    rows = run_cells(_run_cell, (trace, instances, settings), slow_first, processes)
+    for done, (cell, row) in enumerate(rows, start=1):
+        found[cell] = row
         progress(done, len(cells))
-    return rows
+    return [found[cell] for cell in cells]
 
 
 def run_approach(
@@ -156,6 +161,11 @@ def approaches_table(trace: Trace, rows: Sequence[ApproachRow]) -> Table:
             f"{row.ttft_saved_ms:.1f} ms",
         )
     return table
+
+
+def _run_cell(shared: tuple[Trace, int, Settings], cell: tuple[Approach, int]) -> ApproachRow:
+    (trace, instances, settings), (approach, capacity) = shared, cell
+    return run_approach(trace, approach, capacity, instances, settings)
 
 
 def _order(policy: str, trace: Trace, capacity: int, settings: Settings) -> EvictionOrder:

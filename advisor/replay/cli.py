@@ -51,7 +51,7 @@ def replay(
         if analyze:
             _analyze(trace, capacities, as_json)
         elif approaches:
-            _approaches(trace, capacities, instances, settings, as_json)
+            _approaches(trace, capacities, instances, settings, processes, as_json)
         else:
             _table(trace, arms, capacities, settings, processes, picture, report, as_json)
 
@@ -114,15 +114,17 @@ def _analyze(trace: Any, capacities: list[int], as_json: bool) -> None:
 
 
 def _approaches(
-    trace: Any, capacities: list[int], instances: int, settings: Any, as_json: bool
+    trace: Any, capacities: list[int], instances: int, settings: Any, processes: int, as_json: bool
 ) -> None:
     from .approaches import approaches_table, compare_approaches
 
-    rows = []
     with _bar("approaches", as_json) as update:
-        rows = compare_approaches(trace, capacities, instances, settings, progress=update)
+        rows = compare_approaches(
+            trace, capacities, instances, settings, processes=processes, progress=update
+        )
     if as_json:
-        typer.echo(json.dumps({"trace": trace.name, "approaches": [r.as_dict() for r in rows]}))
+        found = {"trace": trace.name, "blocks": trace.prompt_blocks, "instances": instances}
+        typer.echo(json.dumps({**found, "approaches": [row.as_dict() for row in rows]}))
     else:
         Console().print(approaches_table(trace, rows))
 

@@ -89,6 +89,16 @@ class Instance:
             count += 1
         return count
 
+    def reach(self, chain: Sequence[int], limit: int) -> int:
+        """How many of the first ``limit`` blocks are cached, here or in the tier below."""
+        count = self.match(chain, limit)
+        if self._host is not None:
+            while count < limit and (
+                chain[count] in self._host or chain[count] in self._references
+            ):
+                count += 1
+        return count
+
     def admit(
         self, request: int, chain: Sequence[int], limit: int, unhashed: int, now: float
     ) -> Admission | None:
@@ -152,8 +162,6 @@ class Instance:
     def _warm(self, chain: Sequence[int], hit: int, limit: int) -> int:
         if self._host is None:
             return 0
-        end = hit
-        while end < limit and (chain[end] in self._host or chain[end] in self._references):
-            end += 1
+        end = self.reach(chain, limit)
         self._host.touch([b for b in chain[hit:end] if b in self._host])
         return end - hit

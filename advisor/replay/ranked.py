@@ -131,15 +131,16 @@ class GraphOrder(EvictionOrder):
         stored: list[AnyEvent] = []
         changed: dict[int, bool] = {}
         while self._news and self._news[0].at < tick:
-            news = self._news.popleft()
-            self._now = news.at
-            if isinstance(news.event, BlocksStored):
-                stored.append(news.event)
-                changed.update(dict.fromkeys(news.blocks, True))
-            elif news.event is not None:
-                self._graph.apply(_ENGINE, [news.event])
-            else:
-                changed.update(dict.fromkeys(news.blocks, False))
+            self._now = self._news[0].at
+            turns: list[AnyEvent] = []
+            while self._news and self._news[0].at == self._now:
+                news = self._news.popleft()
+                if isinstance(news.event, BlocksStored):
+                    stored.append(news.event)
+                elif news.event is not None:
+                    turns.append(news.event)
+                changed.update(dict.fromkeys(news.blocks, news.event is not None))
+            self._graph.apply(_ENGINE, turns)
         removed = [block for block, resident in changed.items() if not resident]
         self._graph.apply(_ENGINE, stored)
         if removed:

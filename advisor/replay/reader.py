@@ -15,10 +15,11 @@ from .formats import AIPERF, BAILIAN, RECORDED, Format, Line, decode_line, detec
 from .lineage import infer_sessions
 from .lines import read_lines
 from .service import ServiceModel
+from .ticks import spread_over_ticks
 from .trace import Trace, last_turns
 
 MAX_REFERENCES: Final = 200_000_000
-"""Block references that we take from one file: what a gzip bomb may cost us."""
+"""Requests and block references that we take from one file: what a gzip bomb may cost us."""
 
 
 def load_trace(
@@ -81,8 +82,8 @@ class _Draft:
         session = self._session(line)
         at = self._arrival(line, session)
         chain = self._chain(line.hash_ids + line.output_hash_ids)
-        if len(self._ids) + len(chain) > MAX_REFERENCES:
-            raise TraceError(f"more than {MAX_REFERENCES:,} block references in one trace")
+        if len(self._ids) + len(self.at) + len(chain) > MAX_REFERENCES:
+            raise TraceError(f"more than {MAX_REFERENCES:,} requests and block references")
         self._ids.extend(chain)
         self._lengths.append(len(chain))
         self._prompts.append(len(line.hash_ids))
@@ -118,7 +119,7 @@ class _Draft:
         return Trace(
             name,
             self._size,
-            at[order] - at.min(),
+            spread_over_ticks(at[order] - at.min()),
             inputs.astype(np.int32),
             np.array(self._outputs, dtype=np.int32)[order],
             starts,

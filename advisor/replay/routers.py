@@ -20,7 +20,9 @@ class RoundRobin:
 
 
 class PrefixAffinity:
-    """Where most of the prompt is cached; of equals, where the least runs, then is cached.
+    """Where most of the prompt is cached, the tier below included.
+
+    Of equals, where the least runs, then where the least was sent.
 
     Args:
         share: Of the prompt that must be cached for a match to count: else every prompt follows
@@ -35,7 +37,7 @@ class PrefixAffinity:
 
     def __call__(self, request: int, instances: Sequence[Instance]) -> int:
         chain, limit = self._chains[request], self._limits[request]
-        matches = [instance.match(chain, limit) for instance in instances]
+        matches = [instance.reach(chain, limit) for instance in instances]
         enough = max(matches) >= self._share * max(1, limit)
 
         def merit(number: int) -> tuple[int, int, int]:

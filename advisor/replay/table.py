@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
 from .arms import HINTS, Settings, graph_policies, run_arm
+from .cells import run_cells
 from .trace import Trace
 
 
@@ -71,8 +70,8 @@ def hit_table(
     # Graph policies take the longest: start with them, so that no process ends alone with one.
     cells = sorted(itertools.product(arms, capacities), key=lambda cell: not _is_slow(cell[0]))
     found: dict[tuple[str, int], float] = {}
-    run = _in_processes if processes > 1 and len(cells) > 1 else _in_turn
-    for done, (cell, rate) in enumerate(run(trace, cells, settings, processes), start=1):
+    rates_of = run_cells(_hit_rate, (trace, settings), cells, processes)
+    for done, (cell, rate) in enumerate(rates_of, start=1):
         found[cell] = rate
         progress(done, len(cells))
     rates = {arm: {c: found[arm, c] for c in capacities} for arm in arms}
@@ -80,36 +79,10 @@ def hit_table(
     return HitTable(trace, tuple(capacities), rates, seconds, _equal_columns(rates))
 
 
-def hit_rate(trace: Trace, arm: str, capacity: int, settings: Settings) -> float:
-    """Prompt blocks matched by prefix / all prompt blocks."""
+def _hit_rate(shared: tuple[Trace, Settings], cell: tuple[str, int]) -> float:
+    """Prompt blocks matched by prefix / all prompt blocks, for an arm and a capacity."""
+    (trace, settings), (arm, capacity) = shared, cell
     return float(run_arm(arm, trace, capacity, settings).sum() / max(1, trace.prompt_blocks))
-
-
-Cell = tuple[str, int]
-
-
-def _in_turn(trace: Trace, cells: Sequence[Cell], settings: Settings, processes: int) -> Any:
-    for cell in cells:
-        yield cell, hit_rate(trace, *cell, settings)
-
-
-def _in_processes(trace: Trace, cells: Sequence[Cell], settings: Settings, processes: int) -> Any:
-    spawn = multiprocessing.get_context("spawn")  # a fork of a threaded process may hang
-    with ProcessPoolExecutor(processes, spawn, _adopt, (trace, settings)) as pool:
-        running = {pool.submit(_run_cell, cell): cell for cell in cells}
-        for future in as_completed(running):
-            yield running[future], future.result()
-
-
-_worker: dict[str, Any] = {}
-
-
-def _adopt(trace: Trace, settings: Settings) -> None:
-    _worker.update(trace=trace, settings=settings)
-
-
-def _run_cell(cell: Cell) -> float:
-    return hit_rate(_worker["trace"], *cell, _worker["settings"])
 
 
 def _is_slow(arm: str) -> bool:

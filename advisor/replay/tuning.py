@@ -28,6 +28,8 @@ SPACE: Final[dict[str, tuple[float, float]]] = {
 """What is searched: weights, weights of the edge types that a trace has, and the horizon."""
 
 ARM: Final = "classic"
+OTHERS: Final = ("lru", "lifecycle")
+"""Arms without weights, for comparison: stock, and the policy that learns while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +84,12 @@ def tune(
         return _mean_rate(first, weights, capacities)
 
     weights, trained = _search(merit, trials, seed, progress)
+    tuned = Settings(profile=profile_of(weights))
+    rows = {arm: (arm, Settings()) for arm in OTHERS}
+    rows |= {f"{ARM}, defaults": (ARM, Settings()), f"{ARM}, tuned": (ARM, tuned)}
     untouched = {
-        "lru": _later_rates("lru", trace, len(first), capacities, Settings()),
-        f"{ARM}, defaults": _later_rates(ARM, trace, len(first), capacities, Settings()),
-        f"{ARM}, tuned": _later_rates(
-            ARM, trace, len(first), capacities, Settings(profile=profile_of(weights))
-        ),
+        name: _later_rates(arm, trace, len(first), capacities, settings)
+        for name, (arm, settings) in rows.items()
     }
     return Tuning(weights, trained, untouched, trials)
 
