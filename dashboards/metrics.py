@@ -11,6 +11,11 @@ from prometheus_client.registry import Collector
 from .source import EngineStatus, SidecarStatus, StatusSource
 
 _LABEL_LENGTH = 64
+_TIER_COUNTS = (
+    "spilled", "spill_lost", "spill_failed", "passed_over", "sunk", "dropped", "loaded",
+    "load_failed", "stalls", "recomputed", "prefetched", "prefetch_useful", "prefetch_wasted",
+    "prefetch_cancelled",
+)  # fmt: skip
 
 
 class SidecarCollector(Collector):
@@ -25,6 +30,7 @@ class SidecarCollector(Collector):
         yield _gauge("kvgraph_uptime_seconds", "Seconds since the sidecar started", status.uptime_s)
         yield from _graph(status)
         yield from _engines(status.engines)
+        yield from _tiers(status.engines)
         yield from _counters(status)
 
 
@@ -59,6 +65,41 @@ def _engines(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
         for layer, count in (engine.graph.layers if engine.graph else {}).items():
             blocks.add_metric([*label, layer], count)
     yield from (info, state, age, blocks, gaps)
+
+
+def _tiers(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
+    level = GaugeMetricFamily("kvgraph_tier_blocks", "Blocks in a tier", labels=["engine", "tier"])
+    room = GaugeMetricFamily("kvgraph_tier_capacity_blocks", "Blocks that fit into a tier",
+                             labels=["engine", "tier"])  # fmt: skip
+    counts = CounterMetricFamily("kvgraph_tier_events", "Counted by an engine's tiers",
+                                 labels=["engine", "what"])  # fmt: skip
+    moved = CounterMetricFamily("kvgraph_tier_bytes", "Moved between tiers, on one worker",
+                                labels=["engine", "direction"])  # fmt: skip
+    rates = GaugeMetricFamily("kvgraph_tier_bytes_per_second", "What a transfer reaches",
+                              labels=["engine", "direction"])  # fmt: skip
+    prefill = GaugeMetricFamily("kvgraph_prefill_tokens_per_second", "What computing reaches",
+                                labels=["engine"])  # fmt: skip
+    stalls = CounterMetricFamily("kvgraph_stall_seconds", "Requests waited for loads",
+                                 labels=["engine"])  # fmt: skip
+    for engine in engines:
+        tiers, known, label = engine.tiers, engine.graph, _cut(engine.id)
+        if tiers is None:
+            continue
+        if known is not None and known.pressure is not None:
+            level.add_metric([label, "hot"], known.resident)
+            room.add_metric([label, "hot"], known.pressure.total_blocks)
+        for tier in ("warm", "cold"):
+            level.add_metric([label, tier], getattr(tiers, f"{tier}_blocks"))
+            room.add_metric([label, tier], getattr(tiers, f"{tier}_capacity"))
+        for what in _TIER_COUNTS:
+            counts.add_metric([label, what], getattr(tiers, what))
+        back = tiers.loaded + tiers.prefetched
+        for direction, blocks in (("spill", tiers.spilled), ("load", back)):
+            moved.add_metric([label, direction], blocks * tiers.bytes_per_block)
+            rates.add_metric([label, direction], getattr(tiers, f"{direction}_bytes_per_s"))
+        prefill.add_metric([label], tiers.prefill_tokens_per_s)
+        stalls.add_metric([label], tiers.stall_s)
+    yield from (level, room, counts, moved, rates, prefill, stalls)
 
 
 def _counters(status: SidecarStatus) -> Iterator[Metric]:

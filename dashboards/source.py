@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..graph.events import TierReport
 from ..graph.stats import EngineStats, GraphStats
 
 
@@ -19,6 +20,7 @@ class EngineStatus:
         state: ``synced``; ``resyncing``, ``waiting``, ``replaying``: advice is withheld for now;
             ``partial``, ``degraded``: some of its history was lost and could not be had again.
         ranking_age_s: Seconds since the ranking that it was sent last was true; None: none yet.
+        tiers: What its colder tiers hold and did; None without any.
     """
 
     id: str
@@ -35,6 +37,7 @@ class EngineStatus:
     ranked: int
     ranked_protected: int
     graph: EngineStats | None
+    tiers: TierReport | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from ..graph.advice import (
 )
 from ..graph.errors import VersionError, WireError
 from ..graph.events import AnyEvent, BlocksResident, EngineHello
+from ..graph.types import Keys, as_keys
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ class EngineEnd(Protocol):
     def resident(self) -> bytes:
         """Every key in the prefix cache, packed; may take its time."""
 
+    def copies(self) -> list[AnyEvent]:
+        """``BlocksSpilled`` for every copy in a colder tier."""
+
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """The engine's load and what it did with our advice; ``dropped`` events so far."""
 
@@ -56,7 +60,7 @@ class ClientOptions:
     queue_limit: int = 16_384  # events that wait to be sent
     batch_limit: int = 1_024  # events a frame
     send_hwm: int = 64  # frames that ZeroMQ may hold for a slow sidecar
-    tick_s: float = 0.05
+    tick_s: float = 0.2
     heartbeat_s: float = 0.4  # under the 0.5 s that the sidecar is promised
     max_stale_s: float = 2.0
     absent_s: float = 2.0  # unreachable for so long: the sidecar is gone, stop keeping for it
@@ -93,6 +97,7 @@ class AdvisorClient:
         self._max_stale = self.options.max_stale_s
         self._queue_limit = self.options.queue_limit
         self._held: EvictionRanking | None = None
+        self._wanted: Keys | None = None
         self._queue: deque[AnyEvent] = deque()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -118,6 +123,10 @@ class AdvisorClient:
         if held is None or not self._clock() - held.ts <= self._max_stale:
             return None
         return held
+
+    def wanted(self) -> Keys | None:
+        """Keys that the sidecar suggests to bring back, best first; as old as the ranking."""
+        return self._wanted if self.ranking() is not None else None
 
     def start(self) -> None:
         """Start the client's thread; a second call does nothing."""
@@ -217,7 +226,7 @@ class AdvisorClient:
                 case ResyncRequest():
                     self._greeted = False
                 case PrefetchMessage():
-                    pass  # nothing here can bring blocks back from a colder tier yet
+                    self._wanted = as_keys(advice.order)
         except VersionError as error:
             self.refused_version += 1
             self._say_once("version", "kvgraph: advice refused: %s", error)
@@ -254,7 +263,7 @@ class AdvisorClient:
             return False
         self._last_greeting = now
         hello, resident = self._engine.hello(), BlocksResident(self._engine.resident())
-        self._greeted = self._send(socket, [hello, resident])
+        self._greeted = self._send(socket, [hello, resident, *self._engine.copies()])
         self.greetings += self._greeted
         return self._greeted
 

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import inspect
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 import zmq
 
 from ..graph import wire
-from ..graph.errors import VersionError, WireError
+from ..graph.errors import ConfigError, VersionError, WireError
 from ..graph.events import Pressure
+from .reliance import HOOKS, misfit
 from .sidecar import private_directory
+from .tiers.settings import (
+    COLD_VARIABLE,
+    DIRECTORY_VARIABLE,
+    DISK_SUFFIX,
+    WARM_VARIABLE,
+    read_settings,
+)
 from .vllm.plugin import rival_plugins
 from .vllm.settings import (
     PLUGIN_GROUP,
@@ -32,35 +40,6 @@ app = typer.Typer(add_completion=False)
 
 _INSTALL: Final = "pip install 'kvgraph[vllm]' (GPU) or 'kvgraph[cpu]'"
 _NOT_FITTING: Final = f"install vLLM {TESTED_VERSION}.x, or report the missing name"
-_CACHED: Final = (
-    "request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size",
-    "kv_cache_group_id", "block_mask",
-)  # fmt: skip
-# module, attribute path, parameters that we pass or are passed
-_HOOKS: Final = (
-    ("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ()),
-    ("vllm.config", "KVTransferConfig.is_kv_transfer_instance", ()),
-    ("vllm.v1.core.block_pool", "BlockPool.cache_full_blocks", _CACHED),
-    ("vllm.v1.core.block_pool", "BlockPool._emit_block_removed_events", ("block_hashes",)),
-    ("vllm.v1.core.block_pool", "BlockPool.reset_prefix_cache", ()),
-    ("vllm.v1.core.block_pool", "BlockHashToBlockMap.get_one_block", ("key",)),
-    ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.popleft_n", ("n",)),
-    ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.remove", ("block",)),
-    ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.prepend_n", ("blocks",)),
-    ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.append_n", ("blocks",)),
-    ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.iter_blocks_after", ("cursor",)),
-    ("vllm.v1.core.kv_cache_utils", "KVCacheBlock.block_hash", ()),
-    (
-        "vllm.distributed.kv_transfer.kv_connector.v1.base",
-        "KVConnectorBase_V1.bind_gpu_block_pool",
-        ("gpu_block_pool",),
-    ),
-    (
-        "vllm.distributed.kv_transfer.kv_connector.v1.base",
-        "SupportsHMA.request_finished_all_groups",
-        ("request", "block_ids"),
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +78,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
         yield _check("hooks", check_hooks)
     yield _check("plugin", check_plugin)
     yield _check("switch", check_switch)
+    yield _check("tiers", check_tiers)
     yield _check("ipc socket", check_ipc)
     yield _check("sidecar", lambda: check_sidecar(endpoint))
 
@@ -129,21 +109,10 @@ def check_vllm() -> Check:
 
 def check_hooks() -> Check:
     """Does everything of vLLM's that the hooks rely on exist, with the parameters they use."""
-    missing = [problem for hook in _HOOKS if (problem := _misfit(*hook))]
+    missing = [problem for hook in HOOKS if (problem := misfit(*hook))]
     if missing:
         return Check("hooks", False, "; ".join(missing), _NOT_FITTING)
-    return Check("hooks", True, f"all {len(_HOOKS)} that we rely on fit")
-
-
-def _misfit(module: str, path: str, parameters: tuple[str, ...]) -> str | None:
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
-        if found is None:
-            return f"{module}.{path} is missing"
-    known = inspect.signature(found).parameters if parameters else {}
-    lost = [name for name in parameters if name not in known]
-    return f"{module}.{path} takes no {', '.join(lost)}" if lost else None
+    return Check("hooks", True, f"all {len(HOOKS)} that we rely on fit")
 
 
 def check_plugin() -> Check:
@@ -166,6 +135,43 @@ def check_switch() -> Check:
     if switched_on():
         return Check("switch", True, f"{SWITCH_VARIABLE} is set")
     return Check("switch", None, f"off; engines start stock until {SWITCH_VARIABLE}=1 is set")
+
+
+def check_tiers() -> Check:
+    """Can blocks that leave the engine's pool be kept, as the environment asks."""
+    try:
+        tiers = read_settings(os.environ)
+    except ConfigError as error:
+        return Check("tiers", False, str(error), "correct the variable, or unset it")
+    if tiers is None:
+        return Check("tiers", None, f"off; {WARM_VARIABLE}=GiB keeps evicted blocks in host memory")
+    free = _available_memory()
+    if tiers.warm_bytes > free:
+        detail = f"{_gib(tiers.warm_bytes)} GiB of host memory asked for, {_gib(free)} GiB are free"
+        return Check("tiers", False, detail, f"lower {WARM_VARIABLE}")
+    if tiers.cold_dir is not None and (problem := _disk_problem(tiers.cold_dir, tiers.cold_bytes)):
+        return Check("tiers", False, problem, f"change {DIRECTORY_VARIABLE} or {COLD_VARIABLE}")
+    disk = f", {_gib(tiers.cold_bytes)} GiB in {tiers.cold_dir}" if tiers.cold_dir else ""
+    return Check("tiers", True, f"{_gib(tiers.warm_bytes)} GiB of host memory a worker{disk}")
+
+
+def _available_memory() -> int:
+    """Bytes that new processes can have without swapping, as Linux reckons."""
+    with open("/proc/meminfo") as lines:
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
+
+
+def _disk_problem(directory: Path, wanted: int) -> str | None:
+    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not os.access(nearest, os.W_OK):
+        return f"{nearest} cannot be written"
+    present = sum(file.stat().st_size for file in directory.glob(f"*{DISK_SUFFIX}"))
+    free = shutil.disk_usage(nearest).free + present  # our own files are there already
+    return f"{nearest} has {_gib(free)} GiB free of {_gib(wanted)}" if free < wanted else None
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"
 
 
 def check_ipc() -> Check:

@@ -155,6 +155,10 @@ class FakeEngine:
         """See ``EngineEnd``."""
         return _pack(list(self._cached))
 
+    def copies(self) -> list[AnyEvent]:
+        """See ``EngineEnd``: it has no tiers."""
+        return []
+
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
         cached = len(self._cached)

@@ -92,8 +92,9 @@ def _scheduler_state(scheduler: Any) -> dict[str, Any]:
     }  # fmt: skip
     side = getattr(parts[-1], "_side", None)
     if side is not None:
-        applied = side.heartbeat(side.client.dropped)[1]
-        state["applied"] = {name: getattr(applied, name) for name in applied.__struct_fields__}
+        for told in side.heartbeat(side.client.dropped)[1:]:
+            name = "applied" if type(told).__name__ == "AdviceApplied" else "tiers"
+            state[name] = {field: getattr(told, field) for field in told.__struct_fields__}
         state["garbage"] = side.client.garbage
     return state
 

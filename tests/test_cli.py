@@ -170,6 +170,9 @@ def test_status_and_explain_find_a_running_sidecar(serve: Callable[..., Sidecar]
         assert shown.returncode == 0, shown.stderr
         assert "node:1 [red]" in shown.stdout
         assert "user_turn" in shown.stdout
+        assert "tiers of node:1 [red]" in shown.stdout
+        assert "300 of 400 blocks (300.0 MB, 75 %)" in shown.stdout
+        assert "75 % useful (6 of 8)" in shown.stdout
         block = run("explain", "0x5")
         assert "importance" in block.stdout
         assert json.loads(run("explain", "chat", "--json").stdout)["blocks"] == 1
@@ -211,7 +214,14 @@ socket.setsockopt(zmq.IDENTITY, os.urandom(16))
 socket.connect({endpoint!r})
 hello = EngineHello("node:1 [red]", "model", 16, 100, "test 1")
 chain = BlocksStored((5).to_bytes(8, "little"), None, 16, "chat")
-socket.send_multipart(wire.encode_events(0, [hello, BlocksResident(b""), chain]))
+tiers = TierReport(
+    bytes_per_block=1_000_000, warm_blocks=300, warm_capacity=400, cold_blocks=5, cold_capacity=60,
+    spilled=70, spill_lost=1, spill_failed=2, passed_over=80, sunk=6, dropped=3, loaded=20,
+    load_failed=4, stalls=9, stall_s=1.5, recomputed=7, prefetched=10, prefetch_useful=6,
+    prefetch_wasted=2, prefetch_cancelled=11, load_bytes_per_s=3e9, spill_bytes_per_s=2e9,
+    prefill_tokens_per_s=5e3,
+)
+socket.send_multipart(wire.encode_events(0, [hello, BlocksResident(b""), chain, tiers]))
 for seq in range(1, 10_000):
     time.sleep(0.3)
     socket.send_multipart(wire.encode_events(seq, [Pressure(1, 1, 1, 1, 1)]))

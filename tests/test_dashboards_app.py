@@ -7,17 +7,32 @@ import time
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
-from kvgraph.graph.events import AdviceApplied, BlocksStored, EngineHello, Pressure
+from kvgraph.graph.events import (
+    AdviceApplied,
+    BlocksSpilled,
+    BlocksStored,
+    EngineHello,
+    Pressure,
+    TierReport,
+)
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from prometheus_client.parser import text_string_to_metric_families
 
 BIG = (1 << 64) - 1
+TIERS = TierReport(
+    bytes_per_block=1000, warm_blocks=30, warm_capacity=40, cold_blocks=5, cold_capacity=60,
+    spilled=70, spill_lost=1, spill_failed=2, passed_over=80, sunk=6, dropped=3, loaded=20,
+    load_failed=4, stalls=9, stall_s=1.5, recomputed=7, prefetched=10, prefetch_useful=6,
+    prefetch_wasted=2, prefetch_cancelled=11, load_bytes_per_s=3e9, spill_bytes_per_s=2e9,
+    prefill_tokens_per_s=5e3,
+)  # fmt: skip
 NASTY = [
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
@@ -39,7 +54,7 @@ class Source:
         self.healthy = True
         hello = EngineHello(names[0], names[0], 16, 100, names[0])
         applied = AdviceApplied(3, 7, 1, 0, 0, 2)
-        self.graph.apply("e1", [hello, Pressure(1, 1, 1, 1, 1), applied])
+        self.graph.apply("e1", [hello, Pressure(1, 1, 1, 1, 1), applied, TIERS])
         keys = np.array([1, 2, BIG], dtype="<u8").tobytes()
         self.graph.apply("e1", [BlocksStored(keys, None, 16, names[0])])
         for index, name in enumerate(names):
@@ -68,6 +83,7 @@ class Source:
             ranked=3,
             ranked_protected=0,
             graph=stats.engines["e1"],
+            tiers=stats.engines["e1"].tiers,
         )
         return SidecarStatus(
             version="0",
@@ -116,6 +132,32 @@ def test_status_names_engines_and_what_they_did(client: TestClient) -> None:
     assert engine["graph"]["applied"]["dropped"] == 2
     assert engine["graph"]["hello"]["block_size"] == 16
     assert status["counters"]["ingest"]["messages"] == 12
+
+
+def test_status_tells_all_that_an_engine_reports_of_its_tiers(client: TestClient) -> None:
+    (engine,) = client.get("/status").json()["engines"]
+    assert engine["tiers"] == msgspec.structs.asdict(TIERS)
+
+
+def test_metrics_tell_of_tiers(client: TestClient) -> None:
+    samples = {
+        (sample.name, *(v for label, v in sample.labels.items() if label != "engine")): sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+    }
+    assert samples["kvgraph_tier_blocks", "warm"] == 30
+    assert samples["kvgraph_tier_capacity_blocks", "cold"] == 60
+    assert samples["kvgraph_tier_events_total", "passed_over"] == 80
+    assert samples["kvgraph_tier_bytes_total", "load"] == (20 + 10) * 1000
+    assert samples["kvgraph_tier_bytes_per_second", "spill"] == 2e9
+    assert samples["kvgraph_stall_seconds_total",] == 1.5
+
+
+def test_a_block_tells_where_its_copies_are(client: TestClient, source: Source) -> None:
+    assert client.get("/blocks/1/explain").json()["copies"] == "none yet"
+    packed = np.array([1], dtype="<u8").tobytes()
+    source.graph.apply("e1", [BlocksSpilled(packed, 2, 1000), BlocksSpilled(packed, 4, 1000)])
+    assert client.get("/blocks/1/explain").json()["copies"] == "warm and cold on e1"
 
 
 @pytest.mark.parametrize("key", [str(BIG), hex(BIG), "0XFFFFFFFFFFFFFFFF"])

@@ -195,18 +195,21 @@ def test_no_sidecar_and_the_users_own_connector(
     assert len(run.lines("kvgraph: ")) == 1
 
 
+@pytest.mark.parametrize("warm_gib", ["0", "0.1"], ids=["advice alone", "with tiers"])
 def test_the_child_sidecar_is_killed_mid_run_and_ends_with_the_engine(
-    stock: Run, tiny_model: Path, wait_gone: Callable[[str], None]
+    stock: Run, tiny_model: Path, wait_gone: Callable[[str], None], warm_gib: str
 ) -> None:
     """With nothing but the switch, over several processes: API side, engine core, sidecar."""
     run = Engine(
         tiny_model, {"kill_sidecar": True},
-        AITHER_KVCACHE_GRAPH="1", VLLM_ENABLE_V1_MULTIPROCESSING="1",
+        AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_WARM_GIB=warm_gib,
+        VLLM_ENABLE_V1_MULTIPROCESSING="1",
     ).result()  # fmt: skip
     assert run.result["texts"] == stock.result["texts"]
     assert len(run.lines("listens on")) == 2, "the first, and the one started in its place"
     assert len(run.lines("ended unexpectedly")) == 1
     assert run.lines("engine linked to the sidecar")
+    assert bool(run.lines("tiers on:")) == (warm_gib != "0")
     assert run.result["sidecar"].startswith("ipc://")
     wait_gone(run.result["sidecar"])
 

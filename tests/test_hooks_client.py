@@ -42,6 +42,9 @@ class Engine:
     def resident(self) -> bytes:
         return self.cached
 
+    def copies(self) -> list[AnyEvent]:
+        return []
+
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         return [Pressure(8, 4, 4, 1, 0), AdviceApplied(0, 0, 0, 0, 0, dropped)]
 

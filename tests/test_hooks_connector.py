@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE, connected, new_pool, request_maker
+from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, connected, new_pool, request_maker
 from kvgraph.graph.advice import EvictionRanking
 from kvgraph.graph.events import (
     BlocksCleared,
@@ -20,7 +20,7 @@ from kvgraph.graph.events import (
     RequestStarted,
     Segment,
 )
-from kvgraph.hooks.vllm.keys import key_of, pack_hashes, unpack
+from kvgraph.hooks.keys import key_of, pack_hashes, unpack
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 PROMPT = 10 * BLOCK_SIZE
@@ -63,7 +63,7 @@ def start(connector: Any, pool: Any, request: Any, hits: int = 0) -> list[Any]:
 
 
 def step(connector: Any) -> None:
-    connector.build_connector_meta(None)
+    connector.build_connector_meta(STEP)
 
 
 def finish(connector: Any, pool: Any, request: Any, blocks: list[Any]) -> None:
@@ -204,8 +204,8 @@ def test_a_step_applies_the_clients_ranking(connector: Any, pool: Any, make: Any
     pool.get_new_blocks(53)  # all that is blank
     chain = np.frombuffer(pack_hashes(request.block_hashes), dtype="<u8")
     none = chain[:0]
-    connector._side.client._held = EvictionRanking(3, 1e12, chain, none, none)
-    connector.build_connector_meta(None)
+    connector._side.client._held = EvictionRanking(3, 1e12, chain, none, none, none)
+    connector.build_connector_meta(STEP)
     head = next(pool.free_block_queue.iter_blocks_after(None))
     assert key_of(head.block_hash[:-4]) == int(chain[0])
     applied = connector._side.heartbeat(5)[1]
@@ -232,7 +232,7 @@ def test_an_error_of_ours_disables_us_and_no_more(
     assert "disabled" in caplog.records[0].getMessage()
     assert connector._side is None
     assert "cache_full_blocks" not in vars(pool)
-    assert connector.build_connector_meta(None) is not None
+    assert connector.build_connector_meta(STEP) is not None
 
 
 def test_a_change_that_we_cannot_read_disables_us_and_frees_the_pool(
@@ -252,7 +252,7 @@ def test_arranging_that_fails_leaves_the_engine_its_queue(
 
     monkeypatch.setattr(connector._side.arranger, "step", fail)
     before = pool.get_num_free_blocks()
-    assert connector.build_connector_meta(None) is not None
+    assert connector.build_connector_meta(STEP) is not None
     assert connector._side is None
     assert len(pool.get_new_blocks(before)) == before
 

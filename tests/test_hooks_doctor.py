@@ -94,3 +94,30 @@ def test_a_check_that_breaks_is_a_failed_check() -> None:
 
     ask: Callable[[], doctor.Check] = broken
     assert doctor._check("x", ask).ok is False
+
+
+@pytest.mark.parametrize(
+    ("environment", "detail"),
+    [
+        ({"AITHER_KVCACHE_WARM_GIB": "lots"}, "AITHER_KVCACHE_WARM_GIB='lots'; allowed: GiB"),
+        ({"AITHER_KVCACHE_WARM_GIB": "900000"}, "900000.0 GiB of host memory asked for"),
+        ({"AITHER_KVCACHE_COLD_GIB": "1"}, "AITHER_KVCACHE_COLD_GIB needs"),
+        (
+            {
+                "AITHER_KVCACHE_WARM_GIB": "0.001",
+                "AITHER_KVCACHE_COLD_GIB": "900000",
+                "AITHER_KVCACHE_COLD_DIR": "/tmp/kvgraph-none/tiers",
+            },
+            "GiB free of 900000.0",
+        ),
+    ],
+)
+def test_tiers_that_cannot_be_had_are_told(
+    environment: dict[str, str], detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    check = doctor.check_tiers()
+    assert check.ok is False
+    assert detail in check.detail
+    assert check.remedy

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE, cached_pool, new_pool, request_maker
 from kvgraph.graph.advice import EvictionRanking
+from kvgraph.hooks.keys import key_of, pack_hashes, unpack
 from kvgraph.hooks.vllm.eviction import PROTECT_PER_STEP, FreeQueueArranger
 from kvgraph.hooks.vllm.index import BlockIndex
-from kvgraph.hooks.vllm.keys import key_of, pack_hashes, unpack
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
 def ranking(order: Any, protected: Any = (), epoch: int = 1) -> EvictionRanking:
-    as_keys = [np.array(list(keys), dtype=np.uint64) for keys in (order, protected, ())]
+    as_keys = [np.array(list(keys), dtype=np.uint64) for keys in (order, protected, (), ())]
     return EvictionRanking(epoch, 0.0, *as_keys)
 
 

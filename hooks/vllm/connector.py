@@ -1,17 +1,16 @@
-"""The KV connector that observes a vLLM scheduler and arranges its free queue.
+"""The KV connector that observes a vLLM scheduler, arranges its free queue, and keeps its tiers.
 
-It transfers no KV. vLLM offers connectors the calls that matter here: the live block pool, each
-request's first scheduling and its end, and one call a step, after the step's allocations.
+vLLM offers connectors the calls that matter here: the live block pool, each request's lookup, its
+first scheduling and its end, and one call a step, after the step's allocations. KV is moved only
+where the engine was given memory for it; without, the workers have no connector at all.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import socket
 from typing import TYPE_CHECKING, Any, Final
 
-import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -19,16 +18,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
-from ...graph.events import AdviceApplied, AnyEvent, EngineHello
-from ..client import AdvisorClient
-from .eviction import FreeQueueArranger
+from ..tiers.jobs import TierAnswer
+from ..tiers.settings import TierSettings
 from .guard import guarded
-from .index import BlockIndex
 from .logs import log_where_vllm_logs
-from .observer import EngineObserver, ObservedGroup
-from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE
-from .tagging import MAX_NAME
-from .tap import PoolTap
+from .rescue import Rescue
+from .scheduler import SchedulerSide
+from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY
+from .worker import TierMetadata, TierWorkerMetadata, WorkerSide
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,6 +33,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
@@ -45,62 +43,21 @@ logger = logging.getLogger(__name__)
 _NOTHING_TO_DO: Final = KVConnectorMetadata()
 
 
-class SchedulerSide:
-    """Everything that lives in the scheduler's process, wired together."""
-
-    def __init__(self, config: VllmConfig, kv_cache: KVCacheConfig, pool: BlockPool, endpoint: str):
-        group = observed_group(kv_cache, pool)
-        self._config = config
-        self._pool = pool
-        self._group = group
-        self.index = BlockIndex(pool)
-        self.arranger = FreeQueueArranger(pool, self.index, most_blocks_per_step(config, group))
-        self.client = AdvisorClient(endpoint, self)
-        self.tap = PoolTap(pool, group.index)
-        self.observer = EngineObserver(pool, group, self.index, self.arranger, self.client.emit)
-
-    def step(self) -> None:
-        """Once an engine step, after its allocations: tell what changed, apply advice."""
-        self.observer.blocks_changed(self.tap.take())
-        self.arranger.step(self.client.ranking())
-
-    def hello(self) -> EngineHello:
-        """See ``EngineEnd``."""
-        model = self._config.model_config
-        return EngineHello(
-            engine=f"{socket.gethostname()}:{os.getpid()}"[:MAX_NAME],
-            model=str(model.served_model_name or model.model)[:MAX_NAME],
-            block_size=self._group.block_size,
-            num_blocks=self._pool.num_gpu_blocks,
-            version=f"vllm {vllm.__version__}"[:MAX_NAME],
-        )
-
-    def resident(self) -> bytes:
-        """See ``EngineEnd``."""
-        return self.observer.resident()
-
-    def heartbeat(self, dropped: int) -> list[AnyEvent]:
-        """See ``EngineEnd``."""
-        arranger = self.arranger
-        applied = AdviceApplied(
-            epoch=arranger.epoch,
-            moved=arranger.moved,
-            recycled=arranger.recycled,
-            stale=arranger.stale,
-            protected_evicted=arranger.protected_evicted,
-            dropped=dropped,
-        )
-        return [self.observer.pressure(), applied]
-
-
 class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Observes; loads and saves nothing. In a worker it does nothing at all."""
+    """Observes; with tiers, also spills, loads and prefetches."""
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._side: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        self._rescue = Rescue()
+        tiers = self._kv_transfer_config.get_from_extra_config(TIERS_KEY, None)
+        self._tiers = TierSettings.from_plain(tiers) if tiers is not None else None
+        if role is KVConnectorRole.WORKER and self._tiers is not None:
+            log_where_vllm_logs()  # a worker is a process of its own
+            self._worker = WorkerSide(vllm_config, self._tiers)
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -120,7 +77,9 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not endpoint:
             return
         log_where_vllm_logs()  # the engine core is a process of its own
-        side = SchedulerSide(self._vllm_config, self._kv_cache_config, gpu_block_pool, endpoint)
+        side = SchedulerSide(
+            self._vllm_config, self._kv_cache_config, gpu_block_pool, endpoint, self._tiers
+        )
         self._side = side
         side.client.start()
 
@@ -128,31 +87,54 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def on_new_request(self, request: Request) -> None:
         """Count a waiting request."""
         if self._side is not None:
-            self._side.observer.request_queued(request)
+            self._side.request_queued(request)
 
     @guarded((0, False))
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Nothing to load; note how much of the prompt the prefix cache held."""
-        if self._side is not None:
-            self._side.observer.request_looked_up(request, num_computed_tokens)
-        return 0, False
+        """What a load can bring; note how much of the prompt the prefix cache held."""
+        if self._side is None:
+            return 0, False
+        return self._side.request_looked_up(request, num_computed_tokens)
 
     @guarded(None)
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """A request was given blocks."""
-        if self._side is not None:
-            self._side.observer.request_scheduled(request)
+        """A request was given blocks; ``num_external_tokens`` of them are to be loaded."""
+        if self._side is None:
+            return
+        try:
+            self._side.request_scheduled(request, blocks, num_external_tokens)
+        except Exception:
+            if num_external_tokens:
+                self._rescue.fail_load(request.request_id, blocks.get_block_ids()[0])
+            raise
 
     @guarded(_NOTHING_TO_DO)
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """After the step's allocations and before the next ones: arrange the free queue."""
         if self._side is not None:
-            self._side.step()
-        return _NOTHING_TO_DO
+            work = self._side.step(scheduler_output.total_num_scheduled_tokens)
+        else:
+            work = self._rescue.work()
+        return TierMetadata(work) if work else _NOTHING_TO_DO
+
+    @guarded(None)
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """A step's output arrived: what the workers moved becomes visible."""
+        metadata = connector_output.kv_connector_worker_meta
+        answer = metadata.answer if metadata is not None else TierAnswer()
+        if self._side is not None:
+            self._side.step_ended(answer)
+        else:
+            self._rescue.answered(answer)
+
+    @guarded(False)
+    def has_pending_push_work(self) -> bool:
+        """Whether transfers are under way whose end only another step can tell."""
+        return self._side.busy if self._side is not None else self._rescue.busy
 
     @guarded((False, None))
     def request_finished_all_groups(
@@ -160,7 +142,7 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request ended; its blocks are freed right after, as in stock vLLM."""
         if self._side is not None:
-            self._side.observer.request_finished(request, block_ids)
+            self._side.request_finished(request, block_ids)
         return False, None
 
     def request_finished(
@@ -169,26 +151,49 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """The same for an engine with one KV cache group (as part of a MultiConnector)."""
         return self.request_finished_all_groups(request, (block_ids,))
 
+    @guarded(False)
     def reset_cache(self) -> bool:
-        """There is no cache of ours to reset."""
-        return True
+        """Give up all copies; False while a load of one of them is under way."""
+        return self._side.drop_copies() if self._side is not None else True
 
     def shutdown(self) -> None:
         """Stop observing."""
         self._detach(wait_s=1.0)
+        if self._worker is not None:
+            self._worker.close()
 
-    # A worker's calls: none does anything -------------------------------------------------------
+    # A worker's calls ---------------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """The paged memory that blocks move out of and into."""
+        if self._worker is not None:
+            self._worker.register(kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing to load."""
+        """Begin this step's transfers; none waits for another."""
+        if self._worker is not None and isinstance(self._connector_metadata, TierMetadata):
+            self._worker.submit(self._connector_metadata.work)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose loads ended, well or not."""
+        return None, self._worker.take_finished() or None if self._worker is not None else None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks of those requests that hold nothing: vLLM computes them."""
+        return self._worker.take_failed() if self._worker is not None else set()
+
+    def build_connector_worker_meta(self) -> TierWorkerMetadata | None:
+        """What was moved since the last step."""
+        answer = self._worker.take_answer() if self._worker is not None else None
+        return TierWorkerMetadata(answer) if answer else None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for."""
+        """Nothing to wait for: a request waits for its load as a whole."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        """Nothing to save."""
+        """Nothing to save: blocks are copied when they are about to go."""
 
     def wait_for_save(self) -> None:
         """Nothing to wait for."""
@@ -208,26 +213,6 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _detach(self, wait_s: float) -> None:
         side, self._side = self._side, None
         if side is not None:
+            self._rescue.adopt(side.bridge)
             side.tap.detach()
             side.client.close(wait_s)
-
-
-def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
-    """The group whose prefix reaches furthest back: the first with full attention.
-
-    Hybrid models keep several groups under the same hashes; a sliding-window group drops blocks
-    that the others still hold, so following more than one would contradict itself.
-    """
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    groups = kv_cache.kv_cache_groups
-    full = (i for i, g in enumerate(groups) if isinstance(g.kv_cache_spec, FullAttentionSpec))
-    index = next(full, 0)
-    size = groups[index].kv_cache_spec.block_size if len(groups) > 1 else pool.hash_block_size
-    return ObservedGroup(index, size, pool.hash_block_size)
-
-
-def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:
-    """An upper bound of what one step allocates: every batched token new, each request a tail."""
-    scheduler = config.scheduler_config
-    return int(scheduler.max_num_batched_tokens) // group.block_size + int(scheduler.max_num_seqs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ...graph.events import (
     AnyEvent,
@@ -16,9 +16,8 @@ from ...graph.events import (
     RequestFinished,
     RequestStarted,
 )
-from .eviction import FreeQueueArranger
+from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, unpack
 from .index import BlockIndex
-from .keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, unpack
 from .tagging import MAX_NAME, Meaning, TagReader
 from .tap import Cached, Change
 
@@ -55,6 +54,16 @@ class ObservedGroup:
         return hashes[scale - 1 : tokens // self.hash_block_size : scale]
 
 
+class EvictionListener(Protocol):
+    """Who wants to know what left the prefix cache."""
+
+    def evicted(self, keys: Sequence[int]) -> None:
+        """The engine evicted ``keys``."""
+
+    def clear(self) -> None:
+        """The prefix cache was reset."""
+
+
 class EngineObserver:
     """Turns a scheduler's calls and a pool's changes into our events.
 
@@ -62,7 +71,7 @@ class EngineObserver:
         pool: The live block pool.
         group: The KV cache group to observe.
         index: Learns which block holds which key.
-        arranger: Is told of evictions.
+        listeners: Are told of evictions.
         emit: Takes each event; must not wait.
     """
 
@@ -71,13 +80,13 @@ class EngineObserver:
         pool: BlockPool,
         group: ObservedGroup,
         index: BlockIndex,
-        arranger: FreeQueueArranger,
+        listeners: Sequence[EvictionListener],
         emit: Callable[[AnyEvent], None],
     ) -> None:
         self._pool = pool
         self._group = group
         self._index = index
-        self._arranger = arranger
+        self._listeners = listeners
         self._emit = emit
         self._tags = TagReader()
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
@@ -183,11 +192,13 @@ class EngineObserver:
         gone = self._index.forget(keys)
         if gone:
             self._emit(BlocksRemoved(pack_keys(gone)))
-            self._arranger.evicted(gone)
+            for listener in self._listeners:
+                listener.evicted(gone)
 
     def _cleared(self) -> None:
         self._index.clear()
-        self._arranger.clear()
+        for listener in self._listeners:
+            listener.clear()
         self._emit(BlocksCleared())
 
     # Asked from the client's thread -------------------------------------------------------------

@@ -22,11 +22,14 @@ from .settings import (
     RESERVED_CPUS_VARIABLE,
     SIDECAR_VARIABLE,
     TESTED_VERSION,
+    TIERS_KEY,
     switched_on,
 )
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
+
+    from ..tiers.settings import TierSettings
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +91,8 @@ def attach(config: VllmConfig) -> None:
         return
     if config.kv_transfer_config is None:
         keep_cpu_threads(config)
-    config.kv_transfer_config = composed(config.kv_transfer_config, sidecar_endpoint())
+    tiers = tiers_asked_for(config)
+    config.kv_transfer_config = composed(config.kv_transfer_config, sidecar_endpoint(), tiers)
 
 
 def reason_to_decline(config: VllmConfig) -> str | None:
@@ -98,6 +102,25 @@ def reason_to_decline(config: VllmConfig) -> str | None:
     if config.model_config.is_encoder_decoder:
         return "vLLM allows encoder-decoder models no KV connector"
     return None
+
+
+def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
+    """The tiers that the environment asks for, where this engine can have them."""
+    from ...graph.errors import ConfigError  # not above: switched off, nothing of ours is loaded
+    from ..tiers.settings import read_settings
+
+    try:
+        tiers = read_settings(os.environ)
+    except ConfigError as error:
+        logger.warning("kvgraph: no tiers: %s", error)
+        return None
+    user = config.kv_transfer_config
+    if tiers is not None and user is not None and user.kv_connector is not None:
+        logger.warning(
+            "kvgraph: no tiers: this engine has %s, which moves its KV already", user.kv_connector
+        )
+        return None
+    return tiers
 
 
 def sidecar_endpoint() -> str:
@@ -129,10 +152,12 @@ def keep_cpu_threads(config: VllmConfig) -> None:
     os.environ[RESERVED_CPUS_VARIABLE] = str(stock)
 
 
-def composed(user: KVTransferConfig | None, endpoint: str) -> KVTransferConfig:
+def composed(
+    user: KVTransferConfig | None, endpoint: str, tiers: TierSettings | None = None
+) -> KVTransferConfig:
     """A transfer configuration with our connector in it: alone, or after the user's."""
     if user is None or user.kv_connector is None:
-        return _alone(endpoint)
+        return _alone(endpoint, tiers)
     ours = {
         "kv_connector": CONNECTOR,
         "kv_connector_module_path": CONNECTOR_MODULE,
@@ -144,16 +169,21 @@ def composed(user: KVTransferConfig | None, endpoint: str) -> KVTransferConfig:
     return _with_ours(user, ours)
 
 
-def _alone(endpoint: str) -> KVTransferConfig:
+def _alone(endpoint: str, tiers: TierSettings | None) -> KVTransferConfig:
     from vllm.config import KVTransferConfig
 
+    extra: dict[str, Any] = {ENDPOINT_KEY: endpoint}
+    if tiers is not None:
+        extra[TIERS_KEY] = tiers.plain()
     config = KVTransferConfig(
         kv_connector=CONNECTOR,
         kv_connector_module_path=CONNECTOR_MODULE,
-        kv_role="kv_producer",
+        kv_role="kv_both",
         kv_load_failure_policy="recompute",
-        kv_connector_extra_config={ENDPOINT_KEY: endpoint},
+        kv_connector_extra_config=extra,
     )
+    if tiers is not None:
+        return config
     # vLLM takes every role for KV on the move: a worker would create the connector and call it
     # for each layer, attention backends would be chosen for it, the scheduler would hold freed
     # blocks back (consumer) or offload partial tails (producer). Without a role the scheduler

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
 
@@ -36,9 +37,16 @@ class PoolTap:
         pool: The live block pool; three of its methods are shadowed on the instance until
             ``detach``. Each calls vLLM's own first and appends to a list: nothing can fail.
         group: The KV cache group whose stores are noted. Evictions are noted for all groups.
+
+    Attributes:
+        was_reset: Whether the prefix cache was reset since the last ``take``.
+        borrowed: Blocks that we hold ourselves, empty, so that workers can write to them; they
+            do not stand in the way of a reset.
     """
 
     def __init__(self, pool: BlockPool, group: int) -> None:
+        self.was_reset = False  # among what was not taken yet
+        self.borrowed: list[KVCacheBlock] = []
         self._pool = pool
         self._group = group
         self._changes: list[Change] = []
@@ -46,6 +54,7 @@ class PoolTap:
 
     def take(self) -> list[Change]:
         """What changed since the last call, in order."""
+        self.was_reset = False
         if not self._changes:
             return self._changes
         changes, self._changes = self._changes, []
@@ -81,8 +90,12 @@ class PoolTap:
             self._changes.append(block_hashes)
 
         def reset_prefix_cache() -> bool:
+            borrowed = self.borrowed
+            pool.free_blocks(borrowed)  # stock vLLM would have them free, and refuses otherwise
             done: bool = reset()
+            pool.touch(borrowed)
             if done:
+                self.was_reset = True
                 self._changes.append(Cleared())
             return done
 

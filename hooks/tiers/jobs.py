@@ -1,0 +1,146 @@
+"""What the scheduler asks of its workers, and what they answer.
+
+Every worker does every job on its own shard of the blocks. A copy is named by a number that is
+used once in an engine's life, so that nothing late can be mistaken for something new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """Copy the engine's ``blocks`` into new ``copies`` in memory."""
+
+    id: int
+    blocks: tuple[int, ...]
+    copies: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Bring ``copies`` back into the engine's ``blocks``.
+
+    Attributes:
+        from_disk: Copies that do not exist in memory yet: by position, the hash to read.
+        request: Who waits for it; None if nobody does yet.
+    """
+
+    id: int
+    copies: tuple[int, ...]
+    blocks: tuple[int, ...]
+    from_disk: dict[int, bytes]
+    request: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Write ``copies`` to the disk under ``hashes``."""
+
+    id: int
+    copies: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+
+
+Job = Spill | Load | Sink
+
+
+@dataclass(frozen=True, slots=True)
+class TierWork:
+    """One engine step's orders; first what is void, then the new jobs.
+
+    Attributes:
+        release: Copies in memory that are given up; no job under way has them.
+        erase: Hashes whose records on disk are given up.
+    """
+
+    jobs: tuple[Job, ...] = ()
+    release: tuple[int, ...] = ()
+    erase: tuple[bytes, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.jobs or self.release or self.erase)
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """One worker's answer; ``failed`` are positions in the job's lists."""
+
+    id: int
+    failed: frozenset[int]
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierAnswer:
+    """What workers have to say after a step; ``on_disk`` is said once, by each, at the start."""
+
+    done: tuple[JobDone, ...] = ()
+    on_disk: tuple[tuple[bytes, ...], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.done or self.on_disk)
+
+    def __add__(self, other: TierAnswer) -> TierAnswer:
+        return TierAnswer(self.done + other.done, self.on_disk + other.on_disk)
+
+
+Finish = Callable[[JobDone], None]
+
+
+@dataclass(slots=True)
+class _Open:
+    finish: Finish
+    missing: int
+    failed: set[int] = field(default_factory=set)
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+class JobBook:
+    """Jobs that the workers have, until all of them answered.
+
+    Args:
+        workers: How many answers a job needs.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._open: dict[int, _Open] = {}
+        self._new: list[Job] = []
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def number(self) -> int:
+        """The number of the next job."""
+        self._next += 1
+        return self._next
+
+    def open(self, job: Job, finish: Finish) -> None:
+        """Give out a job; ``finish`` hears of it once, when the last worker answered."""
+        self._new.append(job)
+        self._open[job.id] = _Open(finish, self._workers)
+
+    def take(self) -> tuple[Job, ...]:
+        """The jobs that were opened since the last call."""
+        jobs, self._new = tuple(self._new), []
+        return jobs
+
+    def answer(self, done: JobDone) -> None:
+        """One worker's answer: what failed for one has failed; the slowest sets the time."""
+        entry = self._open.get(done.id)
+        if entry is None:
+            return  # answered already: a worker that repeats itself changes nothing
+        entry.failed |= done.failed
+        entry.seconds = max(entry.seconds, done.seconds)
+        entry.bytes = max(entry.bytes, done.bytes)
+        entry.missing -= 1
+        if not entry.missing:
+            del self._open[done.id]
+            finished = JobDone(done.id, frozenset(entry.failed), entry.seconds, entry.bytes)
+            entry.finish(finished)

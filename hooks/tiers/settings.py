@@ -1,0 +1,92 @@
+"""How much memory and disk an engine may use for blocks that left its pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ...graph.errors import ConfigError
+
+WARM_VARIABLE: Final = "AITHER_KVCACHE_WARM_GIB"
+COLD_VARIABLE: Final = "AITHER_KVCACHE_COLD_GIB"
+DIRECTORY_VARIABLE: Final = "AITHER_KVCACHE_COLD_DIR"
+PREFETCH_VARIABLE: Final = "AITHER_KVCACHE_PREFETCH"
+SPILL_VARIABLE: Final = "AITHER_KVCACHE_SPILL"
+DISK_SUFFIX: Final = ".tier"  # of a disk tier's files
+
+_GIB: Final = 1 << 30
+_MOST_GIB: Final = 1 << 20
+_SPILL: Final = ("worth", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """Budgets of one worker, and what may be done with them.
+
+    Attributes:
+        warm_bytes: Host memory for copies.
+        cold_bytes: Disk below it; 0 for none.
+        cold_dir: Where the disk tier's files live; None without one.
+        prefetch: Whether blocks are brought back before anyone asks.
+        spill_all: Copy every block that is about to go, whatever it is worth.
+    """
+
+    warm_bytes: int
+    cold_bytes: int = 0
+    cold_dir: Path | None = None
+    prefetch: bool = True
+    spill_all: bool = False
+
+    def plain(self) -> dict[str, Any]:
+        """As numbers and strings, for an engine's configuration."""
+        return asdict(self) | {"cold_dir": str(self.cold_dir) if self.cold_dir else None}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> TierSettings:
+        """What ``plain`` made."""
+        directory = plain["cold_dir"]
+        return cls(**{**plain, "cold_dir": Path(directory) if directory else None})
+
+
+def read_settings(environment: Mapping[str, str]) -> TierSettings | None:
+    """The settings that an environment asks for; None if it asks for no tiers.
+
+    Raises:
+        ConfigError: A variable's value is not allowed; names it and what is.
+    """
+    warm = _gib(environment, WARM_VARIABLE)
+    cold = _gib(environment, COLD_VARIABLE)
+    directory = environment.get(DIRECTORY_VARIABLE, "").strip()
+    if cold and not warm:
+        raise ConfigError(f"{COLD_VARIABLE} needs {WARM_VARIABLE}: blocks reach the disk by memory")
+    if bool(cold) != bool(directory):
+        raise ConfigError(f"{COLD_VARIABLE} and {DIRECTORY_VARIABLE} go together; one is missing")
+    if not warm:
+        return None
+    return TierSettings(
+        warm,
+        cold,
+        Path(directory) if directory else None,
+        _choice(environment, PREFETCH_VARIABLE, ("1", "0")) == "1",
+        _choice(environment, SPILL_VARIABLE, _SPILL) == "all",
+    )
+
+
+def _gib(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "").strip()
+    try:
+        value = float(text) if text else 0.0
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= _MOST_GIB:  # which no NaN is
+        raise ConfigError(f"{name}={text!r}; allowed: GiB from 0 to {_MOST_GIB}")
+    return int(value * _GIB)
+
+
+def _choice(environment: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
+    value = environment.get(name, "").strip().lower() or allowed[0]
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r}; allowed: {', '.join(allowed)}")
+    return value

@@ -1,0 +1,215 @@
+"""What the scheduler's tier decisions share: the book of copies, open jobs, costs, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+
+from ...graph.events import AnyEvent, BlocksSpilled, CopiesDropped, TierReport
+from ...graph.types import Tier
+from ..keys import key_of, pack_keys
+from .copies import Copy, CopyDirectory
+from .costs import TransferCosts
+from .jobs import JobBook, JobDone, Sink
+
+_ANNOUNCED_AT_ONCE = 65_536  # keys in one event
+_SINKS_AT_ONCE = 64  # copies on their way to the disk
+_LOW_WATER = 16  # with a disk, one record in so many is kept free
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Blocks (or requests, or seconds) since the engine's start; see ``events.TierReport``."""
+
+    spilled: int = 0
+    spill_lost: int = 0
+    spill_failed: int = 0
+    passed_over: int = 0
+    sunk: int = 0
+    dropped: int = 0
+    loaded: int = 0
+    load_failed: int = 0
+    stalls: int = 0
+    stall_s: float = 0.0
+    recomputed: int = 0
+    prefetched: int = 0
+    prefetch_useful: int = 0
+    prefetch_wasted: int = 0
+    prefetch_cancelled: int = 0
+
+    def since(self, before: TierCounts) -> TierCounts:
+        """What happened after ``before``."""
+        names = (field.name for field in fields(self))
+        return TierCounts(**{name: getattr(self, name) - getattr(before, name) for name in names})
+
+
+class Shelves:
+    """The WARM and COLD tiers as the scheduler sees them; one thread changes them.
+
+    Attributes:
+        coming: Hashes of blocks that a load is bringing back now.
+
+    Args:
+        block_bytes: One block's bytes on one worker.
+        warm_capacity: Blocks in a worker's memory.
+        cold_capacity: Blocks on a worker's disk; 0 without one.
+        workers: How many workers answer for each job.
+        emit: Takes each event for the sidecar; must not wait.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        block_bytes: int,
+        warm_capacity: int,
+        cold_capacity: int,
+        workers: int,
+        emit: Callable[[AnyEvent], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.block_bytes = block_bytes
+        self.directory = CopyDirectory(warm_capacity, cold_capacity)
+        self.book = JobBook(workers)
+        self.costs = TransferCosts(clock)
+        self.counts = TierCounts()
+        self.coming: set[bytes] = set()
+        self.clock = clock
+        self._emit = emit
+        self._sinking = 0
+
+    def make_room(self, count: int, first: Iterable[bytes]) -> int:
+        """How many copies of ``count`` can be begun now; gives up or sinks the least worth.
+
+        Args:
+            count: Copies wanted.
+            first: Hashes in the order in which their copies should go; then the least recent.
+        """
+        directory = self.directory
+        missing = count - directory.room
+        if directory.cold_capacity:
+            self._sink(missing + directory.warm_capacity // _LOW_WATER, first)
+        elif missing > 0:
+            self.give_up(directory.victims(missing, first))
+        return min(count, directory.room)
+
+    def give_up(self, copies: Sequence[Copy]) -> None:
+        """Drop complete copies; those that were replaced meanwhile are gone already."""
+        copies = [copy for copy in copies if self.directory.warm(copy.block_hash) is copy]
+        for copy in copies:
+            self.directory.drop(copy)
+        self.counts.dropped += len(copies)
+        self.announce_dropped([copy.block_hash for copy in copies], Tier.WARM)
+
+    def lose_cold(self, hashes: Sequence[bytes]) -> None:
+        """Drop records on disk."""
+        for block_hash in hashes:
+            self.directory.drop_cold(block_hash)
+        self.announce_dropped(hashes, Tier.COLD)
+
+    def clear(self) -> None:
+        """The engine's prefix cache was reset: perhaps for new weights, so nothing holds."""
+        warm, cold = self.directory.warm_hashes(), self.directory.cold_hashes()
+        self.directory.clear()
+        self.announce_dropped(warm, Tier.WARM)
+        self.announce_dropped(cold, Tier.COLD)
+
+    def found_on_disk(self, hashes: Iterable[bytes]) -> None:
+        """Records that every worker still had when it started."""
+        for block_hash in hashes:
+            self.directory.add_cold(block_hash)
+
+    def _sink(self, count: int, first: Iterable[bytes]) -> None:
+        """Send up to ``count`` copies on to the disk; those that are there already just go."""
+        count = min(count, min(_SINKS_AT_ONCE, self.directory.cold_capacity) - self._sinking)
+        if count <= 0:
+            return
+        directory = self.directory
+        victims = directory.victims(count, first)
+        on_disk = [copy for copy in victims if directory.is_cold(copy.block_hash)]
+        self.give_up(on_disk)
+        new = [copy for copy in victims if not directory.is_cold(copy.block_hash)]
+        if new:
+            self._begin_sink(new)
+
+    def _begin_sink(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            copy.pins += 1
+        self._sinking += len(copies)
+        self._make_cold_room()
+        job = Sink(
+            self.book.number(),
+            tuple(copy.id for copy in copies),
+            tuple(copy.block_hash for copy in copies),
+        )
+        self.book.open(job, lambda done: self._sunk(copies, done))
+
+    def _sunk(self, copies: list[Copy], done: JobDone) -> None:
+        self._sinking -= len(copies)
+        directory = self.directory
+        for copy in copies:
+            directory.unpin(copy)
+        kept = [copy for copy in copies if directory.warm(copy.block_hash) is copy]
+        refused = {copies[at].id for at in done.failed}
+        written = [copy.block_hash for copy in kept if copy.id not in refused]
+        # Cleared meanwhile: what was written no longer counts.
+        self.lose_cold([copy.block_hash for copy in copies if copy not in kept])
+        for block_hash in written:
+            directory.add_cold(block_hash)
+        self.counts.sunk += len(written)
+        self.announce(written, Tier.COLD)
+        # A copy that the disk did not take goes all the same: memory is what is short.
+        self.give_up(kept)
+        self.counts.dropped -= len(written)
+
+    def _make_cold_room(self) -> None:
+        """For all that is on its way: the disk would otherwise choose victims of its own."""
+        excess = self.directory.cold_blocks + self._sinking - self.directory.cold_capacity
+        if excess > 0:
+            gone = self.directory.oldest_cold(excess)
+            self.counts.dropped += len(gone)
+            self.lose_cold(gone)
+
+    # For the sidecar ----------------------------------------------------------------------------
+
+    def announce(self, hashes: Sequence[bytes], tier: Tier) -> None:
+        """Tell of copies that were completed."""
+        for event in self._spilled_events(hashes, tier):
+            self._emit(event)
+
+    def announce_dropped(self, hashes: Sequence[bytes], tier: Tier) -> None:
+        """Tell of copies that are gone."""
+        if hashes:
+            self._emit(CopiesDropped(pack_keys([key_of(h) for h in hashes]), int(tier)))
+
+    def all_copies(self) -> list[AnyEvent]:
+        """Every copy there is, for a sidecar that starts anew; from any thread."""
+        directory = self.directory
+        return [
+            *self._spilled_events(directory.warm_hashes(), Tier.WARM),
+            *self._spilled_events(directory.cold_hashes(), Tier.COLD),
+        ]
+
+    def _spilled_events(self, hashes: Sequence[bytes], tier: Tier) -> list[AnyEvent]:
+        return [
+            BlocksSpilled(
+                pack_keys([key_of(h) for h in hashes[start : start + _ANNOUNCED_AT_ONCE]]),
+                int(tier),
+                self.block_bytes,
+            )
+            for start in range(0, len(hashes), _ANNOUNCED_AT_ONCE)
+        ]
+
+    def report(self) -> TierReport:
+        """Levels and counters."""
+        directory, costs = self.directory, self.costs
+        return TierReport(
+            bytes_per_block=self.block_bytes,
+            warm_blocks=directory.warm_blocks,
+            warm_capacity=directory.warm_capacity,
+            cold_blocks=directory.cold_blocks,
+            cold_capacity=directory.cold_capacity,
+            load_bytes_per_s=costs.load_bytes_per_s,
+            spill_bytes_per_s=costs.spill_bytes_per_s,
+            prefill_tokens_per_s=costs.prefill_tokens_per_s,
+            **asdict(self.counts),
+        )

@@ -1,0 +1,189 @@
+"""Everything of ours that lives in the scheduler's process, wired together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import vllm
+
+from ...graph.events import AdviceApplied, AnyEvent, EngineHello
+from ..client import AdvisorClient
+from ..tiers.jobs import TierAnswer, TierWork
+from ..tiers.settings import TierSettings
+from .eviction import FreeQueueArranger
+from .index import BlockIndex
+from .observer import EngineObserver, EvictionListener, ObservedGroup
+from .tagging import MAX_NAME
+from .tap import PoolTap
+from .tiering import TierCacheBridge, new_bridge, reason_to_refuse
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+class SchedulerSide:
+    """Everything that lives in the scheduler's process, wired together."""
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        kv_cache: KVCacheConfig,
+        pool: BlockPool,
+        endpoint: str,
+        tiers: TierSettings | None = None,
+    ) -> None:
+        group = observed_group(kv_cache, pool)
+        self._config = config
+        self._pool = pool
+        self.group = group
+        self.index = BlockIndex(pool)
+        self.arranger = FreeQueueArranger(pool, self.index, most_blocks_per_step(config, group))
+        self.client = AdvisorClient(endpoint, self)
+        self.tap = PoolTap(pool, group.index)
+        self.bridge = self._new_bridge(kv_cache, tiers) if tiers is not None else None
+        listeners: list[EvictionListener] = [self.arranger]
+        if self.bridge is not None:
+            self.tap.borrowed = self.bridge.borrowed
+            listeners.append(self.bridge)
+        self.observer = EngineObserver(pool, group, self.index, listeners, self.client.emit)
+
+    # Requests -----------------------------------------------------------------------------------
+
+    def request_queued(self, request: Request) -> None:
+        """A request arrived."""
+        self.observer.request_queued(request)
+        if self.bridge is not None:
+            self.bridge.queued(request)
+
+    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
+        """The prefix cache holds ``computed_tokens``: what more can a load bring?"""
+        self._catch_up()
+        self.observer.request_looked_up(request, computed_tokens)
+        if self.bridge is None:
+            return 0, False
+        return self.bridge.lookup(request, computed_tokens)
+
+    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
+        """A request got blocks, ``to_load`` tokens of which a load is to fill."""
+        self.observer.request_scheduled(request)
+        if self.bridge is not None:
+            ids = blocks.get_block_ids()[self.group.index]
+            self.bridge.allocated(request, ids, to_load)
+
+    def request_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+        """A request ended; its blocks are about to be freed."""
+        self.observer.request_finished(request, block_ids)
+        if self.bridge is not None:
+            self.bridge.finished(request.request_id)
+
+    # Steps --------------------------------------------------------------------------------------
+
+    def step(self, tokens: int) -> TierWork | None:
+        """Once an engine step, after its allocations: tell what changed, apply advice.
+
+        Args:
+            tokens: Scheduled in this step.
+        """
+        self.observer.blocks_changed(self.tap.take())
+        ranking = self.client.ranking()
+        self.arranger.step(ranking)
+        if self.bridge is None:
+            return None
+        return self.bridge.step(ranking, self.client.wanted(), tokens)
+
+    def step_ended(self, answer: TierAnswer) -> None:
+        """A step's output arrived, with what the workers moved meanwhile."""
+        self._catch_up()
+        if self.bridge is not None:
+            self.bridge.step_ended()
+            self.bridge.answered(answer)
+
+    @property
+    def busy(self) -> bool:
+        """Whether transfers are under way whose end only another step can tell."""
+        return self.bridge is not None and self.bridge.busy
+
+    def drop_copies(self) -> bool:
+        """Give up what the colder tiers hold; False while a request waits for some of it."""
+        if self.bridge is None:
+            return True
+        self.bridge.drop_copies()
+        return not self.bridge.loading
+
+    # For the client, on its thread --------------------------------------------------------------
+
+    def hello(self) -> EngineHello:
+        """See ``EngineEnd``."""
+        model = self._config.model_config
+        return EngineHello(
+            engine=f"{socket.gethostname()}:{os.getpid()}"[:MAX_NAME],
+            model=str(model.served_model_name or model.model)[:MAX_NAME],
+            block_size=self.group.block_size,
+            num_blocks=self._pool.num_gpu_blocks,
+            version=f"vllm {vllm.__version__}"[:MAX_NAME],
+        )
+
+    def resident(self) -> bytes:
+        """See ``EngineEnd``."""
+        return self.observer.resident()
+
+    def copies(self) -> list[AnyEvent]:
+        """See ``EngineEnd``."""
+        return self.bridge.copies() if self.bridge is not None else []
+
+    def heartbeat(self, dropped: int) -> list[AnyEvent]:
+        """See ``EngineEnd``."""
+        arranger = self.arranger
+        applied = AdviceApplied(
+            epoch=arranger.epoch,
+            moved=arranger.moved,
+            recycled=arranger.recycled,
+            stale=arranger.stale,
+            protected_evicted=arranger.protected_evicted,
+            dropped=dropped,
+        )
+        tiers = [self.bridge.report()] if self.bridge is not None else []
+        return [self.observer.pressure(), applied, *tiers]
+
+    def _catch_up(self) -> None:
+        """After a reset there may be new weights: nothing old is offered or registered any more."""
+        if self.tap.was_reset:
+            self.observer.blocks_changed(self.tap.take())
+
+    def _new_bridge(self, kv_cache: KVCacheConfig, tiers: TierSettings) -> TierCacheBridge | None:
+        if reason := reason_to_refuse(self._config, kv_cache, self.group):
+            logger.warning("kvgraph: no tiers in this engine: %s", reason)
+            return None
+        return new_bridge(
+            self._config, kv_cache, self._pool, self.group, self.index, tiers, self.client.emit
+        )
+
+
+def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
+    """The group whose prefix reaches furthest back: the first with full attention.
+
+    Hybrid models keep several groups under the same hashes; a sliding-window group drops blocks
+    that the others still hold, so following more than one would contradict itself.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = kv_cache.kv_cache_groups
+    full = (i for i, g in enumerate(groups) if isinstance(g.kv_cache_spec, FullAttentionSpec))
+    index = next(full, 0)
+    size = groups[index].kv_cache_spec.block_size if len(groups) > 1 else pool.hash_block_size
+    return ObservedGroup(index, size, pool.hash_block_size)
+
+
+def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:
+    """An upper bound of what one step allocates: every batched token new, each request a tail."""
+    scheduler = config.scheduler_config
+    return int(scheduler.max_num_batched_tokens) // group.block_size + int(scheduler.max_num_seqs)

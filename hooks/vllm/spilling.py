@@ -1,0 +1,152 @@
+"""Copies blocks to host memory before the engine needs their place: ahead of time, never on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from ...graph.advice import EvictionRanking
+from ...graph.types import Tier
+from ..keys import GROUP_BYTES, key_of
+from ..tiers.copies import Copy
+from ..tiers.jobs import JobDone, Spill
+from ..tiers.shelves import Shelves
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+_MOST_AT_ONCE: Final = 64  # blocks begun in one step
+_MOST_UNDER_WAY: Final = 256
+_STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time
+_LEAST_AHEAD: Final = 8
+_MEMORY_S: Final = 5.0  # in which the largest step seen fades to 1/e
+
+Begun = tuple["KVCacheBlock", bytes, Copy]
+
+
+class Spiller:
+    """Watches the head of the free queue, where the next victims stand.
+
+    A spill reads a block that nobody holds. It becomes a copy only if the block still carries the
+    very same hash when every worker is done: the scheduler knows of an eviction before any worker
+    can overwrite the block, so a copy that could be torn is never found.
+
+    Args:
+        pool: The live block pool.
+        group: The KV cache group whose blocks are copied.
+        shelves: Where copies are booked.
+        spill_all: Whether blocks that the sidecar thinks not worth a copy get one all the same.
+    """
+
+    def __init__(self, pool: BlockPool, group: int, shelves: Shelves, spill_all: bool) -> None:
+        self._pool = pool
+        self._shelves = shelves
+        self._spill_all = spill_all
+        self._suffix = group.to_bytes(GROUP_BYTES, "big")
+        self._under_way: set[bytes] = set()
+        self._largest_step = 0.0
+        self._seen_at = shelves.clock()
+        self._spill_first: object = None  # the array that ``_worth`` was made of
+        self._worth: frozenset[int] | None = None  # keys worth a copy; None: all are
+
+    def step(self, ranking: EvictionRanking | None, taken: int, wanted: int) -> int:
+        """Begin to copy what is about to go; returns how many blocks can go without a loss.
+
+        Args:
+            ranking: The latest advice; None without any.
+            taken: Blocks that this step took from the pool.
+            wanted: Blocks that a prefetch would take beside.
+        """
+        self._adopt(ranking)
+        now = self._shelves.clock()
+        fade = math.exp((self._seen_at - now) / _MEMORY_S)
+        self._largest_step, self._seen_at = max(float(taken), fade * self._largest_step), now
+        ahead = _LEAST_AHEAD + int(_STEPS_AHEAD * self._largest_step)
+        found, spare = self._find(ahead + wanted)
+        if found and len(self._under_way) < _MOST_UNDER_WAY:
+            self._begin(found, self._sink_first(ranking))
+        return spare - int(self._largest_step)
+
+    def evicted(self, keys: Sequence[int]) -> None:
+        """Take note that the engine evicted ``keys``, and whether copies are left."""
+        directory, counts, worth = self._shelves.directory, self._shelves.counts, self._worth
+        for key in keys:
+            if directory.hash_of(key) is None:
+                if worth is None or key in worth:
+                    counts.spill_lost += 1
+                else:
+                    counts.passed_over += 1
+
+    def _adopt(self, ranking: EvictionRanking | None) -> None:
+        if ranking is None or self._spill_all:
+            self._worth = self._spill_first = None
+        elif ranking.spill_first is not self._spill_first:
+            self._spill_first = ranking.spill_first
+            self._worth = frozenset(ranking.spill_first.tolist())
+
+    def _find(self, ahead: int) -> tuple[list[KVCacheBlock], int]:
+        """Blocks worth a copy among the next ``ahead`` that the engine will take.
+
+        Also returns how many stand before the first that would be lost if it were taken now.
+        """
+        directory, worth = self._shelves.directory, self._worth
+        found: list[KVCacheBlock] = []
+        suffix, under_way = self._suffix, self._under_way
+        safe = ahead
+        for place, block in enumerate(self._pool.free_block_queue.iter_blocks_after(None)):
+            if place >= ahead or len(found) >= _MOST_AT_ONCE:
+                break
+            full_hash = block.block_hash
+            if full_hash is None or not full_hash.endswith(suffix):
+                continue
+            block_hash = full_hash[:-GROUP_BYTES]
+            if block_hash in directory:
+                continue
+            if block_hash in under_way:
+                safe = min(safe, place)
+            elif worth is None or key_of(block_hash) in worth:
+                safe = min(safe, place)
+                found.append(block)
+        return found, safe
+
+    def _sink_first(self, ranking: EvictionRanking | None) -> list[bytes]:
+        """Hashes of copies that should make room, the least worth first."""
+        if ranking is None:
+            return []
+        hash_of = self._shelves.directory.hash_of
+        keys = ranking.sink_first[: 2 * _MOST_AT_ONCE].tolist()
+        return [block_hash for block_hash in map(hash_of, keys) if block_hash is not None]
+
+    def _begin(self, blocks: list[KVCacheBlock], sink_first: list[bytes]) -> None:
+        shelves = self._shelves
+        blocks = blocks[: shelves.make_room(len(blocks), sink_first)]
+        if not blocks:
+            return
+        begun: list[Begun] = []
+        for block in blocks:
+            assert block.block_hash is not None
+            block_hash = block.block_hash[:-GROUP_BYTES]
+            begun.append((block, block.block_hash, shelves.directory.begin(block_hash)))
+            self._under_way.add(block_hash)
+        job = Spill(
+            shelves.book.number(),
+            tuple(block.block_id for block in blocks),
+            tuple(copy.id for _, _, copy in begun),
+        )
+        shelves.book.open(job, lambda done: self._ended(begun, done))
+
+    def _ended(self, begun: list[Begun], done: JobDone) -> None:
+        shelves, copied = self._shelves, []
+        shelves.costs.spilled(done.bytes, done.seconds)
+        for at, (block, full_hash, copy) in enumerate(begun):
+            self._under_way.discard(copy.block_hash)
+            # ``is``: a block that was evicted and filled again carries an equal hash at best.
+            if at in done.failed or block.block_hash is not full_hash:
+                shelves.counts.spill_failed += at in done.failed
+                shelves.directory.abandon(copy)
+            elif shelves.directory.complete(copy):
+                copied.append(copy.block_hash)
+        shelves.counts.spilled += len(copied)
+        shelves.announce(copied, Tier.WARM)
