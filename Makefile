@@ -15,11 +15,11 @@ test: $(STAMP)  ## the whole suite, the tests against a real engine among it
 check: $(STAMP)  ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	rm -rf build/typed && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
+	rm -rf build/typed build/lib && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
 	MYPYPATH=build/typed $(BIN)/mypy -p kvgraph
 
 bench: $(STAMP)  ## every figure in the README; set JSON=1 for JSON
-	for bench in graph hotpath engine demo kernels replay; do $(BIN)/kvgraph bench $$bench $(if $(JSON),--json); done
+	for bench in graph hotpath engine demo tiers kernels replay; do $(BIN)/kvgraph bench $$bench $(if $(JSON),--json); done
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -71,12 +71,34 @@ def replay(
 
 @app.command()
 def kernels(as_json: Json = False, model: Model = None) -> None:
-    """Moving KV on this CPU: spill, warm and splice beside memcpy, and beside prefill."""
+    """Moving KV: on the GPU where there is one, else on this CPU; beside copies and prefill."""
     with _explained():
         from .kernels import run
 
         figures: Figures = run(progress=not as_json, model=model)
     figures.print(as_json)
+
+
+@app.command()
+def tiers(
+    as_json: Json = False,
+    part: Annotated[str, typer.Option(help="all, texts, pressure or idle.")] = "all",
+    pairs: int = 6,
+    model: Model = None,
+    out: Annotated[Path, typer.Option(help="Where details, picture and logs go.")] = Path(".tiers"),
+) -> None:
+    """Real vLLM, agents with tool pauses under pressure: stock, tiers, and tiers without parts."""
+    with _explained():
+        from .tiers import Part, run
+        from .tiers_report import draw, save_details
+
+        if part not in tuple(Part):
+            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
+        result = run(progress=not as_json, pairs=pairs, model=model, out=out, part=Part(part))
+        save_details(result)
+        if any(arm.concurrent for arm in result.arms.values()):
+            draw(result)
+    result.figures().print(as_json)
 
 
 @app.command()

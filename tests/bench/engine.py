@@ -41,31 +41,41 @@ def run(progress: bool = True, pairs: int = 10, model: str | None = None) -> Fig
         BenchError: A server did not start, or refused a request.
     """
     name = model or str(ensure_model())
-    turns = _turns(vocabulary_size(name))
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    console = Console(stderr=True, quiet=not progress)
     with tempfile.TemporaryDirectory(prefix="kvgraph-engine-") as directory:
-        plans = [ServerPlan(name, on, Path(directory), max_num_seqs=CONCURRENCY) for on in _ARMS]
-        console.print("two servers start")
-        with _started(plans[0]) as stock, _started(plans[1]) as graph:
-            for pair in range(pairs):
-                # Who goes first changes from pair to pair.
-                for server in (stock, graph) if pair % 2 == 0 else (graph, stock):
-                    rate = _rate(server, turns, pair)
-                    rates[server.plan.graph].append(rate)
-                    console.print(f"pair {pair + 1}/{pairs}  {server.plan.arm}: {rate:,.0f} tok/s")
-    return _figures(rates)
+        stock, graph = (
+            ServerPlan(name, on, Path(directory), max_num_seqs=CONCURRENCY) for on in (False, True)
+        )
+        console = Console(stderr=True, quiet=not progress)
+        return _figures(*throughput_pairs(stock, graph, pairs, console))
 
 
-_ARMS: Final = (False, True)
+def throughput_pairs(
+    stock: ServerPlan, graph: ServerPlan, pairs: int, console: Console
+) -> tuple[list[float], list[float]]:
+    """Output tokens per second of either server, once a pair, in turns.
+
+    Raises:
+        BenchError: A server did not start, or refused a request.
+    """
+    turns = _turns(vocabulary_size(stock.model))
+    rates: dict[str, list[float]] = {stock.arm: [], graph.arm: []}
+    console.print("two servers start")
+    with _started(stock) as one, _started(graph) as other:
+        for pair in range(pairs):
+            # Who goes first changes from pair to pair.
+            for server in (one, other) if pair % 2 == 0 else (other, one):
+                rate = _rate(server, turns, pair)
+                rates[server.plan.arm].append(rate)
+                console.print(f"pair {pair + 1}/{pairs}  {server.plan.arm}: {rate:,.0f} tok/s")
+    return rates[stock.arm], rates[graph.arm]
 
 
-def _figures(rates: dict[bool, list[float]]) -> Figures:
+def _figures(stock: list[float], graph: list[float]) -> Figures:
     figures = Figures("engine")
-    ratios = [on / off for off, on in zip(rates[False], rates[True], strict=True)]
+    ratios = [on / off for off, on in zip(stock, graph, strict=True)]
     figures.add("throughput_ratio", ratios, "graph / stock", "≥ 0.99")
-    figures.add("stock_output_tokens_per_s", rates[False], "tok/s")
-    figures.add("graph_output_tokens_per_s", rates[True], "tok/s")
+    figures.add("stock_output_tokens_per_s", stock, "tok/s")
+    figures.add("graph_output_tokens_per_s", graph, "tok/s")
     return figures
 
 

@@ -18,9 +18,9 @@ import numpy as np
 from ..graph.advice import EvictionRanking
 from ..graph.types import Keys, as_keys
 from ..hooks.client import AdvisorClient, EngineEnd
+from ..hooks.keys import pack_hashes, unpack
 from ..hooks.vllm.eviction import FreeQueueArranger
 from ..hooks.vllm.index import BlockIndex
-from ..hooks.vllm.keys import pack_hashes, unpack
 from .figures import Figures
 
 BLOCK_SIZE: Final = 16
@@ -29,15 +29,17 @@ RUNNING: Final = 32  # requests in the decode batch
 PROMPT_TOKENS: Final = 1024
 SHARED_TOKENS: Final = 768  # of every prompt, cached since the first
 OUTPUT_TOKENS: Final = 256  # each request ends after so many steps and another takes its place
+POOL_DECODING: Final = 4096
 STEPS: Final = 128
+STEP: Final = SimpleNamespace(total_num_scheduled_tokens=RUNNING)  # of a scheduler's output
 REPEATS: Final = 15
 ROUNDS: Final = 80  # of the observed and the stock loop in turn, so that drift hits both alike
 
 
 def run(progress: bool = False) -> Figures:
-    """Measure ``read_ns``, ``apply_us_per_block`` and ``observe_us_per_step``."""
+    """Measure ``read_ns``, ``apply_us_per_block``, ``observe_us_per_step`` and the tiers' share."""
     figures = Figures("hotpath")
-    for measure in (_measure_read, _measure_apply, _measure_observe):
+    for measure in (_measure_read, _measure_apply, _measure_observe, _measure_tiers):
         if progress:
             _say(measure.__doc__ or "")
         measure(figures)
@@ -77,20 +79,33 @@ def _measure_observe(figures: Figures) -> None:
     from vllm import envs
 
     envs.enable_envs_cache()  # as vLLM's engine core does once it is up
-    observed, stock = DecodeLoop(True), DecodeLoop(False)
+    observed = DecodeLoop(new_pool(POOL_DECODING), connected)
+    differences = _in_turn(observed, DecodeLoop(new_pool(POOL_DECODING)))
+    figures.add("observe_us_per_step", differences, "us", "≤ 20")
+
+
+def _measure_tiers(figures: Figures) -> None:
+    """The same steps with tiers, beside observing alone: every block that goes is copied first."""
+    tiered = DecodeLoop(new_pool(POOL_DECODING), tiered_connector)
+    observed = DecodeLoop(new_pool(POOL_DECODING), connected)
+    figures.add("tiers_us_per_step", _in_turn(tiered, observed), "us")
+
+
+def _in_turn(loop: DecodeLoop, other: DecodeLoop) -> list[float]:
+    """Microseconds a step that ``loop`` takes beyond ``other``."""
     gc.collect()
     gc.freeze()  # so does the engine core: its start-up heap is no garbage to look through
-    rounds = [(observed.run(STEPS), stock.run(STEPS)) for _ in range(ROUNDS)]
+    rounds = [(loop.run(STEPS), other.run(STEPS)) for _ in range(ROUNDS)]
     gc.unfreeze()
-    figures.add("observe_us_per_step", [(ours - s) * 1e6 for ours, s in rounds], "us", "≤ 20")
+    return [(one - two) * 1e6 for one, two in rounds]
 
 
 class DecodeLoop:
     """A scheduler's dealings with its block pool and connector, without a model."""
 
-    def __init__(self, observed: bool) -> None:
-        self.pool = new_pool(4096)
-        self.connector = connected(self.pool) if observed else None
+    def __init__(self, pool: Any, connect: Callable[[Any], Any] | None = None) -> None:
+        self.pool = pool
+        self.connector = connect(pool) if connect is not None else None
         self._make_request, self._numbers = request_maker(), itertools.count()
         self._running: list[tuple[Any, list[Any]]] = []
         self._shared: list[Any] = []  # the cached start of every prompt
@@ -117,7 +132,7 @@ class DecodeLoop:
                 self._finish(entry)
                 self._start()
         if self.connector is not None:
-            self.connector.build_connector_meta(None)
+            _answer(self.connector, self.connector.build_connector_meta(STEP))
 
     def _start(self) -> None:
         tokens = list(range(PROMPT_TOKENS))
@@ -134,7 +149,7 @@ class DecodeLoop:
         request.num_computed_tokens = PROMPT_TOKENS
         self._shared = self._shared or blocks[: SHARED_TOKENS // BLOCK_SIZE]
         if self.connector is not None:
-            self.connector.update_state_after_alloc(request, None, 0)
+            self.connector.update_state_after_alloc(request, _NoBlocks, 0)
         self._running.append((request, blocks))
 
     def _decode(self, entry: tuple[Any, list[Any]], tokens: int) -> None:
@@ -198,7 +213,8 @@ def connected(pool: Any) -> Any:
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-    from ..hooks.vllm.connector import KvGraphConnector, SchedulerSide
+    from ..hooks.vllm.connector import KvGraphConnector
+    from ..hooks.vllm.scheduler import SchedulerSide
 
     config = SimpleNamespace(
         kv_transfer_config=KVTransferConfig(kv_connector="KvGraphConnector", kv_role="kv_producer"),
@@ -210,10 +226,53 @@ def connected(pool: Any) -> Any:
     return connector
 
 
+def tiered_connector(pool: Any) -> Any:
+    """The same with tiers: host memory for as many blocks as the pool has."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    from ..hooks.tiers.settings import TierSettings
+    from ..hooks.vllm.scheduler import SchedulerSide
+
+    connector = connected(pool)
+    config = connector._vllm_config
+    config.parallel_config = SimpleNamespace(
+        decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
+    )
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
+    )
+    group = SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"])
+    settings = TierSettings(warm_bytes=POOL_DECODING * spec.page_size_bytes)
+    connector._side.tap.detach()
+    connector._side = SchedulerSide(
+        config, SimpleNamespace(kv_cache_groups=[group]), pool, "ipc:///nowhere", settings
+    )
+    return connector
+
+
+def _answer(connector: Any, metadata: Any) -> None:
+    """What a worker says to a step's orders, if there are any: all done."""
+    from ..hooks.tiers.jobs import JobDone, TierAnswer
+    from ..hooks.vllm.worker import TierMetadata, TierWorkerMetadata
+
+    if isinstance(metadata, TierMetadata):
+        done = tuple(JobDone(job.id, frozenset(), 0.001, 1) for job in metadata.work.jobs)
+        answer = TierWorkerMetadata(TierAnswer(done))
+        connector.update_connector_output(SimpleNamespace(kv_connector_worker_meta=answer))
+
+
+class _NoBlocks:
+    @staticmethod
+    def get_block_ids() -> tuple[list[int]]:
+        return ([],)
+
+
 def _ranking(order: Keys, epoch: int = 1, protected: Keys | None = None) -> EvictionRanking:
     none = np.empty(0, dtype=np.uint64)
     protected = none if protected is None else protected
-    return EvictionRanking(epoch, time.monotonic() + 1e6, order, protected, none)  # never stale
+    never_stale = time.monotonic() + 1e6
+    return EvictionRanking(epoch, never_stale, order, protected, none, none)
 
 
 def _no_engine() -> EngineEnd:

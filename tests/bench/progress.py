@@ -50,9 +50,9 @@ class DemoProgress:
         """A server is coming up."""
         self._begin(f"{arm}: vLLM starts", None)
 
-    def passing(self, arm: str, how: str) -> None:
-        """A pass begins."""
-        self._begin(f"{arm}: {how}", self._requests)
+    def passing(self, arm: str, how: str, requests: int | None = None) -> None:
+        """A pass begins; ``requests`` if it has not as many as the others."""
+        self._begin(f"{arm}: {how}", self._requests if requests is None else requests)
 
     def answered(self, answer: Answer) -> None:
         """A request of the pass was answered."""

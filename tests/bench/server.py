@@ -44,6 +44,9 @@ class ServerPlan:
         blocks: KV blocks in the pool; None leaves the size to vLLM.
         events_endpoint: Where vLLM publishes its KV events; None: it does not.
         directory: Working directory; holds the log.
+        name: What the arm is called; empty: ``graph`` or ``stock``.
+        settings: Environment variables of this arm.
+        options: Further words of its command line.
     """
 
     model: str
@@ -53,11 +56,14 @@ class ServerPlan:
     max_model_len: int = 3072
     max_num_seqs: int = 8
     events_endpoint: str | None = None
+    name: str = ""
+    settings: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()
 
     @property
     def arm(self) -> str:
-        """``graph`` or ``stock``."""
-        return "graph" if self.graph else "stock"
+        """The arm's name, and its log's."""
+        return self.name or ("graph" if self.graph else "stock")
 
     def command(self, port: int) -> list[str]:
         """The command line: ``vllm serve`` on a GPU machine, its module on the CPU build."""
@@ -79,7 +85,7 @@ class ServerPlan:
         if self.events_endpoint is not None:
             events = {"enable_kv_cache_events": True, "endpoint": self.events_endpoint}
             command += ["--kv-events-config", json.dumps(events)]
-        return command
+        return [*command, *self.options]
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """The child's environment: the switch and what the CPU build needs."""
@@ -96,6 +102,7 @@ class ServerPlan:
         if self.graph:
             env[SWITCH] = "1"
             env.update({name: inherited[name] for name in GRAPH_SETTINGS if name in inherited})
+        env.update(self.settings)
         return env
 
 

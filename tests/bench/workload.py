@@ -118,8 +118,8 @@ class Workload:
 def build_workload(vocabulary: int, seed: int = 7, scale: Scale | None = None) -> Workload:
     """The workload for a model of ``vocabulary`` tokens; the same arguments give the same one."""
     scale = scale or Scale()
-    writer = _Writer(np.random.default_rng(seed), vocabulary)
-    prompts = _system_prompts(writer, kinds=max(scale.kinds) + 1)
+    writer = Writer(np.random.default_rng(seed), vocabulary)
+    prompts = system_prompts(writer, kinds=max(scale.kinds) + 1)
     agents = [_agent(writer, scale, prompts, i) for i in range(scale.agents)]
     span_s = scale.agents * scale.agent_every_s
     documents = [_document(writer, scale, i, span_s) for i in range(scale.documents)]
@@ -127,7 +127,7 @@ def build_workload(vocabulary: int, seed: int = 7, scale: Scale | None = None) -
 
 
 @dataclass
-class _Writer:
+class Writer:
     """Writes spans of random tokens."""
 
     random: np.random.Generator
@@ -145,7 +145,7 @@ class _Writer:
         return float(np.exp(self.random.uniform(low, high)))
 
 
-def _system_prompts(writer: _Writer, kinds: int) -> list[tuple[Span, ...]]:
+def system_prompts(writer: Writer, kinds: int) -> list[tuple[Span, ...]]:
     """What each kind of agent starts with: common axioms, then its own charter and tools."""
     axioms = writer.span(SourceLayer.AXIOMS, 2 * BLOCK)
     return [
@@ -159,7 +159,7 @@ def _system_prompts(writer: _Writer, kinds: int) -> list[tuple[Span, ...]]:
     ]
 
 
-def _agent(writer: _Writer, scale: Scale, prompts: list[tuple[Span, ...]], index: int) -> Session:
+def _agent(writer: Writer, scale: Scale, prompts: list[tuple[Span, ...]], index: int) -> Session:
     """A session whose prompt grows by the scripted answer, a tool's result and a question."""
     name, kind = f"agent-{index}", scale.kinds[index % len(scale.kinds)]
     head = (
@@ -191,7 +191,7 @@ def _signals(session: str, next_pause_s: float | None) -> dict[str, Any]:
     return {"session": session, "waiting_for_tool": True, "expected_return_s": expected}
 
 
-def _document(writer: _Writer, scale: Scale, index: int, span_s: float) -> Session:
+def _document(writer: Writer, scale: Scale, index: int, span_s: float) -> Session:
     """One pasted document. Two callers of three say that it is one-shot; the third says nothing."""
     name = f"document-{index}"
     prompt = (
