@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -68,6 +77,85 @@ class RouterEnd:
     def close(self) -> None:
         self._socket.close(linger=0)
         self._context.term()
+
+
+@dataclass
+class EngineRun:
+    """What one engine did: the JSON after ``RESULT``, and all that it printed."""
+
+    result: Any
+    log: str
+
+    def lines(self, text: str) -> list[str]:
+        return [line for line in self.log.splitlines() if text in line]
+
+
+class EngineProcess:
+    """A script of this directory with a vLLM engine in it, running beside the test.
+
+    Args:
+        script: Its file name; it takes its options as JSON.
+        options: What it is to do.
+        env: Variables beyond this process's own, of which no ``AITHER_…`` is handed on.
+    """
+
+    def __init__(self, script: str, options: dict[str, Any], **env: str) -> None:
+        tests = Path(__file__).parent
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
+        fixed = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_LOGGING_COLOR": "0",
+            "PYTHONPATH": str(tests),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(tests / script), json.dumps(options)],
+            env={**inherited, **fixed, **env},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        self._output: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def run(self, timeout_s: float = 300.0) -> EngineRun:
+        """Wait for its end."""
+        try:
+            code = self._process.wait(timeout_s)
+        finally:
+            self.kill()
+        self._reader.join(10)
+        log = "".join(self._output)
+        assert code == 0, log[-6000:]
+        match = re.search(r"^RESULT (.*)$", log, re.MULTILINE)
+        assert match, log[-6000:]
+        return EngineRun(json.loads(match[1]), log)
+
+    def kill(self) -> None:
+        if self.running:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as stdout:
+            self._output.extend(stdout)
+
+
+@pytest.fixture(scope="session")
+def new_engine() -> Iterator[Callable[..., EngineProcess]]:
+    """Starts an ``EngineProcess``; what a failed test left running is killed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def start(script: str, options: dict[str, Any], **env: str) -> EngineProcess:
+            engine = EngineProcess(script, options, **env)
+            stack.callback(engine.kill)
+            return engine
+
+        yield start
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """One real vLLM engine whose cache our kernels read and write; prints one line ``RESULT {json}``.
 
-Called as ``python -P engine_kernels.py MODEL DTYPE``.
+Called as ``python -P engine_kernels.py OPTIONS_JSON``.
 """
 
 from __future__ import annotations
@@ -110,4 +110,4 @@ def _cache_views(llm: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"\nRESULT {json.dumps(main(sys.argv[1], sys.argv[2]))}\n")
+    sys.stdout.write(f"\nRESULT {json.dumps(main(**json.loads(sys.argv[1])))}\n")

@@ -131,7 +131,9 @@ class Stage:
         self.pool.reset_prefix_cache()
         mover = self.worker._mover
         mover.close()
-        self.worker._mover = self.worker._new_mover(mover._cache)
+        worker = self.worker
+        worker._mover = worker._new_mover(mover._cache)
+        worker._answers = worker._mover.answers
         self.connector._rescue.adopt(None)
         self.connector.bind_gpu_block_pool(self.pool)
         self.trust_no_cost()

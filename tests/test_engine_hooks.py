@@ -5,15 +5,8 @@ Each engine is a process of its own, because the switch is read once and engines
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,75 +23,16 @@ from kvgraph.graph.events import (
 )
 
 pytestmark = pytest.mark.engine
-TESTS = Path(__file__).parent
-
-
-@dataclass
-class Run:
-    """What one engine did."""
-
-    result: dict[str, Any]
-    log: str
-
-    def lines(self, text: str) -> list[str]:
-        return [line for line in self.log.splitlines() if text in line]
-
-
-class Engine:
-    """An engine process that runs beside the test."""
-
-    def __init__(self, model: Path, options: dict[str, Any], **env: str) -> None:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
-        fixed = {
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_LOGGING_COLOR": "0",
-            "PYTHONPATH": str(TESTS),
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(TESTS / "engine_run.py"),
-             json.dumps({"model": str(model), **options})],
-            env={**inherited, **fixed, **env},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-        self._output: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
-    def result(self, timeout_s: float = 180.0) -> Run:
-        try:
-            code = self._process.wait(timeout_s)
-        finally:
-            self.kill()
-        self._reader.join(10)
-        log = "".join(self._output)
-        assert code == 0, log[-4000:]
-        match = re.search(r"^RESULT (.*)$", log, re.MULTILINE)
-        assert match, log[-4000:]
-        return Run(json.loads(match[1]), log)
-
-    def kill(self) -> None:
-        if self.running:
-            os.killpg(self._process.pid, 9)
-            self._process.wait()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as stdout:
-            self._output.extend(stdout)
+SCRIPT = "engine_run.py"
 
 
 @pytest.fixture(scope="module")
-def stock(tiny_model: Path) -> Run:
+def stock(tiny_model: Path, new_engine: Any) -> Any:
     """The engine without us: the truth that every other run is compared with."""
-    return Engine(tiny_model, {}).result()
+    return new_engine(SCRIPT, {"model": str(tiny_model)}).run()
 
 
-def test_off_loads_nothing_of_ours(stock: Run) -> None:
+def test_off_loads_nothing_of_ours(stock: Any) -> None:
     assert stock.result["connector"] == "NoneType"
     # vLLM imports the plugin to ask it; it imports no more than its own settings.
     assert [m for m in stock.result["modules"] if not m.startswith("kvgraph.hooks")] == []
@@ -107,16 +41,16 @@ def test_off_loads_nothing_of_ours(stock: Run) -> None:
 
 
 def test_advice_keeps_what_returns_and_changes_no_token(
-    stock: Run, tiny_model: Path, router: Any
+    stock: Any, new_engine: Any, tiny_model: Path, router: Any
 ) -> None:
-    engine = Engine(
-        tiny_model, {"pause_s": 0.12},
+    engine = new_engine(
+        SCRIPT, {"model": str(tiny_model), "pause_s": 0.12},
         AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=router.endpoint,
     )  # fmt: skip
     try:
         _advise_until_over(router, engine)
     finally:
-        run = engine.result()
+        run = engine.run()
     assert run.result["texts"] == stock.result["texts"]
     assert run.result["cached"] >= 1.5 * stock.result["cached"]
     assert run.result["queue_is_whole"]
@@ -129,7 +63,7 @@ def test_advice_keeps_what_returns_and_changes_no_token(
     _check_story(router)
 
 
-def _advise_until_over(router: Any, engine: Engine) -> None:
+def _advise_until_over(router: Any, engine: Any) -> None:
     """Rank what one-off sessions left behind, between frames of nonsense."""
     epoch, deadline = 0, time.monotonic() + 150
     while engine.running and time.monotonic() < deadline:
@@ -174,13 +108,13 @@ def _keys(packed: bytes) -> list[int]:
 
 
 def test_no_sidecar_and_the_users_own_connector(
-    stock: Run, tiny_model: Path, socket_directory: Path
+    stock: Any, new_engine: Any, tiny_model: Path, socket_directory: Path
 ) -> None:
     endpoint = f"ipc://{socket_directory}/nobody"
-    options = {"user_connector": True, "pause_s": 0.2}
-    run = Engine(
-        tiny_model, options, AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=endpoint
-    ).result()
+    options = {"model": str(tiny_model), "user_connector": True, "pause_s": 0.2}
+    run = new_engine(
+        SCRIPT, options, AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=endpoint
+    ).run()
     assert run.result["texts"] == stock.result["texts"]
     assert run.result["cached"] == stock.result["cached"]
     assert run.result["connector"] == "MultiConnector"
@@ -197,14 +131,14 @@ def test_no_sidecar_and_the_users_own_connector(
 
 @pytest.mark.parametrize("warm_gib", ["0", "0.1"], ids=["advice alone", "with tiers"])
 def test_the_child_sidecar_is_killed_mid_run_and_ends_with_the_engine(
-    stock: Run, tiny_model: Path, wait_gone: Callable[[str], None], warm_gib: str
+    stock: Any, new_engine: Any, tiny_model: Path, wait_gone: Callable[[str], None], warm_gib: str
 ) -> None:
     """With nothing but the switch, over several processes: API side, engine core, sidecar."""
-    run = Engine(
-        tiny_model, {"kill_sidecar": True},
+    run = new_engine(
+        SCRIPT, {"model": str(tiny_model), "kill_sidecar": True},
         AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_WARM_GIB=warm_gib,
         VLLM_ENABLE_V1_MULTIPROCESSING="1",
-    ).result()  # fmt: skip
+    ).run()  # fmt: skip
     assert run.result["texts"] == stock.result["texts"]
     assert len(run.lines("listens on")) == 2, "the first, and the one started in its place"
     assert len(run.lines("ended unexpectedly")) == 1

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import re
-import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kvgraph.advisor.replay.instance import Instance
@@ -19,7 +16,6 @@ from kvgraph.advisor.replay.reader import load_trace
 from kvgraph.advisor.replay.simulator import Load, simulate
 
 pytestmark = pytest.mark.engine
-SCRIPT = Path(__file__).parent / "engine_replay.py"
 BLOCK, ANSWER, PARTIAL = 32, 4, 5
 POOL = 30
 SEED = 11
@@ -57,31 +53,25 @@ def as_trace(prompts: list[list[int]], path: Path) -> Path:
     return path
 
 
-def real_hits(model: Path, prompts: list[list[int]]) -> list[int]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
-    options = {"model": str(model), "blocks": POOL, "prompts": prompts}
-    process = subprocess.Popen(
-        [sys.executable, "-P", str(SCRIPT), json.dumps(options)],
-        env={**inherited, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        output, _ = process.communicate(timeout=300)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    found = re.search(r"^RESULT (.*)$", output, re.MULTILINE)
-    assert found, output[-4000:]
-    return [tokens // BLOCK for tokens in json.loads(found[1])]
+@pytest.fixture
+def real_hits(tiny_model: Path, new_engine: Any) -> Callable[[list[list[int]]], list[int]]:
+    """Blocks of each prompt that a stock vLLM's prefix cache held."""
+
+    def hits(prompts: list[list[int]]) -> list[int]:
+        options = {"model": str(tiny_model), "blocks": POOL, "prompts": prompts}
+        return [tokens // BLOCK for tokens in new_engine("engine_replay.py", options).run().result]
+
+    return hits
 
 
-def test_our_lru_hits_what_vllm_hits(tiny_model: Path, tmp_path: Path) -> None:
+def test_our_lru_hits_what_vllm_hits(
+    real_hits: Callable[[list[list[int]]], list[int]], tmp_path: Path
+) -> None:
     prompts = workload(80)
     trace = load_trace(as_trace(prompts, tmp_path / "small.jsonl"))
     # vLLM keeps one block of its pool for itself, the null block.
     ours = simulate(trace, [Instance(POOL - 1, LruOrder())], load=Load())
-    real = real_hits(tiny_model, prompts)
+    real = real_hits(prompts)
     assert sum(real) > 0
     assert lru_hits(trace, 10_000).sum() > sum(real), "there was no memory pressure"
     assert ours.hits.tolist() == real

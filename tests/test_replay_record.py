@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from kvgraph.advisor.replay.arms import Settings, run_arm
 from kvgraph.advisor.replay.reader import load_trace
 
 pytestmark = pytest.mark.engine
-SCRIPT = Path(__file__).parent / "engine_run.py"
 POOL = 39  # of the 40 blocks of engine_run.py vLLM keeps one, the null block
 REQUESTS = 36
 
@@ -41,36 +39,18 @@ def recorder(socket_directory: Path, tmp_path: Path) -> Iterator[subprocess.Pope
     process.stdout.close()
 
 
-def serve(model: Path, endpoint: str) -> dict[str, Any]:
-    """The fixed workload on an engine that this sidecar advises."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
-    ours = {"AITHER_KVCACHE_GRAPH": "1", "AITHER_KVCACHE_SIDECAR": endpoint}
-    fixed = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-    process = subprocess.Popen(
-        [sys.executable, "-P", str(SCRIPT), json.dumps({"model": str(model), "pause_s": 0.1})],
-        env={**inherited, **fixed, **ours},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        output, _ = process.communicate(timeout=300)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    found = re.search(r"^RESULT (.*)$", output, re.MULTILINE)
-    assert found, output[-4000:]
-    result: dict[str, Any] = json.loads(found[1])
-    return result
-
-
 def test_what_a_live_engine_did_is_a_trace(
     recorder: subprocess.Popen[str],
+    new_engine: Any,
     tiny_model: Path,
     socket_directory: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = serve(tiny_model, f"ipc://{socket_directory}/s")
+    result = new_engine(
+        "engine_run.py", {"model": str(tiny_model), "pause_s": 0.1},
+        AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=f"ipc://{socket_directory}/s",
+    ).run().result  # fmt: skip
     recorder.send_signal(signal.SIGTERM)
     assert recorder.wait(30) == 0
     path = tmp_path / "live.jsonl"
