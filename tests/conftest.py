@@ -25,6 +25,8 @@ from kvgraph.graph import wire
 from kvgraph.graph.advice import AnyAdvice
 from kvgraph.graph.events import AnyEvent
 
+pytest.register_assert_rewrite("pool_engine")
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _only_our_vllm_plugin() -> Iterator[None]:

@@ -51,6 +51,16 @@ class Planned:
         keys = np.arange(first, first + 10, dtype="<u8").tobytes()
         self.graph.apply(engine, [BlocksStored(keys, None, 16)])
 
+    def pause(self, expected_return_s: float) -> bytes:
+        """An agent takes all of a's blocks and waits for a tool; the blocks' keys."""
+        keys = np.arange(1, 11, dtype="<u8").tobytes()
+        turn = RequestFinished(
+            "r", keys, 160, 160, "stop", "agent",
+            waiting_for_tool=True, expected_return_s=expected_return_s,
+        )  # fmt: skip
+        self.graph.apply("a", [RequestStarted("r", keys, 160, 0, 16, "agent"), turn])
+        return keys
+
     def tick(self, after_s: float = 0.5) -> None:
         self.clock.now += after_s
         self.planner.tick()
@@ -119,16 +129,7 @@ def test_an_engine_that_left_has_no_ranking() -> None:
 
 def test_an_unchanged_graph_is_ranked_again_when_somebody_is_due() -> None:
     planned = Planned()
-    keys = np.arange(1, 11, dtype="<u8").tobytes()
-    planned.graph.apply(
-        "a",
-        [
-            RequestStarted("r", keys, 160, 0, 16, "agent"),
-            RequestFinished(
-                "r", keys, 160, 160, "stop", "agent", waiting_for_tool=True, expected_return_s=5.0
-            ),
-        ],
-    )
+    planned.pause(expected_return_s=5.0)
     planned.tick()
     planned.tick()
     assert planned.planner.counters == {"ranked": 2, "redated": 2}
@@ -138,18 +139,8 @@ def test_an_unchanged_graph_is_ranked_again_when_somebody_is_due() -> None:
 
 def test_what_to_bring_back_changes_with_time_alone() -> None:
     planned = Planned()
-    keys = np.arange(1, 11, dtype="<u8").tobytes()
-    planned.graph.apply(
-        "a",
-        [
-            RequestStarted("r", keys, 160, 0, 16, "agent"),
-            RequestFinished(
-                "r", keys, 160, 160, "stop", "agent", waiting_for_tool=True, expected_return_s=30.0
-            ),
-            BlocksSpilled(keys, 2, 4096),
-            BlocksRemoved(keys),
-        ],
-    )
+    keys = planned.pause(expected_return_s=30.0)
+    planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
     planned.tick()
     assert planned.planner.wanted["a"].keys.tolist() == []
     planned.tick(after_s=27.0)

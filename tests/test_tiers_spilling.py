@@ -1,0 +1,208 @@
+"""What is copied before it is evicted, what sinks to disk, and what makes room."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from kvgraph.bench.hotpath import BLOCK_SIZE
+from kvgraph.graph.events import CopiesDropped
+from kvgraph.hooks.tiers.jobs import Spill, TierAnswer
+from pool_engine import Engine, prompt
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+def test_blocks_are_copied_before_they_are_evicted_and_come_back() -> None:
+    engine = Engine()
+    first = engine.serve(prompt(4, 1))
+    assert first.computed == 4
+    engine.push_out()
+    assert engine.pool.get_cached_block(first.request.block_hashes[0], [0]) is None
+    again = engine.serve([*prompt(4, 1), 5, 6])
+    assert (again.hits, again.loaded, again.computed) == (0, 4, 0)
+    assert engine.counts.loaded == 4
+    assert engine.counts.stalls == 1
+    engine.check_whole()
+
+
+def test_a_block_that_a_request_holds_is_never_spilled() -> None:
+    engine = Engine()
+    held = engine.ask(prompt(4, 1))
+    engine.finish_loading(held)
+    for number in range(6):
+        engine.serve(prompt(3, 2 + number))
+    assert not any(block_hash in engine.directory for block_hash in held.request.block_hashes)
+    engine.end(held)
+    engine.settle()
+    engine.push_out()
+    assert all(block_hash in engine.directory for block_hash in held.request.block_hashes)
+
+
+def test_a_spill_whose_block_was_evicted_meanwhile_is_no_copy() -> None:
+    engine = Engine()
+    turn = engine.ask(prompt(4, 1))
+    engine.step()
+    engine.end(turn)
+    for number in range(3):  # until the queue's head reaches what the first left
+        other = engine.ask(prompt(3, 2 + number))
+        engine.step()
+        engine.end(other)
+    engine.step()
+    spills = [job for job in engine.worker.open if isinstance(job, Spill)]
+    assert spills, "nothing is on its way"
+    taken = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks())
+    for block in taken:
+        engine.memory[block.block_id] = None
+    engine.pool.free_blocks(taken)
+    engine.settle()
+    assert engine.counts.spilled == 0
+    assert not any(block_hash in engine.directory for block_hash in turn.request.block_hashes)
+    engine.check_whole()
+
+
+def test_a_spill_is_void_even_if_the_same_content_came_back_into_its_block() -> None:
+    """Evicted, overwritten half way, filled again with the very same prompt: still not a copy."""
+    engine = Engine(blocks=6)
+    turn = engine.ask(prompt(4, 1))
+    engine.step()
+    engine.end(turn)
+    engine.step()
+    (spill,) = engine.worker.open
+    before = [block.block_hash for block in engine.pool.blocks[1:]]
+    blocks = engine.pool.get_new_blocks(5)
+    engine.pool.cache_full_blocks(turn.request, blocks[::-1][:4], 0, 4, BLOCK_SIZE, 0)
+    for at, block in enumerate(blocks[::-1][:4]):
+        engine.memory[block.block_id] = (turn.request.block_hashes[at], engine.weights)
+    assert sorted(filter(None, before)) == sorted(
+        filter(None, (block.block_hash for block in engine.pool.blocks[1:]))
+    )
+    engine.pool.free_blocks(blocks)
+    engine.worker.finish(spill)
+    engine.update()
+    assert engine.counts.spilled == 0
+    assert engine.directory.warm_blocks == 0
+
+
+def test_what_is_not_worth_a_copy_gets_none_and_the_saving_is_counted() -> None:
+    engine = Engine()
+    engine.advise(spill_first=engine.keys_of(prompt(4, 1)))
+    one, two = engine.serve(prompt(4, 1)), engine.serve(prompt(4, 2))
+    engine.push_out()
+    assert all(h in engine.directory for h in one.request.block_hashes)
+    assert not any(h in engine.directory for h in two.request.block_hashes)
+    assert engine.counts.passed_over >= 4
+    everything = Engine(spill_all=True)
+    everything.advise(spill_first=[])
+    everything.serve(prompt(4, 1))
+    everything.push_out()
+    assert everything.counts.passed_over == 0
+    assert everything.counts.spilled >= 4
+
+
+def test_a_failed_spill_is_counted_and_gives_its_room_back() -> None:
+    engine = Engine(warm=4)
+    engine.serve(prompt(4, 1))
+    for number in range(20):
+        turn = engine.ask(prompt(4, 2 + number))
+        engine.step()
+        engine.worker.finish_all(failed=range(64))
+        engine.end(turn)
+        engine.step()
+    engine.worker.finish_all(failed=range(64))
+    engine.settle()
+    assert engine.counts.spill_failed > 0
+    assert engine.counts.spill_lost > 0
+    engine.directory.take_released()
+    while engine.side.busy:
+        engine.worker.finish_all()
+        engine.step()
+    assert engine.directory.room + engine.directory.warm_blocks == 4
+
+
+def test_full_memory_gives_up_what_the_advice_says_first() -> None:
+    engine = Engine(warm=8)
+    all_keys = [engine.keys_of(prompt(4, seed)) for seed in (1, 2, 3)]
+    engine.advise(spill_first=list(chain(*all_keys)))
+    one, two = engine.serve(prompt(4, 1)), engine.serve(prompt(4, 2))
+    engine.push_out()
+    assert engine.directory.warm_blocks == 8
+    engine.advise(spill_first=list(chain(*all_keys)), sink_first=all_keys[1][::-1])
+    three = engine.serve(prompt(4, 3))
+    engine.push_out()
+    kept = [all(h in engine.directory for h in turn.request.block_hashes) for turn in (one, three)]
+    assert kept == [True, True]
+    assert not any(h in engine.directory for h in two.request.block_hashes)
+    assert engine.counts.dropped == 4
+    dropped = [event for event in engine.events if isinstance(event, CopiesDropped)]
+    assert dropped
+
+
+def test_copies_sink_and_a_chain_comes_back_from_both() -> None:
+    engine = Engine(warm=16, cold=64)
+    first = engine.serve(prompt(6, 1))
+    engine.push_out()
+    for number in range(4):
+        engine.serve(prompt(4, 50 + number))
+    assert engine.counts.sunk > 0
+    assert all(h in engine.directory for h in first.request.block_hashes)
+    again = engine.serve(prompt(6, 1))
+    assert again.computed <= 1
+    engine.check_whole()
+
+
+def test_a_record_that_cannot_be_read_is_computed_and_forgotten() -> None:
+    engine = Engine(warm=16, cold=64)
+    first = engine.serve(prompt(6, 1))
+    engine.push_out()
+    engine.push_out()
+    cold = [h for h in first.request.block_hashes if engine.directory.warm(h) is None]
+    assert cold
+    del engine.worker.disk[cold[0]]
+    again = engine.ask([*prompt(6, 1), 9])
+    engine.finish_loading(again)
+    assert again.hits + again.loaded == list(first.request.block_hashes).index(cold[0])
+    assert engine.counts.load_failed == 1
+    assert not engine.directory.is_cold(cold[0])
+    engine.end(again)
+    engine.settle()
+    engine.check_whole()
+
+
+def test_a_full_disk_keeps_to_its_capacity_and_reads_what_it_says_it_has() -> None:
+    engine = Engine(warm=8, cold=8)
+    for number in range(20):
+        engine.serve(prompt(4, number))
+        assert engine.directory.cold_blocks <= 8
+    assert engine.counts.sunk > 8
+    assert set(engine.directory.cold_hashes()) == set(engine.worker.disk)
+
+
+def test_the_first_request_waits_for_the_disks_and_not_for_ever() -> None:
+    engine = Engine(cold=8)
+    engine.bridge._disks_awaited = 1
+    turn = engine.ask(prompt(3, 1))
+    engine.step()
+    assert turn.state == "waiting"
+    engine.bridge.answered(TierAnswer(on_disk=(tuple(turn.request.block_hashes),)))
+    engine.worker.disk = {h: (h, 0) for h in turn.request.block_hashes}
+    engine.finish_loading(turn)
+    assert turn.loaded == 3
+    silent = Engine(cold=8)
+    silent.bridge._disks_awaited = 1
+    lonely = silent.ask(prompt(3, 2))
+    for _ in range(100):
+        silent.step()
+    assert lonely.state == "running"
+
+
+def test_what_all_workers_still_have_is_found_at_the_start() -> None:
+    engine = Engine(cold=8)
+    bridge, hashes = engine.bridge, engine._make(prompt(3, 1)).block_hashes
+    bridge._disks_awaited = 2
+    bridge.answered(TierAnswer(on_disk=(tuple(hashes[:2]),)))
+    assert engine.directory.cold_blocks == 0
+    bridge.answered(TierAnswer(on_disk=(tuple(hashes[1:]),)))
+    assert engine.directory.cold_hashes() == [hashes[1]]
+    bridge.answered(TierAnswer(on_disk=((hashes[0],),)))
+    assert engine.directory.cold_hashes() == [hashes[1]], "said once, at the start"
