@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from threadpoolctl import threadpool_limits
 
 from ..graph.errors import ConfigError
 from .config import config_path, load
@@ -30,6 +31,8 @@ def serve(
     logging.basicConfig(
         level=logging.INFO, format="kvgraph sidecar %(asctime)s %(levelname)s %(message)s"
     )
+    # Matrices are small here: more threads would only spin on cores that the engine needs.
+    threadpool_limits(1, user_api="blas")
     path = path or config_path()
     service = Service(load(path, overrides), path=path, overrides=overrides, parent=parent, tap=tap)
     for number in (signal.SIGTERM, signal.SIGINT):

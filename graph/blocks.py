@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from .types import (
     SourceLayer,
     Tier,
 )
+
+_T = TypeVar("_T", bound=np.generic)
+Places = npt.NDArray[np.intp]
 
 DEFAULT_LAYER: Final = SourceLayer.USER_TURN
 _INITIAL_ROWS: Final = 1024
@@ -170,9 +173,14 @@ class BlockTable:
         """bool ``[size]``: the blocks of which any tier of any engine has a copy."""
         return np.asarray(self.tiers[:, : self.size].any(axis=0))
 
-    def last_used(self) -> npt.NDArray[np.float64]:
-        """float64 ``[size]``: the last time anything read the block."""
-        return np.maximum(self.last_attended[: self.size], self.last_hit[: self.size])
+    def pick(self, mask: npt.NDArray[np.bool_]) -> Picked:
+        """The rows where ``mask``, bool ``[size]``, is true."""
+        return Picked(self, np.flatnonzero(mask).astype(np.int32))
+
+    def sample(self, most: int) -> Picked:
+        """About ``most`` rows, evenly over the table; whether in use or not."""
+        step = max(1, self.size // most)
+        return Picked(self, np.arange(0, self.size, step, dtype=np.int32))
 
     def _create(self, keys: Keys, now: float) -> Rows:
         rows = self._rows.take(len(keys))
@@ -198,6 +206,40 @@ class BlockTable:
             setattr(self, name, _grown(getattr(self, name), capacity))
         for name in _WIDE:
             setattr(self, name, _grown(getattr(self, name), capacity))
+
+
+class Picked:
+    """Some rows of the table: what is computed of them costs nothing for all the others.
+
+    Most rows are blocks that left long ago and are remembered for their history.
+
+    Args:
+        blocks: The table.
+        rows: int32 ``[n]``, ascending, no row twice.
+    """
+
+    def __init__(self, blocks: BlockTable, rows: Rows) -> None:
+        self._blocks = blocks
+        self.rows = rows
+        self._all = len(rows) == blocks.size
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def of(self, column: npt.NDArray[_T]) -> npt.NDArray[_T]:
+        """``[n]``: their values in a column of the table; for reading, it may be a view."""
+        return column[: len(self.rows)] if self._all else np.take(column, self.rows)
+
+    def last_used(self) -> npt.NDArray[np.float64]:
+        """float64 ``[n]``: the last time anything read each of them."""
+        return np.maximum(self.of(self._blocks.last_attended), self.of(self._blocks.last_hit))
+
+    def parents(self) -> Places:
+        """intp ``[n + 1]``: where among these rows each one's parent stands; ``n``: nowhere."""
+        nobody = len(self.rows)
+        place = np.full(self._blocks.size + 1, nobody)  # the last one stands for NO_ROW
+        place[self.rows] = np.arange(nobody)
+        return np.append(np.take(place, self.of(self._blocks.parent), mode="wrap"), nobody)
 
 
 _WIDE: Final = ("tiers", "degree", "edge_weight")

@@ -237,11 +237,11 @@ class Ingest:
         blocks, limit = self._tables.blocks, self._tables.limits.max_ghosts
         if len(blocks) <= self._reclaim_above:
             return
-        ghosts = np.flatnonzero(blocks.alive[: blocks.size] & ~blocks.held()).astype(np.int32)
+        ghosts = blocks.pick(blocks.alive[: blocks.size] & ~blocks.held())
         excess = len(ghosts) - limit * 3 // 4
         if len(ghosts) > limit:
-            oldest = np.argsort(blocks.last_used()[ghosts], kind="stable")[:excess]
-            self._release(np.sort(ghosts[oldest]))
+            oldest = np.argsort(ghosts.last_used(), kind="stable")[:excess]
+            self._release(np.sort(ghosts.rows[oldest]))
         self._reclaim_above = max(limit, len(blocks) + limit // 4)
 
     def _release(self, rows: Rows) -> None:

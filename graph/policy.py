@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .blocks import Picked
 from .tables import Tables
 
 Scores = npt.NDArray[np.float64]
@@ -31,10 +32,12 @@ class Policy(Protocol):
     def observe(self, tables: Tables, engine: int, now: float) -> None:
         """Learn from the columns, once before each ranking of an engine."""
 
-    def scores(self, tables: Tables, engine: int, now: float) -> Scores:
-        """float64 ``[blocks.size]``, higher goes first, within ±1e7; changes nothing.
+    def scores(self, tables: Tables, engine: int, picked: Picked, now: float) -> Scores:
+        """float64 ``[len(picked)]``, higher goes first, within ±1e7; changes nothing.
 
-        Rows that ``engine`` (a residency column) holds in no tier may have any finite number.
+        Args:
+            engine: A residency column.
+            picked: Rows that this engine holds in some tier.
         """
 
     def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:

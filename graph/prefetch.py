@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from .blocks import Picked, Places
 from .edges import BLOCK_TO_BLOCK
 from .scoring import ScoreProfile
 from .spill import COPIES, worth_spilling
@@ -15,7 +16,6 @@ from .types import NO_ROW, EdgeType, Rows, SessionState, Tier
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-Places = npt.NDArray[np.intp]
 
 _IN_USE_S: Final = 1.0  # a block read within this belongs to the working set
 _PROBABLE: Final = 0.5  # how often a block must have been read where one in use was
@@ -48,34 +48,26 @@ def prefetch_candidates(
     if not pull.any():
         return rows[:0]
     pull *= worth_spilling(tables, rows, now)
-    return _chains_first(tables, np.flatnonzero(held).astype(np.int32), rows, pull)[:n]
+    return _chains_first(tables, blocks.pick(held != 0), rows, pull)[:n]
 
 
-def _chains_first(tables: Tables, held: Rows, rows: Rows, pull: Floats) -> Rows:
+def _chains_first(tables: Tables, held: Picked, rows: Rows, pull: Floats) -> Rows:
     """The pulled ones of ``rows`` and all before them in their chains, the strongest pull first.
 
     Leaves out what could not be matched anyhow, since a block before it is not ``held``.
     """
     blocks = tables.blocks
-    above = _above(tables, held)
-    top = held[_top(above)]
+    above = held.parents()
+    top = held.rows[_top(above)]
     whole = (blocks.parent[top] == NO_ROW) & (blocks.depth[top] == 0)
     lifted = np.zeros(blocks.size)
     lifted[rows] = pull
-    lifted[held] = _lifted(lifted[held], above)
+    lifted[held.rows] = _lifted(held.of(lifted), above)
     kept = np.zeros(blocks.size, dtype=np.bool_)
-    kept[held] = whole
+    kept[held.rows] = whole
     wanted = rows[kept[rows] & (lifted[rows] > 0)]
     order: Rows = wanted[np.lexsort((blocks.depth[wanted], -lifted[wanted]))]
     return order
-
-
-def _above(tables: Tables, rows: Rows) -> Places:
-    """intp ``[n + 1]``: where among ``rows`` each one's parent stands; ``n``: nowhere."""
-    nobody = len(rows)
-    place = np.full(tables.blocks.size + 1, nobody)  # the last one stands for NO_ROW
-    place[rows] = np.arange(nobody)
-    return np.append(np.take(place, tables.blocks.parent[rows], mode="wrap"), nobody)
 
 
 def _top(above: Places) -> Places:
@@ -106,10 +98,12 @@ def _states(tables: Tables) -> npt.NDArray[np.uint8]:
 def _in_use(tables: Tables, engine: int, active: Rows, now: float) -> Mask:
     """bool ``[blocks.size]``: the working set: ``active``, just read, or of a running session."""
     blocks = tables.blocks
+    resident = blocks.pick(blocks.resident(engine))
     running = _states(tables) == SessionState.RUNNING
-    in_use = np.take(running, blocks.session[: blocks.size], mode="wrap")
-    in_use |= blocks.last_used() >= now - _IN_USE_S
-    in_use &= blocks.resident(engine)
+    read = np.take(running, resident.of(blocks.session), mode="wrap")
+    read |= resident.last_used() >= now - _IN_USE_S
+    in_use = np.zeros(blocks.size, dtype=np.bool_)
+    in_use[resident.rows[read]] = True
     in_use[active] = True
     return in_use
 
@@ -141,7 +135,7 @@ def _next_pull(tables: Tables, rows: Rows, in_use: Mask) -> Floats:
     That block is the last before it in its chain which is not among ``rows`` itself.
     """
     blocks = tables.blocks
-    before = blocks.parent[rows[_top(_above(tables, rows))]]
+    before = blocks.parent[rows[_top(Picked(blocks, rows).parents())]]
     share = blocks.walkers[rows] / np.maximum(1.0, blocks.walkers[before])
     follows = (before != NO_ROW) & in_use[before] & (share >= _PROBABLE)
     return np.where(follows, np.minimum(share, 1.0), 0.0)

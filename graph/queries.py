@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .blocks import Picked
 from .edges import BLOCK_TO_BLOCK
 from .errors import GraphError
 from .policy import Policy
@@ -132,11 +133,12 @@ def explain(
 ) -> dict[str, Any]:
     """Every term of a block's score, its rank, and what protects it or sends it away."""
     blocks = tables.blocks
+    only = Picked(blocks, np.array([row], dtype=np.int32))
     terms = policy.terms(tables, row, now)
-    standing = [name for name, rule in _STANDING.items() if rule(tables, profile, now)[row]]
+    standing = [name for name, rule in _STANDING.items() if rule(tables, profile, only, now)[0]]
     return {
         **block_attributes(tables, row),
-        "age_s": round(now - float(blocks.last_used()[row]), 3),
+        "age_s": round(now - float(only.last_used()[0]), 3),
         "confidence": round(float(blocks.confidence[row]), 4),
         "attention": round(float(blocks.attention[row]), 6),
         "policy": policy.name,
@@ -156,8 +158,8 @@ def explain_session(
     """What a session is doing and what it holds."""
     row = _session_row(tables, name, tenant)
     sessions, blocks = tables.sessions, tables.blocks
-    mine = (blocks.session[: blocks.size] == row) & blocks.alive[: blocks.size]
-    tiers = np.bitwise_or.reduce(blocks.tiers[:, : blocks.size], axis=0)[mine]
+    mine = blocks.pick((blocks.session[: blocks.size] == row) & blocks.alive[: blocks.size])
+    tiers = np.bitwise_or.reduce(blocks.tiers[:, mine.rows], axis=0)
     due = float(sessions.expected_return[row])
     tip = int(sessions.tip[row])
     return {
@@ -170,12 +172,12 @@ def explain_session(
         "expected_return_in_s": round(due - now, 3) if due > NEVER else None,
         "return_probability": round(float(sessions.return_probability()[row]), 4),
         "credit": round(float(sessions.credit(now, profile.session_memory_s)[row]), 4),
-        "blocks": int(mine.sum()),
+        "blocks": len(mine),
         **{
             f"blocks_{name}": int((tiers & int(tier)).astype(bool).sum())
             for name, tier in _TIERS.items()
         },
-        "blocks_superseded": int(is_superseded(tables, profile, now)[mine].sum()),
+        "blocks_superseded": int(is_superseded(tables, profile, mine, now).sum()),
         "tip": None if tip == NO_ROW else _block(tables, tip),
     }
 
@@ -222,10 +224,9 @@ def _ranks(
     """Where the block stands among the resident blocks of each engine; rank 0 goes first."""
     ranks = {}
     for engine, column in tables.engines.items():
-        scores = resident_scores(tables, policy, profile, column, now)
-        if scores[row] > -np.inf:
-            ahead = int((scores > scores[row]).sum())
-            ranks[engine] = {"rank": ahead, "of": int((scores > -np.inf).sum())}
+        rows, scores = resident_scores(tables, policy, profile, column, now)
+        for own in scores[rows == row]:  # one, if it is there
+            ranks[engine] = {"rank": int((scores > own).sum()), "of": len(rows)}
     return ranks
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .blocks import BlockTable, Picked, Places
 from .policy import Policy, Scores
 from .spill import COPIES, worth_spilling
 from .tables import Tables
@@ -28,6 +29,7 @@ from .types import (
 
 _T = TypeVar("_T", bound=np.generic)
 Mask = npt.NDArray[np.bool_]
+Tiers = npt.NDArray[np.uint8]
 Term = list[tuple[float, npt.NDArray[Any]]]
 
 # The rules shift a score by more than any weights can: first the superseded, then what a session
@@ -89,16 +91,19 @@ class Ranking:
     sink_first: Keys
 
 
-def score_terms(tables: Tables, profile: ScoreProfile, now: float) -> dict[str, Term]:
-    """The score's terms: each a list of weights and the columns that they multiply."""
+def score_terms(
+    tables: Tables, profile: ScoreProfile, picked: Picked, now: float
+) -> dict[str, Term]:
+    """The score's terms: each a list of weights and the values, ``[n]``, that they multiply."""
     blocks = tables.blocks
+    degree, weight = profile.degree, profile.edge_weight
     return {
-        "age": [(profile.age, now - blocks.last_used())],
-        "degree": _over_types(profile.degree, blocks.degree, profile, tables),
-        "edge_weight": _over_types(profile.edge_weight, blocks.edge_weight, profile, tables),
-        "importance": [(profile.importance, blocks.importance)],
-        "hit_count": [(profile.hit_count, blocks.hit_count)],
-        "session_credit": [(profile.session_credit, _credit(tables, profile, now))],
+        "age": [(profile.age, now - picked.last_used())],
+        "degree": _over_types(degree, blocks.degree, profile, tables, picked),
+        "edge_weight": _over_types(weight, blocks.edge_weight, profile, tables, picked),
+        "importance": [(profile.importance, picked.of(blocks.importance))],
+        "hit_count": [(profile.hit_count, picked.of(blocks.hit_count))],
+        "session_credit": [(profile.session_credit, _credit(tables, profile, picked, now))],
     }
 
 
@@ -113,65 +118,67 @@ class ClassicPolicy:
     def observe(self, tables: Tables, engine: int, now: float) -> None:
         """Nothing to learn: the weights are configuration."""
 
-    def scores(self, tables: Tables, engine: int, now: float) -> Scores:
-        """float64 ``[blocks.size]``; the same on every engine."""
-        size = tables.blocks.size
-        scores = np.multiply(tables.blocks.depth[:size], _DEPTH_TIE, dtype=np.float64)
-        scratch = np.empty(size)
-        for term in score_terms(tables, self.profile, now).values():
-            for weight, column in term:
-                scores += np.multiply(column[:size], weight, out=scratch)
+    def scores(self, tables: Tables, engine: int, picked: Picked, now: float) -> Scores:
+        """float64 ``[len(picked)]``; the same on every engine."""
+        scores = np.multiply(picked.of(tables.blocks.depth), _DEPTH_TIE, dtype=np.float64)
+        scratch = np.empty(len(scores))
+        for term in score_terms(tables, self.profile, picked, now).values():
+            for weight, values in term:
+                scores += np.multiply(values, weight, out=scratch)
         return scores
 
     def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
         """Every term of the sum."""
+        only = Picked(tables.blocks, np.array([row], dtype=np.int32))
         return {
-            name: sum(weight * float(column[row]) for weight, column in term)
-            for name, term in score_terms(tables, self.profile, now).items()
+            name: sum(weight * float(values[0]) for weight, values in term)
+            for name, term in score_terms(tables, self.profile, only, now).items()
         }
 
 
-def shift_by_rules(scores: Scores, tables: Tables, profile: ScoreProfile, now: float) -> None:
-    """Lay the rules over a policy's scores, in place."""
+def shift_by_rules(
+    scores: Scores, tables: Tables, profile: ScoreProfile, picked: Picked, now: float
+) -> None:
+    """Lay the rules over a policy's scores of ``picked`` blocks, in place."""
     scratch = np.empty(len(scores))
     for rule, shift in _RULES.items():
-        applies = rule(tables, profile, now)
+        applies = rule(tables, profile, picked, now)
         if applies.any():
             scores += np.multiply(applies, shift, out=scratch)
 
 
-def is_superseded(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
+def is_superseded(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Mask:
     """Only an abandoned branch used it."""
-    return _flagged(tables, BlockFlag.SUPERSEDED)
+    return _flagged(tables, picked, BlockFlag.SUPERSEDED)
 
 
-def is_over(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
+def is_over(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Mask:
     """Only sessions that ended used it."""
-    blocks, sessions = tables.blocks, tables.sessions
+    sessions = tables.sessions
     ended = sessions.state[: sessions.size] == SessionState.ENDED
-    over = _of_session(ended, blocks.session[: blocks.size])
-    over &= ~_flagged(tables, BlockFlag.SHARED)
+    over = _of_session(ended, picked.of(tables.blocks.session))
+    over &= ~_flagged(tables, picked, BlockFlag.SHARED)
     return over
 
 
-def is_due(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
+def is_due(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Mask:
     """Its session waits for a tool, and is expected back any moment."""
-    blocks, sessions = tables.blocks, tables.sessions
+    sessions = tables.sessions
     due = np.zeros(sessions.size, dtype=np.bool_)
     due[sessions.soon(profile.horizon_s, now)] = True
-    return _of_session(due, blocks.session[: blocks.size])
+    return _of_session(due, picked.of(tables.blocks.session))
 
 
-def is_pinned(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
+def is_pinned(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Mask:
     """A lease on it has not run out."""
-    return np.asarray(tables.blocks.pinned_until[: tables.blocks.size] > now)
+    return np.asarray(picked.of(tables.blocks.pinned_until) > now)
 
 
-def is_protected(tables: Tables, profile: ScoreProfile, now: float) -> Mask:
+def is_protected(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Mask:
     """Its layer is protected."""
     protected = np.zeros(256, dtype=np.bool_)
     protected[[int(layer) for layer in profile.protected_layers]] = True
-    return np.take(protected, tables.blocks.layer[: tables.blocks.size])
+    return np.take(protected, picked.of(tables.blocks.layer))
 
 
 _RULES: Final = {
@@ -187,111 +194,113 @@ def rank(
 ) -> Ranking:
     """The ``limit`` blocks, protected blocks and copies that this engine should lose first."""
     blocks = tables.blocks
-    scores = _ruled_scores(tables, policy, profile, engine, now)
-    sinking = _sinking(scores, tables, engine, limit)
-    scores = _tail_first(scores, tables, blocks.resident(engine))
+    held = blocks.pick(blocks.tiers[engine, : blocks.size] != 0)
+    tiers = held.of(blocks.tiers[engine])
+    scores = _ruled_scores(tables, policy, profile, engine, held, now)
+    sinking = _sinking(scores, blocks, held, tiers, limit)
+    scores = _tail_first(scores, blocks, held, (tiers & int(Tier.HOT)) != 0)
     open_to_loss = scores > PROTECTED_SHIFT / 2
     victims = _highest(scores, open_to_loss, limit)
     protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
     spilling = np.concatenate([victims, protected])
-    wanted = (np.take(blocks.tiers[engine], spilling) & COPIES) == 0
-    wanted[: len(victims)] &= worth_spilling(tables, victims, now)
-    spilling = spilling[wanted]
-    named = (victims, protected, spilling, sinking)
-    return Ranking(*(np.take(blocks.keys, rows) for rows in named))
+    wanted = (np.take(tiers, spilling) & COPIES) == 0
+    wanted[: len(victims)] &= worth_spilling(tables, held.rows[victims], now)
+    named = (victims, protected, spilling[wanted], sinking)
+    keys = held.of(blocks.keys)
+    return Ranking(*(np.take(keys, places) for places in named))
 
 
 def resident_scores(
     tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, now: float
-) -> Scores:
-    """float64 ``[blocks.size]``: a policy's scores under the rules, chains tail first.
-
-    ``-inf`` stands for what is not resident.
-    """
-    scores = _ruled_scores(tables, policy, profile, engine, now)
-    return _tail_first(scores, tables, tables.blocks.resident(engine))
+) -> tuple[Rows, Scores]:
+    """Rows in the engine's pool, and their scores under the rules, chains tail first."""
+    blocks = tables.blocks
+    resident = blocks.pick(blocks.resident(engine))
+    scores = _ruled_scores(tables, policy, profile, engine, resident, now)
+    return resident.rows, keep_chains_whole(scores, resident.parents())
 
 
 def _ruled_scores(
-    tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, now: float
+    tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, held: Picked, now: float
 ) -> Scores:
-    scores = policy.scores(tables, engine, now)
-    shift_by_rules(scores, tables, profile, now)
-    if (tables.blocks.tiers[engine, : len(scores)] & COPIES).any():
+    scores = policy.scores(tables, engine, held, now)
+    shift_by_rules(scores, tables, profile, held, now)
+    if (held.of(tables.blocks.tiers[engine]) & COPIES).any():
         # Without copies a loss is final for all alike, and the policy's own claim decides.
-        scores += DUE_SHIFT * is_due(tables, profile, now)
+        scores += DUE_SHIFT * is_due(tables, profile, held, now)
     return scores
 
 
-def _tail_first(scores: Scores, tables: Tables, among: Mask) -> Scores:
-    """``scores``, changed in place: chains whole ``among`` some blocks, ``-inf`` for the others."""
-    keep_chains_whole(scores, among, tables.blocks.parent[: len(scores)])
-    scores[~among] = _NEVER
-    return scores
+def _tail_first(scores: Scores, blocks: BlockTable, held: Picked, among: Mask) -> Scores:
+    """float64 ``[len(held)]``: chains whole ``among`` some blocks, ``-inf`` for the others."""
+    chosen = np.full(len(scores), _NEVER)
+    chosen[among] = keep_chains_whole(scores[among], Picked(blocks, held.rows[among]).parents())
+    return chosen
 
 
-def _sinking(scores: Scores, tables: Tables, engine: int, limit: int) -> Rows:
-    """Rows with a WARM copy and out of the pool, least worth keeping first."""
-    held = tables.blocks.tiers[engine, : len(scores)]
-    idle = (held & int(Tier.HOT | Tier.WARM)) == int(Tier.WARM)
+def _sinking(scores: Scores, blocks: BlockTable, held: Picked, tiers: Tiers, limit: int) -> Places:
+    """Places with a WARM copy and out of the pool, least worth keeping first."""
+    idle = (tiers & int(Tier.HOT | Tier.WARM)) == int(Tier.WARM)
     if not idle.any():
-        return np.empty(0, dtype=np.int32)
-    return _highest(_tail_first(scores.copy(), tables, idle), idle, limit)
+        return np.empty(0, dtype=np.intp)
+    return _highest(_tail_first(scores, blocks, held, idle), idle, limit)
 
 
-def keep_chains_whole(scores: Scores, resident: Mask, parent: Rows) -> None:
-    """Lower each resident block's score, in place, below those of its resident descendants.
+def keep_chains_whole(scores: Scores, above: Places) -> Scores:
+    """float64 ``[n]``: each score lowered below those of its descendants.
 
     A block that left before its child would strand it: the child's prefix could never match
-    again. Pointer doubling over the resident rows: after round k every block knows the least
-    score among descendants nearer than 2^(k+1), so a chain of depth d takes log2(d) rounds.
+    again. Pointer doubling: after round k every block knows the least score among descendants
+    nearer than 2^(k+1), so a chain of depth d takes log2(d) rounds.
+
+    Args:
+        above: Where each one's parent stands; see ``Picked.parents``.
     """
-    rows = np.flatnonzero(resident)
-    nobody = len(rows)
-    place = np.full(len(scores) + 1, nobody)  # the last one stands for NO_ROW
-    place[rows] = np.arange(nobody)
-    above = np.append(np.take(place, np.take(parent, rows), mode="wrap"), nobody)
-    lowest = np.append(np.take(scores, rows), 0.0)
+    nobody = len(scores)
+    lowest = np.append(scores, 0.0)
     step = _DEPTH_TIE
     while (above[:-1] != nobody).any():
         np.minimum.at(lowest, above[:-1], lowest[:-1] - step)
         above = np.take(above, above)
         step *= 2
-    scores[rows] = lowest[:-1]
+    return lowest[:-1]
 
 
-def _highest(scores: Scores, among: Mask, limit: int) -> Rows:
-    """Rows of the ``limit`` highest scores where ``among`` is true, highest first."""
-    rows = np.flatnonzero(among)
-    if rows.size == 0 or limit <= 0:
-        return np.empty(0, dtype=np.int32)
-    values = scores[rows]
-    if limit < len(rows):
-        bar = np.partition(values, len(rows) - limit)[len(rows) - limit]
-        rows, values = rows[values >= bar], values[values >= bar]
-    return rows[np.argsort(-values, kind="stable")][:limit].astype(np.int32)
+def _highest(scores: Scores, among: Mask, limit: int) -> Places:
+    """Places of the ``limit`` highest scores where ``among`` is true, highest first."""
+    places = np.flatnonzero(among)
+    if places.size == 0 or limit <= 0:
+        return places[:0]
+    values = scores[places]
+    if limit < len(places):
+        bar = np.partition(values, len(places) - limit)[len(places) - limit]
+        places, values = places[values >= bar], values[values >= bar]
+    return places[np.argsort(-values, kind="stable")][:limit]
 
 
 def _over_types(
-    factor: float, columns: npt.NDArray[Any], profile: ScoreProfile, tables: Tables
+    factor: float,
+    columns: npt.NDArray[Any],
+    profile: ScoreProfile,
+    tables: Tables,
+    picked: Picked,
 ) -> Term:
-    """One weight and column an edge type; types without an edge or a weight cost nothing."""
+    """One weight and its values an edge type; types without an edge or a weight cost nothing."""
     return [
-        (factor * weight, columns[kind])
+        (factor * weight, picked.of(columns[kind]))
         for kind, weight in profile.edge_types.items()
         if weight and tables.edges.counts[kind]
     ]
 
 
-def _flagged(tables: Tables, flag: BlockFlag) -> Mask:
-    return np.asarray((tables.blocks.flags[: tables.blocks.size] & int(flag)) != 0)
+def _flagged(tables: Tables, picked: Picked, flag: BlockFlag) -> Mask:
+    return np.asarray((picked.of(tables.blocks.flags) & int(flag)) != 0)
 
 
-def _credit(tables: Tables, profile: ScoreProfile, now: float) -> Scores:
-    blocks = tables.blocks
+def _credit(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Scores:
     credit = tables.sessions.credit(now, profile.session_memory_s)
-    claimed = _of_session(credit, blocks.session[: blocks.size])
-    superseded = _flagged(tables, BlockFlag.SUPERSEDED)
+    claimed = _of_session(credit, picked.of(tables.blocks.session))
+    superseded = _flagged(tables, picked, BlockFlag.SUPERSEDED)
     if superseded.any():
         claimed[superseded] = 0.0
     return claimed

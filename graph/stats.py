@@ -67,13 +67,13 @@ def _engine_stats(
     tables: Tables, ingest: Ingest, profile: ScoreProfile, column: int, now: float
 ) -> EngineStats:
     blocks = tables.blocks
-    resident = blocks.resident(column)
+    resident = blocks.pick(blocks.resident(column))
     spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
-    layers = np.bincount(blocks.layer[: blocks.size][resident], minlength=len(LAYER_NAMES))
+    layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
     return EngineStats(
-        resident=int(resident.sum()),
+        resident=len(resident),
         spilled=int(spilled.sum()),
-        protected=int((resident & is_protected(tables, profile, now)).sum()),
+        protected=int(is_protected(tables, profile, resident, now).sum()),
         layers=dict(zip(LAYER_NAMES, layers.tolist(), strict=True)),
         hello=ingest.hello.get(column),
         pressure=ingest.pressure.get(column),

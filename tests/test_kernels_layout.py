@@ -43,7 +43,12 @@ def test_cpu_layouts_read_what_the_engines_own_op_wrote(
     key = torch.randn(len(slots), HEADS, head_dim).to(dtype)
     value = torch.randn(len(slots), HEADS, head_dim).to(dtype)
     cache = torch.zeros(BLOCKS, HEADS, 2 * tokens, head_dim, dtype=dtype)
-    ops.cpu_attn_reshape_and_cache(key, value, *cache.chunk(2, dim=2), slots, isa)
+    try:
+        ops.cpu_attn_reshape_and_cache(key, value, *cache.chunk(2, dim=2), slots, isa)
+    except RuntimeError as error:
+        if isa == "amx" and "Unsupported CPU attention configuration" in str(error):
+            pytest.skip("vLLM's build for CPUs without AVX-512 has no AMX path")
+        raise
 
     layout = engines.cpu_layout(isa, 1, BLOCKS, HEADS, tokens, head_dim, dtype)
     kv = lay.PagedKv(cache.view(-1), layout)

@@ -117,9 +117,10 @@ def test_a_query_teaches_nothing_and_terms_add_up() -> None:
     world.teach(lambda number: True, sessions=20)
     engine = world.graph.tables.engines["e"]
     key = 10_000
-    before = world.policy.scores(world.graph.tables, engine, world.now)
+    everything = world.graph.tables.blocks.sample(1_000_000)
+    before = world.policy.scores(world.graph.tables, engine, everything, world.now)
     explained = world.graph.explain(key)
-    after = world.policy.scores(world.graph.tables, engine, world.now)
+    after = world.policy.scores(world.graph.tables, engine, everything, world.now)
     row = int(world.graph.tables.blocks.find(np.array([key], dtype=np.uint64))[0])
     assert np.array_equal(before, after)
     assert explained["policy"] == "lifecycle"
@@ -132,7 +133,8 @@ def test_scores_are_finite_for_blocks_that_nobody_claims() -> None:
     world.graph.apply("e", [BlocksStored(keys, None, SIZE)])
     assert world.order() == list(range(49, 0, -1))
     world.now += 10 * OLDEST
-    scores = world.policy.scores(world.graph.tables, 0, world.now)
+    everything = world.graph.tables.blocks.sample(1_000_000)
+    scores = world.policy.scores(world.graph.tables, 0, everything, world.now)
     assert np.isfinite(scores).all()
     assert np.abs(scores).max() < 1e7
 
@@ -171,7 +173,6 @@ def test_a_model_survives_features_that_are_absent_or_far_out() -> None:
 def test_the_guard_yields_to_lru_when_the_policy_loses_what_lru_would_hold() -> None:
     world = World()
     guard = Guard()
-    everything = np.ones(0, dtype=np.bool_)
     for number in range(40):
         world.turn(f"s{number}", 100 + number, 1000 + number)
     tables = world.graph.tables
@@ -180,11 +181,12 @@ def test_the_guard_yields_to_lru_when_the_policy_loses_what_lru_would_hold() -> 
     for number in range(40):
         world.turn(f"old{number}", 5000 + 2 * number, 5001 + 2 * number)
     tables.blocks.last_attended[tables.blocks.resident(0).nonzero()[0]] -= 500.0
-    everything = np.ones(tables.blocks.size, dtype=np.bool_)
-    guard.look(tables, 0, everything, world.now)
+    sample = tables.blocks.sample(1_000_000)
+    on_chain = np.ones(len(sample), dtype=np.bool_)
+    guard.look(tables, 0, sample, on_chain, world.now)
     assert not guard.yields(world.now)
     guard.note(np.arange(40))
-    guard.look(tables, 0, everything, world.now)
+    guard.look(tables, 0, sample, on_chain, world.now)
     assert guard.yields(world.now)
     assert not guard.yields(world.now + 3600.0)
 
@@ -195,7 +197,7 @@ def test_while_it_yields_the_order_is_by_last_use(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Guard, "yields", lambda self, now: True)
     blocks = world.graph.tables.blocks
     order = world.graph.rank("e", 100_000).order
-    used = blocks.last_used()[blocks.find(order)]
+    used = np.maximum(blocks.last_attended, blocks.last_hit)[blocks.find(order)]
     assert (np.diff(used) >= 0).all()
 
 

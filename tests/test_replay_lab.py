@@ -15,12 +15,14 @@ from kvgraph.advisor import config
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.replay.analysis import analyze
 from kvgraph.advisor.replay.arms import Settings, run_arm
+from kvgraph.advisor.replay.cells import run_cells
 from kvgraph.advisor.replay.errors import TraceError
 from kvgraph.advisor.replay.reader import load_trace
 from kvgraph.advisor.replay.recorder import Recorder
 from kvgraph.advisor.replay.table import HitTable
 from kvgraph.graph.events import RequestFinished, RequestStarted
 from kvgraph.graph.types import EdgeType, as_keys
+from threadpoolctl import threadpool_info
 
 SHARED = Path(__file__).parents[2] / "shared" / "traces" / "mooncake_conversation.jsonl"
 # As measured by others on this trace: capacity → hit rate.
@@ -255,6 +257,14 @@ def stay(seconds, cell):
 if __name__ == "__main__":
     list(run_cells(stay, 600.0, range(2), 2))
 """
+
+
+def test_a_cell_keeps_to_one_core() -> None:
+    def threads(shared: None, cell: int) -> list[int]:
+        return [each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"]
+
+    [(_, found)] = run_cells(threads, None, [0], 2)
+    assert set(found) == {1}
 
 
 def test_workers_end_with_a_parent_that_was_killed(tmp_path: Path) -> None:

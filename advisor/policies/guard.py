@@ -12,14 +12,17 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ...graph.blocks import Picked
 from ...graph.tables import Tables
-from ...graph.types import NO_ROW
+from ...graph.types import NO_ROW, Tier
 from .hazard import Floats
 from .waits import Sessions
 
 Mask = npt.NDArray[np.bool_]
 
-_SAMPLE: Final = 16_384  # rows looked at
+SAMPLE: Final = 16_384
+"""Rows of the block table that are enough to look at."""
+
 _HALF_LIFE_S: Final = 600.0  # of the evidence
 _SURE: Final = 2.0  # standard deviations
 _RETURNS: Final = 30.0  # sessions that must have come back
@@ -48,19 +51,19 @@ class Guard:
         self._lost += float(lost.sum())
         self._spread += float(np.square(lost).sum())
 
-    def look(self, tables: Tables, engine: int, on_chain: Mask, now: float) -> None:
+    def look(self, tables: Tables, engine: int, sample: Picked, on_chain: Mask, now: float) -> None:
         """Decide who rules, and see what each session would find if it came back now.
 
         Args:
-            on_chain: bool ``[blocks.size]``: blocks that their session's next turn may match.
+            sample: Rows to look at; blocks that left are among them.
+            on_chain: bool ``[len(sample)]``: what its session's next turn may match.
         """
         self._decide(now)
         blocks = tables.blocks
-        rows = slice(0, blocks.size, max(1, blocks.size // _SAMPLE))
-        here = blocks.resident(engine)[rows]
-        session = blocks.session[rows]
-        counted = on_chain[rows] & (session != NO_ROW)
-        recent = _most_recent(blocks.last_used()[rows], blocks.alive[rows], int(here.sum()))
+        here = (sample.of(blocks.tiers[engine]) & int(Tier.HOT)) != 0
+        session = sample.of(blocks.session)
+        counted = on_chain & (session != NO_ROW)
+        recent = _most_recent(sample.last_used(), sample.of(blocks.alive), int(here.sum()))
         size = tables.sessions.size
         self._ours = np.bincount(session[counted & here], minlength=size).astype(float)
         self._lru = np.bincount(session[counted & recent], minlength=size).astype(float)

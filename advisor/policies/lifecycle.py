@@ -7,10 +7,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ...graph.blocks import Picked
 from ...graph.policy import Scores
 from ...graph.tables import Tables
 from ...graph.types import BlockFlag, Rows, SessionState
-from .guard import Guard
+from .guard import SAMPLE, Guard
 from .hazard import AGES, OLDEST, Floats, ReturnModel
 from .waits import KNOTS, STRANGER, Waits, features
 
@@ -54,39 +55,30 @@ class LifecyclePolicy:
             self._guards[guard_of].note(returned)
         guard = self._guards.setdefault(engine, Guard())
         guard.note(returned)
-        guard.look(tables, engine, _on_chain(tables), now)
+        sample = tables.blocks.sample(SAMPLE)
+        guard.look(tables, engine, sample, _on_chain(tables, sample), now)
         self._learn(now)
 
-    def scores(self, tables: Tables, engine: int, now: float) -> Scores:
-        """float64 ``[blocks.size]``, higher goes first."""
-        blocks = tables.blocks
-        scores = np.multiply(blocks.depth[: blocks.size], _DEPTH_TIE, dtype=np.float64)
+    def scores(self, tables: Tables, engine: int, picked: Picked, now: float) -> Scores:
+        """float64 ``[len(picked)]``, higher goes first."""
+        scores = np.multiply(picked.of(tables.blocks.depth), _DEPTH_TIE, dtype=np.float64)
         if self._yields(engine, now):
-            return scores + (now - blocks.last_used())
-        held = blocks.held()
-        rates = self._session_rates(tables, held, now)
-        worth = np.append(np.log(rates), 0.0)  # the last one stands for NO_ROW
-        scores -= _SCALE * np.take(worth, blocks.session[: blocks.size], mode="wrap")
-        self._score_strangers(scores, tables, now)
-        _score_shared(scores, tables, now)
-        scores += _SCALE * _OFF_CHAIN * ~_on_chain(tables)
+            return scores + (now - picked.last_used())
+        scores -= self._claims(tables, picked, now)
+        _score_shared(scores, tables, picked, now)
+        scores += _SCALE * _OFF_CHAIN * ~_on_chain(tables, picked)
         return scores
 
     def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
         """The score's parts: the session's rate of return, sharing, its place in the chain."""
-        only = np.zeros(tables.blocks.size, dtype=np.bool_)
-        only[row] = True
-        session = int(tables.blocks.session[row])
-        rates = self._session_rates(tables, only, now)
-        age = now - float(tables.blocks.last_used()[row])
-        rate = self._stranger_rate(np.array([age]))[0] if session < 0 else rates[session]
-        own = -_SCALE * float(np.log(rate))
-        shared = np.full(tables.blocks.size, own)
-        _score_shared(shared, tables, now)
+        only = Picked(tables.blocks, np.array([row], dtype=np.int32))
+        own = -self._claims(tables, only, now)
+        shared = own.copy()
+        _score_shared(shared, tables, only, now)
         return {
-            "return_rate": own,
-            "sharing": float(shared[row]) - own,
-            "off_chain": 0.0 if _on_chain(tables)[row] else _SCALE * _OFF_CHAIN,
+            "return_rate": float(own[0]),
+            "sharing": float(shared[0] - own[0]),
+            "off_chain": 0.0 if _on_chain(tables, only)[0] else _SCALE * _OFF_CHAIN,
         }
 
     def _learn(self, now: float) -> None:
@@ -100,11 +92,23 @@ class LifecyclePolicy:
         guard = self._guards.get(engine)
         return guard is not None and guard.yields(now)
 
-    def _session_rates(self, tables: Tables, held: Mask, now: float) -> Floats:
-        """float64 ``[sessions.size]``, 1/s; of sessions without a block in ``held``: the least."""
-        blocks, sessions = tables.blocks, tables.sessions
+    def _claims(self, tables: Tables, picked: Picked, now: float) -> Floats:
+        """float64 ``[len(picked)]``: 1000 · ln of the rate at which each one's session returns."""
+        session = picked.of(tables.blocks.session)
+        rates = self._session_rates(tables, session, now)
+        worth = np.append(np.log(rates), 0.0)  # the last one stands for NO_ROW
+        claims = np.take(worth, session, mode="wrap")
+        nobodys = np.flatnonzero(session < 0)
+        if nobodys.size:
+            age = now - picked.last_used()[nobodys]
+            claims[nobodys] = np.log(np.maximum(self._stranger_rate(age), _LEAST_RATE))
+        return np.asarray(_SCALE * claims)
+
+    def _session_rates(self, tables: Tables, wanted: Rows, now: float) -> Floats:
+        """float64 ``[sessions.size]``, 1/s; of sessions that are not ``wanted``: the least."""
+        sessions = tables.sessions
         present = np.zeros(sessions.size + 1, dtype=np.bool_)
-        present[blocks.session[: blocks.size][held]] = True  # NO_ROW lands behind the last
+        present[wanted] = True  # NO_ROW lands behind the last
         rates = np.full(sessions.size, _LEAST_RATE)
         rows = np.flatnonzero(present[:-1])
         state, last_seen = sessions.state[rows], sessions.last_seen[rows]
@@ -121,13 +125,6 @@ class LifecyclePolicy:
         known = self._model.index(np.repeat(STRANGER, len(AGES), axis=0), AGES)
         return np.asarray(np.interp(np.minimum(age, OLDEST), AGES, known))
 
-    def _score_strangers(self, scores: Scores, tables: Tables, now: float) -> None:
-        blocks = tables.blocks
-        rows = np.flatnonzero(blocks.session[: blocks.size] < 0)
-        if rows.size:
-            age = now - np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
-            scores[rows] -= _SCALE * np.log(np.maximum(self._stranger_rate(age), _LEAST_RATE))
-
 
 def _tool_rate(tables: Tables, waiting: Rows, now: float) -> Floats:
     """1/s: a pause ends when it was said to, and is given up slowly after that."""
@@ -140,20 +137,21 @@ def _tool_rate(tables: Tables, waiting: Rows, now: float) -> Floats:
     )
 
 
-def _score_shared(scores: Scores, tables: Tables, now: float) -> None:
+def _score_shared(scores: Scores, tables: Tables, picked: Picked, now: float) -> None:
     """A block that several sessions walk is worth at least the rate at which they do."""
     blocks = tables.blocks
-    rows = np.flatnonzero(blocks.flags[: blocks.size] & int(BlockFlag.SHARED))
-    if not rows.size:
+    places = np.flatnonzero(picked.of(blocks.flags) & int(BlockFlag.SHARED))
+    if not places.size:
         return
-    idle = now - np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
-    seconds = now - blocks.created[rows] + idle + _SHARED_MEMORY_S
-    rate = np.maximum(blocks.walkers[rows] - 1.0, 1e-6) / seconds
-    scores[rows] = np.minimum(scores[rows], -_SCALE * np.log(rate))
+    shared = Picked(blocks, picked.rows[places])
+    idle = now - shared.last_used()
+    seconds = now - shared.of(blocks.created) + idle + _SHARED_MEMORY_S
+    rate = np.maximum(shared.of(blocks.walkers) - 1.0, 1e-6) / seconds
+    scores[places] = np.minimum(scores[places], -_SCALE * np.log(rate))
 
 
-def _on_chain(tables: Tables) -> Mask:
-    """bool ``[blocks.size]``: what the next turn of a block's session may match.
+def _on_chain(tables: Tables, picked: Picked) -> Mask:
+    """bool ``[len(picked)]``: what the next turn of a block's session may match.
 
     Not what lies behind the end of its last turn (a partial block), nor what that left behind.
     """
@@ -163,7 +161,7 @@ def _on_chain(tables: Tables) -> Mask:
     end = np.where(idle & (tip >= 0), blocks.depth[tip], np.iinfo(np.int32).max)
     end = np.append(end, np.iinfo(np.int32).max)  # the last one stands for NO_ROW
     began = np.append(sessions.started[: sessions.size], -np.inf)
-    session = blocks.session[: blocks.size]
-    on_chain = blocks.depth[: blocks.size] <= np.take(end, session, mode="wrap")
-    on_chain &= blocks.last_attended[: blocks.size] >= np.take(began, session, mode="wrap")
+    session = picked.of(blocks.session)
+    on_chain = picked.of(blocks.depth) <= np.take(end, session, mode="wrap")
+    on_chain &= picked.of(blocks.last_attended) >= np.take(began, session, mode="wrap")
     return np.asarray(on_chain)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, TypeVar
 
+from threadpoolctl import threadpool_limits
+
 Shared = TypeVar("Shared")
 Cell = TypeVar("Cell")
 Found = TypeVar("Found")
@@ -25,8 +27,9 @@ def run_cells(
         processes: 1 runs all cells in this one.
     """
     if processes == 1 or len(cells) == 1:
-        for cell in cells:
-            yield cell, run(shared, cell)
+        with threadpool_limits(1, user_api="blas"):
+            for cell in cells:
+                yield cell, run(shared, cell)
         return
     spawn = multiprocessing.get_context("spawn")  # a fork of a threaded process may hang
     with ProcessPoolExecutor(processes, spawn, _adopt, (run, shared)) as pool:
@@ -39,6 +42,8 @@ _worker: dict[str, Any] = {}
 
 
 def _adopt(run: Callable[[Any, Any], Any], shared: Any) -> None:
+    # Matrices are small here, and every core has a process already.
+    threadpool_limits(1, user_api="blas")
     _worker.update(run=run, shared=shared)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -60,5 +60,5 @@ def _plan_ms() -> list[float]:
     """Ranking 100,000 blocks of an engine with the policy that ships for sessions."""
     graph = build_graph(100_000, 300_000)
     policies = graph_policies()
-    graph.policy = policies["lifecycle" if "lifecycle" in policies else "classic"](Settings())
+    graph.policy = policies["lifecycle"](Settings())
     return [1e3 * seconds for seconds in timed(lambda: graph.rank(ENGINE, 8192), _PLANS)]
