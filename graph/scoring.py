@@ -233,6 +233,8 @@ def _ruled_scores(
 
 def _tail_first(scores: Scores, blocks: BlockTable, held: Picked, among: Mask) -> Scores:
     """float64 ``[len(held)]``: chains whole ``among`` some blocks, ``-inf`` for the others."""
+    if among.all():  # as always where an engine has no other tiers
+        return keep_chains_whole(scores, held.parents())
     chosen = np.full(len(scores), _NEVER)
     chosen[among] = keep_chains_whole(scores[among], Picked(blocks, held.rows[among]).parents())
     return chosen
