@@ -32,6 +32,7 @@ from kvgraph.bench.tiers_report import draw, save_details
 from kvgraph.bench.tiers_workload import (
     EXPECTATION_ERROR,
     build_tier_workload,
+    paced,
     returning,
     reusable_tokens,
     shortened,
@@ -55,6 +56,20 @@ def agents(workload: Workload) -> list[tuple[Turn, ...]]:
 def test_the_same_seed_gives_the_same_requests(workload: Workload) -> None:
     assert build_tier_workload(2048) == workload
     assert build_tier_workload(2048, seed=12) != workload
+
+
+def test_a_pace_changes_times_and_nothing_else(workload: Workload) -> None:
+    slow = paced(workload, 2.0)
+    for session, slower in zip(workload.sessions, slow.sessions, strict=True):
+        assert slower.starts_s == 2 * session.starts_s
+        for turn, later in zip(session.turns, slower.turns, strict=True):
+            assert later.pause_s == 2 * turn.pause_s
+            assert later.token_ids == turn.token_ids
+            said, says = turn.hints or {}, later.hints or {}
+            assert says.keys() == said.keys()
+            due = said.get("expected_return_s", 0.0)
+            assert says.get("expected_return_s", 0.0) == pytest.approx(2 * due, abs=0.011)
+    assert paced(workload, 1.0) == workload
 
 
 def test_the_pool_holds_a_request_but_not_what_will_be_asked_again(workload: Workload) -> None:

@@ -18,8 +18,8 @@ from .service import ServiceModel
 from .ticks import spread_over_ticks
 from .trace import Trace, last_turns
 
-MAX_REFERENCES: Final = 200_000_000
-"""Requests and block references that we take from one file: what a gzip bomb may cost us."""
+MAX_REFERENCES: Final = 50_000_000
+"""Requests and block references that we take from one file; a gzip bomb costs us 250 bytes each."""
 
 
 def load_trace(

@@ -84,6 +84,9 @@ def tiers(
     as_json: Json = False,
     part: Annotated[str, typer.Option(help="all, texts, pressure or idle.")] = "all",
     pairs: int = 6,
+    pace: Annotated[
+        float | None, typer.Option(min=0.1, help="Factor on the script's pauses; else measured.")
+    ] = None,
     model: Model = None,
     out: Annotated[Path, typer.Option(help="Where details, picture and logs go.")] = Path(".tiers"),
 ) -> None:
@@ -94,7 +97,9 @@ def tiers(
 
         if part not in tuple(Part):
             raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
-        result = run(progress=not as_json, pairs=pairs, model=model, out=out, part=Part(part))
+        result = run(
+            progress=not as_json, pairs=pairs, model=model, out=out, part=Part(part), pace=pace
+        )
         save_details(result)
         if any(arm.concurrent for arm in result.arms.values()):
             draw(result)

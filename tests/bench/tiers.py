@@ -20,9 +20,9 @@ from .engine import CONCURRENCY, throughput_pairs
 from .errors import ServerError
 from .model import ensure_model, vocabulary_size
 from .progress import DemoProgress
-from .tiers_arms import ARMS, RIVALS, STOCK, TIERS, Arm, ArmRecord, run_arm
+from .tiers_arms import ARMS, RIVALS, STOCK, TIERS, Arm, ArmRecord, measured_pace, run_arm
 from .tiers_figures import IdleRates, TierResult
-from .tiers_workload import build_tier_workload, shortened
+from .tiers_workload import build_tier_workload, paced, shortened
 from .workload import Workload
 
 SEQUENTIAL_TURNS: Final = 3
@@ -47,12 +47,14 @@ def run(
     out: Path = Path(".tiers"),
     part: Part = Part.ALL,
     arms: Sequence[Arm] = ARMS,
+    pace: float | None = None,
 ) -> TierResult:
     """Run ``part`` of the bench; logs are kept in ``out``.
 
     Args:
         pairs: Rounds without memory pressure, of either server.
         arms: Stock first.
+        pace: Factor on the script's pauses; None: measured, by how fast the stock server is here.
 
     Raises:
         ServerError: A server did not start, or ran without its tiers.
@@ -66,12 +68,15 @@ def run(
     refused: dict[str, str] = {}
     if part is not Part.IDLE:
         with DemoProgress(len(workload.in_order()), shown=progress) as shown:
+            if part is not Part.TEXTS:
+                pace = pace or measured_pace(STOCK.plan(name, out), workload, shown)
+                workload = paced(workload, pace)
             for arm in arms:
                 records[arm.name] = _run(arm, name, workload, out, part, shown)
             if part in (Part.ALL, Part.PRESSURE):
                 _try_rivals(name, workload, out, shown, records, refused)
     idle = _idle(name, out, pairs, progress) if part in (Part.ALL, Part.IDLE) else None
-    return TierResult(name, out, workload, records, idle, refused)
+    return TierResult(name, out, workload, records, idle, refused, pace)
 
 
 def _run(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import httpx
@@ -19,6 +20,7 @@ from .errors import ServerError
 from .passes import PassResult, all_at_once, one_at_a_time
 from .progress import DemoProgress
 from .server import Server, ServerPlan
+from .tiers_workload import CHAT_S, chats
 from .workload import Workload
 
 POOL_BLOCKS: Final = 176
@@ -36,6 +38,8 @@ _OFFLOADING: Final = ("--kv-offloading-size", str(WARM_GIB))
 
 _DASHBOARD: Final = re.compile(r"kvgraph: sidecar .* dashboard at (http://\S+)")
 _FIRST_REPORT_S: Final = 10.0
+_WARM_UP_CHATS, _PACE_CHATS = 4, 20
+_PACES: Final = (0.5, 5.0)
 _REPORT_S: Final = 1.5  # until the sidecar has the engine's newest report
 
 
@@ -127,6 +131,23 @@ def run_arm(
             server.reset_prefix_cache()
         second = probe.record(all_at_once, "with pauses", concurrent, shown)
     return ArmRecord(plan.arm, first, second)
+
+
+def measured_pace(plan: ServerPlan, workload: Workload, shown: DemoProgress) -> float:
+    """How slow this machine is: what a chat takes, served alone, over ``CHAT_S``; within bounds.
+
+    Raises:
+        ServerError: The server did not start.
+    """
+    probe = chats(workload, _WARM_UP_CHATS + _PACE_CHATS)
+    times: list[float] = []
+    shown.starting("pace")
+    with Server(plan) as server:
+        shown.passing("pace", "one at a time", len(probe.in_order()))
+        for session in probe.sessions:
+            alone = Workload((session,))
+            times.append(asyncio.run(one_at_a_time(server.url, alone, shown.answered)).wall_s)
+    return min(max(median(times[_WARM_UP_CHATS:]) / CHAT_S, _PACES[0]), _PACES[1])
 
 
 class _Probe:

@@ -29,6 +29,7 @@ class TierResult:
         arms: By name.
         idle: None if that part was not run.
         refused: Rivals that did not start, and why.
+        pace: Factor on the script's pauses; None if nothing was paused.
     """
 
     model: str
@@ -37,6 +38,7 @@ class TierResult:
     arms: dict[str, ArmRecord]
     idle: IdleRates | None = None
     refused: dict[str, str] = field(default_factory=dict)
+    pace: float | None = None
 
     def figures(self) -> Figures:
         """The figures of ``kvgraph bench tiers`` that these parts can give."""

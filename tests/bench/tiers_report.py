@@ -24,7 +24,7 @@ def save_details(result: TierResult) -> Path:
     path = result.out / DETAILS_FILE
     content = {
         **result.figures().as_dict(),
-        "workload": _workload_details(result.workload),
+        "workload": {"pace": result.pace, **_workload_details(result.workload)},
         "arms": {name: _arm_details(arm, result.workload) for name, arm in result.arms.items()},
         "refused": result.refused,
     }

@@ -20,6 +20,9 @@ from .workload import BLOCK, Session, Span, Turn, Workload, Writer, system_promp
 EXPECTATION_ERROR: Final = 0.2
 """A stated return is off by up to this share of the pause."""
 
+CHAT_S: Final = 0.22
+"""What a chat takes, served alone, on a machine for which the script's pauses are right."""
+
 _KINDS: Final = 2
 
 
@@ -57,6 +60,35 @@ def build_tier_workload(
 def shortened(workload: Workload, turns: int) -> Workload:
     """The first ``turns`` turns of every session, unchanged."""
     return Workload(tuple(replace(s, turns=s.turns[:turns]) for s in workload.sessions))
+
+
+def chats(workload: Workload, count: int) -> Workload:
+    """The first ``count`` sessions of one turn."""
+    single = [session for session in workload.sessions if len(session.turns) == 1]
+    return Workload(tuple(single[:count]))
+
+
+def paced(workload: Workload, pace: float) -> Workload:
+    """The same requests, further apart: all that lasts in the script lasts ``pace`` times as long.
+
+    Pauses in seconds mean nothing by themselves: on a machine half as fast the same script is twice
+    the load, and a queue is measured where the tiers should be.
+    """
+    return Workload(tuple(_paced_session(session, pace) for session in workload.sessions))
+
+
+def _paced_session(session: Session, pace: float) -> Session:
+    turns = tuple(
+        replace(turn, pause_s=pace * turn.pause_s, hints=_paced_hints(turn.hints, pace))
+        for turn in session.turns
+    )
+    return replace(session, starts_s=pace * session.starts_s, turns=turns)
+
+
+def _paced_hints(hints: dict[str, Any] | None, pace: float) -> dict[str, Any] | None:
+    if hints is None or "expected_return_s" not in hints:
+        return hints
+    return {**hints, "expected_return_s": round(pace * hints["expected_return_s"], 2)}
 
 
 def returning(workload: Workload) -> dict[str, Turn]:
