@@ -28,7 +28,8 @@ class Answer:
 
 def open_client(url: str) -> httpx.AsyncClient:
     """A client without a cap on concurrent requests; the environment's proxies are not used."""
-    limits = httpx.Limits(max_connections=None)
+    # vLLM's server closes what was idle for 5 s: a connection must not be taken up just then.
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)
     return httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, trust_env=False)
 
 
@@ -40,8 +41,18 @@ async def complete(client: httpx.AsyncClient, turn: Turn, run: str) -> Answer:
             starts from nothing and repeats no session of the pass before.
 
     Raises:
-        CompletionError: The answer's status is not 200.
+        CompletionError: The answer's status is not 200, or there is no whole answer.
     """
+    try:
+        return await _complete(client, turn, run)
+    except httpx.HTTPError as error:
+        lost = type(error).__name__
+        raise CompletionError(
+            f"request {turn.name} was lost ({lost}); see the server's log"
+        ) from None
+
+
+async def _complete(client: httpx.AsyncClient, turn: Turn, run: str) -> Answer:
     sent, first = time.perf_counter(), None
     parts: list[str] = []
     usage: dict[str, Any] = {}

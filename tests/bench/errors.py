@@ -2,7 +2,7 @@
 
 BenchError
 ├── ServerError      vLLM did not start, ended, or ran without what it was started with
-├── CompletionError  a server refused a request
+├── CompletionError  a server refused or lost a request
 └── LedgerError      vLLM's KV events could not be read
 """
 
@@ -16,7 +16,7 @@ class ServerError(BenchError):
 
 
 class CompletionError(BenchError):
-    """The server refused a request; names it and the HTTP status."""
+    """A request was refused or its connection lost; names it, and the HTTP status or why."""
 
 
 class LedgerError(BenchError):

@@ -78,9 +78,12 @@ async def all_at_once(url: str, workload: Workload, on_answer: OnAnswer) -> Pass
         answers.append(answer)
         on_answer(answer)
 
-    async with open_client(url) as client, asyncio.TaskGroup() as group:
-        for session in workload.sessions:
-            group.create_task(_live(client, session, take))
+    try:
+        async with open_client(url) as client, asyncio.TaskGroup() as group:
+            for session in workload.sessions:
+                group.create_task(_live(client, session, take))
+    except ExceptionGroup as failed:  # the first to fail; the others were cancelled for it
+        raise failed.exceptions[0] from None
     return PassResult(tuple(answers), perf_counter() - began)
 
 
