@@ -114,12 +114,14 @@ class Stage:
         self.push_out(prompts)
         return [*prompt(seed), 7, 8, 9]
 
-    def loading(self) -> list[str]:
-        """Requests that wait for a load."""
+    def begin_load(self, name: str, prompt: list[int]) -> int:
+        """A session comes back; how many requests wait for a load after a step."""
         from vllm.v1.request import RequestStatus
 
+        self.add(name, prompt)
+        self.step()
         waits = RequestStatus.WAITING_FOR_REMOTE_KVS
-        return [r.request_id for r in self.scheduler.requests.values() if r.status == waits]
+        return sum(r.status == waits for r in self.scheduler.requests.values())
 
     def restart(self) -> None:
         """All of ours anew, as in an engine that starts; its own prefix cache is empty then."""
@@ -251,15 +253,13 @@ def disk_slow(stage: Stage) -> Facts:
     """A session waits for the disk; others are served meanwhile."""
     context = stage.park("slow", 61, prompts=COLD)
     with held(stage, stage.worker._mover._disk if stage.tiers else None, "read") as leave:
-        stage.add("slow again", context)
-        stage.step()
-        waits = stage.loading()
+        waits = stage.begin_load("slow again", context)
         stage.add("quick", prompt(62))
         stage.until(lambda: "quick" in stage.texts)
         waited = "slow again" not in stage.texts
         leave.set()
         stage.until(lambda: "slow again" in stage.texts)
-    return {"waits": len(waits), "waited": waited}
+    return {"waits": waits, "waited": waited}
 
 
 def abort_during_load(stage: Stage) -> Facts:
@@ -267,16 +267,14 @@ def abort_during_load(stage: Stage) -> Facts:
 
     context = stage.park("gone", 71)
     with held(stage, ops, "warm") as leave:
-        stage.add("gone again", context)
-        stage.step()
-        waits = stage.loading()
+        waits = stage.begin_load("gone again", context)
         stage.engine.abort_request(["gone again"])
         stage.step()
         kept = not stage.whole()
         leave.set()
         stage.settle()
     whole = stage.whole()
-    return {"waits": len(waits), "kept": kept, "whole": whole,
+    return {"waits": waits, "kept": kept, "whole": whole,
             "computed": stage.serve("gone once more", context)}  # fmt: skip
 
 
@@ -286,15 +284,13 @@ def preemption(stage: Stage) -> Facts:
 
     context = stage.park("patient", 81)
     with held(stage, ops, "warm") as leave:
-        stage.add("patient again", context)
-        stage.step()
-        waits = stage.loading()
+        waits = stage.begin_load("patient again", context)
         for number in range(3):
             stage.add(f"growing-{number}", prompt(82 + number), tokens=100)
         stage.until(lambda: stage.preempted)
         leave.set()
         stage.until(lambda: not stage.scheduler.has_requests())
-    return {"waits": len(waits), "preempted": len(stage.preempted)}
+    return {"waits": waits, "preempted": len(stage.preempted)}
 
 
 def reset(stage: Stage) -> Facts:
@@ -346,9 +342,7 @@ def _break(stage: Stage, name: str, method: str, early: bool, seed: int) -> Fact
         leave = faults.enter_context(held(stage, ops, "warm"))
         if early:
             faults.enter_context(failing(stage, side, method))
-        stage.add(f"{name} again", context)
-        stage.step()
-        waits = stage.loading()
+        waits = stage.begin_load(f"{name} again", context)
         if not early:
             faults.enter_context(failing(stage, side, method))
         stage.add(f"{name} other", prompt(seed + 1))
@@ -357,7 +351,7 @@ def _break(stage: Stage, name: str, method: str, early: bool, seed: int) -> Fact
         stage.until(lambda: f"{name} again" in stage.texts)
         stage.settle()
     detached = stage.tiers and stage.connector._side is None
-    return {"waits": len(waits), "detached": detached, "whole": stage.whole()}
+    return {"waits": waits, "detached": detached, "whole": stage.whole()}
 
 
 SCENES = (
