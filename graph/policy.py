@@ -2,7 +2,7 @@
 
 One object serves the live sidecar and the replay lab. A policy only scores; the rules that bind
 every policy (superseded first, protected last, a chain tail first) are laid over its scores by
-``scoring.rank``.
+``rules.lay_rules``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Policy(Protocol):
         """Learn from the columns, once before each ranking of an engine."""
 
     def scores(self, tables: Tables, engine: int, picked: Picked, now: float) -> Scores:
-        """float64 ``[len(picked)]``, higher goes first, within ±1e7; changes nothing.
+        """float64 ``[len(picked)]``, higher goes first; changes nothing.
+
+        What is beyond ``rules.SCORE_BOUND`` is cut to it; what is no number counts as the median.
 
         Args:
             engine: A residency column.

@@ -14,15 +14,8 @@ from .blocks import Picked
 from .edges import BLOCK_TO_BLOCK
 from .errors import GraphError
 from .policy import Policy
-from .scoring import (
-    ScoreProfile,
-    is_due,
-    is_over,
-    is_pinned,
-    is_protected,
-    is_superseded,
-    resident_scores,
-)
+from .rules import is_superseded, standing
+from .scoring import ScoreProfile, resident_scores
 from .spill import not_worth
 from .tables import Tables
 from .types import (
@@ -37,15 +30,6 @@ from .types import (
     SessionState,
     Tier,
 )
-
-_STANDING = {
-    "superseded": is_superseded,
-    "session_over": is_over,
-    "due": is_due,
-    "pinned": is_pinned,
-    "protected_layer": is_protected,
-}
-
 
 _TIERS = {"hot": Tier.HOT, "warm": Tier.WARM, "cold": Tier.COLD}
 
@@ -135,7 +119,6 @@ def explain(
     blocks = tables.blocks
     only = Picked(blocks, np.array([row], dtype=np.int32))
     terms = policy.terms(tables, row, now)
-    standing = [name for name, rule in _STANDING.items() if rule(tables, profile, only, now)[0]]
     return {
         **block_attributes(tables, row),
         "age_s": round(now - float(only.last_used()[0]), 3),
@@ -144,7 +127,7 @@ def explain(
         "policy": policy.name,
         "terms": {name: round(value, 4) for name, value in terms.items()},
         "score": round(sum(terms.values()), 4),
-        "standing": standing,
+        "standing": standing(tables, profile, only, now),
         "copies": _copies(tables, row, now),
         "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),
         "ranks": _ranks(tables, policy, profile, row, now),

@@ -1,4 +1,4 @@
-"""What a ranking means: the eviction score, and the three rules that bind every policy.
+"""What a ranking means: the eviction score, under the rules that bind every policy.
 
 Higher scores go first. All of it is vector expressions over columns; nothing here walks edges
 or visits a block at a time.
@@ -7,13 +7,15 @@ or visits a block at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from .blocks import BlockTable, Picked, Places
+from .errors import GraphError
 from .policy import Policy, Scores
+from .rules import PROTECTED_BELOW, Mask, flagged, lay_rules, of_session
 from .spill import COPIES, worth_spilling
 from .tables import Tables
 from .types import (
@@ -22,24 +24,13 @@ from .types import (
     EdgeType,
     Keys,
     Rows,
-    SessionState,
     SourceLayer,
     Tier,
 )
 
-_T = TypeVar("_T", bound=np.generic)
-Mask = npt.NDArray[np.bool_]
 Tiers = npt.NDArray[np.uint8]
 Term = list[tuple[float, npt.NDArray[Any]]]
 
-# The rules shift a score by more than any weights can: first the superseded, then what a session
-# that is over leaves behind, then everything else, then what an engine with copies would have to
-# bring back at once, then pinned blocks, protected ones last.
-SUPERSEDED_SHIFT: Final = 2e8
-OVER_SHIFT: Final = 1e8
-DUE_SHIFT: Final = -5e7
-PINNED_SHIFT: Final = -1e8
-PROTECTED_SHIFT: Final = -1e9
 # Of equal scores the deeper block goes first, as when vLLM frees a request tail first.
 _DEPTH_TIE: Final = 1e-5
 _NEVER: Final = -np.inf
@@ -136,59 +127,6 @@ class ClassicPolicy:
         }
 
 
-def shift_by_rules(
-    scores: Scores, tables: Tables, profile: ScoreProfile, picked: Picked, now: float
-) -> None:
-    """Lay the rules over a policy's scores of ``picked`` blocks, in place."""
-    scratch = np.empty(len(scores))
-    for rule, shift in _RULES.items():
-        applies = rule(tables, profile, picked, now)
-        if applies.any():
-            scores += np.multiply(applies, shift, out=scratch)
-
-
-def is_superseded(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Mask:
-    """Only an abandoned branch used it."""
-    return _flagged(tables, picked, BlockFlag.SUPERSEDED)
-
-
-def is_over(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Mask:
-    """Only sessions that ended used it."""
-    sessions = tables.sessions
-    ended = sessions.state[: sessions.size] == SessionState.ENDED
-    over = _of_session(ended, picked.of(tables.blocks.session))
-    over &= ~_flagged(tables, picked, BlockFlag.SHARED)
-    return over
-
-
-def is_due(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Mask:
-    """Its session waits for a tool, and is expected back any moment."""
-    sessions = tables.sessions
-    due = np.zeros(sessions.size, dtype=np.bool_)
-    due[sessions.soon(profile.horizon_s, now)] = True
-    return _of_session(due, picked.of(tables.blocks.session))
-
-
-def is_pinned(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Mask:
-    """A lease on it has not run out."""
-    return np.asarray(picked.of(tables.blocks.pinned_until) > now)
-
-
-def is_protected(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Mask:
-    """Its layer is protected."""
-    protected = np.zeros(256, dtype=np.bool_)
-    protected[[int(layer) for layer in profile.protected_layers]] = True
-    return np.take(protected, picked.of(tables.blocks.layer))
-
-
-_RULES: Final = {
-    is_superseded: SUPERSEDED_SHIFT,
-    is_over: OVER_SHIFT,
-    is_pinned: PINNED_SHIFT,
-    is_protected: PROTECTED_SHIFT,
-}
-
-
 def rank(
     tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, limit: int, now: float
 ) -> Ranking:
@@ -199,7 +137,7 @@ def rank(
     scores = _ruled_scores(tables, policy, profile, engine, held, now)
     sinking = _sinking(scores, blocks, held, tiers, limit)
     scores = _tail_first(scores, blocks, held, (tiers & int(Tier.HOT)) != 0)
-    open_to_loss = scores > PROTECTED_SHIFT / 2
+    open_to_loss = scores > PROTECTED_BELOW
     victims = _highest(scores, open_to_loss, limit)
     protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
     spilling = np.concatenate([victims, protected])
@@ -224,11 +162,12 @@ def _ruled_scores(
     tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, held: Picked, now: float
 ) -> Scores:
     scores = policy.scores(tables, engine, held, now)
-    shift_by_rules(scores, tables, profile, held, now)
-    if (held.of(tables.blocks.tiers[engine]) & COPIES).any():
-        # Without copies a loss is final for all alike, and the policy's own claim decides.
-        scores += DUE_SHIFT * is_due(tables, profile, held, now)
-    return scores
+    if len(scores) != len(held):
+        raise GraphError(
+            f"policy {policy.name!r} gave {len(scores)} scores for {len(held)} blocks; "
+            "it must give one for each"
+        )
+    return lay_rules(scores, tables, profile, engine, held, now)
 
 
 def _tail_first(scores: Scores, blocks: BlockTable, held: Picked, among: Mask) -> Scores:
@@ -295,20 +234,10 @@ def _over_types(
     ]
 
 
-def _flagged(tables: Tables, picked: Picked, flag: BlockFlag) -> Mask:
-    return np.asarray((picked.of(tables.blocks.flags) & int(flag)) != 0)
-
-
 def _credit(tables: Tables, profile: ScoreProfile, picked: Picked, now: float) -> Scores:
     credit = tables.sessions.credit(now, profile.session_memory_s)
-    claimed = _of_session(credit, picked.of(tables.blocks.session))
-    superseded = _flagged(tables, picked, BlockFlag.SUPERSEDED)
+    claimed = of_session(credit, picked.of(tables.blocks.session))
+    superseded = flagged(tables, picked, BlockFlag.SUPERSEDED)
     if superseded.any():
         claimed[superseded] = 0.0
     return claimed
-
-
-def _of_session(values: npt.NDArray[_T], session: Rows) -> npt.NDArray[_T]:
-    """``values[session]``, and zero for blocks of no session."""
-    padded = np.append(values, values.dtype.type(0))  # the last one stands for NO_ROW
-    return np.take(padded, session, mode="wrap")

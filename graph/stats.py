@@ -8,7 +8,8 @@ import numpy as np
 
 from .events import AdviceApplied, EngineHello, Pressure, TierReport
 from .ingest import Ingest
-from .scoring import ScoreProfile, is_protected
+from .rules import is_protected
+from .scoring import ScoreProfile
 from .spill import COPIES
 from .tables import Tables
 from .types import EDGE_NAMES, LAYER_NAMES, SessionState
