@@ -40,6 +40,26 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
+def read_whole(path: Path, limit: int) -> bytes:
+    """All of a file, gzipped or not, of which ``limit`` bytes at most are held.
+
+    Raises:
+        TraceError: The file cannot be read, its gzip is damaged, or it is longer.
+    """
+    try:
+        with _open(path) as file:
+            data = file.read(limit + 1)
+    except EOFError:
+        raise TraceError(f"{path}: the gzip file is truncated") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise TraceError(f"{path}: the gzip file is damaged ({error})") from None
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(data) > limit:
+        raise TraceError(f"{path}: longer than {limit} bytes")
+    return data
+
+
 def _open(path: Path) -> BufferedIOBase:
     with path.open("rb") as file:
         zipped = file.read(2) == _GZIP_MAGIC

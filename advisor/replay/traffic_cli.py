@@ -1,0 +1,37 @@
+"""``kvgraph traffic``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .signals import Signals
+
+
+def traffic(
+    sessions: Annotated[Path, typer.Argument(help="A Weka session, or a directory of them.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace; gzipped if it ends in .gz.")],
+    users: Annotated[int, typer.Option(min=1, max=10_000, help="Who work in parallel.")] = 40,
+    hours: Annotated[float, typer.Option(min=0.001, max=1000, help="The horizon.")] = 3.0,
+    seed: Annotated[int, typer.Option(help="Of the order, and of what callers guess.")] = 1,
+    block: Annotated[int, typer.Option(min=1, max=65_535, help="Tokens a block.")] = 512,
+    signals: Annotated[Signals, typer.Option(help="What callers say.")] = Signals.NONE,
+) -> None:
+    """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
+    from .fleet import lay_over_users
+    from .traffic import trace_lines, write_trace
+    from .weka import read_sessions
+
+    with Console(stderr=True).status("reading sessions") as status:
+        found = read_sessions(
+            sessions, progress=lambda files: status.update(f"reading sessions: {files}")
+        )
+        status.update("laying them over users")
+        requests = lay_over_users(found, users, hours * 3600, seed)
+        status.update(f"writing {out.name}")
+        write_trace(trace_lines(requests, block, signals, seed), out)
+    runs = len({request.run for request in requests})
+    typer.echo(f"{len(requests):,} requests of {runs:,} sessions written to {out}", err=True)
