@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
@@ -13,12 +14,15 @@ from ..graph import wire
 from ..graph.errors import VersionError, WireError
 from ..graph.events import AnyEvent, BlocksResident, EngineHello
 from ..graph.types import MAX_ENGINES
+from ..graph.wire import EventMessage
 from .notices import Notices
 from .sequence import Arrival, SequenceTracker
 
 logger = logging.getLogger(__name__)
 
 RESYNC_EVERY_S = 0.5
+PATIENT_RESYNCS = 4  # that bring an engine no nearer; after them the pauses double
+LONGEST_RESYNC_PAUSE_S = 30.0
 MAX_STRANGERS = 256  # identities without a hello whose last resync request we remember
 
 RequestResync = Callable[[bytes, str], None]
@@ -29,7 +33,7 @@ class Peer:
     """One engine process that said hello.
 
     Attributes:
-        engine: Stable id of the process: its socket identity in hex.
+        engine: Stable id of the process, which anyone may know: see ``engine_id``.
         synced: Whether our picture of its residency is complete; advice is withheld until then.
         last_seen: When its last new batch arrived, in our clock's seconds.
     """
@@ -41,18 +45,22 @@ class Peer:
     synced: bool = False
     last_resync: float = float("-inf")
     resyncs: int = 0
+    fruitless: int = 0  # resyncs since it was last in step
+    engine: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = engine_id(self.identity)
 
     @property
-    def engine(self) -> str:
-        return self.identity.hex()
+    def resync_pause_s(self) -> float:
+        """How long to wait before asking again: longer where asking did not help."""
+        doubled = min(max(0, self.fruitless - PATIENT_RESYNCS), 10)
+        return float(min(RESYNC_EVERY_S * 2**doubled, LONGEST_RESYNC_PAUSE_S))
 
-    def note(self, events: list[AnyEvent]) -> None:
-        """Take from ``events`` what concerns the connection; the rest is the graph's."""
-        for event in events:
-            if isinstance(event, EngineHello):
-                self.hello = event
-            elif isinstance(event, BlocksResident):
-                self.synced = True
+
+def engine_id(identity: bytes) -> str:
+    """The public name of a socket identity: whoever knew the identity could take its place."""
+    return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
 
 
 class EventSubscriber:
@@ -103,7 +111,7 @@ class EventSubscriber:
                 return
             events = self._take(identity, frames)
             if events:
-                yield identity.hex(), events
+                yield engine_id(identity), events
 
     def expire(self) -> list[str]:
         """Forget engines that have been silent for too long; their ids.
@@ -127,7 +135,7 @@ class EventSubscriber:
 
     def lose(self, engine: str) -> None:
         """Our picture of ``engine`` is no longer sure: withhold advice and ask for a resync."""
-        peer = self._peers.get(bytes.fromhex(engine))
+        peer = next((each for each in self.peers if each.engine == engine), None)
         if peer is not None:
             peer.synced = False
             self._resync(peer, "apply failed")
@@ -135,7 +143,7 @@ class EventSubscriber:
     def _take(self, identity: bytes, frames: list[bytes]) -> list[AnyEvent]:
         self.counters["messages"] += 1
         try:
-            seq, events = wire.decode_events(frames)
+            message = wire.decode_events(frames)
         except VersionError as error:
             self.counters["refused_version"] += 1
             self._notices.once("version", "a message was refused: %s", error)
@@ -144,18 +152,31 @@ class EventSubscriber:
             self.counters["refused_wire"] += 1
             self._notices.warn("wire", "a message was refused: %s", error)
             return []
-        self.counters["events"] += len(events)
+        self._count(message)
         peer = self._peers.get(identity)
         if peer is None:
-            return self._meet(identity, seq, events)
-        return self._follow(peer, seq, events)
+            return self._meet(identity, message)
+        return self._follow(peer, message)
 
-    def _meet(self, identity: bytes, seq: int, events: list[AnyEvent]) -> list[AnyEvent]:
+    def _count(self, message: EventMessage) -> None:
+        self.counters["events"] += len(message.events)
+        if message.unknown:
+            self.counters["unknown_events"] += message.unknown
+            self._notices.once(
+                "unknown", "an engine sends events of a kind that this build does not know: skipped"
+            )
+        if message.refused:
+            self.counters["refused_wire"] += 1
+            self._notices.warn("event", "an event was refused: %s", message.refused)
+
+    def _meet(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
         """The first batch that we see of an identity: it must introduce itself."""
+        events = message.events
         start = next((i for i, event in enumerate(events) if isinstance(event, EngineHello)), None)
         if start is None:
             self.counters["batches_before_hello"] += 1
-            self._ask_stranger(identity)
+            if events:
+                self._ask_stranger(identity)
             return []
         if len(self._peers) >= self._capacity:
             self.counters["engines_refused"] += 1
@@ -165,15 +186,14 @@ class EventSubscriber:
             return []
         hello, now = events[start], self._clock()
         assert isinstance(hello, EngineHello)
-        peer = Peer(identity, hello, now, SequenceTracker(seq + 1), last_resync=now)
+        peer = Peer(identity, hello, now, SequenceTracker(message.seq + 1), last_resync=now)
         self._peers[identity] = peer
         self._strangers.pop(identity, None)
-        peer.note(events[start:])
-        logger.info("engine %r connected (%s)", hello.engine, hello.version)
-        return events[start:]
+        logger.info("engine %r connected (%r)", hello.engine, hello.version)
+        return self._noted(peer, message._replace(events=events[start:]))
 
-    def _follow(self, peer: Peer, seq: int, events: list[AnyEvent]) -> list[AnyEvent]:
-        arrival = peer.sequence.accept(seq)
+    def _follow(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
+        arrival = peer.sequence.accept(message.seq)
         if arrival is Arrival.DUPLICATE:
             self.counters["duplicates"] += 1
             return []
@@ -181,17 +201,44 @@ class EventSubscriber:
             self.counters["gaps"] += 1
             peer.synced = False
         peer.last_seen = self._clock()
-        peer.note(events)
+        events = self._noted(peer, message)
         if not peer.synced:
-            self._resync(peer, "gap" if arrival is Arrival.GAP else "not in step")
+            self._resync(peer, _REASONS.get((arrival, message.torn), "not in step"))
         return events
+
+    def _noted(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
+        """Take from a batch what concerns the connection; what the graph is to have of it."""
+        events: list[AnyEvent] = []
+        for event in message.events:
+            if isinstance(event, EngineHello):
+                peer.hello = event
+            elif isinstance(event, BlocksResident):
+                if self._is_excessive(peer, event):
+                    peer.synced = False
+                    continue
+                peer.synced, peer.fruitless = True, 0
+            events.append(event)
+        if message.torn:
+            peer.synced = False
+        return events
+
+    def _is_excessive(self, peer: Peer, event: BlocksResident) -> bool:
+        """Whether an engine lists more blocks than it said its pool has."""
+        listed, most = len(event.hashes) // 8, peer.hello.num_blocks
+        if listed <= most:
+            return False
+        self.counters["refused_listings"] += 1
+        self._notices.warn("listing", "engine %r lists %d blocks of a pool of %d: refused",
+                           peer.hello.engine, listed, most)  # fmt: skip
+        return True
 
     def _resync(self, peer: Peer, reason: str) -> None:
         now = self._clock()
-        if now - peer.last_resync < RESYNC_EVERY_S:
+        if now - peer.last_resync < peer.resync_pause_s:
             return
         peer.last_resync = now
         peer.resyncs += 1
+        peer.fruitless += 1
         self.counters["resyncs"] += 1
         self._notices.warn("resync", "engine %r is asked to resync: %s", peer.hello.engine, reason)
         self._request_resync(peer.identity, reason)
@@ -206,3 +253,10 @@ class EventSubscriber:
             self._strangers.popitem(last=False)
         self.counters["resyncs"] += 1
         self._request_resync(identity, "unknown engine")
+
+
+_REASONS = {
+    (Arrival.GAP, False): "gap",
+    (Arrival.GAP, True): "gap",
+    (Arrival.NEXT, True): "refused",
+}

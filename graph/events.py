@@ -7,6 +7,7 @@ No message carries prompt text or token ids.
 
 from __future__ import annotations
 
+import typing
 from typing import Annotated
 
 import msgspec
@@ -15,6 +16,9 @@ Name = Annotated[str, msgspec.Meta(max_length=256)]
 Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * (1 << 20))]
 Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Total = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # counted since a start: never too big
+PoolSize = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]  # blocks; ten times the largest pools
+Listing = Annotated[bytes, msgspec.Meta(max_length=8 * 7 * (1 << 20))]  # 7.3 M keys fit a frame
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_535)]  # tokens
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
@@ -31,7 +35,7 @@ class EngineHello(Event, tag=1, frozen=True):
     engine: Name  # stable name, e.g. "host:pid"
     model: Name
     block_size: BlockSize
-    num_blocks: Count
+    num_blocks: PoolSize
     version: Name  # "vllm 0.32.0"
 
 
@@ -57,7 +61,7 @@ class BlocksCleared(Event, tag=4, frozen=True):
 class BlocksResident(Event, tag=5, frozen=True):
     """All blocks in the engine's prefix cache: the answer to a resync request."""
 
-    hashes: Hashes
+    hashes: Listing
 
 
 class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -165,12 +169,12 @@ class Pressure(Event, tag=15, frozen=True):
 class AdviceApplied(Event, tag=16, frozen=True):
     """What the engine did with our rankings; every number counts from the engine's start."""
 
-    epoch: Count  # the last ranking applied
-    moved: Count  # blocks moved in the free queue
-    recycled: Count  # ranked blocks left alone: gone, reused or referenced by then
-    stale: Count  # steps without a ranking young enough
-    protected_evicted: Count  # protected blocks that the engine evicted all the same
-    dropped: Count  # events dropped because our queue was full
+    epoch: Total  # the last ranking applied
+    moved: Total  # blocks moved in the free queue
+    recycled: Total  # ranked blocks left alone: gone, reused or referenced by then
+    stale: Total  # steps without a ranking young enough
+    protected_evicted: Total  # protected blocks that the engine evicted all the same
+    dropped: Total  # events dropped because our queue was full
 
 
 class TierReport(Event, tag=17, frozen=True):
@@ -181,21 +185,21 @@ class TierReport(Event, tag=17, frozen=True):
     warm_capacity: Count
     cold_blocks: Count
     cold_capacity: Count
-    spilled: Count  # copies completed
-    spill_lost: Count  # overwritten before the copy was complete: discarded
-    spill_failed: Count
-    passed_over: Count  # about to be evicted, and not worth a copy
-    sunk: Count  # moved on from WARM to COLD
-    dropped: Count  # copies given up for want of room
-    loaded: Count  # brought back for a request that waited for them
-    load_failed: Count
-    stalls: Count  # requests that waited for a load
+    spilled: Total  # copies completed
+    spill_lost: Total  # overwritten before the copy was complete: discarded
+    spill_failed: Total
+    passed_over: Total  # about to be evicted, and not worth a copy
+    sunk: Total  # moved on from WARM to COLD
+    dropped: Total  # copies given up for want of room
+    loaded: Total  # brought back for a request that waited for them
+    load_failed: Total
+    stalls: Total  # requests that waited for a load
     stall_s: Seconds  # how long they waited in all
-    recomputed: Count  # in a colder tier, but computing them again was judged faster
-    prefetched: Count  # brought back before anyone asked
-    prefetch_useful: Count  # of which a request then hit
-    prefetch_wasted: Count  # of which were evicted unused
-    prefetch_cancelled: Count  # wanted, and not begun for want of room
+    recomputed: Total  # in a colder tier, but computing them again was judged faster
+    prefetched: Total  # brought back before anyone asked
+    prefetch_useful: Total  # of which a request then hit
+    prefetch_wasted: Total  # of which were evicted unused
+    prefetch_cancelled: Total  # wanted, and not begun for want of room
     load_bytes_per_s: Rate
     spill_bytes_per_s: Rate
     prefill_tokens_per_s: Rate
@@ -222,7 +226,25 @@ AnyEvent = (
 )
 
 
+RESIDENCY: tuple[type[Event], ...] = (
+    EngineHello, BlocksStored, BlocksRemoved, BlocksCleared, BlocksResident, BlocksSpilled,
+    BlocksWarmed, CopiesDropped,
+)  # fmt: skip
+"""Kinds that say where blocks are: to miss one is to have a wrong picture until a resync."""
+
+KINDS: dict[int, type[Event]] = {
+    kind.__struct_config__.tag: kind for kind in typing.get_args(AnyEvent)
+}
+"""Every kind by its tag on the wire."""
+
+MAX_EVENTS = 65_536
+
+
+class Unreadable(Event, tag=0, frozen=True):
+    """Stands in a refusal for what does not even say which kind it is; nobody sends it."""
+
+
 class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The payload of one frame."""
 
-    events: list[AnyEvent]
+    events: Annotated[list[AnyEvent], msgspec.Meta(max_length=MAX_EVENTS)]

@@ -2,19 +2,21 @@
 
 A message is three frames: ``b"KVG" + version``, the sender's sequence number (8 bytes, big
 endian), and a MessagePack payload: an ``EventBatch`` towards the sidecar, one advice message
-towards the engine. Decoding is typed, so that what arrives is either meant or refused.
+towards the engine. Decoding is typed, so that what arrives is either meant or refused; an event
+that is refused, or of a kind that a newer build sends, costs only itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from .advice import AnyAdvice
 from .errors import VersionError, WireError
-from .events import AnyEvent, EventBatch
+from .events import KINDS, MAX_EVENTS, RESIDENCY, AnyEvent, Event, EventBatch, Unreadable
+from .refusals import BAD_PAYLOAD, refusal
 
 VERSION: Final = 1
 HEADER: Final = b"KVG" + bytes([VERSION])
@@ -23,6 +25,7 @@ MAX_SEQ: Final = (1 << 63) - 1
 
 _encoder = msgspec.msgpack.Encoder()
 _events = msgspec.msgpack.Decoder(EventBatch)
+_event: msgspec.msgpack.Decoder[AnyEvent] = msgspec.msgpack.Decoder(AnyEvent)
 _advice: msgspec.msgpack.Decoder[AnyAdvice] = msgspec.msgpack.Decoder(AnyAdvice)
 
 
@@ -36,18 +39,34 @@ def encode_advice(seq: int, advice: AnyAdvice) -> list[bytes]:
     return _frames(seq, _encoder.encode(advice))
 
 
-def decode_events(frames: Sequence[bytes]) -> tuple[int, list[AnyEvent]]:
-    """Sequence number and events of one message.
+class EventMessage(NamedTuple):
+    """One message of an engine, as far as it is understood.
+
+    Attributes:
+        unknown: Events of kinds that this build does not know, left out.
+        refused: What was wrong with the first event that was refused; empty if none was.
+        torn: Whether something that was refused said where blocks are.
+    """
+
+    seq: int
+    events: list[AnyEvent]
+    unknown: int = 0
+    refused: str = ""
+    torn: bool = False
+
+
+def decode_events(frames: Sequence[bytes]) -> EventMessage:
+    """What one message says. A payload that is no batch at all is refused, not its number.
 
     Raises:
-        WireError: The frames are not a valid message; names what is wrong.
+        WireError: The frames are not a message; names what is wrong.
         VersionError: They are, in a protocol version that is not ours.
     """
     seq, payload = _unframe(frames)
     try:
-        return seq, _events.decode(payload).events
-    except _BAD_PAYLOAD as error:
-        raise WireError(f"event batch refused: {error}") from None
+        return EventMessage(seq, _events.decode(payload).events)
+    except BAD_PAYLOAD:
+        return _decode_singly(seq, payload)
 
 
 def decode_advice(frames: Sequence[bytes]) -> tuple[int, AnyAdvice]:
@@ -55,12 +74,49 @@ def decode_advice(frames: Sequence[bytes]) -> tuple[int, AnyAdvice]:
     seq, payload = _unframe(frames)
     try:
         return seq, _advice.decode(payload)
-    except _BAD_PAYLOAD as error:
+    except BAD_PAYLOAD as error:
         raise WireError(f"advice refused: {error}") from None
 
 
-# msgspec reports malformed text and absurd nesting through errors that are not its own.
-_BAD_PAYLOAD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
+class _RawBatch(msgspec.Struct, array_like=True):
+    events: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
+
+
+class _Head(msgspec.Struct, array_like=True):
+    tag: int
+
+
+_raw_events = msgspec.msgpack.Decoder(_RawBatch)
+_head = msgspec.msgpack.Decoder(_Head)
+
+
+def _decode_singly(seq: int, payload: bytes) -> EventMessage:
+    """Each event for itself, after the batch as a whole did not decode."""
+    try:
+        raws = _raw_events.decode(payload).events
+    except BAD_PAYLOAD as error:
+        return EventMessage(seq, [], refused=f"no event batch: {error}", torn=True)
+    events: list[AnyEvent] = []
+    unknown, refused, torn = 0, "", False
+    for raw in raws:
+        try:
+            events.append(_event.decode(raw))
+        except BAD_PAYLOAD as error:
+            kind = _kind_of(raw)
+            if kind is None:
+                unknown += 1
+                continue
+            refused = refused or refusal(error, kind)
+            torn = torn or issubclass(kind, (Unreadable, *RESIDENCY))
+    return EventMessage(seq, events, unknown, refused, torn)
+
+
+def _kind_of(raw: msgspec.Raw) -> type[Event] | None:
+    """What an event claims to be; None for a kind that we do not know."""
+    try:
+        return KINDS.get(_head.decode(raw).tag)
+    except BAD_PAYLOAD:
+        return Unreadable
 
 
 def _frames(seq: int, payload: bytes) -> list[bytes]:

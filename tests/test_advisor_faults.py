@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from kvgraph.advisor.config import load
 from kvgraph.advisor.service import Service
+from kvgraph.advisor.subscriber import engine_id
 from kvgraph.graph.events import Segment
 from kvgraph.graph.types import SourceLayer
 from kvgraph.hooks.client import AdvisorClient, ClientOptions
@@ -44,7 +45,7 @@ class InProcess:
 
     def resident(self, engine: FakeEngine) -> set[int] | None:
         """The keys that the graph holds resident; None while the engine is not in step."""
-        identity = engine.client.identity.hex()
+        identity = engine_id(engine.client.identity)
         peers = {peer.engine: peer for peer in self.service._subscriber.peers}
         if identity not in peers or not peers[identity].synced:
             return None

@@ -19,6 +19,7 @@ import pytest
 import zmq
 from kvgraph.advisor.config import load
 from kvgraph.advisor.service import Service
+from kvgraph.advisor.subscriber import engine_id
 from kvgraph.graph import wire
 from kvgraph.graph.advice import (
     AnyAdvice,
@@ -282,7 +283,7 @@ def test_a_silent_engine_is_forgotten_and_the_other_is_not(start: Start, connect
         time.sleep(0.05)
     status = running.get("/status")
     assert [engine["name"] for engine in status["engines"]] == ["lively"]
-    running.until(lambda s: set(s["graph"]["engines"]) == {lively.identity.hex()})
+    running.until(lambda s: set(s["graph"]["engines"]) == {engine_id(lively.identity)})
     quiet.send(PRESSURE)
     assert quiet.advice(ResyncRequest) == ResyncRequest("unknown engine")
     quiet.greet([1])

@@ -7,13 +7,21 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 from kvgraph.advisor.publisher import AdvicePublisher
-from kvgraph.advisor.subscriber import EventSubscriber
+from kvgraph.advisor.subscriber import EventSubscriber, engine_id
 from kvgraph.graph import wire
 from kvgraph.graph.advice import AnyAdvice, ResyncRequest
-from kvgraph.graph.events import AnyEvent, BlocksRemoved, BlocksResident, EngineHello, Pressure
+from kvgraph.graph.events import (
+    AdviceApplied,
+    AnyEvent,
+    BlocksRemoved,
+    BlocksResident,
+    EngineHello,
+    Pressure,
+)
 
 PRESSURE = Pressure(10, 5, 5, 1, 0)
 REMOVED = BlocksRemoved(b"\1" * 8)
@@ -106,7 +114,10 @@ def test_a_hello_makes_an_engine_and_its_events_are_handed_on(bench: Bench) -> N
     engine.send(0, hello())
     engine.send(1, [PRESSURE])
     taken = bench.receive(2)
-    assert taken == [(engine.identity.hex(), hello()), (engine.identity.hex(), [PRESSURE])]
+    assert taken == [
+        (engine_id(engine.identity), hello()),
+        (engine_id(engine.identity), [PRESSURE]),
+    ]
     (peer,) = bench.subscriber.peers
     assert peer.synced
     assert not engine.has_advice()
@@ -141,7 +152,7 @@ def test_a_gap_withholds_advice_until_the_engine_is_back_in_step(bench: Bench) -
     bench.receive(1)
     bench.clock.now += 1
     engine.send(3, [REMOVED])
-    assert bench.receive(1) == [(engine.identity.hex(), [REMOVED])]
+    assert bench.receive(1) == [(engine_id(engine.identity), [REMOVED])]
     (peer,) = bench.subscriber.peers
     assert not peer.synced
     assert (peer.sequence.gaps, peer.sequence.missed) == (1, 2)
@@ -184,7 +195,7 @@ def test_a_silent_engine_is_forgotten_and_must_say_hello_again(bench: Bench) -> 
     bench.clock.now += 1.0
     assert bench.subscriber.expire() == []  # nobody looked since: its messages may be waiting
     assert list(bench.subscriber.receive(1)) == []
-    assert bench.subscriber.expire() == [engine.identity.hex()]
+    assert bench.subscriber.expire() == [engine_id(engine.identity)]
     assert [peer.hello.engine for peer in bench.subscriber.peers] == ["two"]
     engine.send(1, [REMOVED])
     assert bench.receive(1) == []
@@ -235,7 +246,8 @@ GARBAGE = {
     "a length that claims 4 G": [*GOOD[:2], b"\xdd\xff\xff\xff\xff"],
     "nested too deep": [*GOOD[:2], b"\x91" * 100_000],
     "text that is not UTF-8": [*GOOD[:2], b"\x91\x91\x92\x08\xa2\xff\xfe"],
-    "an unknown tag": [*GOOD[:2], b"\x91\x91\x91\x63"],
+    "5 MB of empty maps": [*GOOD[:2], b"\x91\xdd\x00\x4c\x4b\x40" + b"\x80" * 5_000_000],
+    "a tag that is text": [*GOOD[:2], b"\x91\x91\x91\xa1x"],
 }
 
 
@@ -246,9 +258,115 @@ def test_garbage_is_counted_and_harms_nobody(bench: Bench, frames: list[bytes]) 
     bench.receive(1)
     vandal.socket.send_multipart(frames)
     engine.send(1, [PRESSURE])
-    assert bench.receive(2) == [(engine.identity.hex(), [PRESSURE])]
+    assert bench.receive(2) == [(engine_id(engine.identity), [PRESSURE])]
     assert bench.subscriber.counters["refused_wire"] == 1
     assert len(bench.subscriber.peers) == 1
+
+
+def test_counters_of_a_long_life_are_read(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    applied = AdviceApplied(1, 2**31, 2**40, 0, 0, 2**62)
+    for seq in range(1, 4):
+        bench.clock.now += 0.6
+        engine.send(seq, [PRESSURE, applied])
+    assert [events[-1] for _, events in bench.receive(4)[1:]] == [applied] * 3
+    assert bench.subscriber.counters["refused_wire"] == 0
+
+
+def refused_report(seq: int) -> list[bytes]:
+    """A heartbeat whose second event is out of range."""
+    payload = msgspec.msgpack.encode([[[15, 10, 5, 5, 1, 0], [16, 1, -1, 0, 0, 0, 0]]])
+    return [GOOD[0], seq.to_bytes(8, "big"), payload]
+
+
+def test_a_refused_report_costs_neither_its_number_nor_the_advice(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    for seq in range(1, 4):
+        bench.clock.now += 0.6
+        engine.socket.send_multipart(refused_report(seq))
+    taken = bench.receive(4)
+    assert [events for _, events in taken[1:]] == [[PRESSURE]] * 3
+    (peer,) = bench.subscriber.peers
+    assert (peer.synced, peer.sequence.gaps, peer.resyncs) == (True, 0, 0)
+    assert bench.subscriber.counters["refused_wire"] == 3
+    assert not engine.has_advice()
+
+
+def test_a_refused_event_of_residency_is_made_good_by_a_resync(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    bench.clock.now += 1
+    payload = msgspec.msgpack.encode([[[2, b"\1" * 8, None, 0], [3, b"\1" * 8]]])
+    engine.socket.send_multipart([GOOD[0], (1).to_bytes(8, "big"), payload])
+    assert bench.receive(1) == [(engine_id(engine.identity), [REMOVED])]
+    assert engine.advice() == ResyncRequest("refused")
+    (peer,) = bench.subscriber.peers
+    assert (peer.synced, peer.sequence.gaps) == (False, 0)
+    engine.send(2, hello())
+    bench.receive(1)
+    assert bench.subscriber.peers[0].synced
+
+
+def test_an_event_of_a_newer_kind_costs_only_itself(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    for seq in range(1, 4):
+        payload = msgspec.msgpack.encode([[[99, "new", {"a": 1}], [3, b"\1" * 8, "a new field"]]])
+        engine.socket.send_multipart([GOOD[0], seq.to_bytes(8, "big"), payload])
+    assert [events for _, events in bench.receive(4)[1:]] == [[REMOVED]] * 3
+    assert bench.subscriber.peers[0].synced
+    assert bench.subscriber.counters["unknown_events"] == 3
+    assert caplog.text.count("of a kind that this build does not know") == 1
+
+
+def test_an_engine_that_no_resync_helps_is_asked_ever_less_often(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    for seq in range(2, 302):
+        bench.clock.now += 0.4
+        engine.send(seq, [PRESSURE])
+        bench.receive(1)
+    assert bench.subscriber.peers[0].resyncs < 15, "in two minutes"
+
+
+def test_more_blocks_than_the_pool_has_are_refused(bench: Bench) -> None:
+    engine = bench.engine()
+    greeting = [EngineHello("liar", "model", 16, 3, "test 1"), BlocksResident(b"\1" * 32)]
+    engine.send(0, greeting)
+    assert bench.receive(1) == [(engine_id(engine.identity), greeting[:1])]
+    assert not bench.subscriber.peers[0].synced
+    assert bench.subscriber.counters["refused_listings"] == 1
+
+
+def test_a_pool_of_two_million_blocks_of_one_token_is_listed_whole(bench: Bench) -> None:
+    engine, keys = bench.engine(), b"\1" * (8 << 21)
+    engine.send(0, [EngineHello("mla", "model", 1, 1 << 21, "test 1"), BlocksResident(keys)])
+    ((_, events),) = bench.receive(1)
+    assert len(events[1].hashes) == len(keys)
+    assert bench.subscriber.peers[0].synced
+
+
+def test_no_log_line_is_forged_and_no_identity_told(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    engine = bench.engine()
+    nasty = "v\n2026-01-01 WARNING all is well\x1b[31m\0\u202e"
+    engine.send(0, [EngineHello(nasty, nasty, 16, 100, nasty), BlocksResident(b"")])
+    bench.receive(1)
+    bench.clock.now += 10
+    list(bench.subscriber.receive(1))
+    bench.subscriber.expire()
+    assert len(caplog.records) == 2
+    for record in caplog.records:
+        assert record.getMessage().isprintable(), record.getMessage()
+    assert engine_id(engine.identity) not in engine.identity.hex()
 
 
 def test_another_protocol_version_is_logged_once(

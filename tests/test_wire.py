@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from typing import Any
 
 import msgspec
@@ -39,7 +40,7 @@ def pack(*keys: int) -> bytes:
 
 
 def test_events_and_advice_survive_the_wire() -> None:
-    assert wire.decode_events(wire.encode_events(7, EVENTS)) == (7, EVENTS)
+    assert wire.decode_events(wire.encode_events(7, EVENTS)) == wire.EventMessage(7, EVENTS)
     for advice in (RankingMessage(3, 0.1, pack(1, 2), b"", b""), ResyncRequest("gap")):
         assert wire.decode_advice(wire.encode_advice(1, advice)) == (1, advice)
 
@@ -66,37 +67,78 @@ def test_another_version_is_told_from_garbage() -> None:
 
 
 @pytest.mark.parametrize(
-    "event",
+    ("event", "field", "torn"),
     [
-        [2, pack(1), None, 0],  # block size 0
-        [2, pack(1), None, -16],
-        [2, pack(1), None, 2**31],
-        [2, pack(1), -1, 16],
-        [1, "e" * 300, "m", 16, 100, "v"],
-        [6, "r", pack(1), 16, 0, 16, None, None, [[2, 0, 16, float("nan")]]],
-        [7, "r", pack(1), 16, 16, "stop", None, None, True, float("inf")],
-        [99, pack(1)],
-        ["BlocksStored", pack(1)],
-        [],
+        ([2, pack(1), None, 0], "BlocksStored.block_size", True),
+        ([2, pack(1), None, -16], "BlocksStored.block_size", True),
+        ([2, pack(1), None, 2**31], "BlocksStored.block_size", True),
+        ([2, pack(1), -1, 16], "BlocksStored.parent", True),
+        ([2, 7, None, 16], "BlocksStored.hashes", True),
+        ([1, "e" * 300, "m", 16, 100, "v"], "EngineHello.engine", True),
+        ([1, "e", "m", 16, 2**31 - 1, "v"], "EngineHello.num_blocks", True),
+        (
+            [6, "r", pack(1), 16, 0, 16, None, None, [[2, 0, 16, float("nan")]]],
+            "RequestStarted.segments[0].importance",
+            False,
+        ),
+        (
+            [7, "r", pack(1), 16, 16, "stop", None, None, True, float("inf")],
+            "RequestFinished.expected_return_s",
+            False,
+        ),
+        ([16, 0, 2**63, 0, 0, 0, 0], "AdviceApplied.moved", False),
+        ([10, pack(1), float("nan")], "ConfidenceSampled.confidence", False),
+        (["BlocksStored", pack(1)], "Unreadable", True),
+        ([], "Unreadable", True),
     ],
 )
-def test_events_out_of_range_are_refused(event: list[Any]) -> None:
-    with pytest.raises(WireError, match="refused"):
-        wire.decode_events([wire.HEADER, b"\0" * 8, encode([[event]])])
+def test_an_event_out_of_range_is_refused_by_name_and_alone(
+    event: list[Any], field: str, torn: bool
+) -> None:
+    message = wire.decode_events([wire.HEADER, b"\0" * 8, encode([[event, [4]]])])
+    assert message.events == [BlocksCleared()]
+    assert message.refused.startswith(f"{field}: ")
+    assert message.torn is torn
+    assert message.unknown == 0
+
+
+def test_an_event_of_a_newer_kind_is_left_out() -> None:
+    payload = encode([[[99, pack(1)], [4], [2, pack(1), None, 16, "s", "a newer field"]]])
+    message = wire.decode_events([wire.HEADER, b"\0" * 8, payload])
+    assert message == (0, [BlocksCleared(), BlocksStored(pack(1), None, 16, "s")], 1, "", False)
 
 
 @pytest.mark.parametrize("depth", [900, 100_000])
-def test_deep_nesting_is_refused(depth: int) -> None:
-    with pytest.raises(WireError):
-        wire.decode_events([wire.HEADER, b"\0" * 8, b"\x91" * depth])
+def test_deep_nesting_is_refused_on_a_small_stack_too(depth: int) -> None:
+    found: list[wire.EventMessage] = []
+    payloads = [b"\x91" * depth, b"\x91\x91" + b"\x91" * depth]
+    before = threading.stack_size(256 << 10)
+    try:
+        thread = threading.Thread(
+            target=lambda: found.extend(
+                wire.decode_events([wire.HEADER, b"\0" * 8, each]) for each in payloads
+            )
+        )
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    assert [(message.events, bool(message.refused)) for message in found] == [([], True)] * 2
 
 
 @pytest.mark.parametrize(
-    "claim", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]
+    "claim",
+    [
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x91\xdd\x00\x4c\x4b\x40" + b"\x80" * 5_000_000,
+    ],
 )
 def test_lengths_that_lie_are_refused(claim: bytes) -> None:
-    with pytest.raises(WireError):
-        wire.decode_events([wire.HEADER, b"\0" * 8, claim])
+    message = wire.decode_events([wire.HEADER, b"\0" * 8, claim])
+    assert (message.events, message.torn) == ([], True)
+    assert message.refused.startswith("no event batch: ")
 
 
 def test_mutants_of_good_messages_are_read_or_refused_never_worse() -> None:
