@@ -26,6 +26,7 @@ from .types import (
 )
 
 _MAX_INFERRED: Final = 65_536
+_MEMORIES_A_BLOCK: Final = 4  # chosen: more MEMORY_REF edges at a block tell nothing more
 
 Turn = RequestStarted | RequestFinished
 Counts = npt.NDArray[np.int64]
@@ -135,7 +136,10 @@ class TurnRecorder:
     def _tag(self, event: RequestStarted, rows: Rows, now: float) -> None:
         """Layers from segments, the most precious last, so that it wins a block that two share."""
         size = event.block_size
-        for segment in sorted(event.segments, key=lambda each: -each.layer):
+        segments = _affordable(event.segments, len(rows), size)
+        if len(segments) < len(event.segments):
+            self._counters["segments_left_out"] += len(event.segments) - len(segments)
+        for segment in segments:
             first, last = segment.start // size, -(-segment.end // size)
             covered = rows[first:last] if segment.end > segment.start else rows[:0]
             self._set_layer(covered, SourceLayer(segment.layer), segment.importance)
@@ -148,6 +152,7 @@ class TurnRecorder:
 
     def _refer_to_memory(self, rows: Rows, segment: Segment, now: float) -> None:
         memory = self._tables.memories.intern(segment.memory_id or "")
+        rows = rows[self._tables.blocks.degree[EdgeType.MEMORY_REF, rows] < _MEMORIES_A_BLOCK]
         if memory == NO_ROW or not len(rows):
             return
         targets = np.full(len(rows), memory, dtype=np.int32)
@@ -222,6 +227,21 @@ class TurnRecorder:
 
     def _tenant(self, name: str | None) -> int:
         return self._tables.tenants.intern(name) if name else NO_ROW
+
+
+def _affordable(segments: Sequence[Segment], blocks: int, size: int) -> list[Segment]:
+    """The segments that a request of so many blocks may have, the least precious first.
+
+    In sum they cover each block twice at most, and share one more block each with a neighbour:
+    a thousand that overlap would make a thousand writes of every block.
+    """
+    room, kept = 2 * blocks + len(segments), []
+    for segment in sorted(segments, key=lambda each: each.layer):
+        covered = min(-(-segment.end // size), blocks) - segment.start // size
+        if covered <= room:
+            room -= max(covered, 0)
+            kept.append(segment)
+    return sorted(kept, key=lambda each: -each.layer)
 
 
 def _distinct(turns: Sequence[Turn]) -> tuple[Sequence[Turn], Keys, Counts, Positions]:

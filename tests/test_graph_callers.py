@@ -1,0 +1,56 @@
+"""What callers may cost the graph, and what they may not do to each other."""
+
+from __future__ import annotations
+
+import numpy as np
+from kvgraph.graph.events import RequestStarted, Segment
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.types import EdgeType, SourceLayer
+
+SIZE = 16
+
+
+def pack(keys: range) -> bytes:
+    return np.arange(keys.start, keys.stop, dtype="<u8").tobytes()
+
+
+def started(
+    request: str, keys: range, segments: tuple[Segment, ...] = (), tenant: str | None = None
+) -> RequestStarted:
+    tokens = SIZE * len(keys)
+    return RequestStarted(request, pack(keys), tokens, 0, SIZE, None, tenant, segments)
+
+
+def test_a_thousand_segments_over_the_whole_prompt_cost_a_bounded_number_of_edges() -> None:
+    graph, keys = KVCacheGraph(clock=lambda: 1.0), range(1, 1001)
+    before = graph.tables.blocks.nbytes + graph.tables.edges.nbytes
+    for request in range(3):
+        segments = tuple(
+            Segment(4, 0, SIZE * len(keys), None, None, f"{request}:{number}")
+            for number in range(1024)
+        )
+        graph.apply("e", [started(f"r{request}", keys, segments)])
+    blocks, edges = graph.tables.blocks, graph.tables.edges
+    assert edges.counts[EdgeType.MEMORY_REF] <= 4 * len(keys)
+    assert blocks.degree[EdgeType.MEMORY_REF].max() <= 4
+    assert blocks.nbytes + edges.nbytes - before < 2_000_000
+    assert graph.counters["segments_left_out"] >= 3 * 1000
+    graph.check_integrity()
+
+
+def test_of_too_many_segments_the_most_precious_are_kept() -> None:
+    graph, keys = KVCacheGraph(clock=lambda: 1.0), range(1, 101)
+    whole = [Segment(9, 0, SIZE * 100)] * 500
+    rules = Segment(int(SourceLayer.RULES), 0, SIZE)
+    graph.apply("e", [started("r", keys, (*whole, rules))])
+    row = graph.tables.blocks.find(np.array([1], dtype=np.uint64))[0]
+    assert graph.tables.blocks.layer[row] == SourceLayer.RULES
+
+
+def test_many_short_segments_side_by_side_are_all_kept() -> None:
+    graph, keys = KVCacheGraph(clock=lambda: 1.0), range(1, 101)
+    tokens = SIZE * len(keys)
+    short = tuple(Segment(4, at, at + 7, None, f"f{at}") for at in range(0, tokens - 7, 7))
+    nested = (Segment(7, 0, tokens),)
+    graph.apply("e", [started("r", keys, (*short, *nested))])
+    assert graph.counters["segments_left_out"] == 0
