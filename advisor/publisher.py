@@ -13,6 +13,7 @@ from ..graph.advice import (
     EvictionRanking,
     PrefetchMessage,
     RankingMessage,
+    Refused,
     ResyncRequest,
     StillValid,
 )
@@ -62,6 +63,10 @@ class AdvicePublisher:
     def request_resync(self, identity: bytes, reason: str) -> None:
         """Ask the engine at ``identity`` to introduce itself and list its blocks again."""
         self._send(identity, ResyncRequest(reason))
+
+    def refuse(self, identity: bytes, reason: str) -> None:
+        """Tell the engine at ``identity`` why it gets no advice."""
+        self._send(identity, Refused(reason))
 
     def _send_ranking(self, identity: bytes, ranking: EvictionRanking) -> None:
         if self._ts.get(identity) == ranking.ts:

@@ -203,6 +203,7 @@ class Service:
         self._subscriber = EventSubscriber(
             self._socket,
             self._publisher.request_resync,
+            self._publisher.refuse,
             clock,
             engine_timeout_s=sidecar.engine_timeout_s,
             capacity=MAX_ENGINES - len(sidecar.observe),

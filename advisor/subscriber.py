@@ -25,7 +25,7 @@ PATIENT_RESYNCS = 4  # that bring an engine no nearer; after them the pauses dou
 LONGEST_RESYNC_PAUSE_S = 30.0
 MAX_STRANGERS = 256  # identities without a hello whose last resync request we remember
 
-RequestResync = Callable[[bytes, str], None]
+Tell = Callable[[bytes, str], None]
 
 
 @dataclass(slots=True)
@@ -72,13 +72,15 @@ class EventSubscriber:
     Args:
         socket: The bound ROUTER; only the thread that calls ``receive`` may use it.
         request_resync: Sends a ``ResyncRequest`` with a reason to an identity.
+        refuse: Sends a ``Refused`` with a reason to an identity.
         capacity: Engines known at once; more are refused and counted.
     """
 
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        request_resync: RequestResync,
+        request_resync: Tell,
+        refuse: Tell,
         clock: Callable[[], float],
         *,
         engine_timeout_s: float,
@@ -86,6 +88,7 @@ class EventSubscriber:
     ) -> None:
         self._socket = socket
         self._request_resync = request_resync
+        self._refuse = refuse
         self._clock = clock
         self._timeout_s = engine_timeout_s
         self._capacity = capacity
@@ -180,9 +183,7 @@ class EventSubscriber:
             return []
         if len(self._peers) >= self._capacity:
             self.counters["engines_refused"] += 1
-            self._notices.warn(
-                "capacity", "an engine was refused: %d are served already", self._capacity
-            )
+            self._turn_away(identity)
             return []
         hello, now = events[start], self._clock()
         assert isinstance(hello, EngineHello)
@@ -244,15 +245,29 @@ class EventSubscriber:
         self._request_resync(peer.identity, reason)
 
     def _ask_stranger(self, identity: bytes) -> None:
+        if self._answered_lately(identity):
+            return
+        self.counters["resyncs"] += 1
+        self._request_resync(identity, "unknown engine")
+
+    def _turn_away(self, identity: bytes) -> None:
+        self._notices.warn(
+            "capacity", "an engine was refused: %d are served already", self._capacity
+        )
+        if not self._answered_lately(identity):
+            self._refuse(identity, f"it serves {self._capacity} engines already; start another "
+                                   "sidecar for this one (AITHER_KVCACHE_SIDECAR)")  # fmt: skip
+
+    def _answered_lately(self, identity: bytes) -> bool:
+        """Whether a stranger was answered just now; if not, it is noted that it is."""
         now = self._clock()
         if now - self._strangers.get(identity, float("-inf")) < RESYNC_EVERY_S:
-            return
+            return True
         self._strangers[identity] = now
         self._strangers.move_to_end(identity)
         if len(self._strangers) > MAX_STRANGERS:
             self._strangers.popitem(last=False)
-        self.counters["resyncs"] += 1
-        self._request_resync(identity, "unknown engine")
+        return False
 
 
 _REASONS = {

@@ -79,4 +79,10 @@ class ResyncRequest(Advice, tag=4, frozen=True):
     reason: Annotated[str, msgspec.Meta(max_length=64)]
 
 
-AnyAdvice = RankingMessage | StillValid | PrefetchMessage | ResyncRequest
+class Refused(Advice, tag=5, frozen=True):
+    """This engine gets no advice here; it should not ask again for a while."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=256)]
+
+
+AnyAdvice = RankingMessage | StillValid | PrefetchMessage | ResyncRequest | Refused

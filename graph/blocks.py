@@ -11,7 +11,6 @@ from .hash_index import HashIndex
 from .row_pool import RowPool
 from .types import (
     DEFAULT_IMPORTANCE,
-    MAX_ENGINES,
     NEVER,
     NO_ROW,
     NUM_EDGE_TYPES,
@@ -35,7 +34,7 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "flags": (np.uint8, 0),  # types.BlockFlag
     "importance": (np.float32, float(DEFAULT_IMPORTANCE[DEFAULT_LAYER])),
     "tokens": (np.uint16, 0),  # in this block: its range is [depth * tokens, (depth + 1) * tokens)
-    "tenant": (np.int32, NO_ROW),
+    "tenant": (np.int64, NO_ROW),
     "session": (np.int32, NO_ROW),  # the last session that walked it
     "tip_of": (np.int32, NO_ROW),  # the session whose last turn ended here
     "created": (np.float64, 0.0),
@@ -57,7 +56,7 @@ class BlockTable:
 
     Attributes (arrays of length ``capacity``; see ``_COLUMNS`` for the plain ones):
         keys: uint64, the engine's block hash.
-        tiers: uint8 ``[MAX_ENGINES, capacity]``, types.Tier bits of each engine.
+        tiers: uint8 ``[engine columns, capacity]``, types.Tier bits of each engine.
         degree: uint16 ``[edge types, capacity]``, edges at the block.
         edge_weight: float32 ``[edge types, capacity]``, their summed weight.
     """
@@ -68,7 +67,7 @@ class BlockTable:
     flags: npt.NDArray[np.uint8]
     importance: npt.NDArray[np.float32]
     tokens: npt.NDArray[np.uint16]
-    tenant: Rows
+    tenant: npt.NDArray[np.int64]
     session: Rows
     tip_of: Rows
     created: npt.NDArray[np.float64]
@@ -89,7 +88,7 @@ class BlockTable:
         for name, (dtype, fresh) in _COLUMNS.items():
             setattr(self, name, np.full(_INITIAL_ROWS, fresh, dtype=dtype))
         self.alive = np.zeros(_INITIAL_ROWS, dtype=np.bool_)
-        self.tiers = np.zeros((MAX_ENGINES, _INITIAL_ROWS), dtype=np.uint8)
+        self.tiers = np.zeros((1, _INITIAL_ROWS), dtype=np.uint8)
         self.degree = np.zeros((NUM_EDGE_TYPES, _INITIAL_ROWS), dtype=np.uint16)
         self.edge_weight = np.zeros((NUM_EDGE_TYPES, _INITIAL_ROWS), dtype=np.float32)
 
@@ -125,8 +124,9 @@ class BlockTable:
         self._rows.restore(size, free)
         for name in ("alive", *_COLUMNS):
             getattr(self, name)[:size] = columns[name]
+        self.reserve_engines(len(columns["tiers"]))
         for name in _WIDE:
-            getattr(self, name)[:, :size] = columns[name]
+            getattr(self, name)[: len(columns[name]), :size] = columns[name]
         live = self.live_rows()
         self._index.insert(columns["keys"][live], live)
 
@@ -164,6 +164,13 @@ class BlockTable:
         orphans = gone[self.parent[: self.size]]
         self.parent[: self.size][orphans] = NO_ROW
         self._rows.give_back(rows)
+
+    def reserve_engines(self, columns: int) -> None:
+        """Make room for the residency of so many engines."""
+        missing = columns - len(self.tiers)
+        if missing > 0:
+            fresh = np.zeros((missing, self.tiers.shape[1]), dtype=np.uint8)
+            self.tiers = np.concatenate([self.tiers, fresh])
 
     def resident(self, engine: int) -> npt.NDArray[np.bool_]:
         """bool ``[size]``: the blocks in this engine's pool."""

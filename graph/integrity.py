@@ -16,6 +16,7 @@ def check_integrity(tables: Tables) -> None:
     _check_edges(tables)
     _check_aggregates(tables)
     _check_references(tables)
+    _check_names(tables)
     _check_copies(tables)
 
 
@@ -71,6 +72,19 @@ def _check_references(tables: Tables) -> None:
     assert not blocks.tiers[:, : blocks.size][:, ~blocks.alive[: blocks.size]].any(), (
         "a row not in use is resident"
     )
+
+
+def _check_names(tables: Tables) -> None:
+    blocks, sessions, edges = tables.blocks, tables.sessions, tables.edges
+    live = blocks.live_rows()
+    memories = edges.target[edges.of_kind(EdgeType.MEMORY_REF)]
+    for what, numbers, names in (
+        ("a block's identity", blocks.identity[live], tables.segment_names),
+        ("a block's tenant", blocks.tenant[live], tables.tenants),
+        ("a session's tenant", sessions.tenant[: sessions.size], tables.tenants),
+        ("a MEMORY_REF edge", memories, tables.memories),
+    ):
+        assert (numbers < len(names)).all(), f"{what} is of no name"
 
 
 def _check_copies(tables: Tables) -> None:

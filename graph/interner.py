@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import sys
+from collections.abc import Iterable
 
 from .types import NO_ROW
 
@@ -45,6 +48,13 @@ class Interner:
         self._names.append(name)
         return len(self._names) - 1
 
+    def restore(self, names: Iterable[str]) -> None:
+        """Fill an empty table with the names of another, by their ids; whatever the limit is now,
+        since columns hold the ids.
+        """
+        self._names = list(names)
+        self._ids = {name: number for number, name in enumerate(self._names)}
+
     def find(self, name: str) -> int:
         """The id of ``name``, ``NO_ROW`` if it has none."""
         return self._ids.get(name, NO_ROW)
@@ -52,3 +62,33 @@ class Interner:
     def name(self, number: int) -> str | None:
         """The string with this id; None for ``NO_ROW``."""
         return None if number == NO_ROW else self._names[number]
+
+
+class TenantNames(Interner):
+    """Tenants by number. Past the limit their names are not kept, and still they are kept apart:
+    each has an id below ``NO_ROW``, a keyed hash that nobody can aim at.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(limit)
+        self._key = secrets.token_bytes(16)
+
+    def intern(self, name: str) -> int:
+        """The id of ``name``; a hash of it where the table is full."""
+        number = super().intern(name)
+        return self._hashed(name) if number == NO_ROW else number
+
+    def find(self, name: str) -> int:
+        """The id that ``intern`` gives or would give once the table is full."""
+        number = super().find(name)
+        return self._hashed(name) if number == NO_ROW else number
+
+    def name(self, number: int) -> str | None:
+        """The name; of a tenant whose name was not kept, what tells it from others."""
+        return f"unnamed-{-number:016x}" if number < NO_ROW else super().name(number)
+
+    def _hashed(self, name: str) -> int:
+        digest = hashlib.blake2b(
+            name.encode("utf-8", "surrogatepass"), digest_size=8, key=self._key
+        ).digest()
+        return NO_ROW - 1 - (int.from_bytes(digest, "big") >> 2)

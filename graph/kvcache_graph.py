@@ -197,5 +197,6 @@ class KVCacheGraph:
                     f"a sidecar advises at most {MAX_ENGINES} engines at once; "
                     "start another one for this engine"
                 )
+            self.tables.blocks.reserve_engines(free[0] + 1)
             engines[engine] = free[0]
         return engines[engine]

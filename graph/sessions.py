@@ -21,7 +21,7 @@ _INITIAL_SESSIONS: Final = 256
 
 _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "state": (np.uint8, int(SessionState.IDLE)),
-    "tenant": (np.int32, NO_ROW),
+    "tenant": (np.int64, NO_ROW),
     "turns": (np.int32, 0),
     "running": (np.int32, 0),  # its requests inside the engine now
     "engine": (np.int8, NO_ROW),  # residency column of the engine that ran its last request
@@ -48,7 +48,7 @@ class SessionTable:
     """Sessions by row; row numbers stand in the block table's ``session`` column."""
 
     state: npt.NDArray[np.uint8]
-    tenant: Rows
+    tenant: npt.NDArray[np.int64]
     turns: Rows
     running: Rows
     engine: npt.NDArray[np.int8]

@@ -102,8 +102,7 @@ def _fill(tables: Tables, arrays: dict[str, npt.NDArray[Any]], now: float) -> No
     tables.sessions.interrupt()
     for name in _INTERNERS:
         interner: Interner = getattr(tables, name)
-        for each in names[name]:
-            interner.intern(each)
+        interner.restore(names[name])
 
 
 def _verified(raw: bytes, path: Path) -> dict[str, npt.NDArray[Any]]:

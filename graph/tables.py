@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from .blocks import BlockTable
 from .edges import EdgeStore
-from .interner import Interner
+from .interner import Interner, TenantNames
 from .sessions import SessionTable
 
 
@@ -18,7 +18,8 @@ class GraphLimits:
         max_ghosts: Blocks remembered after the last copy of them is gone (their history tells
             what returned, and why a request missed).
         max_sessions: Sessions remembered.
-        max_names: Distinct segment names, tenants and memory ids, each.
+        max_names: Distinct segment names, tenants and memory ids, each. Beyond it names are not
+            kept; tenants are told apart all the same.
         max_pairs: Block pairs watched for CO_ATTEND that are no edge yet.
         co_attend_after: Co-occurrences that make a CO_ATTEND edge.
         co_attend_half_life_s: After which an untouched CO_ATTEND weight has halved.
@@ -45,7 +46,7 @@ class Tables:
     edges: EdgeStore = field(init=False)
     sessions: SessionTable = field(init=False)
     segment_names: Interner = field(init=False)
-    tenants: Interner = field(init=False)
+    tenants: TenantNames = field(init=False)
     memories: Interner = field(init=False)
     engines: dict[str, int] = field(default_factory=dict)  # engine id → residency column
 
@@ -54,5 +55,5 @@ class Tables:
         self.edges = EdgeStore(self.blocks)
         self.sessions = SessionTable(self.limits.max_sessions)
         self.segment_names = Interner(self.limits.max_names)
-        self.tenants = Interner(self.limits.max_names)
+        self.tenants = TenantNames(self.limits.max_names)
         self.memories = Interner(self.limits.max_names)

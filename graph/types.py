@@ -13,8 +13,9 @@ BlockKey = int
 Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int32]
 
-MAX_ENGINES: Final = 8
-"""Engines that one sidecar advises at once (one residency column each)."""
+MAX_ENGINES: Final = 64
+"""Engines that one sidecar advises at once: chosen, eight machines of eight ranks. Each has a
+residency column, made when it comes."""
 
 NO_ROW: Final = -1
 NEVER: Final = float("-inf")

@@ -24,6 +24,7 @@ from ..graph.advice import (
     EvictionRanking,
     PrefetchMessage,
     RankingMessage,
+    Refused,
     ResyncRequest,
     StillValid,
 )
@@ -66,6 +67,7 @@ class ClientOptions:
     absent_s: float = 2.0  # unreachable for so long: the sidecar is gone, stop keeping for it
     silent_s: float = 5.0  # no advice for so long: say so, once
     resync_gap_s: float = 0.2  # at most one resync in this time
+    refused_s: float = 30.0  # a sidecar that refuses us is left alone for so long
 
 
 class AdvisorClient:
@@ -106,6 +108,7 @@ class AdvisorClient:
         self._greeted = False
         self._linked = False
         self._said: set[str] = set()
+        self._refused_until = float("-inf")
         self._last_greeting = self._last_heartbeat = float("-inf")
         self._last_reachable = self._last_advice = clock()
 
@@ -190,6 +193,9 @@ class AdvisorClient:
         if socket.poll(round(self.options.tick_s * 1000), zmq.POLLIN):
             self._receive(socket)
         now = self._clock()
+        if now < self._refused_until:
+            self._keep_nothing()
+            return
         if now - self._last_advice > self.options.silent_s:
             self._linked = False
             self._say_once(
@@ -225,6 +231,8 @@ class AdvisorClient:
                     self._redate(advice)
                 case ResyncRequest():
                     self._greeted = False
+                case Refused():
+                    self._leave_alone(advice)
                 case PrefetchMessage():
                     self._wanted = as_keys(advice.order)
         except VersionError as error:
@@ -241,6 +249,16 @@ class AdvisorClient:
             self._said.discard("absent")
             logger.info("kvgraph: engine linked to the sidecar at %s", self.endpoint)
 
+    def _leave_alone(self, refused: Refused) -> None:
+        self._refused_until = self._last_advice = self._clock() + self.options.refused_s
+        self._linked, self._held = False, None
+        self._say_once(
+            "refused",
+            "kvgraph: the sidecar at %s refuses this engine: %s; it runs as stock vLLM does",
+            self.endpoint,
+            refused.reason,
+        )
+
     def _redate(self, valid: StillValid) -> None:
         held = self._held
         if held is not None and held.epoch == valid.epoch:
@@ -251,6 +269,9 @@ class AdvisorClient:
     def _unreachable(self, now: float) -> None:
         if now - self._last_reachable < self.options.absent_s:
             return
+        self._keep_nothing()
+
+    def _keep_nothing(self) -> None:
         # A sidecar that comes back starts from a hello anyway: keep nothing for it.
         self.dropped += len(self._queue)
         self._queue.clear()

@@ -58,7 +58,9 @@ class RouterEnd:
             identity, *frames = self._socket.recv_multipart()
             if identity not in self.peers:
                 self.peers.append(identity)
-            self.batches.append(wire.decode_events(frames))
+            message = wire.decode_events(frames)
+            assert not message.refused, message.refused
+            self.batches.append((message.seq, message.events))
             wait_s = 0.0
 
     def read_until(self, done: Callable[[], object], timeout_s: float = 10.0) -> None:

@@ -13,7 +13,7 @@ import zmq
 from kvgraph.advisor.publisher import AdvicePublisher
 from kvgraph.advisor.subscriber import EventSubscriber, engine_id
 from kvgraph.graph import wire
-from kvgraph.graph.advice import AnyAdvice, ResyncRequest
+from kvgraph.graph.advice import AnyAdvice, Refused, ResyncRequest
 from kvgraph.graph.events import (
     AdviceApplied,
     AnyEvent,
@@ -75,6 +75,7 @@ class Bench:
         self.subscriber = EventSubscriber(
             router,
             self.publisher.request_resync,
+            self.publisher.refuse,
             self.clock,
             engine_timeout_s=1.8,
             capacity=capacity,
@@ -224,6 +225,10 @@ def test_engines_beyond_the_capacity_are_refused_and_counted() -> None:
             bench.receive(1)
         assert len(bench.subscriber.peers) == 2
         assert bench.subscriber.counters["engines_refused"] == 1
+        refused = bench.engines[-1].advice()
+        assert isinstance(refused, Refused)
+        assert "serves 2 engines already" in refused.reason
+        assert not any(engine.has_advice() for engine in bench.engines)
     finally:
         bench.close()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from kvgraph.graph.events import RequestStarted, Segment
+from kvgraph.graph.events import RequestFinished, RequestStarted, Segment, SessionSignal
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.types import EdgeType, SourceLayer
+from kvgraph.graph.tables import GraphLimits
+from kvgraph.graph.types import EdgeType, SessionState, SourceLayer
 
 SIZE = 16
 
@@ -54,3 +55,39 @@ def test_many_short_segments_side_by_side_are_all_kept() -> None:
     nested = (Segment(7, 0, tokens),)
     graph.apply("e", [started("r", keys, (*short, *nested))])
     assert graph.counters["segments_left_out"] == 0
+
+
+def test_tenants_beyond_the_limit_of_names_are_still_kept_apart() -> None:
+    graph = KVCacheGraph(limits=GraphLimits(max_names=2), clock=lambda: 1.0)
+    tenants = [f"tenant-{number}" for number in range(200)]
+    for number, tenant in enumerate(tenants):
+        keys = pack(range(10 * number + 1, 10 * number + 4))
+        graph.apply(
+            "e",
+            [
+                RequestStarted(tenant, keys, 48, 0, SIZE, "chat-1", tenant),
+                RequestFinished(tenant, keys, 48, 48, "stop", "chat-1", tenant),
+            ],
+        )
+    sessions = graph.tables.sessions
+    assert len(sessions) == len(tenants)
+    graph.apply("e", [SessionSignal("chat-1", tenants[4], ended=True)])
+    ended = sessions.state[: sessions.size] == SessionState.ENDED
+    assert ended.sum() == 1
+    assert graph.explain_session("chat-1", tenants[4])["state"] == "ended"
+    assert graph.explain_session("chat-1", tenants[5])["blocks"] == 3
+    shown = {graph.explain(10 * number + 1)["tenant"] for number in range(200)}
+    assert len(shown) == 200, "and they can be told apart"
+    assert not any(flag & 2 for flag in graph.tables.blocks.flags), "no block is taken for shared"
+    assert graph.counters["blocks_superseded"] == 0
+    graph.check_integrity()
+
+
+def test_nobody_can_aim_at_the_id_of_an_unnamed_tenant() -> None:
+    ids = []
+    for _ in range(2):
+        graph = KVCacheGraph(limits=GraphLimits(max_names=1), clock=lambda: 1.0)
+        graph.tables.tenants.intern("first")
+        ids.append(graph.tables.tenants.intern("second"))
+    assert ids[0] != ids[1]
+    assert max(ids) < -1

@@ -13,6 +13,7 @@ from kvgraph.graph.errors import SnapshotError
 from kvgraph.graph.events import BlocksRemoved, BlocksStored, RequestStarted, Segment
 from kvgraph.graph.export import to_networkx, write_graphml
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.tables import GraphLimits
 
 
 def pack(*keys: int) -> bytes:
@@ -53,6 +54,34 @@ def test_a_snapshot_restores_all_but_residency(graph: KVCacheGraph, tmp_path: Pa
         assert after == before
     back.apply("e", [BlocksStored(pack(1, 2, 3), None, 16)])
     assert sorted(back.suggest_eviction(9)) == [1, 2, 3]
+
+
+def test_a_snapshot_of_more_names_than_are_allowed_now(graph: KVCacheGraph, tmp_path: Path) -> None:
+    for number in range(4):
+        keys = pack(100 + number)
+        segments = (Segment(5, 0, 16, None, f"file-{number}", f"memory-{number}"),)
+        graph.apply(
+            "e",
+            [RequestStarted(f"n{number}", keys, 16, 0, 16, "s", f"tenant-{number}", segments)],
+        )
+    snapshot.save(graph, tmp_path / "graph.snap")
+    back = KVCacheGraph(limits=GraphLimits(max_names=1), clock=lambda: 5001.0)
+    snapshot.load(back, tmp_path / "graph.snap")
+    back.check_integrity()
+    for key in (1, 100, 103):
+        before, after = graph.explain(key), back.explain(key)
+        assert (after["tenant"], after["identity"]) == (before["tenant"], before["identity"])
+        assert back.subgraph(key, 2, 50)["nodes"]
+    assert back.explain_session("s", "tenant-3")["tenant"] == "tenant-3"
+
+
+def test_a_row_of_a_name_that_is_not_there_is_noticed(graph: KVCacheGraph, tmp_path: Path) -> None:
+    graph.tables.blocks.identity[0] = 99
+    with pytest.raises(AssertionError, match="identity is of no name"):
+        graph.check_integrity()
+    snapshot.save(graph, tmp_path / "graph.snap")
+    with pytest.raises(SnapshotError, match="identity is of no name"):
+        snapshot.load(KVCacheGraph(), tmp_path / "graph.snap")
 
 
 def test_every_bit_flip_and_every_cut_is_noticed(graph: KVCacheGraph, tmp_path: Path) -> None:

@@ -190,13 +190,14 @@ def test_names_past_their_limit_are_not_kept() -> None:
         keys = pack(number + 1)
         graph.apply("e", [RequestStarted(f"r{number}", keys, 16, 0, 16, "s", f"tenant{number}")])
     assert len(graph.tables.tenants) == 2
+    graph.check_integrity()
 
 
 def test_engines_have_columns_of_their_own_and_give_them_back() -> None:
     graph = KVCacheGraph()
     for number in range(MAX_ENGINES):
         graph.apply(f"e{number}", [BlocksStored(pack(1), None, 16)])
-    with pytest.raises(GraphError, match="at most 8 engines"):
+    with pytest.raises(GraphError, match=f"at most {MAX_ENGINES} engines"):
         graph.apply("one more", [BlocksStored(pack(1), None, 16)])
     graph.forget_engine("e3")
     graph.apply("one more", [])
@@ -212,3 +213,16 @@ def test_subgraph_stays_within_its_bounds() -> None:
     assert {node["depth"] for node in near["nodes"]} == {27, 28, 29, 30, 31}
     assert len(near["edges"]) == 4
     assert len(graph.subgraph(30, hops=50, limit=7)["nodes"]) == 7
+
+
+def test_residency_columns_are_made_when_engines_come() -> None:
+    graph = KVCacheGraph()
+    graph.apply("first", [BlocksStored(pack(*range(1, 3001)), None, 16)])
+    alone = graph.tables.blocks.nbytes
+    for number in range(20):
+        graph.apply(f"e{number}", [BlocksStored(pack(number + 1), None, 16)])
+    assert len(graph.tables.blocks.tiers) == 21
+    assert graph.tables.blocks.nbytes - alone <= 20 * 1.3 * 3000
+    assert graph.rank("e19", 5).order.tolist() == [20]
+    assert set(graph.explain(20)["tiers"]) == {"first", "e19"}
+    graph.check_integrity()

@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from kvgraph.graph.advice import EvictionRanking, RankingMessage, ResyncRequest, StillValid
+from kvgraph.graph.advice import (
+    EvictionRanking,
+    RankingMessage,
+    Refused,
+    ResyncRequest,
+    StillValid,
+)
 from kvgraph.graph.events import (
     AdviceApplied,
     AnyEvent,
@@ -216,6 +222,33 @@ def test_garbage_is_counted_and_ignored(frames: list[bytes]) -> None:
     client._take_advice(frames)
     assert client.garbage == 1
     assert client.ranking() is None
+
+
+def test_a_sidecar_that_refuses_us_is_left_alone_for_a_while(
+    router: Any, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ClientOptions(tick_s=0.01, resync_gap_s=0.01, silent_s=0.1, refused_s=0.5)
+    client = AdvisorClient(router.endpoint, engine, options)
+    client.start()
+    try:
+        router.read_until(lambda: router.has(BlocksResident))
+        with caplog.at_level(logging.WARNING):
+            told = len(router.batches)
+            router.advise(Refused("it serves 64 engines already"))
+            deadline = time.monotonic() + 0.4
+            while time.monotonic() < deadline:
+                client.emit(BlocksRemoved(keys(1)))
+                router.read(0.02)
+        assert client.ranking() is None
+        assert client.dropped > 0
+        hellos = [each for each in router.events if isinstance(each, EngineHello)]
+        assert len(hellos) == 1, "no scan of the pool, no greeting"
+        assert len(router.batches) - told < 10
+        router.read_until(lambda: sum(isinstance(each, EngineHello) for each in router.events) == 2)
+    finally:
+        client.close()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "refuses this engine: it serves 64 engines already" in line
 
 
 def test_keys_that_are_not_whole_are_garbage() -> None:
