@@ -98,7 +98,7 @@ class RequestFinished(Event, tag=7, frozen=True):
     reason: Name
     session: Name | None = None
     tenant: Name | None = None
-    waiting_for_tool: bool = False
+    waiting_for_tool: bool | None = None  # False: the answer ended its turn; None: nobody said
     expected_return_s: Seconds | None = None
     session_ended: bool = False
 
@@ -108,7 +108,7 @@ class SessionSignal(Event, tag=8, frozen=True):
 
     session: Name
     tenant: Name | None = None
-    waiting_for_tool: bool = False
+    waiting_for_tool: bool | None = None  # as in ``RequestFinished``
     expected_return_s: Seconds | None = None
     ended: bool = False
 

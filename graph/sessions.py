@@ -12,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from .types import NEVER, NO_ROW, Rows, SessionState
+from .pauses import PAUSE_COLUMNS, note_answer, note_pause
+from .types import NEVER, NO_ROW, Rows, SessionState, StopReason
 
 INFERRED: Final = "~"
 """Opens the name of a session that no caller named."""
@@ -35,6 +36,8 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "expected_return": (np.float64, NEVER),  # NEVER when nobody said
     "tip": (np.int32, NO_ROW),  # block row where its last turn ended
     "inferred": (np.bool_, False),  # nobody named it: a request that extended none of before
+    "stop": (np.uint8, int(StopReason.UNKNOWN)),  # why its last answer ended
+    **PAUSE_COLUMNS,
 }
 
 # P(another turn | turns so far) on the Mooncake conversation trace: the prior until we know better.
@@ -62,6 +65,16 @@ class SessionTable:
     expected_return: npt.NDArray[np.float64]
     tip: Rows
     inferred: npt.NDArray[np.bool_]
+    stop: npt.NDArray[np.uint8]
+    last_pause: npt.NDArray[np.float32]
+    second_pause: npt.NDArray[np.float32]
+    third_pause: npt.NDArray[np.float32]
+    mean_pause: npt.NDArray[np.float32]
+    recent_pause: npt.NDArray[np.float32]
+    longest_pause: npt.NDArray[np.float32]
+    tool_pause: npt.NDArray[np.float32]
+    other_pause: npt.NDArray[np.float32]
+    mean_written: npt.NDArray[np.float32]
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -88,6 +101,15 @@ class SessionTable:
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Every column by name, cut to the rows in use; views, for reading."""
         return {name: getattr(self, name)[: self.size] for name in _COLUMNS}
+
+    def learned(self) -> dict[str, npt.NDArray[np.float64]]:
+        """What the sessions so far taught of all: kept beside the columns."""
+        return {"reached": self._reached, "pause": np.array([self._tool_pause])}
+
+    def load_learned(self, learned: dict[str, npt.NDArray[np.float64]]) -> None:
+        """Take over what ``learned()`` gave."""
+        self._reached[:] = learned["reached"]
+        self._tool_pause = float(learned["pause"][0])
 
     def load_columns(self, columns: dict[str, npt.NDArray[Any]], names: list[str]) -> None:
         """Fill an empty table with what ``columns()`` and ``names`` gave."""
@@ -150,6 +172,8 @@ class SessionTable:
             total: Tokens of its prompt and its answer.
         """
         self.written[row] = max(0, total - prompt)
+        note_answer(self, row, int(self.written[row]))
+        self.stop[row] = StopReason.UNKNOWN
         self.tokens[row] = total
         self.running[row] = max(0, int(self.running[row]) - 1)
         if self.running[row] == 0:
@@ -160,8 +184,14 @@ class SessionTable:
     def wait(self, row: int, expected_return: float) -> None:
         """The session is paused (a tool runs); ``expected_return`` is a time, or NEVER."""
         if self.running[row] == 0:
+            self.stop[row] = StopReason.TOOL_CALL
             self.state[row] = SessionState.WAITING_FOR_TOOL
             self.expected_return[row] = expected_return
+
+    def rest(self, row: int) -> None:
+        """The session's last answer ended its turn: a person reads it."""
+        if self.running[row] == 0:
+            self.stop[row] = StopReason.END_OF_TURN
 
     def end(self, row: int) -> None:
         """Nobody will come back to this session."""
@@ -232,6 +262,7 @@ class SessionTable:
         if self.turns[row] == 0:
             return
         gap = now - self.last_seen[row]
+        note_pause(self, row, gap)
         known = self.gap[row]
         self.gap[row] = gap if known == 0 else known + _GAP_SHARE * (gap - known)
         if self.state[row] == SessionState.WAITING_FOR_TOOL:

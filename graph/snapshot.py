@@ -27,7 +27,7 @@ from .kvcache_graph import KVCacheGraph
 from .tables import Tables
 from .types import EdgeType
 
-_MAGIC: Final = b"KVGSNAP\x03"
+_MAGIC: Final = b"KVGSNAP\x04"
 _DIGEST_BYTES: Final = 32
 _BLOCK_TIMES: Final = ("created", "last_attended", "last_hit", "pinned_until")
 _SESSION_TIMES: Final = ("created", "started", "last_seen", "expected_return")
@@ -85,6 +85,7 @@ def _collect(tables: Tables, now: float) -> dict[str, npt.NDArray[Any]]:
         **_prefixed("blocks", _shifted(tables.blocks.columns(), _BLOCK_TIMES, -now)),
         **_prefixed("edges", _shifted(tables.edges.columns(), ("updated",), -now)),
         **_prefixed("sessions", _shifted(tables.sessions.columns(), _SESSION_TIMES, -now)),
+        **_prefixed("learned", tables.sessions.learned()),
     }
 
 
@@ -99,6 +100,7 @@ def _fill(tables: Tables, arrays: dict[str, npt.NDArray[Any]], now: float) -> No
     )
     sessions = _shifted(_section(arrays, "sessions"), _SESSION_TIMES, now)
     tables.sessions.load_columns(sessions, names["sessions"])
+    tables.sessions.load_learned(_section(arrays, "learned"))
     tables.sessions.interrupt()
     for name in _INTERNERS:
         interner: Interner = getattr(tables, name)

@@ -217,13 +217,20 @@ class TurnRecorder:
         tip[session] = rows[-1]
 
     def _signal(
-        self, session: int, ended: bool, waiting: bool, expected_return_s: float | None, now: float
+        self,
+        session: int,
+        ended: bool,
+        waiting: bool | None,
+        expected_return_s: float | None,
+        now: float,
     ) -> None:
         if ended:
             self._tables.sessions.end(session)
         elif waiting:
             due = NEVER if expected_return_s is None else now + expected_return_s
             self._tables.sessions.wait(session, due)
+        elif waiting is not None:
+            self._tables.sessions.rest(session)
 
     def _tenant(self, name: str | None) -> int:
         return self._tables.tenants.intern(name) if name else NO_ROW

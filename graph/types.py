@@ -70,6 +70,14 @@ EDGE_NAMES: Final = tuple(edge.name.lower() for edge in EdgeType)
 NUM_EDGE_TYPES: Final = len(EdgeType)
 
 
+class StopReason(IntEnum):
+    """Why a session's last answer ended, as far as anybody said."""
+
+    UNKNOWN = 0
+    TOOL_CALL = 1  # a tool runs; its result is the next turn
+    END_OF_TURN = 2  # somebody reads the answer
+
+
 class SessionState(IntEnum):
     """What a session is doing, as far as the engine told us or its requests show."""
 

@@ -75,7 +75,7 @@ class FakeEngine:
         session: str | None = None,
         tenant: str | None = None,
         segments: tuple[Segment, ...] = (),
-        waiting_for_tool: bool = False,
+        waiting_for_tool: bool | None = None,
         session_ended: bool = False,
     ) -> int:
         """Serve a request of these prompt tokens; returns how many the prefix cache held.

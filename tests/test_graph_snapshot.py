@@ -133,3 +133,22 @@ def test_graphml_can_be_read_again(graph: KVCacheGraph, tmp_path: Path) -> None:
     write_graphml(graph, tmp_path / "graph.xml")
     read = nx.read_graphml(tmp_path / "graph.xml", force_multigraph=True)
     assert read.number_of_edges() == len(graph.tables.edges)
+
+
+def test_what_sessions_taught_is_kept(tmp_path: Path) -> None:
+    """Return probabilities and the mean tool pause come back as they were learned."""
+    graph = KVCacheGraph(clock=lambda: 100.0)
+    sessions = graph.tables.sessions
+    for number in range(60):
+        row, _ = sessions.ensure(f"s{number}", 0, 0.0)
+        sessions.begin_turn(row, 0, 0.0, 10)
+        sessions.end_turn(row, 0, 0.0, 10, 20)
+        sessions.wait(row, 0.0)
+        if number < 6:
+            sessions.begin_turn(row, 0, 7.0, 30)
+    snapshot.save(graph, tmp_path / "graph.snap")
+    restored = KVCacheGraph(clock=lambda: 5.0)
+    snapshot.load(restored, tmp_path / "graph.snap")
+    taught = restored.tables.sessions
+    np.testing.assert_array_equal(taught.return_probability(), sessions.return_probability())
+    assert taught.learned()["pause"] == sessions.learned()["pause"] == 7.0

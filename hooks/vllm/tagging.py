@@ -36,7 +36,7 @@ class Meaning:
     segments: tuple[Segment, ...] = ()
     tenant: str | None = None
     session: str | None = None
-    waiting_for_tool: bool = False
+    waiting_for_tool: bool | None = None
     expected_return_s: float | None = None
     session_ended: bool = False
 
