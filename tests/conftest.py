@@ -30,9 +30,13 @@ pytest.register_assert_rewrite("pool_engine")
 
 @pytest.fixture(autouse=True, scope="session")
 def _only_our_vllm_plugin() -> Iterator[None]:
-    """The peer that benches compare with is a vLLM plugin too, and answers to the same switch."""
+    """The peer that benches compare with is a vLLM plugin too, and answers to the same switch.
+
+    Engines believe what tests say of their requests, unless a test is about that.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_PLUGINS", "kvgraph")
+        patch.setenv("AITHER_KVCACHE_HINTS", "all")
         yield
 
 
@@ -110,6 +114,7 @@ class EngineProcess:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_COLOR": "0",
+            "AITHER_KVCACHE_HINTS": "all",
             "PYTHONPATH": str(tests),
         }
         self._process = subprocess.Popen(

@@ -272,6 +272,7 @@ def test_arms_differ_by_their_settings_alone(tmp_path: Path) -> None:
     assert all(plan.command(1) == stock.command(1) for plan in others)
     ours = [dict(plan.environment({}).items() - stock.environment({}).items()) for plan in others]
     assert all(env.pop("AITHER_KVCACHE_GRAPH") == "1" for env in ours)
+    assert all(env.pop("AITHER_KVCACHE_HINTS") == "all" for env in ours)
     assert all(float(env.pop("AITHER_KVCACHE_WARM_GIB")) > 0 for env in ours)
     assert ours == [
         {},

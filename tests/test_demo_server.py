@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from kvgraph.bench.errors import ServerError
-from kvgraph.bench.server import SWITCH, Server, ServerPlan
+from kvgraph.bench.server import HINTS, SWITCH, Server, ServerPlan
 
 
 @pytest.fixture
@@ -18,10 +18,10 @@ def plan(tmp_path: Path) -> ServerPlan:
     return ServerPlan("some/model", graph=False, directory=tmp_path, blocks=100)
 
 
-def test_arms_differ_by_the_switch_alone(plan: ServerPlan) -> None:
+def test_arms_differ_by_the_switch_and_what_callers_may_say(plan: ServerPlan) -> None:
     inherited = {"PATH": "/bin", SWITCH: "1", "KVGRAPH_SCORE__AGE": "3"}
     stock, graph = (replace(plan, graph=on).environment(inherited) for on in (False, True))
-    assert graph.items() - stock.items() == {(SWITCH, "1")}
+    assert graph.items() - stock.items() == {(SWITCH, "1"), (HINTS, "all")}
     assert not any(name.startswith(("AITHER_", "KVGRAPH_")) for name in stock)
 
 

@@ -95,12 +95,46 @@ def test_a_request_from_start_to_end(connector: Any, pool: Any, make: Any) -> No
     assert started == RequestStarted(
         request.request_id, packed, PROMPT, 0, BLOCK_SIZE, "chat-1", "acme", (Segment(2, 0, 64),)
     )
-    assert stored == BlocksStored(packed, None, BLOCK_SIZE, "chat-1")
+    assert stored == BlocksStored(packed, None, BLOCK_SIZE)  # chat-1 is acme's, not anybody's
     assert finished == RequestFinished(
         request.request_id, packed, PROMPT, PROMPT, "finished_stopped", "chat-1", "acme",
         True, 3.0, False,
     )  # fmt: skip
     assert len(connector._side.index) == 10
+
+
+def test_what_two_tenants_say_of_one_prompt_stays_apart(
+    connector: Any, pool: Any, make: Any
+) -> None:
+    request = make()
+    request.session_id, request.cache_salt = "chat-1", "one"
+    blocks = start(connector, pool, request)
+    step(connector)
+    finish(connector, pool, request, blocks)
+    started, stored, finished = told(connector)
+    assert started.session == finished.session == "chat-1"
+    assert started.tenant == finished.tenant
+    assert started.tenant.startswith("salt-")
+    assert stored.session is None, "a name alone would be another tenant's session"
+
+
+def test_by_default_a_caller_speaks_of_its_session_only(
+    pool: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AITHER_KVCACHE_HINTS")
+    connector, request = connected(pool), make()
+    request.kv_transfer_params = {
+        "kvgraph": {
+            "segments": [{"layer": "generation", "start": 0, "end": 64}],
+            "session": "mine", "tenant": "acme", "session_ended": True,
+        }
+    }  # fmt: skip
+    blocks = start(connector, pool, request)
+    step(connector)
+    finish(connector, pool, request, blocks)
+    started, _, finished = told(connector)
+    assert (started.session, started.tenant, started.segments) == ("mine", None, ())
+    assert finished.session_ended
 
 
 def test_hits_and_preemptions(connector: Any, pool: Any, make: Any) -> None:

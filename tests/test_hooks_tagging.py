@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvgraph.graph.events import Segment
 from kvgraph.graph.types import LAYER_NAMES
+from kvgraph.hooks.vllm.hints import HintPolicy, Trust, hint_policy
 from kvgraph.hooks.vllm.tagging import MAX_SEGMENTS, NO_MEANING, Meaning, TagReader
+
+EVERYBODY = HintPolicy(Trust.ALL)
 
 
 def read(tag: Any, prompt: int = 1000) -> Meaning:
-    return TagReader().read({"kvgraph": tag}, prompt)
+    return TagReader(EVERYBODY).read({"kvgraph": tag}, prompt)
 
 
 def test_a_full_tag() -> None:
@@ -39,12 +43,12 @@ def test_a_full_tag() -> None:
 
 def test_other_keys_of_the_users_connector_do_not_matter() -> None:
     params = {"do_remote_decode": True, "kvgraph": {"session": "a"}, "remote_host": "h"}
-    assert TagReader().read(params, 10).session == "a"
+    assert TagReader(EVERYBODY).read(params, 10).session == "a"
 
 
 @pytest.mark.parametrize("params", [None, {}, {"other": 1}, "text", 7, [], {"kvgraph": None}])
 def test_no_tag(params: object, caplog: pytest.LogCaptureFixture) -> None:
-    assert TagReader().read(params, 10) is NO_MEANING
+    assert TagReader(EVERYBODY).read(params, 10) is NO_MEANING
     assert not caplog.records
 
 
@@ -74,7 +78,7 @@ def test_no_tag(params: object, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_bad_field_is_named_once_and_left_out(
     tag: Any, field: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader = TagReader()
+    reader = TagReader(EVERYBODY)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             reader.read({"kvgraph": tag}, 1000)
@@ -118,6 +122,106 @@ def test_lone_surrogates_can_be_sent() -> None:
 
     session = read({"session": "a\ud800b"}).session
     msgspec.msgpack.encode(session)
+
+
+FULL = {
+    "segments": [{"layer": "axioms", "start": 0, "end": 96}],
+    "tenant": "acme",
+    "session": "chat-7",
+    "waiting_for_tool": True,
+    "expected_return_s": 0.0,
+    "session_ended": True,
+}
+SECRET = "correct horse battery staple"
+
+
+def policy_of(tmp_path: Path, value: str) -> HintPolicy:
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    return hint_policy({"AITHER_KVCACHE_HINTS": value.replace("FILE", str(tmp_path / "secret"))})
+
+
+@pytest.mark.parametrize(
+    ("value", "presented", "sessions", "blocks"),
+    [
+        ("", None, True, False),
+        ("session", None, True, False),
+        ("all", None, True, True),
+        ("ALL", None, True, True),
+        ("off", None, False, False),
+        ("secret:FILE", None, False, False),
+        ("secret:FILE", "correct horse battery stapler", False, False),
+        ("secret:FILE", "\ud800", False, False),
+        ("secret:FILE", 7, False, False),
+        ("secret:FILE", SECRET, True, True),
+        ("off", SECRET, False, False),
+        ("secret:/nowhere", SECRET, False, False),
+        ("everyone", None, False, False),
+    ],
+)
+def test_who_may_say_what(
+    tmp_path: Path, value: str, presented: object, sessions: bool, blocks: bool
+) -> None:
+    reader = TagReader(policy_of(tmp_path, value))
+    tag = FULL if presented is None else {**FULL, "secret": presented}
+    meaning = reader.read({"kvgraph": tag}, 1000, "from vLLM")
+    assert meaning.segments == ((Segment(0, 0, 96),) if blocks else ())
+    assert meaning.tenant == ("acme" if blocks else None)
+    assert meaning.session == ("from vLLM" if sessions else None)
+    assert (meaning.waiting_for_tool, meaning.session_ended) == (sessions, sessions)
+    assert meaning.expected_return_s == (0.0 if sessions else None)
+
+
+def test_what_is_not_allowed_is_said_once_without_the_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = TagReader(policy_of(tmp_path, "secret:FILE"))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            reader.read({"kvgraph": {**FULL, "secret": "wrong"}}, 1000)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(FULL)
+    assert all("AITHER_KVCACHE_HINTS=secret:…" in line for line in said)
+    assert not any("wrong" in line or SECRET in line for line in said)
+
+
+@pytest.mark.parametrize("content", [None, "", "short", "\xff"])
+def test_a_secret_that_is_none_trusts_nobody(
+    tmp_path: Path, content: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content.encode("latin-1"))
+    assert hint_policy({"AITHER_KVCACHE_HINTS": f"secret:{path}"}) == HintPolicy(Trust.OFF)
+    assert str(path) in caplog.text
+
+
+@pytest.mark.parametrize("value", ["all", "session", "off"])
+def test_a_salt_is_a_tenant_and_stays_secret(tmp_path: Path, value: str) -> None:
+    reader = TagReader(policy_of(tmp_path, value))
+    one, other = (reader.read(None, 10, None, salt).tenant for salt in ("salt-of-a", "b"))
+    assert one is not None
+    assert one != other
+    assert one == reader.read(None, 10, "s", "salt-of-a").tenant
+    assert "salt-of-a" not in one
+    assert reader.read(None, 10).tenant is None
+
+
+def test_a_stated_tenant_wins_over_the_salt_where_it_is_believed() -> None:
+    assert (
+        TagReader(EVERYBODY).read({"kvgraph": {"tenant": "acme"}}, 10, None, "x").tenant == "acme"
+    )
+    told = TagReader(HintPolicy(Trust.SESSION)).read({"kvgraph": {"tenant": "acme"}}, 10, None, "x")
+    assert told.tenant not in ("acme", None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a\0b", "x" * 10_000_000, "\u202egnirts", "🦆" * 300, "../../etc/passwd", "a\nb", '"}'],
+)
+def test_any_name_can_be_sent_and_is_what_it_was(name: str) -> None:
+    for field in ("session", "tenant"):
+        assert getattr(read({field: name}), field) == name[:256]
+    assert TagReader(EVERYBODY).read(None, 10, name).session == name[:256]
 
 
 _json = st.recursive(

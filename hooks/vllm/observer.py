@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from ...graph.events import (
     RequestStarted,
 )
 from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, unpack
+from .hints import hint_policy
 from .index import BlockIndex
-from .tagging import MAX_NAME, Meaning, TagReader
+from .tagging import MAX_NAME, NO_MEANING, Meaning, TagReader
 from .tap import Cached, Change
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class EngineObserver:
         self._index = index
         self._listeners = listeners
         self._emit = emit
-        self._tags = TagReader()
+        self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._running: dict[str, Meaning] = {}
 
@@ -108,7 +110,9 @@ class EngineObserver:
         if request.request_id in self._running:
             return
         prompt = request.num_prompt_tokens
-        meaning = self._tags.read(request.kv_transfer_params, prompt)
+        meaning = self._tags.read(
+            request.kv_transfer_params, prompt, request.session_id, request.cache_salt
+        )
         self._running[request.request_id] = meaning
         self._emit(
             RequestStarted(
@@ -117,7 +121,7 @@ class EngineObserver:
                 prompt_tokens=prompt,
                 cached_tokens=self._waiting.pop(request.request_id, 0),
                 block_size=self._group.block_size,
-                session=_session(request, meaning),
+                session=meaning.session,
                 tenant=meaning.tenant,
                 segments=meaning.segments,
             )
@@ -137,7 +141,7 @@ class EngineObserver:
                 prompt_tokens=request.num_prompt_tokens,
                 total_tokens=request.num_tokens,
                 reason=request.status.name.lower(),
-                session=_session(request, meaning),
+                session=meaning.session,
                 tenant=meaning.tenant,
                 waiting_for_tool=meaning.waiting_for_tool,
                 expected_return_s=meaning.expected_return_s,
@@ -175,14 +179,14 @@ class EngineObserver:
             self._removed(removed)
 
     def _stored(self, request: Request, first: int, end: int) -> None:
-        hashes, session = request.block_hashes, request.session_id
+        hashes, meaning = request.block_hashes, self._running.get(request.request_id, NO_MEANING)
         scale = self._group.scale
         self._emit(
             BlocksStored(
                 pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale]),
                 key_of(hashes[scale * first - 1]) if first else None,
                 self._group.block_size,
-                session[:MAX_NAME] if session else None,
+                meaning.session if meaning.tenant is None else None,  # a name is its tenant's
             )
         )
 
@@ -228,9 +232,3 @@ class EngineObserver:
             running=len(self._running),
             waiting=len(self._waiting),
         )
-
-
-def _session(request: Request, meaning: Meaning) -> str | None:
-    """The engine's own session id wins over the tag's."""
-    session = request.session_id
-    return session[:MAX_NAME] if session else meaning.session

@@ -6,8 +6,8 @@
      "waiting_for_tool": true, "expected_return_s": 4.0, "session_ended": false}
 
 Every key is optional; ranges are prompt tokens; the signals describe the session once this request
-has finished. What is malformed or unknown is left out, with one warning for each field name:
-a request never fails for it.
+has finished. What is malformed, unknown or not allowed (``hints.py``; ``"secret"`` may allow it) is
+left out, with one warning for each field name: a request never fails for it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 
 from ...graph.events import Segment
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES
+from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
 
 logger = logging.getLogger(__name__)
 
@@ -46,28 +47,58 @@ _SEGMENT_KEYS: Final = frozenset({"layer", "start", "end", "importance", "name",
 
 
 class TagReader:
-    """Reads tags, and warns of each bad field once."""
+    """Reads tags as far as ``policy`` trusts them, and warns of each bad field once."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: HintPolicy) -> None:
+        self._policy = policy
         self._warned: set[str] = set()
 
-    def read(self, params: object, prompt_tokens: int) -> Meaning:
-        """The meaning in a request's ``kv_transfer_params``; ranges are clipped to the prompt."""
+    def read(
+        self,
+        params: object,
+        prompt_tokens: int,
+        session_id: str | None = None,
+        salt: str | None = None,
+    ) -> Meaning:
+        """What counts of a request's ``kv_transfer_params``, and whose it is.
+
+        Args:
+            prompt_tokens: Ranges are clipped to so many.
+            session_id: vLLM's own; it wins over the tag's.
+            salt: The cache salt: it tells tenants apart where the tag may not.
+        """
+        tag = self._tag(params)
+        trust = self._policy.trust_in(tag.pop("secret", None))
+        fields: dict[str, Any] = {"tenant": tenant_of_salt(salt)}
+        for name, value in tag.items():
+            if name not in ("segments", *_READERS):
+                self._warn("an unknown key", f"is not one of segments, {', '.join(_READERS)}")
+            elif not self._may(trust, name) or value is None:
+                continue
+            elif name == "segments":
+                fields[name] = self._segments(value, prompt_tokens)
+            elif (read := self._field(name, value, _READERS[name])) is not None:
+                fields[name] = read
+        if session_id and trust is not Trust.OFF:
+            fields["session"] = _name(session_id)
+        known = {name: value for name, value in fields.items() if value is not None}
+        return Meaning(**known) if known else NO_MEANING
+
+    def _tag(self, params: object) -> dict[str, Any]:
         tag = params.get(KEY) if isinstance(params, dict) else None
         if tag is None:
-            return NO_MEANING
+            return {}
         if not isinstance(tag, dict):
             self._warn(KEY, "must be an object")
-            return NO_MEANING
-        fields: dict[str, Any] = {}
-        for name, value in tag.items():
-            if name == "segments":
-                fields[name] = self._segments(value, prompt_tokens)
-            elif name not in _READERS:
-                self._warn("an unknown key", f"is not one of segments, {', '.join(_READERS)}")
-            elif value is not None:
-                fields[name] = self._field(name, value, _READERS[name])
-        return Meaning(**{name: value for name, value in fields.items() if value is not None})
+            return {}
+        return dict(tag)
+
+    def _may(self, trust: Trust, name: str) -> bool:
+        """Whether a request so trusted may say ``name``."""
+        if trust is Trust.ALL or (trust is Trust.SESSION and name in _OF_A_SESSION):
+            return True
+        self._warn(name, f"not allowed by {HINTS_VARIABLE}={self._policy.name}")
+        return False
 
     def _segments(self, value: object, prompt_tokens: int) -> tuple[Segment, ...]:
         if not isinstance(value, list):
@@ -161,6 +192,9 @@ def _layer(value: object) -> int:
     return int(layer)
 
 
+_OF_A_SESSION: Final = frozenset(
+    {"session", "waiting_for_tool", "expected_return_s", "session_ended"}
+)
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "tenant": _name,
     "session": _name,

@@ -25,6 +25,7 @@ from .errors import ServerError
 from .workload import BLOCK
 
 SWITCH: Final = "AITHER_KVCACHE_GRAPH"
+HINTS: Final = "AITHER_KVCACHE_HINTS"
 GRAPH_SETTINGS: Final = ("AITHER_KVCACHE_SIDECAR", "KVGRAPH_CONFIG")
 """What the graph arm, and only it, takes over from the caller's environment."""
 
@@ -101,6 +102,7 @@ class ServerPlan:
             env["VLLM_PLUGINS"] = ",".join(_plugins_without_peer())
         if self.graph:
             env[SWITCH] = "1"
+            env[HINTS] = "all"  # the workloads' clients are ours
             env.update({name: inherited[name] for name in GRAPH_SETTINGS if name in inherited})
         env.update(self.settings)
         return env
