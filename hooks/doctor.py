@@ -20,6 +20,7 @@ from ..graph.errors import ConfigError, VersionError, WireError
 from ..graph.events import Pressure
 from .reliance import HOOKS, misfit
 from .sidecar import private_directory
+from .tiers.host_memory import available_bytes
 from .tiers.settings import (
     COLD_VARIABLE,
     DIRECTORY_VARIABLE,
@@ -145,7 +146,7 @@ def check_tiers() -> Check:
         return Check("tiers", False, str(error), "correct the variable, or unset it")
     if tiers is None:
         return Check("tiers", None, f"off; {WARM_VARIABLE}=GiB keeps evicted blocks in host memory")
-    free = _available_memory()
+    free = available_bytes()
     if tiers.warm_bytes > free:
         detail = f"{_gib(tiers.warm_bytes)} GiB of host memory asked for, {_gib(free)} GiB are free"
         return Check("tiers", False, detail, f"lower {WARM_VARIABLE}")
@@ -153,12 +154,6 @@ def check_tiers() -> Check:
         return Check("tiers", False, problem, f"change {DIRECTORY_VARIABLE} or {COLD_VARIABLE}")
     disk = f", {_gib(tiers.cold_bytes)} GiB in {tiers.cold_dir}" if tiers.cold_dir else ""
     return Check("tiers", True, f"{_gib(tiers.warm_bytes)} GiB of host memory a worker{disk}")
-
-
-def _available_memory() -> int:
-    """Bytes that new processes can have without swapping, as Linux reckons."""
-    with open("/proc/meminfo") as lines:
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvail"))
 
 
 def _disk_problem(directory: Path, wanted: int) -> str | None:

@@ -14,7 +14,7 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ _ENTRY: Final = np.dtype([
 ])  # fmt: skip
 _NO_ENTRY: Final = np.zeros((), _ENTRY)
 _PAGE: Final = 4096
+_DIGEST_BYTES: Final = 16
 
 
 class DiskTier:
@@ -58,9 +59,8 @@ class DiskTier:
         """
         self._path, self.record_bytes, self.capacity = path, record_bytes, capacity
         self.damaged = self.failed = 0
-        digest = hashlib.sha256(identity.encode()).digest()[:16]
-        body = struct.pack("<8sQQ16s", _MAGIC, record_bytes, capacity, digest)
-        self._header = body + struct.pack("<I", zlib.crc32(body))
+        self._header = self._header_of(hashlib.sha256(identity.encode()).digest()[:_DIGEST_BYTES])
+        self._disowned = self._refusing = False
         self._data_start = -(-(_PAGE + capacity * _ENTRY.itemsize) // _PAGE) * _PAGE
         with _explained(f"disk tier {path}"):
             self._file = self._open()
@@ -86,10 +86,13 @@ class DiskTier:
         """
         slot = self._slot(key)
         slot = self._free_slot() if slot is None else slot
+        if self._refusing:
+            return False
+        checksum = zlib.crc32(record)  # first: what changes while it is written is not matched
         try:
             self._erase(slot)
             self._pwrite(record, self._data_start + slot * self.record_bytes)
-            self._enter(slot, key, zlib.crc32(record))
+            self._enter(slot, key, checksum)
         except OSError:
             self.failed += 1
             return False
@@ -131,6 +134,22 @@ class DiskTier:
             except OSError:
                 self.failed += 1
 
+    def disown(self) -> None:
+        """Let no later process find what the file holds; this one goes on with it.
+
+        The bytes to come no longer follow from the identity. Should the disk not take that note,
+        nothing more is written.
+        """
+        if self._disowned:
+            return
+        try:
+            self._pwrite(self._header_of(os.urandom(_DIGEST_BYTES)), 0)
+            os.fdatasync(self._file)
+            self._disowned = True
+        except OSError:
+            self.failed += 1
+            self._refusing = True
+
     def close(self) -> None:
         """Write what is cached and let the file go."""
         with contextlib.suppress(OSError):
@@ -142,6 +161,10 @@ class DiskTier:
             got = f"{len(key)} bytes" if isinstance(key, bytes) else type(key).__name__
             raise StorageError(f"a record's key has {got}; allowed: exactly {KEY_BYTES} bytes")
         return self._slots.get(key)
+
+    def _header_of(self, digest: bytes) -> bytes:
+        body = struct.pack("<8sQQ16s", _MAGIC, self.record_bytes, self.capacity, digest)
+        return body + struct.pack("<I", zlib.crc32(body))
 
     def _open(self) -> int:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -191,6 +214,22 @@ class DiskTier:
         written = os.pwrite(self._file, data, at)
         if written != memoryview(data).nbytes:
             raise OSError("short write")
+
+
+def remove_unused(paths: Iterable[Path]) -> list[Path]:
+    """Remove tiers' files that no process has open; returns those that are gone.
+
+    Raises:
+        StorageError: One cannot be removed.
+    """
+    removed = []
+    for path in paths:
+        with _explained(f"disk tier {path}"), contextlib.suppress(BlockingIOError):
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            removed.append(path)
+    return removed
 
 
 def _entry_checksum(entry: Any) -> int:

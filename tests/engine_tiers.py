@@ -300,7 +300,11 @@ def reset(stage: Stage) -> Facts:
     weights = runner.model.model.embed_tokens.weight.data
     weights.copy_(weights.roll(1, 0))
     done = stage.pool.reset_prefix_cache()
-    return {"done": done, "computed": stage.serve("renewed again", context)}
+    computed = stage.serve("renewed again", context)
+    # The checkpoint is the old one: what is on disk by now must not be taken for its KV.
+    kept = stage.park("after all", 96, prompts=COLD)
+    stage.restart()
+    return {"done": done, "computed": computed, "restarted": stage.serve("after all again", kept)}
 
 
 def restart_same(stage: Stage) -> Facts:

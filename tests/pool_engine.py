@@ -21,7 +21,7 @@ import torch
 from kvgraph.bench.hotpath import BLOCK_SIZE, new_pool, request_maker
 from kvgraph.graph.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
-from kvgraph.hooks.tiers.jobs import Job, JobDone, Load, Spill, TierAnswer, TierWork
+from kvgraph.hooks.tiers.jobs import Job, JobDone, Load, Spill, TierAnswer, TierWork, WorkerStart
 from kvgraph.hooks.tiers.settings import TierSettings
 
 BLOCK_BYTES = 2 * 2 * BLOCK_SIZE * 8 * 4  # two layers; K and V; one head of 8 floats
@@ -114,8 +114,7 @@ class Engine:
         self.side = scheduler_side(self.pool, settings)
         self.bridge = self.side.bridge
         self.bridge.shelves.costs.worth_loading = lambda *_: True
-        if cold:
-            self.bridge.answered(TierAnswer(on_disk=((),)))
+        self.bridge.answered(TierAnswer(starts=(WorkerStart(warm, cold),)))
 
     @property
     def events(self) -> list[Any]:
@@ -268,7 +267,7 @@ class Engine:
         """Steps until nobody has anything to do."""
         for _ in range(50):
             self.step()
-            if not self.side.busy:
+            if not self.side.busy and not self.worker.open:
                 return
             self.worker.finish_all()
         raise AssertionError("the workers are never done")

@@ -193,3 +193,15 @@ def test_without_one_a_child_is_started_once(monkeypatch: pytest.MonkeyPatch) ->
     assert plugin.sidecar_endpoint() == ENDPOINT
     assert plugin.sidecar_endpoint() == ENDPOINT
     assert len(started) == 1
+
+
+def test_memory_for_copies_is_shared_with_the_workers_of_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight workers each commit what the variable says, and so does each data-parallel engine."""
+    monkeypatch.setenv("AITHER_KVCACHE_WARM_GIB", "64")
+    parallel = SimpleNamespace(local_world_size=4, data_parallel_size_local=2)
+    config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=None)
+    assert plugin.tiers_asked_for(config).sharers == 8
+    parallel.data_parallel_size_local = 0  # this node has the frontend alone
+    assert plugin.tiers_asked_for(config).sharers == 1

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvgraph.kernels.arena import Arena
-from kvgraph.kernels.disk import KEY_BYTES, DiskTier
+from kvgraph.kernels.disk import KEY_BYTES, DiskTier, remove_unused
 from kvgraph.kernels.engines import cpu_layout
 from kvgraph.kernels.errors import LayoutError, SlotError, StorageError, TransferError
 
@@ -176,6 +176,54 @@ def test_records_survive_a_restart_and_the_oldest_go_first(tmp_path: Path) -> No
     assert not whole(again, 2)
     assert (tmp_path / "kv.records").stat().st_mode & 0o077 == 0
     again.close()
+
+
+def test_what_a_file_holds_once_it_is_disowned_no_later_process_finds(
+    tmp_path: Path,
+) -> None:
+    disk = new_disk(tmp_path)
+    write(disk, 1)
+    disk.disown()
+    assert whole(disk, 1), "this process goes on with it"
+    assert write(disk, 2)
+    assert whole(disk, 2)
+    disk.close()
+    again = new_disk(tmp_path)
+    assert len(again) == 0
+    write(again, 3)
+    again.close()
+    third = new_disk(tmp_path)
+    assert set(third) == {name(3)}, "it was another process's to disown"
+    third.close()
+
+
+def test_a_disk_that_cannot_note_that_it_is_disowned_takes_nothing_more(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(5, "Input/output error")
+
+    disk = new_disk(tmp_path)
+    write(disk, 1)
+    monkeypatch.setattr(os, "pwrite", refuse)
+    disk.disown()
+    monkeypatch.undo()
+    assert disk.failed == 1
+    assert not write(disk, 2)
+    disk.close()
+    again = new_disk(tmp_path)
+    assert set(again) == {name(1)}
+    again.close()
+
+
+def test_files_that_nobody_has_open_are_removed(tmp_path: Path) -> None:
+    disk = new_disk(tmp_path)
+    for other in ("one", "two"):
+        (tmp_path / other).write_bytes(b"old")
+    paths = [tmp_path / other for other in ("kv.records", "one", "two")]
+    assert remove_unused(paths) == paths[1:]
+    assert [path.exists() for path in paths] == [True, False, False]
+    disk.close()
 
 
 @pytest.mark.parametrize("change", ["identity", "capacity"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kvgraph.graph.errors import ConfigError
 from kvgraph.hooks.tiers.costs import TransferCosts
-from kvgraph.hooks.tiers.jobs import JobBook, JobDone, Spill, TierAnswer, TierWork
+from kvgraph.hooks.tiers.jobs import JobBook, JobDone, Spill, TierAnswer, TierWork, WorkerStart
 from kvgraph.hooks.tiers.settings import (
     COLD_VARIABLE,
     DIRECTORY_VARIABLE,
@@ -73,9 +73,11 @@ def test_messages_say_whether_there_is_anything_in_them() -> None:
     assert not TierAnswer()
     assert TierWork(release=(1,))
     assert TierWork(erase=(b"x",))
-    both = TierAnswer((answer(1, set()),)) + TierAnswer((answer(1, {0}),), ((b"a",), ()))
-    assert both == TierAnswer((answer(1, set()), answer(1, {0})), ((b"a",), ()))
-    assert TierAnswer(on_disk=((),)), "a disk that holds nothing is news too"
+    starts = (WorkerStart(1, 2, (b"a",)), WorkerStart())
+    both = TierAnswer((answer(1, set()),)) + TierAnswer((answer(1, {0}),), starts)
+    assert both == TierAnswer((answer(1, set()), answer(1, {0})), starts)
+    assert TierWork(disown=True)
+    assert TierAnswer(starts=(WorkerStart(),)), "a worker that has nothing is news too"
 
 
 # Costs ------------------------------------------------------------------------------------------

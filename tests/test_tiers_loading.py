@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
-from pool_engine import BLOCK_BYTES, Engine, parked, prompt
+from pool_engine import BLOCK_BYTES, Engine, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -102,3 +102,41 @@ def test_what_is_slower_than_computing_is_declined_once() -> None:
     engine.finish_loading(turn)
     assert turn.computed == 4
     assert engine.counts.recomputed == 4
+
+
+def test_whom_a_prefetch_keeps_waiting_for_too_long_computes() -> None:
+    """A disk may hang: a request that could compute must not wait for what nobody hears of."""
+    engine = Engine(blocks=33)
+    first = parked(engine)
+    engine.advise(keys(first))
+    engine.step()
+    assert engine.bridge._prefetcher.held
+    engine.advise()
+    now = engine.bridge.shelves.clock()
+    turn = engine.ask(prompt(4, 1))
+    engine.step()
+    assert turn.state == "waiting"
+    engine.bridge.shelves.clock = lambda: now + 2.0
+    engine.step()
+    assert turn.state == "running"
+    assert turn.computed == 4
+    engine.end(turn)
+    engine.settle()
+    engine.check_whole()
+
+
+def test_others_wait_longer_for_a_load_that_usually_takes_longer() -> None:
+    engine = Engine(blocks=33)
+    shelves = engine.bridge.shelves
+    parked(engine)
+    shelves.costs.load_bytes_per_s = BLOCK_BYTES  # a block a second
+    one, two = engine.ask(prompt(4, 1)), engine.ask([*prompt(4, 1), 7])
+    now = shelves.clock()
+    shelves.clock = lambda: now
+    engine.step()
+    shelves.clock = lambda: now + 8.5
+    engine.step()
+    assert (one.state, two.state) == ("loading", "waiting")
+    shelves.clock = lambda: now + 9.5
+    engine.step()
+    assert two.state == "running"

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.hooks.tiers.jobs import Job, JobDone, Load, Sink, Spill, TierWork
+from kvgraph.hooks.tiers import lane
+from kvgraph.hooks.tiers.disk_watch import DiskWatch
+from kvgraph.hooks.tiers.jobs import Job, JobDone, Load, Sink, Spill, TierWork, WorkerStart
 from kvgraph.hooks.tiers.mover import DISK_KEY_BYTES, TierMover
+from kvgraph.hooks.tiers.shelves import Shelves
 from kvgraph.kernels import ops
 from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.disk import DiskTier
@@ -257,8 +260,9 @@ def test_records_are_announced_at_the_start_once(new_bench: NewBench, tmp_path: 
     disk.write(key(5), bytes(SIZE))
     disk.write(key(6), bytes(SIZE))
     bench = new_bench(disk=disk)
-    (told,) = bench.mover.answers.take_answer().on_disk
-    assert set(told) == {key(5), key(6)}
+    (start,) = bench.mover.answers.take_answer().starts
+    assert (start.warm_capacity, start.cold_capacity) == (6, 6)
+    assert set(start.on_disk) == {key(5), key(6)}
     assert not bench.mover.answers.take_answer()
 
 
@@ -268,7 +272,7 @@ def test_short_hashes_are_told_as_they_are(new_bench: NewBench, tmp_path: Path) 
     bench.do(Sink(2, (1,), (short,)))
     bench.close()
     again = new_bench(disk=new_disk(tmp_path), hash_bytes=16)
-    assert again.mover.answers.take_answer().on_disk == ((short,),)
+    assert again.mover.answers.take_answer().starts == (WorkerStart(6, 6, (short,)),)
     (done,) = again.do(load(3, (2,), (8,), from_disk={0: short}))
     assert not done.failed
 
@@ -330,3 +334,136 @@ def test_a_stuck_disk_holds_up_nobody_but_its_own(new_bench: NewBench, tmp_path:
     assert {d.id for d in bench.wait(2)} == {2, 3}
     assert bench.mover.answers.take_loaded() == ({"cold"}, set())
     assert bench.bytes_of(8) == before
+
+
+def test_after_a_reset_the_disk_belongs_to_no_checkpoint(
+    new_bench: NewBench, tmp_path: Path
+) -> None:
+    """Weights that change in memory leave their files as they are: a restart must find nothing."""
+    bench = new_bench(disk=new_disk(tmp_path))
+    shelves = Shelves(SIZE, 1, lambda event: None, time.monotonic)
+    directory = shelves.directory
+
+    def sink(value: float) -> None:
+        bench.cache.memory.fill_(value)
+        copy = directory.begin(key(33))
+        bench.do(Spill(shelves.book.number(), (3,), (copy.id,)))
+        directory.complete(copy)
+        shelves._begin_sink([copy])
+        work = TierWork(shelves.book.take(), erase=directory.take_erased(),
+                        disown=directory.take_cleared())  # fmt: skip
+        bench.mover.submit(work)
+        for done in bench.wait(1):
+            shelves.book.answer(done)
+
+    shelves.started(bench.mover.answers.take_answer().starts)
+    sink(1.0)
+    assert directory.is_cold(key(33))
+    shelves.clear()
+    sink(2.0)
+    assert directory.is_cold(key(33)), "the engine itself goes on with its disk"
+    bench.close()
+    again = new_bench(disk=new_disk(tmp_path))
+    (start,) = again.mover.answers.take_answer().starts
+    assert start.on_disk == ()
+    (done,) = again.do(load(1, (9,), (8,), from_disk={0: key(33)}))
+    assert done.failed == {0}
+
+
+def hanging(new_bench: NewBench, tmp_path: Path) -> tuple[Bench, SlowDisk]:
+    disk = SlowDisk(tmp_path / "slow", 6)
+    bench = new_bench(records=6, disk=disk)
+    bench.mover._watch = DiskWatch(time.monotonic, patience_s=0.05)
+    return bench, disk
+
+
+def wait_for_the_watch(bench: Bench, count: int) -> list[JobDone]:
+    done, deadline = list[JobDone](), time.monotonic() + PATIENCE_S
+    while len(done) < count:
+        assert time.monotonic() < deadline, "whoever waits is never answered"
+        bench.mover.give_up_on_disk()
+        done += bench.mover.answers.take_answer().done
+        time.sleep(0.001)
+    return done
+
+
+def test_a_read_that_hangs_is_answered_as_failed_and_touches_nothing_later(
+    new_bench: NewBench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, disk = hanging(new_bench, tmp_path)
+    DiskTier.write(disk, key(33), bytes(SIZE))
+    bench.give(load(1, (1,), (8,), from_disk={0: key(33)}, request="cold"))
+    (done,) = wait_for_the_watch(bench, 1)
+    assert done.failed == {0}
+    assert bench.mover.answers.take_loaded() == ({"cold"}, {8})
+    assert "the disk does not answer" in caplog.text
+    before = bench.bytes_of(8)
+    # Its memory is released, and wanted by others: it stays the reader's.
+    (spilled,) = bench.do(Spill(2, (0, 1, 2, 3, 4), (2, 3, 4, 5, 6)), release=(1,))
+    assert not spilled.failed
+    (refused,) = bench.do(load(3, (7,), (9,), from_disk={0: key(33)}))
+    assert refused.failed == {0}, "at once: the disk did not move since"
+    kept = [bytes(bench.arena.record_view(bench.mover._handles[c])) for c in range(2, 7)]
+    disk.leave.set()
+    bench.do(Spill(4, (5,), (8,)))  # what the disk's thread left is heard before the next order
+    while bench.mover._on_disk:
+        bench.do(Spill(5, (), ()))
+    assert bench.bytes_of(8) == before
+    assert [bytes(bench.arena.record_view(bench.mover._handles[c])) for c in range(2, 7)] == kept
+    (again,) = bench.do(load(6, (9,), (9,), from_disk={0: key(33)}), release=(2,))
+    assert not again.failed, "a disk that answers again is used again"
+    assert bench.bytes_of(9) == bytes(SIZE)
+    bench.arena.check_integrity()
+
+
+def test_a_write_that_hangs_is_answered_and_its_copy_stays_whole_until_it_is_over(
+    new_bench: NewBench, tmp_path: Path
+) -> None:
+    bench, disk = hanging(new_bench, tmp_path)
+    before = bench.bytes_of(3)
+    bench.do(Spill(1, (3,), (1,)))
+    bench.give(Sink(2, (1,), (key(33),)))
+    (done,) = wait_for_the_watch(bench, 1)
+    assert done.failed == {0}
+    bench.do(Spill(3, (4,), (2,)), release=(1,))
+    bench.do(Spill(4, (5,), (3,)))
+    disk.leave.set()
+    while bench.mover._on_disk:
+        bench.do(Spill(5, (), ()))
+    into = bytearray(SIZE)
+    assert disk.read(key(33), into)
+    assert bytes(into) == before
+    assert bench.arena.used == 2
+
+
+def test_a_disk_that_moves_slowly_is_waited_for() -> None:
+    now = [0.0]
+    watch = DiskWatch(lambda: now[0], patience_s=5.0)
+    watch.add(Sink(1, (1, 2, 3), (b"a", b"b", b"c")))
+    for _ in range(10):
+        now[0] += 4.0
+        assert watch.overdue() == []
+        watch.moved()
+    now[0] += 6.0
+    assert [job.id for job in watch.overdue()] == [1]
+    assert watch.stuck
+    assert watch.overdue() == []
+
+
+def test_of_an_engine_that_ends_while_its_disk_hangs_nothing_is_taken_away(
+    new_bench: NewBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the disk's thread writes afterwards is still what the checksum is of, in that file."""
+    monkeypatch.setattr(lane, "_CLOSE_S", 0.05)
+    bench, disk = hanging(new_bench, tmp_path)
+    before = bench.bytes_of(3)
+    bench.do(Spill(1, (3,), (1,)))
+    bench.give(Sink(2, (1,), (key(33),)))
+    while not bench.mover._on_disk:
+        time.sleep(0.001)
+    bench.close()
+    disk.leave.set()
+    bench.mover._storage._thread.join(PATIENCE_S)
+    into = bytearray(SIZE)
+    assert disk.read(key(33), into)
+    assert bytes(into) == before

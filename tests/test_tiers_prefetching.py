@@ -91,7 +91,7 @@ def test_waiting_requests_keep_their_room() -> None:
     for _ in range(3):
         engine.step()
     assert engine.counts.prefetched == 0
-    assert engine.bridge.shelves.coming == set()
+    assert not engine.bridge.shelves.coming
     assert engine.counts.prefetch_cancelled == 1
     engine.end(holder)
 

@@ -10,10 +10,27 @@ import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.events import CopiesDropped
 from kvgraph.graph.types import Tier
-from kvgraph.hooks.tiers.jobs import Load
+from kvgraph.hooks.tiers.jobs import Load, Sink, TierWork
 from pool_engine import Engine, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+def test_the_workers_are_told_of_a_reset_before_anything_new_reaches_a_disk() -> None:
+    engine, told = Engine(warm=8, cold=16), list[TierWork]()
+    submit = engine.worker.submit
+    engine.worker.submit = lambda work: (told.append(work), submit(work))[1]
+    engine.serve(prompt(4, 1))
+    assert engine.reset()
+    for number in range(8):
+        engine.serve(prompt(4, number))
+    first_sink = next(at for at, work in enumerate(told) if any_sinks(work))
+    assert [work.disown for work in told].count(True) == 1
+    assert next(at for at, work in enumerate(told) if work.disown) <= first_sink
+
+
+def any_sinks(work: TierWork) -> bool:
+    return any(isinstance(job, Sink) for job in work.jobs)
 
 
 @pytest.mark.parametrize("warm", [16, 64])

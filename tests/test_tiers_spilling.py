@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.events import CopiesDropped
-from kvgraph.hooks.tiers.jobs import Spill, TierAnswer
-from pool_engine import Engine, prompt
+from kvgraph.hooks.tiers.jobs import Sink, Spill, TierAnswer, WorkerStart
+from pool_engine import Engine, keys, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -180,16 +181,17 @@ def test_a_full_disk_keeps_to_its_capacity_and_reads_what_it_says_it_has() -> No
 
 def test_the_first_request_waits_for_the_disks_and_not_for_ever() -> None:
     engine = Engine(cold=8)
-    engine.bridge._disks_awaited = 1
+    engine.bridge._starts.clear()
     turn = engine.ask(prompt(3, 1))
     engine.step()
     assert turn.state == "waiting"
-    engine.bridge.answered(TierAnswer(on_disk=(tuple(turn.request.block_hashes),)))
+    hashes = tuple(turn.request.block_hashes)
+    engine.bridge.answered(TierAnswer(starts=(WorkerStart(32, 8, hashes),)))
     engine.worker.disk = {h: (h, 0) for h in turn.request.block_hashes}
     engine.finish_loading(turn)
     assert turn.loaded == 3
     silent = Engine(cold=8)
-    silent.bridge._disks_awaited = 1
+    silent.bridge._starts.clear()
     lonely = silent.ask(prompt(3, 2))
     for _ in range(100):
         silent.step()
@@ -199,10 +201,90 @@ def test_the_first_request_waits_for_the_disks_and_not_for_ever() -> None:
 def test_what_all_workers_still_have_is_found_at_the_start() -> None:
     engine = Engine(cold=8)
     bridge, hashes = engine.bridge, engine._make(prompt(3, 1)).block_hashes
-    bridge._disks_awaited = 2
-    bridge.answered(TierAnswer(on_disk=(tuple(hashes[:2]),)))
+    bridge._workers, starts = 2, bridge._starts
+    starts.clear()
+    bridge.answered(TierAnswer(starts=(WorkerStart(32, 8, tuple(hashes[:2])),)))
     assert engine.directory.cold_blocks == 0
-    bridge.answered(TierAnswer(on_disk=(tuple(hashes[1:]),)))
+    bridge.answered(TierAnswer(starts=(WorkerStart(32, 8, tuple(hashes[1:])),)))
     assert engine.directory.cold_hashes() == [hashes[1]]
-    bridge.answered(TierAnswer(on_disk=((hashes[0],),)))
+    bridge.answered(TierAnswer(starts=(WorkerStart(32, 8, (hashes[0],)),)))
     assert engine.directory.cold_hashes() == [hashes[1]], "said once, at the start"
+
+
+def test_nothing_is_planned_with_memory_that_one_of_the_workers_does_not_have() -> None:
+    """Of uneven pipeline stages the largest holds the fewest blocks, in memory and on disk."""
+    engine = Engine(cold=64)
+    bridge = engine.bridge
+    bridge._workers = 3
+    bridge._starts.clear()
+    starts = (WorkerStart(30, 64, ()), WorkerStart(22, 64, ()), WorkerStart(30, 0, ()))
+    bridge.answered(TierAnswer(starts=starts))
+    assert engine.directory.warm_capacity == 22
+    assert engine.directory.cold_capacity == 0, "one has no disk: no copy goes there"
+
+
+def test_without_a_word_from_the_workers_nothing_is_copied() -> None:
+    engine = Engine()
+    engine.bridge._starts.clear()
+    engine.directory.warm_capacity = 0
+    engine.serve(prompt(4, 1))
+    engine.push_out()
+    assert engine.counts.spilled == engine.counts.spill_failed == 0
+
+
+def test_what_an_adapter_computed_never_reaches_the_disk() -> None:
+    """It may be trained on under the same name: its blocks are not to be found by a next engine."""
+    engine = Engine(blocks=12, warm=8, cold=64)
+    for number in range(8):
+        turn = engine.ask(prompt(4, number))
+        if number % 2:
+            turn.request.lora_request = SimpleNamespace(lora_name="tuned", lora_path="/tuned")
+        engine.finish_loading(turn)
+        engine.end(turn)
+        engine.settle()
+    adapted = {h for seed in range(1, 8, 2) for h in engine._make(prompt(4, seed)).block_hashes}
+    assert engine.counts.sunk > 0
+    assert engine.counts.dropped > 0, "in memory they were"
+    assert not adapted & set(engine.worker.disk)
+    assert not adapted & set(engine.directory.cold_hashes())
+
+
+def test_what_an_adapter_computed_stays_off_the_disk_after_a_prefetch() -> None:
+    engine = Engine(blocks=17, warm=32, cold=64)
+    turn = engine.ask(prompt(4, 1))
+    turn.request.lora_request = SimpleNamespace(lora_name="tuned", lora_path="/tuned")
+    engine.finish_loading(turn)
+    engine.end(turn)
+    engine.settle()
+    engine.push_out()
+    assert not engine.bridge.shelves.adapted, "what left the pool is forgotten"
+    engine.advise(keys(turn))
+    engine.step()
+    engine.worker.finish_all()
+    engine.advise()
+    engine.settle()
+    assert engine.bridge.shelves.adapted == set(keys(turn))
+    engine.bridge.shelves.give_up([engine.directory.warm(h) for h in turn.request.block_hashes])
+    engine.push_out()
+    engine.bridge.shelves.make_room(32, turn.request.block_hashes)
+    engine.settle()
+    assert not set(turn.request.block_hashes) & set(engine.worker.disk)
+    assert engine.reset()
+    assert not engine.bridge.shelves.adapted
+
+
+def test_a_write_to_the_disk_keeps_no_engine_awake() -> None:
+    """Where the disk hangs, the engine would never be idle: no pause, no sleep, no shutdown."""
+    engine = Engine(warm=8, cold=64)
+    for number in range(4):
+        turn = engine.ask(prompt(4, number))
+        engine.finish_loading(turn)
+        engine.end(turn)
+        for _ in range(4):
+            engine.step()
+            engine.worker.finish_all(Spill)
+    engine.step()
+    assert [type(job) for job in engine.worker.open] == [Sink] * len(engine.worker.open)
+    assert engine.worker.open
+    assert not engine.side.busy
+    engine.settle()

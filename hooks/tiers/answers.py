@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 
-from .jobs import Job, JobDone, Load, TierAnswer, TierWork
+from .jobs import Job, JobDone, Load, TierAnswer, TierWork, WorkerStart
 
 
 class Answers:
     """What became of jobs, until the engine's thread asks.
 
     Args:
-        on_disk: Hashes of the records that the worker's disk held at the start; said once.
+        start: What the worker has; said once.
     """
 
-    def __init__(self, on_disk: Iterable[bytes] = ()) -> None:
+    def __init__(self, start: WorkerStart) -> None:
         self._lock = threading.Lock()
         self._done: list[JobDone] = []
         self._finished: set[str] = set()
         self._failed_blocks: set[int] = set()
-        self._on_disk: tuple[tuple[bytes, ...], ...] = (tuple(on_disk),)
+        self._starts: tuple[WorkerStart, ...] = (start,)
 
     def report(self, job: Job, failed: frozenset[int], seconds: float, size: int) -> None:
         """``job`` is over, but for the positions ``failed``; ``size`` bytes were moved."""
@@ -39,8 +38,8 @@ class Answers:
         """What was done since the last call."""
         with self._lock:
             done, self._done = tuple(self._done), []
-        on_disk, self._on_disk = self._on_disk, ()
-        return TierAnswer(done, on_disk)
+        starts, self._starts = self._starts, ()
+        return TierAnswer(done, starts)
 
     def take_loaded(self) -> tuple[set[str], set[int]]:
         """Requests whose loads ended since the last call, and the blocks among them that failed."""

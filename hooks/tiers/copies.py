@@ -18,24 +18,26 @@ class Copy:
         id: Its number, used once.
         block_hash: Whose bytes they are.
         era: How often the directory had been cleared when it was begun.
+        may_sink: Whether it may reach the disk, and so another process.
         pins: Jobs under way that read or write it.
     """
 
     id: int
     block_hash: bytes
     era: int
+    may_sink: bool
     pins: int = 0
 
 
 class CopyDirectory:
     """Copies by block hash. Only what is complete is found.
 
-    Args:
-        warm_capacity: Copies that fit into a worker's memory.
-        cold_capacity: Records that fit on its disk.
+    Attributes:
+        warm_capacity: Copies that fit into every worker's memory; 0 before they said so.
+        cold_capacity: Records that fit on every worker's disk.
     """
 
-    def __init__(self, warm_capacity: int, cold_capacity: int) -> None:
+    def __init__(self, warm_capacity: int = 0, cold_capacity: int = 0) -> None:
         self.warm_capacity = warm_capacity
         self.cold_capacity = cold_capacity
         self._warm: OrderedDict[bytes, Copy] = OrderedDict()  # least recently used first
@@ -45,6 +47,7 @@ class CopyDirectory:
         self._next = self._era = 0
         self._released: list[int] = []
         self._erased: list[bytes] = []
+        self._cleared = False
 
     @property
     def warm_blocks(self) -> int:
@@ -97,12 +100,12 @@ class CopyDirectory:
 
     # Copies in memory ---------------------------------------------------------------------------
 
-    def begin(self, block_hash: bytes) -> Copy:
+    def begin(self, block_hash: bytes, may_sink: bool = True) -> Copy:
         """A new copy, pinned and not found before ``complete``; there must be ``room``."""
         assert self.room > 0
         self._held += 1
         self._next += 1
-        return Copy(self._next, block_hash, self._era, pins=1)
+        return Copy(self._next, block_hash, self._era, may_sink, pins=1)
 
     def complete(self, copy: Copy) -> bool:
         """The copy's bytes are there. False, and it is given up, if the block has one already or
@@ -177,6 +180,7 @@ class CopyDirectory:
     def clear(self) -> None:
         """Give up everything: what blocks hold no longer follows from their hashes."""
         self._era += 1
+        self._cleared = True
         for copy in list(self._warm.values()):
             self.drop(copy)
         for block_hash in list(self._cold):
@@ -193,6 +197,11 @@ class CopyDirectory:
         """Records that were given up since the last call."""
         erased, self._erased = tuple(self._erased), []
         return erased
+
+    def take_cleared(self) -> bool:
+        """Whether everything was given up since the last call."""
+        cleared, self._cleared = self._cleared, False
+        return cleared
 
     def _release(self, copy: Copy) -> None:
         self._held -= 1

@@ -46,13 +46,16 @@ class TransferCosts:
         """Whether these bytes for ``tokens`` tokens come sooner than the tokens are computed."""
         if not self.prefill_tokens_per_s:
             return True
-        load_s = _over(self.queued_bytes + warm_bytes, self.load_bytes_per_s)
-        load_s += _over(cold_bytes, self.disk_bytes_per_s)
-        if load_s <= tokens / self.prefill_tokens_per_s:
+        if self.load_s(warm_bytes, cold_bytes) <= tokens / self.prefill_tokens_per_s:
             return True
         self.load_bytes_per_s /= _FADE
         self.disk_bytes_per_s /= _FADE
         return False
+
+    def load_s(self, warm_bytes: int, cold_bytes: int) -> float:
+        """What a load takes, behind those under way; 0 where nothing was measured yet."""
+        load_s = _over(self.queued_bytes + warm_bytes, self.load_bytes_per_s)
+        return load_s + _over(cold_bytes, self.disk_bytes_per_s)
 
     def loaded(self, size: int, transfer_s: float, from_disk: bool) -> None:
         """A load of ``size`` bytes took ``transfer_s``."""

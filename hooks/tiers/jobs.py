@@ -54,14 +54,17 @@ class TierWork:
     Attributes:
         release: Copies in memory that are given up; no job under way has them.
         erase: Hashes whose records on disk are given up.
+        disown: Whether a later process must not find what the disk holds from here on: the
+            weights may have changed in memory, and their checkpoint says nothing of it.
     """
 
     jobs: tuple[Job, ...] = ()
     release: tuple[int, ...] = ()
     erase: tuple[bytes, ...] = ()
+    disown: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.release or self.erase)
+        return bool(self.jobs or self.release or self.erase or self.disown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +78,32 @@ class JobDone:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStart:
+    """What one worker has: fewer layers or less memory than another's make a difference.
+
+    Attributes:
+        warm_capacity: Copies that fit into its memory.
+        cold_capacity: Records that fit on its disk; 0 without one.
+        on_disk: Hashes of the records that its disk held at the start.
+    """
+
+    warm_capacity: int = 0
+    cold_capacity: int = 0
+    on_disk: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TierAnswer:
-    """What workers have to say after a step; ``on_disk`` is said once, by each, at the start."""
+    """What workers have to say after a step; ``starts`` are said once, by each, at the start."""
 
     done: tuple[JobDone, ...] = ()
-    on_disk: tuple[tuple[bytes, ...], ...] = ()
+    starts: tuple[WorkerStart, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.done or self.on_disk)
+        return bool(self.done or self.starts)
 
     def __add__(self, other: TierAnswer) -> TierAnswer:
-        return TierAnswer(self.done + other.done, self.on_disk + other.on_disk)
+        return TierAnswer(self.done + other.done, self.starts + other.starts)
 
 
 Finish = Callable[[JobDone], None]
@@ -93,6 +111,7 @@ Finish = Callable[[JobDone], None]
 
 @dataclass(slots=True)
 class _Open:
+    job: Job
     finish: Finish
     missing: int
     failed: set[int] = field(default_factory=set)
@@ -112,6 +131,7 @@ class JobBook:
         self._open: dict[int, _Open] = {}
         self._new: list[Job] = []
         self._next = 0
+        self.pressing = 0  # of them, those whose end somebody waits for: all but sinks
 
     def __len__(self) -> int:
         return len(self._open)
@@ -124,7 +144,8 @@ class JobBook:
     def open(self, job: Job, finish: Finish) -> None:
         """Give out a job; ``finish`` hears of it once, when the last worker answered."""
         self._new.append(job)
-        self._open[job.id] = _Open(finish, self._workers)
+        self._open[job.id] = _Open(job, finish, self._workers)
+        self.pressing += not isinstance(job, Sink)
 
     def take(self) -> tuple[Job, ...]:
         """The jobs that were opened since the last call."""
@@ -142,5 +163,6 @@ class JobBook:
         entry.missing -= 1
         if not entry.missing:
             del self._open[done.id]
+            self.pressing -= not isinstance(entry.job, Sink)
             finished = JobDone(done.id, frozenset(entry.failed), entry.seconds, entry.bytes)
             entry.finish(finished)

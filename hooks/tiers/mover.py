@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
-from queue import SimpleQueue
-from typing import Any, Final
+from collections.abc import Callable, Sequence, Set
+from typing import Final
 
 import torch
 
@@ -19,7 +17,9 @@ from ...kernels.errors import KernelError, StorageError
 from ...kernels.layout import PagedKv
 from ...kernels.streams import Fence, TransferStream
 from .answers import Answers
-from .jobs import Job, Load, Sink, Spill, TierWork
+from .disk_watch import DiskWatch
+from .jobs import Job, Load, Sink, Spill, TierWork, WorkerStart
+from .lane import Lane
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +53,12 @@ class TierMover:
         self._cache, self._arena, self._disk = cache, arena, disk
         self._handles: dict[int, int] = {}  # copy → record of the arena; the memory's thread's own
         self._stream = TransferStream(cache.memory.device)
-        self._memory = _Lane("kvgraph-memory")
-        self._storage = _Lane("kvgraph-disk") if disk is not None else self._memory
-        self.answers = Answers(key[:hash_bytes] for key in disk or ())
+        self._memory = Lane("kvgraph-memory")
+        self._storage = Lane("kvgraph-disk") if disk is not None else self._memory
+        self._watch = DiskWatch(time.monotonic)
+        self._on_disk: set[int] = set()  # copies that the disk's thread has
+        self._freed_late: set[int] = set()  # those of them that were released meanwhile
+        self.answers = Answers(_start(arena, disk, hash_bytes))
         self._said: set[str] = set()
 
     def submit(self, work: TierWork) -> None:
@@ -68,13 +71,19 @@ class TierMover:
         else:
             self._memory.put(lambda: self._order(work, fence))
 
+    def give_up_on_disk(self) -> None:
+        """Answer for jobs that the disk has not answered for too long; on the engine's thread."""
+        for job in self._watch.overdue():
+            self._report(job, _all_of(job), 0.0, StorageError("the disk does not answer"))
+
     def close(self) -> None:
         """Finish what is under way and let memory and disk go."""
-        self._memory.close()
-        self._storage.close()
-        if self._disk is not None:
+        # The disk's thread hands over to the memory's. Of one that hangs, neither memory nor file
+        # may be taken away: what it would write then is not what the record's checksum is of.
+        if self._disk is not None and self._storage.close():
             self._disk.close()
-        self._arena.close()
+        if self._memory.close() and not self._storage.alive:
+            self._arena.close()
 
     # On the memory's thread ---------------------------------------------------------------------
 
@@ -82,11 +91,16 @@ class TierMover:
         self._release(work.release)
         if work.erase:
             self._storage.put(lambda: self._erase(work.erase))
+        if work.disown and self._disk is not None:
+            self._storage.put(self._disk.disown)  # before anything new is written to it
         for job in work.jobs:
             self._begin(job, fence)
 
     def _release(self, copies: Sequence[int]) -> None:
-        handles = [self._handles.pop(copy) for copy in copies if copy in self._handles]
+        """Free copies; what the disk's thread has, only when it is done with it."""
+        self._freed_late |= self._on_disk.intersection(copies)
+        free = [copy for copy in copies if copy in self._handles and copy not in self._on_disk]
+        handles = [self._handles.pop(copy) for copy in free]
         try:
             if handles:
                 self._arena.free(handles)
@@ -95,58 +109,58 @@ class TierMover:
 
     def _begin(self, job: Job, fence: Fence) -> None:
         try:
-            operation, on_disk = self._planned(job, fence)
+            records = self._records_for(job)
         except Exception as error:  # no room, or a copy that is not there: nothing was begun
-            self._report(job, frozenset(range(len(job.copies))), 0.0, error)
+            self._report(job, _all_of(job), 0.0, error)
             return
-        if on_disk:
-            self._storage.put(lambda: self._do(job, operation))
-        else:
-            self._do(job, operation)
-
-    def _planned(self, job: Job, fence: Fence) -> tuple[Callable[[], set[int]], bool]:
-        """What is to be done, returning positions that failed, and whether it uses the disk."""
         match job:
             case Spill():
-                records = self._new_records(job.copies)
-                return lambda: self._spill(job, records, fence), False
+                self._attempt(job, lambda: self._spill(job, records, fence))
+            case Load() if not job.from_disk:
+                self._attempt(job, lambda: self._load(job, records, fence, frozenset()))
             case Load():
-                self._new_records([job.copies[at] for at in sorted(job.from_disk)])
-                records = self._records(job.copies)
-                return lambda: self._load(job, records, fence), bool(job.from_disk)
+                reads = {at: job.from_disk[at] for at in sorted(job.from_disk)}
+                self._send_to_disk(
+                    job,
+                    lambda: {at for at, key in reads.items() if not self._read(key, records[at])},
+                    lambda failed: self._load(job, records, fence, failed),
+                )
             case Sink():
-                records = self._records(job.copies)
-                return lambda: self._sink(job, records), True
+                self._send_to_disk(job, lambda: self._sink(job, records), lambda failed: failed)
 
-    def _new_records(self, copies: Sequence[int]) -> Any:
+    def _records_for(self, job: Job) -> list[int]:
+        """Handles of a job's copies; those that it makes are allocated now."""
+        if isinstance(job, Spill):
+            self._new_records(job.copies)
+        elif isinstance(job, Load):
+            self._new_records([job.copies[at] for at in sorted(job.from_disk)])
+        return [self._handles[copy] for copy in job.copies]
+
+    def _new_records(self, copies: Sequence[int]) -> None:
         handles = self._arena.allocate(len(copies))
         self._handles.update(zip(copies, handles.tolist(), strict=True))
-        return handles
 
-    def _records(self, copies: Sequence[int]) -> list[int]:
-        return [self._handles[copy] for copy in copies]
-
-    # On either thread ---------------------------------------------------------------------------
-
-    def _do(self, job: Job, operation: Callable[[], set[int]]) -> None:
-        began = time.perf_counter()
+    def _attempt(
+        self, job: Job, operation: Callable[[], Set[int]], began: float | None = None
+    ) -> None:
+        """Do a job, or the rest of one, and report."""
+        began = time.perf_counter() if began is None else began
         failure: Exception | None = None
         try:
-            failed = operation()
+            failed = frozenset(operation())
             if failed:
                 failure = StorageError(f"the disk refused or damaged {len(failed)} records")
         except Exception as error:
-            failed, failure = set(range(len(job.copies))), error
-        self._report(job, frozenset(failed), time.perf_counter() - began, failure)
+            failed, failure = _all_of(job), error
+        self._report(job, failed, time.perf_counter() - began, failure)
 
-    def _spill(self, job: Spill, records: Any, fence: Fence) -> set[int]:
+    def _spill(self, job: Spill, records: Sequence[int], fence: Fence) -> Set[int]:
         slots = torch.from_numpy(self._arena.slots(records))
         blocks = torch.tensor(job.blocks, dtype=torch.int64)
         self._transfer(fence, lambda: ops.spill(self._cache, blocks, self._arena.kv, slots))
-        return set()
+        return frozenset()
 
-    def _load(self, job: Load, records: list[int], fence: Fence) -> set[int]:
-        failed = {at for at, key in job.from_disk.items() if not self._read(key, records[at])}
+    def _load(self, job: Load, records: Sequence[int], fence: Fence, failed: Set[int]) -> Set[int]:
         good = [at for at in range(len(records)) if at not in failed]
         slots = torch.from_numpy(self._arena.slots([records[at] for at in good]))
         blocks = torch.tensor([job.blocks[at] for at in good], dtype=torch.int64)
@@ -154,26 +168,72 @@ class TierMover:
             self._transfer(fence, lambda: ops.warm(self._arena.kv, slots, self._cache, blocks))
         return failed
 
-    def _sink(self, job: Sink, records: list[int]) -> set[int]:
-        assert self._disk is not None
+    def _transfer(self, fence: Fence, operation: Callable[[], None]) -> None:
+        self._stream.run(fence, operation).wait()
+
+    # To the disk and back -----------------------------------------------------------------------
+
+    def _send_to_disk(
+        self,
+        job: Job,
+        operation: Callable[[], Set[int]],
+        rest: Callable[[Set[int]], Set[int]],
+    ) -> None:
+        """Have the disk's thread read or write; then the memory's goes on with what failed."""
+        if self._watch.stuck:
+            self._report(job, _all_of(job), 0.0, StorageError("the disk does not answer"))
+            return
+        self._watch.add(job)
+        self._on_disk.update(job.copies)
+        self._storage.put(lambda: self._use_disk(job, operation, rest))
+
+    def _use_disk(
+        self,
+        job: Job,
+        operation: Callable[[], Set[int]],
+        rest: Callable[[Set[int]], Set[int]],
+    ) -> None:
+        """On the disk's thread. What was given up meanwhile is not begun."""
+        began = time.perf_counter()
+        try:
+            failed = operation() if self._watch.waits_for(job) else _all_of(job)
+            outcome = functools.partial(rest, failed)
+        except Exception as error:
+            outcome = functools.partial(_raise, error)
+        self._memory.put(lambda: self._back_from_disk(job, outcome, began))
+
+    def _back_from_disk(self, job: Job, rest: Callable[[], Set[int]], began: float) -> None:
+        """Nothing is written to the engine's memory for a job that was given up."""
+        self._watch.moved()
+        self._on_disk.difference_update(job.copies)
+        late = self._freed_late.intersection(job.copies)
+        self._freed_late -= late
+        if self._watch.claim(job):
+            self._attempt(job, rest, began)
+        self._release(sorted(late))
+
+    def _sink(self, job: Sink, records: Sequence[int]) -> Set[int]:
         views = map(self._arena.record_view, records)
-        written = [
-            self._disk.write(_disk_key(key), view)
-            for key, view in zip(job.hashes, views, strict=True)
-        ]
-        return {at for at, ok in enumerate(written) if not ok}
+        pairs = enumerate(zip(job.hashes, views, strict=True))
+        return {at for at, (key, view) in pairs if not self._write(key, view)}
+
+    def _write(self, block_hash: bytes, view: memoryview) -> bool:
+        written = self._disk is not None and self._disk.write(_disk_key(block_hash), view)
+        self._watch.moved()
+        return written
 
     def _read(self, block_hash: bytes, record: int) -> bool:
         view = self._arena.record_view(record)
-        return self._disk is not None and self._disk.read(_disk_key(block_hash), view)
+        found = self._disk is not None and self._disk.read(_disk_key(block_hash), view)
+        self._watch.moved()
+        return found
 
     def _erase(self, hashes: Sequence[bytes]) -> None:
         if self._disk is not None:
             for block_hash in hashes:
                 self._disk.remove(_disk_key(block_hash))
 
-    def _transfer(self, fence: Fence, operation: Callable[[], None]) -> None:
-        self._stream.run(fence, operation).wait()
+    # Answers ------------------------------------------------------------------------------------
 
     def _report(
         self, job: Job, failed: frozenset[int], seconds: float, error: Exception | None
@@ -196,25 +256,18 @@ class TierMover:
             )
 
 
-class _Lane:
-    """A thread that does one thing after the other."""
+def _start(arena: Arena, disk: DiskTier | None, hash_bytes: int) -> WorkerStart:
+    if disk is None:
+        return WorkerStart(arena.capacity)
+    return WorkerStart(arena.capacity, disk.capacity, tuple(key[:hash_bytes] for key in disk))
 
-    def __init__(self, name: str) -> None:
-        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
 
-    def put(self, task: Callable[[], None]) -> None:
-        self._tasks.put(task)
+def _all_of(job: Job) -> frozenset[int]:
+    return frozenset(range(len(job.copies)))
 
-    def close(self) -> None:
-        self._tasks.put(None)
-        self._thread.join(timeout=5.0)
 
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            with contextlib.suppress(Exception):  # a task reports its own failure
-                task()
+def _raise(error: Exception) -> Set[int]:
+    raise error
 
 
 def _disk_key(block_hash: bytes) -> bytes:

@@ -31,6 +31,7 @@ class TierSettings:
         cold_dir: Where the disk tier's files live; None without one.
         prefetch: Whether blocks are brought back before anyone asks.
         spill_all: Copy every block that is about to go, whatever it is worth.
+        sharers: Workers on this machine that have as much each.
     """
 
     warm_bytes: int
@@ -38,6 +39,7 @@ class TierSettings:
     cold_dir: Path | None = None
     prefetch: bool = True
     spill_all: bool = False
+    sharers: int = 1
 
     def plain(self) -> dict[str, Any]:
         """As numbers and strings, for an engine's configuration."""

@@ -10,10 +10,12 @@ from ...graph.types import Tier
 from ..keys import key_of, pack_keys
 from .copies import Copy, CopyDirectory
 from .costs import TransferCosts
-from .jobs import JobBook, JobDone, Sink
+from .jobs import JobBook, JobDone, Sink, WorkerStart
 
 _ANNOUNCED_AT_ONCE = 65_536  # keys in one event
 _SINKS_AT_ONCE = 64  # copies on their way to the disk
+_PATIENCE_S = 1.0  # beyond that, computing is no longer than waiting for who is not heard of
+_USUAL_TIMES = 2.0  # of what a load usually takes, others' wait for it too
 _LOW_WATER = 16  # with a disk, one record in so many is kept free
 
 
@@ -47,12 +49,13 @@ class Shelves:
     """The WARM and COLD tiers as the scheduler sees them; one thread changes them.
 
     Attributes:
-        coming: Hashes of blocks that a load is bringing back now.
+        coming: Hashes of blocks that a load is bringing back now, and until when others wait.
+        adapted: Keys of blocks in the pool that an adapter computed. Their hashes name it and not
+            its weights, which may be trained on under the same name: no copy of theirs may
+            outlive this process.
 
     Args:
         block_bytes: One block's bytes on one worker.
-        warm_capacity: Blocks in a worker's memory.
-        cold_capacity: Blocks on a worker's disk; 0 without one.
         workers: How many workers answer for each job.
         emit: Takes each event for the sidecar; must not wait.
         clock: Monotonic seconds.
@@ -61,21 +64,31 @@ class Shelves:
     def __init__(
         self,
         block_bytes: int,
-        warm_capacity: int,
-        cold_capacity: int,
         workers: int,
         emit: Callable[[AnyEvent], None],
         clock: Callable[[], float],
     ) -> None:
         self.block_bytes = block_bytes
-        self.directory = CopyDirectory(warm_capacity, cold_capacity)
+        self.directory = CopyDirectory()
         self.book = JobBook(workers)
         self.costs = TransferCosts(clock)
         self.counts = TierCounts()
-        self.coming: set[bytes] = set()
+        self.coming: dict[bytes, float] = {}
+        self.adapted: set[int] = set()
         self.clock = clock
         self._emit = emit
         self._sinking = 0
+
+    def expect(self, hashes: Sequence[bytes], warm_bytes: int, cold_bytes: int) -> None:
+        """A load of so many bytes begins: others wait for it, if it is not unusually slow."""
+        usual_s = self.costs.load_s(warm_bytes, cold_bytes)
+        until = self.clock() + _PATIENCE_S + _USUAL_TIMES * usual_s
+        self.coming.update(dict.fromkeys(hashes, until))
+
+    def arrived(self, hashes: Sequence[bytes]) -> None:
+        """A load is over, well or not."""
+        for block_hash in hashes:
+            self.coming.pop(block_hash, None)
 
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
         """How many copies of ``count`` can be begun now; gives up or sinks the least worth.
@@ -110,24 +123,29 @@ class Shelves:
         """The engine's prefix cache was reset: perhaps for new weights, so nothing holds."""
         warm, cold = self.directory.warm_hashes(), self.directory.cold_hashes()
         self.directory.clear()
+        self.adapted.clear()
         self.announce_dropped(warm, Tier.WARM)
         self.announce_dropped(cold, Tier.COLD)
 
-    def found_on_disk(self, hashes: Iterable[bytes]) -> None:
-        """Records that every worker still had when it started."""
-        for block_hash in hashes:
-            self.directory.add_cold(block_hash)
+    def started(self, starts: Sequence[WorkerStart]) -> None:
+        """What the workers have: the least of each, and the records that are on every disk."""
+        directory = self.directory
+        directory.warm_capacity = min(start.warm_capacity for start in starts)
+        directory.cold_capacity = min(start.cold_capacity for start in starts)
+        common = set.intersection(*(set(start.on_disk) for start in starts))
+        for block_hash in sorted(common)[: directory.cold_capacity]:
+            directory.add_cold(block_hash)
 
     def _sink(self, count: int, first: Iterable[bytes]) -> None:
-        """Send up to ``count`` copies on to the disk; those that are there already just go."""
+        """Send up to ``count`` copies on to the disk; what it has, or may not have, just goes."""
         count = min(count, min(_SINKS_AT_ONCE, self.directory.cold_capacity) - self._sinking)
         if count <= 0:
             return
         directory = self.directory
         victims = directory.victims(count, first)
-        on_disk = [copy for copy in victims if directory.is_cold(copy.block_hash)]
-        self.give_up(on_disk)
-        new = [copy for copy in victims if not directory.is_cold(copy.block_hash)]
+        new = [c for c in victims if c.may_sink and not directory.is_cold(c.block_hash)]
+        sinking = {copy.id for copy in new}
+        self.give_up([copy for copy in victims if copy.id not in sinking])
         if new:
             self._begin_sink(new)
 

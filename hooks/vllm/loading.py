@@ -46,7 +46,8 @@ class Loader:
     ) -> tuple[int | None, bool]:
         """Tokens that a load can bring, and that it takes a while.
 
-        None says: ask again, somebody else is bringing the first of them right now.
+        None says: ask again, somebody else is bringing the first of them right now. Who brings it
+        for too long is not waited for: a disk may hang, and to compute is always possible.
 
         Args:
             request_id: Whose tokens they are.
@@ -54,7 +55,7 @@ class Loader:
             first: How many it holds, before them.
         """
         coming = self._shelves.coming
-        if hashes and hashes[0] in coming:
+        if hashes and coming.get(hashes[0], 0.0) > self._shelves.clock():
             return None, False
         count = self._shelves.directory.run(hashes)
         count = next((n for n in range(count) if hashes[n] in coming), count)
@@ -110,9 +111,10 @@ class Loader:
             request_id,
         )
         began, size = shelves.clock(), len(copies) * shelves.block_bytes
+        cold = len(from_disk) * shelves.block_bytes
+        shelves.expect(hashes, size - cold, cold)
         shelves.counts.stalls += 1
         shelves.costs.queued_bytes += size
-        shelves.coming.update(hashes)
         self.under_way += 1
         self._begun += len(hashes)
 
@@ -122,7 +124,7 @@ class Loader:
             shelves.costs.loaded(done.bytes, done.seconds, bool(from_disk))
             shelves.counts.stall_s += waited
             shelves.counts.loaded += len(copies) - len(done.failed)
-            shelves.coming.difference_update(hashes)
+            shelves.arrived(hashes)
             self.under_way -= 1
             settle_copies(shelves, copies, from_disk, done)
 

@@ -66,6 +66,10 @@ class EvictionListener(Protocol):
         """The prefix cache was reset."""
 
 
+def _nobody_asks(keys: Sequence[int]) -> None:
+    pass
+
+
 class EngineObserver:
     """Turns a scheduler's calls and a pool's changes into our events.
 
@@ -75,6 +79,7 @@ class EngineObserver:
         index: Learns which block holds which key.
         listeners: Are told of evictions.
         emit: Takes each event; must not wait.
+        adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache.
     """
 
     def __init__(
@@ -84,12 +89,14 @@ class EngineObserver:
         index: BlockIndex,
         listeners: Sequence[EvictionListener],
         emit: Callable[[AnyEvent], None],
+        adapted: Callable[[Sequence[int]], None] = _nobody_asks,
     ) -> None:
         self._pool = pool
         self._group = group
         self._index = index
         self._listeners = listeners
         self._emit = emit
+        self._adapted = adapted
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._running: dict[str, Meaning] = {}
@@ -181,9 +188,12 @@ class EngineObserver:
     def _stored(self, request: Request, first: int, end: int) -> None:
         hashes, meaning = request.block_hashes, self._running.get(request.request_id, NO_MEANING)
         scale = self._group.scale
+        packed = pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale])
+        if request.lora_request is not None:
+            self._adapted(unpack(packed))
         self._emit(
             BlocksStored(
-                pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale]),
+                packed,
                 key_of(hashes[scale * first - 1]) if first else None,
                 self._group.block_size,
                 meaning.session if meaning.tenant is None else None,  # a name is its tenant's

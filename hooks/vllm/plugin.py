@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from .logs import log_where_vllm_logs
@@ -120,7 +121,13 @@ def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
             "kvgraph: no tiers: this engine has %s, which moves its KV already", user.kv_connector
         )
         return None
-    return tiers
+    return replace(tiers, sharers=local_workers(config)) if tiers is not None else None
+
+
+def local_workers(config: VllmConfig) -> int:
+    """How many workers this machine will have; an engine itself does not know of the others."""
+    parallel = config.parallel_config
+    return max(1, int(parallel.local_world_size) * int(parallel.data_parallel_size_local))
 
 
 def sidecar_endpoint() -> str:

@@ -139,9 +139,10 @@ class Prefetcher:
         shelves = self._shelves
         blocks = self._pool.get_new_blocks(len(hashes))
         self.held += blocks
-        shelves.coming.update(hashes)
         self._under_way += len(hashes)
         copies, from_disk = take_copies(shelves, hashes)
+        cold = len(from_disk) * shelves.block_bytes
+        shelves.expect(hashes, len(hashes) * shelves.block_bytes - cold, cold)
         job = Load(
             shelves.book.number(),
             tuple(copy.id for copy in copies),
@@ -151,10 +152,12 @@ class Prefetcher:
         )
 
         def ended(done: JobDone) -> None:
-            shelves.coming.difference_update(hashes)
+            shelves.arrived(hashes)
             self._under_way -= len(hashes)
             valid = shelves.directory.holds
             good = [at for at in range(len(hashes)) if at not in done.failed and valid(copies[at])]
+            adapted = (key_of(hashes[at]) for at in good if not copies[at].may_sink)
+            shelves.adapted.update(adapted)
             self._register([hashes[at] for at in good], [blocks[at] for at in good])
             held = set(map(id, blocks))
             self.held[:] = [block for block in self.held if id(block) not in held]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from ..tiers.jobs import Load, TierAnswer, TierWork
@@ -41,7 +42,7 @@ class Rescue:
         """What the workers are still to be told."""
         broken, self._broken = tuple(self._broken), []
         rest = self._bridge.outstanding() if self._bridge is not None else TierWork()
-        return TierWork(rest.jobs + broken, rest.release, rest.erase)
+        return replace(rest, jobs=rest.jobs + broken)
 
     def answered(self, answer: TierAnswer) -> None:
         """What the workers did."""

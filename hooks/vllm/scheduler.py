@@ -54,7 +54,10 @@ class SchedulerSide:
         if self.bridge is not None:
             self.tap.borrowed = self.bridge.borrowed
             listeners.append(self.bridge)
-        self.observer = EngineObserver(pool, group, self.index, listeners, self.client.emit)
+        adapted = [self.bridge.adapted] if self.bridge is not None else []
+        self.observer = EngineObserver(
+            pool, group, self.index, listeners, self.client.emit, *adapted
+        )
 
     # Requests -----------------------------------------------------------------------------------
 

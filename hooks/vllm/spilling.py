@@ -72,6 +72,8 @@ class Spiller:
     def evicted(self, keys: Sequence[int]) -> None:
         """Take note that the engine evicted ``keys``, and whether copies are left."""
         directory, counts, worth = self._shelves.directory, self._shelves.counts, self._worth
+        if self._shelves.adapted:
+            self._shelves.adapted.difference_update(keys)
         for key in keys:
             if directory.hash_of(key) is None:
                 if worth is None or key in worth:
@@ -128,7 +130,9 @@ class Spiller:
         for block in blocks:
             assert block.block_hash is not None
             block_hash = block.block_hash[:-GROUP_BYTES]
-            begun.append((block, block.block_hash, shelves.directory.begin(block_hash)))
+            may_sink = key_of(block_hash) not in shelves.adapted
+            copy = shelves.directory.begin(block_hash, may_sink)
+            begun.append((block, block.block_hash, copy))
             self._under_way.add(block_hash)
         job = Spill(
             shelves.book.number(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ...graph.advice import EvictionRanking
 from ...graph.events import AnyEvent, TierReport
 from ...graph.types import Keys
-from ..tiers.jobs import TierAnswer, TierWork
+from ..tiers.jobs import TierAnswer, TierWork, WorkerStart
 from ..tiers.settings import TierSettings
 from ..tiers.shelves import Shelves
 from .loading import Loader
@@ -62,9 +62,9 @@ class TierCacheBridge:
         self._spiller = Spiller(pool, group.index, shelves, settings.spill_all)
         self._prefetcher = Prefetcher(pool, group, index, shelves, emit)
         self._needs: dict[str, int] = {}  # request that waits → blocks
-        self._disks_awaited = workers if settings.cold_bytes else 0
-        self._on_disks: list[tuple[bytes, ...]] = []
-        self._patience = _LOOKUPS_IN_VAIN
+        self._workers = workers
+        self._starts: list[WorkerStart] = []
+        self._patience = _LOOKUPS_IN_VAIN if settings.cold_bytes else 0
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class TierCacheBridge:
 
     def lookup(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """What a load can bring of a request's tokens; see ``Loader.lookup``."""
-        if self._disks_awaited and self._patience:
+        if self._patience and len(self._starts) < self._workers:
             self._patience -= 1
             return None, False  # the first requests after a start are the ones to find the disk
         # The last token is always computed: its logits are what the request wants.
@@ -117,7 +117,12 @@ class TierCacheBridge:
         """What the workers were not told yet."""
         shelves = self.shelves
         directory = shelves.directory
-        return TierWork(shelves.book.take(), directory.take_released(), directory.take_erased())
+        return TierWork(
+            shelves.book.take(),
+            directory.take_released(),
+            directory.take_erased(),
+            directory.take_cleared(),
+        )
 
     def step_ended(self) -> None:
         """A step's output arrived."""
@@ -125,8 +130,8 @@ class TierCacheBridge:
 
     def answered(self, answer: TierAnswer) -> None:
         """What the workers did."""
-        for keys in answer.on_disk:
-            self._found_on_disk(keys)
+        for start in answer.starts:
+            self._started(start)
         failure: Exception | None = None
         for done in answer.done:
             try:
@@ -138,8 +143,11 @@ class TierCacheBridge:
 
     @property
     def busy(self) -> bool:
-        """Whether workers have jobs: the engine must go on stepping to hear of their end."""
-        return len(self.shelves.book) > 0
+        """Whether workers have jobs whose end the engine must go on stepping to hear of.
+
+        A record on its way to the disk is none: nobody waits for it, and a disk may hang.
+        """
+        return self.shelves.book.pressing > 0
 
     @property
     def borrowed(self) -> list[KVCacheBlock]:
@@ -152,6 +160,10 @@ class TierCacheBridge:
         return self._loader.under_way > 0
 
     # What happened to the pool ------------------------------------------------------------------
+
+    def adapted(self, keys: Sequence[int]) -> None:
+        """The engine cached ``keys``, which a LoRA adapter computed."""
+        self.shelves.adapted.update(keys)
 
     def evicted(self, keys: Sequence[int]) -> None:
         """The engine evicted ``keys``."""
@@ -177,15 +189,11 @@ class TierCacheBridge:
         """Every copy there is."""
         return self.shelves.all_copies()
 
-    def _found_on_disk(self, keys: tuple[bytes, ...]) -> None:
-        if not self._disks_awaited:
-            return
-        self._disks_awaited -= 1
-        self._on_disks.append(keys)
-        if not self._disks_awaited:
-            common = set.intersection(*map(set, self._on_disks))
-            self._on_disks.clear()
-            self.shelves.found_on_disk(sorted(common))
+    def _started(self, start: WorkerStart) -> None:
+        if len(self._starts) < self._workers:
+            self._starts.append(start)
+            if len(self._starts) == self._workers:
+                self.shelves.started(self._starts)
 
 
 def reason_to_refuse(
@@ -220,12 +228,5 @@ def new_bridge(
     layers = kv_cache.kv_cache_groups[0]
     block_bytes = len(layers.layer_names) * layers.kv_cache_spec.page_size_bytes
     workers = config.parallel_config.world_size
-    shelves = Shelves(
-        block_bytes,
-        settings.warm_bytes // block_bytes,
-        settings.cold_bytes // block_bytes,
-        workers,
-        emit,
-        time.monotonic,
-    )
+    shelves = Shelves(block_bytes, workers, emit, time.monotonic)
     return TierCacheBridge(pool, group, index, settings, shelves, emit, workers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -13,13 +12,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from ..tiers.answers import Answers
-from ..tiers.jobs import TierAnswer, TierWork
-from ..tiers.settings import DISK_SUFFIX, TierSettings
+from ..tiers.host_memory import share_of
+from ..tiers.jobs import TierAnswer, TierWork, WorkerStart
+from ..tiers.settings import TierSettings
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import VllmConfig
 
-    from ...kernels.disk import DiskTier
     from ...kernels.layout import PagedKv
     from ..tiers.mover import TierMover
 
@@ -56,7 +55,7 @@ class WorkerSide:
         self._config = config
         self._settings = settings
         self._mover: TierMover | None = None
-        self._answers = Answers()
+        self._answers = Answers(WorkerStart())
         self._failed_blocks: set[int] = set()
 
     def register(self, views: dict[str, Any]) -> None:
@@ -80,6 +79,8 @@ class WorkerSide:
 
     def take_finished(self) -> set[str]:
         """Requests whose loads ended; their blocks that failed are kept for ``take_failed``."""
+        if self._mover is not None:
+            self._mover.give_up_on_disk()
         finished, self._failed_blocks = self._answers.take_loaded()
         return finished
 
@@ -100,10 +101,11 @@ class WorkerSide:
         from ...kernels import ops
         from ...kernels.arena import Arena
         from ..tiers.mover import TierMover
+        from .disk import open_disk
 
-        arena = Arena.for_cache(cache.layout, self._settings.warm_bytes)
+        arena = Arena.for_cache(cache.layout, self._warm_bytes())
         ops.prepare(cache, arena.kv)  # compiled and measured now, where it holds up no request
-        disk = self._open_disk(cache, arena.record_bytes)
+        disk = open_disk(self._config, self._settings, cache, arena.record_bytes)
         mover = TierMover(cache, arena, disk, hash_bytes(self._config))
         logger.info(
             "kvgraph: tiers on: %d blocks of %d bytes in host memory%s",
@@ -113,26 +115,18 @@ class WorkerSide:
         )
         return mover
 
-    def _open_disk(self, cache: PagedKv, record_bytes: int) -> DiskTier | None:
-        """The disk tier; without it, if it cannot be had, memory alone."""
-        from ...kernels.disk import DiskTier
-        from ...kernels.errors import StorageError
-
-        capacity = self._settings.cold_bytes // record_bytes
-        if self._settings.cold_dir is None or not capacity:
-            return None
-        identity = disk_identity(self._config, cache)
-        try:
-            return DiskTier(self._disk_path(), record_bytes, capacity, identity)
-        except StorageError as error:
-            logger.warning("kvgraph: no disk tier: %s", error)
-            return None
-
-    def _disk_path(self) -> Path:
-        assert self._settings.cold_dir is not None
-        parallel = self._config.parallel_config
-        name = f"kvgraph-{parallel.data_parallel_rank}-{parallel.rank}{DISK_SUFFIX}"
-        return self._settings.cold_dir / name
+    def _warm_bytes(self) -> int:
+        settings = self._settings
+        given = share_of(settings.warm_bytes, settings.sharers)
+        if given < settings.warm_bytes:
+            logger.warning(
+                "kvgraph: %.1f GiB of host memory for copies instead of the %.1f asked for: there "
+                "is no more for each of the %d workers that share this machine or container",
+                given / 2**30,
+                settings.warm_bytes / 2**30,
+                settings.sharers,
+            )
+        return given
 
 
 def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
@@ -157,30 +151,3 @@ def hash_bytes(config: VllmConfig) -> int:
     from vllm.utils.hashing import get_hash_fn_by_name
 
     return len(get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)(None))
-
-
-def weights_of(model: ModelConfig) -> object:
-    """What tells a model's weights from others of the same name and shape, unread."""
-    path = Path(model.model)
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    stats = [(file.name, file.stat()) for file in files if file.is_file()]
-    # A directory that is trained into keeps its name; a name on a hub has a commit.
-    commit = getattr(model.hf_config, "_commit_hash", None)
-    return commit, [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-
-
-def disk_identity(config: VllmConfig, cache: PagedKv) -> str:
-    """All that the bytes on disk depend on; another's records are never read."""
-    import vllm
-
-    parallel = config.parallel_config
-    parts = (
-        vllm.__version__,
-        config.model_config.compute_hash(),
-        weights_of(config.model_config),
-        config.cache_config.cache_dtype,
-        config.cache_config.prefix_caching_hash_algo,
-        (parallel.rank, parallel.tensor_parallel_size, parallel.pipeline_parallel_size),
-        cache.layout.record(1),
-    )
-    return repr(parts)
