@@ -9,11 +9,15 @@ engine with SIGBUS, while these return an error that costs one record.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import fcntl
+import functools
 import hashlib
 import os
 import struct
 import zlib
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +33,7 @@ KEY_BYTES: Final = 32  # a whole block hash, so that nothing but the exact conte
 _ENTRY: Final = np.dtype([
     ("key", f"V{KEY_BYTES}"), ("age", "<u8"), ("data", "<u4"), ("check", "<u4")
 ])  # fmt: skip
+_DATA_AT: Final = _ENTRY.fields["data"][1]  # type: ignore[index]
 _NO_ENTRY: Final = np.zeros((), _ENTRY)
 _PAGE: Final = 4096
 _DIGEST_BYTES: Final = 16
@@ -65,9 +70,13 @@ class DiskTier:
         with _explained(f"disk tier {path}"):
             self._file = self._open()
             self._entries = self._load()
-        live = np.flatnonzero(self._entries["age"])
-        self._slots = {self._entries["key"][slot].tobytes(): int(slot) for slot in live}
-        self._clock = int(self._entries["age"].max(initial=0))
+        ages = self._entries["age"]
+        oldest_first = np.argsort(ages, kind="stable")
+        live = oldest_first[ages[oldest_first] > 0].tolist()
+        keys = self._entries["key"]
+        self._slots = OrderedDict((keys[slot].tobytes(), slot) for slot in live)
+        self._free = deque(np.flatnonzero(ages == 0).tolist())
+        self._clock = int(ages.max(initial=0))
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -85,15 +94,16 @@ class DiskTier:
             record: A buffer of ``record_bytes``.
         """
         slot = self._slot(key)
-        slot = self._free_slot() if slot is None else slot
         if self._refusing:
             return False
+        slot = self._free_slot() if slot is None else slot
         checksum = zlib.crc32(record)  # first: what changes while it is written is not matched
         try:
             self._erase(slot)
             self._pwrite(record, self._data_start + slot * self.record_bytes)
             self._enter(slot, key, checksum)
         except OSError:
+            self._free.append(slot)
             self.failed += 1
             return False
         return True
@@ -122,6 +132,7 @@ class DiskTier:
         """Make a record the last to go; the file learns of it with the record's next write."""
         slot = self._slot(key)
         if slot is not None:
+            self._slots.move_to_end(key)
             self._clock += 1
             self._entries["age"][slot] = self._clock
 
@@ -129,6 +140,7 @@ class DiskTier:
         """Forget a record; unknown keys are ignored."""
         slot = self._slot(key)
         if slot is not None:
+            self._free.append(slot)
             try:
                 self._erase(slot)
             except OSError:
@@ -173,8 +185,7 @@ class DiskTier:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.pread(file, len(self._header), 0) != self._header:
                 os.ftruncate(file, 0)
-            # Reserved now, so that a full disk is an error here and not in the middle of a write.
-            os.posix_fallocate(file, 0, self._data_start + self.capacity * self.record_bytes)
+            _reserve(file, self._data_start + self.capacity * self.record_bytes)
             os.pwrite(file, self._header, 0)
         except OSError:
             os.close(file)
@@ -184,11 +195,19 @@ class DiskTier:
     def _load(self) -> Any:
         raw = os.pread(self._file, self.capacity * _ENTRY.itemsize, _PAGE)
         entries = np.frombuffer(raw, dtype=_ENTRY).copy()
-        entries[[not _entry_holds(entry) for entry in entries]] = _NO_ENTRY
+        used, view = np.flatnonzero(entries["age"]), memoryview(raw)
+        sums = entries["check"][used].tolist()
+        broken = [
+            slot
+            for slot, expected in zip(used.tolist(), sums, strict=True)
+            if _entry_checksum(view[slot * _ENTRY.itemsize :]) != expected
+        ]
+        entries[broken] = _NO_ENTRY
         return entries
 
     def _free_slot(self) -> int:
-        return int(np.argmin(self._entries["age"]))  # free entries have age 0
+        """A place that nothing stands in, or the oldest record's."""
+        return self._free.popleft() if self._free else next(iter(self._slots.values()))
 
     def _erase(self, slot: int) -> None:
         """In memory first: whatever the disk says, the old record is not found again."""
@@ -201,7 +220,7 @@ class DiskTier:
         entry = self._entries[slot : slot + 1].copy()
         entry["key"] = np.void(key)
         entry["age"], entry["data"] = self._clock + 1, checksum
-        entry["check"] = _entry_checksum(entry[0])
+        entry["check"] = _entry_checksum(memoryview(entry.tobytes()))
         self._pwrite(entry.tobytes(), _PAGE + slot * _ENTRY.itemsize)
         self._clock += 1
         self._entries[slot] = entry[0]
@@ -232,13 +251,33 @@ def remove_unused(paths: Iterable[Path]) -> list[Path]:
     return removed
 
 
-def _entry_checksum(entry: Any) -> int:
+def _reserve(file: int, size: int) -> None:
+    """Have all space now, so that a full disk is an error here and not in the middle of a write.
+
+    Not by ``posix_fallocate``: where a filesystem cannot (a network's), that writes every block,
+    which takes hours. There the free space is looked at once, and a write may fail later.
+    """
+    if _libc().fallocate(file, 0, 0, size) == 0:
+        return
+    error = ctypes.get_errno()
+    if error not in (errno.EOPNOTSUPP, errno.ENOSYS):
+        raise OSError(error, os.strerror(error))
+    present, room = os.fstat(file).st_blocks * 512, os.fstatvfs(file)
+    if size - present > room.f_bavail * room.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.ftruncate(file, size)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return libc
+
+
+def _entry_checksum(entry: memoryview) -> int:
     """Over key and data checksum; the age is only an order and may be stale on disk."""
-    return zlib.crc32(entry["key"].tobytes() + struct.pack("<I", int(entry["data"])))
-
-
-def _entry_holds(entry: Any) -> bool:
-    return bool(entry["age"]) and int(entry["check"]) == _entry_checksum(entry)
+    return zlib.crc32(entry[_DATA_AT : _DATA_AT + 4], zlib.crc32(entry[:KEY_BYTES]))
 
 
 @contextlib.contextmanager

@@ -58,6 +58,10 @@ class Stage:
         return asdict(self.bridge.shelves.counts)
 
     @property
+    def loaded(self) -> float:
+        return self.counts["loaded"] if self.tiers else 0
+
+    @property
     def worker(self) -> Any:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
@@ -300,11 +304,14 @@ def reset(stage: Stage) -> Facts:
     weights = runner.model.model.embed_tokens.weight.data
     weights.copy_(weights.roll(1, 0))
     done = stage.pool.reset_prefix_cache()
+    before = stage.loaded
     computed = stage.serve("renewed again", context)
+    loaded = stage.loaded - before
     # The checkpoint is the old one: what is on disk by now must not be taken for its KV.
     kept = stage.park("after all", 96, prompts=COLD)
     stage.restart()
-    return {"done": done, "computed": computed, "restarted": stage.serve("after all again", kept)}
+    restarted = stage.serve("after all again", kept)
+    return {"done": done, "computed": computed, "loaded": loaded, "restarted": restarted}
 
 
 def restart_same(stage: Stage) -> Facts:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvgraph.kernels import disk as disk_module
 from kvgraph.kernels.arena import Arena
 from kvgraph.kernels.disk import KEY_BYTES, DiskTier, remove_unused
 from kvgraph.kernels.engines import cpu_layout
@@ -297,6 +301,66 @@ def test_a_write_cut_off_leaves_nothing_half_written(tmp_path: Path, monkeypatch
         assert not whole(again, 2)
         whole(again, 1)  # the right bytes or none
         again.close()
+
+
+def test_a_place_is_found_without_looking_at_every_record(tmp_path: Path, monkeypatch: Any) -> None:
+    disk = DiskTier(tmp_path / "kv.records", 16, 100_000, "model")
+    looked_at: list[Any] = []
+    monkeypatch.setattr(np, "argmin", looked_at.append)
+    for number in range(200):
+        assert disk.write(name(number), bytes(16))
+    assert not looked_at
+    disk.close()
+
+
+def test_places_are_used_again_whatever_happened_to_what_stood_there(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    random, real = np.random.default_rng(11), os.pwrite
+    disk, newest = new_disk(tmp_path, capacity=5), dict[int, None]()
+    for _ in range(400):
+        number, act = int(random.integers(12)), random.random()
+        if act < 0.6:
+            assert write(disk, number)
+            newest.pop(number, None)
+            newest[number] = None
+            newest = dict.fromkeys(list(newest)[-5:])
+        elif act < 0.8:
+            disk.remove(name(number))
+            newest.pop(number, None)
+        elif act < 0.9 and whole(disk, number):
+            newest[number] = newest.pop(number)
+        elif act > 0.95:
+            monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+            lost = number if name(number) in disk else next(iter(newest), None)
+            assert not write(disk, number)
+            if lost == number or len(newest) == 5:
+                newest.pop(lost, None)
+            monkeypatch.setattr(os, "pwrite", real)
+        assert set(disk) == {name(number) for number in newest}
+    disk.close()
+
+
+def test_where_a_filesystem_cannot_reserve_nothing_is_written_to_make_room(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A network's would otherwise be written full at the start: for hours."""
+
+    def unable(*_: Any) -> int:
+        ctypes.set_errno(errno.EOPNOTSUPP)
+        return -1
+
+    def hours(*_: Any) -> None:
+        raise AssertionError("this writes every block")
+
+    monkeypatch.setattr(disk_module, "_libc", lambda: SimpleNamespace(fallocate=unable))
+    monkeypatch.setattr(os, "posix_fallocate", hours)
+    disk = DiskTier(tmp_path / "kv.records", 1 << 20, 64, "model")
+    assert (tmp_path / "kv.records").stat().st_blocks * 512 < 1 << 20
+    assert disk.write(name(1), bytes(1 << 20))
+    disk.close()
+    with pytest.raises(StorageError, match="No space left"):
+        DiskTier(tmp_path / "large", 1 << 40, 1 << 12, "model")
 
 
 def test_nothing_but_a_whole_hash_is_a_key(tmp_path: Path) -> None:
