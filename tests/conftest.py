@@ -209,3 +209,28 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from kvgraph.bench.model import TINY, ensure_model
 
     return ensure_model(TINY, tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def paper_config(vllm_loaded: None, tiny_model: Path) -> Any:
+    """vLLM's configuration for engines on paper."""
+    from kvgraph.bench.paper_engine import base_config
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return base_config(tiny_model)
+
+
+@pytest.fixture
+def paper(paper_config: Any) -> Iterator[Callable[..., Any]]:
+    """Makes a ``PaperEngine`` of a shape; what it started is ended after the test."""
+    from kvgraph.bench.paper_engine import PaperEngine
+
+    with contextlib.ExitStack() as stack:
+
+        def new(*args: Any, **fields: Any) -> Any:
+            return stack.enter_context(
+                contextlib.closing(PaperEngine(paper_config, *args, **fields))
+            )
+
+        yield new

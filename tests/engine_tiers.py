@@ -140,7 +140,7 @@ class Stage:
         worker = self.worker
         worker._mover = worker._new_mover(mover._cache)
         worker._answers = worker._mover.answers
-        self.connector._rescue.adopt(None)
+        self.connector._rescue = type(self.connector._rescue)()
         self.connector.bind_gpu_block_pool(self.pool)
         self.trust_no_cost()
 

@@ -24,7 +24,7 @@ from .guard import guarded
 from .logs import log_where_vllm_logs
 from .rescue import Rescue
 from .scheduler import SchedulerSide
-from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY
+from .settings import BESIDE_KEY, ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY
 from .worker import TierMetadata, TierWorkerMetadata, WorkerSide
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._side: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._rescue = Rescue()
+        self._beside = bool(self._kv_transfer_config.get_from_extra_config(BESIDE_KEY, False))
         tiers = self._kv_transfer_config.get_from_extra_config(TIERS_KEY, None)
         self._tiers = TierSettings.from_plain(tiers) if tiers is not None else None
         if role is KVConnectorRole.WORKER and self._tiers is not None:
@@ -63,6 +64,11 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def requires_kv_delivery(self) -> bool:
         """False: nothing is handed over, so a preempted request may finish as in stock vLLM."""
         return False
+
+    @property
+    def supports_divergent_local_hybrid_hits(self) -> bool:
+        """Beside the user's connector: whatever that one says holds. Alone: as in stock vLLM."""
+        return self._beside
 
     # The scheduler's calls ----------------------------------------------------------------------
 
@@ -78,8 +84,9 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return
         log_where_vllm_logs()  # the engine core is a process of its own
         side = SchedulerSide(
-            self._vllm_config, self._kv_cache_config, gpu_block_pool, endpoint, self._tiers
-        )
+            self._vllm_config, self._kv_cache_config, gpu_block_pool, endpoint, self._tiers,
+            self._kv_cache_manager,
+        )  # fmt: skip
         self._side = side
         side.client.start()
 
@@ -104,12 +111,13 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         """A request was given blocks; ``num_external_tokens`` of them are to be loaded."""
         if self._side is None:
+            self._rescue.scheduled(request.request_id)
             return
         try:
             self._side.request_scheduled(request, blocks, num_external_tokens)
         except Exception:
             if num_external_tokens:
-                self._rescue.fail_load(request.request_id, blocks.get_block_ids()[0])
+                self._rescue.fail_load(self._side, request, blocks)
             raise
 
     @guarded(_NOTHING_TO_DO)
@@ -126,10 +134,11 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """A step's output arrived: what the workers moved becomes visible."""
         metadata = connector_output.kv_connector_worker_meta
         answer = metadata.answer if metadata is not None else TierAnswer()
+        received = connector_output.finished_recving or ()
         if self._side is not None:
-            self._side.step_ended(answer)
+            self._side.step_ended(answer, received)
         else:
-            self._rescue.answered(answer)
+            self._rescue.answered(answer, received)
 
     @guarded(False)
     def has_pending_push_work(self) -> bool:
@@ -143,6 +152,8 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """A request ended; its blocks are freed right after, as in stock vLLM."""
         if self._side is not None:
             self._side.request_finished(request, block_ids)
+        else:
+            self._rescue.finished(request.request_id)
         return False, None
 
     def request_finished(
@@ -150,6 +161,12 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, dict[str, Any] | None]:
         """The same for an engine with one KV cache group (as part of a MultiConnector)."""
         return self.request_finished_all_groups(request, (block_ids,))
+
+    def set_xfer_handshake_metadata(self, metadata: Any) -> None:
+        """Nothing to do: what the user's connector tells its peers is not for us."""
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: Any) -> None:
+        """The same, for engines with pipeline parallelism."""
 
     @guarded(False)
     def reset_cache(self) -> bool:
@@ -213,6 +230,5 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _detach(self, wait_s: float) -> None:
         side, self._side = self._side, None
         if side is not None:
-            self._rescue.adopt(side.bridge)
-            side.tap.detach()
+            self._rescue.adopt(side)
             side.client.close(wait_s)

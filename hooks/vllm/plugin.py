@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .logs import log_where_vllm_logs
 from .settings import (
+    BESIDE_KEY,
     CONNECTOR,
     CONNECTOR_MODULE,
     ENDPOINT_KEY,
@@ -171,7 +172,7 @@ def composed(
         # A role is required here. As a consumer vLLM would hold freed blocks back (a load might
         # write to them); a producer's duty to deliver is switched off in the connector.
         "kv_role": "kv_producer",
-        "kv_connector_extra_config": {ENDPOINT_KEY: endpoint},
+        "kv_connector_extra_config": {ENDPOINT_KEY: endpoint, BESIDE_KEY: True},
     }
     return _with_ours(user, ours)
 

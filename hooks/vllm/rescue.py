@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..tiers.jobs import Load, TierAnswer, TierWork
-from .tiering import TierCacheBridge
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.request import Request
+
+    from .promises import Promises
+    from .scheduler import SchedulerSide
+    from .tap import PoolTap
+    from .tiering import TierCacheBridge
 
 _NO_JOB: Final = 0  # jobs and copies are counted from one: this names none
 
@@ -17,26 +25,52 @@ class Rescue:
 
     A load whose orders were never written is given to the workers as one that cannot succeed:
     they report it as failed, and vLLM computes the blocks. Jobs that are under way are heard to
-    their end, so that blocks which they fill go back to the pool.
+    their end, so that blocks which they fill go back to the pool; until then a reset is followed,
+    so that they do not stand in its way, and what they bring is not what counts after it.
     """
 
     def __init__(self) -> None:
         self._bridge: TierCacheBridge | None = None
+        self._promises: Promises | None = None
+        self._tap: PoolTap | None = None
         self._broken: list[Load] = []
 
     @property
     def busy(self) -> bool:
         """Whether workers still have something to tell."""
-        return self._bridge is not None and self._bridge.busy
+        return bool(self._broken) or (self._bridge is not None and self._bridge.busy)
 
-    def adopt(self, bridge: TierCacheBridge | None) -> None:
-        """Take over a bridge that takes no new decisions any more."""
-        self._bridge = bridge
+    def adopt(self, side: SchedulerSide) -> None:
+        """Take over from a side that takes no new decisions any more."""
+        self._bridge, self._promises, self._tap = side.bridge, side.promises, side.tap
+        if side.bridge is not None:
+            side.tap.detach(but_resets=True)
+            side.bridge.drop_copies()  # a reset that was not caught up with yet is, by this
+        self._release()
 
-    def fail_load(self, request_id: str, block_ids: Sequence[int]) -> None:
-        """A request waits for a load that nobody ordered."""
-        blocks = tuple(block_ids)
-        self._broken.append(Load(_NO_JOB, (_NO_JOB,) * len(blocks), blocks, {}, request_id))
+    def fail_load(self, side: SchedulerSide, request: Request, blocks: KVCacheBlocks) -> None:
+        """``request`` waits for a load that nobody ordered.
+
+        Only blocks that it was to fill are named: what the prefix cache held is sound, and vLLM
+        would set back every request that shares it.
+        """
+        if side.promises is not None:
+            side.promises.made(request)
+        (group,) = blocks.blocks
+        empty = tuple(block.block_id for block in group if block.block_hash is None)
+        self._broken.append(Load(_NO_JOB, (_NO_JOB,) * len(empty), empty, {}, request.request_id))
+
+    def scheduled(self, request_id: str) -> None:
+        """A request runs."""
+        if self._promises is not None:
+            self._promises.scheduled(request_id)
+            self._release()
+
+    def finished(self, request_id: str) -> None:
+        """A request ended."""
+        if self._promises is not None:
+            self._promises.finished(request_id)
+            self._release()
 
     def work(self) -> TierWork:
         """What the workers are still to be told."""
@@ -44,9 +78,20 @@ class Rescue:
         rest = self._bridge.outstanding() if self._bridge is not None else TierWork()
         return replace(rest, jobs=rest.jobs + broken)
 
-    def answered(self, answer: TierAnswer) -> None:
-        """What the workers did."""
-        if self._bridge is not None:
-            self._bridge.answered(answer)
-            if not self._bridge.busy:
-                self._bridge = None
+    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
+        """What the workers did, and whose loads are over."""
+        try:
+            if self._bridge is not None:
+                self._bridge.answered(answer)
+        finally:
+            if self._promises is not None:
+                self._promises.received(received)
+            self._release()
+
+    def _release(self) -> None:
+        """Let everything go that nobody waits for any more."""
+        if self.busy or self._promises:
+            return
+        if self._tap is not None:
+            self._tap.detach()
+        self._bridge = self._promises = self._tap = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import vllm
@@ -16,6 +17,7 @@ from ..tiers.settings import TierSettings
 from .eviction import FreeQueueArranger
 from .index import BlockIndex
 from .observer import EngineObserver, EvictionListener, ObservedGroup
+from .promises import Promises
 from .tagging import MAX_NAME
 from .tap import PoolTap
 from .tiering import TierCacheBridge, new_bridge, reason_to_refuse
@@ -23,7 +25,7 @@ from .tiering import TierCacheBridge, new_bridge, reason_to_refuse
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.block_pool import BlockPool
-    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
@@ -40,6 +42,7 @@ class SchedulerSide:
         pool: BlockPool,
         endpoint: str,
         tiers: TierSettings | None = None,
+        manager: KVCacheManager | None = None,
     ) -> None:
         group = observed_group(kv_cache, pool)
         self._config = config
@@ -50,14 +53,19 @@ class SchedulerSide:
         self.client = AdvisorClient(endpoint, self)
         self.tap = PoolTap(pool, group.index)
         self.bridge = self._new_bridge(kv_cache, tiers) if tiers is not None else None
+        self.promises: Promises | None = None
         listeners: list[EvictionListener] = [self.arranger]
         if self.bridge is not None:
-            self.tap.borrowed = self.bridge.borrowed
             listeners.append(self.bridge)
+            self.tap.lend = self.bridge.borrowed.copy
+            if manager is not None:
+                self.promises = Promises(pool, manager)
+                self.tap.lend, self.tap.renewed = self.promises.lend, self.promises.renewed
         adapted = [self.bridge.adapted] if self.bridge is not None else []
         self.observer = EngineObserver(
             pool, group, self.index, listeners, self.client.emit, *adapted
         )
+        self.tap.attach()  # last: until here a failure leaves the pool as it was
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -78,7 +86,12 @@ class SchedulerSide:
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """A request got blocks, ``to_load`` tokens of which a load is to fill."""
         self.observer.request_scheduled(request)
-        if self.bridge is not None:
+        if self.promises is not None:
+            if to_load:
+                self.promises.made(request)
+            else:
+                self.promises.scheduled(request.request_id)
+        if self.bridge is not None:  # last: once a load is ordered, nothing of ours may fail
             ids = blocks.get_block_ids()[self.group.index]
             self.bridge.allocated(request, ids, to_load)
 
@@ -87,6 +100,8 @@ class SchedulerSide:
         self.observer.request_finished(request, block_ids)
         if self.bridge is not None:
             self.bridge.finished(request.request_id)
+        if self.promises is not None:
+            self.promises.finished(request.request_id)
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -103,12 +118,23 @@ class SchedulerSide:
             return None
         return self.bridge.step(ranking, self.client.wanted(), tokens)
 
-    def step_ended(self, answer: TierAnswer) -> None:
-        """A step's output arrived, with what the workers moved meanwhile."""
-        self._catch_up()
-        if self.bridge is not None:
-            self.bridge.step_ended()
-            self.bridge.answered(answer)
+    def step_ended(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
+        """A step's output arrived.
+
+        Args:
+            answer: What the workers moved meanwhile.
+            received: Requests whose loads are over.
+        """
+        try:
+            self._catch_up()
+            if self.bridge is not None:
+                self.bridge.step_ended()
+        except Exception:
+            if self.bridge is not None:
+                self.bridge.drop_copies()  # perhaps of old weights: a reset may have failed here
+            raise
+        finally:  # said once: unheard, the blocks of these jobs would never come back
+            self._heard(answer, received)
 
     @property
     def busy(self) -> bool:
@@ -120,7 +146,7 @@ class SchedulerSide:
         if self.bridge is None:
             return True
         self.bridge.drop_copies()
-        return not self.bridge.loading
+        return not self.promises.binding if self.promises is not None else not self.bridge.loading
 
     # For the client, on its thread --------------------------------------------------------------
 
@@ -161,6 +187,14 @@ class SchedulerSide:
         """After a reset there may be new weights: nothing old is offered or registered any more."""
         if self.tap.was_reset:
             self.observer.blocks_changed(self.tap.take())
+
+    def _heard(self, answer: TierAnswer, received: Iterable[str]) -> None:
+        try:
+            if self.bridge is not None:
+                self.bridge.answered(answer)
+        finally:
+            if self.promises is not None:
+                self.promises.received(received)
 
     def _new_bridge(self, kv_cache: KVCacheConfig, tiers: TierSettings) -> TierCacheBridge | None:
         if reason := reason_to_refuse(self._config, kv_cache, self.group):

@@ -22,6 +22,7 @@ _MOST_UNDER_WAY: Final = 256
 _STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time
 _LEAST_AHEAD: Final = 8
 _MEMORY_S: Final = 5.0  # in which the largest step seen fades to 1/e
+_REST_S: Final = 1.0  # chosen: after a copy that failed, so that an engine can fall idle
 
 Begun = tuple["KVCacheBlock", bytes, Copy]
 
@@ -47,7 +48,7 @@ class Spiller:
         self._suffix = group.to_bytes(GROUP_BYTES, "big")
         self._under_way: set[bytes] = set()
         self._largest_step = 0.0
-        self._seen_at = shelves.clock()
+        self._seen_at = self._rest_until = shelves.clock()
         self._spill_first: object = None  # the array that ``_worth`` was made of
         self._worth: frozenset[int] | None = None  # keys worth a copy; None: all are
 
@@ -64,8 +65,9 @@ class Spiller:
         fade = math.exp((self._seen_at - now) / _MEMORY_S)
         self._largest_step, self._seen_at = max(float(taken), fade * self._largest_step), now
         ahead = _LEAST_AHEAD + int(_STEPS_AHEAD * self._largest_step)
-        found, spare = self._find(ahead + wanted)
-        if found and len(self._under_way) < _MOST_UNDER_WAY:
+        # Further than the memory reaches, copies would push each other out without an end.
+        found, spare = self._find(min(ahead + wanted, self._shelves.directory.warm_capacity))
+        if found and len(self._under_way) < _MOST_UNDER_WAY and now >= self._rest_until:
             self._begin(found, self._sink_first(ranking))
         return spare - int(self._largest_step)
 
@@ -144,6 +146,8 @@ class Spiller:
     def _ended(self, begun: list[Begun], done: JobDone) -> None:
         shelves, copied = self._shelves, []
         shelves.costs.spilled(done.bytes, done.seconds)
+        if done.failed:
+            self._rest_until = shelves.clock() + _REST_S
         for at, (block, full_hash, copy) in enumerate(begun):
             self._under_way.discard(copy.block_hash)
             # ``is``: a block that was evicted and filled again carries an equal hash at best.

@@ -7,6 +7,8 @@ user set them, and the pool's own methods are followed on the instance instead.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -34,74 +36,139 @@ class PoolTap:
     """Follows a pool's changes to one KV cache group's prefix cache.
 
     Args:
-        pool: The live block pool; three of its methods are shadowed on the instance until
-            ``detach``. Each calls vLLM's own first and appends to a list: nothing can fail.
+        pool: The live block pool. From ``attach`` to ``detach`` three of its methods are shadowed
+            on the instance. Each calls vLLM's own with whatever it was given, and only then notes
+            what happened; what it cannot read is told by ``take``, outside of vLLM's allocation.
         group: The KV cache group whose stores are noted. Evictions are noted for all groups.
 
     Attributes:
         was_reset: Whether the prefix cache was reset since the last ``take``.
-        borrowed: Blocks that we hold ourselves, empty, so that workers can write to them; they
-            do not stand in the way of a reset.
+        lend: Blocks in use that do not have to stand in the way of a reset, as often as each is
+            held; asked before one, and given back after it.
+        renewed: Called after a reset that took place.
     """
 
     def __init__(self, pool: BlockPool, group: int) -> None:
         self.was_reset = False  # among what was not taken yet
-        self.borrowed: list[KVCacheBlock] = []
+        self.lend: Callable[[], list[KVCacheBlock]] = list
+        self.renewed: Callable[[], None] = _nothing
         self._pool = pool
         self._group = group
         self._changes: list[Change] = []
-        self._attach()
+        self._unread: Exception | None = None
 
     def take(self) -> list[Change]:
-        """What changed since the last call, in order."""
+        """What changed since the last call, in order.
+
+        Raises:
+            Exception: What a note of a change ran into; from then on the notes are incomplete.
+        """
+        if self._unread is not None:
+            raise self._unread
         self.was_reset = False
         if not self._changes:
             return self._changes
         changes, self._changes = self._changes, []
         return changes
 
-    def detach(self) -> None:
-        """Leave the pool as it was."""
-        for name in _FOLLOWED:
+    def attach(self) -> None:
+        """Follow the pool from now on.
+
+        Raises:
+            TypeError: vLLM's method names none of the parameters that are read.
+        """
+        shadows = (self._cache_full_blocks(), self._emit_removed(), self._reset())
+        for name, shadow in zip(_FOLLOWED, shadows, strict=True):
+            setattr(self._pool, name, shadow)
+
+    def detach(self, but_resets: bool = False) -> None:
+        """Leave the pool as it was; ``but_resets``: as long as blocks of it are ours."""
+        for name in _FOLLOWED[: -1 if but_resets else None]:
             self._pool.__dict__.pop(name, None)
+        self._changes.clear()
 
-    def _attach(self) -> None:
-        pool, group = self._pool, self._group
-        cache, emit_removed, reset = (getattr(pool, name) for name in _FOLLOWED)
+    def _cache_full_blocks(self) -> Callable[..., Any]:
+        original: Callable[..., Any] = self._pool.cache_full_blocks
+        read, group, changes = _reader(original, _READ), self._group, self._note
 
-        def cache_full_blocks(
-            request: Request,
-            blocks: Any,
-            num_cached_blocks: int,
-            num_full_blocks: int,
-            block_size: int,
-            kv_cache_group_id: int,
-            block_mask: Any = None,
-        ) -> None:
-            cache(
-                request, blocks, num_cached_blocks, num_full_blocks, block_size,
-                kv_cache_group_id, block_mask,
-            )  # fmt: skip
-            if kv_cache_group_id == group and num_cached_blocks < num_full_blocks:
-                self._changes.append(Cached(request, num_cached_blocks, num_full_blocks))
+        def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            try:
+                request, first, end, of_group = read(args, kwargs)
+                if of_group == group and first < end:
+                    changes(Cached(request, first, end))
+            except Exception as error:
+                self._unread = error
+            return result
 
-        def emit_block_removed_events(block_hashes: list[bytes]) -> None:
-            emit_removed(block_hashes)
-            self._changes.append(block_hashes)
+        return cache_full_blocks
 
-        def reset_prefix_cache() -> bool:
-            borrowed = self.borrowed
-            pool.free_blocks(borrowed)  # stock vLLM would have them free, and refuses otherwise
-            done: bool = reset()
-            pool.touch(borrowed)
+    def _emit_removed(self) -> Callable[..., Any]:
+        original: Callable[..., Any] = self._pool._emit_block_removed_events
+        read, changes = _reader(original, ("block_hashes",)), self._note
+
+        def emit_block_removed_events(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            try:
+                changes(read(args, kwargs)[0])
+            except Exception as error:
+                self._unread = error
+            return result
+
+        return emit_block_removed_events
+
+    def _reset(self) -> Callable[..., Any]:
+        original: Callable[..., Any] = self._pool.reset_prefix_cache
+
+        def reset_prefix_cache(*args: Any, **kwargs: Any) -> Any:
+            lent = self._lent()
+            try:
+                self._pool.free_blocks(lent)  # in stock vLLM they would be free
+                done = original(*args, **kwargs)
+            finally:
+                self._pool.touch(lent)
             if done:
-                self.was_reset = True
-                self._changes.append(Cleared())
+                self._renewed()
             return done
 
-        shadows = (cache_full_blocks, emit_block_removed_events, reset_prefix_cache)
-        for name, shadow in zip(_FOLLOWED, shadows, strict=True):
-            setattr(pool, name, shadow)
+        return reset_prefix_cache
+
+    def _note(self, change: Change) -> None:
+        self._changes.append(change)
+
+    def _lent(self) -> list[KVCacheBlock]:
+        try:
+            return self.lend()
+        except Exception as error:
+            self._unread = error
+            return []
+
+    def _renewed(self) -> None:
+        self.was_reset = True
+        self._changes.append(Cleared())
+        try:
+            self.renewed()
+        except Exception as error:
+            self._unread = error
+
+
+def _nothing() -> None:
+    pass
+
+
+def _reader(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
+    """Finds the arguments called ``names`` of a call of ``function``, passed in whichever way."""
+    places = {name: at for at, name in enumerate(inspect.signature(function).parameters)}
+    if missing := [name for name in names if name not in places]:
+        raise TypeError(f"{function.__qualname__} has no {', '.join(missing)}")
+    wanted = [(places[name], name) for name in names]
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        given = len(args)
+        return tuple([args[at] if at < given else kwargs[name] for at, name in wanted])
+
+    return read
 
 
 _FOLLOWED = ("cache_full_blocks", "_emit_block_removed_events", "reset_prefix_cache")
+_READ = ("request", "num_cached_blocks", "num_full_blocks", "kv_cache_group_id")

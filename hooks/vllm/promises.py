@@ -1,0 +1,94 @@
+"""Requests that wait for a load of ours, as vLLM sees them: none stands in the way of a reset.
+
+Stock vLLM preempts what runs and then resets its prefix cache. A request that waits for a load
+cannot be preempted, and with overlapping steps the blocks of those that were are held back until
+the step under way is over, because a load might write to them. Neither is a reason to refuse new
+weights: the load is void, and its request computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.request import Request
+
+
+class Promises:
+    """Loads that vLLM was promised and whose requests were not scheduled since.
+
+    Args:
+        pool: The live block pool.
+        manager: vLLM's book of which request holds which blocks.
+    """
+
+    def __init__(self, pool: BlockPool, manager: KVCacheManager) -> None:
+        self._pool = pool
+        self._manager = manager
+        self._waiting: dict[str, Request] = {}
+        self._received: set[str] = set()  # of them, those whose load is over
+        self._void: set[str] = set()  # of them, those with a load of what counts no longer
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def binding(self) -> bool:
+        """Whether a request waits for bytes that still count."""
+        return len(self._waiting) > len(self._received | self._void)
+
+    def made(self, request: Request) -> None:
+        """``request`` waits for a load into its blocks."""
+        self._waiting[request.request_id] = request
+
+    def scheduled(self, request_id: str) -> None:
+        """A request runs."""
+        if self._waiting:
+            self._forget(request_id)
+
+    def finished(self, request_id: str) -> None:
+        """A request ended. While its load is under way, vLLM keeps its blocks."""
+        if request_id in self._received:
+            self._forget(request_id)
+
+    def received(self, request_ids: Iterable[str]) -> None:
+        """vLLM is about to hear that these loads are over, and heard of blocks that failed."""
+        for request_id in request_ids:
+            request = self._waiting.get(request_id)
+            if request is None:
+                continue
+            if request.is_finished():
+                self._forget(request_id)
+                continue
+            self._received.add(request_id)
+            if request_id in self._void:
+                self._compute(request)
+
+    def lend(self) -> list[KVCacheBlock]:
+        """All blocks in use, each as often as it is held, if no request but ours holds any."""
+        (manager,) = self._manager.coordinator.single_type_managers
+        others = [name for name in manager.req_to_blocks if name not in self._waiting]
+        if any(manager.req_to_blocks[name] for name in others):
+            return []
+        used = [block for block in self._pool.blocks if block.ref_cnt and not block.is_null]
+        return [block for block in used for _ in range(block.ref_cnt)]
+
+    def renewed(self) -> None:
+        """The prefix cache was reset: perhaps for new weights, so no load under way counts."""
+        self._void.update(self._waiting)
+        for request_id in self._received:
+            self._compute(self._waiting[request_id])
+
+    def _compute(self, request: Request) -> None:
+        """Start over. Every worker is done with the blocks; vLLM finds nothing to cache."""
+        self._manager.free(request)
+        request.num_computed_tokens = 0
+
+    def _forget(self, request_id: str) -> None:
+        self._waiting.pop(request_id, None)
+        self._received.discard(request_id)
+        self._void.discard(request_id)

@@ -1,0 +1,211 @@
+"""What a model does with a scheduler's output, on paper: it reads, writes, samples, and checks.
+
+The orders are vLLM's own ``SchedulerOutput``; so are the block tables that are followed, and the
+outputs that go back, aggregated over workers by vLLM's ``KVOutputAggregator``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from copy import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .paper_worker import Notes, PaperWorker, noted
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+    from vllm.v1.request import Request
+
+VOCABULARY: Final = 200
+_RIGHT_DRAFTS: Final = 0.7  # share of draft tokens that the model would have said
+
+
+class WrongReadError(AssertionError):
+    """A position held something else than its request's own tokens under the weights of now."""
+
+
+@dataclass
+class Text:
+    """A request as a worker knows it."""
+
+    seed: int  # follows from weights, salt and adapter
+    tokens: list[int]
+    prompt: int  # of them are the prompt's
+    blocks: list[int]
+    _notes: list[int] = field(default_factory=list)
+
+    def notes(self, end: int) -> list[int]:
+        """What the positions before ``end`` hold once they are computed."""
+        notes = self._notes
+        while len(notes) < end:
+            notes.append(noted(notes[-1] if notes else self.seed, self.tokens[len(notes)]))
+        return notes[:end]
+
+    def cut(self, length: int) -> None:
+        """Forget tokens that the scheduler did not take."""
+        del self.tokens[length:], self._notes[length:]
+
+    def next_token(self) -> int:
+        """What the model says after the last token."""
+        return (self.notes(len(self.tokens))[-1] >> 20) % VOCABULARY
+
+
+@dataclass
+class Batch:
+    """One step on its way through the workers."""
+
+    order: SchedulerOutput
+    seeds: dict[str, int]  # of requests that are new to the workers
+    connector_outputs: list[KVConnectorOutput | None]
+    result: ModelRunnerOutput | None = None
+
+
+class PaperModel:
+    """Computes batches on all workers, in the order in which they were dispatched.
+
+    Args:
+        workers: Their memory; each holds the same, as far as the scheduler can know.
+        rng: Decides which drafts are right.
+
+    Attributes:
+        positions_read: Positions whose notes were compared.
+    """
+
+    def __init__(self, workers: list[PaperWorker], rng: random.Random) -> None:
+        self.workers = workers
+        self.positions_read = 0
+        self._rng = rng
+        self._texts: dict[str, Text] = {}
+        self._block_size = workers[0].memory.shape[1]
+
+    def run(self, batch: Batch) -> None:
+        """Compute ``batch``: check what it reads, write what it computes, sample."""
+        self._learn(batch)
+        order = batch.order
+        tokens = {name: self._compute(name, order) for name in order.num_scheduled_tokens}
+        batch.result = _runner_output(tokens)
+        for worker in self.workers:
+            worker.forwards += 1
+
+    def drafts(self, names: list[str], count: int) -> list[list[int]]:
+        """Draft tokens for the next step, some of them wrong."""
+        return [self._drafts(self._texts[name], count) for name in names]
+
+    def _learn(self, batch: Batch) -> None:
+        order = batch.order
+        for name in order.finished_req_ids:
+            self._texts.pop(name, None)
+        for new in order.scheduled_new_reqs:
+            tokens = list(new.prefill_token_ids or new.prompt_token_ids or ())
+            seed, prompt = batch.seeds[new.req_id], len(new.prompt_token_ids or ())
+            self._texts[new.req_id] = Text(seed, tokens, prompt, list(new.block_ids[0]))
+        cached = order.scheduled_cached_reqs
+        for at, name in enumerate(cached.req_ids):
+            text, blocks = self._texts[name], cached.new_block_ids[at]
+            if name in cached.resumed_req_ids:
+                tokens = list(cached.all_token_ids[name])
+                assert blocks is not None
+                text = Text(batch.seeds[name], tokens, text.prompt, list(blocks[0]))
+                self._texts[name] = text
+            elif blocks is not None:
+                text.blocks += blocks[0]
+            text.cut(text.prompt + cached.num_output_tokens[at])
+
+    def _compute(self, name: str, order: SchedulerOutput) -> list[int]:
+        text, count = self._texts[name], order.num_scheduled_tokens[name]
+        drafts = list(order.scheduled_spec_decode_tokens.get(name, ()))
+        if -1 in drafts:  # asynchronous scheduling: the worker has them
+            drafts = self._drafts(text, len(drafts))
+        real = count - len(drafts)
+        # A step that was scheduled before drafts were rejected counts from too far on.
+        start = min(_computed(name, order), len(text.tokens) - real)
+        self._read(name, text, start)
+        end = start + real
+        notes = text.notes(end)[start:]
+        for token in drafts:
+            notes.append(noted(notes[-1], token))
+        self._write(text, start, notes)
+        return self._sample(text, drafts) if end == len(text.tokens) else []
+
+    def _read(self, name: str, text: Text, end: int) -> None:
+        if not end:
+            return
+        expected = np.array(text.notes(end), dtype=np.uint64)
+        blocks = text.blocks[: -(-end // self._block_size)]
+        for number, worker in enumerate(self.workers):
+            found: Notes = worker.memory[blocks].reshape(-1)[:end]
+            if not np.array_equal(found, expected):
+                first = int(np.argmax(found != expected))
+                raise WrongReadError(
+                    f"{name} reads {int((found != expected).sum())} of {end} positions wrong on "
+                    f"worker {number}, the first at {first} in block "
+                    f"{text.blocks[first // self._block_size]}"
+                )
+        self.positions_read += end
+
+    def _write(self, text: Text, start: int, notes: list[int]) -> None:
+        places = np.arange(start, start + len(notes))
+        blocks = np.array(text.blocks)[places // self._block_size]
+        for worker in self.workers:
+            worker.memory[blocks, places % self._block_size] = np.array(notes, dtype=np.uint64)
+
+    def _sample(self, text: Text, drafts: list[int]) -> list[int]:
+        said = [text.next_token()]
+        text.tokens.append(said[0])
+        for draft in drafts:
+            if draft != said[-1]:
+                break
+            said.append(text.next_token())
+            text.tokens.append(said[-1])
+        return said
+
+    def _drafts(self, text: Text, count: int) -> list[int]:
+        guess, drafts = Text(text.seed, list(text.tokens), text.prompt, []), list[int]()
+        guess._notes = list(text.notes(len(text.tokens)))
+        for _ in range(count):
+            right = self._rng.random() < _RIGHT_DRAFTS
+            drafts.append(guess.next_token() if right else self._rng.randrange(VOCABULARY))
+            guess.tokens.append(drafts[-1])
+        return drafts
+
+
+def seed_of(request: Request, weights: int) -> int:
+    """What stands before a request's first position: weights, salt, adapter."""
+    adapter = request.lora_request.lora_name if request.lora_request else ""
+    text = f"{weights} {request.cache_salt} {adapter}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big") * 2
+
+
+def aggregated(batch: Batch, aggregator: Any) -> ModelRunnerOutput:
+    """A batch's result with what all workers' connectors have to say."""
+    assert batch.result is not None
+    outputs = []
+    for said in batch.connector_outputs:
+        output = copy(batch.result)
+        output.kv_connector_output = said
+        outputs.append(output)
+    if aggregator is None:
+        return outputs[0]
+    result: ModelRunnerOutput = aggregator.aggregate(outputs)
+    return result
+
+
+def _runner_output(tokens: dict[str, list[int]]) -> ModelRunnerOutput:
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    names = list(tokens)
+    places = {name: at for at, name in enumerate(names)}
+    return ModelRunnerOutput(names, places, [tokens[name] for name in names])
+
+
+def _computed(name: str, order: SchedulerOutput) -> int:
+    for new in order.scheduled_new_reqs:
+        if new.req_id == name:
+            return int(new.num_computed_tokens)
+    cached = order.scheduled_cached_reqs
+    return int(cached.num_computed_tokens[cached.req_ids.index(name)])
