@@ -18,7 +18,7 @@ import zmq
 from ..graph import wire
 from ..graph.errors import ConfigError, VersionError, WireError
 from ..graph.events import Pressure
-from .reliance import HOOKS, misfit
+from .reliance import HOOKS, misfits
 from .sidecar import private_directory
 from .tiers.host_memory import available_bytes
 from .tiers.settings import (
@@ -110,9 +110,8 @@ def check_vllm() -> Check:
 
 def check_hooks() -> Check:
     """Does everything of vLLM's that the hooks rely on exist, with the parameters they use."""
-    missing = [problem for hook in HOOKS if (problem := misfit(*hook))]
-    if missing:
-        return Check("hooks", False, "; ".join(missing), _NOT_FITTING)
+    if problems := misfits():
+        return Check("hooks", False, "; ".join(problems), _NOT_FITTING)
     return Check("hooks", True, f"all {len(HOOKS)} that we rely on fit")
 
 

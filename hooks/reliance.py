@@ -8,8 +8,9 @@ from typing import Any, Final
 
 _CACHED: Final = (
     "request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size",
-    "kv_cache_group_id", "block_mask",
+    "kv_cache_group_id",
 )  # fmt: skip
+_ALLOCATED: Final = ("request", "blocks", "num_external_tokens")
 _INSERTED: Final = ("block_hash_with_group_id", "block", "num_tokens")
 _BASE: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 # module, attribute path, parameters that we pass or are passed
@@ -26,7 +27,14 @@ HOOKS: Final = (
     ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.append_n", ("blocks",)),
     ("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue.iter_blocks_after", ("cursor",)),
     ("vllm.v1.core.kv_cache_utils", "KVCacheBlock.block_hash", ()),
+    (_BASE, "KVConnectorBase_V1.bind_kv_cache_manager", ("kv_cache_manager",)),
     (_BASE, "KVConnectorBase_V1.bind_gpu_block_pool", ("gpu_block_pool",)),
+    (_BASE, "KVConnectorBase_V1.on_new_request", ("request",)),
+    (_BASE, "KVConnectorBase_V1.get_num_new_matched_tokens", ("request", "num_computed_tokens")),
+    (_BASE, "KVConnectorBase_V1.update_state_after_alloc", _ALLOCATED),
+    (_BASE, "KVConnectorBase_V1.build_connector_meta", ("scheduler_output",)),
+    (_BASE, "KVConnectorBase_V1.request_finished", ("request", "block_ids")),
+    (_BASE, "KVConnectorBase_V1.set_xfer_handshake_metadata_pp_aware", ("metadata",)),
     (_BASE, "SupportsHMA.request_finished_all_groups", ("request", "block_ids")),
     # with tiers
     ("vllm.v1.core.block_pool", "BlockPool.get_new_blocks", ("num_blocks",)),
@@ -44,6 +52,11 @@ HOOKS: Final = (
 )
 
 
+def misfits() -> list[str]:
+    """What this vLLM lacks of ``HOOKS``, or asks of them beyond what we know; in words."""
+    return [problem for hook in HOOKS if (problem := misfit(*hook))]
+
+
 def misfit(module: str, path: str, parameters: tuple[str, ...]) -> str | None:
     """What is wrong with one entry of ``HOOKS``; None if nothing is."""
     found: Any = importlib.import_module(module)
@@ -51,6 +64,16 @@ def misfit(module: str, path: str, parameters: tuple[str, ...]) -> str | None:
         found = getattr(found, part, None)
         if found is None:
             return f"{module}.{path} is missing"
-    known = inspect.signature(found).parameters if parameters else {}
-    lost = [name for name in parameters if name not in known]
-    return f"{module}.{path} takes no {', '.join(lost)}" if lost else None
+    if not parameters:
+        return None
+    known = inspect.signature(found).parameters
+    if lost := [name for name in parameters if name not in known]:
+        return f"{module}.{path} takes no {', '.join(lost)}"
+    if new := [name for name in known if name not in parameters and _required(known[name])]:
+        return f"{module}.{path} wants {', '.join(new)}"
+    return None
+
+
+def _required(parameter: inspect.Parameter) -> bool:
+    optional = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.name != "self" and parameter.default is parameter.empty and not optional

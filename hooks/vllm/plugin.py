@@ -14,6 +14,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from ..reliance import misfits
 from .logs import log_where_vllm_logs
 from .settings import (
     BESIDE_KEY,
@@ -89,7 +90,7 @@ def attach(config: VllmConfig) -> None:
     about connectors that move KV; ours only looks.
     """
     if reason := reason_to_decline(config):
-        logger.info("kvgraph: not attached: %s", reason)
+        logger.warning("kvgraph: not attached: %s", reason)
         return
     if config.kv_transfer_config is None:
         keep_cpu_threads(config)
@@ -98,7 +99,9 @@ def attach(config: VllmConfig) -> None:
 
 
 def reason_to_decline(config: VllmConfig) -> str | None:
-    """Why there is nothing for us to do in this engine, if so."""
+    """Why there is nothing for us to do in this engine, or nothing that we can, if so."""
+    if problems := misfits():
+        return f"this vLLM is not one that we know: {'; '.join(problems)}"
     if not config.cache_config.enable_prefix_caching:
         return "prefix caching is off, so no block outlives its request"
     if config.model_config.is_encoder_decoder:
