@@ -31,7 +31,7 @@ from ..graph.tables import GraphLimits
 from ..graph.types import LAYER_BY_NAME, LAYER_NAMES, MAX_ENGINES, EdgeType, SourceLayer
 from .config_errors import explain_errors, unknown_key
 from .endpoints import check_endpoint, is_loopback
-from .policies.lifecycle import LifecyclePolicy
+from .policies.registry import DEFAULT, new_policy
 
 ENV_PREFIX: Final = "KVGRAPH_"
 ENV_CONFIG: Final = "KVGRAPH_CONFIG"
@@ -152,11 +152,11 @@ class PolicyConfig(Section):
         name: ``classic`` is the weighted sum of [score], ``lifecycle`` learns when sessions return.
     """
 
-    name: Literal["classic", "lifecycle"] = "classic"
+    name: Literal["classic", "lifecycle"] = DEFAULT
 
-    def policy(self) -> Policy | None:
-        """A fresh policy; None stands for the classic one, which the graph makes of [score]."""
-        return LifecyclePolicy() if self.name == "lifecycle" else None
+    def policy(self, profile: ScoreProfile) -> Policy:
+        """A fresh policy; ``profile`` are the weights of those that have some."""
+        return new_policy(self.name, profile)
 
 
 class PrefetchConfig(Section):

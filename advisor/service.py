@@ -78,7 +78,7 @@ class Service:
         self._watch = ConfigWatch(config, path, overrides or {}, clock)
         self.graph = KVCacheGraph(
             profile=config.profile(),
-            policy=config.policy.policy(),
+            policy=config.policy.policy(config.profile()),
             limits=config.graph.limits(),
             clock=clock,
         )

@@ -19,6 +19,7 @@ from kvgraph.graph.events import (
     SessionSignal,
 )
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.scoring import ClassicPolicy, ScoreProfile
 from kvgraph.graph.types import SourceLayer
 
 SIZE = 16
@@ -202,7 +203,8 @@ def test_while_it_yields_the_order_is_by_last_use(monkeypatch: pytest.MonkeyPatc
 
 
 def test_configuration_names_the_policy() -> None:
-    assert PolicyConfig().policy() is None
-    policy = PolicyConfig(name="lifecycle").policy()
-    assert policy is not None
-    assert policy.name == "lifecycle"
+    weights = ScoreProfile(hit_count=-7.0)
+    classic = PolicyConfig(name="classic").policy(weights)
+    assert isinstance(classic, ClassicPolicy)
+    assert classic.profile is weights
+    assert PolicyConfig(name="lifecycle").policy(weights).name == "lifecycle"

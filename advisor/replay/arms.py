@@ -8,8 +8,8 @@ from functools import partial
 from typing import Final
 
 from ...graph.policy import Policy
-from ...graph.scoring import ClassicPolicy, ScoreProfile
-from ..policies.lifecycle import LifecyclePolicy
+from ...graph.scoring import ScoreProfile
+from ..policies.registry import DEFAULT, POLICIES, new_policy
 from .baselines import LfuHistoryOrder, SessionTailOrder, SessionTtlOrder
 from .bounds import belady_hits, infinite_for_multi_turn_hits, infinite_hits
 from .errors import ReplayError
@@ -23,7 +23,13 @@ from .simulator import Load, simulate
 from .trace import Ints, Trace
 
 HINTS: Final = "+hints"
-"""Suffix of a graph policy's name: its sessions say when they are over."""
+"""Suffix of a graph policy's name: callers name their sessions and say what the trace knows.
+
+Without it nobody says anything: sessions are inferred from chains, as live.
+"""
+
+BY_DEFAULT: Final = "default"
+"""The graph policy that a sidecar runs with no configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +55,12 @@ Fast = Callable[[Trace, int], Ints]
 
 def graph_policies() -> dict[str, Callable[[Settings], Policy]]:
     """The live policies by name: the objects that a sidecar runs."""
-    return {
-        "classic": lambda settings: ClassicPolicy(settings.profile),
-        "lifecycle": lambda settings: LifecyclePolicy(),
-    }
+    names = {BY_DEFAULT: DEFAULT, **{name: name for name in POLICIES}}
+    return {arm: partial(_policy, name) for arm, name in names.items()}
+
+
+def _policy(name: str, settings: Settings) -> Policy:
+    return new_policy(name, settings.profile)
 
 
 ORDERS: Final[dict[str, OrderMaker]] = {
@@ -80,10 +88,11 @@ BOUNDS: Final = ("belady-pool", "belady", "infinite-multi-turn", "infinite")
 def arm_names() -> list[str]:
     """What ``all`` means here: baselines, then graph policies, then bounds.
 
-    Every graph policy can be told when sessions end, but a table shows that for the last one only:
-    what hints are worth is seen there, and graph policies take most of a table's time.
+    Every graph policy can be told what callers say, but a table shows that for the last one only:
+    what hints are worth is seen there, and graph policies take most of a table's time. The default
+    stands there under its own name.
     """
-    graph = list(graph_policies())
+    graph = list(POLICIES)
     graph.append(graph[-1] + HINTS)
     online = [name for name in {**ORDERS, **FAST} if name not in BOUNDS]
     if not is_installed():
@@ -98,7 +107,7 @@ def chosen_arms(names: Sequence[str]) -> list[str]:
         ReplayError: There is no such arm.
     """
     known = arm_names()
-    more = [*ALGORITHMS, *(name + HINTS for name in graph_policies())]
+    more = [*ALGORITHMS, *graph_policies(), *(name + HINTS for name in graph_policies())]
     allowed = [*known, *(name for name in more if name not in known)]
     for name in names:
         if name != "all" and name not in allowed:

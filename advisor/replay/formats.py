@@ -13,6 +13,8 @@ Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
 Time = Annotated[float, msgspec.Meta(ge=0, le=1e13)]
 BlockHash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: msgspec's own bound
 Name = Annotated[str, msgspec.Meta(max_length=1024)]
+Return = Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # s; the bound of the wire
+Layers = Annotated[list[tuple[Name, Tokens, Tokens]], msgspec.Meta(max_length=1024)]
 
 
 class Line(msgspec.Struct, omit_defaults=True):
@@ -39,6 +41,11 @@ class Line(msgspec.Struct, omit_defaults=True):
     ended: bool = False
     cached_tokens: Tokens | None = None
     seconds: Time | None = None  # that the request took
+    # what a caller said: absent where nobody said anything
+    waiting_for_tool: bool | None = None  # true: the answer ended in a tool call; false: the turn
+    expected_return_s: Return | None = None  # after the end of the request
+    layers: Layers | None = None  # (source layer, first token, end token)
+    tenant: Name | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +83,8 @@ class Format:
             raise TraceError(f"timestamp is missing; a {self.name} line needs it")
 
 
-_OURS: Final = ("kvgraph_trace", "block_size", "at", "session")
+_SAID: Final = ("waiting_for_tool", "expected_return_s", "layers", "tenant")
+_OURS: Final = ("kvgraph_trace", "block_size", "at", "session", *_SAID)
 _BAILIAN: Final = ("chat_id", "parent_chat_id", "turn")
 _AIPERF: Final = ("session_id", "delay")
 _BODY: Final = ("input_length", "hash_ids")

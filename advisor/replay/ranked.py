@@ -10,19 +10,14 @@ from typing import Final
 
 import numpy as np
 
-from ...graph.events import (
-    AnyEvent,
-    BlocksRemoved,
-    BlocksStored,
-    RequestFinished,
-    RequestStarted,
-)
+from ...graph.events import AnyEvent, BlocksStored
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.policy import Policy
 from ...graph.scoring import ScoreProfile
 from ...graph.types import Keys
 from .orders import EvictionOrder
-from .trace import Ints, Trace
+from .teller import Teller
+from .trace import Trace
 
 _ENGINE: Final = "replay"
 _SLICE: Final = 512
@@ -50,7 +45,8 @@ class GraphOrder(EvictionOrder):
 
     Args:
         policy: None is the classic score with ``profile``'s weights.
-        hints: Whether a request that is its session's last says so when it ends.
+        hints: Whether callers name their sessions and say what the trace knows; a trace that
+            holds nothing that they said knows its sessions' last turns.
     """
 
     def __init__(
@@ -64,7 +60,7 @@ class GraphOrder(EvictionOrder):
     ) -> None:
         self.planning = planning or Planning()
         self._now = 0.0
-        self._teller = _Teller(trace, hints)
+        self._teller = Teller(trace, hints)
         self._graph = KVCacheGraph(profile=profile, policy=policy, clock=lambda: self._now)
         self._news: deque[_News] = deque()  # that the graph has not heard yet
         self._free: OrderedDict[int, None] = OrderedDict()
@@ -100,7 +96,7 @@ class GraphOrder(EvictionOrder):
         self._news.append(_News(now, None, blocks))
 
     def finished(self, request: int, now: float) -> None:
-        self._news.append(_News(now, self._teller.finished(request)))
+        self._news.append(_News(now, self._teller.finished(request, now)))
 
     def _next_ranked(self) -> int | None:
         """The ranking's next block id; keys are looked up a slice at a time."""
@@ -154,56 +150,3 @@ class _News:
     at: float
     event: AnyEvent | None
     blocks: Sequence[int] = ()
-
-
-class _Teller:
-    """Words the events of a trace as an engine's hook does."""
-
-    def __init__(self, trace: Trace, hints: bool) -> None:
-        self._trace = trace
-        self.keys = trace.keys()
-        self._last = trace.last.tolist() if hints else [False] * len(trace)
-
-    def started(self, request: int, hit: int) -> RequestStarted:
-        trace = self._trace
-        chain = trace.chain(request)
-        return RequestStarted(
-            request_id=str(request),
-            hashes=self._packed(chain[: int(trace.prompts[request])]),
-            prompt_tokens=int(trace.input_tokens[request]),
-            cached_tokens=hit * trace.block_size,
-            block_size=trace.block_size,
-            session=self._session(request),
-        )
-
-    def stored(self, request: int, hit: int) -> BlocksStored:
-        chain = self._trace.chain(request)
-        parent = int(self.keys[chain[hit - 1]]) if hit else None
-        return BlocksStored(self._packed(chain[hit:]), parent, self._trace.block_size)
-
-    def removed(self, blocks: Sequence[int]) -> BlocksRemoved:
-        return BlocksRemoved(self.keys[list(blocks)].tobytes())
-
-    def finished(self, request: int) -> RequestFinished:
-        trace = self._trace
-        prompts, tokens = int(trace.prompts[request]), int(trace.input_tokens[request])
-        # A partial block has no hash that a longer prompt could extend.
-        known = trace.chain(request)
-        whole = np.concatenate([known[: int(trace.full[request])], known[prompts:]])
-        return RequestFinished(
-            request_id=str(request),
-            hashes=self._packed(whole),
-            prompt_tokens=tokens,
-            total_tokens=tokens + int(trace.output_tokens[request]),
-            reason="finished",
-            session=self._session(request),
-            session_ended=self._last[request],
-        )
-
-    def _session(self, request: int) -> str | None:
-        if not self._trace.has_sessions:
-            return None
-        return f"s{self._trace.session[request]}"
-
-    def _packed(self, blocks: Ints) -> bytes:
-        return self.keys[blocks].tobytes()

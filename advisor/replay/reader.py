@@ -14,6 +14,7 @@ from .errors import TraceError
 from .formats import AIPERF, BAILIAN, RECORDED, Format, Line, decode_line, detect
 from .lineage import infer_sessions
 from .lines import read_lines
+from .said import SaidDraft
 from .service import ServiceModel
 from .ticks import spread_over_ticks
 from .trace import Trace, last_turns
@@ -73,6 +74,7 @@ class _Draft:
         self._session_rows: dict[str | int, int] = {}
         self._free_at: dict[int, float] = {}  # session → when its turn before was done
         self._service = ServiceModel()
+        self._said = SaidDraft()
 
     def add(self, line: Line) -> None:
         self._kind.check(line)
@@ -84,6 +86,7 @@ class _Draft:
         chain = self._chain(line.hash_ids + line.output_hash_ids)
         if len(self._ids) + len(self.at) + len(chain) > MAX_REFERENCES:
             raise TraceError(f"more than {MAX_REFERENCES:,} requests and block references")
+        self._said.add(line)
         self._ids.extend(chain)
         self._lengths.append(len(chain))
         self._prompts.append(len(line.hash_ids))
@@ -130,6 +133,7 @@ class _Draft:
             session,
             last_turns(session),
             named,
+            self._said.said(order.tolist()),
         )
 
     def _check_blocks(self, tokens: int, blocks: int) -> None:

@@ -1,7 +1,7 @@
 """Writes what a live engine does as a trace that replay reads: yesterday's traffic, replayable.
 
 No token and no name is written: a block is a keyed hash of the engine's own block hash, a session
-a keyed hash of its name, and the key is forgotten with the recording.
+or a tenant a keyed hash of its name, and the key is forgotten with the recording.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any, Final, TextIO, cast
 
 import msgspec
 
-from ...graph.events import AnyEvent, RequestFinished, RequestStarted
+from ...graph.events import AnyEvent, RequestFinished, RequestStarted, Segment
+from ...graph.types import LAYER_NAMES
 from .errors import TraceError
 from .formats import HEADER_VERSION
 
@@ -89,21 +90,30 @@ class Recorder:
         at, started = self._running.pop((engine, event.request_id), (0.0, None))
         if started is None or started.prompt_tokens < 1 or not self._fits(started.block_size):
             return
-        blocks = self._hashed(started.hashes)
-        self._write(
-            {
-                "at": round(at, 6),
-                "seconds": round(now - at, 6),
-                "input_length": started.prompt_tokens,
-                "output_length": event.total_tokens - started.prompt_tokens,
-                "cached_tokens": started.cached_tokens,
-                "session": self._name(event.tenant, event.session),
-                "ended": event.session_ended,
-                "hash_ids": blocks,
-                "output_hash_ids": self._hashed(event.hashes[len(started.hashes) :]),
-            }
-        )
+        line = {
+            "at": round(at, 6),
+            "seconds": round(now - at, 6),
+            "input_length": started.prompt_tokens,
+            "output_length": event.total_tokens - started.prompt_tokens,
+            "cached_tokens": started.cached_tokens,
+            "session": self._name(event.tenant, event.session),
+            "ended": event.session_ended,
+            **self._said(started, event),
+            "hash_ids": self._hashed(started.hashes),
+            "output_hash_ids": self._hashed(event.hashes[len(started.hashes) :]),
+        }
+        self._write(line)
         self.requests += 1
+
+    def _said(self, started: RequestStarted, event: RequestFinished) -> dict[str, Any]:
+        """What the caller said beside the session; what nobody said is absent."""
+        said = {
+            "tenant": event.tenant and self._digest(f"\0\0{event.tenant}".encode()).hex(),
+            "waiting_for_tool": event.waiting_for_tool,
+            "expected_return_s": event.expected_return_s,
+            "layers": [_part(segment, started) for segment in started.segments] or None,
+        }
+        return {name: value for name, value in said.items() if value is not None}
 
     def _fits(self, block_size: int) -> bool:
         """Whether blocks of this size belong into the file; the first request decides."""
@@ -128,3 +138,9 @@ class Recorder:
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(msgspec.json.encode(line).decode() + "\n")
+
+
+def _part(segment: Segment, started: RequestStarted) -> tuple[str, int, int]:
+    """A source layer and the tokens of the prompt that are of it."""
+    end = min(segment.end, started.prompt_tokens)
+    return LAYER_NAMES[segment.layer], min(segment.start, end), end

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from ...graph.types import Keys
+from .said import Said
 
 Ints = npt.NDArray[np.int32]
 
@@ -32,6 +33,7 @@ class Trace:
         session: ``[requests]``, numbered in order of appearance.
         last: bool ``[requests]``, whether its session never comes back after it.
         has_sessions: Whether sessions were named in the file; else they are inferred from chains.
+        said: What callers said of the requests; None where the format knows no such thing.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Trace:
     session: Ints
     last: npt.NDArray[np.bool_]
     has_sessions: bool
+    said: Said | None = None
 
     def __len__(self) -> int:
         return len(self.at)
@@ -88,6 +91,10 @@ class Trace:
         turns[order] = np.arange(len(order)) - np.repeat(first, counts)
         return turns
 
+    def unnamed(self) -> Trace:
+        """The same requests from callers that name no session."""
+        return replace(self, has_sessions=False)
+
     def head(self, share: float) -> Trace:
         """The first ``share`` of the requests, knowing nothing of the rest."""
         return self._slice(slice(0, round(len(self) * share)), f"{self.name} (first {share:.0%})")
@@ -109,6 +116,7 @@ class Trace:
             session,
             last_turns(session),
             self.has_sessions,
+            self.said and self.said.rows(part),
         )
 
 

@@ -1,0 +1,28 @@
+"""Policies by name: the one place that a sidecar's configuration and the replay lab ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ...graph.policy import Policy
+from ...graph.scoring import ClassicPolicy, ScoreProfile
+from .lifecycle import LifecyclePolicy
+
+DEFAULT: Final = "classic"
+"""The policy of a sidecar without any configuration."""
+
+POLICIES: Final[dict[str, Callable[[ScoreProfile | None], Policy]]] = {
+    "classic": ClassicPolicy,
+    "lifecycle": lambda profile: LifecyclePolicy(),
+}
+
+
+def new_policy(name: str, profile: ScoreProfile | None = None) -> Policy:
+    """A fresh policy.
+
+    Args:
+        name: A key of ``POLICIES``.
+        profile: Weights of the policies that have some; None takes the defaults.
+    """
+    return POLICIES[name](profile)
