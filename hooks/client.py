@@ -64,6 +64,7 @@ class ClientOptions:
     tick_s: float = 0.2
     heartbeat_s: float = 0.4  # under the 0.5 s that the sidecar is promised
     max_stale_s: float = 2.0
+    protect_stale_s: float = 60.0  # how long protection outlives the sidecar's last word
     absent_s: float = 2.0  # unreachable for so long: the sidecar is gone, stop keeping for it
     silent_s: float = 5.0  # no advice for so long: say so, once
     resync_gap_s: float = 0.2  # at most one resync in this time
@@ -124,6 +125,13 @@ class AdvisorClient:
         held = self._held
         # `not <=` rather than `>`, so that a time that is not a number reads as stale.
         if held is None or not self._clock() - held.ts <= self._max_stale:
+            return None
+        return held
+
+    def remembered(self) -> EvictionRanking | None:
+        """The latest ranking for as long as what it protects counts, in order or not."""
+        held = self._held
+        if held is None or not self._clock() - held.ts <= self.options.protect_stale_s:
             return None
         return held
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -10,15 +11,17 @@ import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE, cached_pool, new_pool, request_maker
 from kvgraph.graph.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
-from kvgraph.hooks.vllm.eviction import PROTECT_PER_STEP, FreeQueueArranger
+from kvgraph.hooks.vllm.eviction import FreeQueueArranger
 from kvgraph.hooks.vllm.index import BlockIndex
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
-def ranking(order: Any, protected: Any = (), epoch: int = 1) -> EvictionRanking:
+def ranking(
+    order: Any, protected: Any = (), epoch: int = 1, ts: float = math.inf
+) -> EvictionRanking:
     as_keys = [np.array(list(keys), dtype=np.uint64) for keys in (order, protected, (), ())]
-    return EvictionRanking(epoch, 0.0, *as_keys)
+    return EvictionRanking(epoch, ts, *as_keys)
 
 
 def queue_of(pool: Any) -> list[Any]:
@@ -75,16 +78,31 @@ def test_a_step_without_news_moves_nothing() -> None:
     assert queue_of(pool) == order
 
 
-def test_protected_blocks_go_to_the_back_most_precious_last() -> None:
-    pool, keys, index = cached_pool(1024)
-    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
-    protected = random.Random(5).sample(keys.tolist(), 300)
-    advice = ranking([k for k in keys.tolist() if k not in set(protected)], protected)
+def test_a_block_that_was_used_after_the_ranking_stays_where_that_put_it() -> None:
+    """What a ranking says of a session is void once the session came back."""
+    now = 1000.0
+    pool, keys, index = cached_pool(64, lambda: now)
+    arranger = FreeQueueArranger(pool, index, blocks_per_step=4)
+    by_key = {key_of(b.block_hash[:-4]): b for b in queue_of(pool)}
+    order = keys.tolist()[:20]
+    now = 1010.0
+    advice = ranking(order, ts=now)
     arranger.step(advice)
-    assert keys_in_queue(pool)[-PROTECT_PER_STEP:] == protected[:PROTECT_PER_STEP]
-    for _ in range(3):
+    now = 1011.0
+    back = order[8:12]
+    pool.touch([by_key[key] for key in back])
+    arranger.step(advice)
+    index.remember(back, [by_key[key].block_id for key in back])
+    pool.free_blocks([by_key[key] for key in back])
+    evicted = []
+    for _ in range(8):
         arranger.step(advice)
-    assert keys_in_queue(pool)[-300:] == protected
+        evicted += [key_of(b.block_hash[:-4]) for b in queue_of(pool)[:2]]
+        pool.get_new_blocks(2)
+    assert evicted == [key for key in order if key not in back]
+    assert keys_in_queue(pool)[-4:] == back
+    arranger.step(ranking(back, epoch=2, ts=1012.0))  # a later one knows
+    assert keys_in_queue(pool)[:4] == back
 
 
 def test_an_evicted_protected_block_is_counted_once() -> None:

@@ -124,7 +124,10 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         """After the step's allocations and before the next ones: arrange the free queue."""
         if self._side is not None:
-            work = self._side.step(scheduler_output.total_num_scheduled_tokens)
+            work = self._side.step(
+                scheduler_output.total_num_scheduled_tokens,
+                getattr(scheduler_output, "preempted_req_ids", None) or (),
+            )
         else:
             work = self._rescue.work()
         return TierMetadata(work) if work else _NOTHING_TO_DO

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+from ..keys import GROUP_BYTES, key_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -15,21 +19,34 @@ class BlockIndex:
 
     An entry is a promise about the past, checked before use: ``find`` returns a block only while
     it still carries the hash that it was remembered with.
+
+    Args:
+        pool: The live block pool.
+        clock: Monotonic seconds, the clock that rankings are dated in.
     """
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, clock: Callable[[], float] = time.monotonic) -> None:
         self._pool = pool
+        self._clock = clock
         self._entries: dict[int, tuple[KVCacheBlock, bytes]] = {}
+        self._freed_at: list[float] = [-math.inf] * len(pool.blocks)  # by block id
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Remember a chain of cached blocks; ``block_ids`` may be longer than ``keys``.
+        """Remember a chain of cached blocks that is freed now.
 
         Walks from the tail and stops at the first block that is known already: what comes before
         it was remembered with it, so a conversation costs only its newest turn.
+
+        Args:
+            keys: Of the chain's blocks, from its start.
+            block_ids: As many, or more.
         """
+        now, freed_at = self._clock(), self._freed_at
+        for block_id in block_ids[: len(keys)]:
+            freed_at[block_id] = now
         entries, blocks = self._entries, self._pool.blocks
         for i in range(len(keys) - 1, -1, -1):
             key, block = keys[i], blocks[block_ids[i]]
@@ -48,6 +65,25 @@ class BlockIndex:
         if block.ref_cnt or block.block_hash != block_hash or block.next_free_block is None:
             return None
         return block
+
+    def rediscover(self, hashes: Sequence[bytes]) -> None:
+        """Remember what the prefix cache holds of a chain that was freed without a word.
+
+        Args:
+            hashes: Of the chain's blocks, from its start, as the prefix cache keeps them: with the
+                group's id.
+        """
+        now, block_of = self._clock(), self._pool.cached_block_hash_to_block.get_one_block
+        for block_hash in hashes:
+            block = block_of(block_hash)
+            if block is not None and not block.is_null:
+                self._entries[key_of(block_hash[:-GROUP_BYTES])] = (block, block_hash)
+                self._freed_at[block.block_id] = now
+
+    def freed_at(self, block: KVCacheBlock) -> float:
+        """When a request that used ``block`` last gave it back; -inf if none ever did."""
+        freed_at: float = self._freed_at[block.block_id]
+        return freed_at
 
     def forget(self, keys: Sequence[int]) -> list[int]:
         """Take note that a block of each key was evicted; returns the keys that are gone.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -99,7 +99,7 @@ class EngineObserver:
         self._adapted = adapted
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
-        self._running: dict[str, Meaning] = {}
+        self._running: dict[str, tuple[Request, Meaning]] = {}
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class EngineObserver:
         meaning = self._tags.read(
             request.kv_transfer_params, prompt, request.session_id, request.cache_salt
         )
-        self._running[request.request_id] = meaning
+        self._running[request.request_id] = request, meaning
         self._emit(
             RequestStarted(
                 request_id=request.request_id[:MAX_NAME],
@@ -137,7 +137,7 @@ class EngineObserver:
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """A request ended and its blocks are about to be freed."""
         self._waiting.pop(request.request_id, None)
-        meaning = self._running.pop(request.request_id, None)
+        _, meaning = self._running.pop(request.request_id, (None, None))
         if meaning is None:
             return  # aborted before it was ever scheduled: it touched no block
         packed = self._remember(request, block_ids[self._group.index])
@@ -155,6 +155,14 @@ class EngineObserver:
                 session_ended=meaning.session_ended,
             )
         )
+
+    def requests_preempted(self, request_ids: Iterable[str]) -> None:
+        """Requests lost their blocks, and will be scheduled again: the blocks can be evicted."""
+        for request_id in request_ids:
+            request, _ = self._running.get(request_id, (None, None))
+            if request is not None:
+                hashes = self._group.hashes(request, request.num_tokens)
+                self._index.rediscover([each + self._group.suffix for each in hashes])
 
     def _remember(self, request: Request, block_ids: Sequence[int]) -> bytes:
         """Index the request's cached blocks; their packed keys."""
@@ -186,7 +194,8 @@ class EngineObserver:
             self._removed(removed)
 
     def _stored(self, request: Request, first: int, end: int) -> None:
-        hashes, meaning = request.block_hashes, self._running.get(request.request_id, NO_MEANING)
+        hashes = request.block_hashes
+        _, meaning = self._running.get(request.request_id, (request, NO_MEANING))
         scale = self._group.scale
         packed = pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale])
         if request.lora_request is not None:

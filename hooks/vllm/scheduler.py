@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import vllm
 
 from ...graph.events import AdviceApplied, AnyEvent, EngineHello
-from ..client import AdvisorClient
+from ..client import AdvisorClient, ClientOptions
 from ..tiers.jobs import TierAnswer, TierWork
 from ..tiers.settings import TierSettings
 from .eviction import FreeQueueArranger
 from .index import BlockIndex
 from .observer import EngineObserver, EvictionListener, ObservedGroup
 from .promises import Promises
+from .settings import protect_stale_s
 from .tagging import MAX_NAME
 from .tap import PoolTap
 from .tiering import TierCacheBridge, new_bridge, reason_to_refuse
@@ -50,7 +51,9 @@ class SchedulerSide:
         self.group = group
         self.index = BlockIndex(pool)
         self.arranger = FreeQueueArranger(pool, self.index, most_blocks_per_step(config, group))
-        self.client = AdvisorClient(endpoint, self)
+        self.client = AdvisorClient(
+            endpoint, self, ClientOptions(protect_stale_s=protect_stale_s())
+        )
         self.tap = PoolTap(pool, group.index)
         self.bridge = self._new_bridge(kv_cache, tiers) if tiers is not None else None
         self.promises: Promises | None = None
@@ -105,15 +108,17 @@ class SchedulerSide:
 
     # Steps --------------------------------------------------------------------------------------
 
-    def step(self, tokens: int) -> TierWork | None:
+    def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
         """Once an engine step, after its allocations: tell what changed, apply advice.
 
         Args:
             tokens: Scheduled in this step.
+            preempted: Ids of requests that had to give up their blocks.
         """
         self.observer.blocks_changed(self.tap.take())
+        self.observer.requests_preempted(preempted)
         ranking = self.client.ranking()
-        self.arranger.step(ranking)
+        self.arranger.step(ranking, self.client.remembered())
         if self.bridge is None:
             return None
         return self.bridge.step(ranking, self.client.wanted(), tokens)

@@ -195,10 +195,12 @@ def request_maker() -> Callable[[list[int]], Any]:
     return make
 
 
-def cached_pool(num_blocks: int) -> tuple[Any, Keys, BlockIndex]:
+def cached_pool(
+    num_blocks: int, clock: Callable[[], float] = time.monotonic
+) -> tuple[Any, Keys, BlockIndex]:
     """A pool whose blocks are all free and in the prefix cache; their keys; their index."""
     pool = new_pool(num_blocks)
-    index, count = BlockIndex(pool), num_blocks - 1  # block 0 is the null block
+    index, count = BlockIndex(pool, clock), num_blocks - 1  # block 0 is the null block
     request = request_maker()(list(range(count * BLOCK_SIZE)))
     blocks = pool.get_new_blocks(count)
     pool.cache_full_blocks(request, blocks, 0, count, BLOCK_SIZE, 0)
