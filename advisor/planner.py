@@ -82,7 +82,9 @@ class GraphEvictionAdvisor:
         self._bases: dict[str, _Basis] = {}
         self._epoch = 0
         self._notices = Notices(logger, clock)
-        self._stopping = threading.Event()
+        self._protected_seen = 0  # of what the graph counts, when it was last ranked
+        self._stopping = False
+        self._call = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-planner", daemon=True)
         self.latest: Mapping[str, EvictionRanking] = MappingProxyType({})
         self.wanted: Mapping[str, PrefetchOrder] = MappingProxyType({})
@@ -94,12 +96,21 @@ class GraphEvictionAdvisor:
 
     def stop(self) -> None:
         """End the ranking thread and wait for it."""
-        self._stopping.set()
+        self._stopping = True
+        self._call.set()
         if self._thread.is_alive():
             self._thread.join()
 
+    def applied(self) -> None:
+        """The graph changed: the first protected blocks are not kept waiting for the interval."""
+        if self._graph.counters["blocks_protected"] == self._protected_seen:
+            return
+        if not any(len(ranking.protected) for ranking in self.latest.values()):
+            self._call.set()
+
     def tick(self) -> None:
         """Advise every live engine once; the results are in ``latest`` and ``wanted``."""
+        self._protected_seen = self._graph.counters["blocks_protected"]
         rankings, orders = {}, {}
         for engine in self._engines():
             if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
@@ -149,6 +160,9 @@ class GraphEvictionAdvisor:
         )
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._interval_s):
-            self.tick()
-            self._wake()
+        while not self._stopping:
+            self._call.wait(self._interval_s)
+            self._call.clear()
+            if not self._stopping:
+                self.tick()
+                self._wake()

@@ -164,6 +164,7 @@ class Service:
         try:
             with self.graph.lock:
                 self.graph.apply(engine, events)
+            self._planner.applied()
             if self._tap is not None:
                 self._tap(engine, events)
             return True

@@ -144,6 +144,7 @@ class Ingest:
         blocks.tokens[rows] = np.repeat([event.block_size for event in stored], counts)
         self._claim(stored, rows, counts, now)
         self.counters["blocks_stored"] += len(rows)
+        self.counters["blocks_protected"] += int(_IS_PROTECTED[blocks.layer[rows]].sum())
 
     def _rows_before(self, stored: list[BlocksStored], now: float) -> Rows:
         """The row before each run's first block; one that we never heard of becomes a ghost."""
@@ -266,6 +267,7 @@ class Ingest:
 
 _CHURN: Final = (BlocksStored, BlocksRemoved)
 _TURN: Final = (RequestStarted, RequestFinished)
+_IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 _NONE: Final = np.empty(0, dtype="<f4")
 
 

@@ -17,6 +17,7 @@ from .types import (
     DEFAULT_IMPORTANCE,
     NEVER,
     NO_ROW,
+    PROTECTED_LAYERS,
     BlockFlag,
     EdgeType,
     Keys,
@@ -143,6 +144,8 @@ class TurnRecorder:
             first, last = segment.start // size, -(-segment.end // size)
             covered = rows[first:last] if segment.end > segment.start else rows[:0]
             self._set_layer(covered, SourceLayer(segment.layer), segment.importance)
+            if segment.layer in PROTECTED_LAYERS:
+                self._counters["blocks_protected"] += len(covered)
             if segment.name is not None:
                 blocks = self._tables.blocks
                 blocks.identity[covered] = self._tables.segment_names.intern(segment.name)

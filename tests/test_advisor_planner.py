@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -15,9 +16,11 @@ from kvgraph.graph.events import (
     BlocksStored,
     RequestFinished,
     RequestStarted,
+    Segment,
 )
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.scoring import Ranking, ScoreProfile
+from kvgraph.graph.types import SourceLayer
 
 
 class Clock:
@@ -31,8 +34,9 @@ class Clock:
 class Planned:
     """A graph of two engines, and the advisor over it."""
 
-    def __init__(self, max_ranked: int = 100) -> None:
+    def __init__(self, max_ranked: int = 100, interval_s: float = 0.01) -> None:
         self.clock = Clock()
+        self.ranked = threading.Event()
         self.graph = KVCacheGraph(clock=self.clock)
         self.engines = ["a", "b"]
         for engine, first in (("a", 1), ("b", 1000)):
@@ -41,10 +45,11 @@ class Planned:
         self.planner = GraphEvictionAdvisor(
             self.graph,
             lambda: self.engines,
-            interval_s=0.01,
+            interval_s=interval_s,
             max_ranked=max_ranked,
             prefetch=PrefetchConfig(),
             clock=self.clock,
+            wake=self.ranked.set,
         )
 
     def store(self, engine: str, first: int) -> None:
@@ -60,6 +65,14 @@ class Planned:
         )  # fmt: skip
         self.graph.apply("a", [RequestStarted("r", keys, 160, 0, 16, "agent"), turn])
         return keys
+
+    def protect(self) -> None:
+        """A request tags the first of a's blocks as rules."""
+        rules = Segment(int(SourceLayer.RULES), 0, 16)
+        keys = np.arange(1, 11, dtype="<u8").tobytes()
+        started = RequestStarted("r", keys, 160, 0, 16, None, None, (rules,))
+        self.graph.apply("a", [started])
+        self.planner.applied()
 
     def tick(self, after_s: float = 0.5) -> None:
         self.clock.now += after_s
@@ -188,3 +201,20 @@ def test_a_failing_ranking_leaves_the_other_engine_its_advice(
     assert planned.planner.latest["b"].ts == planned.clock.now
     assert planned.planner.counters["failed"] == 3
     assert len(caplog.records) == 1
+
+
+def test_the_first_protected_block_is_not_kept_waiting() -> None:
+    planned = Planned(interval_s=3600.0)
+    planned.planner.start()
+    try:
+        planned.store("a", 500)
+        planned.planner.applied()
+        assert not planned.ranked.wait(0.2), "what nobody protects waits for the interval"
+        planned.protect()
+        assert planned.ranked.wait(30.0)
+        assert planned.planner.latest["a"].protected.tolist() == [1]
+        planned.ranked.clear()
+        planned.protect()
+        assert not planned.ranked.wait(0.2), "a ranking names what is protected: the next can wait"
+    finally:
+        planned.planner.stop()
