@@ -13,10 +13,13 @@ _CACHED: Final = (
 _ALLOCATED: Final = ("request", "blocks", "num_external_tokens")
 _INSERTED: Final = ("block_hash_with_group_id", "block", "num_tokens")
 _BASE: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+_FACTORY: Final = "vllm.distributed.kv_transfer.kv_connector.factory"
 # module, attribute path, parameters that we pass or are passed
 HOOKS: Final = (
     ("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ()),
     ("vllm.config", "KVTransferConfig.is_kv_transfer_instance", ()),
+    ("vllm.v1.executor.abstract", "Executor.init_kv_output_aggregator", ("connector",)),
+    (_FACTORY, "KVConnectorFactory.create_connector", ()),
     ("vllm.v1.core.block_pool", "BlockPool.cache_full_blocks", _CACHED),
     ("vllm.v1.core.block_pool", "BlockPool._emit_block_removed_events", ("block_hashes",)),
     ("vllm.v1.core.block_pool", "BlockPool.reset_prefix_cache", ()),
@@ -34,7 +37,6 @@ HOOKS: Final = (
     (_BASE, "KVConnectorBase_V1.update_state_after_alloc", _ALLOCATED),
     (_BASE, "KVConnectorBase_V1.build_connector_meta", ("scheduler_output",)),
     (_BASE, "KVConnectorBase_V1.request_finished", ("request", "block_ids")),
-    (_BASE, "KVConnectorBase_V1.set_xfer_handshake_metadata_pp_aware", ("metadata",)),
     (_BASE, "SupportsHMA.request_finished_all_groups", ("request", "block_ids")),
     # with tiers
     ("vllm.v1.core.block_pool", "BlockPool.get_new_blocks", ("num_blocks",)),

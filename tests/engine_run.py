@@ -80,17 +80,17 @@ def _scheduler_state(scheduler: Any) -> dict[str, Any]:
     queue = scheduler.kv_cache_manager.block_pool.free_block_queue
     free = queue.get_all_free_blocks()
     connector = scheduler.connector
-    parts = getattr(connector, "sub_connectors", [connector])
+    ours = getattr(connector, "_kvgraph_watch", connector)
     state = {
         "connector": type(connector).__name__,
-        "parts": [type(part).__name__ for part in parts],
-        "user_calls": [[part.steps, part.finished, part.params_seen] for part in parts[:1]
-                       if type(part).__name__ == "UserConnector"],
+        "observed": ours is not connector,
+        "user_calls": [connector.steps, connector.finished, connector.params_seen]
+                      if type(connector).__name__ == "UserConnector" else [],
         "defer_block_free": scheduler.defer_block_free,
         "requires_kv_delivery": scheduler.requires_kv_delivery,
         "queue_is_whole": len(free) == queue.num_free_blocks == len({b.block_id for b in free}),
     }  # fmt: skip
-    side = getattr(parts[-1], "_side", None)
+    side = getattr(ours, "_side", None)
     if side is not None:
         for told in side.heartbeat(side.client.dropped)[1:]:
             name = "applied" if type(told).__name__ == "AdviceApplied" else "tiers"

@@ -1,4 +1,4 @@
-"""The plugin: silent when off, idempotent, composed with the user's connector, never raising."""
+"""The plugin: silent when off, idempotent, leaving the user's connector alone, never raising."""
 
 from __future__ import annotations
 
@@ -128,50 +128,32 @@ def test_engines_that_we_cannot_help_stay_stock(
 
 
 @pytest.mark.parametrize("user", [None, "empty"])
-def test_alone_it_takes_no_role_in_any_transfer(user: str | None) -> None:
-    ours = plugin.composed(None if user is None else transfer(), ENDPOINT)
+def test_alone_it_takes_no_role_in_any_transfer(
+    user: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", ENDPOINT)
+    monkeypatch.setenv(RESERVED, "1")
+    made = config(None if user is None else transfer())
+    plugin.attach(made)
+    ours = made.kv_transfer_config
     assert ours.kv_connector == "KvGraphConnector"
     assert ours.kv_load_failure_policy == "recompute"
     assert ours.get_from_extra_config("kvgraph_endpoint", None) == ENDPOINT
     assert not any((ours.is_kv_transfer_instance, ours.is_kv_producer, ours.is_kv_consumer))
 
 
-def test_the_users_connector_comes_first_and_unchanged() -> None:
-    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
-
+def test_the_users_own_configuration_is_not_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "sidecar_endpoint", lambda: ENDPOINT)
     user = transfer(
         kv_connector="OffloadingConnector",
         kv_role="kv_both",
         engine_id="engine-7",
         kv_connector_extra_config={"cpu_bytes_to_use": 1 << 20},
     )
-    both = plugin.composed(user, ENDPOINT)
-    assert both.kv_connector == "MultiConnector"
-    assert (both.engine_id, both.kv_role) == ("engine-7", "kv_both")
-    assert both.kv_load_failure_policy == "fail", "the user's policy stays the user's"
-    parts = MultiConnector._get_connector_classes_and_configs(
-        SimpleNamespace(kv_transfer_config=both)
-    )
-    assert [c.__name__ for c, _ in parts] == ["OffloadingConnector", "KvGraphConnector"]
-    theirs = parts[0][1].kv_transfer_config
-    assert theirs.kv_connector_extra_config == {"cpu_bytes_to_use": 1 << 20}
-    assert theirs.engine_id == "engine-7"
-    assert MultiConnector.all_children_support_hma(both)
-
-
-def test_an_existing_multi_connector_gets_one_more_part() -> None:
-    part = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-    user = transfer(
-        kv_connector="MultiConnector",
-        kv_role="kv_both",
-        kv_connector_extra_config={"connectors": [part], "other": 1},
-    )
-    both = plugin.composed(user, ENDPOINT)
-    extra = both.kv_connector_extra_config
-    assert extra["other"] == 1
-    assert extra["connectors"][0] == part
-    assert extra["connectors"][1]["kv_connector"] == "KvGraphConnector"
-    assert user.kv_connector_extra_config["connectors"] == [part], "the user's own is not changed"
+    made, before = config(user), repr(user)
+    plugin.attach(made)
+    assert made.kv_transfer_config is user
+    assert repr(user) == before
 
 
 def test_a_running_sidecar_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from .guard import guarded
 from .logs import log_where_vllm_logs
 from .rescue import Rescue
 from .scheduler import SchedulerSide
-from .settings import BESIDE_KEY, ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY
+from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY
 from .worker import TierMetadata, TierWorkerMetadata, WorkerSide
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._side: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         self._rescue = Rescue()
-        self._beside = bool(self._kv_transfer_config.get_from_extra_config(BESIDE_KEY, False))
         tiers = self._kv_transfer_config.get_from_extra_config(TIERS_KEY, None)
         self._tiers = TierSettings.from_plain(tiers) if tiers is not None else None
         if role is KVConnectorRole.WORKER and self._tiers is not None:
@@ -66,9 +65,9 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return False
 
     @property
-    def supports_divergent_local_hybrid_hits(self) -> bool:
-        """Beside the user's connector: whatever that one says holds. Alone: as in stock vLLM."""
-        return self._beside
+    def has_workers(self) -> bool:
+        """Whether vLLM's workers have a connector too."""
+        return bool(self._kv_transfer_config.is_kv_transfer_instance)
 
     # The scheduler's calls ----------------------------------------------------------------------
 
@@ -116,7 +115,7 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             self._side.request_scheduled(request, blocks, num_external_tokens)
         except Exception:
-            if num_external_tokens:
+            if num_external_tokens and self._tiers is not None:  # else it is the user's own load
                 self._rescue.fail_load(self._side, request, blocks)
             raise
 
@@ -162,14 +161,8 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished(
         self, request: Request, block_ids: list[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """The same for an engine with one KV cache group (as part of a MultiConnector)."""
+        """The same for an engine with one KV cache group (beside the user's connector)."""
         return self.request_finished_all_groups(request, (block_ids,))
-
-    def set_xfer_handshake_metadata(self, metadata: Any) -> None:
-        """Nothing to do: what the user's connector tells its peers is not for us."""
-
-    def set_xfer_handshake_metadata_pp_aware(self, metadata: Any) -> None:
-        """The same, for engines with pipeline parallelism."""
 
     @guarded(False)
     def reset_cache(self) -> bool:

@@ -15,9 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..reliance import misfits
+from .aggregation import spare_aggregation
+from .beside import follow_connectors
 from .logs import log_where_vllm_logs
 from .settings import (
-    BESIDE_KEY,
     CONNECTOR,
     CONNECTOR_MODULE,
     ENDPOINT_KEY,
@@ -37,27 +38,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MARK: Final = "_kvgraph_wrapped"
-# engine_id is not among them: MultiConnector passes its own to each part.
-_CHILD_FIELDS: Final = (
-    "kv_connector",
-    "kv_connector_module_path",
-    "kv_role",
-    "kv_buffer_device",
-    "kv_port",
-    "kv_connector_extra_config",
-    "enable_permute_local_kv",
-    "kv_load_failure_policy",
-)
 
 
 def register() -> None:
     """Entry point ``vllm.general_plugins``: does nothing unless the switch is on."""
     if not switched_on():
         return
-    try:
-        _wrap_engine_config()
-    except Exception as error:
-        _warn("could not be installed", error)
+    for install in (_wrap_engine_config, follow_connectors, spare_aggregation):
+        try:
+            install()
+        except Exception as error:
+            _warn("could not be installed", error)
+            return
 
 
 def _wrap_engine_config() -> None:
@@ -84,18 +76,20 @@ def _wrap_engine_config() -> None:
 
 
 def attach(config: VllmConfig) -> None:
-    """Add our connector to a finished engine configuration, beside the user's own if there is one.
+    """Have a finished engine configuration observed, by a sidecar that is there or started now.
 
-    It is added after vLLM has resolved and checked the configuration, because those checks are
-    about connectors that move KV; ours only looks.
+    An engine without a connector gets ours, after vLLM has resolved and checked the configuration,
+    because those checks are about connectors that move KV. The user's own stays as it is, and is
+    observed where the scheduler makes it (``beside.py``).
     """
     if reason := reason_to_decline(config):
         logger.warning("kvgraph: not attached: %s", reason)
         return
-    if config.kv_transfer_config is None:
+    tiers, endpoint = tiers_asked_for(config), sidecar_endpoint()
+    user = config.kv_transfer_config
+    if user is None or user.kv_connector is None:
         keep_cpu_threads(config)
-    tiers = tiers_asked_for(config)
-    config.kv_transfer_config = composed(config.kv_transfer_config, sidecar_endpoint(), tiers)
+        config.kv_transfer_config = own_transfer_config(endpoint, tiers)
 
 
 def reason_to_decline(config: VllmConfig) -> str | None:
@@ -163,24 +157,8 @@ def keep_cpu_threads(config: VllmConfig) -> None:
     os.environ[RESERVED_CPUS_VARIABLE] = str(stock)
 
 
-def composed(
-    user: KVTransferConfig | None, endpoint: str, tiers: TierSettings | None = None
-) -> KVTransferConfig:
-    """A transfer configuration with our connector in it: alone, or after the user's."""
-    if user is None or user.kv_connector is None:
-        return _alone(endpoint, tiers)
-    ours = {
-        "kv_connector": CONNECTOR,
-        "kv_connector_module_path": CONNECTOR_MODULE,
-        # A role is required here. As a consumer vLLM would hold freed blocks back (a load might
-        # write to them); a producer's duty to deliver is switched off in the connector.
-        "kv_role": "kv_producer",
-        "kv_connector_extra_config": {ENDPOINT_KEY: endpoint, BESIDE_KEY: True},
-    }
-    return _with_ours(user, ours)
-
-
-def _alone(endpoint: str, tiers: TierSettings | None) -> KVTransferConfig:
+def own_transfer_config(endpoint: str, tiers: TierSettings | None = None) -> KVTransferConfig:
+    """A transfer configuration with our connector."""
     from vllm.config import KVTransferConfig
 
     extra: dict[str, Any] = {ENDPOINT_KEY: endpoint}
@@ -202,23 +180,6 @@ def _alone(endpoint: str, tiers: TierSettings | None) -> KVTransferConfig:
     # insists on one, so it goes afterwards.
     config.kv_role = None
     return config
-
-
-def _with_ours(user: KVTransferConfig, ours: dict[str, Any]) -> KVTransferConfig:
-    from vllm.config import KVTransferConfig
-
-    fields = {name: getattr(user, name) for name in _CHILD_FIELDS}
-    if user.kv_connector == "MultiConnector":
-        extra = dict(user.kv_connector_extra_config)
-        parts = [*extra.get("connectors", ()), ours]
-    else:
-        extra, parts = {}, [fields, ours]
-    whole = fields | {
-        "kv_connector": "MultiConnector",
-        "kv_connector_module_path": None,
-        "kv_connector_extra_config": {**extra, "connectors": parts},
-    }
-    return KVTransferConfig(engine_id=user.engine_id, **whole)
 
 
 def _check_version() -> None:

@@ -13,7 +13,6 @@ SWITCH_VARIABLE: Final = "AITHER_KVCACHE_GRAPH"
 SIDECAR_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR"
 ENDPOINT_KEY: Final = "kvgraph_endpoint"  # in the connector's extra config
 TIERS_KEY: Final = "kvgraph_tiers"
-BESIDE_KEY: Final = "kvgraph_beside"  # whether the user has a connector too
 CONNECTOR: Final = "KvGraphConnector"
 CONNECTOR_MODULE: Final = "kvgraph.hooks.vllm.connector"
 TESTED_VERSION: Final = "0.32"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..hooks.tiers.settings import TierSettings
-from ..hooks.vllm.plugin import composed
+from ..hooks.vllm.plugin import own_transfer_config
 from ..hooks.vllm.worker import TierMetadata, TierWorkerMetadata
 from .paper_model import Batch, PaperModel, aggregated, seed_of
 from .paper_worker import PaperWorker
@@ -92,8 +92,12 @@ class PaperEngine:
         self._in_flight = 2 if shape.asynchronous else 1
         self._dispatched, self._numbers = 0, itertools.count()
         self._make = request_maker()
-        if shape.warm is not None and not shape.stock:
+        if self._has_tiers:
             self.side.bridge.shelves.costs.worth_loading = lambda *_: True
+
+    @property
+    def _has_tiers(self) -> bool:
+        return self.shape.warm is not None and not self.shape.stock
 
     @property
     def side(self) -> Any:
@@ -192,8 +196,7 @@ class PaperEngine:
         """What vLLM's runner does with a connector around a forward."""
         from vllm.v1.outputs import KVConnectorOutput
 
-        transfer = self.config.kv_transfer_config
-        if transfer is None or not transfer.is_kv_transfer_instance:
+        if not self._has_tiers:
             return None
         metadata = order.kv_connector_metadata
         if isinstance(metadata, TierMetadata):
@@ -255,7 +258,7 @@ def configured(base: VllmConfig, shape: Shape) -> VllmConfig:
             target_parallel_config=config.parallel_config,
         )  # fmt: skip
     if not shape.stock:
-        config.kv_transfer_config = composed(None, NOBODY, tiers_of(shape))
+        config.kv_transfer_config = own_transfer_config(NOBODY, tiers_of(shape))
     return config
 
 
