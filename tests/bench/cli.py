@@ -107,6 +107,41 @@ def tiers(
 
 
 @app.command()
+def agents(
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option(help="One pool and fewer requests.")] = False,
+    arms: Annotated[
+        str, typer.Option(help="Which to run, after stock: default,hints,host_lru,tiers.")
+    ] = "default,hints,host_lru,tiers",
+    sessions: Annotated[
+        Path | None, typer.Option(help="Recorded sessions (Weka); else those that ship with it.")
+    ] = None,
+    users: Annotated[int, typer.Option(min=1, help="Who work in parallel.")] = 16,
+    seed: int = 1,
+    pace: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds a recorded one takes; else measured.")
+    ] = None,
+    model: Model = None,
+    out: Annotated[Path, typer.Option(help="Where details and logs go.")] = Path(".agents"),
+) -> None:
+    """Real vLLM, recorded coding agents: stock, the graph, hints, host memory; and the lab."""
+    with _explained():
+        from .agents import QUICK, SESSIONS, Scale, run
+        from .agents_arms import ARMS
+
+        known = {arm.name: arm for arm in ARMS}
+        chosen = list(dict.fromkeys(("stock", *arms.split(","))))
+        if unknown := [name for name in chosen if name not in known]:
+            raise typer.BadParameter(f"{unknown[0]!r}; allowed: {', '.join(known)}")
+        result = run(
+            progress=not as_json, scale=QUICK if quick else Scale(),
+            arms=[known[name] for name in chosen], sessions=sessions or SESSIONS, users=users,
+            seed=seed, pace=pace, model=model, out=out,
+        )  # fmt: skip
+    result.figures().print(as_json)
+
+
+@app.command()
 def demo(as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT) -> None:
     """Real vLLM under memory pressure: what the graph gains over stock, in figures."""
     _run_demo(model, out).figures().print(as_json)

@@ -43,22 +43,29 @@ async def complete(client: httpx.AsyncClient, turn: Turn, run: str) -> Answer:
     Raises:
         CompletionError: The answer's status is not 200, or there is no whole answer.
     """
+    return await send(client, turn.name, request_body(turn, run))
+
+
+async def send(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> Answer:
+    """Send the JSON of a request that asks for a stream with usage, and read the stream.
+
+    Raises:
+        CompletionError: The answer's status is not 200, or there is no whole answer.
+    """
     try:
-        return await _complete(client, turn, run)
+        return await _send(client, name, body)
     except httpx.HTTPError as error:
         lost = type(error).__name__
-        raise CompletionError(
-            f"request {turn.name} was lost ({lost}); see the server's log"
-        ) from None
+        raise CompletionError(f"request {name} was lost ({lost}); see the server's log") from None
 
 
-async def _complete(client: httpx.AsyncClient, turn: Turn, run: str) -> Answer:
+async def _send(client: httpx.AsyncClient, name: str, body: dict[str, Any]) -> Answer:
     sent, first = time.perf_counter(), None
     parts: list[str] = []
     usage: dict[str, Any] = {}
-    async with client.stream("POST", "/v1/completions", json=request_body(turn, run)) as response:
+    async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
-            raise CompletionError(f"request {turn.name} was answered HTTP {response.status_code}")
+            raise CompletionError(f"request {name} was answered HTTP {response.status_code}")
         async for line in response.aiter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue
@@ -70,7 +77,7 @@ async def _complete(client: httpx.AsyncClient, turn: Turn, run: str) -> Answer:
     ended = time.perf_counter()
     details = usage.get("prompt_tokens_details") or {}
     return Answer(
-        turn.name,
+        name,
         "".join(parts),
         (first or ended) - sent,
         ended - sent,

@@ -3,7 +3,9 @@
 BenchError
 ├── ServerError      vLLM did not start, ended, or ran without what it was started with
 ├── CompletionError  a server refused or lost a request
-└── LedgerError      vLLM's KV events could not be read
+├── LedgerError      vLLM's KV events could not be read
+├── TrafficError     recorded sessions cannot be sent as they were asked for
+└── AnswerError      a request brought no answer that a server could be made to give
 """
 
 
@@ -21,3 +23,11 @@ class CompletionError(BenchError):
 
 class LedgerError(BenchError):
     """The ledger's thread ended early; what it counted is not to be trusted."""
+
+
+class TrafficError(BenchError):
+    """Recorded sessions cannot be sent as they were asked for; says what would do."""
+
+
+class AnswerError(BenchError, ValueError):
+    """A forced answer is no list of token ids; vLLM answers a ``ValueError`` with HTTP 400."""

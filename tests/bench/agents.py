@@ -1,0 +1,161 @@
+"""Recorded coding agents on a real vLLM: stock, with the graph, with hints, with host memory.
+
+Every arm gets the same requests, one at a time. Recorded sessions are laid over users who work in
+parallel; everything is ``SHRINK`` times smaller than recorded, and as fast as this machine allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..advisor.replay.fleet import lay_over_users
+from ..advisor.replay.weka import read_sessions
+from .agents_arms import ARMS, HOST_LRU, STOCK, TIERS, AgentArm, AgentRun, Room, longest, run_arm
+from .agents_figures import AgentsResult
+from .agents_lab import BELADY, KEPT_BACK, LRU, LabRun, default_policy, lab_run, pool_for
+from .agents_requests import AgentRequest, build_requests
+from .agents_trace import engine_trace
+from .errors import TrafficError
+from .model import ensure_model, vocabulary_size
+from .progress import DemoProgress
+from .workload import BLOCK
+
+SESSIONS: Final = Path(__file__).parent / "sessions"
+"""Recorded sessions that ship with the bench."""
+
+SHARES: Final = (0.6, 0.4, 0.8)
+"""What stock should find in the pools of a run, the first one's figures being the headline."""
+
+BUSY: Final = 0.6
+"""Share of the time in which stock would be busy by the fleet's clock: chosen, so that most
+requests are sent when they are due and pauses keep their meaning."""
+
+HORIZON_S: Final = 6 * 3600.0
+"""Recorded seconds of a fleet, of which the first requests are played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much of everything there is.
+
+    Attributes:
+        requests: The first so many of the fleet.
+        shares: One pool each; see ``SHARES``.
+        repeats: Runs of stock on the first pool.
+        hosts: Sizes of host memory, as shares of the first pool.
+    """
+
+    requests: int = 600
+    shares: tuple[float, ...] = SHARES
+    repeats: int = 3
+    hosts: tuple[float, ...] = (0.5, 1.0, 2.0)
+
+
+QUICK: Final = Scale(requests=240, shares=SHARES[:1], repeats=1, hosts=(0.5,))
+
+
+def run(
+    progress: bool = True,
+    scale: Scale | None = None,
+    arms: Sequence[AgentArm] = ARMS,
+    sessions: Path = SESSIONS,
+    users: int = 16,
+    seed: int = 1,
+    pace: float | None = None,
+    model: str | None = None,
+    out: Path = Path(".agents"),
+) -> AgentsResult:
+    """Run the arms in turn; logs, recordings and details are kept in ``out``.
+
+    Args:
+        arms: Stock must be one of them.
+        sessions: A recorded session in the Weka format, or a directory of them.
+        pace: Seconds that a recorded second takes; None: measured, on stock's first run.
+
+    Raises:
+        BenchError: A server did not start, a request was refused, or the traffic does not fit.
+        ReplayError: The sessions cannot be read.
+    """
+    if STOCK not in arms:
+        raise TrafficError("the arm stock is missing: every figure is relative to it")
+    out = out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    name = model or str(ensure_model())
+    scale = scale or Scale()
+    fleet = lay_over_users(read_sessions(sessions), users, HORIZON_S, seed)[: scale.requests]
+    requests = build_requests(fleet, vocabulary_size(name), seed)
+    with DemoProgress(len(requests), shown=progress) as shown:
+        bench = _Bench(name, out, requests, scale, arms, pace, shown)
+        bench.play()
+        return AgentsResult(out, requests, bench.pools, bench.pace, bench.runs, bench.lab)
+
+
+class _Bench:
+    """Plays the arms on every pool, and the lab behind them."""
+
+    def __init__(
+        self,
+        model: str,
+        out: Path,
+        requests: tuple[AgentRequest, ...],
+        scale: Scale,
+        arms: Sequence[AgentArm],
+        pace: float | None,
+        shown: DemoProgress,
+    ) -> None:
+        self.pace = pace
+        self.runs: list[AgentRun] = []
+        self.lab: list[LabRun] = []
+        self._model = model
+        self._out = out
+        self._requests = requests
+        self._scale = scale
+        self._arms = arms
+        self._shown = shown
+        self._max_model_len = longest(requests)
+        least = self._max_model_len // BLOCK + KEPT_BACK
+        scratch = out / "fleet.jsonl.gz"
+        self.pools = tuple(pool_for(requests, share, least, scratch) for share in scale.shares)
+
+    def play(self) -> None:
+        """Everything, the first pool first: on its first run of stock the pace is measured."""
+        for pool in self.pools:
+            self._play_stock(pool, self._scale.repeats if pool == self.pools[0] else 1)
+            for arm in self._arms:
+                if arm.graph and not arm.hosted:
+                    self._play_advised(arm, pool)
+        for share in self._scale.hosts:
+            for arm in (HOST_LRU, TIERS):
+                if arm in self._arms:
+                    self._run(arm, self.pools[0], host=round(share * self.pools[0]))
+
+    def _play_stock(self, pool: int, repeats: int) -> None:
+        """What stock evicts depends on no clock, so it need not wait for one."""
+        for number in range(repeats):
+            done = self._run(STOCK, pool, number=number, timed=False)
+        span_s = self._requests[-1].at - self._requests[0].at
+        self.pace = self.pace or done.passed.result.wall_s / (BUSY * span_s)
+        self._replay(done, LRU, BELADY)
+
+    def _play_advised(self, arm: AgentArm, pool: int) -> None:
+        self._replay(self._run(arm, pool), default_policy(arm.telling.hinted))
+
+    def _run(
+        self, arm: AgentArm, pool: int, host: int = 0, number: int = 0, timed: bool = True
+    ) -> AgentRun:
+        room = Room(self._model, self._out, pool, self._max_model_len, host)
+        pace = self.pace if timed else None
+        done = run_arm(arm, room, self._requests, pace, self._shown, number)
+        self.runs.append(done)
+        return done
+
+    def _replay(self, done: AgentRun, *policies: str) -> None:
+        """The lab on what was just sent, at the times at which it was sent."""
+        path = self._out / f"{done.name}.jsonl.gz"
+        trace = engine_trace(self._requests, done.passed.sent_s, done.pace or 1.0, path)
+        for policy in policies:
+            self._shown.starting(f"lab: {policy}")
+            self.lab.append(lab_run(trace, policy, done.pool))
