@@ -70,6 +70,32 @@ def replay(
 
 
 @app.command()
+def policies(
+    as_json: Json = False,
+    sessions: Annotated[
+        Path | None, typer.Option(help="Recorded agent sessions; else those at hand.")
+    ] = None,
+    mooncake: Annotated[Path | None, typer.Option(help="A trace of conversations.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    raw: Annotated[Path | None, typer.Option(help="Save all hit rates here, as JSON.")] = None,
+) -> None:
+    """The default policy on fleets of recorded agents: how far from LRU to Belady it goes."""
+    with _explained():
+        from .policies import run
+
+        figures: Figures = run(
+            progress=not as_json,
+            sessions=sessions,
+            conversations=mooncake,
+            quick=quick,
+            processes=processes,
+            raw=raw,
+        )
+    figures.print(as_json)
+
+
+@app.command()
 def kernels(as_json: Json = False, model: Model = None) -> None:
     """Moving KV: on the GPU where there is one, else on this CPU; beside copies and prefill."""
     with _explained():
