@@ -13,7 +13,20 @@ from typing import Final
 
 from ..advisor.replay.fleet import lay_over_users
 from ..advisor.replay.weka import read_sessions
-from .agents_arms import ARMS, HOST_LRU, STOCK, TIERS, AgentArm, AgentRun, Room, longest, run_arm
+from .agents_arms import (
+    BUSY,
+    DEFAULT,
+    HINTS,
+    HOST_LRU,
+    STOCK,
+    TIERS,
+    AgentArm,
+    AgentRun,
+    Room,
+    longest,
+    run_arm,
+)
+from .agents_busy import BusyRun, run_busy
 from .agents_figures import AgentsResult
 from .agents_lab import BELADY, KEPT_BACK, LRU, LabRun, default_policy, lab_run, pool_for
 from .agents_requests import AgentRequest, build_requests
@@ -29,7 +42,7 @@ SESSIONS: Final = Path(__file__).parent / "sessions"
 SHARES: Final = (0.6, 0.4, 0.8)
 """What stock should find in the pools of a run, the first one's figures being the headline."""
 
-BUSY: Final = 0.6
+LOAD: Final = 0.6
 """Share of the time in which stock would be busy by the fleet's clock: chosen, so that most
 requests are sent when they are due and pauses keep their meaning."""
 
@@ -46,21 +59,26 @@ class Scale:
         shares: One pool each; see ``SHARES``.
         repeats: Runs of stock on the first pool.
         hosts: Sizes of host memory, as shares of the first pool.
+        arms: What is played, unless the caller chooses.
     """
 
     requests: int = 600
     shares: tuple[float, ...] = SHARES
     repeats: int = 3
     hosts: tuple[float, ...] = (0.5, 1.0, 2.0)
+    arms: tuple[AgentArm, ...] = (STOCK, DEFAULT, HINTS, HOST_LRU, TIERS, BUSY)
 
 
-QUICK: Final = Scale(requests=240, shares=SHARES[:1], repeats=1, hosts=(0.5,))
+QUICK: Final = Scale(
+    requests=240, shares=SHARES[:1], repeats=1, hosts=(0.5,),
+    arms=(STOCK, DEFAULT, HINTS, HOST_LRU, TIERS),
+)  # fmt: skip
 
 
 def run(
     progress: bool = True,
     scale: Scale | None = None,
-    arms: Sequence[AgentArm] = ARMS,
+    arms: Sequence[AgentArm] | None = None,
     sessions: Path = SESSIONS,
     users: int = 16,
     seed: int = 1,
@@ -71,7 +89,7 @@ def run(
     """Run the arms in turn; logs, recordings and details are kept in ``out``.
 
     Args:
-        arms: Stock must be one of them.
+        arms: Stock must be one of them; None: those of ``scale``.
         sessions: A recorded session in the Weka format, or a directory of them.
         pace: Seconds that a recorded second takes; None: measured, on stock's first run.
 
@@ -79,18 +97,21 @@ def run(
         BenchError: A server did not start, a request was refused, or the traffic does not fit.
         ReplayError: The sessions cannot be read.
     """
+    scale = scale or Scale()
+    arms = scale.arms if arms is None else arms
     if STOCK not in arms:
         raise TrafficError("the arm stock is missing: every figure is relative to it")
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     name = model or str(ensure_model())
-    scale = scale or Scale()
     fleet = lay_over_users(read_sessions(sessions), users, HORIZON_S, seed)[: scale.requests]
     requests = build_requests(fleet, vocabulary_size(name), seed)
     with DemoProgress(len(requests), shown=progress) as shown:
         bench = _Bench(name, out, requests, scale, arms, pace, shown)
         bench.play()
-        return AgentsResult(out, requests, bench.pools, bench.pace, bench.runs, bench.lab)
+        return AgentsResult(
+            out, requests, bench.pools, bench.pace, bench.runs, bench.lab, bench.busy
+        )
 
 
 class _Bench:
@@ -109,6 +130,7 @@ class _Bench:
         self.pace = pace
         self.runs: list[AgentRun] = []
         self.lab: list[LabRun] = []
+        self.busy: BusyRun | None = None
         self._model = model
         self._out = out
         self._requests = requests
@@ -124,20 +146,24 @@ class _Bench:
         """Everything, the first pool first: on its first run of stock the pace is measured."""
         for pool in self.pools:
             self._play_stock(pool, self._scale.repeats if pool == self.pools[0] else 1)
-            for arm in self._arms:
-                if arm.graph and not arm.hosted:
+            for arm in (DEFAULT, HINTS):
+                if arm in self._arms:
                     self._play_advised(arm, pool)
         for share in self._scale.hosts:
             for arm in (HOST_LRU, TIERS):
                 if arm in self._arms:
                     self._run(arm, self.pools[0], host=round(share * self.pools[0]))
+        if BUSY in self._arms:
+            assert self.pace is not None
+            room = Room(self._model, self._out, self.pools[0], self._max_model_len)
+            self.busy = run_busy(room, self._requests, self.pace, self._shown)
 
     def _play_stock(self, pool: int, repeats: int) -> None:
         """What stock evicts depends on no clock, so it need not wait for one."""
         for number in range(repeats):
             done = self._run(STOCK, pool, number=number, timed=False)
         span_s = self._requests[-1].at - self._requests[0].at
-        self.pace = self.pace or done.passed.result.wall_s / (BUSY * span_s)
+        self.pace = self.pace or done.passed.result.wall_s / (LOAD * span_s)
         self._replay(done, LRU, BELADY)
 
     def _play_advised(self, arm: AgentArm, pool: int) -> None:

@@ -18,6 +18,8 @@ from .server import Server, ServerPlan
 from .tiers_arms import prompt_sources
 from .workload import BLOCK
 
+SILENT: Final = Telling()
+
 _FLOAT_BYTES: Final = 4  # servers of benches run in float32
 
 
@@ -34,7 +36,7 @@ class AgentArm:
 
     name: str
     graph: bool
-    telling: Telling = Telling()
+    telling: Telling = SILENT
     hosted: bool = False
     settings: tuple[tuple[str, str], ...] = ()
 
@@ -54,7 +56,9 @@ HOST_LRU: Final = AgentArm(
 )
 """A host tier without any knowledge: copies of all that goes, the oldest dropped first."""
 TIERS: Final = AgentArm("tiers", graph=True, telling=Telling(hinted=True), hosted=True)
-ARMS: Final = (STOCK, DEFAULT, HINTS, HOST_LRU, TIERS)
+BUSY: Final = AgentArm("busy", graph=True, telling=Telling(hinted=True, layered=True))
+"""Stated system prompts while other processes keep every core busy; see ``agents_busy``."""
+ARMS: Final = (STOCK, DEFAULT, HINTS, HOST_LRU, TIERS, BUSY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from .agents_arms import DEFAULT, HINTS, HOST_LRU, STOCK, TIERS, AgentArm, AgentRun
+from .agents_busy import BusyRun
 from .agents_lab import BELADY, LRU, LabRun, default_policy
 from .agents_requests import AgentRequest
 from .figures import Figures
@@ -28,6 +29,7 @@ class AgentsResult:
     pace: float | None
     runs: Sequence[AgentRun]
     lab: Sequence[LabRun]
+    busy: BusyRun | None = None
 
     def figures(self) -> Figures:
         """The figures of ``kvgraph bench agents`` that these runs can give."""
@@ -50,6 +52,8 @@ class AgentsResult:
             largest = max(differences, key=abs)
             figures.add("lab_live_difference", largest, "points", "≤ 1 either way")
         self._add_tiers(figures)
+        if self.busy is not None:
+            figures.add("protected_lost_busy", self.busy.tally.protected_lost, "blocks", "0")
         return figures
 
     def shares(self, arm: AgentArm, pool: int) -> list[float]:

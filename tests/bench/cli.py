@@ -137,8 +137,9 @@ def agents(
     as_json: Json = False,
     quick: Annotated[bool, typer.Option(help="One pool and fewer requests.")] = False,
     arms: Annotated[
-        str, typer.Option(help="Which to run, after stock: default,hints,host_lru,tiers.")
-    ] = "default,hints,host_lru,tiers",
+        str | None,
+        typer.Option(help="Which to run beside stock: default,hints,host_lru,tiers,busy."),
+    ] = None,
     sessions: Annotated[
         Path | None, typer.Option(help="Recorded sessions (Weka); else those that ship with it.")
     ] = None,
@@ -154,16 +155,20 @@ def agents(
     with _explained():
         from .agents import QUICK, SESSIONS, Scale, run
         from .agents_arms import ARMS
+        from .agents_report import save_details
 
         known = {arm.name: arm for arm in ARMS}
-        chosen = list(dict.fromkeys(("stock", *arms.split(","))))
-        if unknown := [name for name in chosen if name not in known]:
-            raise typer.BadParameter(f"{unknown[0]!r}; allowed: {', '.join(known)}")
+        names = None if arms is None else dict.fromkeys(("stock", *arms.split(",")))
+        if unknown := [name for name in names or () if name not in known]:
+            raise typer.BadParameter(
+                f"{unknown[0]!r}; allowed: {', '.join(known)}", param_hint="--arms"
+            )
+        chosen = None if names is None else [known[name] for name in names]
         result = run(
-            progress=not as_json, scale=QUICK if quick else Scale(),
-            arms=[known[name] for name in chosen], sessions=sessions or SESSIONS, users=users,
-            seed=seed, pace=pace, model=model, out=out,
+            progress=not as_json, scale=QUICK if quick else Scale(), arms=chosen,
+            sessions=sessions or SESSIONS, users=users, seed=seed, pace=pace, model=model, out=out,
         )  # fmt: skip
+        save_details(result)
     result.figures().print(as_json)
 
 

@@ -10,7 +10,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final
@@ -21,7 +21,7 @@ import zmq
 from ..graph.types import PROTECTED_LAYERS, SourceLayer
 from ..graph.wire import parse_seq
 from .errors import LedgerError
-from .workload import BLOCK, Turn, Workload
+from .workload import BLOCK, Workload
 
 Digest = bytes
 _ROOT: Final = b""
@@ -56,7 +56,8 @@ def layers_by_digest(workload: Workload) -> dict[Digest, SourceLayer]:
     known: dict[Digest, SourceLayer] = {}
     for session in workload.sessions:
         for turn in session.turns:
-            known.update(_layers_of(turn))
+            layers = [span.layer for span in turn.prompt for _ in span.tokens]
+            known.update(layers_of(turn.token_ids, layers))
     return known
 
 
@@ -202,10 +203,13 @@ class Ledger:
         self._last_message = time.monotonic()
 
 
-def _layers_of(turn: Turn) -> Iterable[tuple[Digest, SourceLayer]]:
-    """A block that two layers share belongs to the more precious one, as in the graph."""
-    tokens = turn.token_ids
-    layers = [span.layer for span in turn.prompt for _ in span.tokens]
+def layers_of(
+    tokens: Sequence[int], layers: Sequence[SourceLayer]
+) -> Iterable[tuple[Digest, SourceLayer]]:
+    """The layer of each full block of a prompt, of whose tokens each is of one layer.
+
+    A block that two layers share belongs to the more precious one, as in the graph.
+    """
     digest = _ROOT
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
         digest = chain_digest(digest, tokens[start : start + BLOCK])

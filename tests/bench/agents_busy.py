@@ -1,0 +1,116 @@
+"""Protection on a busy machine: are protected blocks lost while unprotected ones are free?
+
+Some callers say where their system prompts lie, which makes those blocks protected; other processes
+keep every core busy, so that rankings come late. The pool holds all that is protected beside all
+that runs at once: whatever protected block is lost, an unprotected one was free. What was lost is
+read from vLLM's own KV events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ..graph.types import LAYER_BY_NAME, PROTECTED_LAYERS, SourceLayer
+from .agents_arms import BUSY, Room, longest
+from .agents_lab import KEPT_BACK
+from .agents_pass import AgentPass, side_by_side
+from .agents_requests import AgentRequest, Layers
+from .demo import check_advised
+from .ledger import Digest, Ledger, Tally, layers_of
+from .progress import DemoProgress
+from .server import Server
+from .workload import BLOCK
+
+RUNNING: Final = 2
+"""Requests that run at once."""
+
+HEADS: Final = 8
+"""Different heads whose callers say where they lie: as many as a small part of the pool holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusyRun:
+    """What the pool lost; ``protected`` counts the different blocks that were stated precious."""
+
+    pool: int
+    protected: int
+    passed: AgentPass
+    tally: Tally
+
+
+def run_busy(
+    room: Room, requests: Sequence[AgentRequest], pace: float, shown: DemoProgress
+) -> BusyRun:
+    """Serve the fleet side by side while every core is kept busy.
+
+    Args:
+        room: Its pool is not used: this part has a size of its own.
+
+    Raises:
+        BenchError: The server did not start, a request was refused, or events were unreadable.
+    """
+    requests = with_few_heads(requests)
+    known = layers_by_block(requests)
+    protected = sum(layer in PROTECTED_LAYERS for layer in known.values())
+    room = replace(room, pool=RUNNING * longest(requests) // BLOCK + protected + KEPT_BACK)
+    shown.starting(BUSY.name)
+    with tempfile.TemporaryDirectory(prefix="kvgraph-busy-") as sockets:
+        events = f"ipc://{sockets}/events.sock"
+        plan = replace(room.plan(BUSY, BUSY.name), events_endpoint=events, max_num_seqs=RUNNING)
+        with Ledger(events, known) as ledger, Server(plan) as server:
+            check_advised(server)
+            shown.passing(BUSY.name, "side by side", len(requests))
+            with busy_cores():
+                passed = asyncio.run(
+                    side_by_side(server.url, requests, BUSY.telling, shown.answered, pace)
+                )
+                return BusyRun(room.pool, protected, passed, ledger.take())
+
+
+@contextlib.contextmanager
+def busy_cores() -> Iterator[None]:
+    """A process a core that does nothing but take time."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(spin) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def with_few_heads(requests: Sequence[AgentRequest]) -> tuple[AgentRequest, ...]:
+    """The requests, of which only the first ``HEADS`` different heads are stated."""
+    heads: set[tuple[int, ...]] = set()
+    kept = []
+    for request in requests:
+        head = request.prompt[: _head(request.layers)]
+        if len(heads) < HEADS:
+            heads.add(head)
+        kept.append(request if head in heads else replace(request, layers=()))
+    return tuple(kept)
+
+
+def layers_by_block(requests: Sequence[AgentRequest]) -> dict[Digest, SourceLayer]:
+    """The source layer of every full block that is of a stated one."""
+    known: dict[Digest, SourceLayer] = {}
+    for request in requests:
+        named = [
+            LAYER_BY_NAME[name] for name, start, end in request.layers for _ in range(start, end)
+        ]
+        rest = [SourceLayer.GENERATION] * (len(request.prompt) - len(named))
+        known.update(layers_of(request.prompt, named + rest))
+    return known
+
+
+def _head(layers: Layers) -> int:
+    return max((end for _, _, end in layers), default=0)
