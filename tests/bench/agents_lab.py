@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..advisor.config import PolicyConfig
-from ..advisor.replay.arms import HINTS, Settings
+from ..advisor.replay.arms import BY_DEFAULT, HINTS, Settings
 from ..advisor.replay.arms import run_arm as replay
 from ..advisor.replay.lru import lru_hits
 from ..advisor.replay.trace import Trace
@@ -44,8 +43,7 @@ class LabRun:
 
 def default_policy(hinted: bool) -> str:
     """The lab's name of the policy that a sidecar runs with no configuration."""
-    name = PolicyConfig().name
-    return name + HINTS if hinted else name
+    return BY_DEFAULT + HINTS if hinted else BY_DEFAULT
 
 
 def lab_run(trace: Trace, policy: str, pool: int) -> LabRun:

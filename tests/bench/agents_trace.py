@@ -15,29 +15,39 @@ from .workload import BLOCK
 
 
 def engine_trace(
-    requests: Sequence[AgentRequest], sent_s: Sequence[float], pace: float, path: Path
+    requests: Sequence[AgentRequest],
+    sent_s: Sequence[float],
+    pace: float,
+    path: Path,
+    took_s: Sequence[float] | None = None,
 ) -> Trace:
     """Write what was sent as a recording in ``path``, and read it as the lab does.
 
     Args:
         sent_s: When each was sent, in seconds since the first.
         pace: Seconds that a recorded second took: hints were scaled by it.
+        took_s: How long each took; None: no time at all.
     """
-    write_trace(_lines(requests, sent_s, pace), path)
+    took_s = took_s or [0.0] * len(requests)
+    write_trace(_lines(requests, sent_s, took_s, pace), path)
     return load_trace(path)
 
 
 def _lines(
-    requests: Sequence[AgentRequest], sent_s: Sequence[float], pace: float
+    requests: Sequence[AgentRequest],
+    sent_s: Sequence[float],
+    took_s: Sequence[float],
+    pace: float,
 ) -> Iterator[dict[str, Any]]:
     yield {"kvgraph_trace": HEADER_VERSION, "block_size": BLOCK}
     blocks = _Blocks()
-    for request, at in zip(requests, sent_s, strict=True):
+    for request, at, took in zip(requests, sent_s, took_s, strict=True):
         # The engine never computes the last token that it says.
         kept = blocks.chain(request.prompt + request.answer[:-1])
         prompt = len(request.prompt) // BLOCK
         line: dict[str, Any] = {
             "at": round(at, 6),
+            "seconds": round(took, 6),
             "input_length": len(request.prompt),
             "output_length": len(request.answer),
             "session": request.session,
