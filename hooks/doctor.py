@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -18,8 +19,8 @@ import zmq
 from ..graph import wire
 from ..graph.errors import ConfigError, VersionError, WireError
 from ..graph.events import Pressure
+from .lodging import Lodging
 from .reliance import HOOKS, misfits
-from .sidecar import private_directory
 from .tiers.host_memory import available_bytes
 from .tiers.settings import (
     COLD_VARIABLE,
@@ -59,9 +60,14 @@ def doctor(
         str | None, typer.Option(help="The sidecar to reach, e.g. tcp://127.0.0.1:5560.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    engine: Annotated[
+        str | None, typer.Option(help="What `vllm serve` will be given: can such an engine do it?")
+    ] = None,
 ) -> None:
     """Check vLLM, the hooks, the switch and the sockets; exit 1 if anything is wrong."""
     checks = list(run_checks(endpoint or os.environ.get(SIDECAR_VARIABLE)))
+    if engine is not None:
+        checks.append(_check("engine", lambda: check_engine(engine)))
     failed = any(check.ok is False for check in checks)
     if as_json:
         typer.echo(json.dumps({"ok": not failed, "checks": [asdict(c) for c in checks]}))
@@ -113,6 +119,22 @@ def check_hooks() -> Check:
     if problems := misfits():
         return Check("hooks", False, "; ".join(problems), _NOT_FITTING)
     return Check("hooks", True, f"all {len(HOOKS)} that we rely on fit")
+
+
+def check_engine(arguments: str) -> Check:
+    """Is an engine that is started with ``arguments`` advised, and can it have tiers."""
+    from .vllm.shapes import engine_config, reason_for_no_tiers, reason_to_decline
+
+    try:
+        config = engine_config(shlex.split(arguments))
+    except (Exception, SystemExit) as error:
+        detail = f"vLLM does not take these arguments: {error}"
+        return Check("engine", False, detail, "try them with `vllm serve`")
+    if reason := reason_to_decline(config):
+        return Check("engine", False, f"runs without us: {reason}", "see README, Which engines")
+    if reason := reason_for_no_tiers(config):
+        return Check("engine", True, f"advised; no tiers: {reason}")
+    return Check("engine", True, f"advised; tiers where {WARM_VARIABLE} asks for them")
 
 
 def check_plugin() -> Check:
@@ -170,14 +192,14 @@ def _gib(size: int) -> str:
 
 def check_ipc() -> Check:
     """Can a private ipc socket be made."""
-    directory = private_directory()
+    lodging = Lodging()
     try:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-            socket.bind(f"ipc://{directory}/doctor.sock")
+            socket.bind(f"ipc://{lodging.path}/doctor.sock")
     except zmq.ZMQError as error:
         return Check("ipc socket", False, str(error), "point TMPDIR at a writable local directory")
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        lodging.close()
     return Check("ipc socket", True, "can be created")
 
 

@@ -7,22 +7,21 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
+
+from .lodging import Lodging
 
 logger = logging.getLogger(__name__)
 
 NICENESS: Final = 10
 MAX_STARTS_PER_MINUTE: Final = 5
-_MAX_SOCKET_PATH: Final = 100  # sun_path holds 108 bytes on Linux
+REST_S: Final = 60.0  # before the next try, once it died so often
 
 Command = Callable[[str], Sequence[str]]
 
@@ -49,6 +48,7 @@ class SidecarChild:
         command: The child's command line for an endpoint.
         clock: Monotonic seconds.
         backoff_s: Pause before the first restart; doubles with each one within a minute.
+        rest_s: Pause before the next one once it died ``MAX_STARTS_PER_MINUTE`` times in a minute.
     """
 
     def __init__(
@@ -56,13 +56,15 @@ class SidecarChild:
         command: Command = serve_command,
         clock: Callable[[], float] = time.monotonic,
         backoff_s: float = 0.25,
+        rest_s: float = REST_S,
     ) -> None:
-        self._directory = private_directory()
-        self.endpoint = f"ipc://{self._directory}/kvgraph.sock"
+        self._lodging = Lodging()
+        self.endpoint = f"ipc://{self._lodging.path}/kvgraph.sock"
         self.gave_up = False
         self._command = command
         self._clock = clock
-        self._backoff_s = backoff_s
+        self._backoff_s, self._rest_s = backoff_s, rest_s
+        self._resting = False
         self._owner = os.getpid()
         self._starts: deque[float] = deque(maxlen=MAX_STARTS_PER_MINUTE)
         self._process: subprocess.Popen[str] | None = None
@@ -88,16 +90,14 @@ class SidecarChild:
         if self._process is not None:
             _end(self._process, timeout_s)
         self._thread.join(timeout_s)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._lodging.close()
 
     def _supervise(self) -> None:
         try:
             while not self._stopping.is_set():
                 self._starts.append(self._clock())
                 self._run_once()
-                if self._stopping.is_set() or self._should_give_up():
-                    return
-                self._stopping.wait(self._backoff_s * 2 ** self._recent_starts())
+                self._stopping.wait(self._pause_s())
         except Exception as error:
             self.gave_up = True
             logger.warning("kvgraph: the sidecar could not be started: %s", error)
@@ -137,24 +137,20 @@ class SidecarChild:
         now = self._clock()
         return sum(now - start < 60.0 for start in self._starts)
 
-    def _should_give_up(self) -> bool:
-        self.gave_up = self._recent_starts() >= MAX_STARTS_PER_MINUTE
-        if self.gave_up:
+    def _pause_s(self) -> float:
+        """Seconds until the next start; longer for one that dies again and again."""
+        recent = self._recent_starts()
+        if recent < MAX_STARTS_PER_MINUTE:
+            self._resting = False
+            return float(self._backoff_s * 2**recent)
+        if not self._resting and not self._stopping.is_set():
+            self._resting = True
             logger.warning(
-                "kvgraph: the sidecar ended %d times within a minute; not started again, "
-                "the engine goes on without advice",
+                "kvgraph: the sidecar ended %d times within a minute; from now on it is started "
+                "once a minute, and the engine goes on without advice meanwhile",
                 MAX_STARTS_PER_MINUTE,
             )
-        return self.gave_up
-
-
-def private_directory() -> Path:
-    """A new directory that only this user can enter (0700), short enough for a socket's path."""
-    directory = Path(tempfile.mkdtemp(prefix="kvgraph-"))
-    if len(str(directory)) + len("/kvgraph.sock") > _MAX_SOCKET_PATH:
-        directory.rmdir()
-        directory = Path(tempfile.mkdtemp(prefix="kvgraph-", dir="/tmp"))
-    return directory
+        return self._rest_s
 
 
 def _ready_line(line: str) -> dict[str, object] | None:

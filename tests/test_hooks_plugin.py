@@ -35,8 +35,16 @@ def config(user: Any = None, prefix_caching: bool = True, encoder_decoder: bool 
     return SimpleNamespace(
         kv_transfer_config=user,
         cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
-        model_config=SimpleNamespace(is_encoder_decoder=encoder_decoder),
-        parallel_config=SimpleNamespace(local_world_size=2),
+        model_config=SimpleNamespace(
+            is_encoder_decoder=encoder_decoder, is_hybrid=False, enable_sleep_mode=False
+        ),
+        parallel_config=SimpleNamespace(
+            local_world_size=2,
+            data_parallel_size_local=1,
+            distributed_executor_backend="mp",
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+        ),
     )
 
 
@@ -171,6 +179,7 @@ def test_without_one_a_child_is_started_once(monkeypatch: pytest.MonkeyPatch) ->
         return ENDPOINT
 
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "")
+    monkeypatch.setenv("AITHER_KVCACHE_CHILD", "")
     monkeypatch.setattr(kvgraph.hooks.sidecar, "start_child", start_child)
     assert plugin.sidecar_endpoint() == ENDPOINT
     assert plugin.sidecar_endpoint() == ENDPOINT
@@ -182,8 +191,55 @@ def test_memory_for_copies_is_shared_with_the_workers_of_this_machine(
 ) -> None:
     """Eight workers each commit what the variable says, and so does each data-parallel engine."""
     monkeypatch.setenv("AITHER_KVCACHE_WARM_GIB", "64")
-    parallel = SimpleNamespace(local_world_size=4, data_parallel_size_local=2)
-    config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=None)
-    assert plugin.tiers_asked_for(config).sharers == 8
-    parallel.data_parallel_size_local = 0  # this node has the frontend alone
-    assert plugin.tiers_asked_for(config).sharers == 1
+    made = config()
+    made.parallel_config.local_world_size = 4
+    made.parallel_config.data_parallel_size_local = 2
+    tiers = plugin.tiers_asked_for(made)
+    assert tiers is not None
+    assert tiers.sharers == 8
+    made.parallel_config.data_parallel_size_local = 0  # this node has the frontend alone
+    assert plugin.tiers_asked_for(made).sharers == 1
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Endpoints of the children that were started."""
+    import kvgraph.hooks.sidecar
+
+    started: list[str] = []
+
+    def start_child() -> str:
+        started.append(f"{ENDPOINT}-{len(started)}")
+        return started[-1]
+
+    monkeypatch.setattr(kvgraph.hooks.sidecar, "start_child", start_child)
+    for name in ("AITHER_KVCACHE_SIDECAR", "AITHER_KVCACHE_CHILD"):
+        monkeypatch.setenv(name, "")
+    return started
+
+
+def test_an_engine_that_an_engines_program_starts_has_a_child_of_its_own(
+    children: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plugin.sidecar_endpoint()
+    assert plugin.sidecar_endpoint() == first, "the same program"
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # a program that inherits the environment
+    assert plugin.sidecar_endpoint() == children[1] != first
+
+
+def test_an_engines_own_processes_share_its_child(
+    children: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plugin.sidecar_endpoint()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(plugin.multiprocessing, "parent_process", lambda: "an API server")
+    assert plugin.sidecar_endpoint() == first
+
+
+def test_what_the_user_sets_wins_over_an_inherited_child(
+    children: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin.sidecar_endpoint()
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "tcp://127.0.0.1:5560")
+    assert plugin.sidecar_endpoint() == "tcp://127.0.0.1:5560"

@@ -6,12 +6,15 @@ import logging
 import os
 import signal
 import stat
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from kvgraph.hooks.lodging import Lodging
 from kvgraph.hooks.sidecar import MAX_STARTS_PER_MINUTE, SidecarChild, serve_command
 
 LIVES = """
@@ -83,13 +86,54 @@ def test_it_is_restarted_when_it_is_killed(
     assert lines(caplog, "ended unexpectedly (exit code -9)") == 1
 
 
-def test_one_that_always_dies_is_given_up(
-    child: Callable[[str], SidecarChild], caplog: pytest.LogCaptureFixture
+def test_one_that_always_dies_is_tried_again_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sidecar = SidecarChild(python("raise SystemExit(3)"), backoff_s=0.001, rest_s=0.02)
+    sidecar.start()
+    wait_for(lambda: lines(caplog, "ended unexpectedly") > MAX_STARTS_PER_MINUTE + 2)
+    sidecar.stop()
+    assert not sidecar.gave_up
+    assert lines(caplog, "once a minute") == 1
+
+
+def test_after_a_bad_minute_the_next_child_lives(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    sidecar = child("raise SystemExit(3)")
-    wait_for(lambda: sidecar.gave_up)
-    assert lines(caplog, "ended unexpectedly") == MAX_STARTS_PER_MINUTE
-    assert lines(caplog, "without advice") == 1
+    """Five kills for want of memory, and then there is some."""
+    caplog.set_level(logging.INFO)
+    code = (
+        f"from pathlib import Path; n = Path({str(tmp_path / 'n')!r}); "
+        "n.write_text((n.read_text() if n.exists() else '') + 'x')\n"
+        f"if len(n.read_text()) <= {MAX_STARTS_PER_MINUTE}: raise SystemExit(9)\n" + LIVES
+    )
+    sidecar = SidecarChild(python(code), backoff_s=0.001, rest_s=0.1)
+    sidecar.start()
+    wait_for(lambda: lines(caplog, "listens on"))
+    sidecar.stop()
+
+
+def test_a_killed_engines_directory_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import os, signal, tempfile\n"
+        f"tempfile.tempdir = {str(tmp_path)!r}\n"
+        "from kvgraph.hooks.lodging import Lodging\n"
+        "(Lodging().path / 'kvgraph.sock').touch()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=False)
+    (deserted,) = tmp_path.glob("kvgraph-*")
+    (tmp_path / "kvgraph-of-somebody-else").mkdir()
+    inhabited = Lodging()
+    assert not deserted.exists()
+    next_one = Lodging()
+    assert inhabited.path.exists()
+    assert (tmp_path / "kvgraph-of-somebody-else").exists()
+    inhabited.close()
+    next_one.close()
+    assert not inhabited.path.exists()
 
 
 def test_one_that_cannot_be_started_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None:

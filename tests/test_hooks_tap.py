@@ -11,7 +11,7 @@ import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE, connected, new_pool, request_maker
 from kvgraph.hooks import reliance
 from kvgraph.hooks.vllm import connector as connector_module
-from kvgraph.hooks.vllm import plugin, scheduler
+from kvgraph.hooks.vllm import scheduler, shapes
 from kvgraph.hooks.vllm.tap import Cached, PoolTap
 from paper import fail
 
@@ -137,7 +137,7 @@ def test_a_parameter_that_is_required_and_unknown_is_a_misfit(
     hook = ("vllm.v1.core.block_pool", "BlockPool.get_new_blocks", ("num_blocks",))
     assert reliance.misfit(*hook) == "vllm.v1.core.block_pool.BlockPool.get_new_blocks wants tier"
     config = SimpleNamespace()
-    assert "wants tier" in str(plugin.reason_to_decline(config))
+    assert "wants tier" in str(shapes.reason_to_decline(config))
 
 
 def test_one_parameter_more_with_a_default_fits(monkeypatch: pytest.MonkeyPatch) -> None:

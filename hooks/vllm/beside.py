@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from .settings import SIDECAR_VARIABLE
+from .shapes import reason_to_decline
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
@@ -62,7 +63,7 @@ def observe(connector: KVConnectorBase_V1) -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     from .connector import KvGraphConnector
-    from .plugin import own_transfer_config, reason_to_decline
+    from .plugin import own_transfer_config
 
     endpoint = os.environ.get(SIDECAR_VARIABLE)
     ours = isinstance(connector, KvGraphConnector)

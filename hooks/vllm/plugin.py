@@ -10,15 +10,16 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import multiprocessing
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from ..reliance import misfits
 from .aggregation import spare_aggregation
 from .beside import follow_connectors
 from .logs import log_where_vllm_logs
 from .settings import (
+    CHILD_VARIABLE,
     CONNECTOR,
     CONNECTOR_MODULE,
     ENDPOINT_KEY,
@@ -29,6 +30,7 @@ from .settings import (
     TIERS_KEY,
     switched_on,
 )
+from .shapes import reason_for_no_tiers, reason_to_decline
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
@@ -92,17 +94,6 @@ def attach(config: VllmConfig) -> None:
         config.kv_transfer_config = own_transfer_config(endpoint, tiers)
 
 
-def reason_to_decline(config: VllmConfig) -> str | None:
-    """Why there is nothing for us to do in this engine, or nothing that we can, if so."""
-    if problems := misfits():
-        return f"this vLLM is not one that we know: {'; '.join(problems)}"
-    if not config.cache_config.enable_prefix_caching:
-        return "prefix caching is off, so no block outlives its request"
-    if config.model_config.is_encoder_decoder:
-        return "vLLM allows encoder-decoder models no KV connector"
-    return None
-
-
 def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
     """The tiers that the environment asks for, where this engine can have them."""
     from ...graph.errors import ConfigError  # not above: switched off, nothing of ours is loaded
@@ -113,13 +104,12 @@ def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
     except ConfigError as error:
         logger.warning("kvgraph: no tiers: %s", error)
         return None
-    user = config.kv_transfer_config
-    if tiers is not None and user is not None and user.kv_connector is not None:
-        logger.warning(
-            "kvgraph: no tiers: this engine has %s, which moves its KV already", user.kv_connector
-        )
+    if tiers is None:
         return None
-    return replace(tiers, sharers=local_workers(config)) if tiers is not None else None
+    if reason := reason_for_no_tiers(config):
+        logger.warning("kvgraph: no tiers: %s", reason)
+        return None
+    return replace(tiers, sharers=local_workers(config))
 
 
 def local_workers(config: VllmConfig) -> int:
@@ -130,13 +120,26 @@ def local_workers(config: VllmConfig) -> int:
 
 def sidecar_endpoint() -> str:
     """The running sidecar's endpoint, or that of the child started now."""
-    if endpoint := os.environ.get(SIDECAR_VARIABLE):
+    endpoint = os.environ.get(SIDECAR_VARIABLE)
+    if endpoint and not _is_a_strangers_child(endpoint):
         return endpoint
     from ..sidecar import start_child
 
     endpoint = start_child()
     os.environ[SIDECAR_VARIABLE] = endpoint  # the engine's other processes inherit it
+    os.environ[CHILD_VARIABLE] = f"{os.getpid()} {endpoint}"
     return endpoint
+
+
+def _is_a_strangers_child(endpoint: str) -> bool:
+    """Whether another program's engine started the sidecar at ``endpoint`` for itself.
+
+    Whatever that program starts inherits its environment. An engine's own processes are made by
+    ``multiprocessing``; any other program has to outlive the one that it was started by.
+    """
+    owner, _, child = os.environ.get(CHILD_VARIABLE, "").partition(" ")
+    inherited = multiprocessing.parent_process() is not None
+    return child == endpoint and owner != str(os.getpid()) and not inherited
 
 
 def keep_cpu_threads(config: VllmConfig) -> None:

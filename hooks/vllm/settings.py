@@ -11,6 +11,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH_VARIABLE: Final = "AITHER_KVCACHE_GRAPH"
 SIDECAR_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR"
+CHILD_VARIABLE: Final = "AITHER_KVCACHE_CHILD"  # whose child the sidecar there is, if an engine's
 ENDPOINT_KEY: Final = "kvgraph_endpoint"  # in the connector's extra config
 TIERS_KEY: Final = "kvgraph_tiers"
 CONNECTOR: Final = "KvGraphConnector"

@@ -175,9 +175,10 @@ class PaperModel:
 
 
 def seed_of(request: Request, weights: int) -> int:
-    """What stands before a request's first position: weights, salt, adapter."""
+    """What stands before a request's first position: weights, salt, adapter, images."""
     adapter = request.lora_request.lora_name if request.lora_request else ""
-    text = f"{weights} {request.cache_salt} {adapter}".encode()
+    images = [feature.identifier for feature in request.mm_features or ()]
+    text = f"{weights} {request.cache_salt} {adapter} {images}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big") * 2
 
 

@@ -1,0 +1,70 @@
+"""Which engines are advised, and which of them can have tiers; each refusal is a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..reliance import misfits
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def reason_to_decline(config: VllmConfig) -> str | None:
+    """Why there is nothing for us to do in this engine, or nothing that we can, if so."""
+    if problems := misfits():
+        return f"this vLLM is not one that we know: {'; '.join(problems)}"
+    if not config.cache_config.enable_prefix_caching:
+        return "prefix caching is off, so no block outlives its request"
+    if config.model_config.is_encoder_decoder:
+        return "vLLM allows encoder-decoder models no KV connector"
+    if config.parallel_config.distributed_executor_backend == "external_launcher":
+        return (
+            "with an external launcher each rank has a scheduler, and all must decide alike; "
+            "advice does not reach them at the same moment"
+        )
+    user = config.kv_transfer_config
+    if user is not None and user.has_connector("HiSparseConnector"):
+        return "HiSparse keeps its blocks in several pools; one is supported"
+    return None
+
+
+def reason_for_no_tiers(config: VllmConfig) -> str | None:
+    """Why an engine that is advised cannot have tiers, as far as its configuration tells."""
+    from vllm import envs
+
+    model, parallel, user = config.model_config, config.parallel_config, config.kv_transfer_config
+    if user is not None and user.kv_connector is not None:
+        return f"this engine has {user.kv_connector}, which moves its KV already"
+    if model.is_hybrid:
+        return "a hybrid model has several kinds of KV cache; supported: full attention alone"
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        return "context parallelism splits blocks between workers"
+    if model.enable_sleep_mode and not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
+        return (
+            "an engine that sleeps inside of the caller's process "
+            "(VLLM_ENABLE_V1_MULTIPROCESSING=0) takes its memory away while it is copied from"
+        )
+    return None
+
+
+def engine_config(arguments: Sequence[str]) -> VllmConfig:
+    """vLLM's configuration of an engine that is started with ``arguments`` of ``vllm serve``.
+
+    Nothing of ours is attached to it.
+
+    Raises:
+        SystemExit: vLLM's own parser refuses them.
+        Exception: Whatever vLLM objects to, a model that it cannot find among it.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    named = bool(arguments) and arguments[0].startswith("-")
+    words = list(arguments) if named else ["--model", *arguments]
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    engine = EngineArgs.from_cli_args(parser.parse_args(words))
+    create = type(engine).create_engine_config
+    config: VllmConfig = getattr(create, "__wrapped__", create)(engine)
+    return config
