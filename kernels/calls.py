@@ -23,7 +23,7 @@ WARP: Final = 32
 STAGES: Final = 4  # kStages of kv_move.cu and kv_copy.cu
 PIECE: Final = 2048  # kPiece of kv_copy.cu
 THREADS: Final = 256
-SHARED_LIMIT: Final = 48 << 10  # what a thread block may have without asking the driver
+SHARED_LIMIT: Final = 48 << 10  # what a thread block has without an attribute of its kernel
 COUNT_LIMIT: Final = 1 << 31
 DEFAULT_GRID: Final = 32  # few thread blocks saturate the bus; the rest of the GPU computes
 RESIDENT_GRID: Final = 128  # the GPU's own memory wants many
@@ -54,6 +54,11 @@ class KernelCall:
     shared: int
     args: tuple[Any, ...]
     held: tuple[Any, ...]
+
+    @property
+    def shared_to_ask_for(self) -> int:
+        """What the kernel's attribute must allow before this launch; 0 if it does by itself."""
+        return self.shared if self.shared > SHARED_LIMIT else 0
 
 
 def move_call(

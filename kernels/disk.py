@@ -207,7 +207,7 @@ class DiskTier:
 
     def _free_slot(self) -> int:
         """A place that nothing stands in, or the oldest record's."""
-        return self._free.popleft() if self._free else next(iter(self._slots.values()))
+        return int(self._free.popleft() if self._free else next(iter(self._slots.values())))
 
     def _erase(self, slot: int) -> None:
         """In memory first: whatever the disk says, the old record is not found again."""

@@ -1,7 +1,7 @@
 """The CUDA kernels on a CPU, for tests: the same sources by g++, over a grid of coroutines.
 
 Nothing here is fast; what it computes, barriers and asynchronous copies included, is what a GPU
-would.
+would, and what a driver or a GPU would refuse is refused.
 """
 
 from __future__ import annotations
@@ -13,30 +13,50 @@ from typing import Any
 import torch
 
 from .attention import Confidence
-from .build import SOURCES
+from .build import ARCHITECTURES, SOURCES
 from .calls import KernelCall, attention_mass_call, confidence_call, copy_call, move_call
+from .errors import TransferError
 from .gxx import load_library
 from .layout import PagedKv
+from .limits import check_launch
 from .rope import Rope
 
 GRID = 3
+_FAULTS = {1: "an access to a misaligned address", 2: "an access beyond shared memory"}
 
 
 def run(call: KernelCall) -> None:
-    """Run a launch to its end."""
-    launch = _entry(call.kernel, call.defines)
+    """Run a launch to its end, as ``launch.run`` queues it.
+
+    Raises:
+        TransferError: A driver would not launch it, or a GPU would stop it at a wrong address.
+    """
+    for architecture in ARCHITECTURES:
+        check_launch(call, architecture, call.shared_to_ask_for)
     args = (ctypes.c_void_p * len(call.args))(*(ctypes.addressof(value) for value in call.args))
-    launch(call.grid, call.threads, call.shared, args)
+    run_entry(call.kernel, call.defines, call.grid, call.threads, call.shared, args)
+
+
+def run_entry(
+    kernel: str, defines: tuple[str, ...], grid: int, threads: int, shared: int, args: Any
+) -> None:
+    """Run a kernel as a driver is told to: ``args`` are addresses of its arguments.
+
+    Raises:
+        TransferError: It accesses memory that is not aligned to the access, or not its own.
+    """
+    if fault := _entry(kernel, defines)(grid, threads, shared, args):
+        raise TransferError(f"{kernel}: {_FAULTS[fault]}")
 
 
 @functools.cache
 def _entry(kernel: str, defines: tuple[str, ...]) -> Any:
     sources = [SOURCES / f"{kernel}.cu", SOURCES / "common.cuh", SOURCES / "host.hpp"]
-    options = ["-x", "c++", "-O1", "-ffp-contract=off", "-DKVGRAPH_HOST"]
+    options = ["-x", "c++", "-O1", "-ffp-contract=off", "-DKVGRAPH_HOST", "-fsanitize=alignment"]
     options += [f"-D{define}" for define in defines]
     entry = getattr(load_library(f"emulated_{kernel}", sources, options), f"launch_{kernel}")
     entry.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
-    entry.restype = None
+    entry.restype = ctypes.c_int
     return entry
 
 

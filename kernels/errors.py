@@ -6,7 +6,7 @@ KernelError
 ├── RopeError       positions that cannot be re-anchored; names the model and the reason
 ├── BuildError      a kernel could not be compiled, or a part needed for it is missing
 ├── StorageError    the disk tier cannot be opened or written
-└── TransferError   the GPU's driver refused a copy, or to page-lock memory for it
+└── TransferError   the GPU's driver refused a copy or a launch, or to page-lock memory
 """
 
 
@@ -35,4 +35,4 @@ class StorageError(KernelError):
 
 
 class TransferError(KernelError):
-    """The GPU's driver refused a copy, or to page-lock memory; the message holds its error."""
+    """The GPU's driver refused a copy or a launch, or to page-lock memory; holds its error."""

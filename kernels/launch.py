@@ -11,17 +11,7 @@ import torch
 
 from .build import compile_kernel
 from .calls import KernelCall
-from .errors import BuildError
-
-
-class _Stream:
-    """A stream of torch's for cuda.core, by the protocol that both know."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
+from .errors import BuildError, TransferError
 
 
 def run(call: KernelCall) -> None:
@@ -29,13 +19,15 @@ def run(call: KernelCall) -> None:
 
     Raises:
         BuildError: The kernel cannot be compiled, or a part that it needs is missing.
+        TransferError: The device has less shared memory than the kernel needs.
     """
     with bound(next(tensor.device for tensor in call.held if tensor.is_cuda)) as index:
-        from cuda.core import LaunchConfig, launch
+        from cuda.core import LaunchConfig, Stream, launch
 
         config = LaunchConfig(grid=call.grid, block=call.threads, shmem_size=call.shared)
-        stream = _Stream(torch.cuda.current_stream().cuda_stream)
-        launch(stream, config, _kernel(call.kernel, call.defines, index), *call.args)
+        stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
+        kernel = _kernel(call.kernel, call.defines, call.shared_to_ask_for, index)
+        launch(stream, config, kernel, *call.args)
 
 
 @contextlib.contextmanager
@@ -73,9 +65,25 @@ def side_stream(index: int) -> Any:
 
 
 @functools.cache
-def _kernel(kernel: str, defines: tuple[str, ...], index: int) -> Any:
+def _kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Any:
     from cuda.core import ObjectCode
 
     major, minor = torch.cuda.get_device_capability(index)
-    made = compile_kernel(kernel, defines, f"sm_{major}{minor}")
-    return ObjectCode.from_cubin(made.code).get_kernel(kernel)
+    made = compile_kernel(name, defines, f"sm_{major}{minor}")
+    kernel = ObjectCode.from_cubin(made.code).get_kernel(name)
+    if shared:
+        _allow_shared(kernel, name, shared, index)
+    return kernel
+
+
+def _allow_shared(kernel: Any, name: str, shared: int, index: int) -> None:
+    """Have the driver launch ``kernel`` with more dynamic shared memory than it does by itself."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    device = driver.CUdevice(index)
+    (error,) = driver.cuKernelSetAttribute(attribute, shared, kernel.handle, device)
+    if int(error):
+        raise TransferError(
+            f"{name} needs {shared} bytes of shared memory: the driver gives error {int(error)}"
+        )

@@ -105,6 +105,13 @@ class Stage:
 
     def settle(self) -> None:
         self.until(lambda: not self.scheduler.has_requests())
+        if self.tiers and self.connector._side is not None:
+            self.until(self.all_written)
+
+    def all_written(self) -> bool:
+        """Of what reached the disk, an idle engine would hear with its next step only."""
+        self.bridge.answered(self.worker.take_answer())
+        return not len(self.bridge.shelves.book)
 
     def push_out(self, prompts: int = WARM) -> None:
         """Other sessions take the whole pool."""

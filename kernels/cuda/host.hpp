@@ -57,6 +57,8 @@ struct State {
   std::vector<Barrier> warps;
   std::vector<float> lanes;
   std::vector<char> shared;
+  size_t shared_bytes = 0;
+  int fault = 0;
   void (*body)(void*) = nullptr;
   void* argument = nullptr;
 };
@@ -97,6 +99,7 @@ inline void run_block(unsigned threads) {
     for (state.current = 0; state.current < threads; ++state.current) {
       if (self().done) continue;
       swapcontext(&state.scheduler, &self().context);
+      if (state.fault) return;
       left -= self().done;
     }
   }
@@ -107,7 +110,9 @@ void run_grid(unsigned grid, unsigned threads, size_t shared, Body body) {
   state.body = [](void* b) { (*static_cast<Body*>(b))(); };
   state.argument = &body;
   state.grid = {grid};
-  for (unsigned block = 0; block < grid; ++block) {
+  state.shared_bytes = shared;
+  state.fault = 0;
+  for (unsigned block = 0; block < grid && !state.fault; ++block) {
     state.block = {block};
     state.shared.assign(shared + 16, static_cast<char>(0xcd));  // poison
     run_block(threads);
@@ -136,7 +141,20 @@ inline char* shared_memory() {
   return reinterpret_cast<char*>((address + 15) / 16 * 16);
 }
 
+// What a GPU would stop a launch at: so it ends here, in whatever state its threads are.
+enum Fault { kMisaligned = 1, kBeyondShared = 2 };
+[[noreturn]] inline void stop(Fault fault) {
+  state.fault = fault;
+  for (;;) yield();
+}
+
 }  // namespace host
+
+// What -fsanitize=alignment calls; the library that it comes with would only print.
+extern "C" __attribute__((visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(void*,
+                                                                                      uintptr_t) {
+  host::stop(host::kMisaligned);
+}
 
 #define threadIdx (Index{host::state.current})
 #define blockIdx (host::state.block)
@@ -144,12 +162,17 @@ inline char* shared_memory() {
 #define blockDim (Index{static_cast<unsigned>(host::state.threads.size())})
 #define SHARED_BYTES(name) char* name = host::shared_memory()
 #define HOST_ENTRY(kernel)                                                                   \
-  extern "C" void launch_##kernel(unsigned grid, unsigned threads, size_t shared, void** args) { \
-    host::launch(kernel, grid, threads, shared, args);                                       \
+  extern "C" int launch_##kernel(unsigned grid, unsigned threads, size_t shared, void** args) { \
+    host::launch(kernel, grid, threads, shared, args);                                      \
+    return host::state.fault;                                                               \
   }
 
 template <int Bytes>
 void copy_async(void* shared, const void* global) {
+  auto to = static_cast<char*>(shared) - host::shared_memory();
+  if (reinterpret_cast<uintptr_t>(global) % Bytes || to % Bytes) host::stop(host::kMisaligned);
+  if (to < 0 || to + Bytes > static_cast<i64>(host::state.shared_bytes))
+    host::stop(host::kBeyondShared);
   host::self().open.push_back({shared, global, Bytes});
 }
 inline void copy_commit() {
