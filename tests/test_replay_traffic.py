@@ -243,20 +243,27 @@ def test_a_subagent_shares_recorded_numbers_with_its_parent(tmp_path: Path) -> N
     assert fork[2] not in whole
 
 
-def test_answers_are_known_where_the_next_prompt_contains_them(tmp_path: Path) -> None:
+def test_an_answer_is_part_of_the_next_prompt_or_of_none(tmp_path: Path) -> None:
     extends = [request(0.0, 1024, **{"out": 513}), request(9.0, 1600)]
     shorter = [request(0.0, 1024, **{"out": 700}), request(9.0, 1600)]
     edited = [request(0.0, 1024, **{"out": 513}), request(9.0, 1600, 700)]
-    last_token = [request(0.0, 1024, **{"out": 512}), request(9.0, 1600)]
-    known = []
-    for number, requests in enumerate((extends, shorter, edited, last_token)):
+    over = [request(0.0, 1024, **{"out": 513})]
+    shared, blocks = [], []
+    for number, requests in enumerate((extends, shorter, edited, over)):
         numbers = BlockNumbers(512)
         each = session(tmp_path, requests, f"s{number}")
-        first, second = play(each), play(each, index=1)
-        answer = numbers.answer(first)
-        known.append(len(answer))
-        assert answer == numbers.prompt(second)[2 : 2 + len(answer)]
-    assert known == [1, 0, 0, 0]
+        answer = numbers.answer(play(each))
+        prompts = [numbers.prompt(play(each, index=index)) for index in range(len(requests))]
+        blocks.append(len(answer))
+        shared.append(answer == prompts[-1][2:3])
+        assert shared[-1] or not any(set(answer) & set(prompt) for prompt in prompts)
+    assert blocks == [1, 1, 1, 1]
+    assert shared == [True, False, False, False]
+
+
+def test_the_last_token_of_an_answer_completes_no_block(tmp_path: Path) -> None:
+    each = session(tmp_path, [request(0.0, 1024, **{"out": 512}), request(9.0, 1600)])
+    assert BlockNumbers(512).answer(play(each)) == []
 
 
 def test_a_block_is_a_multiple_of_the_recorded_one(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 
 from .errors import ReplayError
 from .fleet import FleetRequest
-from .weka import Session
+from .weka import Session, Turn
 
 _NOT_SHARED: Final = -1
 
@@ -34,18 +34,19 @@ class BlockNumbers:
         return self._chain(request, request.turn.hash_ids)
 
     def answer(self, request: FleetRequest) -> list[int]:
-        """A number for each full block that the answer completes, where they are known.
+        """A number for each full block that the answer completes.
 
-        They are where the session's next prompt extends this prompt and its answer. The last
-        token of an answer is never computed, so a block that it completes is not kept.
+        Where the session's next prompt extends this prompt and its answer, the blocks are its.
+        An answer that it does not contain as it was (thinking is taken out, a history is cut)
+        fills blocks all the same, which nobody asks for again. The last token of an answer is
+        never computed: a block that it completes is not kept.
         """
         turn, after = request.turn, request.next_turn
         total = turn.input_tokens + turn.output_tokens
-        known = len(turn.hash_ids)
-        if after is None or after.input_tokens < total or after.hash_ids[:known] != turn.hash_ids:
-            return []
-        chain = self._chain(request, after.hash_ids)
-        return chain[turn.input_tokens // self._size : (total - 1) // self._size]
+        first, end = turn.input_tokens // self._size, max(0, total - 1) // self._size
+        if after is not None and after.input_tokens >= total and _extends(after, turn):
+            return self._chain(request, after.hash_ids)[first:end]
+        return [self._number((request.run, request.index, place)) for place in range(first, end)]
 
     def _chain(self, request: FleetRequest, hash_ids: array[int]) -> list[int]:
         step = self._step(request.session)
@@ -56,8 +57,11 @@ class BlockNumbers:
             name: Hashable = (request.scope, hash_id)
             if place != _NOT_SHARED:
                 name = (request.session.tool_tokens, request.session.system_tokens, place)
-            chain.append(self._numbers.setdefault(name, len(self._numbers)))
+            chain.append(self._number(name))
         return chain
+
+    def _number(self, name: Hashable) -> int:
+        return self._numbers.setdefault(name, len(self._numbers))
 
     def _head(self, session: Session, step: int) -> dict[int, int]:
         """Recorded number → place in the head, for the whole blocks of a session's head."""
@@ -75,3 +79,7 @@ class BlockNumbers:
                 f"the block size of {session.name}"
             )
         return step
+
+
+def _extends(after: Turn, turn: Turn) -> bool:
+    return after.hash_ids[: len(turn.hash_ids)] == turn.hash_ids
