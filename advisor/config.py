@@ -13,9 +13,16 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -24,13 +31,14 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from ..graph.addresses import check_endpoint, is_loopback
 from ..graph.errors import ConfigError
+from ..graph.events import MAX_KEYS
 from ..graph.policy import Policy
 from ..graph.scoring import ScoreProfile
 from ..graph.tables import GraphLimits
 from ..graph.types import LAYER_BY_NAME, LAYER_NAMES, MAX_ENGINES, EdgeType, SourceLayer
 from .config_errors import explain_errors, unknown_key
-from .endpoints import check_endpoint, is_loopback
 from .policies.registry import DEFAULT, new_policy
 
 ENV_PREFIX: Final = "KVGRAPH_"
@@ -43,6 +51,13 @@ Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 EdgeWeight = Annotated[float, Field(ge=-1e3, le=1e3, allow_inf_nan=False)]
 Interval = Annotated[float, Field(ge=0.01, le=3600, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
+# An engine ignores a ranking that is older than 2 s: two intervals must fit, or all are ignored.
+RankInterval = Annotated[float, Field(ge=0.01, le=1.0, allow_inf_nan=False)]
+# It gives a sign of life each 0.4 s, perhaps a tick of 0.2 s late: two of them may be late.
+EngineTimeout = Annotated[float, Field(ge=1.0, le=60.0, allow_inf_nan=False)]
+MaxStale = Annotated[float, Field(ge=0.1, le=60.0, allow_inf_nan=False)]
+Listed = Annotated[int, Field(ge=1, le=MAX_KEYS)]
+Token = Annotated[str, Field(min_length=16, max_length=128, pattern=r"^[A-Za-z0-9._~+/=-]+$")]
 
 
 def _layer(name: str) -> str:
@@ -56,7 +71,7 @@ def _bind_endpoint(endpoint: str) -> str:
 
 
 def _connect_endpoint(endpoint: str) -> str:
-    return check_endpoint(endpoint, any_host=True)
+    return check_endpoint(endpoint, any_host=True, connects=True)
 
 
 LayerName = Annotated[str, AfterValidator(_layer)]
@@ -71,11 +86,27 @@ class Section(BaseModel):
 
 
 class ObserveConfig(Section):
-    """A vLLM engine without our hook, watched through its own KV events."""
+    """A vLLM engine without our hook, watched through its own KV events.
+
+    They come in clear, and hold token ids: beyond loopback only when ``allow_remote`` says so.
+    """
 
     endpoint: ConnectEndpoint
     replay_endpoint: ConnectEndpoint | None = None
     topic: Annotated[str, Field(max_length=256)] = ""
+    allow_remote: bool = False
+
+    @model_validator(mode="after")
+    def _stays_here(self) -> Self:
+        for endpoint in filter(None, (self.endpoint, self.replay_endpoint)):
+            try:
+                check_endpoint(endpoint, any_host=self.allow_remote)
+            except ValueError:
+                raise ValueError(
+                    f"{endpoint!r} goes beyond loopback, in clear; allowed: a loopback address, "
+                    "or set allow_remote = true if you mean it"
+                ) from None
+        return self
 
 
 class SidecarConfig(Section):
@@ -85,14 +116,17 @@ class SidecarConfig(Section):
         endpoint: Where engines connect; empty picks a socket in the runtime directory.
         max_stale_s: A ranking older than this makes ``/healthz`` say so; engines ignore it anyway.
         engine_timeout_s: An engine that is silent for so long is forgotten.
+        token: What opens a tcp endpoint and HTTP questions of sessions and blocks; None makes one
+            up, and leaves it in the runtime note, where this user's engines and commands find it.
         snapshot_path: Where the graph is kept across restarts; None keeps nothing.
     """
 
     endpoint: BindEndpoint = ""
-    interval_s: Interval = 0.5
-    max_stale_s: Interval = 2.0
-    engine_timeout_s: Interval = 1.8
-    max_ranked: Size = 8192
+    interval_s: RankInterval = 0.5
+    max_stale_s: MaxStale = 2.0
+    engine_timeout_s: EngineTimeout = 1.8
+    max_ranked: Listed = 8192
+    token: Token | None = None
     snapshot_path: Path | None = None
     snapshot_interval_s: Interval = 60.0
     observe: Annotated[tuple[ObserveConfig, ...], Field(max_length=MAX_ENGINES - 1)] = ()
@@ -169,7 +203,7 @@ class PrefetchConfig(Section):
     """
 
     enabled: bool = True
-    max_blocks: Size = 512
+    max_blocks: Listed = 512
     horizon_s: Interval = 3.0
 
 

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from ..graph.errors import ConfigError
 
+_SECRET: Final = ".token"  # a key whose value is not shown
 _SHOWN: Final = 80  # characters of a wrong value
 
 Layers = Mapping[str, Mapping[str, Any]]
@@ -44,7 +45,8 @@ def _explain(detail: ErrorDetails, model: type[BaseModel], layers: Layers) -> st
     if detail["type"] == "extra_forbidden":
         return str(unknown_key(key, _keys_at(model, path[:-1]), origin))
     wrong = detail["msg"].removeprefix("Value error, ").replace("Input should be", "allowed: ")
-    return f"{key} = {_shown(detail['input'])} ({origin}): {' '.join(wrong.split())}"
+    value = "'…'" if key.endswith(_SECRET) else _shown(detail["input"])
+    return f"{key} = {value} ({origin}): {' '.join(wrong.split())}"
 
 
 def _shown(value: object, quote: bool = True) -> str:

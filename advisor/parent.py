@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from .runtime import is_alive
+from ..graph.runtime import is_alive
 
 
 class ParentWatch:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.error
 import urllib.request
 from http.client import HTTPException
 from typing import Any, Final
 
 from ..graph.errors import KvGraphError
-from .runtime import running_sidecars
+from ..graph.runtime import running_sidecars, token_of
 
 TIMEOUT_S: Final = 5.0
+TOKEN_VARIABLE: Final = "KVGRAPH_SIDECAR__TOKEN"
 _MAX_ANSWER: Final = 64 << 20
 # Never through a proxy: the sidecar is on this machine.
 _opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -45,14 +47,14 @@ def sidecar_urls(url: str | None) -> list[str]:
 
 
 def ask(url: str, path: str) -> Any:
-    """The JSON answer to ``GET url/path``.
+    """The JSON answer to ``GET url/path``, asked with the token of the sidecar's note.
 
     Raises:
         UnknownError: It answered 404.
         RemoteError: It answered something else than 200, or not at all.
     """
     try:
-        with _opener.open(url + path, timeout=TIMEOUT_S) as answer:
+        with _opener.open(_request(url, path), timeout=TIMEOUT_S) as answer:
             return json.loads(answer.read(_MAX_ANSWER))
     except urllib.error.HTTPError as error:
         with error:
@@ -64,6 +66,13 @@ def ask(url: str, path: str) -> Any:
         raise RemoteError(f"no sidecar answers at {url}: {reason}") from None
     except ValueError:
         raise RemoteError(f"what answers at {url} is not a kvgraph sidecar") from None
+
+
+def _request(url: str, path: str) -> urllib.request.Request:
+    request = urllib.request.Request(url + path)
+    if token := token_of(url) or os.environ.get(TOKEN_VARIABLE, ""):
+        request.add_header("Authorization", f"Bearer {token}")
+    return request
 
 
 def _detail(body: bytes) -> str:

@@ -14,8 +14,8 @@ import typer
 from threadpoolctl import threadpool_limits
 
 from ..graph.errors import ConfigError
+from ..graph.runtime import RunningSidecar, RuntimeNote
 from .config import config_path, load
-from .runtime import RunningSidecar, RuntimeNote
 from .service import Service, Tap
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,9 @@ def serve(
 
 
 def _leave_note(service: Service) -> RuntimeNote | None:
+    running = RunningSidecar(os.getpid(), service.endpoint, service.http, service.token)
     try:
-        return RuntimeNote.write(RunningSidecar(os.getpid(), service.endpoint, service.http))
+        return RuntimeNote.write(running)
     except (ConfigError, OSError) as error:
         logger.warning("`kvgraph status` will not find this sidecar by itself: %s", error)
         return None

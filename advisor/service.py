@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -14,21 +15,22 @@ import zmq
 
 from ..dashboards.app import create_app
 from ..dashboards.server import HttpServer
+from ..graph.addresses import LOOPBACK_HOSTS, is_loopback
 from ..graph.errors import ConfigError, GraphError
 from ..graph.events import AnyEvent
 from ..graph.kvcache_graph import KVCacheGraph
+from ..graph.runtime import runtime_dir
 from ..graph.types import MAX_ENGINES
 from ..graph.wire import MAX_FRAME_BYTES
 from . import endpoints
 from .config import Config, HttpConfig
-from .endpoints import LOOPBACK_HOSTS
+from .door import Door
 from .kv_event_source import KvEventSource
 from .notices import Notices
 from .parent import ParentWatch
 from .planner import GraphEvictionAdvisor
 from .publisher import AdvicePublisher
 from .reload import ConfigWatch
-from .runtime import runtime_dir
 from .snapshots import SnapshotKeeper
 from .status import StatusBoard
 from .subscriber import EventSubscriber
@@ -39,7 +41,9 @@ logger = logging.getLogger(__name__)
 Tap = Callable[[str, Sequence[AnyEvent]], None]
 
 MESSAGES_A_TURN: Final = 256
-_RCVHWM: Final = 4096  # messages held for a sidecar that falls behind; beyond it the engine drops
+_RCVHWM: Final = 256  # messages of an engine held for a sidecar that falls behind: three seconds
+_AUDIT_EVERY_S: Final = 1.0
+_AUDIT_SLACK: Final = 1024  # chosen: blocks on their way out while others are reported stored
 _SNDHWM: Final = 16  # a newer ranking supersedes those that an engine has not read
 
 
@@ -53,6 +57,9 @@ class Service:
         parent: Exit when this process is gone.
         tap: Is shown every engine's events when they were applied, on ``run``'s thread.
         clock: Monotonic seconds.
+
+    Attributes:
+        token: Opens a tcp endpoint, and HTTP questions of sessions and blocks.
 
     Raises:
         ConfigError: An address cannot be had.
@@ -84,6 +91,9 @@ class Service:
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = _router(self._context)
+        self.token = config.sidecar.token or secrets.token_urlsafe(24)
+        self._door: Door | None = None
+        self._next_audit = clock()
         self._build(config)
         self._listen(config)
 
@@ -135,10 +145,14 @@ class Service:
         for source in self._sources:
             for socket in source.sockets:
                 poller.register(socket, zmq.POLLIN)
+        if self._door is not None:
+            poller.register(self._door.socket, zmq.POLLIN)
         if self._parent is not None and self._parent.fd is not None:
             poller.register(self._parent.fd, zmq.POLLIN)
         ready = dict(poller.poll(self._patience_ms()))
         self._wake.clear()
+        if self._door is not None:
+            self._door.answer(MESSAGES_A_TURN)
         if self._parent is not None and self._parent.is_gone(self._parent.fd in ready):
             logger.info("the engine that started this sidecar is gone")
             self._stopping = True
@@ -184,9 +198,28 @@ class Service:
     def _keep_house(self) -> None:
         for engine in self._subscriber.expire():
             self._forget(engine)
+        self._audit()
         config = self._watch.poll()
         if config is not None:
             self._adopt(config)
+
+    def _audit(self) -> None:
+        """Once a second: an engine cannot hold more blocks than its pool has."""
+        now = self._clock()
+        if now < self._next_audit:
+            return
+        self._next_audit = now + _AUDIT_EVERY_S
+        for peer in self._subscriber.peers:
+            with self.graph.lock:
+                held = self.graph.resident_count(peer.engine)
+            name, most = peer.hello.engine, peer.hello.num_blocks
+            if held > most + _AUDIT_SLACK:
+                self.board.loop_counters["engines_overfull"] += 1
+                self._notices.warn(
+                    "overfull", "engine %r lists %d blocks of %d: forgotten", name, held, most
+                )
+                self._forget(peer.engine)
+                self._subscriber.lose(peer.engine)
 
     def _adopt(self, config: Config) -> None:
         """New weights and bounds, each by one assignment."""
@@ -238,8 +271,11 @@ class Service:
         """Bind both surfaces, or close everything again."""
         try:
             endpoint = config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock"
+            if endpoint.startswith("tcp://"):
+                self._door = Door(self._context, self.token)
+                self._door.guard(self._socket)
             self.board.endpoint = endpoints.bind(self._socket, endpoint)
-            self._http = _http_server(self.board, config.http)
+            self._http = _http_server(self.board, config.http, self.token)
             self.board.http = self._http.url
         except BaseException:
             self._close_sockets()
@@ -255,6 +291,8 @@ class Service:
         for source in self._sources:
             source.close()
         self._socket.close(linger=0)
+        if self._door is not None:
+            self._door.close()
         self._context.term()
         if self.board.endpoint:
             endpoints.unlink(self.board.endpoint)
@@ -282,13 +320,13 @@ def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
     return socket
 
 
-def _http_server(board: StatusBoard, http: HttpConfig) -> HttpServer:
+def _http_server(board: StatusBoard, http: HttpConfig, token: str) -> HttpServer:
     hosts = {*LOOPBACK_HOSTS, http.host, *http.allowed_hosts}
-    if http.allow_remote and not endpoints.is_loopback(http.host):
-        logger.warning("the HTTP surface listens beyond loopback, on %s: anyone who reaches it "
-                       "can read what this sidecar knows", http.host)  # fmt: skip
+    if http.allow_remote and not is_loopback(http.host):
+        logger.warning("the HTTP surface listens beyond loopback, on %s, in clear: whoever can "
+                       "listen on the way reads the token and the answers", http.host)  # fmt: skip
     try:
-        return HttpServer(create_app(board, hosts), http.host, http.port)
+        return HttpServer(create_app(board, hosts, token), http.host, http.port)
     except OSError as error:
         raise ConfigError(
             f"http.port = {http.port}: cannot listen on {http.host}: {error.strerror}"

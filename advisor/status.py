@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import __version__
-from ..dashboards.source import EngineStatus, SidecarStatus
+from ..dashboards.source import BusyError, EngineStatus, SidecarStatus
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.stats import GraphStats
 from .kv_event_source import KvEventSource
 from .planner import GraphEvictionAdvisor
 from .publisher import AdvicePublisher
+from .questions import Questions
 from .reload import ConfigWatch
 from .snapshots import SnapshotKeeper
 from .subscriber import EventSubscriber, Peer
 
 STALLED_AFTER_S = 5.0
+FRESH_S = 0.25  # an older status is looked up anew
 
 
 class StatusBoard:
@@ -50,6 +52,8 @@ class StatusBoard:
         self._max_stale_s = max_stale_s
         self._clock = clock
         self._started = clock()
+        self._questions = Questions(graph.lock, clock)
+        self._status: tuple[float, SidecarStatus] | None = None  # when it was true, and what
         self.last_turn = clock()  # set by the loop each time round
         self.endpoint = ""
         self.http = ""
@@ -62,9 +66,22 @@ class StatusBoard:
         return fresh and now - self.last_turn < STALLED_AFTER_S
 
     def status(self) -> SidecarStatus:
-        """The state of everything, now."""
-        with self._graph.lock:
-            stats = self._graph.stats()
+        """The state of everything, now or a moment ago: many may ask."""
+        known = self._status
+        if known is not None and self._clock() - known[0] < FRESH_S:
+            return known[1]
+        try:
+            with self._questions.turn():
+                at, stats = self._clock(), self._graph.stats()
+        except BusyError:
+            if known is None:
+                raise
+            return known[1]
+        status = self._of(stats)
+        self._status = (at, status)
+        return status
+
+    def _of(self, stats: GraphStats) -> SidecarStatus:
         return SidecarStatus(
             version=__version__,
             pid=os.getpid(),
@@ -80,17 +97,17 @@ class StatusBoard:
 
     def explain_block(self, key: int) -> dict[str, Any]:
         """Why a block ranks where it does; raises GraphError for an unknown one."""
-        with self._graph.lock:
-            return self._graph.explain(key)
+        with self._questions.turn():
+            return self._graph.explain(key, self._planner.latest)
 
     def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
         """What a session is doing and holds; raises GraphError for an unknown one."""
-        with self._graph.lock:
+        with self._questions.turn():
             return self._graph.explain_session(name, tenant)
 
     def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
         """Node-link data around a block; raises GraphError for an unknown one."""
-        with self._graph.lock:
+        with self._questions.turn():
             return self._graph.subgraph(key, hops, limit)
 
     def _hooked(self, stats: GraphStats) -> Iterable[EngineStatus]:
@@ -149,4 +166,5 @@ class StatusBoard:
             "advice": dict(self._publisher.counters),
             "snapshot": dict(self._snapshots.counters),
             "config": dict(self._watch.counters),
+            "http": {"questions_refused": self._questions.refused},
         }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import hmac
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, Final
 
 import msgspec
 import orjson
-from fastapi import FastAPI, HTTPException, Path, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
@@ -19,7 +20,7 @@ from ..graph.errors import GraphError
 from ..graph.types import BlockKey
 from .hosts import TrustedHosts
 from .metrics import SidecarCollector
-from .source import StatusSource
+from .source import BusyError, StatusSource
 
 MAX_HOPS: Final = 4
 MAX_NODES: Final = 2_000
@@ -46,28 +47,31 @@ class _Anything(Convertor[str]):
 register_url_convertor("anything", _Anything())
 
 
-def create_app(source: StatusSource, allowed_hosts: Collection[str]) -> FastAPI:
+def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str) -> FastAPI:
     """The application over ``source``; starts nothing.
 
     Wrong input is answered with 4xx and a ``detail``; what the graph does not know, with 404.
 
     Args:
         allowed_hosts: Host names, without port, under which it may be addressed.
+        token: What questions of sessions and blocks must carry as ``Authorization: Bearer``:
+            loopback is every user's. Health, status and metrics name no caller and need none.
     """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(TrustedHosts, hosts=allowed_hosts)
     app.add_exception_handler(GraphError, _unknown)
+    app.add_exception_handler(BusyError, _busy)
     app.add_exception_handler(RequestValidationError, _invalid)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(SidecarCollector(source))
     _add_overview(app, source, registry)
-    _add_queries(app, source)
+    app.include_router(_queries(source), dependencies=[Depends(_requires(token))])
     return app
 
 
 def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistry) -> None:
     @app.get("/healthz")
-    def healthz() -> Response:
+    async def healthz() -> Response:
         healthy = source.is_healthy()
         return _json({"status": "ok" if healthy else "stalled"}, 200 if healthy else 503)
 
@@ -80,7 +84,24 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _add_queries(app: FastAPI, source: StatusSource) -> None:
+def _requires(token: str) -> Callable[..., None]:
+    """A dependency that refuses whoever does not carry ``token``."""
+    expected = f"Bearer {token}".encode()
+
+    def check(authorization: Annotated[str, Header()] = "") -> None:
+        if not hmac.compare_digest(authorization.encode("utf-8", "surrogateescape"), expected):
+            raise HTTPException(
+                401,
+                "this needs the token of the sidecar's runtime note; `kvgraph explain` reads it",
+                {"WWW-Authenticate": "Bearer"},
+            )
+
+    return check
+
+
+def _queries(source: StatusSource) -> APIRouter:
+    app = APIRouter()
+
     @app.get("/blocks/{key}/explain")
     def explain_block(key: BlockParam) -> Response:
         return _json(source.explain_block(parse_key(key)))
@@ -92,6 +113,8 @@ def _add_queries(app: FastAPI, source: StatusSource) -> None:
     @app.get("/sessions/{name:anything}/explain")
     def explain_session(name: NameParam, tenant: TenantParam = None) -> Response:
         return _json(source.explain_session(name, tenant))
+
+    return app
 
 
 def parse_key(text: str) -> BlockKey:
@@ -123,6 +146,12 @@ def _plain(value: Any) -> Any:
 
 def _unknown(request: Request, error: Exception) -> Response:
     return _json({"detail": str(error)}, 404)
+
+
+def _busy(request: Request, error: Exception) -> Response:
+    answer = _json({"detail": str(error)}, 503)
+    answer.headers["Retry-After"] = "1"
+    return answer
 
 
 def _invalid(request: Request, error: Exception) -> Response:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
 
-_MAX_CONNECTIONS: Final = 256
+from .patience import PatientProtocol
 
 
 class HttpServer:
-    """Listens at once, serves after ``start``.
+    """Listens at once, serves after ``start``; see ``patience`` for what clients may not do.
 
     Args:
         port: 0 picks a free one; ``url`` tells which.
@@ -35,11 +34,10 @@ class HttpServer:
                 access_log=False,
                 lifespan="off",
                 loop="asyncio",
-                http="h11",
+                http=PatientProtocol,
                 ws="none",
                 timeout_keep_alive=5,
                 timeout_graceful_shutdown=1,
-                limit_concurrency=_MAX_CONNECTIONS,
                 server_header=False,
                 date_header=False,
                 log_config=None,

@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..graph.errors import KvGraphError
 from ..graph.events import TierReport
 from ..graph.stats import EngineStats, GraphStats
+
+
+class BusyError(KvGraphError):
+    """Too many others ask; the same question may be asked again in a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class SidecarStatus:
 
 
 class StatusSource(Protocol):
-    """Answers the HTTP surface's questions, from any thread."""
+    """Answers the HTTP surface's questions, from any thread; raises BusyError beyond its means."""
 
     def is_healthy(self) -> bool:
         """Whether the sidecar's own loop turns and its rankings are fresh."""

@@ -6,6 +6,9 @@ KvGraphError
 │   └── VersionError   a frame of a protocol version that we do not speak
 ├── GraphError       a graph operation that its arguments make impossible
 └── SnapshotError    a snapshot that cannot be written, or must not be loaded
+
+Where they belong to one room they stand there: ``dashboards.source.BusyError``,
+``advisor.remote.RemoteError``.
 """
 
 

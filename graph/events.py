@@ -13,7 +13,8 @@ from typing import Annotated
 import msgspec
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
-Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * (1 << 20))]
+MAX_KEYS = 1 << 20  # in one list
+Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_KEYS)]
 Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Total = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # counted since a start: never too big

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from . import queries
+from .advice import EvictionRanking
 from .errors import GraphError
 from .events import AdviceApplied, AnyEvent, EngineHello, Pressure, TierReport
 from .ingest import Ingest
@@ -85,6 +86,11 @@ class KVCacheGraph:
         if not all(isinstance(event, _SIGNS_OF_LIFE) for event in events):
             self.version += 1
 
+    def resident_count(self, engine: str) -> int:
+        """Blocks that the engine says are in its pool; 0 for one that never spoke."""
+        column = self.tables.engines.get(engine)
+        return 0 if column is None else int(np.count_nonzero(self.tables.blocks.resident(column)))
+
     def forget_engine(self, engine: str) -> None:
         """An engine is gone: none of its blocks is resident any more."""
         column = self.tables.engines.pop(engine, None)
@@ -150,13 +156,20 @@ class KVCacheGraph:
         """Blocks within ``hops`` of a block, as node-link data; at most ``limit`` nodes."""
         return queries.subgraph(self.tables, self._row(key), hops, limit)
 
-    def explain(self, key: BlockKey) -> dict[str, Any]:
+    def explain(
+        self, key: BlockKey, known: Mapping[str, EvictionRanking] | None = None
+    ) -> dict[str, Any]:
         """Why a block ranks where it does: every term, its rank, what protects it.
+
+        Args:
+            known: Rankings by engine, not old: its place in one is looked up, and all blocks are
+                ranked anew only where it is in none.
 
         Raises:
             GraphError: The graph knows no such block.
         """
-        return queries.explain(self.tables, self.policy, self.profile, self._row(key), self.clock())
+        row, now = self._row(key), self.clock()
+        return queries.explain(self.tables, self.policy, self.profile, row, now, known or {})
 
     def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:
         """What a session is doing, and what it holds in which tier.

@@ -6,10 +6,12 @@ cannot hold 64 bits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from .advice import EvictionRanking
 from .blocks import Picked
 from .edges import BLOCK_TO_BLOCK
 from .errors import GraphError
@@ -113,7 +115,12 @@ def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
 
 
 def explain(
-    tables: Tables, policy: Policy, profile: ScoreProfile, row: int, now: float
+    tables: Tables,
+    policy: Policy,
+    profile: ScoreProfile,
+    row: int,
+    now: float,
+    known: Mapping[str, EvictionRanking],
 ) -> dict[str, Any]:
     """Every term of a block's score, its rank, and what protects it or sends it away."""
     blocks = tables.blocks
@@ -130,7 +137,7 @@ def explain(
         "standing": standing(tables, profile, only, now),
         "copies": _copies(tables, row, now),
         "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),
-        "ranks": _ranks(tables, policy, profile, row, now),
+        "ranks": _ranks(tables, policy, profile, row, now, known),
         "edges": neighbors(tables, row),
     }
 
@@ -202,15 +209,31 @@ def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
 
 
 def _ranks(
-    tables: Tables, policy: Policy, profile: ScoreProfile, row: int, now: float
+    tables: Tables,
+    policy: Policy,
+    profile: ScoreProfile,
+    row: int,
+    now: float,
+    known: Mapping[str, EvictionRanking],
 ) -> dict[str, dict[str, int]]:
     """Where the block stands among the resident blocks of each engine; rank 0 goes first."""
     ranks = {}
     for engine, column in tables.engines.items():
-        rows, scores = resident_scores(tables, policy, profile, column, now)
-        for own in scores[rows == row]:  # one, if it is there
-            ranks[engine] = {"rank": int((scores > own).sum()), "of": len(rows)}
+        resident = tables.blocks.resident(column)
+        if not resident[row]:
+            continue
+        rank = _place_in(known.get(engine), tables.blocks.keys[row])
+        if rank is None:
+            rows, scores = resident_scores(tables, policy, profile, column, now)
+            rank = int((scores > scores[rows == row][0]).sum())
+        ranks[engine] = {"rank": rank, "of": int(np.count_nonzero(resident))}
     return ranks
+
+
+def _place_in(ranking: EvictionRanking | None, key: np.uint64) -> int | None:
+    """How many go before ``key``; None where the ranking does not name it."""
+    places = np.flatnonzero(ranking.order == key) if ranking is not None else ()
+    return int(places[0]) if len(places) else None
 
 
 def _ends(tables: Tables, edge: int) -> tuple[EdgeType, int, int]:

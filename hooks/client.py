@@ -31,6 +31,7 @@ from ..graph.advice import (
 from ..graph.errors import VersionError, WireError
 from ..graph.events import AnyEvent, BlocksResident, EngineHello
 from ..graph.types import Keys, as_keys
+from .access import present, sidecar_token
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,8 @@ class AdvisorClient:
         self._linked = False
         self._said: set[str] = set()
         self._refused_until = float("-inf")
+        self._token = ""
+        self._token_checked = float("-inf")
         self._last_greeting = self._last_heartbeat = float("-inf")
         self._last_reachable = self._last_advice = clock()
 
@@ -159,12 +162,8 @@ class AdvisorClient:
     def _run(self) -> None:
         context = zmq.Context()
         try:
-            socket = self._open(context)
-            try:
-                while not self._stop.is_set():
-                    self._tick(socket)
-            finally:
-                socket.close(linger=0)
+            while not self._stop.is_set():
+                self._converse(context)
         except Exception as error:
             self._say_once(
                 "thread",
@@ -177,6 +176,24 @@ class AdvisorClient:
             self._queue_limit = 0  # from here on every event is dropped at once
             self._queue.clear()
             context.term()
+
+    def _converse(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Talk over one socket, until we stop or the sidecar has another token."""
+        socket = self._open(context)
+        try:
+            while not self._stop.is_set() and not self._is_outdated():
+                self._tick(socket)
+        finally:
+            socket.close(linger=0)
+
+    def _is_outdated(self) -> bool:
+        """Whether the sidecar was started anew, behind a door that our token no longer opens."""
+        now = self._clock()
+        gone = now - self._last_reachable > self.options.absent_s
+        if self.endpoint.startswith("ipc://") or not gone or now - self._token_checked < 1.0:
+            return False
+        self._token_checked = now
+        return sidecar_token(self.endpoint) not in ("", self._token)
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
         socket = context.socket(zmq.DEALER)
@@ -191,6 +208,8 @@ class AdvisorClient:
             socket.setsockopt(zmq.IMMEDIATE, 1)
             socket.setsockopt(zmq.RECONNECT_IVL, 50)
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+            self._token = sidecar_token(self.endpoint)
+            present(socket, self._token)
             socket.connect(self.endpoint)
         except BaseException:
             socket.close(linger=0)

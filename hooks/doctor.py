@@ -19,6 +19,7 @@ import zmq
 from ..graph import wire
 from ..graph.errors import ConfigError, VersionError, WireError
 from ..graph.events import Pressure
+from .access import present, sidecar_token
 from .lodging import Lodging
 from .reliance import HOOKS, misfits
 from .tiers.host_memory import available_bytes
@@ -228,6 +229,7 @@ def _ask(endpoint: str, timeout_s: float) -> list[bytes] | None:
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.IDENTITY, os.urandom(16))
+        present(socket, sidecar_token(endpoint))
         socket.connect(endpoint)
         socket.send_multipart(wire.encode_events(0, [Pressure(0, 0, 0, 0, 0)]))
         if not socket.poll(round(timeout_s * 1000), zmq.POLLIN):

@@ -111,7 +111,9 @@ class Running:
         self.thread.start()
 
     def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.service.http + path, timeout=10) as answer:
+        request = urllib.request.Request(self.service.http + path)
+        request.add_header("Authorization", f"Bearer {self.service.token}")
+        with urllib.request.urlopen(request, timeout=10) as answer:
             return json.loads(answer.read())
 
     def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -272,7 +274,7 @@ def test_copies_and_what_should_be_copied_are_part_of_a_ranking(
 
 
 def test_a_silent_engine_is_forgotten_and_the_other_is_not(start: Start, connect: Connect) -> None:
-    running = start(sidecar__engine_timeout_s=0.4)
+    running = start(sidecar__engine_timeout_s=1.0)
     quiet, lively = connect(running, "quiet"), connect(running, "lively")
     quiet.greet([1])
     lively.greet([2])
@@ -414,14 +416,6 @@ def test_a_taken_http_port_is_named(start: Start) -> None:
     port = int(start().service.http.rpartition(":")[2])
     with pytest.raises(ConfigError, match=rf"http\.port = {port}"):
         start(sidecar__endpoint="tcp://127.0.0.1:0", http__port=port)
-
-
-def test_tcp_on_loopback_works_too(start: Start, connect: Connect) -> None:
-    running = start(sidecar__endpoint="tcp://127.0.0.1:0")
-    assert running.service.endpoint.startswith("tcp://127.0.0.1:")
-    engine = connect(running)
-    engine.greet([1])
-    engine.ranking(lambda keys: keys == {1})
 
 
 def test_an_engine_without_our_hook_is_watched_through_its_kv_events(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -12,14 +14,16 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 from kvgraph.dashboards.app import create_app
+from kvgraph.dashboards.patience import PatientProtocol
 from kvgraph.dashboards.server import HttpServer
-from kvgraph.dashboards.source import EngineStatus, SidecarStatus
+from kvgraph.dashboards.source import BusyError, EngineStatus, SidecarStatus
 from kvgraph.graph.events import (
     AdviceApplied,
     BlocksSpilled,
     BlocksStored,
     EngineHello,
     Pressure,
+    RequestStarted,
     TierReport,
 )
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -43,7 +47,16 @@ NASTY = [
     "🦆",
     "back\\slash",
     "line\u2028separator",
+    "a\0b",
 ]
+
+
+TOKEN = "a token that nobody guesses"
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
 
 
 class Source:
@@ -115,7 +128,8 @@ def source() -> Source:
 
 @pytest.fixture
 def client(source: Source) -> TestClient:
-    return TestClient(create_app(source, {"127.0.0.1", "localhost"}), "http://127.0.0.1:8000")
+    app = create_app(source, {"127.0.0.1", "localhost"}, TOKEN)
+    return TestClient(app, "http://127.0.0.1:8000", headers=AUTHORIZED)
 
 
 def test_health_tells_a_stalled_sidecar(client: TestClient, source: Source) -> None:
@@ -226,7 +240,7 @@ def test_any_session_name_is_text(client: TestClient, name: str) -> None:
 
 @pytest.mark.parametrize("name", NASTY)
 def test_metrics_stay_valid_whatever_an_engine_is_called(name: str) -> None:
-    client = TestClient(create_app(Source([name]), {"127.0.0.1"}), "http://127.0.0.1")
+    client = TestClient(create_app(Source([name]), {"127.0.0.1"}, TOKEN), "http://127.0.0.1")
     text = client.get("/metrics").text
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert "forged" not in families
@@ -276,7 +290,7 @@ def test_nothing_can_be_changed(client: TestClient, method: str) -> None:
 
 
 def serving(source: Source) -> HttpServer:
-    server = HttpServer(create_app(source, {"127.0.0.1"}), "127.0.0.1", 0)
+    server = HttpServer(create_app(source, {"127.0.0.1"}, TOKEN), "127.0.0.1", 0)
     server.start()
     return server
 
@@ -308,6 +322,122 @@ def test_a_server_that_is_stopped_at_once_ends(source: Source) -> None:
         time.sleep(pause)
         server.stop()
         assert not server._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/blocks/1/explain",
+        "/blocks/1/subgraph",
+        "/sessions/chat/explain",
+        "/blocks/nonsense/explain",
+    ],
+)
+@pytest.mark.parametrize(
+    "header", [None, "", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ", "Bearer \u00e4"]
+)
+def test_names_and_blocks_need_the_token(source: Source, path: str, header: str | None) -> None:
+    client = TestClient(create_app(source, {"127.0.0.1"}, TOKEN), "http://127.0.0.1")
+    headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+    answer = client.get(path, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert TOKEN not in answer.text
+    assert "chat" not in answer.text
+
+
+def test_health_status_and_metrics_need_no_token_and_name_no_caller(source: Source) -> None:
+    client = TestClient(create_app(source, {"127.0.0.1"}, TOKEN), "http://127.0.0.1")
+    for key in range(100, 110):
+        source.graph.apply(
+            "e1", [RequestStarted(f"r{key}", pack(key), 16, 0, 16, "wanda", "acme-corp")]
+        )
+    for path in ("/healthz", "/status", "/metrics"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert "wanda" not in answer.text
+        assert "acme" not in answer.text
+
+
+def test_too_many_questions_are_answered_with_503(client: TestClient, source: Source) -> None:
+    def busy(*_: object) -> dict[str, Any]:
+        raise BusyError("many ask")
+
+    source.explain_block = busy  # type: ignore[method-assign]
+    answer = client.get("/blocks/1/explain")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json() == {"detail": "many ask"}
+
+
+@pytest.fixture
+def impatient(source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
+    """A server whose deadline is a second."""
+    monkeypatch.setattr(PatientProtocol, "deadline_s", 1.0)
+    server = serving(source)
+    yield server
+    server.stop()
+
+
+def connection(server: HttpServer) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /healthz HTT",
+        b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000000\r\n\r\nx",
+        HEALTH.replace(b"Connection: close\r\n", b"") + b"GET /hea",
+    ],
+)
+def test_a_client_that_does_not_finish_its_request_is_cut(
+    impatient: HttpServer, sent: bytes
+) -> None:
+    with connection(impatient) as silent:
+        silent.sendall(sent)
+        silent.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            while silent.recv(65536):
+                pass
+
+
+def test_a_client_that_does_not_read_is_cut(
+    impatient: HttpServer, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "subgraph", lambda *_: {"nodes": ["x" * 1000] * 20_000})
+    question = (
+        f"GET /blocks/1/subgraph HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}"
+    )
+    with connection(impatient) as slow:
+        slow.sendall(f"{question}\r\n\r\n".encode())
+        connections = impatient._server.server_state.connections
+        deadline = time.monotonic() + 10
+        time.sleep(0.2)
+        while connections and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not connections
+        received = 0
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := slow.recv(1 << 20):
+                received += len(chunk)
+    assert received < 20_000_000, "the rest is gone with the connection"
+
+
+def test_hundreds_of_silent_clients_keep_nobody_out(source: Source) -> None:
+    server = serving(source)
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(connection(server))
+        for _ in range(5):
+            assert b"200 OK" in raw(server.url, HEALTH)
+        assert len(server._server.server_state.connections) <= 257
+    server.stop()
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kvgraph.graph.errors import ConfigError
 from kvgraph.hooks.vllm import plugin
 from kvgraph.hooks.vllm.settings import switched_on
 
@@ -167,6 +168,24 @@ def test_the_users_own_configuration_is_not_touched(monkeypatch: pytest.MonkeyPa
 def test_a_running_sidecar_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "tcp://127.0.0.1:5560")
     assert plugin.sidecar_endpoint() == "tcp://127.0.0.1:5560"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "why"),
+    [
+        ("tcp://10.0.0.5:5560", "beyond loopback"),
+        ("tcp://sidecar.example:5560", "beyond loopback"),
+        ("tcp://127.0.0.1:0", "needs a port"),
+        ("udp://127.0.0.1:1", "is not an endpoint"),
+        ("ipc://relative", "absolute path"),
+    ],
+)
+def test_an_engine_does_not_tell_strangers_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, why: str
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", endpoint)
+    with pytest.raises(ConfigError, match=f"AITHER_KVCACHE_SIDECAR='{endpoint}'.*{why}"):
+        plugin.sidecar_endpoint()
 
 
 def test_without_one_a_child_is_started_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def sidecar_endpoint() -> str:
     """The running sidecar's endpoint, or that of the child started now."""
     endpoint = os.environ.get(SIDECAR_VARIABLE)
     if endpoint and not _is_a_strangers_child(endpoint):
-        return endpoint
+        return _checked(endpoint)
     from ..sidecar import start_child
 
     endpoint = start_child()
@@ -140,6 +140,16 @@ def _is_a_strangers_child(endpoint: str) -> bool:
     owner, _, child = os.environ.get(CHILD_VARIABLE, "").partition(" ")
     inherited = multiprocessing.parent_process() is not None
     return child == endpoint and owner != str(os.getpid()) and not inherited
+
+
+def _checked(endpoint: str) -> str:
+    from ...graph.addresses import check_endpoint
+    from ...graph.errors import ConfigError
+
+    try:
+        return check_endpoint(endpoint, connects=True)
+    except ValueError as error:
+        raise ConfigError(f"{SIDECAR_VARIABLE}={endpoint!r} {error}") from None
 
 
 def keep_cpu_threads(config: VllmConfig) -> None:

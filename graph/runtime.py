@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ..graph.errors import ConfigError
+from .errors import ConfigError
 
 
 def runtime_dir() -> Path:
@@ -36,11 +36,16 @@ def runtime_dir() -> Path:
 
 
 class RunningSidecar(msgspec.Struct, frozen=True):
-    """What a sidecar tells of itself: also the line it prints when it is ready."""
+    """What a sidecar tells of itself to its own user.
+
+    Attributes:
+        token: What opens its tcp endpoint and its HTTP surface's questions of sessions and blocks.
+    """
 
     pid: int
     endpoint: str
     http: str
+    token: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,9 @@ class RuntimeNote:
         """Leave a note of ``sidecar``; raises ConfigError or OSError when that cannot be."""
         path = runtime_dir() / f"{sidecar.pid}.json"
         fresh = path.with_suffix(".tmp")
-        fresh.write_bytes(msgspec.json.encode(sidecar))
+        fresh.unlink(missing_ok=True)
+        with open(fresh, "xb", opener=_private) as file:
+            file.write(msgspec.json.encode(sidecar))
         fresh.replace(path)
         return cls(path)
 
@@ -76,6 +83,19 @@ def running_sidecars() -> list[RunningSidecar]:
         else:
             path.unlink(missing_ok=True)
     return found
+
+
+def token_of(address: str) -> str:
+    """The token of this user's sidecar whose endpoint or URL is ``address``; empty without one."""
+    try:
+        known = running_sidecars()
+    except (ConfigError, OSError):
+        return ""
+    return next((each.token for each in known if address in (each.endpoint, each.http)), "")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def is_alive(pid: int) -> bool:
