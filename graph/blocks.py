@@ -36,7 +36,6 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "tokens": (np.uint16, 0),  # in this block: its range is [depth * tokens, (depth + 1) * tokens)
     "tenant": (np.int64, NO_ROW),
     "session": (np.int32, NO_ROW),  # the last session that walked it
-    "tip_of": (np.int32, NO_ROW),  # the session whose last turn ended here
     "created": (np.float64, 0.0),
     "last_attended": (np.float64, 0.0),
     "last_hit": (np.float64, NEVER),
@@ -69,7 +68,6 @@ class BlockTable:
     tokens: npt.NDArray[np.uint16]
     tenant: npt.NDArray[np.int64]
     session: Rows
-    tip_of: Rows
     created: npt.NDArray[np.float64]
     last_attended: npt.NDArray[np.float64]
     last_hit: npt.NDArray[np.float64]

@@ -64,9 +64,7 @@ def _check_aggregates(tables: Tables) -> None:
 def _check_references(tables: Tables) -> None:
     blocks, sessions = tables.blocks, tables.sessions
     live = blocks.live_rows()
-    for name in ("session", "tip_of"):
-        rows = getattr(blocks, name)[live]
-        assert (rows < sessions.size).all(), f"a block's {name} names no session"
+    assert (blocks.session[live] < sessions.size).all(), "a block's session is none"
     tips = sessions.tip[: sessions.size]
     assert blocks.alive[tips[tips != NO_ROW]].all(), "a session's tip is not in use"
     assert not blocks.tiers[:, : blocks.size][:, ~blocks.alive[: blocks.size]].any(), (

@@ -35,6 +35,7 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "written": (np.int32, 0),  # tokens that the last turn answered
     "expected_return": (np.float64, NEVER),  # NEVER when nobody said
     "tip": (np.int32, NO_ROW),  # block row where its last turn ended
+    "reach": (np.int32, 0),  # full blocks of its last prompt
     "inferred": (np.bool_, False),  # nobody named it: a request that extended none of before
     "stop": (np.uint8, int(StopReason.UNKNOWN)),  # why its last answer ended
     **PAUSE_COLUMNS,
@@ -64,6 +65,7 @@ class SessionTable:
     written: Rows
     expected_return: npt.NDArray[np.float64]
     tip: Rows
+    reach: Rows
     inferred: npt.NDArray[np.bool_]
     stop: npt.NDArray[np.uint8]
     last_pause: npt.NDArray[np.float32]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .chains import ChainLinker
 from .events import RequestFinished, RequestStarted, Segment, SessionSignal
+from .lineage import continued, owners
 from .sessions import INFERRED
 from .tables import Tables
 from .types import (
@@ -75,6 +76,7 @@ class TurnRecorder:
         self._supersede(session, rows)
         self._own(session, rows, event.tenant)
         self._tables.sessions.begin_turn(session, engine, now, event.prompt_tokens)
+        self._tables.sessions.reach[session] = len(rows)
         self._mark_tip(session, rows)
 
     def _finished(self, event: RequestFinished, rows: Rows, now: float) -> None:
@@ -108,8 +110,8 @@ class TurnRecorder:
         row, reused = self._tables.sessions.ensure(name, tenant, now)
         if reused:
             blocks = self._tables.blocks
-            for column in (blocks.session, blocks.tip_of):
-                column[: blocks.size][column[: blocks.size] == row] = NO_ROW
+            walked = blocks.session[: blocks.size]
+            walked[walked == row] = NO_ROW
         return row
 
     def forget(self, rows: Rows) -> None:
@@ -168,23 +170,39 @@ class TurnRecorder:
         blocks.importance[rows] = DEFAULT_IMPORTANCE[layer] if importance is None else importance
 
     def _session_of(self, event: RequestStarted, rows: Rows, now: float) -> int:
-        """The session a request names, or the one whose last turn it extends, or a new one.
-
-        Where sessions share a block (a system prompt), it is the end of nobody's turn.
-        """
+        """The session a request names, or the one that it continues, or a new one."""
         tenant = self._tenant(event.tenant)
         if event.session:
             return self.session(event.session, tenant, now)
-        blocks = self._tables.blocks
-        extended = rows[:-1][blocks.tip_of[rows[:-1]] != NO_ROW]
-        extended = extended[(blocks.flags[extended] & int(BlockFlag.SHARED)) == 0]
-        session = int(blocks.tip_of[extended[-1]]) if len(extended) else NO_ROW
-        if session == NO_ROW or self._tables.sessions.tenant[session] != tenant:
+        session = self._continued(rows, tenant)
+        if session == NO_ROW:
             session = self.session(f"{INFERRED}{event.request_id}", tenant, now)
+            self._take_over(session, rows)
         self._inferred[event.request_id] = session
         if len(self._inferred) > _MAX_INFERRED:  # requests whose end we never heard of
             del self._inferred[next(iter(self._inferred))]
         return session
+
+    def _continued(self, rows: Rows, tenant: int) -> int:
+        """The session that a request without a name continues, ``NO_ROW`` for none.
+
+        Two branches that live side by side are two sessions: nothing continues a session that
+        runs, or a branch that its session left behind.
+        """
+        sessions = self._tables.sessions
+        session = continued(owners(self._tables.blocks, rows), sessions.reach)
+        if session == NO_ROW or sessions.tenant[session] != tenant or sessions.running[session]:
+            return NO_ROW
+        return NO_ROW if len(self._left_behind(rows)) else session
+
+    def _take_over(self, session: int, rows: Rows) -> None:
+        """What another session left behind of ``rows`` is this one's alone."""
+        self._tables.blocks.session[self._left_behind(rows)] = session
+
+    def _left_behind(self, rows: Rows) -> Rows:
+        blocks = self._tables.blocks
+        superseded: Rows = rows[(blocks.flags[rows] & int(BlockFlag.SUPERSEDED)) != 0]
+        return superseded
 
     def _supersede(self, session: int, rows: Rows) -> None:
         """Blocks of the session's last turn that this turn left behind lose its protection.
@@ -215,9 +233,7 @@ class TurnRecorder:
     def _mark_tip(self, session: int, rows: Rows) -> None:
         if not len(rows):
             return
-        blocks, tip = self._tables.blocks, self._tables.sessions.tip
-        blocks.tip_of[rows[-1]] = session
-        tip[session] = rows[-1]
+        self._tables.sessions.tip[session] = rows[-1]
 
     def _signal(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -71,7 +72,6 @@ class NaiveBlock:
     hits: int = 0
     walkers: int = 0
     session: str | None = None
-    tip_of: str | None = None
     shared: bool = False
     superseded: bool = False
     tiers: dict[str, int] = field(default_factory=dict)
@@ -84,6 +84,7 @@ class NaiveSession:
     running: int = 0
     engine: str = ""
     tip: int | None = None
+    reach: int = 0
 
 
 class NaiveGraph:
@@ -221,6 +222,7 @@ class NaiveGraph:
         self.own(name, keys)
         session.running += 1
         session.engine = engine
+        session.reach = len(keys)
         session.state = SessionState.RUNNING
         self.mark_tip(name, keys)
 
@@ -236,12 +238,25 @@ class NaiveGraph:
                     self.edges["memory_ref", key, segment.memory_id] = block.importance
 
     def infer(self, event: RequestStarted, keys: list[int]) -> str:
-        stem = [self.block(key) for key in keys[:-1]]
-        tips = [None if block.shared else block.tip_of for block in stem]
-        named = [tip for tip in tips if tip is not None]
-        name = named[-1] if named else f"~{event.request_id}"
+        name = self.continued(keys)
+        if name is None:
+            name = f"~{event.request_id}"
+            self.session(name)
+            for key in keys:
+                if self.block(key).superseded:
+                    self.block(key).session = name
         self.inferred[event.request_id] = name
         return name
+
+    def continued(self, keys: list[int]) -> str | None:
+        seen = list(itertools.takewhile(lambda key: self.block(key).session is not None, keys))
+        if not seen or self.block(seen[-1]).shared:
+            return None
+        name = self.block(seen[-1]).session
+        session = self.sessions[name or ""]
+        left_behind = any(self.block(key).superseded for key in keys)
+        kept = 2 * len(seen) > session.reach
+        return name if kept and not session.running and not left_behind else None
 
     def supersede(self, name: str, tip: int | None, keys: list[int]) -> None:
         while tip is not None and tip not in keys:
@@ -257,7 +272,6 @@ class NaiveGraph:
             block.session = name
 
     def mark_tip(self, name: str, keys: list[int]) -> None:
-        self.block(keys[-1]).tip_of = name
         self.sessions[name].tip = keys[-1]
 
     def finish(self, event: RequestFinished, keys: list[int]) -> None:

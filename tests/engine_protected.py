@@ -1,0 +1,120 @@
+"""A real vLLM engine that shares its cores with others: which protected blocks does it lose?
+
+Called as ``python -P engine_protected.py OPTIONS_JSON``; prints one line ``RESULT {json}``. Several
+requests are under way at a time, and more is asked for than the pool holds.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from typing import Any
+
+BLOCK = 32
+HEAD = 7 * BLOCK  # protected tokens that open the prompts of one tenant
+TENANTS = 3
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    """Serve the workload beside busy loops; options: model, rounds, busy."""
+    others = [subprocess.Popen([sys.executable, "-c", _BUSY]) for _ in range(options["busy"])]
+    try:
+        return _serve(options)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def _serve(options: dict[str, Any]) -> dict[str, Any]:
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    llm = LLM(
+        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
+        max_model_len=512, num_gpu_blocks_override=80, enforce_eager=True, max_num_seqs=4,
+        max_num_batched_tokens=512,
+    )  # fmt: skip
+    watch = Watch(llm.llm_engine.engine_core.engine_core.scheduler)
+    rng = random.Random(1)
+    for number in range(options["rounds"]):
+        prompts, sampling = [], []
+        for _ in range(6):
+            tokens, tag = prompt(rng, number)
+            prompts.append(TokensPrompt(prompt_token_ids=tokens))
+            params = {"kv_transfer_params": {"kvgraph": tag}}
+            sampling.append(
+                SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, extra_args=params)
+            )
+        llm.generate(prompts, sampling, use_tqdm=False)
+    return watch.report()
+
+
+def prompt(rng: random.Random, number: int) -> tuple[list[int], dict[str, Any]]:
+    """Now and then a tenant's, behind its rules; mostly text that never comes again."""
+    if rng.random() < 0.15 or number == 0:
+        tenant = rng.randrange(TENANTS)
+        tail = [rng.randrange(10, 250) for _ in range(rng.randrange(20, 150))]
+        head = [3 + tenant, *range(10, 9 + HEAD)]
+        return head + tail, {"segments": [{"layer": "rules", "start": 0, "end": HEAD}]}
+    return [rng.randrange(10, 250) for _ in range(rng.randrange(100, 400))], {}
+
+
+class Watch:
+    """Stands where the pool gives blocks away."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._side = scheduler.connector._side
+        self._pool = pool = scheduler.kv_cache_manager.block_pool
+        self._protected: set[int] = set()
+        self.lost = self.needless = self.taken = 0
+        emit, take = self._side.observer._emit, pool.get_new_blocks
+
+        def emitted(event: Any) -> None:
+            if getattr(event, "segments", ()):
+                from kvgraph.hooks.keys import unpack
+
+                self._protected.update(unpack(event.hashes)[: HEAD // BLOCK])
+            emit(event)
+
+        def taken(count: int) -> Any:
+            self._look(count)
+            return take(count)
+
+        self._side.observer._emit, pool.get_new_blocks = emitted, taken
+
+    def report(self) -> dict[str, Any]:
+        arranger, client = self._side.arranger, self._side.client
+        return {
+            "lost": self.lost,
+            "needless": self.needless,
+            "taken": self.taken,
+            "protected": len(self._protected),
+            "stale": arranger.stale,
+            "moved": arranger.moved,
+            "counted": arranger.protected_evicted,
+            "greetings": client.greetings,
+            "dropped": client.dropped,
+        }
+
+    def _look(self, count: int) -> None:
+        free = [self._is_protected(b) for b in self._pool.free_block_queue.get_all_free_blocks()]
+        going = sum(free[:count])
+        others_left = sum(not each for each in free[count:])
+        self.lost += going
+        self.needless += min(going, others_left)
+        self.taken += count
+
+    def _is_protected(self, block: Any) -> bool:
+        from kvgraph.hooks.keys import key_of
+
+        return block.block_hash is not None and key_of(block.block_hash[:-4]) in self._protected
+
+
+_BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
