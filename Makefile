@@ -19,7 +19,7 @@ check: $(STAMP)  ## formatting, lint and types
 	MYPYPATH=build/typed $(BIN)/mypy -p kvgraph
 
 bench: $(STAMP)  ## every figure in the README; set JSON=1 for JSON
-	for bench in graph hotpath engine demo tiers kernels replay; do $(BIN)/kvgraph bench $$bench $(if $(JSON),--json); done
+	for bench in graph hotpath engine demo tiers kernels replay policies; do $(BIN)/kvgraph bench $$bench $(if $(JSON),--json); done
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
