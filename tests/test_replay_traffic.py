@@ -324,6 +324,23 @@ def test_the_command_writes_what_replay_reads(
     assert f"{len(trace)} requests" in capsys.readouterr().err
 
 
+def test_a_fleet_is_replayed_with_the_default_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sessions = [session(tmp_path, work(8), f"s{number}") for number in range(3)]
+    requests = lay_over_users(sessions, 3, 2400.0, 1)
+    out = tmp_path / "fleet.jsonl"
+    write_trace(trace_lines(requests, 512, Signals.ALL, 1), out)
+    policies = "lru,default,default+hints,belady"
+    with pytest.raises(SystemExit) as caught:
+        main(["replay", str(out), "--policy", policies, "--capacity", "20,60", "--processes", "1",
+              "--json"])  # fmt: skip
+    assert caught.value.code == 0
+    rates = json.loads(capsys.readouterr().out)["policies"]
+    assert list(rates) == policies.split(",")
+    assert all(0.0 < row["60"] <= rates["belady"]["60"] for row in rates.values())
+
+
 def test_the_command_names_what_it_cannot_use(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

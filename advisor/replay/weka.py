@@ -80,7 +80,7 @@ class _Entry(msgspec.Struct):
     output_tokens: Tokens = msgspec.field(default=0, name="out")
     hash_ids: list[BlockNumber] | None = None
     stop: Word | None = None
-    input_types: list[Word] = []
+    input_types: list[Word] | None = None
     api_time: Seconds | None = None
     think_time: Seconds | None = None
     # a subagent
@@ -201,7 +201,7 @@ class _Builder:
             entry.output_tokens,
             hash_ids[:least],
             entry.stop or "",
-            tuple(entry.input_types),
+            tuple(entry.input_types or ()),
             entry.api_time,
             entry.think_time,
         )
