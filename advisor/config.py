@@ -49,6 +49,7 @@ _LIMITS: Final = GraphLimits()
 
 Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 EdgeWeight = Annotated[float, Field(ge=-1e3, le=1e3, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Interval = Annotated[float, Field(ge=0.01, le=3600, allow_inf_nan=False)]
 Size = Annotated[int, Field(ge=1, le=1 << 24)]
 # An engine ignores a ranking that is older than 2 s: two intervals must fit, or all are ignored.
@@ -165,6 +166,8 @@ class ScoreConfig(Section):
         _PROFILE.session_memory_s
     )
     edge_types: EdgeTypesConfig = EdgeTypesConfig()
+    protected_share: Share = _PROFILE.protected_share
+    tenant_share: Share = _PROFILE.tenant_share
     protected_layers: frozenset[LayerName] = frozenset(
         layer.name.lower() for layer in _PROFILE.protected_layers
     )

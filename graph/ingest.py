@@ -81,6 +81,7 @@ class Ingest:
         self._copies.forget(engine)
         self._tables.blocks.tiers[engine] = 0
         self._tables.sessions.interrupt(engine)
+        self._tables.pool_blocks.pop(engine, None)
         for facts in (self.pressure, self.hello, self.applied, self.tier_reports):
             facts.pop(engine, None)
 
@@ -108,6 +109,7 @@ class Ingest:
                 self.pressure[engine] = event
             case EngineHello():
                 self.hello[engine] = event
+                self._tables.pool_blocks[engine] = event.num_blocks
             case TierReport():
                 self.tier_reports[engine] = event
             case AdviceApplied():

@@ -16,7 +16,8 @@ from .blocks import Picked
 from .edges import BLOCK_TO_BLOCK
 from .errors import GraphError
 from .policy import Policy
-from .rules import is_superseded, standing
+from .protection import demoted
+from .rules import is_protected, is_superseded, standing
 from .scoring import ScoreProfile, resident_scores
 from .spill import not_worth
 from .tables import Tables
@@ -135,6 +136,7 @@ def explain(
         "terms": {name: round(value, 4) for name, value in terms.items()},
         "score": round(sum(terms.values()), 4),
         "standing": standing(tables, profile, only, now),
+        "demoted_on": _demoted_on(tables, profile, row, now),
         "copies": _copies(tables, row, now),
         "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),
         "ranks": _ranks(tables, policy, profile, row, now, known),
@@ -234,6 +236,17 @@ def _place_in(ranking: EvictionRanking | None, key: np.uint64) -> int | None:
     """How many go before ``key``; None where the ranking does not name it."""
     places = np.flatnonzero(ranking.order == key) if ranking is not None else ()
     return int(places[0]) if len(places) else None
+
+
+def _demoted_on(tables: Tables, profile: ScoreProfile, row: int, now: float) -> list[str]:
+    """Engines in which more is protected than may be, so that this block is not."""
+    found = []
+    for engine, column in tables.engines.items():
+        resident = tables.blocks.pick(tables.blocks.resident(column))
+        protected = is_protected(tables, profile, resident, now)
+        if row in resident.rows[demoted(tables, profile, column, resident, protected)]:
+            found.append(engine)
+    return found
 
 
 def _ends(tables: Tables, edge: int) -> tuple[EdgeType, int, int]:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .blocks import Picked
 from .policy import Scores
+from .protection import Shares, demoted
 from .spill import COPIES
 from .tables import Tables
 from .types import BlockFlag, Rows, SessionState, SourceLayer
@@ -32,7 +33,7 @@ _STEP: Final = 2.0**25
 enough that a float64 tells blocks of one band apart by a ten-millionth of a point."""
 
 
-class Bindings(Protocol):
+class Bindings(Shares, Protocol):
     """What the rules are told by configuration; ``scoring.ScoreProfile`` is this."""
 
     @property
@@ -50,12 +51,14 @@ class Rule(NamedTuple):
     Attributes:
         with_copies: Counts only in an engine that holds copies: in others a loss is final for all
             alike, and the policy's own claim decides.
+        bounded: Holds for a share of a pool only; see ``protection.demoted``.
     """
 
     name: str
     weight: int
     applies: Callable[[Tables, Bindings, Picked, float], Mask]
     with_copies: bool = False
+    bounded: bool = False
 
 
 def is_superseded(tables: Tables, bindings: Bindings, picked: Picked, now: float) -> Mask:
@@ -97,7 +100,7 @@ RULES: Final = (
     Rule("session_over", 2, is_over),
     Rule("due", -1, is_due, with_copies=True),
     Rule("pinned", -8, is_pinned),
-    Rule("protected_layer", -16, is_protected),
+    Rule("protected_layer", -16, is_protected, bounded=True),
 )
 """Higher ranks go first. This list is all there is: rankings and explanations walk it."""
 
@@ -153,6 +156,8 @@ def _ranks(tables: Tables, bindings: Bindings, engine: int, picked: Picked, now:
         if rule.with_copies and not has_copies:
             continue
         applies = rule.applies(tables, bindings, picked, now)
+        if rule.bounded:
+            applies &= ~demoted(tables, bindings, engine, picked, applies)
         if applies.any():
             ranks += applies * np.int8(rule.weight)
     return ranks

@@ -57,6 +57,10 @@ class ScoreProfile:
         session_memory_s: Over how many idle seconds that claim fades (to 1/e).
         edge_types: wₜ: what an edge of each type counts.
         protected_layers: Never evicted while an unprotected block exists.
+        protected_share: Of a pool, in all; beyond it the least precious lose their protection.
+            Chosen: half of a pool still serves those who protect nothing.
+        tenant_share: Of a pool, by the word of one named tenant. Chosen: two of them cannot take
+            all that may be protected from a third.
         horizon_s: A session that is expected back within this is due.
     """
 
@@ -69,6 +73,8 @@ class ScoreProfile:
     session_memory_s: float = 300.0
     edge_types: dict[EdgeType, float] = field(default_factory=lambda: dict(_DEFAULT_EDGE_TYPES))
     protected_layers: frozenset[SourceLayer] = PROTECTED_LAYERS
+    protected_share: float = 0.5
+    tenant_share: float = 0.25
     horizon_s: float = 3.0
 
 

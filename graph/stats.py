@@ -8,6 +8,7 @@ import numpy as np
 
 from .events import AdviceApplied, EngineHello, Pressure, TierReport
 from .ingest import Ingest
+from .protection import demoted
 from .rules import is_protected
 from .scoring import ScoreProfile
 from .spill import COPIES
@@ -21,7 +22,8 @@ class EngineStats:
 
     resident: int
     spilled: int  # blocks with a copy in a colder tier
-    protected: int
+    protected: int  # by their layer
+    demoted: int  # of these: beyond the share that may be
     layers: dict[str, int]  # resident blocks by layer
     hello: EngineHello | None
     pressure: Pressure | None
@@ -70,11 +72,14 @@ def _engine_stats(
     blocks = tables.blocks
     resident = blocks.pick(blocks.resident(column))
     spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
+    protected = is_protected(tables, profile, resident, now)
+    beyond = demoted(tables, profile, column, resident, protected)
     layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
     return EngineStats(
         resident=len(resident),
         spilled=int(spilled.sum()),
-        protected=int(is_protected(tables, profile, resident, now).sum()),
+        protected=int(protected.sum()),
+        demoted=int(beyond.sum()),
         layers=dict(zip(LAYER_NAMES, layers.tolist(), strict=True)),
         hello=ingest.hello.get(column),
         pressure=ingest.pressure.get(column),

@@ -49,6 +49,7 @@ class Tables:
     tenants: TenantNames = field(init=False)
     memories: Interner = field(init=False)
     engines: dict[str, int] = field(default_factory=dict)  # engine id → residency column
+    pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
 
     def __post_init__(self) -> None:
         self.blocks = BlockTable()

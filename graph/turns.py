@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from .chains import ChainLinker
 from .events import RequestFinished, RequestStarted, Segment, SessionSignal
+from .layers import Authority, LayerBook
 from .lineage import continued, owners
 from .sessions import INFERRED
 from .tables import Tables
 from .types import (
-    DEFAULT_IMPORTANCE,
     NEVER,
     NO_ROW,
     PROTECTED_LAYERS,
@@ -42,6 +42,7 @@ class TurnRecorder:
         self._tables = tables
         self._chains = chains
         self._counters = counters
+        self._layers = LayerBook(tables)
         self._inferred: dict[str, int] = {}  # running request → the session guessed for it
 
     def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
@@ -71,8 +72,8 @@ class TurnRecorder:
         self._tables.blocks.tokens[rows] = event.block_size
         self._tables.blocks.walkers[rows] += 1
         self._count_hits(event, rows, now)
-        self._tag(event, rows, now)
         session = self._session_of(event, rows, now)
+        self._tag(event, rows, session, now)
         self._supersede(session, rows)
         self._own(session, rows, event.tenant)
         self._tables.sessions.begin_turn(session, engine, now, event.prompt_tokens)
@@ -87,7 +88,7 @@ class TurnRecorder:
         written = rows[event.prompt_tokens // size :] if size else rows
         blocks.tokens[written] = size
         untagged = written[blocks.walkers[written] == 0]
-        self._set_layer(untagged, SourceLayer.GENERATION, None)
+        self._layers.state(untagged, SourceLayer.GENERATION, None, Authority.INFERRED, NO_ROW)
         tenant = self._tenant(event.tenant)
         session = self.session(event.session, tenant, now) if event.session else inferred
         if session == NO_ROW:
@@ -101,8 +102,11 @@ class TurnRecorder:
         )
 
     def signalled(self, event: SessionSignal, now: float) -> None:
-        """A caller says what a session is doing."""
-        session = self.session(event.session, self._tenant(event.tenant), now)
+        """A caller says what a session is doing; of one that nobody knows, it says nothing."""
+        session = self._tables.sessions.find(event.session, self._tenant(event.tenant))
+        if session == NO_ROW:
+            self._counters["signals_of_nobody"] += 1
+            return
         self._signal(session, event.ended, event.waiting_for_tool, event.expected_return_s, now)
 
     def session(self, name: str, tenant: int, now: float) -> int:
@@ -112,6 +116,7 @@ class TurnRecorder:
             blocks = self._tables.blocks
             walked = blocks.session[: blocks.size]
             walked[walked == row] = NO_ROW
+            self._layers.forget_session(row)
         return row
 
     def forget(self, rows: Rows) -> None:
@@ -136,7 +141,7 @@ class TurnRecorder:
         self._counters["prompt_tokens"] += event.prompt_tokens
         self._counters["cached_tokens"] += event.cached_tokens
 
-    def _tag(self, event: RequestStarted, rows: Rows, now: float) -> None:
+    def _tag(self, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
         """Layers from segments, the most precious last, so that it wins a block that two share."""
         size = event.block_size
         segments = _affordable(event.segments, len(rows), size)
@@ -145,7 +150,8 @@ class TurnRecorder:
         for segment in segments:
             first, last = segment.start // size, -(-segment.end // size)
             covered = rows[first:last] if segment.end > segment.start else rows[:0]
-            self._set_layer(covered, SourceLayer(segment.layer), segment.importance)
+            layer, authority = SourceLayer(segment.layer), Authority(segment.authority)
+            self._layers.state(covered, layer, segment.importance, authority, session)
             if segment.layer in PROTECTED_LAYERS:
                 self._counters["blocks_protected"] += len(covered)
             if segment.name is not None:
@@ -163,11 +169,6 @@ class TurnRecorder:
         targets = np.full(len(rows), memory, dtype=np.int32)
         weights = self._tables.blocks.importance[rows].astype(np.float32)
         self._tables.edges.upsert(EdgeType.MEMORY_REF, rows, targets, weights, now)
-
-    def _set_layer(self, rows: Rows, layer: SourceLayer, importance: float | None) -> None:
-        blocks = self._tables.blocks
-        blocks.layer[rows] = int(layer)
-        blocks.importance[rows] = DEFAULT_IMPORTANCE[layer] if importance is None else importance
 
     def _session_of(self, event: RequestStarted, rows: Rows, now: float) -> int:
         """The session a request names, or the one that it continues, or a new one."""

@@ -1,4 +1,4 @@
-"""A real vLLM engine whose cores others keep busy loses no protected block while another is free."""
+"""A real vLLM engine on busy cores loses no protected block while another is free."""
 
 from __future__ import annotations
 

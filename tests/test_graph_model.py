@@ -152,7 +152,8 @@ class NaiveGraph:
             case RequestFinished():
                 self.finish(event, keys)
             case SessionSignal():
-                self.signal(self.session(event.session), event.ended, event.waiting_for_tool)
+                if event.session in self.sessions:
+                    self.signal(self.session(event.session), event.ended, event.waiting_for_tool)
 
     def set_tier(self, engine: str, key: int, tier: Tier) -> None:
         tiers = self.block(key).tiers
