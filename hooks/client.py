@@ -96,6 +96,7 @@ class AdvisorClient:
         self.garbage = 0  # frames that were not advice
         self.refused_version = 0
         self.greetings = 0
+        self.linked_since = float("inf")  # what was emitted before, the sidecar may have missed
         self._engine = engine
         self._clock = clock
         self._max_stale = self.options.max_stale_s
@@ -303,6 +304,7 @@ class AdvisorClient:
         self.dropped += len(self._queue)
         self._queue.clear()
         self._greeted = False
+        self.linked_since = float("inf")
 
     def _greet_if_due(self, socket: zmq.Socket[bytes], now: float) -> bool:
         if self._greeted:
@@ -313,6 +315,8 @@ class AdvisorClient:
         hello, resident = self._engine.hello(), BlocksResident(self._engine.resident())
         self._greeted = self._send(socket, [hello, resident, *self._engine.copies()])
         self.greetings += self._greeted
+        if self._greeted:
+            self.linked_since = now
         return self._greeted
 
     def _beat_if_due(self, socket: zmq.Socket[bytes], now: float) -> None:

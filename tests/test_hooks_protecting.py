@@ -10,12 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.bench.hotpath import BLOCK_SIZE, cached_pool, connected, new_pool, request_maker
+from kvgraph.bench.hotpath import (
+    BLOCK_SIZE,
+    STEP,
+    cached_pool,
+    connected,
+    new_pool,
+    request_maker,
+)
 from kvgraph.graph.advice import EvictionRanking
 from kvgraph.hooks.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
 from kvgraph.hooks.vllm.eviction import FreeQueueArranger
 from kvgraph.hooks.vllm.index import BlockIndex
+from kvgraph.hooks.vllm.protecting import HeadGuard
 from kvgraph.hooks.vllm.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE, protect_stale_s
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -186,3 +194,74 @@ def test_blocks_of_a_preempted_request_are_known() -> None:
     index = connector._side.index
     keys = unpack(pack_hashes(request.block_hashes))
     assert [index.find(each) for each in keys] == blocks
+
+
+class Told(Pool):
+    """A pool whose protected keys callers state; time stands where the test puts it."""
+
+    def __init__(self, stale_s: float = 60.0) -> None:
+        self.now = 1000.0
+        pool, keys, index = cached_pool(201, self.clock)
+        super().__init__(pool, index, blocks_per_step=16)
+        self.keys = keys.tolist()
+        self.guard = HeadGuard(pool, index, 16, stale_s, self.clock)
+        self.guard.state(self.keys[:40])
+
+    def clock(self) -> float:
+        return self.now
+
+    def remains(self, ranking: EvictionRanking | None, linked_since: float) -> int:
+        """How many of them are protected still."""
+        self.guard.look_through(ranking, linked_since)
+        self.guard.evicted_protected = 0
+        self.guard.evicted(self.keys)
+        return self.guard.evicted_protected
+
+
+def test_a_callers_word_counts_until_a_sidecar_that_heard_it_ranks() -> None:
+    told = Told()
+    told.now += 5.0
+    assert told.remains(None, math.inf) == 40
+    assert told.remains(ranking(ts=1000.5), 990.0) == 40, "that was made before it could know"
+    assert told.remains(ranking(ts=told.now), 1001.0) == 40, "that one linked after it was said"
+    told.now += 5.0
+    assert told.remains(ranking(ts=told.now), 990.0) == 0
+
+
+def test_a_word_that_nobody_heard_is_forgotten_in_the_end() -> None:
+    told = Told(stale_s=30.0)
+    told.now += 29.0
+    assert told.remains(None, math.inf) == 40
+    told.now += 2.0
+    assert told.remains(None, math.inf) == 0
+
+
+def test_callers_cannot_have_more_than_half_of_a_pool() -> None:
+    told = Told()
+    told.guard.state(told.keys)
+    assert told.remains(None, math.inf) == 100
+
+
+def test_what_is_stated_is_kept_before_any_sidecar_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
+    pool = new_pool(64)
+    connector = connected(pool)
+    rules = {"segments": [{"layer": "rules", "start": 0, "end": 4 * BLOCK_SIZE}]}
+    make, precious = request_maker(), []
+    for number in range(40):
+        request = make([number, *range(6 * BLOCK_SIZE)])
+        request.kv_transfer_params = {"kvgraph": rules} if number < 3 else None
+        connector.on_new_request(request)
+        connector.get_num_new_matched_tokens(request, 0)
+        blocks = pool.get_new_blocks(6)
+        pool.cache_full_blocks(request, blocks, 0, 6, BLOCK_SIZE, 0)
+        connector.update_state_after_alloc(request, None, 0)
+        request.num_computed_tokens = 6 * BLOCK_SIZE
+        connector.build_connector_meta(STEP)
+        ids = [block.block_id for block in blocks]
+        connector.request_finished_all_groups(request, (ids,))
+        pool.free_blocks(reversed(blocks))
+        precious += request.block_hashes[:4] if number < 3 else []
+    assert all(pool.get_cached_block(each, [0]) for each in precious)

@@ -8,6 +8,7 @@ Where it does not reach, ``protecting.py`` keeps protected blocks away from the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ from ...graph.advice import EvictionRanking
 from ...graph.types import Keys
 from .index import BlockIndex
 from .protecting import HeadGuard
+from .settings import PROTECT_STALE_S
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -35,13 +37,20 @@ class FreeQueueArranger:
         pool: The live block pool.
         index: Finds a ranked key's block.
         blocks_per_step: The most blocks that one engine step can allocate.
+        protect_stale_s: How long a caller's word counts where no sidecar heard it.
 
     The counters run from the engine's start: ``moved``, ``recycled`` (ranked blocks left alone:
     gone, reused, referenced, or used since), ``stale`` (steps without advice),
     ``protected_evicted``.
     """
 
-    def __init__(self, pool: BlockPool, index: BlockIndex, blocks_per_step: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        index: BlockIndex,
+        blocks_per_step: int,
+        protect_stale_s: float = PROTECT_STALE_S,
+    ) -> None:
         self.epoch = 0
         self.recycled = 0
         self.stale = 0
@@ -49,7 +58,7 @@ class FreeQueueArranger:
         self._pool = pool
         self._index = index
         self._blocks_per_step = blocks_per_step
-        self._guard = HeadGuard(pool, index, blocks_per_step)
+        self._guard = HeadGuard(pool, index, blocks_per_step, protect_stale_s)
         self._laid = 0  # blocks moved to the window
         self._order = _NO_KEYS
         self._next_victim = 0
@@ -68,8 +77,15 @@ class FreeQueueArranger:
         """Evictions of blocks that were protected then."""
         return self._guard.evicted_protected
 
+    def stated(self, keys: Sequence[int]) -> None:
+        """A caller says that these keys are protected."""
+        self._guard.state(keys)
+
     def step(
-        self, ranking: EvictionRanking | None, remembered: EvictionRanking | None = None
+        self,
+        ranking: EvictionRanking | None,
+        remembered: EvictionRanking | None = None,
+        linked_since: float = -math.inf,
     ) -> None:
         """Bring the queue up to date with what is advised; call once between two allocations.
 
@@ -77,7 +93,9 @@ class FreeQueueArranger:
             ranking: The latest one, None where there is none that is young enough to act on.
             remembered: The latest one, also where it is older than that: its order means nothing
                 any more, but what it protects is protected still.
+            linked_since: What was told before this, the sidecar may have missed.
         """
+        self._guard.look_through(ranking, linked_since)
         self._guard.adopt(ranking or remembered)
         if ranking is None:
             self.stale += 1

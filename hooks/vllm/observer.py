@@ -17,6 +17,7 @@ from ...graph.events import (
     RequestFinished,
     RequestStarted,
 )
+from ...graph.types import PROTECTED_LAYERS
 from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, unpack
 from .hints import hint_policy
 from .index import BlockIndex
@@ -79,6 +80,7 @@ class EngineObserver:
         index: Learns which block holds which key.
         listeners: Are told of evictions.
         emit: Takes each event; must not wait.
+        stated: Is told which keys a caller says are protected.
         adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache.
     """
 
@@ -89,6 +91,7 @@ class EngineObserver:
         index: BlockIndex,
         listeners: Sequence[EvictionListener],
         emit: Callable[[AnyEvent], None],
+        stated: Callable[[Sequence[int]], None] = _nobody_asks,
         adapted: Callable[[Sequence[int]], None] = _nobody_asks,
     ) -> None:
         self._pool = pool
@@ -96,6 +99,7 @@ class EngineObserver:
         self._index = index
         self._listeners = listeners
         self._emit = emit
+        self._stated = stated
         self._adapted = adapted
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
@@ -121,10 +125,16 @@ class EngineObserver:
             request.kv_transfer_params, prompt, request.session_id, request.cache_salt
         )
         self._running[request.request_id] = request, meaning
+        hashes = self._group.hashes(request, prompt)
+        for segment in meaning.segments:
+            if segment.layer in PROTECTED_LAYERS:
+                size = self._group.block_size
+                covered = hashes[segment.start // size : -(-segment.end // size)]
+                self._stated([key_of(block_hash) for block_hash in covered])
         self._emit(
             RequestStarted(
                 request_id=request.request_id[:MAX_NAME],
-                hashes=pack_hashes(self._group.hashes(request, prompt)),
+                hashes=pack_hashes(hashes),
                 prompt_tokens=prompt,
                 cached_tokens=self._waiting.pop(request.request_id, 0),
                 block_size=self._group.block_size,

@@ -1,13 +1,17 @@
 """Keeps protected blocks away from the head of vLLM's free queue.
 
 What is protected changes more slowly than the order in which blocks should go, and an engine needs
-it most when its sidecar is late: so it is remembered longer. Looking is what costs, so the head is
-looked at only when half of the blocks that were last seen there are gone.
+it most when its sidecar is late: so it is remembered longer, and a caller's word counts until a
+sidecar can have its say. Looking is what costs, so the head is looked at only when half of the blocks
+that were last seen there are gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,11 +20,14 @@ from ...graph.advice import EvictionRanking
 from ...graph.types import Keys
 from ..keys import GROUP_BYTES, key_of
 from .index import BlockIndex
+from .settings import PROTECT_STALE_S
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+_HEARD_S: Final = 1.0  # after which a ranking knows of a request: two ticks, and a busy machine
+_MOST_STATED: Final = 0.5  # of a pool, as much as a sidecar protects by default
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 
 
@@ -34,18 +41,32 @@ class HeadGuard:
         pool: The live block pool.
         index: Finds a protected key's block.
         blocks_per_step: The most blocks that one engine step can allocate.
+        stale_s: How long a caller's word counts where no sidecar heard it.
+        clock: Monotonic seconds, the clock that rankings are dated in.
 
     Attributes:
         moved: Blocks moved since the engine's start.
         evicted_protected: Protected blocks that the engine evicted since its start.
     """
 
-    def __init__(self, pool: BlockPool, index: BlockIndex, blocks_per_step: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        index: BlockIndex,
+        blocks_per_step: int,
+        stale_s: float = PROTECT_STALE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.moved = 0
         self.evicted_protected = 0
         self._pool = pool
         self._index = index
         self._blocks_per_step = blocks_per_step
+        self._stale_s = stale_s
+        self._clock = clock
+        self._most_stated = int(_MOST_STATED * len(pool.blocks))
+        self._stated: dict[int, float] = {}  # key → when, the latest last
+        self._looked_through = 0.0  # ts of the ranking by which these were looked through
         self._keys = _NO_KEYS
         self._place: dict[int, int] = {}  # of each protected key, the least precious first
         self._marker: tuple[KVCacheBlock, object] | None = None  # half way through what was seen
@@ -61,9 +82,36 @@ class HeadGuard:
             self._marker = None
         self._keys = keys
 
+    def state(self, keys: Sequence[int]) -> None:
+        """A caller says that these are protected: true until a sidecar that heard it ranks them."""
+        now, stated = self._clock(), self._stated
+        for key in keys:
+            stated.pop(key, None)
+            stated[key] = now
+        while len(stated) > self._most_stated:
+            del stated[next(iter(stated))]
+
+    def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> None:
+        """Leave to ``ranking`` what its sidecar heard, and forget what was stated long ago.
+
+        Args:
+            linked_since: What was stated before this, the sidecar may have missed.
+        """
+        as_of = self._clock() if ranking is None else ranking.ts
+        if not self._stated or as_of - self._looked_through < _HEARD_S:
+            return
+        self._looked_through = as_of
+        heard_of = -math.inf if ranking is None else as_of - _HEARD_S
+        oldest = self._clock() - self._stale_s
+        self._stated = {
+            key: at
+            for key, at in self._stated.items()
+            if at > oldest and not linked_since < at < heard_of
+        }
+
     def step(self) -> None:
         """See that what the next step can take is not protected, if anything else is free."""
-        if not self._place:
+        if not self._place and not self._stated:
             return
         if self._only_protected_are_free:
             self._let_go_first_what_came_last()
@@ -82,12 +130,14 @@ class HeadGuard:
 
     def evicted(self, keys: Sequence[int]) -> None:
         """Take note that the engine evicted ``keys``."""
-        if self._place:
-            self.evicted_protected += sum(key in self._place for key in keys)
+        if self._place or self._stated:
+            protected = (self._place, self._stated)
+            self.evicted_protected += sum(any(key in each for each in protected) for key in keys)
 
     def clear(self) -> None:
         """Forget what is protected: the prefix cache was reset."""
         self._keys, self._place, self._marker = _NO_KEYS, {}, None
+        self._stated = {}
         self._only_protected_are_free = False
 
     def _head_is_clear(self) -> bool:
@@ -109,7 +159,7 @@ class HeadGuard:
         step = self._blocks_per_step
         protected: list[KVCacheBlock] = []
         others: list[KVCacheBlock] = []
-        most = len(self._place) + 2 * step
+        most = len(self._place) + len(self._stated) + 2 * step
         for looked, block in enumerate(self._pool.free_block_queue.iter_blocks_after(None)):
             if looked == most or len(others) == 2 * step:
                 break
@@ -123,7 +173,8 @@ class HeadGuard:
         block_hash = block.block_hash
         if block_hash is None:
             return None
-        return self._place.get(key_of(block_hash[:-GROUP_BYTES]))
+        key = key_of(block_hash[:-GROUP_BYTES])
+        return self._place.get(key, -1 if key in self._stated else None)
 
     def _mark(self, block: KVCacheBlock) -> None:
         self._marker = (block, block.block_hash)
@@ -143,7 +194,8 @@ class HeadGuard:
     def _least_precious_first(self, others: list[KVCacheBlock]) -> None:
         """Lay as many protected blocks as two steps can take behind ``others``, in their order."""
         chosen: list[KVCacheBlock] = []
-        for key in self._place:
+        unranked = (key for key in self._stated if key not in self._place)
+        for key in chain(unranked, self._place):
             if len(chosen) == 2 * self._blocks_per_step:
                 break
             if (block := self._index.find(key)) is not None:

@@ -50,10 +50,11 @@ class SchedulerSide:
         self._pool = pool
         self.group = group
         self.index = BlockIndex(pool)
-        self.arranger = FreeQueueArranger(pool, self.index, most_blocks_per_step(config, group))
-        self.client = AdvisorClient(
-            endpoint, self, ClientOptions(protect_stale_s=protect_stale_s())
+        protect_s = protect_stale_s()
+        self.arranger = FreeQueueArranger(
+            pool, self.index, most_blocks_per_step(config, group), protect_s
         )
+        self.client = AdvisorClient(endpoint, self, ClientOptions(protect_stale_s=protect_s))
         self.tap = PoolTap(pool, group.index)
         self.bridge = self._new_bridge(kv_cache, tiers) if tiers is not None else None
         self.promises: Promises | None = None
@@ -66,7 +67,7 @@ class SchedulerSide:
                 self.tap.lend, self.tap.renewed = self.promises.lend, self.promises.renewed
         adapted = [self.bridge.adapted] if self.bridge is not None else []
         self.observer = EngineObserver(
-            pool, group, self.index, listeners, self.client.emit, *adapted
+            pool, group, self.index, listeners, self.client.emit, self.arranger.stated, *adapted
         )
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
@@ -118,7 +119,7 @@ class SchedulerSide:
         self.observer.blocks_changed(self.tap.take())
         self.observer.requests_preempted(preempted)
         ranking = self.client.ranking()
-        self.arranger.step(ranking, self.client.remembered())
+        self.arranger.step(ranking, self.client.remembered(), self.client.linked_since)
         if self.bridge is None:
             return None
         return self.bridge.step(ranking, self.client.wanted(), tokens)
