@@ -6,8 +6,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +39,8 @@ logger = logging.getLogger(__name__)
 Tap = Callable[[str, Sequence[AnyEvent]], None]
 
 MESSAGES_A_TURN: Final = 256
+TURN_S: Final = 0.25  # so long at most is read before advice goes out again
+KEYS_AT_ONCE: Final = 1 << 16
 _RCVHWM: Final = 256  # messages of an engine held for a sidecar that falls behind: three seconds
 _AUDIT_EVERY_S: Final = 1.0
 _AUDIT_SLACK: Final = 1024  # chosen: blocks on their way out while others are reported stored
@@ -163,7 +163,7 @@ class Service:
         return int(1000 * min(max(soonest, 0.0), 1.0)) + 1
 
     def _receive_and_apply(self) -> None:
-        for engine, events in _joined(self._subscriber.receive(MESSAGES_A_TURN)):
+        for engine, events in _joined(self._subscriber.receive(MESSAGES_A_TURN, TURN_S)):
             if not self._apply(engine, events):
                 self._subscriber.lose(engine)
         for source in self._sources:
@@ -304,9 +304,20 @@ class Service:
 def _joined(
     batches: Iterable[tuple[str, list[AnyEvent]]],
 ) -> Iterator[tuple[str, list[AnyEvent]]]:
-    """Consecutive batches of one engine as one: the graph applies longer runs at less cost."""
-    for engine, group in groupby(batches, key=itemgetter(0)):
-        yield engine, [event for _, events in group for event in events]
+    """Consecutive batches of one engine as one: the graph applies longer runs at less cost.
+
+    Not longer than ``KEYS_AT_ONCE``: while they are applied, nobody ranks.
+    """
+    speaker, run, keys = "", list[AnyEvent](), 0
+    for engine, events in batches:
+        if run and (engine != speaker or keys >= KEYS_AT_ONCE):
+            yield speaker, run
+            run, keys = [], 0
+        speaker = engine
+        run += events
+        keys += sum(len(getattr(event, "hashes", b"")) for event in events) // 8
+    if run:
+        yield speaker, run
 
 
 def _router(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:

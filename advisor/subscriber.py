@@ -103,10 +103,20 @@ class EventSubscriber:
         """The engines that are known now (a copy, safe to walk from another thread)."""
         return list(self._peers.copy().values())
 
-    def receive(self, limit: int) -> Iterator[tuple[str, list[AnyEvent]]]:
-        """Up to ``limit`` messages that have arrived: (engine, events) to apply, in order."""
+    def receive(
+        self, limit: int, seconds: float = float("inf")
+    ) -> Iterator[tuple[str, list[AnyEvent]]]:
+        """Messages that have arrived: (engine, events) to apply, in order.
+
+        Args:
+            limit: So many at most; the others wait in the socket.
+            seconds: After so long no further one is read, however long the caller took for each.
+        """
         self._emptied_at = None
+        until = self._clock() + seconds
         for _ in range(limit):
+            if self._clock() > until:
+                return
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:

@@ -2,7 +2,7 @@
 
 Runs of stored and removed blocks are applied together as vectors (a batch under pressure
 alternates between the two, one block at a time); where a run stores and removes the same block
-it is applied in its order instead.
+it is halved until no part does.
 """
 
 from __future__ import annotations
@@ -122,11 +122,10 @@ class Ingest:
         stored = [event for event in churn if isinstance(event, BlocksStored)]
         removed = [event for event in churn if isinstance(event, BlocksRemoved)]
         if stored and removed and _overlap(stored, removed):
-            for event in churn:
-                if isinstance(event, BlocksStored):
-                    self._store(engine, [event], now)
-                else:
-                    self._remove(engine, [event], now)
+            # One event alone never overlaps itself, so this ends.
+            middle = len(churn) // 2
+            self._apply_churn(engine, churn[:middle], now)
+            self._apply_churn(engine, churn[middle:], now)
             return
         if stored:
             self._store(engine, stored, now)
@@ -222,9 +221,11 @@ class Ingest:
             self._refuse()
             return
         vectors = np.frombuffer(event.vectors, dtype="<f2").reshape(len(keys), event.dim)
-        vectors = vectors.astype(np.float32)
+        with np.errstate(invalid="ignore"):  # signalling NaNs: they are sorted out below
+            vectors = vectors.astype(np.float32)
         rows, first = np.unique(self._tables.blocks.find(keys), return_index=True)
-        usable = (rows != NO_ROW) & np.isfinite(vectors[first]).all(1) & vectors[first].any(1)
+        usable = (rows != NO_ROW) & np.isfinite(vectors[first]).all(1)
+        usable[usable] = vectors[first[usable]].any(1)
         if usable.any():
             self.semantic.embed(rows[usable], vectors[first[usable]], now)
 

@@ -385,6 +385,22 @@ def test_another_protocol_version_is_logged_once(
     assert caplog.text.count("protocol version 99") == 1
 
 
+def test_reading_ends_in_time_however_much_has_arrived(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    for seq in range(1, 101):
+        engine.send(seq, [PRESSURE])
+    bench.router.poll(1000)
+    taken = 0
+    for _ in bench.subscriber.receive(1000, seconds=1.0):
+        bench.clock.now += 0.3  # what applying them took
+        taken += 1
+    assert taken == 4
+    assert bench.subscriber.expire() == [], "what still waits may be a sign of life"
+    assert len(bench.receive(96)) == 96
+
+
 def test_a_flood_of_garbage_costs_one_log_line(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-from kvgraph.graph.events import RequestFinished, RequestStarted, Segment, SessionSignal
+import pytest
+from kvgraph.graph.events import (
+    AnyEvent,
+    BlocksRemoved,
+    BlocksStored,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+    SessionSignal,
+)
+from kvgraph.graph.ingest import Ingest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables import GraphLimits
 from kvgraph.graph.types import EdgeType, SessionState, SourceLayer
@@ -80,6 +90,22 @@ def test_tenants_beyond_the_limit_of_names_are_still_kept_apart() -> None:
     assert len(shown) == 200, "and they can be told apart"
     assert not any(flag & 2 for flag in graph.tables.blocks.flags), "no block is taken for shared"
     assert graph.counters["blocks_superseded"] == 0
+    graph.check_integrity()
+
+
+def test_a_long_backlog_of_churn_is_applied_in_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block that is stored and removed within one run must not cost a step for each event."""
+    graph, pool, runs = KVCacheGraph(clock=lambda: 1.0), 2000, []
+    store = Ingest._store
+    monkeypatch.setattr(Ingest, "_store", lambda *args: (runs.append(1), store(*args))[1])
+    churn: list[AnyEvent] = []
+    for first in range(1, 20_000, 10):
+        churn.append(BlocksStored(pack(range(first, first + 10)), None, SIZE))
+        if first > pool:
+            churn.append(BlocksRemoved(pack(range(first - pool, first - pool + 10))))
+    graph.apply("e", churn)
+    assert len(runs) <= 64, "of 2,000 stores"
+    assert graph.resident_count("e") == pool
     graph.check_integrity()
 
 
