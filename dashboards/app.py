@@ -25,6 +25,15 @@ from .source import BusyError, StatusSource
 MAX_HOPS: Final = 4
 MAX_NODES: Final = 2_000
 
+_CONTENTS: Final = {
+    "/healthz": "whether it ranks in time",
+    "/status": "engines, sessions, counters",
+    "/metrics": "the same for Prometheus",
+    "/blocks/KEY/explain": "why a block ranks where it does; needs the token",
+    "/blocks/KEY/subgraph": "what is around a block; needs the token",
+    "/sessions/NAME/explain": "what a session does and holds; needs the token",
+}
+
 BlockParam = Annotated[str, Path(max_length=24)]
 NameParam = Annotated[str, Path(max_length=256)]
 TenantParam = Annotated[str | None, Query(max_length=256)]
@@ -70,6 +79,10 @@ def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str)
 
 
 def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistry) -> None:
+    @app.get("/")
+    async def contents() -> Response:
+        return _json({"kvgraph": "sidecar", "see": _CONTENTS})
+
     @app.get("/healthz")
     async def healthz() -> Response:
         healthy = source.is_healthy()

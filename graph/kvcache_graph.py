@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from . import queries
 from .advice import EvictionRanking
@@ -183,10 +184,15 @@ class KVCacheGraph:
         """Counts and sizes as of now."""
         return graph_stats(self.tables, self._ingest, self.profile, self.clock())
 
-    def adopt(self, tables: Tables) -> None:
-        """Take over restored tables in place of the present, empty ones."""
+    def embeddings(self) -> dict[str, npt.NDArray[Any]]:
+        """What ``adopt`` needs beside the tables; empty where no block has an embedding."""
+        return self._ingest.semantic.vectors()
+
+    def adopt(self, tables: Tables, embeddings: dict[str, npt.NDArray[Any]]) -> None:
+        """Take over restored tables, and embeddings, in place of the present, empty ones."""
         self.tables = tables
         self._ingest = Ingest(tables)
+        self._ingest.semantic.load_vectors(embeddings)
         self.version += 1
 
     def check_integrity(self) -> None:

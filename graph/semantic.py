@@ -1,4 +1,4 @@
-"""SEMANTIC edges: blocks whose key embeddings point the same way, found by an ANN index."""
+"""SEMANTIC edges: a tenant's blocks whose key embeddings point the same way, by an ANN index."""
 
 from __future__ import annotations
 
@@ -45,6 +45,23 @@ class SemanticLinker:
             low, high = np.minimum(sources, targets), np.maximum(sources, targets)
             self._tables.edges.upsert(EdgeType.SEMANTIC, low, high, cosines, now)
 
+    def vectors(self) -> dict[str, npt.NDArray[Any]]:
+        """Every embedding: ``rows`` int32 ``[n]`` and ``vectors`` float16 ``[n, dim]``."""
+        if self._index is None:
+            return {}
+        embedded = self._tables.blocks.embedding[: self._tables.blocks.size]
+        rows = np.flatnonzero(embedded != NO_ROW).astype(np.int32)
+        found = np.asarray(self._index.get(rows.astype(np.uint64)), dtype=np.float16)
+        return {"rows": rows, "vectors": found.reshape(len(rows), self._dim)}
+
+    def load_vectors(self, vectors: dict[str, npt.NDArray[Any]]) -> None:
+        """Take over what ``vectors()`` gave; their edges are the store's own."""
+        self._tables.blocks.embedding[:] = NO_ROW
+        if vectors and len(vectors["rows"]):
+            rows, values = vectors["rows"], vectors["vectors"].astype(np.float32)
+            self._ensure(values.shape[1]).add(rows.astype(np.uint64), values)
+            self._tables.blocks.embedding[rows] = rows
+
     def forget(self, rows: Rows) -> None:
         """These block rows are about to be reused."""
         if self._index is not None:
@@ -73,7 +90,9 @@ class SemanticLinker:
         cosines = 1.0 - np.asarray(matches.distances, dtype=np.float32).reshape(keys.shape)
         targets = keys.astype(np.int64)
         sources = np.repeat(rows.astype(np.int64), keys.shape[1]).reshape(keys.shape)
+        tenant = self._tables.blocks.tenant  # what one wrote is nothing to another
         near = (cosines > limits.semantic_threshold) & (targets != sources)
+        near &= tenant[sources] == tenant[targets]
         return (
             sources[near].astype(np.int32),
             targets[near].astype(np.int32),

@@ -27,7 +27,7 @@ from .kvcache_graph import KVCacheGraph
 from .tables import Tables
 from .types import EdgeType
 
-_MAGIC: Final = b"KVGSNAP\x04"
+_MAGIC: Final = b"KVGSNAP\x05"
 _DIGEST_BYTES: Final = 32
 _BLOCK_TIMES: Final = ("created", "last_attended", "last_hit", "pinned_until")
 _SESSION_TIMES: Final = ("created", "started", "last_seen", "expected_return")
@@ -45,6 +45,7 @@ def save(graph: KVCacheGraph, path: Path) -> int:
     """
     with graph.lock:
         arrays = _collect(graph.tables, graph.clock())
+        arrays |= _prefixed("embeddings", graph.embeddings())
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
     payload = buffer.getvalue()
@@ -70,11 +71,12 @@ def load(graph: KVCacheGraph, path: Path) -> None:
         raise SnapshotError(f"cannot read snapshot {path}: {error.strerror or error}") from error
     tables = Tables(graph.tables.limits)
     try:
-        _fill(tables, _verified(raw, path), graph.clock())
+        arrays = _verified(raw, path)
+        _fill(tables, arrays, graph.clock())
         check_integrity(tables)
     except (ValueError, KeyError, IndexError, AssertionError, zipfile.BadZipFile) as error:
         raise SnapshotError(f"snapshot {path} is damaged ({error}); it was not loaded") from error
-    graph.adopt(tables)
+    graph.adopt(tables, _section(arrays, "embeddings"))
 
 
 def _collect(tables: Tables, now: float) -> dict[str, npt.NDArray[Any]]:

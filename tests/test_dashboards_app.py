@@ -222,6 +222,15 @@ def test_parameters_out_of_bounds_are_refused(client: TestClient, path: str) -> 
     assert len(answer.text) < 300
 
 
+def test_the_root_says_what_there_is(client: TestClient) -> None:
+    """The engine's log names this address."""
+    answer = client.get("/")
+    assert answer.status_code == 200
+    for path in ("/healthz", "/status", "/metrics"):
+        assert path in answer.json()["see"]
+        assert client.get(path).status_code == 200
+
+
 def test_the_unknown_is_404(client: TestClient) -> None:
     for path in ("/blocks/77/explain", "/blocks/77/subgraph", "/sessions/nobody/explain", "/nope"):
         answer = client.get(path)
@@ -279,7 +288,7 @@ def test_a_foreign_origin_is_refused(client: TestClient, origin: str) -> None:
     assert "access-control-allow-origin" not in answer.headers
 
 
-@pytest.mark.parametrize("path", ["/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/docs", "//"])
+@pytest.mark.parametrize("path", ["/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/docs", "/x"])
 def test_there_is_nothing_else_to_see(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404
 

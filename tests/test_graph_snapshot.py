@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 from kvgraph.graph import snapshot
 from kvgraph.graph.errors import SnapshotError
-from kvgraph.graph.events import BlocksRemoved, BlocksStored, RequestStarted, Segment
+from kvgraph.graph.events import (
+    BlocksEmbedded,
+    BlocksRemoved,
+    BlocksStored,
+    RequestStarted,
+    Segment,
+)
 from kvgraph.graph.export import to_networkx, write_graphml
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables import GraphLimits
@@ -152,3 +158,19 @@ def test_what_sessions_taught_is_kept(tmp_path: Path) -> None:
     taught = restored.tables.sessions
     np.testing.assert_array_equal(taught.return_probability(), sessions.return_probability())
     assert taught.learned()["pause"] == sessions.learned()["pause"] == 7.0
+
+
+def test_embeddings_are_found_again(tmp_path: Path) -> None:
+    """After a restart a new block is linked to those of before."""
+    graph = KVCacheGraph()
+    old, new = np.array([[1, 0, 0, 0], [0.98, 0.1, 0, 0]], dtype="<f2")
+    graph.apply("e", [BlocksStored(pack(1), None, 16), BlocksEmbedded(pack(1), 4, old.tobytes())])
+    snapshot.save(graph, tmp_path / "graph.snap")
+    restored = KVCacheGraph()
+    snapshot.load(restored, tmp_path / "graph.snap")
+    events = [BlocksStored(pack(2), None, 16), BlocksEmbedded(pack(2), 4, new.tobytes())]
+    restored.apply("e", events)
+    restored.apply("e", [BlocksEmbedded(pack(1), 4, old.tobytes())])  # told once more
+    links = [link for link in restored.neighbors(2) if link["type"] == "semantic"]
+    assert [link["node"] for link in links] == ["0x0000000000000001"]
+    restored.check_integrity()

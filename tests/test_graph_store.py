@@ -157,6 +157,19 @@ def test_near_embeddings_are_linked_and_far_ones_are_not() -> None:
     graph.check_integrity()
 
 
+def test_embeddings_of_two_tenants_are_not_linked() -> None:
+    graph = KVCacheGraph()
+    for tenant, keys in (("acme", (1, 2)), ("zeta", (3,))):
+        graph.apply(
+            "e", [RequestStarted(tenant, pack(*keys), 16 * len(keys), 0, 16, "chat", tenant)]
+        )
+    same = np.ones((3, 4), dtype="<f2")
+    graph.apply("e", [BlocksEmbedded(pack(1, 2, 3), 4, same.tobytes())])
+    links = [link for link in graph.neighbors(1) if link["type"] == "semantic"]
+    assert [link["node"] for link in links] == ["0x0000000000000002"]
+    assert not [link for link in graph.neighbors(3) if link["type"] == "semantic"]
+
+
 def test_sessions_are_reused_when_full_the_quietest_first() -> None:
     now = [0.0]
     graph = KVCacheGraph(limits=GraphLimits(max_sessions=3), clock=lambda: now[0])

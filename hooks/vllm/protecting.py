@@ -2,8 +2,8 @@
 
 What is protected changes more slowly than the order in which blocks should go, and an engine needs
 it most when its sidecar is late: so it is remembered longer, and a caller's word counts until a
-sidecar can have its say. Looking is what costs, so the head is looked at only when half of the blocks
-that were last seen there are gone.
+sidecar can have its say. Looking is what costs, so the head is looked at only when half of the
+blocks that were last seen there are gone.
 """
 
 from __future__ import annotations
