@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 .PHONY: demo test check bench clean
 
-demo: $(STAMP)  ## a real vLLM server, stock and with the graph, on the same agent workload
+demo: $(STAMP)  ## recorded coding agents on a real vLLM: stock, with the graph, with hints
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
 
 test: $(STAMP)  ## the whole suite, the tests against a real engine among it
@@ -19,7 +19,7 @@ check: $(STAMP)  ## formatting, lint and types
 	MYPYPATH=build/typed $(BIN)/mypy -p kvgraph
 
 bench: $(STAMP)  ## every figure in the README; set JSON=1 for JSON
-	for bench in graph hotpath engine demo tiers kernels replay policies; do $(BIN)/kvgraph bench $$bench $(if $(JSON),--json); done
+	for bench in graph hotpath engine demo agents tiers kernels replay policies; do $(BIN)/kvgraph bench $$bench $(if $(JSON),--json); done
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

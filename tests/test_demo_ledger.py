@@ -8,25 +8,19 @@ import msgspec
 import pytest
 import zmq
 from kvgraph.bench.errors import LedgerError
-from kvgraph.bench.ledger import Books, Ledger, layers_by_digest
-from kvgraph.bench.workload import BLOCK, Session, Span, Turn, Workload
+from kvgraph.bench.ledger import Books, Ledger, layers_of
+from kvgraph.bench.workload import BLOCK
 from kvgraph.graph.types import SourceLayer
 
 RULES = tuple(range(100, 100 + BLOCK))
 MIXED = tuple(range(200, 200 + BLOCK))
-TURN = Turn(
-    "agent",
-    0,
-    (
-        Span(SourceLayer.RULES, RULES),
-        Span(SourceLayer.USER_TURN, MIXED[:20]),
-        Span(SourceLayer.CONTEXT, (*MIXED[20:], 7, 8, 9)),
-    ),
-    max_tokens=8,
-    pause_s=0.0,
-    hints={},
-)
-WORKLOAD = Workload((Session("agent", 0.0, (TURN,)),))
+PROMPT = (*RULES, *MIXED, 7, 8, 9)
+LAYERS = [
+    *[SourceLayer.RULES] * BLOCK,
+    *[SourceLayer.USER_TURN] * 20,
+    *[SourceLayer.CONTEXT] * (BLOCK - 20 + 3),
+]
+KNOWN = dict(layers_of(PROMPT, LAYERS))
 
 
 def payload(*events: dict[str, object]) -> bytes:
@@ -53,7 +47,7 @@ def removed(*hashes: int) -> dict[str, object]:
 
 @pytest.fixture
 def books() -> Books:
-    return Books(layers_by_digest(WORKLOAD))
+    return Books(KNOWN)
 
 
 def test_blocks_are_booked_under_their_most_precious_layer(books: Books) -> None:
@@ -95,7 +89,7 @@ def test_the_ledger_reads_a_publisher_and_sees_holes(tmp_path: object) -> None:
     endpoint = f"ipc://{tmp_path}/events.sock"
     with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
         publisher.bind(endpoint)
-        with Ledger(endpoint, layers_by_digest(WORKLOAD)) as ledger:
+        with Ledger(endpoint, KNOWN) as ledger:
             publisher.recv()  # it has subscribed
             for seq, batch in ((0, stored([1], RULES)), (3, removed(1))):
                 publisher.send_multipart([b"", seq.to_bytes(8, "big"), payload(batch)])

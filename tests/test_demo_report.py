@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from kvgraph.bench.agents_pass import AgentPass
 from kvgraph.bench.client import Answer
 from kvgraph.bench.demo import ArmResult, DemoResult
 from kvgraph.bench.figures import Figure, Figures
@@ -17,58 +18,53 @@ from kvgraph.graph.types import SourceLayer
 from rich.console import Console
 
 
-def answered(cached: int, ttft_s: float, text: str = "w5 w6") -> PassResult:
+def answered(cached: int, ttft_s: float) -> AgentPass:
     answers = (
-        Answer("a/0", text, ttft_s, 1.0, 1000, cached, 10),
+        Answer("a/0", "w5 w6", ttft_s, 1.0, 1000, cached, 10),
         Answer("a/1", "w7", ttft_s, 1.0, 1000, cached, 10),
     )
-    return PassResult(answers, wall_s=2.0)
+    return AgentPass(PassResult(answers, wall_s=2.0), (0.0, 1.0))
 
 
-def arm(name: str, cached: int, ttft_s: float, rules_lost: int, text: str = "w5 w6") -> ArmResult:
+def arm(name: str, cached: int, ttft_s: float, rules_lost: int) -> ArmResult:
     evicted = Counter({SourceLayer.RULES: rules_lost, SourceLayer.TOOL_RESULT: 40})
-    return ArmResult(
-        name,
-        answered(cached, ttft_s),
-        answered(cached, ttft_s, text),
-        Tally(evicted=evicted),
-        Tally(evicted=Counter(evicted)),
-    )
+    return ArmResult(name, answered(cached, ttft_s), Tally(evicted=evicted))
 
 
 @pytest.fixture
 def result(tmp_path: Path) -> DemoResult:
-    stock, graph = arm("stock", 400, 0.4, rules_lost=3), arm("graph", 550, 0.3, 0, "w5 w9")
-    return DemoResult("model", tmp_path, 2, stock, graph)
+    arms = (
+        arm("stock", 400, 0.4, rules_lost=3),
+        arm("no hints", 450, 0.4, rules_lost=2),
+        arm("hints", 550, 0.3, rules_lost=0),
+    )
+    return DemoResult("model", tmp_path, 2, 180, 0.1, arms)
 
 
 def test_figures_compare_the_arms(result: DemoResult) -> None:
     figures = result.figures().as_dict()["figures"]
     assert figures["hit_gain_points"]["value"] == pytest.approx(15)
+    assert figures["hit_gain_points_no_hints"]["value"] == pytest.approx(5)
     assert figures["protected_lost"]["value"] == 0
-    assert figures["stock_protected_lost"]["value"] == 6
-    assert figures["texts_identical"]["value"] is True
+    assert figures["stock_protected_lost"]["value"] == 3
     assert figures["ttft_p50_ratio"]["value"] == pytest.approx(0.75)
-    assert figures["concurrent_agreement"]["value"] == 50
-    assert figures["stock_self_agreement"]["value"] == 100
 
 
-def test_different_sequential_texts_are_reported(result: DemoResult) -> None:
-    other = answered(550, 0.3, "w1")
-    assert agreement(result.stock.sequential, other) == 0.5
-    graph = ArmResult("graph", other, result.graph.concurrent, Tally(), Tally())
-    assert not DemoResult("m", result.out, 2, result.stock, graph).texts_identical
+def test_different_sequential_texts_are_reported() -> None:
+    one, other = (PassResult((Answer("a/0", text, 0.1, 1.0, 9, 0, 2),), 1.0) for text in "xy")
+    assert agreement(one, one) == 1.0
+    assert agreement(one, other) == 0.0
 
 
 def test_the_report_names_every_number_and_no_text(result: DemoResult) -> None:
     console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
     print_report(result, console)
     shown = console.export_text()
-    for expected in ("55.0%", "rules (protected)", "TTFT p50 / p95", "400 / 400 ms", "identical"):
+    for expected in ("55.0%", "rules (protected)", "p50 / p95", "400 / 400 ms", "10 × as fast"):
         assert expected in shown
     saved = save_figures(result).read_text()
     assert "w5" not in shown + saved
-    assert json.loads(saved)["arms"]["stock"]["sequential"]["evicted"]["rules"] == 3
+    assert json.loads(saved)["arms"]["stock"]["evicted"]["rules"] == 3
 
 
 def test_the_picture_is_drawn_without_a_display(

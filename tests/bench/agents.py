@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..advisor.replay.fleet import lay_over_users
-from ..advisor.replay.weka import read_sessions
 from .agents_arms import (
     BUSY,
     DEFAULT,
@@ -28,26 +26,17 @@ from .agents_arms import (
 )
 from .agents_busy import BusyRun, run_busy
 from .agents_figures import AgentsResult
+from .agents_fleet import SESSIONS, USERS, pace_of, recorded_requests
 from .agents_lab import BELADY, KEPT_BACK, LRU, LabRun, default_policy, lab_run, pool_for
-from .agents_requests import AgentRequest, build_requests
+from .agents_requests import AgentRequest
 from .agents_trace import engine_trace
 from .errors import TrafficError
 from .model import ensure_model, vocabulary_size
 from .progress import DemoProgress
 from .workload import BLOCK
 
-SESSIONS: Final = Path(__file__).parent / "sessions"
-"""Recorded sessions that ship with the bench."""
-
 SHARES: Final = (0.6, 0.4, 0.8)
 """What stock should find in the pools of a run, the first one's figures being the headline."""
-
-LOAD: Final = 0.6
-"""Share of the time in which stock would be busy by the fleet's clock: chosen, so that most
-requests are sent when they are due and pauses keep their meaning."""
-
-HORIZON_S: Final = 6 * 3600.0
-"""Recorded seconds of a fleet, of which the first requests are played."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +69,7 @@ def run(
     scale: Scale | None = None,
     arms: Sequence[AgentArm] | None = None,
     sessions: Path = SESSIONS,
-    users: int = 16,
+    users: int = USERS,
     seed: int = 1,
     pace: float | None = None,
     model: str | None = None,
@@ -104,8 +93,8 @@ def run(
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     name = model or str(ensure_model())
-    fleet = lay_over_users(read_sessions(sessions), users, HORIZON_S, seed)[: scale.requests]
-    requests = build_requests(fleet, vocabulary_size(name), seed)
+    vocabulary = vocabulary_size(name)
+    requests = recorded_requests(sessions, users, seed, scale.requests, vocabulary)
     with DemoProgress(len(requests), shown=progress) as shown:
         bench = _Bench(name, out, requests, scale, arms, pace, shown)
         bench.play()
@@ -162,8 +151,7 @@ class _Bench:
         """What stock evicts depends on no clock, so it need not wait for one."""
         for number in range(repeats):
             done = self._run(STOCK, pool, number=number, timed=False)
-        span_s = self._requests[-1].at - self._requests[0].at
-        self.pace = self.pace or done.passed.result.wall_s / (LOAD * span_s)
+        self.pace = self.pace or pace_of(done.passed.result.wall_s, self._requests)
         self._replay(done, LRU, BELADY)
 
     def _play_advised(self, arm: AgentArm, pool: int) -> None:

@@ -12,9 +12,8 @@ from typing import Final
 from .agents_forcing import OPTIONS
 from .agents_pass import AgentPass, Telling, one_by_one
 from .agents_requests import AgentRequest
-from .demo import check_advised
 from .progress import DemoProgress
-from .server import Server, ServerPlan
+from .server import Server, ServerPlan, check_advised
 from .tiers_arms import prompt_sources
 from .workload import BLOCK
 

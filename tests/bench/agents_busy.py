@@ -13,20 +13,19 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ..graph.types import LAYER_BY_NAME, PROTECTED_LAYERS, SourceLayer
+from ..graph.types import PROTECTED_LAYERS
 from .agents_arms import BUSY, Room, longest
 from .agents_lab import KEPT_BACK
 from .agents_pass import AgentPass, side_by_side
 from .agents_requests import AgentRequest, Layers
-from .demo import check_advised
-from .ledger import Digest, Ledger, Tally, layers_of
+from .agents_watch import layers_by_block, watched
+from .ledger import Tally
+from .model import vocabulary_size
 from .progress import DemoProgress
-from .server import Server
 from .workload import BLOCK
 
 RUNNING: Final = 2
@@ -58,21 +57,15 @@ def run_busy(
         BenchError: The server did not start, a request was refused, or events were unreadable.
     """
     requests = with_few_heads(requests)
-    known = layers_by_block(requests)
+    known = layers_by_block(requests, vocabulary_size(room.model))
     protected = sum(layer in PROTECTED_LAYERS for layer in known.values())
     room = replace(room, pool=RUNNING * longest(requests) // BLOCK + protected + KEPT_BACK)
     shown.starting(BUSY.name)
-    with tempfile.TemporaryDirectory(prefix="kvgraph-busy-") as sockets:
-        events = f"ipc://{sockets}/events.sock"
-        plan = replace(room.plan(BUSY, BUSY.name), events_endpoint=events, max_num_seqs=RUNNING)
-        with Ledger(events, known) as ledger, Server(plan) as server:
-            check_advised(server)
-            shown.passing(BUSY.name, "side by side", len(requests))
-            with busy_cores():
-                passed = asyncio.run(
-                    side_by_side(server.url, requests, BUSY.telling, shown.answered, pace)
-                )
-                return BusyRun(room.pool, protected, passed, ledger.take())
+    plan = replace(room.plan(BUSY, BUSY.name), max_num_seqs=RUNNING)
+    with watched(plan, known) as (server, ledger), busy_cores():
+        shown.passing(BUSY.name, "side by side", len(requests))
+        passed = asyncio.run(side_by_side(server.url, requests, BUSY.telling, shown.answered, pace))
+        return BusyRun(room.pool, protected, passed, ledger.take())
 
 
 @contextlib.contextmanager
@@ -98,18 +91,6 @@ def with_few_heads(requests: Sequence[AgentRequest]) -> tuple[AgentRequest, ...]
             heads.add(head)
         kept.append(request if head in heads else replace(request, layers=()))
     return tuple(kept)
-
-
-def layers_by_block(requests: Sequence[AgentRequest]) -> dict[Digest, SourceLayer]:
-    """The source layer of every full block that is of a stated one."""
-    known: dict[Digest, SourceLayer] = {}
-    for request in requests:
-        named = [
-            LAYER_BY_NAME[name] for name, start, end in request.layers for _ in range(start, end)
-        ]
-        rest = [SourceLayer.GENERATION] * (len(request.prompt) - len(named))
-        known.update(layers_of(request.prompt, named + rest))
-    return known
 
 
 def _head(layers: Layers) -> int:

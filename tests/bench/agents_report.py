@@ -14,7 +14,7 @@ from .agents_busy import BusyRun
 from .agents_figures import AgentsResult
 from .agents_lab import LabRun
 from .agents_requests import SHRINK, AgentRequest
-from .demo import quantile
+from .figures import quantile
 from .workload import BLOCK
 
 DETAILS_FILE: Final = "agents.json"

@@ -42,8 +42,7 @@ class TokenWriter:
     """
 
     def __init__(self, vocabulary: int, seed: int) -> None:
-        self._first = vocabulary // 8
-        self._quarter = (vocabulary * 7 // 8 - self._first) // len(Kind)
+        self._first, self._quarter = _bands(vocabulary)
         self._seed = seed
         self._tokens: dict[int, int] = {}
         self._taken: dict[int, set[int]] = {}  # prefix → tokens that stand behind it
@@ -78,6 +77,18 @@ class TokenWriter:
         )
 
 
+def kind_of(token: int, vocabulary: int) -> Kind:
+    """What a token of a text is of."""
+    first, quarter = _bands(vocabulary)
+    return Kind((token - first) // quarter)
+
+
 def endings(vocabulary: int) -> tuple[int, int]:
     """The tokens with which an answer ends that calls a tool, and one that ends its turn."""
     return vocabulary - 2, vocabulary - 1
+
+
+def _bands(vocabulary: int) -> tuple[int, int]:
+    """The first token that texts use, and how many each kind has."""
+    first = vocabulary // 8
+    return first, (vocabulary * 7 // 8 - first) // len(Kind)

@@ -153,8 +153,9 @@ def agents(
 ) -> None:
     """Real vLLM, recorded coding agents: stock, the graph, hints, host memory; and the lab."""
     with _explained():
-        from .agents import QUICK, SESSIONS, Scale, run
+        from .agents import QUICK, Scale, run
         from .agents_arms import ARMS
+        from .agents_fleet import SESSIONS
         from .agents_report import save_details
 
         known = {arm.name: arm for arm in ARMS}

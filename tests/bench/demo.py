@@ -1,128 +1,98 @@
-"""The demo: one agent workload against a real vLLM, stock and then with the graph."""
+"""The demo: recorded coding agents on a real vLLM: stock, with the graph, and with hints.
+
+Stock is first asked everything one by one, as fast as it can: so the pace is found at which users
+who work in parallel keep this machine busy and do not overload it. Then every arm gets the same
+requests by the fleet's clock, sessions side by side.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import tempfile
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ..graph.types import SourceLayer
-from .errors import ServerError
-from .figures import Figures
-from .ledger import Ledger, Tally, layers_by_digest
+from .agents_arms import DEFAULT, STOCK, AgentArm, Room, longest
+from .agents_fleet import SESSIONS, USERS, pace_of, recorded_requests
+from .agents_lab import KEPT_BACK, pool_for
+from .agents_pass import AgentPass, Telling, one_by_one, side_by_side
+from .agents_requests import AgentRequest
+from .agents_watch import layers_by_block, watched
+from .figures import Figures, quantile
+from .ledger import Digest, Tally
 from .model import ensure_model, vocabulary_size
-from .passes import OnAnswer, PassResult, agreement, all_at_once, one_at_a_time
 from .progress import DemoProgress
-from .server import Server, ServerPlan
-from .workload import Workload, build_workload
+from .workload import BLOCK
 
-POOL_BLOCKS: Final = 288
-"""KV blocks that either arm gets: room for the live sessions, not for everything that passes."""
+REQUESTS: Final = 360
+SEED: Final = 1
 
-ADVISED: Final = "engine linked to the sidecar"
-"""What the engine logs once its link to the sidecar stands."""
+STOCK_FINDS: Final = 0.6
+"""Share of the prompt that stock finds, one request after the other: it makes the pool's size."""
 
-_Pass = Callable[[str, Workload, OnAnswer], Coroutine[Any, Any, PassResult]]
+RUNNING: Final = 4
+"""Requests that run at once: about as many of these prompts as the pool holds at a time."""
+
+HINTS: Final = AgentArm("hints", graph=True, telling=Telling(hinted=True, layered=True))
+ARMS: Final = (STOCK, replace(DEFAULT, name="no hints"), HINTS)
 
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """What one arm did in both passes, and what its cache lost meanwhile."""
+    """What one arm did, and what its cache lost meanwhile."""
 
     arm: str
-    sequential: PassResult
-    concurrent: PassResult
-    sequential_tally: Tally
-    concurrent_tally: Tally
+    passed: AgentPass
+    tally: Tally
 
     @property
     def hit_rate(self) -> float:
-        """Share of all prompt tokens of the run that came out of the prefix cache."""
-        passes = (self.sequential, self.concurrent)
-        return sum(p.cached_tokens for p in passes) / sum(p.prompt_tokens for p in passes)
+        """Share of all prompt tokens that came out of the prefix cache."""
+        return self.passed.share
 
     @property
-    def evicted(self) -> dict[SourceLayer, int]:
-        """Blocks evicted in both passes, by layer."""
-        tallies = (self.sequential_tally, self.concurrent_tally)
-        return {layer: sum(t.evicted[layer] for t in tallies) for layer in SourceLayer}
-
-    @property
-    def protected_lost(self) -> int:
-        """Evictions of protected blocks in both passes."""
-        return self.sequential_tally.protected_lost + self.concurrent_tally.protected_lost
+    def ttft_ms(self) -> list[float]:
+        """Time to first token of every request, in milliseconds."""
+        return self.passed.result.ttft_ms
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Both arms, and where logs, picture and figures lie."""
+    """All arms, stock first, and where logs, picture and figures lie.
+
+    Attributes:
+        pool: KV blocks that every arm got.
+        pace: Seconds that a recorded second took.
+    """
 
     model: str
     out: Path
     requests: int
-    stock: ArmResult
-    graph: ArmResult
-
-    @property
-    def arms(self) -> tuple[ArmResult, ArmResult]:
-        """Stock first."""
-        return self.stock, self.graph
-
-    @property
-    def texts_identical(self) -> bool:
-        """Whether the two arms answered every request of the sequential pass alike."""
-        return self.stock.sequential.texts == self.graph.sequential.texts
-
-    @property
-    def arms_agree(self) -> float:
-        """Share of equal answers between the arms' concurrent passes."""
-        return agreement(self.stock.concurrent, self.graph.concurrent)
-
-    @property
-    def stock_agrees_with_itself(self) -> float:
-        """Share of equal answers between stock's own two passes: what batching alone moves."""
-        return agreement(self.stock.concurrent, self.stock.sequential)
+    pool: int
+    pace: float
+    arms: tuple[ArmResult, ...]
 
     def figures(self) -> Figures:
         """The figures of ``kvgraph bench demo``."""
-        stock, graph = self.stock, self.graph
+        stock, plain, hints = self.arms
         figures = Figures("demo")
-        gains = (
-            graph.sequential.cached_tokens / graph.sequential.prompt_tokens
-            - stock.sequential.cached_tokens / stock.sequential.prompt_tokens,
-            graph.concurrent.cached_tokens / graph.concurrent.prompt_tokens
-            - stock.concurrent.cached_tokens / stock.concurrent.prompt_tokens,
-        )
-        gain = 100 * (graph.hit_rate - stock.hit_rate)
-        figures.add("hit_gain_points", gain, "points", "≥ 10")
-        figures.add("hit_gain_points_sequential", 100 * gains[0], "points")
-        figures.add("hit_gain_points_concurrent", 100 * gains[1], "points")
-        figures.add("protected_lost", graph.protected_lost, "blocks", "0")
-        figures.add("stock_protected_lost", stock.protected_lost, "blocks", "> 0")
-        figures.add("texts_identical", self.texts_identical, "bool", "yes")
-        figures.add("concurrent_agreement", 100 * self.arms_agree, "%")
-        figures.add("stock_self_agreement", 100 * self.stock_agrees_with_itself, "%")
-        figures.add("ttft_p50_ratio", self._ttft_ratio(50), "graph / stock")
-        figures.add("ttft_p95_ratio", self._ttft_ratio(95), "graph / stock")
+        figures.add("stock_share", stock.hit_rate, "share of prompt")
+        gain = 100 * (hints.hit_rate - stock.hit_rate)
+        figures.add("hit_gain_points", gain, "points", "> 0")
+        gain = 100 * (plain.hit_rate - stock.hit_rate)
+        figures.add("hit_gain_points_no_hints", gain, "points", "≥ 0")
+        figures.add("protected_lost", hints.tally.protected_lost, "blocks", "0")
+        figures.add("stock_protected_lost", stock.tally.protected_lost, "blocks", "> 0")
+        for percentile in (50, 95):
+            ratio = quantile(hints.ttft_ms, percentile) / quantile(stock.ttft_ms, percentile)
+            figures.add(f"ttft_p{percentile}_ratio", ratio, "hints / stock")
         return figures
-
-    def _ttft_ratio(self, percentile: float) -> float:
-        stock, graph = (quantile(arm.concurrent.ttft_ms, percentile) for arm in self.arms)
-        return graph / stock
-
-
-def quantile(samples: list[float], percentile: float) -> float:
-    """The ``percentile``-th percentile, interpolated."""
-    import numpy as np
-
-    return float(np.percentile(samples, percentile))
 
 
 def run_demo(model: str | None, out: Path, progress: bool = True) -> DemoResult:
-    """Run both arms on the same requests, one after the other.
+    """Run all arms on the same requests, one after the other.
 
     Args:
         model: Anything that vLLM loads; None: a small random Llama, written on first use.
@@ -130,50 +100,45 @@ def run_demo(model: str | None, out: Path, progress: bool = True) -> DemoResult:
         progress: Whether to show what is going on, on stderr.
 
     Raises:
-        ServerError: vLLM did not start, or the graph's arm ran without its graph.
+        ServerError: vLLM did not start, or an arm ran without its graph.
         CompletionError: A request was refused.
         LedgerError: vLLM's KV events could not be read.
     """
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     name = model or str(ensure_model())
-    workload = build_workload(vocabulary_size(name))
-    requests = len(workload.in_order())
-    with DemoProgress(requests, shown=progress) as shown:
-        stock = _run_arm(name, workload, out, False, shown)
-        graph = _run_arm(name, workload, out, True, shown)
-    return DemoResult(name, out, requests, stock, graph)
+    vocabulary = vocabulary_size(name)
+    requests = recorded_requests(SESSIONS, USERS, SEED, REQUESTS, vocabulary)
+    least = longest(requests) // BLOCK + KEPT_BACK
+    pool = pool_for(requests, STOCK_FINDS, least, out / "fleet.jsonl.gz")
+    room = Room(name, out, pool, longest(requests))
+    with DemoProgress(len(requests), shown=progress) as shown:
+        known = layers_by_block(requests, vocabulary)
+        arms, pace = _run_arms(room, requests, known, shown)
+    return DemoResult(name, out, len(requests), pool, pace, arms)
 
 
-def _run_arm(
-    model: str, workload: Workload, out: Path, graph: bool, shown: DemoProgress
-) -> ArmResult:
-    with tempfile.TemporaryDirectory(prefix="kvgraph-demo-") as sockets:
-        events = f"ipc://{sockets}/events.sock"
-        plan = ServerPlan(model, graph, out, blocks=POOL_BLOCKS, events_endpoint=events)
-        shown.starting(plan.arm)
-        with Ledger(events, layers_by_digest(workload)) as ledger, Server(plan) as server:
-            if graph:
-                check_advised(server)
-            sequential, first = _run_pass(one_at_a_time, server, workload, ledger, shown)
-            server.reset_prefix_cache()
-            ledger.take()
-            concurrent, second = _run_pass(all_at_once, server, workload, ledger, shown)
-    return ArmResult(plan.arm, sequential, concurrent, first, second)
-
-
-def _run_pass(
-    how: _Pass, server: Server, workload: Workload, ledger: Ledger, shown: DemoProgress
-) -> tuple[PassResult, Tally]:
-    shown.passing(server.plan.arm, "one at a time" if how is one_at_a_time else "all at once")
-    result = asyncio.run(how(server.url, workload, shown.answered))
-    return result, ledger.take()
-
-
-def check_advised(server: Server) -> None:
-    """A graph arm that is stock in truth would make the comparison a lie."""
-    if not server.logged(ADVISED, within_s=15.0):
-        raise ServerError(
-            "the engine did not link to a kvgraph sidecar; the end of its log:\n"
-            + server.log_tail()
-        )
+def _run_arms(
+    room: Room,
+    requests: Sequence[AgentRequest],
+    known: dict[Digest, SourceLayer],
+    shown: DemoProgress,
+) -> tuple[tuple[ArmResult, ...], float]:
+    """Every arm's result, and the pace that was measured on the first."""
+    done: list[ArmResult] = []
+    pace: float | None = None
+    for arm in ARMS:
+        shown.starting(arm.name)
+        plan = replace(room.plan(arm, arm.name.replace(" ", "_")), max_num_seqs=RUNNING)
+        with watched(plan, known) as (server, ledger):
+            if pace is None:
+                shown.passing(arm.name, "how fast is this machine?")
+                first = one_by_one(server.url, requests, arm.telling, shown.answered)
+                pace = pace_of(asyncio.run(first).result.wall_s, requests)
+                server.reset_prefix_cache()
+                ledger.take()
+            shown.passing(arm.name, "side by side")
+            task = side_by_side(server.url, requests, arm.telling, shown.answered, pace)
+            done.append(ArmResult(arm.name, asyncio.run(task), ledger.take()))
+    assert pace is not None
+    return tuple(done), pace

@@ -20,10 +20,9 @@ from rich.console import Console
 
 from ..graph.types import SourceLayer
 from .client import complete, open_client
-from .demo import check_advised
 from .figures import Figures
 from .model import ensure_model, vocabulary_size
-from .server import Server, ServerPlan
+from .server import Server, ServerPlan, check_advised
 from .workload import Span, Turn
 
 REQUESTS: Final = 32

@@ -98,6 +98,11 @@ class Figures:
         return table
 
 
+def quantile(samples: Sequence[float], percentile: float) -> float:
+    """The ``percentile``-th percentile, interpolated."""
+    return float(np.percentile(samples, percentile))
+
+
 def _quantiles(n: int) -> tuple[float, float, float]:
     return (10.0, 50.0, 90.0) if n >= 10 else (0.0, 50.0, 100.0)
 

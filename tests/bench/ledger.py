@@ -1,7 +1,7 @@
 """What each arm's cache kept and lost, by source layer, read from vLLM's own KV events.
 
 Both arms are measured by the same instrument, which is not ours. The events carry token ids; the
-demo may look at them because it wrote the prompts itself, and so knows which layer they are of.
+bench may look at them because it wrote the prompts itself, and so knows which layer they are of.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import zmq
 from ..graph.types import PROTECTED_LAYERS, SourceLayer
 from ..graph.wire import parse_seq
 from .errors import LedgerError
-from .workload import BLOCK, Workload
+from .workload import BLOCK
 
 Digest = bytes
 _ROOT: Final = b""
@@ -49,16 +49,6 @@ _Event = _Stored | _Removed | _Cleared
 class _Batch(msgspec.Struct, array_like=True, gc=False):
     ts: float
     events: list[_Event]
-
-
-def layers_by_digest(workload: Workload) -> dict[Digest, SourceLayer]:
-    """The source layer of every full prompt block of the workload, by its chain digest."""
-    known: dict[Digest, SourceLayer] = {}
-    for session in workload.sessions:
-        for turn in session.turns:
-            layers = [span.layer for span in turn.prompt for _ in span.tokens]
-            known.update(layers_of(turn.token_ids, layers))
-    return known
 
 
 def chain_digest(parent: Digest, tokens: Iterable[int]) -> Digest:

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..graph.types import PROTECTED_LAYERS, SourceLayer
-from .demo import ArmResult, DemoResult, quantile
-from .passes import PassResult
+from .demo import ArmResult, DemoResult
+from .figures import quantile
 
 FIGURES_FILE: Final = "demo.json"
 PICTURE_FILE: Final = "demo.png"
@@ -21,14 +21,13 @@ _Row = tuple[str, Callable[[ArmResult], str]]
 
 
 def print_report(result: DemoResult, console: Console | None = None) -> None:
-    """The table for people, the verdict on the texts, and where the files are."""
+    """The table for people, what was played, and where the files are."""
     console = console or Console()
     console.print(report_table(result))
-    same = "identical" if result.texts_identical else "NOT identical"
-    console.print(f"Texts of the two arms, one request at a time: [bold]{same}[/bold].")
     console.print(
-        f"All at once the arms agree on {result.arms_agree:.1%} of the texts; stock agrees with "
-        f"itself on {result.stock_agrees_with_itself:.1%} (batching alone moves near-ties)."
+        f"Recorded coding agents, {1 / result.pace:,.0f} × as fast as recorded, on a pool of "
+        f"{result.pool} blocks. Every arm was made to give the recorded answers: what differs is "
+        "what it had to compute."
     )
     for name in (PICTURE_FILE, FIGURES_FILE):
         if (result.out / name).exists():
@@ -36,14 +35,13 @@ def print_report(result: DemoResult, console: Console | None = None) -> None:
 
 
 def report_table(result: DemoResult) -> Table:
-    """Both arms side by side."""
-    table = Table(title=f"{result.requests} requests, twice, in either arm", title_justify="left")
+    """All arms side by side."""
+    table = Table(title=f"{result.requests} requests in every arm", title_justify="left")
     table.add_column("")
     for arm in result.arms:
         table.add_column(arm.arm, justify="right")
-    for title, cell in _rows():
-        section = title == ""
-        if section:
+    for title, cell in _rows(result):
+        if title == "":
             table.add_section()
             continue
         table.add_row(title, *(cell(arm) for arm in result.arms))
@@ -51,73 +49,62 @@ def report_table(result: DemoResult) -> Table:
 
 
 def save_figures(result: DemoResult) -> Path:
-    """Write the figures and both arms' details beside the logs; no text of any request."""
+    """Write the figures and every arm's details beside the logs; no text of any request."""
     path = result.out / FIGURES_FILE
-    arms = {arm.arm: _arm_details(arm) for arm in result.arms}
-    content = {**result.figures().as_dict(), "requests": result.requests, "arms": arms}
+    content = {
+        **result.figures().as_dict(),
+        "requests": result.requests,
+        "pool_blocks": result.pool,
+        "pace": round(result.pace, 5),
+        "arms": {arm.arm: _arm_details(arm) for arm in result.arms},
+    }
     path.write_text(json.dumps(content, indent=2) + "\n")
     return path
 
 
-def _rows() -> list[_Row]:
+def lost_layers(result: DemoResult) -> list[SourceLayer]:
+    """The layers of which any arm evicted a block."""
+    return [x for x in SourceLayer if any(arm.tally.evicted[x] for arm in result.arms)]
+
+
+def _rows(result: DemoResult) -> list[_Row]:
     rule: _Row = ("", lambda arm: "")
     return [
-        ("[bold]both passes[/bold]", lambda arm: ""),
-        ("prompt tokens from the prefix cache", lambda arm: f"{_cached(arm):,}"),
-        ("prompt tokens recomputed", lambda arm: f"{_recomputed(arm):,}"),
-        ("prefix cache hit rate", lambda arm: f"{arm.hit_rate:.1%}"),
+        ("prompt tokens from the prefix cache", lambda arm: f"{arm.passed.result.cached_tokens:,}"),
+        ("prompt tokens computed", lambda arm: f"{arm.passed.result.recomputed_tokens:,}"),
+        ("prefix cache hit rate", lambda arm: f"[bold]{arm.hit_rate:.1%}[/bold]"),
         rule,
-        ("[bold]blocks evicted[/bold]", lambda arm: f"{sum(arm.evicted.values()):,}"),
-        *(_evictions(layer) for layer in SourceLayer if layer is not SourceLayer.AFFECT),
-        ("protected blocks lost", lambda arm: f"[bold]{arm.protected_lost:,}[/bold]"),
+        ("blocks evicted", lambda arm: f"{sum(arm.tally.evicted.values()):,}"),
+        *(_evictions(layer) for layer in lost_layers(result)),
+        ("protected blocks lost", lambda arm: f"[bold]{arm.tally.protected_lost:,}[/bold]"),
         rule,
-        *_pass_rows("one at a time", lambda arm: arm.sequential),
-        rule,
-        *_pass_rows("all at once", lambda arm: arm.concurrent),
+        ("time to first token, p50 / p95", _ttft),
+        ("throughput", lambda arm: f"{arm.passed.result.tokens_per_s:,.0f} tok/s"),
     ]
 
 
-def _pass_rows(title: str, of: Callable[[ArmResult], PassResult]) -> list[_Row]:
-    def ttft(arm: ArmResult) -> str:
-        p50, p95 = (quantile(of(arm).ttft_ms, percentile) for percentile in (50, 95))
-        return f"{p50:,.0f} / {p95:,.0f} ms"
-
-    return [
-        (f"[bold]{title}[/bold]", lambda arm: ""),
-        ("  hit rate", lambda arm: f"{of(arm).cached_tokens / of(arm).prompt_tokens:.1%}"),
-        ("  TTFT p50 / p95", ttft),
-        ("  throughput", lambda arm: f"{of(arm).tokens_per_s:,.0f} tok/s"),
-    ]
+def _ttft(arm: ArmResult) -> str:
+    p50, p95 = (quantile(arm.ttft_ms, percentile) for percentile in (50, 95))
+    return f"{p50:,.0f} / {p95:,.0f} ms"
 
 
 def _evictions(layer: SourceLayer) -> _Row:
     name = layer.name.lower() + (" (protected)" if layer in PROTECTED_LAYERS else "")
-    return f"  {name}", lambda arm: f"{arm.evicted[layer]:,}"
-
-
-def _cached(arm: ArmResult) -> int:
-    return arm.sequential.cached_tokens + arm.concurrent.cached_tokens
-
-
-def _recomputed(arm: ArmResult) -> int:
-    return arm.sequential.recomputed_tokens + arm.concurrent.recomputed_tokens
+    return f"  {name}", lambda arm: f"{arm.tally.evicted[layer]:,}"
 
 
 def _arm_details(arm: ArmResult) -> dict[str, Any]:
-    passes = (("sequential", arm.sequential), ("concurrent", arm.concurrent))
-    tallies = {"sequential": arm.sequential_tally, "concurrent": arm.concurrent_tally}
+    done = arm.passed.result
     return {
-        name: {
-            "prompt_tokens": done.prompt_tokens,
-            "cached_tokens": done.cached_tokens,
-            "wall_s": round(done.wall_s, 2),
-            "tokens_per_s": round(done.tokens_per_s, 1),
-            "ttft_ms": {p: round(quantile(done.ttft_ms, p), 1) for p in (50, 90, 95, 99)},
-            "stored": _by_layer(tallies[name].stored),
-            "evicted": _by_layer(tallies[name].evicted),
-            "missed_event_batches": tallies[name].missed_batches,
-        }
-        for name, done in passes
+        "prompt_tokens": done.prompt_tokens,
+        "cached_tokens": done.cached_tokens,
+        "wall_s": round(done.wall_s, 2),
+        "busy_share": round(sum(a.latency_s for a in done.answers) / done.wall_s, 3),
+        "tokens_per_s": round(done.tokens_per_s, 1),
+        "ttft_ms": {p: round(quantile(arm.ttft_ms, p), 1) for p in (50, 90, 95, 99)},
+        "stored": _by_layer(arm.tally.stored),
+        "evicted": _by_layer(arm.tally.evicted),
+        "missed_event_batches": arm.tally.missed_batches,
     }
 
 

@@ -32,6 +32,9 @@ GRAPH_SETTINGS: Final = ("AITHER_KVCACHE_SIDECAR", "KVGRAPH_CONFIG")
 PEER: Final = "aither-kvcache"
 """The bench's peer answers to the same switch: its plugin stays out of either arm."""
 
+ADVISED: Final = "engine linked to the sidecar"
+"""What the engine logs once its link to the sidecar stands."""
+
 START_TIMEOUT_S: Final = 600.0
 LOG_TAIL_LINES: Final = 30
 
@@ -217,6 +220,19 @@ class Server:
                 pass
             time.sleep(0.25)
         raise ServerError(f"vLLM was not up after {START_TIMEOUT_S:.0f} s:\n{self.log_tail()}")
+
+
+def check_advised(server: Server) -> None:
+    """A graph arm that is stock in truth would make the comparison a lie.
+
+    Raises:
+        ServerError: The engine has no sidecar.
+    """
+    if not server.logged(ADVISED, within_s=15.0):
+        raise ServerError(
+            "the engine did not link to a kvgraph sidecar; the end of its log:\n"
+            + server.log_tail()
+        )
 
 
 def on_cpu() -> bool:

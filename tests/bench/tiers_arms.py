@@ -15,11 +15,10 @@ from typing import Any, Final
 import httpx
 
 from ..hooks.tiers.shelves import TierCounts
-from .demo import check_advised
 from .errors import ServerError
 from .passes import PassResult, all_at_once, one_at_a_time
 from .progress import DemoProgress
-from .server import Server, ServerPlan
+from .server import Server, ServerPlan, check_advised
 from .tiers_workload import CHAT_S, chats
 from .workload import Workload
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .demo import quantile
-from .figures import Figures
+from .figures import Figures, quantile
 from .passes import PassResult, agreement
 from .tiers_arms import REACTIVE, SPILL_ALL, STOCK, TIERS, ArmRecord, PassRecord
 from .tiers_workload import returning, reusable_tokens

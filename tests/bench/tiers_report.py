@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from .demo import quantile
+from .figures import quantile
 from .tiers_arms import POOL_BLOCKS, WARM_GIB, ArmRecord, PassRecord
 from .tiers_figures import TierResult, context_lost, hit_rate, returning_ttft_ms
 from .tiers_workload import returning, working_set_blocks

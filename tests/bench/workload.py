@@ -1,9 +1,6 @@
-"""A scripted afternoon of agents: the same requests, in the same order, for every arm.
+"""Scripted sessions: the same requests, in the same order, for every arm.
 
-Agents of three kinds share the company's axioms; each kind has its identity, rules and tools.
-A session starts with its context and memories, takes a few turns with tool calls between them,
-and ends; some sessions compact their history half way. Beside them, documents are pasted once
-and never seen again. Prompts are token ids, and the assistant's turns are scripted, so that two
+Prompts are token ids of stated source layers, and the assistant's turns are scripted, so that two
 arms differ by nothing but their caches.
 """
 
@@ -19,7 +16,7 @@ import numpy as np
 from ..graph.types import SourceLayer
 
 BLOCK: Final = 32
-"""Tokens of a KV block in the demo; the CPU engine takes multiples of 32."""
+"""Tokens of a KV block in benches; the CPU engine takes multiples of 32."""
 
 SECONDS_PER_REQUEST: Final = 0.6
 """Nominal service time: only the script's order depends on it."""
@@ -85,23 +82,8 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """How much of everything there is; lengths are tokens, times are seconds."""
-
-    agents: int = 10
-    documents: int = 24
-    turns: tuple[int, int] = (5, 8)
-    agent_every_s: float = 4.5
-    tool_pause_s: tuple[float, float] = (2.0, 16.0)
-    document_tokens: tuple[int, int] = (640, 1216)
-    answer_tokens: int = 24
-    kinds: tuple[int, ...] = (0, 1, 0, 0, 1, 0, 2, 1, 0, 1, 0, 2)
-    compacting: tuple[int, ...] = (3, 8)
-
-
-@dataclass(frozen=True, slots=True)
 class Workload:
-    """All sessions of the afternoon."""
+    """All sessions of a script."""
 
     sessions: tuple[Session, ...]
 
@@ -113,17 +95,6 @@ class Workload:
     def prompt_tokens(self) -> int:
         """Tokens of all prompts together."""
         return sum(len(turn.token_ids) for session in self.sessions for turn in session.turns)
-
-
-def build_workload(vocabulary: int, seed: int = 7, scale: Scale | None = None) -> Workload:
-    """The workload for a model of ``vocabulary`` tokens; the same arguments give the same one."""
-    scale = scale or Scale()
-    writer = Writer(np.random.default_rng(seed), vocabulary)
-    prompts = system_prompts(writer, kinds=max(scale.kinds) + 1)
-    agents = [_agent(writer, scale, prompts, i) for i in range(scale.agents)]
-    span_s = scale.agents * scale.agent_every_s
-    documents = [_document(writer, scale, i, span_s) for i in range(scale.documents)]
-    return Workload(tuple(sorted([*agents, *documents], key=lambda s: s.starts_s)))
 
 
 @dataclass
@@ -139,11 +110,6 @@ class Writer:
         first, last = self.vocabulary // 8, self.vocabulary * 7 // 8
         return Span(layer, tuple(int(t) for t in self.random.integers(first, last, length)))
 
-    def seconds(self, bounds: tuple[float, float]) -> float:
-        """A log-uniform duration: most pauses are short, some are long."""
-        low, high = np.log(bounds)
-        return float(np.exp(self.random.uniform(low, high)))
-
 
 def system_prompts(writer: Writer, kinds: int) -> list[tuple[Span, ...]]:
     """What each kind of agent starts with: common axioms, then its own charter and tools."""
@@ -157,51 +123,6 @@ def system_prompts(writer: Writer, kinds: int) -> list[tuple[Span, ...]]:
         )
         for _ in range(kinds)
     ]
-
-
-def _agent(writer: Writer, scale: Scale, prompts: list[tuple[Span, ...]], index: int) -> Session:
-    """A session whose prompt grows by the scripted answer, a tool's result and a question."""
-    name, kind = f"agent-{index}", scale.kinds[index % len(scale.kinds)]
-    head = (
-        *prompts[kind],
-        writer.span(SourceLayer.CONTEXT, 160, 288),
-        writer.span(SourceLayer.MEMORIES, 64, 128),
-    )
-    count = int(writer.random.integers(scale.turns[0], scale.turns[1] + 1))
-    pauses = [0.0, *(writer.seconds(scale.tool_pause_s) for _ in range(count - 1))]
-    history: tuple[Span, ...] = ()
-    turns: list[Turn] = []
-    for number in range(count):
-        if index in scale.compacting and number == count - 2:
-            history = (writer.span(SourceLayer.MEMORIES, 96),)  # the summary replaces it all
-        if number:
-            history += (writer.span(SourceLayer.TOOL_RESULT, 96, 256),)
-        history += (writer.span(SourceLayer.USER_TURN, 32, 80),)
-        hints = _signals(name, pauses[number + 1] if number + 1 < count else None)
-        turns.append(Turn(name, number, head + history, scale.answer_tokens, pauses[number], hints))
-        history += (writer.span(SourceLayer.GENERATION, scale.answer_tokens),)
-    return Session(name, index * scale.agent_every_s, tuple(turns))
-
-
-def _signals(session: str, next_pause_s: float | None) -> dict[str, Any]:
-    """What an agent's harness knows when a turn is over; of a pause it knows only the magnitude."""
-    if next_pause_s is None:
-        return {"session": session, "session_ended": True}
-    expected = 4.0 if next_pause_s < 6.0 else 12.0
-    return {"session": session, "waiting_for_tool": True, "expected_return_s": expected}
-
-
-def _document(writer: Writer, scale: Scale, index: int, span_s: float) -> Session:
-    """One pasted document. Two callers of three say that it is one-shot; the third says nothing."""
-    name = f"document-{index}"
-    prompt = (
-        writer.span(SourceLayer.USER_TURN, 24),
-        writer.span(SourceLayer.TOOL_RESULT, *scale.document_tokens),
-    )
-    hints = None if index % 3 == 2 else {"session": name, "session_ended": True}
-    turn = Turn(name, 0, prompt, scale.answer_tokens, 0.0, hints)
-    starts = float(writer.random.uniform(0.05, 1.0)) * span_s
-    return Session(name, starts, (turn,))
 
 
 @dataclass(order=True)
