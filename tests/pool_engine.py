@@ -164,7 +164,8 @@ class Engine:
         answer, worker.done = TierAnswer(tuple(worker.done)), []
         finished, worker.finished = worker.finished, set()
         failed, worker.failed_blocks = worker.failed_blocks, set()
-        self.side.step_ended(answer)
+        self.side.step_ended()
+        self.side.answered(answer)
         for turn in [turn for turn in self.turns if turn.request.request_id in finished]:
             self._loaded(turn, failed)
         self.check()

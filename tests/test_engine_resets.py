@@ -114,7 +114,12 @@ def test_a_side_that_failed_does_not_stop_a_reset(
     engine.settle()
     assert len(engine.outputs[request.request_id]) == 4
     assert engine.is_whole()
-    assert "reset_prefix_cache" not in vars(engine.pool)
+    again = engine.ask(text(2, 6), output=30)
+    for _ in range(4):
+        engine.step()
+    assert engine.reset(reset_running_requests=True), "long after"
+    engine.settle()
+    assert len(engine.outputs[again.request_id]) == 30
 
 
 def pause(engine: PaperEngine, over: bool = False) -> None:

@@ -136,11 +136,17 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """A step's output arrived: what the workers moved becomes visible."""
         metadata = connector_output.kv_connector_worker_meta
         answer = metadata.answer if metadata is not None else TierAnswer()
-        received = connector_output.finished_recving or ()
-        if self._side is not None:
-            self._side.step_ended(answer, received)
-        else:
+        received, side = connector_output.finished_recving or (), self._side
+        if side is None:
             self._rescue.answered(answer, received)
+            return
+        try:
+            side.step_ended()
+        except Exception:
+            side.drop_copies()  # perhaps of old weights: a reset may have failed here
+            raise
+        finally:  # said once: unheard, the blocks of these jobs would never come back
+            side.answered(answer, received)
 
     @guarded(False)
     def has_pending_push_work(self) -> bool:

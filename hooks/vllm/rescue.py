@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from .promises import Promises
     from .scheduler import SchedulerSide
-    from .tap import PoolTap
     from .tiering import TierCacheBridge
 
 _NO_JOB: Final = 0  # jobs and copies are counted from one: this names none
@@ -25,14 +24,13 @@ class Rescue:
 
     A load whose orders were never written is given to the workers as one that cannot succeed:
     they report it as failed, and vLLM computes the blocks. Jobs that are under way are heard to
-    their end, so that blocks which they fill go back to the pool; until then a reset is followed,
-    so that they do not stand in its way, and what they bring is not what counts after it.
+    their end, so that blocks which they fill go back to the pool. Resets are followed for good:
+    vLLM goes on holding blocks back for loads of an engine that was given tiers.
     """
 
     def __init__(self) -> None:
         self._bridge: TierCacheBridge | None = None
         self._promises: Promises | None = None
-        self._tap: PoolTap | None = None
         self._broken: list[Load] = []
 
     @property
@@ -42,11 +40,10 @@ class Rescue:
 
     def adopt(self, side: SchedulerSide) -> None:
         """Take over from a side that takes no new decisions any more."""
-        self._bridge, self._promises, self._tap = side.bridge, side.promises, side.tap
+        self._bridge, self._promises = side.bridge, side.promises
+        side.tap.detach(but_resets=side.promises is not None)
         if side.bridge is not None:
-            side.tap.detach(but_resets=True)
             side.bridge.drop_copies()  # a reset that was not caught up with yet is, by this
-        self._release()
 
     def fail_load(self, side: SchedulerSide, request: Request, blocks: KVCacheBlocks) -> None:
         """``request`` waits for a load that nobody ordered.
@@ -64,13 +61,11 @@ class Rescue:
         """A request runs."""
         if self._promises is not None:
             self._promises.scheduled(request_id)
-            self._release()
 
     def finished(self, request_id: str) -> None:
         """A request ended."""
         if self._promises is not None:
             self._promises.finished(request_id)
-            self._release()
 
     def work(self) -> TierWork:
         """What the workers are still to be told."""
@@ -86,12 +81,5 @@ class Rescue:
         finally:
             if self._promises is not None:
                 self._promises.received(received)
-            self._release()
-
-    def _release(self) -> None:
-        """Let everything go that nobody waits for any more."""
-        if self.busy or self._promises:
-            return
-        if self._tap is not None:
-            self._tap.detach()
-        self._bridge = self._promises = self._tap = None
+            if not self.busy:
+                self._bridge = None

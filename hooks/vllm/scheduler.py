@@ -124,23 +124,20 @@ class SchedulerSide:
             return None
         return self.bridge.step(ranking, self.client.wanted(), tokens)
 
-    def step_ended(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """A step's output arrived.
+    def step_ended(self) -> None:
+        """A step's output arrived."""
+        self._catch_up()
+        if self.bridge is not None:
+            self.bridge.step_ended()
 
-        Args:
-            answer: What the workers moved meanwhile.
-            received: Requests whose loads are over.
-        """
+    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
+        """What the workers moved until then, and requests whose loads are over."""
         try:
-            self._catch_up()
             if self.bridge is not None:
-                self.bridge.step_ended()
-        except Exception:
-            if self.bridge is not None:
-                self.bridge.drop_copies()  # perhaps of old weights: a reset may have failed here
-            raise
-        finally:  # said once: unheard, the blocks of these jobs would never come back
-            self._heard(answer, received)
+                self.bridge.answered(answer)
+        finally:
+            if self.promises is not None:
+                self.promises.received(received)
 
     @property
     def busy(self) -> bool:
@@ -193,14 +190,6 @@ class SchedulerSide:
         """After a reset there may be new weights: nothing old is offered or registered any more."""
         if self.tap.was_reset:
             self.observer.blocks_changed(self.tap.take())
-
-    def _heard(self, answer: TierAnswer, received: Iterable[str]) -> None:
-        try:
-            if self.bridge is not None:
-                self.bridge.answered(answer)
-        finally:
-            if self.promises is not None:
-                self.promises.received(received)
 
     def _new_bridge(self, kv_cache: KVCacheConfig, tiers: TierSettings) -> TierCacheBridge | None:
         if reason := reason_to_refuse(self._config, kv_cache, self.group):

@@ -52,13 +52,17 @@ class Spiller:
         self._spill_first: object = None  # the array that ``_worth`` was made of
         self._worth: frozenset[int] | None = None  # keys worth a copy; None: all are
 
-    def step(self, ranking: EvictionRanking | None, taken: int, wanted: int) -> int:
+    def step(
+        self, ranking: EvictionRanking | None, taken: int, wanted: int, idle: bool = False
+    ) -> int:
         """Begin to copy what is about to go; returns how many blocks can go without a loss.
 
         Args:
             ranking: The latest advice; None without any.
             taken: Blocks that this step took from the pool.
             wanted: Blocks that a prefetch would take beside.
+            idle: Whether the step computes nothing: then no copy makes room for another, or they
+                might take turns for ever, and the engine never rest.
         """
         self._adopt(ranking)
         now = self._shelves.clock()
@@ -67,6 +71,8 @@ class Spiller:
         ahead = _LEAST_AHEAD + int(_STEPS_AHEAD * self._largest_step)
         # Further than the memory reaches, copies would push each other out without an end.
         found, spare = self._find(min(ahead + wanted, self._shelves.directory.warm_capacity))
+        if idle:
+            del found[self._shelves.directory.room :]
         if found and len(self._under_way) < _MOST_UNDER_WAY and now >= self._rest_until:
             self._begin(found, self._sink_first(ranking))
         return spare - int(self._largest_step)

@@ -8,6 +8,7 @@ user set them, and the pool's own methods are followed on the instance instead.
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,10 +55,10 @@ class PoolTap:
         self.renewed: Callable[[], None] = _nothing
         self._pool = pool
         self._group = group
-        self._changes: list[Change] = []
+        self._changes: list[Change] | deque[Change] = []
         self._unread: Exception | None = None
 
-    def take(self) -> list[Change]:
+    def take(self) -> Sequence[Change]:
         """What changed since the last call, in order.
 
         Raises:
@@ -82,10 +83,10 @@ class PoolTap:
             setattr(self._pool, name, shadow)
 
     def detach(self, but_resets: bool = False) -> None:
-        """Leave the pool as it was; ``but_resets``: as long as blocks of it are ours."""
+        """Leave the pool as it was; ``but_resets``: still lend and renew, and note nothing."""
         for name in _FOLLOWED[: -1 if but_resets else None]:
             self._pool.__dict__.pop(name, None)
-        self._changes.clear()
+        self._changes = deque(maxlen=0)
 
     def _cache_full_blocks(self) -> Callable[..., Any]:
         original: Callable[..., Any] = self._pool.cache_full_blocks

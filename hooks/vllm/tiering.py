@@ -108,7 +108,7 @@ class TierCacheBridge:
         taken = 1 + tokens // self._group.block_size + self._loader.take_begun()
         suggested = wanted if self._settings.prefetch else None
         more = self._prefetcher.offered(suggested) if suggested is not None else 0
-        spare = self._spiller.step(ranking, taken, more)
+        spare = self._spiller.step(ranking, taken, more, idle=not tokens)
         if more:
             self._prefetcher.step(spare, sum(self._needs.values()))
         return self.outstanding()

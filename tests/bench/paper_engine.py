@@ -10,7 +10,7 @@ import copy
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from ..hooks.tiers.settings import TierSettings
 from ..hooks.vllm.plugin import own_transfer_config
 from ..hooks.vllm.worker import TierMetadata, TierWorkerMetadata
 from .paper_model import Batch, PaperModel, aggregated, seed_of
-from .paper_worker import PaperWorker
+from .paper_worker import Notes, PaperWorker
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -61,13 +61,20 @@ class PaperEngine:
     Args:
         base: A configuration of vLLM's own making, for any model with full attention.
         shape: What kind of engine it is.
-        rng: Decides when forwards run and copies move, and which drafts are right.
+        rng: Decides which drafts are right.
+        disks: What an earlier engine of this shape left on each worker's disk.
 
     Attributes:
         outputs: Tokens by request, as vLLM's front end would have got them.
     """
 
-    def __init__(self, base: VllmConfig, shape: Shape, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        base: VllmConfig,
+        shape: Shape,
+        rng: random.Random | None = None,
+        disks: Sequence[Mapping[bytes, Notes]] | None = None,
+    ) -> None:
         from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
         from vllm.v1.structured_output import StructuredOutputManager
 
@@ -79,7 +86,7 @@ class PaperEngine:
         )
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.connector = self.scheduler.connector
-        self.workers = [self._new_worker() for _ in range(shape.workers)]
+        self.workers = [self._new_worker(disk) for disk in disks or [{}] * shape.workers]
         self.model = PaperModel(self.workers, self.rng)
         self.weights = 0
         self.outputs: dict[str, list[int]] = {}
@@ -92,11 +99,12 @@ class PaperEngine:
         self._in_flight = 2 if shape.asynchronous else 1
         self._dispatched, self._numbers = 0, itertools.count()
         self._make = request_maker()
-        if self._has_tiers:
+        if self.has_tiers:
             self.side.bridge.shelves.costs.worth_loading = lambda *_: True
 
     @property
-    def _has_tiers(self) -> bool:
+    def has_tiers(self) -> bool:
+        """Whether blocks that leave the pool are copied."""
         return self.shape.warm is not None and not self.shape.stock
 
     @property
@@ -179,9 +187,9 @@ class PaperEngine:
         single = len(free) == self.pool.get_num_free_blocks() == len({b.block_id for b in free})
         return single and len(free) == self.shape.blocks - 1 and not self.scheduler.requests
 
-    def _new_worker(self) -> PaperWorker:
+    def _new_worker(self, disk: Mapping[bytes, Notes]) -> PaperWorker:
         shape = self.shape
-        return PaperWorker(shape.blocks, BLOCK_SIZE, shape.warm or 0, shape.cold)
+        return PaperWorker(shape.blocks, BLOCK_SIZE, shape.warm or 0, shape.cold, disk)
 
     def _dispatch(self, order: SchedulerOutput) -> None:
         self._dispatched += 1
@@ -196,7 +204,7 @@ class PaperEngine:
         """What vLLM's runner does with a connector around a forward."""
         from vllm.v1.outputs import KVConnectorOutput
 
-        if not self._has_tiers:
+        if not self.has_tiers:
             return None
         metadata = order.kv_connector_metadata
         if isinstance(metadata, TierMetadata):

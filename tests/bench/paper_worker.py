@@ -8,8 +8,9 @@ halves, at times that the caller chooses, and answered late, as a real worker do
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -52,16 +53,25 @@ class PaperWorker:
         memory: Notes by block and position, shape (blocks, block size).
         forwards: Batches that were computed so far.
         failing: Positions of a job that are to fail, torn.
+        disowned: Whether a later process may not find what the disk holds.
         answers: What the scheduler has not heard yet.
     """
 
-    def __init__(self, blocks: int, block_size: int, warm: int = 0, cold: int = 0) -> None:
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int,
+        warm: int = 0,
+        cold: int = 0,
+        disk: Mapping[bytes, Notes] = MappingProxyType({}),
+    ) -> None:
         self.memory: Notes = np.full((blocks, block_size), TORN)
         self.copies: dict[int, Notes] = {}
-        self.disk: dict[bytes, Notes] = {}
+        self.disk = dict(disk)
+        self.disowned = False
         self.forwards = 0
         self.failing: Callable[[Job], Collection[int]] = _no_failure
-        self.answers = Answers(WorkerStart(warm, cold))
+        self.answers = Answers(WorkerStart(warm, cold, tuple(disk)))
         self._halves = (slice(0, block_size // 2), slice(block_size // 2, block_size))
         self._lanes: tuple[deque[_Move | bytes], ...] = (deque(), deque())
 
@@ -76,6 +86,7 @@ class PaperWorker:
         assert not under_way & set(work.release), "memory of a job under way is given up"
         for copy in work.release:
             self.copies.pop(copy, None)
+        self.disowned |= work.disown
         memory, disk = self._lanes
         disk.extend(work.erase)
         for job in work.jobs:
