@@ -49,6 +49,7 @@ FAULTS: Final = {
     "snapshots": "faults_snapshots",
     "http": "faults_http",
     "churn": "faults_churn",
+    "traffic": "faults_traffic",
 }
 """Name → the module whose ``run`` is the fault; one that needs an engine is added here too."""
 

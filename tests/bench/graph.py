@@ -33,7 +33,7 @@ def run(progress: bool) -> Figures:
         with contextlib.suppress(ModuleNotFoundError):
             figures.add("peer_speedup", peer_speedups(), "×", "≥ 1,000")
     if progress and importlib.util.find_spec("aither_kvcache") is None:
-        console.print("peer_speedup left out: pip install 'kvgraph[bench]' for the peer")
+        console.print("peer_speedup left out: pip install 'kvgraph[peer]' for the peer")
     return figures
 
 

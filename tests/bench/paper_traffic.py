@@ -59,8 +59,14 @@ class Story:
         return self
 
 
-def play(base: VllmConfig, seed: int, seconds: float, steps: int = STEPS) -> Story:
-    """Episodes until ``seconds`` are over.
+def play(
+    base: VllmConfig,
+    seed: int,
+    seconds: float,
+    steps: int = STEPS,
+    say: Callable[[str], None] = lambda text: None,
+) -> Story:
+    """Episodes until ``seconds`` are over; ``say`` is told how far it is.
 
     Raises:
         AssertionError: Something was wrong; names the seed and the episode, which
@@ -70,6 +76,7 @@ def play(base: VllmConfig, seed: int, seconds: float, steps: int = STEPS) -> Sto
     while time.monotonic() < until or not number:
         whole += episode(base, seed, number, steps)
         number += 1
+        say(f"{number} episodes, {whole.positions_read:,} positions read")
     whole.counts["episodes"] = number
     return whole
 
