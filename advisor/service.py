@@ -41,6 +41,7 @@ Tap = Callable[[str, Sequence[AnyEvent]], None]
 MESSAGES_A_TURN: Final = 256
 TURN_S: Final = 0.25  # so long at most is read before advice goes out again
 KEYS_AT_ONCE: Final = 1 << 16
+_BREATH_S: Final = 1e-4  # the graph's lock is not fair: lets the planner have it while we catch up
 _RCVHWM: Final = 256  # messages of an engine held for a sidecar that falls behind: three seconds
 _AUDIT_EVERY_S: Final = 1.0
 _AUDIT_SLACK: Final = 1024  # chosen: blocks on their way out while others are reported stored
@@ -166,6 +167,7 @@ class Service:
         for engine, events in _joined(self._subscriber.receive(MESSAGES_A_TURN, TURN_S)):
             if not self._apply(engine, events):
                 self._subscriber.lose(engine)
+            time.sleep(_BREATH_S)
         for source in self._sources:
             for observed in source.receive(MESSAGES_A_TURN):
                 if observed is None:

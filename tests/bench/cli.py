@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,6 +172,25 @@ def agents(
         )  # fmt: skip
         save_details(result)
     result.figures().print(as_json)
+
+
+@app.command()
+def faults(
+    names: Annotated[list[str] | None, typer.Argument(help="Which; all without one.")] = None,
+    as_json: Json = False,
+    full: Annotated[
+        bool, typer.Option(help="At the sizes of the stated figures; goes on where it stopped.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    out: Annotated[Path, typer.Option(help="Where each fault's result is kept.")] = Path(".faults"),
+) -> None:
+    """What holds when things go wrong: losses, bursts, kills, damage, crowds, churn, mutants."""
+    with _explained():
+        from .faults import run
+
+        chosen = secrets.randbelow(1 << 30) if seed is None else seed
+        figures: Figures = run(names or [], full, chosen, out, progress=not as_json)
+    figures.print(as_json)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from typing import Final
 from rich.console import Console
 
 from .errors import BenchError
-from .figures import Figures
+from .figures import Figure, Figures
 
 Say = Callable[[str], None]
 
@@ -68,14 +68,31 @@ def run(names: list[str], full: bool, seed: int, out: Path, progress: bool) -> F
     size, figures = Size(full, seed), Figures("faults")
     for name in names or FAULTS:
         kept = out / f"{name}.json"
-        if full and not names and kept.exists():
+        if full and not names and _is_kept(kept):
             console.print(f"{name}: kept from {kept}")
+            figures.figures.update(_figures_in(kept))
             continue
         measured = _measure(name, size, console)
         figures.figures.update(measured.figures)
         out.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps({**measured.as_dict(), "seed": seed, "full": full}, indent=1))
     return figures
+
+
+def _is_kept(kept: Path) -> bool:
+    """Whether a full run left its result there."""
+    try:
+        return bool(json.loads(kept.read_text())["full"])
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _figures_in(kept: Path) -> dict[str, Figure]:
+    figures = json.loads(kept.read_text())["figures"]
+    return {
+        name: Figure(each["value"], each["unit"], tuple(each["spread"]), each["n"])
+        for name, each in figures.items()
+    }
 
 
 def _measure(name: str, size: Size, console: Console) -> Figures:
