@@ -222,9 +222,9 @@ def test_a_callers_word_counts_until_a_sidecar_that_heard_it_ranks() -> None:
     told = Told()
     told.now += 5.0
     assert told.remains(None, math.inf) == 40
-    assert told.remains(ranking(ts=1000.5), 990.0) == 40, "that was made before it could know"
+    assert told.remains(ranking(ts=1004.0), 990.0) == 40, "that was made before it could know"
     assert told.remains(ranking(ts=told.now), 1001.0) == 40, "that one linked after it was said"
-    told.now += 5.0
+    told.now += 15.0
     assert told.remains(ranking(ts=told.now), 990.0) == 0
 
 
@@ -265,3 +265,51 @@ def test_what_is_stated_is_kept_before_any_sidecar_answers(
         pool.free_blocks(reversed(blocks))
         precious += request.block_hashes[:4] if number < 3 else []
     assert all(pool.get_cached_block(each, [0]) for each in precious)
+
+
+def test_what_is_freed_between_two_steps_goes_before_protected_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM frees a request's blocks after a step, and takes blocks before the next one."""
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
+    pool, make = new_pool(25), request_maker()
+    connector = connected(pool)
+
+    def begin(number: int, tag: object) -> tuple[Any, list[Any]]:
+        request = make([number, *range(8 * BLOCK_SIZE - 1)])
+        request.kv_transfer_params = {"kvgraph": tag}
+        connector.on_new_request(request)
+        connector.get_num_new_matched_tokens(request, 0)
+        blocks = pool.get_new_blocks(8)
+        pool.cache_full_blocks(request, blocks, 0, 8, BLOCK_SIZE, 0)
+        connector.update_state_after_alloc(request, None, 0)
+        request.num_computed_tokens = 8 * BLOCK_SIZE
+        connector.build_connector_meta(STEP)
+        return request, blocks
+
+    def end(request: Any, blocks: list[Any]) -> None:
+        ids = [block.block_id for block in blocks]
+        connector.request_finished_all_groups(request, (ids,))
+        pool.free_blocks(reversed(blocks))
+
+    rules = {"segments": [{"layer": "rules", "start": 0, "end": 8 * BLOCK_SIZE}]}
+    precious = begin(0, rules)
+    running = begin(1, {})
+    end(*precious)
+    others = begin(2, {})
+    for number in range(3, 20):  # always one runs, one ends, and one takes what that left
+        end(*running)
+        running, others = others, begin(number, {})
+    assert all(pool.get_cached_block(each, [0]) for each in precious[0].block_hashes)
+
+
+def test_few_others_at_the_head_are_not_taken_for_many() -> None:
+    """Between one and two steps' worth of them: the next look comes before they are gone."""
+    pool, keys, index = cached_pool(61)
+    world = Pool(pool, index, blocks_per_step=16)
+    precious = set(keys.tolist()[:40])
+    advice = ranking(protected=keys.tolist()[:40])
+    for number in range(30):  # 20 others: what one step may take, and a few
+        world.arranger.step(None, advice)
+        world.serve(12 if number % 2 else 5, number + 5, precious)
+    assert world.lost == []

@@ -81,6 +81,10 @@ class FreeQueueArranger:
         """A caller says that these keys are protected."""
         self._guard.state(keys)
 
+    def freed(self) -> None:
+        """Blocks were given back between two steps."""
+        self._guard.freed()
+
     def step(
         self,
         ranking: EvictionRanking | None,
@@ -101,7 +105,9 @@ class FreeQueueArranger:
             self.stale += 1
             self._far_blank = None
             self._guard.step()
-        elif not self._is_window_enough(ranking):
+        elif self._is_window_enough(ranking):
+            self._guard.look_again()  # once that is over
+        else:
             self._guard.step()
 
     def evicted(self, keys: Sequence[int]) -> None:
@@ -121,7 +127,6 @@ class FreeQueueArranger:
         if ranking.order is not self._order:  # not the epoch: a restarted sidecar counts anew
             self._adopt(ranking)
         if self._many_blanks_ahead():
-            self._guard.look_again()  # once they are gone
             return True
         if self._window_is_due():
             self._lay_window(ranking.ts)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-_HEARD_S: Final = 1.0  # after which a ranking knows of a request: two ticks, and a busy machine
+_HEARD_S: Final = 10.0  # chosen: a ranking this much younger knows of a request, on busy cores too
+_LOOK_THROUGH_S: Final = 1.0
 _MOST_STATED: Final = 0.5  # of a pool, as much as a sidecar protects by default
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 
@@ -69,7 +70,7 @@ class HeadGuard:
         self._looked_through = 0.0  # ts of the ranking by which these were looked through
         self._keys = _NO_KEYS
         self._place: dict[int, int] = {}  # of each protected key, the least precious first
-        self._marker: tuple[KVCacheBlock, object] | None = None  # half way through what was seen
+        self._marker: tuple[KVCacheBlock, object] | None = None  # of what was seen at the head
         self._only_protected_are_free = False
 
     def adopt(self, ranking: EvictionRanking | None) -> None:
@@ -98,7 +99,7 @@ class HeadGuard:
             linked_since: What was stated before this, the sidecar may have missed.
         """
         as_of = self._clock() if ranking is None else ranking.ts
-        if not self._stated or as_of - self._looked_through < _HEARD_S:
+        if not self._stated or as_of - self._looked_through < _LOOK_THROUGH_S:
             return
         self._looked_through = as_of
         heard_of = -math.inf if ranking is None else as_of - _HEARD_S
@@ -126,7 +127,12 @@ class HeadGuard:
 
     def look_again(self) -> None:
         """What was seen at the head holds no more."""
-        self._marker = None
+        self._marker, self._only_protected_are_free = None, False
+
+    def freed(self) -> None:
+        """Blocks were given back: they go before the protected ones, if nothing else is free."""
+        if self._only_protected_are_free:
+            self._let_go_first_what_came_last()
 
     def evicted(self, keys: Sequence[int]) -> None:
         """Take note that the engine evicted ``keys``."""
@@ -165,7 +171,7 @@ class HeadGuard:
                 break
             (others if self._rank_of(block) is None else protected).append(block)
         if len(others) >= step:
-            self._mark(others[step - 1])
+            self._mark(others[-step])  # while it stands there, a step's blocks are left
         return protected, others
 
     def _rank_of(self, block: KVCacheBlock) -> int | None:

@@ -69,6 +69,7 @@ class SchedulerSide:
         self.observer = EngineObserver(
             pool, group, self.index, listeners, self.client.emit, self.arranger.stated, *adapted
         )
+        self.tap.freed = self.arranger.freed
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
     # Requests -----------------------------------------------------------------------------------

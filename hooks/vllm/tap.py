@@ -47,12 +47,14 @@ class PoolTap:
         lend: Blocks in use that do not have to stand in the way of a reset, as often as each is
             held; asked before one, and given back after it.
         renewed: Called after a reset that took place.
+        freed: Called after blocks were given back: the next to be taken may be others now.
     """
 
     def __init__(self, pool: BlockPool, group: int) -> None:
         self.was_reset = False  # among what was not taken yet
         self.lend: Callable[[], list[KVCacheBlock]] = list
         self.renewed: Callable[[], None] = _nothing
+        self.freed: Callable[[], None] = _nothing
         self._pool = pool
         self._group = group
         self._changes: list[Change] | deque[Change] = []
@@ -78,7 +80,7 @@ class PoolTap:
         Raises:
             TypeError: vLLM's method names none of the parameters that are read.
         """
-        shadows = (self._cache_full_blocks(), self._emit_removed(), self._reset())
+        shadows = (self._cache_full_blocks(), self._emit_removed(), self._free(), self._reset())
         for name, shadow in zip(_FOLLOWED, shadows, strict=True):
             setattr(self._pool, name, shadow)
 
@@ -117,6 +119,19 @@ class PoolTap:
             return result
 
         return emit_block_removed_events
+
+    def _free(self) -> Callable[..., Any]:
+        original: Callable[..., Any] = self._pool.free_blocks
+
+        def free_blocks(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            try:
+                self.freed()
+            except Exception as error:
+                self._unread = error
+            return result
+
+        return free_blocks
 
     def _reset(self) -> Callable[..., Any]:
         original: Callable[..., Any] = self._pool.reset_prefix_cache
@@ -171,5 +186,7 @@ def _reader(function: Callable[..., Any], names: Sequence[str]) -> Callable[...,
     return read
 
 
-_FOLLOWED = ("cache_full_blocks", "_emit_block_removed_events", "reset_prefix_cache")
+_FOLLOWED = (
+    "cache_full_blocks", "_emit_block_removed_events", "free_blocks", "reset_prefix_cache"
+)  # fmt: skip
 _READ = ("request", "num_cached_blocks", "num_full_blocks", "kv_cache_group_id")
