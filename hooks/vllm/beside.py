@@ -80,7 +80,7 @@ def observe(connector: KVConnectorBase_V1) -> None:
 
 
 @functools.cache
-def observed_class(base: type[Any]) -> type[Any]:
+def observed_class(base: Any) -> Any:
     """``base`` under its own name, whose followed methods tell ours as well."""
     methods = {name: _told(getattr(base, name), name) for name in FOLLOWED if hasattr(base, name)}
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__}

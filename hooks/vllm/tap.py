@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -92,14 +93,14 @@ class PoolTap:
 
     def _cache_full_blocks(self) -> Callable[..., Any]:
         original: Callable[..., Any] = self._pool.cache_full_blocks
-        read, group, changes = _reader(original, _READ), self._group, self._note
+        read, group, note = _reader(original, _READ), self._group, self._note
 
         def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             try:
                 request, first, end, of_group = read(args, kwargs)
                 if of_group == group and first < end:
-                    changes(Cached(request, first, end))
+                    note(Cached(request, first, end))
             except Exception as error:
                 self._unread = error
             return result
@@ -108,12 +109,12 @@ class PoolTap:
 
     def _emit_removed(self) -> Callable[..., Any]:
         original: Callable[..., Any] = self._pool._emit_block_removed_events
-        read, changes = _reader(original, ("block_hashes",)), self._note
+        read, note = _reader(original, ("block_hashes",)), self._note
 
         def emit_block_removed_events(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             try:
-                changes(read(args, kwargs)[0])
+                note(read(args, kwargs))
             except Exception as error:
                 self._unread = error
             return result
@@ -172,15 +173,26 @@ def _nothing() -> None:
     pass
 
 
-def _reader(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
-    """Finds the arguments called ``names`` of a call of ``function``, passed in whichever way."""
+def _reader(
+    function: Callable[..., Any], names: Sequence[str]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    """Finds the arguments called ``names`` of a call of ``function``, passed in whichever way.
+
+    A tuple, or the value itself where there is one name.
+    """
     places = {name: at for at, name in enumerate(inspect.signature(function).parameters)}
     if missing := [name for name in names if name not in places]:
         raise TypeError(f"{function.__qualname__} has no {', '.join(missing)}")
     wanted = [(places[name], name) for name in names]
+    last, by_place = max(places[name] for name in names), itemgetter(*(at for at, _ in wanted))
+    by_name = itemgetter(*names)
 
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args:
+            return by_name(kwargs)
         given = len(args)
+        if given > last:
+            return by_place(args)
         return tuple([args[at] if at < given else kwargs[name] for at, name in wanted])
 
     return read
