@@ -234,7 +234,9 @@ def _ranks(
 
 def _place_in(ranking: EvictionRanking | None, key: np.uint64) -> int | None:
     """How many go before ``key``; None where the ranking does not name it."""
-    places = np.flatnonzero(ranking.order == key) if ranking is not None else ()
+    if ranking is None:
+        return None
+    places = np.flatnonzero(ranking.order == key)
     return int(places[0]) if len(places) else None
 
 
