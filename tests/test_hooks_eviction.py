@@ -105,6 +105,28 @@ def test_a_block_that_was_used_after_the_ranking_stays_where_that_put_it() -> No
     assert keys_in_queue(pool)[:4] == back
 
 
+def test_a_block_of_the_window_that_was_used_since_leaves_it() -> None:
+    now = 1000.0
+    pool, keys, index = cached_pool(64, lambda: now)
+    arranger = FreeQueueArranger(pool, index, blocks_per_step=4)
+    by_key = {key_of(b.block_hash[:-4]): b for b in queue_of(pool)}
+    order = keys.tolist()[:20]
+    now = 1010.0
+    advice = ranking(order, ts=now)
+    arranger.step(advice)
+    now = 1011.0
+    back = order[5:8]  # they stand in the window
+    pool.touch([by_key[key] for key in back])
+    arranger.step(advice)
+    index.remember(back, [by_key[key].block_id for key in back])
+    pool.free_blocks([by_key[key] for key in back])
+    for _ in range(3):
+        pool.get_new_blocks(4)
+        arranger.step(advice)
+    assert all(by_key[key] in queue_of(pool) for key in back)
+    assert keys_in_queue(pool)[-3:] == back
+
+
 def test_an_evicted_protected_block_is_counted_once() -> None:
     pool, keys, index = cached_pool(64)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=8)

@@ -313,3 +313,14 @@ def test_few_others_at_the_head_are_not_taken_for_many() -> None:
         world.arranger.step(None, advice)
         world.serve(12 if number % 2 else 5, number + 5, precious)
     assert world.lost == []
+
+
+def test_a_ranking_that_did_not_hear_of_it_does_not_overrule_a_caller() -> None:
+    pool, keys, index = cached_pool(201)
+    world = Pool(pool, index, blocks_per_step=16)
+    precious = set(keys.tolist()[:40])
+    world.arranger.stated(list(precious))
+    for number in range(60):
+        world.arranger.step(ranking(order=keys), linked_since=math.inf)
+        world.serve(12, number + 5, precious)
+    assert world.lost == []

@@ -185,9 +185,14 @@ class FreeQueueArranger:
         blanks = self._count_blanks()
         if blanks is None:
             return
-        window = {i: kb for i, kb in self._window.items() if self._holds(*kb)}
+        known_of = as_of - _UNTOLD_S
+        window = {
+            i: (key, block)
+            for i, (key, block) in self._window.items()
+            if self._holds(key, block) and self._may_go(key, block, known_of)
+        }
         kept = len(window)
-        self._fill(window, as_of)
+        self._fill(window, known_of)
         self._window = window
         self._due = self._next_victim < len(self._order) and len(window) < self.window_size
         if len(window) == kept:
@@ -196,14 +201,17 @@ class FreeQueueArranger:
         self._laid += len(window) - kept
         self._half_way = list(window.values())[len(window) // 2]
 
-    def _fill(self, window: dict[int, tuple[int, KVCacheBlock]], as_of: float) -> None:
-        """Add the ranking's next free blocks to ``window``, up to its size.
+    def _may_go(self, key: int, block: KVCacheBlock, known_of: float) -> bool:
+        """Whether a ranking that knows of what was before ``known_of`` has a say in this block.
 
-        A block that was used after the ranking's time, ``as_of``, stays where its use put it: the
-        ranking is of one that nobody had come back for.
+        One that was used since stays where its use put it: the ranking is of a block that nobody
+        had come back for. Nor can it overrule what a caller stated and it did not hear.
         """
+        return self._index.freed_at(block) <= known_of and not self._guard.heeds(key)
+
+    def _fill(self, window: dict[int, tuple[int, KVCacheBlock]], known_of: float) -> None:
+        """Add the ranking's next free blocks to ``window``, up to its size."""
         start, find = self._next_victim, self._index.find
-        known_of = as_of - _UNTOLD_S
         scan = self._order[start : start + _SCAN_PER_VICTIM * self.window_size].tolist()
         taken = 0
         for key in scan:
@@ -211,7 +219,7 @@ class FreeQueueArranger:
                 break
             taken += 1
             block = find(key)
-            if block is None or self._index.freed_at(block) > known_of:
+            if block is None or not self._may_go(key, block, known_of):
                 self.recycled += 1
             else:
                 window.setdefault(block.block_id, (key, block))

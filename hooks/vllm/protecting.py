@@ -92,6 +92,10 @@ class HeadGuard:
         while len(stated) > self._most_stated:
             del stated[next(iter(stated))]
 
+    def heeds(self, key: int) -> bool:
+        """Whether a caller's word on it counts."""
+        return key in self._stated
+
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> None:
         """Leave to ``ranking`` what its sidecar heard, and forget what was stated long ago.
 
