@@ -39,6 +39,7 @@ from ..graph.scoring import ScoreProfile
 from ..graph.tables import GraphLimits
 from ..graph.types import LAYER_BY_NAME, LAYER_NAMES, MAX_ENGINES, EdgeType, SourceLayer
 from .config_errors import explain_errors, unknown_key
+from .policies.guard import Guard
 from .policies.registry import DEFAULT, new_policy
 
 ENV_PREFIX: Final = "KVGRAPH_"
@@ -186,10 +187,18 @@ class PolicyConfig(Section):
     """Which policy ranks; takes effect at the next start.
 
     Attributes:
-        name: ``classic`` is the weighted sum of [score], ``lifecycle`` learns when sessions return.
+        name: ``lifecycle`` learns when sessions return, ``classic`` is the weighted sum of
+            [score], ``lru`` leaves engines their own order, under the rules that protect.
+        guard: Whether LRU rules until the policy has shown that it finds more, and again whenever
+            it finds less. Without it the policy rules from the start, whatever that costs.
     """
 
-    name: Literal["classic", "lifecycle"] = DEFAULT
+    name: Literal["classic", "lifecycle", "lru"] = DEFAULT
+    guard: bool = True
+
+    def referee(self) -> Guard | None:
+        """Who says whether the policy may rank."""
+        return Guard(self.name) if self.guard else None
 
     def policy(self, profile: ScoreProfile) -> Policy:
         """A fresh policy; ``profile`` are the weights of those that have some."""

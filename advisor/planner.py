@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
-from ..graph.advice import EvictionRanking
+from ..graph.advice import PRESSING_SHARE, EvictionRanking
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.scoring import ScoreProfile
 from ..graph.types import Keys
@@ -23,6 +24,9 @@ _T = TypeVar("_T")
 RERANK_AFTER_S: Final = 10.0
 """Even an unchanged graph is ranked again after this long, since claims fade. Age alone moves all
 blocks by the same amount and reorders nothing."""
+
+
+_REST: Final = 4.0  # seconds of rest for each of ranking; chosen
 
 
 class _Basis(NamedTuple):
@@ -82,6 +86,7 @@ class GraphEvictionAdvisor:
         self._bases: dict[str, _Basis] = {}
         self._epoch = 0
         self._notices = Notices(logger, clock)
+        self._stored: dict[str, int] = {}  # blocks that each engine had stored at its last ranking
         self._protected_seen = 0  # of what the graph counts, when it was last ranked
         self._stopping = False
         self._call = threading.Event()
@@ -102,11 +107,25 @@ class GraphEvictionAdvisor:
             self._thread.join()
 
     def applied(self) -> None:
-        """The graph changed: the first protected blocks are not kept waiting for the interval."""
-        if self._graph.counters["blocks_protected"] == self._protected_seen:
-            return
-        if not any(len(ranking.protected) for ranking in self.latest.values()):
+        """The graph changed: see whether that can wait for the interval.
+
+        The first protected blocks cannot, nor an engine that forgot a good part of what the last
+        ranking was about.
+        """
+        if self._is_pressing() or self._is_first_protected():
             self._call.set()
+
+    def _is_pressing(self) -> bool:
+        for engine, stored in self._stored.items():
+            now_stored, pool = self._graph.turnover(engine)
+            if pool and now_stored - stored >= PRESSING_SHARE * pool:
+                return True
+        return False
+
+    def _is_first_protected(self) -> bool:
+        if self._graph.counters["blocks_protected"] == self._protected_seen:
+            return False
+        return not any(len(ranking.protected) for ranking in self.latest.values())
 
     def tick(self) -> None:
         """Advise every live engine once; the results are in ``latest`` and ``wanted``."""
@@ -118,6 +137,7 @@ class GraphEvictionAdvisor:
             if order := self._try(self._order, engine) or self.wanted.get(engine):
                 orders[engine] = order
         self._bases = {engine: self._bases[engine] for engine in rankings}
+        self._stored = {engine: self._stored[engine] for engine in rankings}
         self.latest, self.wanted = MappingProxyType(rankings), MappingProxyType(orders)
 
     def _try(self, advise: Callable[[str], _T], engine: str) -> _T | None:
@@ -147,6 +167,7 @@ class GraphEvictionAdvisor:
             self.counters["redated"] += 1
             return replace(previous, ts=now)
         ranking = self._graph.rank(engine, self._max_ranked)
+        self._stored[engine] = self._graph.turnover(engine)[0]
         self._epoch += 1
         self._bases[engine] = basis
         self.counters["ranked"] += 1
@@ -164,5 +185,8 @@ class GraphEvictionAdvisor:
             self._call.wait(self._interval_s)
             self._call.clear()
             if not self._stopping:
+                began = self._clock()
                 self.tick()
                 self._wake()
+                # However fast engines forget: one part of ranking, four of rest.
+                time.sleep(min(_REST * (self._clock() - began), self._interval_s))

@@ -19,6 +19,7 @@ from ..graph.events import AnyEvent
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.runtime import runtime_dir
 from ..graph.types import MAX_ENGINES
+from ..graph.wake import Wake
 from ..graph.wire import MAX_FRAME_BYTES
 from . import endpoints
 from .config import Config, HttpConfig
@@ -32,7 +33,6 @@ from .reload import ConfigWatch
 from .snapshots import SnapshotKeeper
 from .status import StatusBoard
 from .subscriber import EventSubscriber
-from .wake import Wake
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ class Service:
         self.graph = KVCacheGraph(
             profile=config.profile(),
             policy=config.policy.policy(config.profile()),
+            referee=config.policy.referee(),
             limits=config.graph.limits(),
             clock=clock,
         )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
 from .events import Hashes, Seconds
 from .types import Keys, as_keys
+
+PRESSING_SHARE: Final = 0.02
+"""Of a pool's blocks: when so many were stored since the last ranking, it is made anew without
+waiting for its time: the faster an engine forgets, the younger is the advice. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +29,7 @@ class EvictionRanking:
         spill_first: uint64 ``[s]`` resident keys without a copy that are worth one before they go,
             in the order in which they will.
         sink_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
+        known_of: What the engine did after this, in the same seconds, the ranking does not know.
     """
 
     epoch: int
@@ -32,6 +38,7 @@ class EvictionRanking:
     protected: Keys
     spill_first: Keys
     sink_first: Keys
+    known_of: float = math.inf
 
 
 class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):

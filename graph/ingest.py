@@ -81,6 +81,7 @@ class Ingest:
         self._copies.forget(engine)
         self._tables.blocks.tiers[engine] = 0
         self._tables.sessions.interrupt(engine)
+        self._tables.walks.forget(engine)
         self._tables.pool_blocks.pop(engine, None)
         for facts in (self.pressure, self.hello, self.applied, self.tier_reports):
             facts.pop(engine, None)
@@ -91,6 +92,7 @@ class Ingest:
                 self._turns.signalled(event, now)
             case BlocksCleared():
                 self._tables.blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
+                self._tables.walks.forget(engine)
             case BlocksResident():
                 self._resident(engine, event, now)
             case BlocksAttended():
@@ -144,6 +146,7 @@ class Ingest:
         blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
         blocks.tokens[rows] = np.repeat([event.block_size for event in stored], counts)
         self._claim(stored, rows, counts, now)
+        self._tables.stored[engine] += len(rows)
         self.counters["blocks_stored"] += len(rows)
         self.counters["blocks_protected"] += int(_IS_PROTECTED[blocks.layer[rows]].sum())
 

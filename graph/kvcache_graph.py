@@ -6,6 +6,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,9 @@ from .errors import GraphError
 from .events import AdviceApplied, AnyEvent, EngineHello, Pressure, TierReport
 from .ingest import Ingest
 from .integrity import check_integrity
-from .policy import Policy
+from .policy import Policy, Referee
 from .prefetch import prefetch_candidates
-from .scoring import ClassicPolicy, Ranking, ScoreProfile, rank
+from .scoring import ClassicPolicy, LruPolicy, Ranking, ScoreProfile, rank, whole_scores
 from .stats import GraphStats, graph_stats
 from .tables import GraphLimits, Tables
 from .types import MAX_ENGINES, NO_ROW, BlockKey, Keys, as_keys
@@ -37,6 +39,8 @@ class KVCacheGraph:
         policy: Scores blocks; assign another to change it while running.
         profile: The classic score's weights, and the layers that the rules protect; assign
             another to change them while running.
+        referee: Says where the policy may rank; where it may not, and with the policy ``lru``, the
+            engine's own order holds, under the rules that protect.
         version: Rises with every batch of events that may change a ranking.
     """
 
@@ -45,11 +49,13 @@ class KVCacheGraph:
         *,
         profile: ScoreProfile | None = None,
         policy: Policy | None = None,
+        referee: Referee | None = None,
         limits: GraphLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._profile = profile or ScoreProfile()
         self.policy = policy or ClassicPolicy(self._profile)
+        self.referee = referee
         self.lock = threading.RLock()
         self.version = 0
         self.clock = clock
@@ -99,6 +105,11 @@ class KVCacheGraph:
             self._ingest.forget_engine(column)
             self.version += 1
 
+    def turnover(self, engine: str) -> tuple[int, int]:
+        """Blocks that an engine ever stored, and those of its pool (0: it never said)."""
+        column = self.tables.engines.get(engine, NO_ROW)
+        return self.tables.stored[column], self.tables.pool_blocks.get(column, 0)
+
     def rank(self, engine: str, limit: int) -> Ranking:
         """What this engine should lose first; empty for an engine that never spoke."""
         column = self.tables.engines.get(engine)
@@ -106,8 +117,21 @@ class KVCacheGraph:
             nothing = as_keys([])
             return Ranking(nothing, nothing, nothing, nothing)
         now = self.clock()
-        self.policy.observe(self.tables, column, now)
-        return rank(self.tables, self.policy, self.profile, column, limit, now)
+        policy = self._ruler(column, now)
+        ranking = rank(self.tables, policy, self.profile, column, limit, now)
+        if isinstance(policy, LruPolicy):  # what the engine does by itself costs it nothing
+            return replace(ranking, order=as_keys([]))
+        return ranking
+
+    def _ruler(self, column: int, now: float) -> Policy:
+        """Who ranks an engine's blocks now; the policy learns from what happened, either way."""
+        policy, referee = self.policy, self.referee
+        policy.observe(self.tables, column, now)
+        if referee is None or isinstance(policy, LruPolicy):
+            return policy
+        scores = partial(whole_scores, self.tables, policy, self.profile, column, now)
+        referee.watch(self.tables, column, scores)
+        return policy if referee.trusts(column) else LruPolicy()
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """The ``n`` blocks to lose first: protected ones only when nothing else is left."""

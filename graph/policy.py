@@ -7,6 +7,7 @@ every policy (superseded first, protected last, a chain tail first) are laid ove
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -44,3 +45,20 @@ class Policy(Protocol):
 
     def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
         """What the score of one block row is made of, for people; changes nothing."""
+
+
+class Referee(Protocol):
+    """Says whether a policy may rank, engine by engine; else the engine's own order holds.
+
+    Called under the graph's lock.
+    """
+
+    def watch(self, tables: Tables, engine: int, scores: Callable[[Picked], Scores]) -> None:
+        """Look at what was found since the last ranking of an engine.
+
+        Args:
+            scores: The policy's, under the rules, chains whole, of any rows; higher goes first.
+        """
+
+    def trusts(self, engine: int) -> bool:
+        """Whether the policy ranks this engine's blocks now."""

@@ -133,6 +133,25 @@ class ClassicPolicy:
         }
 
 
+class LruPolicy:
+    """The engine's own order: the longest unused goes first."""
+
+    name: Final = "lru"
+
+    def observe(self, tables: Tables, engine: int, now: float) -> None:
+        """Nothing to learn."""
+
+    def scores(self, tables: Tables, engine: int, picked: Picked, now: float) -> Scores:
+        """float64 ``[len(picked)]``: seconds since each was used."""
+        idle = now - picked.last_used()
+        return np.asarray(idle + picked.of(tables.blocks.depth) * _DEPTH_TIE)
+
+    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+        """The age is all there is."""
+        only = Picked(tables.blocks, np.array([row], dtype=np.int32))
+        return {"age": float(now - only.last_used()[0])}
+
+
 def rank(
     tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, limit: int, now: float
 ) -> Ranking:
@@ -158,10 +177,16 @@ def resident_scores(
     tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, now: float
 ) -> tuple[Rows, Scores]:
     """Rows in the engine's pool, and their scores under the rules, chains tail first."""
-    blocks = tables.blocks
-    resident = blocks.pick(blocks.resident(engine))
-    scores = _ruled_scores(tables, policy, profile, engine, resident, now)
-    return resident.rows, keep_chains_whole(scores, resident.parents())
+    resident = tables.blocks.pick(tables.blocks.resident(engine))
+    return resident.rows, whole_scores(tables, policy, profile, engine, now, resident)
+
+
+def whole_scores(
+    tables: Tables, policy: Policy, profile: ScoreProfile, engine: int, now: float, picked: Picked
+) -> Scores:
+    """float64 ``[len(picked)]``: scores of any blocks under the rules, chains tail first."""
+    scores = _ruled_scores(tables, policy, profile, engine, picked, now)
+    return keep_chains_whole(scores, picked.parents())
 
 
 def _ruled_scores(

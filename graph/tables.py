@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from .blocks import BlockTable
 from .edges import EdgeStore
 from .interner import Interner, TenantNames
 from .sessions import SessionTable
+from .walks import WalkLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Tables:
     memories: Interner = field(init=False)
     engines: dict[str, int] = field(default_factory=dict)  # engine id → residency column
     pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
+    stored: Counter[int] = field(default_factory=Counter)  # residency column → blocks, ever
+    walks: WalkLog = field(default_factory=WalkLog)
 
     def __post_init__(self) -> None:
         self.blocks = BlockTable()

@@ -26,6 +26,7 @@ from .types import (
     SourceLayer,
     as_keys,
 )
+from .walks import Walk
 
 _MAX_INFERRED: Final = 65_536
 _MEMORIES_A_BLOCK: Final = 4  # chosen: more MEMORY_REF edges at a block tell nothing more
@@ -64,7 +65,7 @@ class TurnRecorder:
                 self._started(engine, turn, chain, now)
                 walked.append(chain)
             else:
-                self._finished(turn, chain, now)
+                self._finished(engine, turn, chain, now)
         self._chains.link_walked(np.concatenate(walked), now)
 
     def _started(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> None:
@@ -72,6 +73,7 @@ class TurnRecorder:
         self._tables.blocks.tokens[rows] = event.block_size
         self._tables.blocks.walkers[rows] += 1
         self._count_hits(event, rows, now)
+        self._walked(engine, event, rows)
         session = self._session_of(event, rows, now)
         self._tag(event, rows, session, now)
         self._supersede(session, rows)
@@ -80,8 +82,9 @@ class TurnRecorder:
         self._tables.sessions.reach[session] = len(rows)
         self._mark_tip(session, rows)
 
-    def _finished(self, event: RequestFinished, rows: Rows, now: float) -> None:
+    def _finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
         """A request ended: its new blocks are generated text, its session is what it says."""
+        self._tables.walks.add(engine, Walk(rows, 0, -1))
         inferred = self._inferred.pop(event.request_id, NO_ROW)
         blocks = self._tables.blocks
         size = int(blocks.tokens[rows[0]]) if len(rows) else 0
@@ -140,6 +143,12 @@ class TurnRecorder:
         self._counters["requests"] += 1
         self._counters["prompt_tokens"] += event.prompt_tokens
         self._counters["cached_tokens"] += event.cached_tokens
+
+    def _walked(self, engine: int, event: RequestStarted, rows: Rows) -> None:
+        """An engine computes at least one token of a prompt itself: a match ends before it."""
+        reach = min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
+        found = event.cached_tokens // event.block_size
+        self._tables.walks.add(engine, Walk(rows, max(reach, found), found))
 
     def _tag(self, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
         """Layers from segments, the most precious last, so that it wins a block that two share."""

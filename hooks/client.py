@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import threading
 import time
@@ -31,6 +32,7 @@ from ..graph.advice import (
 from ..graph.errors import VersionError, WireError
 from ..graph.events import AnyEvent, BlocksResident, EngineHello
 from ..graph.types import Keys, as_keys
+from ..graph.wake import Wake
 from .access import present, sidecar_token
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,10 @@ class EngineEnd(Protocol):
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """The engine's load and what it did with our advice; ``dropped`` events so far."""
+
+
+_TOLD: Final = 64  # moments remembered: those of the 2 s that a ranking is acted on, and more
+_TRANSIT_S: Final = 0.02  # from our sending to the sidecar's having applied it; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,8 @@ class AdvisorClient:
         self._held: EvictionRanking | None = None
         self._wanted: Keys | None = None
         self._queue: deque[AnyEvent] = deque()
+        self._told: deque[float] = deque(maxlen=_TOLD)  # when everything until then was sent
+        self._wake = Wake()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._seq = 0
@@ -123,6 +131,10 @@ class AdvisorClient:
             self._queue.append(event)
         else:
             self.dropped += 1
+
+    def nudge(self) -> None:
+        """Send what is queued at once: much changed. Costs a write to a pipe, and never waits."""
+        self._wake.set()
 
     def ranking(self) -> EvictionRanking | None:
         """The latest ranking, or None when there is none young enough to act on."""
@@ -177,6 +189,7 @@ class AdvisorClient:
             self._queue_limit = 0  # from here on every event is dropped at once
             self._queue.clear()
             context.term()
+            self._wake.close()
 
     def _converse(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Talk over one socket, until we stop or the sidecar has another token."""
@@ -218,7 +231,7 @@ class AdvisorClient:
         return socket
 
     def _tick(self, socket: zmq.Socket[bytes]) -> None:
-        if socket.poll(round(self.options.tick_s * 1000), zmq.POLLIN):
+        if self._sleep(socket):
             self._receive(socket)
         now = self._clock()
         if now < self._refused_until:
@@ -240,6 +253,15 @@ class AdvisorClient:
             self._beat_if_due(socket, now)
             self._drain(socket)
 
+    def _sleep(self, socket: zmq.Socket[bytes]) -> bool:
+        """Until a tick is over, somebody nudges, or advice arrives; whether it did."""
+        poller = zmq.Poller()
+        poller.register(socket, zmq.POLLIN)
+        poller.register(self._wake.fd, zmq.POLLIN)
+        ready = dict(poller.poll(round(self.options.tick_s * 1000)))
+        self._wake.clear()
+        return socket in ready
+
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         for _ in range(_ADVICE_PER_TICK):
             try:
@@ -254,7 +276,8 @@ class AdvisorClient:
             self._heard()
             match advice:
                 case RankingMessage():
-                    self._held = advice.at(self._clock())
+                    ranking = advice.at(self._clock())
+                    self._held = replace(ranking, known_of=self._known_of(ranking.ts))
                 case StillValid():
                     self._redate(advice)
                 case ResyncRequest():
@@ -290,7 +313,13 @@ class AdvisorClient:
     def _redate(self, valid: StillValid) -> None:
         held = self._held
         if held is not None and held.epoch == valid.epoch:
-            self._held = replace(held, ts=self._clock() - valid.age_s)
+            ts = self._clock() - valid.age_s
+            self._held = replace(held, ts=ts, known_of=self._known_of(ts))
+
+    def _known_of(self, ts: float) -> float:
+        """Up to when a ranking of ``ts`` knows what happened: when it was last told before that."""
+        told = [each for each in self._told if each <= ts - _TRANSIT_S]
+        return max(told, default=-math.inf)
 
     # Sending ------------------------------------------------------------------------------------
 
@@ -327,6 +356,7 @@ class AdvisorClient:
     def _drain(self, socket: zmq.Socket[bytes]) -> None:
         queue, limit = self._queue, self.options.batch_limit
         # What is queued now is sent now; what engine threads add meanwhile waits a tick.
+        self._told.append(self._clock())
         remaining = len(queue)
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
             batch = [queue.popleft() for _ in range(min(remaining, limit))]

@@ -32,11 +32,13 @@ pytest.register_assert_rewrite("pool_engine")
 def _only_our_vllm_plugin() -> Iterator[None]:
     """The peer that benches compare with is a vLLM plugin too, and answers to the same switch.
 
-    Engines believe what tests say of their requests, unless a test is about that.
+    Engines believe what tests say of their requests, and a policy ranks from the start, unless a
+    test is about that.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_PLUGINS", "kvgraph")
         patch.setenv("AITHER_KVCACHE_HINTS", "all")
+        patch.setenv("KVGRAPH_POLICY__GUARD", "false")
         yield
 
 

@@ -18,10 +18,10 @@ pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
 def ranking(
-    order: Any, protected: Any = (), epoch: int = 1, ts: float = math.inf
+    order: Any, protected: Any = (), epoch: int = 1, known_of: float = math.inf
 ) -> EvictionRanking:
     as_keys = [np.array(list(keys), dtype=np.uint64) for keys in (order, protected, (), ())]
-    return EvictionRanking(epoch, ts, *as_keys)
+    return EvictionRanking(epoch, math.inf, *as_keys, known_of=known_of)
 
 
 def queue_of(pool: Any) -> list[Any]:
@@ -86,7 +86,7 @@ def test_a_block_that_was_used_after_the_ranking_stays_where_that_put_it() -> No
     by_key = {key_of(b.block_hash[:-4]): b for b in queue_of(pool)}
     order = keys.tolist()[:20]
     now = 1010.0
-    advice = ranking(order, ts=now)
+    advice = ranking(order, known_of=now)
     arranger.step(advice)
     now = 1011.0
     back = order[8:12]
@@ -101,7 +101,7 @@ def test_a_block_that_was_used_after_the_ranking_stays_where_that_put_it() -> No
         pool.get_new_blocks(2)
     assert evicted == [key for key in order if key not in back]
     assert keys_in_queue(pool)[-4:] == back
-    arranger.step(ranking(back, epoch=2, ts=1012.0))  # a later one knows
+    arranger.step(ranking(back, epoch=2, known_of=1012.0))  # a later one knows
     assert keys_in_queue(pool)[:4] == back
 
 
@@ -112,7 +112,7 @@ def test_a_block_of_the_window_that_was_used_since_leaves_it() -> None:
     by_key = {key_of(b.block_hash[:-4]): b for b in queue_of(pool)}
     order = keys.tolist()[:20]
     now = 1010.0
-    advice = ranking(order, ts=now)
+    advice = ranking(order, known_of=now)
     arranger.step(advice)
     now = 1011.0
     back = order[5:8]  # they stand in the window

@@ -1,4 +1,4 @@
-"""The lifecycle policy: what it learns of sessions, how it ranks, when it yields to LRU."""
+"""The lifecycle policy: what it learns of sessions, how it ranks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from kvgraph.advisor.config import PolicyConfig
-from kvgraph.advisor.policies.guard import Guard
-from kvgraph.advisor.policies.hazard import OLDEST, ReturnModel
+from kvgraph.advisor.policies.hazard import AGES, OLDEST, ReturnModel, gittins
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
 from kvgraph.graph.events import (
-    BlocksRemoved,
     BlocksStored,
     RequestFinished,
     RequestStarted,
@@ -98,9 +96,8 @@ def test_the_rules_bind_it_like_any_policy() -> None:
 
 def test_a_tool_that_is_due_soon_keeps_its_session() -> None:
     world = World()
-    world.turn("tool", 1, waiting_for_tool=True, expected_return_s=30.0)
-    world.wait(20)
-    world.turn("idle", 2)
+    world.turn("soon", 1, waiting_for_tool=True, expected_return_s=10.0)
+    world.turn("late", 2, waiting_for_tool=True, expected_return_s=3000.0)
     assert world.order() == [2, 1]
 
 
@@ -140,14 +137,20 @@ def test_scores_are_finite_for_blocks_that_nobody_claims() -> None:
     assert np.abs(scores).max() < 1e7
 
 
+def model(kinds: int) -> ReturnModel:
+    scales = np.stack([np.full(kinds, 0.5), np.full(kinds, 0.5)]).astype(np.float32)
+    return ReturnModel(scales, step=3e-3, pull=1.0)
+
+
 def test_a_model_learns_the_rate_that_it_is_shown() -> None:
     rng = np.random.default_rng(7)
     kind = rng.integers(0, 2, (4000, 1)).astype(np.float32)
     wait = rng.exponential(1.0, 4000) / np.where(kind[:, 0], 0.02, 0.002)
-    model = ReturnModel((np.array([0.0, 1.0]),))
-    model.learn(kind, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000), 600)
-    found = model.index(np.array([[0], [1]], dtype=np.float32), np.array([50.0, 50.0]))
-    assert found == pytest.approx([0.002, 0.02], rel=0.25)
+    learner = model(1)
+    learner.learn(kind, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000), 600)
+    log_rates = learner.log_rates(np.array([[0], [1]], dtype=np.float32))
+    at_50 = np.exp(log_rates[:, np.searchsorted(AGES, 50.0) - 1])
+    assert at_50 == pytest.approx([0.002, 0.02], rel=0.4)
 
 
 def test_a_model_learns_what_two_features_mean_only_together() -> None:
@@ -155,51 +158,41 @@ def test_a_model_learns_what_two_features_mean_only_together() -> None:
     kinds = rng.integers(0, 2, (4000, 2)).astype(np.float32)
     often = kinds[:, 0] != kinds[:, 1]
     wait = rng.exponential(1.0, 4000) / np.where(often, 0.02, 0.002)
-    model = ReturnModel((np.array([0.0, 1.0]),) * 2)
-    model.learn(kinds, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000), 600)
+    learner = model(2)
+    learner.learn(kinds, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000), 900)
     cases = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.float32)
-    found = model.index(cases, np.full(4, 50.0))
-    assert found == pytest.approx([0.002, 0.02, 0.02, 0.002], rel=0.4)
+    at_50 = np.exp(learner.log_rates(cases)[:, np.searchsorted(AGES, 50.0) - 1])
+    assert at_50 == pytest.approx([0.002, 0.02, 0.02, 0.002], rel=0.5)
 
 
 def test_a_model_survives_features_that_are_absent_or_far_out() -> None:
-    model = ReturnModel((np.array([0.0, 1.0]), np.array([0.0, 1.0, 5.0])))
-    wild = np.array([[1e30, -1e30], [np.nan, np.nan], [0.5, np.inf]], dtype=np.float32)
-    model.learn(wild, np.array([0.0, 1e9, 3.0]), np.array([True, False, True]), np.ones(3), 50)
-    found = model.index(wild, np.array([0.0, 10.0, 1e9]))
+    learner = model(2)
+    wild = np.array([[1e6, -1e6], [np.nan, np.nan], [0.5, 1e4]], dtype=np.float32)
+    learner.learn(wild, np.array([0.0, 1e9, 3.0]), np.array([True, False, True]), np.ones(3), 50)
+    found = learner.index(wild, np.array([0.0, 10.0, 1e9]))
     assert np.isfinite(found).all()
     assert (found > 0).all()
 
 
-def test_the_guard_yields_to_lru_when_the_policy_loses_what_lru_would_hold() -> None:
-    world = World()
-    guard = Guard()
-    for number in range(40):
-        world.turn(f"s{number}", 100 + number, 1000 + number)
-    tables = world.graph.tables
-    lost = np.arange(100, 140, dtype="<u8")
-    world.graph.apply("e", [BlocksRemoved(lost.tobytes()), BlocksRemoved((lost + 900).tobytes())])
-    for number in range(40):
-        world.turn(f"old{number}", 5000 + 2 * number, 5001 + 2 * number)
-    tables.blocks.last_attended[tables.blocks.resident(0).nonzero()[0]] -= 500.0
-    sample = tables.blocks.sample(1_000_000)
-    on_chain = np.ones(len(sample), dtype=np.bool_)
-    guard.look(tables, 0, sample, on_chain, world.now)
-    assert not guard.yields(world.now)
-    guard.note(np.arange(40))
-    guard.look(tables, 0, sample, on_chain, world.now)
-    assert guard.yields(world.now)
-    assert not guard.yields(world.now + 3600.0)
+def test_who_waits_longer_than_all_ages_is_given_up_not_kept() -> None:
+    """In the last bin the rate has nowhere to move on to."""
+    rates = np.full((3, len(AGES) - 1), 1e-3)
+    found = gittins(rates, np.array([OLDEST / 2 + 1, 0.9 * OLDEST, OLDEST - 1e-3]))
+    assert found == pytest.approx([1e-3] * 3, rel=1e-3)
 
 
-def test_while_it_yields_the_order_is_by_last_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("speed", [1.0, 14.0, 1 / 14.0])
+def test_the_clock_is_relative(speed: float) -> None:
+    """The same sessions, faster or slower, are ranked alike."""
     world = World()
-    world.teach(lambda number: number % 2 == 0, sessions=20)
-    monkeypatch.setattr(Guard, "yields", lambda self, now: True)
-    blocks = world.graph.tables.blocks
-    order = world.graph.rank("e", 100_000).order
-    used = np.maximum(blocks.last_attended, blocks.last_hit)[blocks.find(order)]
-    assert (np.diff(used) >= 0).all()
+    rng = np.random.default_rng(3)
+    for number in range(150):
+        first = 10_000 * (number + 1)
+        for turn in range(int(rng.integers(1, 6))):
+            world.turn(f"t{number}", *range(first, first + 10 + turn))
+            world.wait(float(rng.lognormal(3.1, 1.0)) / speed)
+    returns = world.policy._returns
+    assert returns.speed == pytest.approx(speed, rel=0.35)
 
 
 def test_configuration_names_the_policy() -> None:

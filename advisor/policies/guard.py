@@ -1,92 +1,168 @@
-"""Does the policy do better than LRU would have? Measured on a sample, while it runs.
+"""``Guard``: never below LRU. A shadow of the other order runs beside whatever ranks.
 
-LRU of capacity C holds the C most recently used of all blocks, whatever happened before. The
-graph remembers blocks after they left, so what LRU would hold now is one comparison with the
-C-th latest use; no second cache is simulated.
+While LRU rules, the engine evicts as stock vLLM does, and the policy proves itself in a shadow;
+while the policy rules, LRU runs in a shadow, and takes over where it would have found more. What
+each found is compared request by request, over a memory of some pools' worth of blocks.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ...graph.blocks import Picked
+from ...graph.policy import Scores
 from ...graph.tables import Tables
-from ...graph.types import NO_ROW, Tier
-from .hazard import Floats
-from .waits import Sessions
+from ...graph.walks import Walk
+from .shadow import LruShadow, RankedShadow
 
-Mask = npt.NDArray[np.bool_]
+logger = logging.getLogger(__name__)
 
-SAMPLE: Final = 16_384
-"""Rows of the block table that are enough to look at."""
+# All chosen, on generated and recorded traffic of several kinds; results are flat around them.
+_MEMORY: Final = 40.0  # pools' worth of walked blocks over which evidence fades by half
+_SURE: Final = 1.0  # standard deviations by which one must be ahead
+_AHEAD: Final = 0.02  # … and by this share of a pool's blocks
 
-_HALF_LIFE_S: Final = 600.0  # of the evidence
-_SURE: Final = 2.0  # standard deviations
-_RETURNS: Final = 30.0  # sessions that must have come back
-_YIELD_S: Final = 300.0
+
+class Ruling(NamedTuple):
+    """Who ranks an engine's blocks, for people.
+
+    Attributes:
+        policy_rules: Else LRU does.
+        ahead: Blocks that the policy found more than LRU, lately; negative where LRU found more.
+        changes: How often the rule changed hands.
+    """
+
+    policy_rules: bool
+    ahead: float
+    changes: int
 
 
 class Guard:
-    """Compares, session by session as they return, what is there with what LRU would have."""
+    """Says for each engine whether the policy may rank; see the module.
 
-    def __init__(self) -> None:
-        self._ours = np.empty(0)  # by session row: blocks here, as of the last look
-        self._lru = np.empty(0)
-        self._at: float | None = None
-        self._yield_until = -np.inf
-        self._forget()
+    Args:
+        name: The policy's, for the log.
+    """
 
-    def yields(self, now: float) -> bool:
-        """Whether LRU rules for the time being."""
-        return now < self._yield_until
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._cases: dict[int, _Case] = {}
 
-    def note(self, returned: Sessions) -> None:
-        """These sessions came back since the last look: what did they find?"""
-        seen = returned[returned < len(self._ours)]
-        lost = self._lru[seen] - self._ours[seen]
-        self._returns += np.count_nonzero(self._lru[seen] + self._ours[seen])
-        self._lost += float(lost.sum())
-        self._spread += float(np.square(lost).sum())
+    def trusts(self, engine: int) -> bool:
+        """Whether the policy ranks this engine's blocks; else LRU does."""
+        case = self._cases.get(engine)
+        return case is not None and case.trusted
 
-    def look(self, tables: Tables, engine: int, sample: Picked, on_chain: Mask, now: float) -> None:
-        """Decide who rules, and see what each session would find if it came back now.
+    def rulings(self) -> dict[int, Ruling]:
+        """Who rules each engine that is watched, by residency column."""
+        return {
+            engine: Ruling(case.trusted, case.evidence.ahead, case.changes)
+            for engine, case in self._cases.items()
+        }
+
+    def watch(self, tables: Tables, engine: int, scores: Callable[[Picked], Scores]) -> None:
+        """Compare what was found since the last ranking, and decide who rules now.
 
         Args:
-            sample: Rows to look at; blocks that left are among them.
-            on_chain: bool ``[len(sample)]``: what its session's next turn may match.
+            scores: The policy's, under the rules, of any blocks; higher goes first.
         """
-        self._decide(now)
-        blocks = tables.blocks
-        here = (sample.of(blocks.tiers[engine]) & int(Tier.HOT)) != 0
-        session = sample.of(blocks.session)
-        counted = on_chain & (session != NO_ROW)
-        recent = _most_recent(sample.last_used(), sample.of(blocks.alive), int(here.sum()))
-        size = tables.sessions.size
-        self._ours = np.bincount(session[counted & here], minlength=size).astype(float)
-        self._lru = np.bincount(session[counted & recent], minlength=size).astype(float)
+        capacity = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
+        if capacity < 1:
+            return
+        case = self._cases.get(engine)
+        if tables.walks.watch(engine) or case is None or case.lru.capacity != capacity:
+            trusted = case is not None and case.trusted
+            case = _Case(LruShadow(capacity), RankedShadow(capacity), trusted)
+            case.hold_what_is_there(tables, engine)
+            self._cases[engine] = case
+        for walk in tables.walks.take(engine):
+            case.follow(walk, tables)
+        if case.is_due_for_change():
+            case.change_hands(tables, engine)
+            self._say(tables, engine, case)
+        if not case.trusted:
+            rows = case.ranked.rows(tables.blocks.keys)
+            order = np.argsort(-scores(Picked(tables.blocks, rows)), kind="stable")
+            case.ranked.adopt(rows[order])
 
-    def _decide(self, now: float) -> None:
-        sure = self._lost > _SURE * self._spread**0.5
-        if sure and self._returns >= _RETURNS and not self.yields(now):
-            self._yield_until = now + _YIELD_S
-            self._forget()
-        fade = 1.0 if self._at is None else 0.5 ** ((now - self._at) / _HALF_LIFE_S)
-        self._at = now
-        self._returns *= fade
-        self._lost *= fade
-        self._spread *= fade
+    def _say(self, tables: Tables, engine: int, case: _Case) -> None:
+        name = next((name for name, column in tables.engines.items() if column == engine), "?")
+        ruler, other = (self._name, "LRU") if case.trusted else ("LRU", self._name)
+        logger.info("engine %s: %s ranks from now on; it finds more than %s", name, ruler, other)
+
+
+@dataclass(slots=True)
+class Evidence:
+    """By how many blocks the policy is ahead of LRU, with what spread; old walks fade."""
+
+    memory: float
+    ahead: float = 0.0
+    spread: float = 0.0
+
+    def add(self, difference: int, walked: int) -> None:
+        """The policy found so many blocks more than LRU in a request of ``walked`` blocks."""
+        fade = 0.5 ** (walked / self.memory)
+        self.ahead = self.ahead * fade + difference
+        self.spread = self.spread * fade + difference * difference
+
+    def is_sure(self, least: float) -> bool:
+        """Whether who is ahead is so by more than chance, and by ``least`` blocks."""
+        return abs(self.ahead) > max(_SURE * self.spread**0.5, least)
+
+
+@dataclass(slots=True)
+class _Case:
+    """One engine: both shadows, and what is known for and against the policy."""
+
+    lru: LruShadow
+    ranked: RankedShadow
+    trusted: bool = False
+    changes: int = 0
+    evidence: Evidence = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._forget()
+
+    def follow(self, walk: Walk, tables: Tables) -> None:
+        """A request began or ended."""
+        rows = walk.rows
+        keys = tables.blocks.keys[rows]
+        if walk.found >= 0:
+            matched = rows[: walk.reach], keys[: walk.reach]
+            ours = walk.found if self.trusted else self.ranked.found(*matched)
+            self.evidence.add(min(ours, walk.reach) - self.lru.found(*matched), len(rows))
+        self.lru.use(rows, keys)
+        if not self.trusted:
+            self.ranked.use(rows, keys)
+
+    def is_due_for_change(self) -> bool:
+        """Whether the other one is surely better."""
+        # Each change that was taken back makes the next one harder: two equals do not take turns.
+        least = _AHEAD * self.lru.capacity * (1 + self.changes // 2)
+        return self.evidence.is_sure(least) and (self.evidence.ahead > 0) != self.trusted
+
+    def change_hands(self, tables: Tables, engine: int) -> None:
+        """The other one ranks from now on."""
+        self.trusted = not self.trusted
+        self.changes += 1
+        self._forget()
+        if not self.trusted:
+            resident = np.flatnonzero(tables.blocks.resident(engine)).astype(np.int32)
+            self.ranked.restart(resident, tables.blocks.keys[resident])
+
+    def hold_what_is_there(self, tables: Tables, engine: int) -> None:
+        """Both shadows hold what the engine's pool holds, the last used on top."""
+        blocks = tables.blocks
+        resident = blocks.pick(blocks.resident(engine))
+        oldest_last = resident.rows[np.argsort(-resident.last_used(), kind="stable")]
+        keys = blocks.keys[oldest_last]
+        self.lru.use(oldest_last, keys)
+        self.ranked.use(oldest_last, keys)
 
     def _forget(self) -> None:
-        self._returns = self._lost = self._spread = 0.0
-
-
-def _most_recent(used: Floats, alive: Mask, count: int) -> Mask:
-    """Which ``count`` of the rows that are ``alive`` were used last."""
-    known = used[alive]
-    if count >= len(known):
-        return alive
-    bar = np.partition(known, len(known) - count - 1)[len(known) - count - 1]
-    return np.asarray(alive & (used > bar))
+        self.evidence = Evidence(_MEMORY * self.lru.capacity)

@@ -6,15 +6,16 @@ from collections.abc import Callable
 from typing import Final
 
 from ...graph.policy import Policy
-from ...graph.scoring import ClassicPolicy, ScoreProfile
+from ...graph.scoring import ClassicPolicy, LruPolicy, ScoreProfile
 from .lifecycle import LifecyclePolicy
 
-DEFAULT: Final = "classic"
+DEFAULT: Final = "lifecycle"
 """The policy of a sidecar without any configuration."""
 
 POLICIES: Final[dict[str, Callable[[ScoreProfile | None], Policy]]] = {
     "classic": ClassicPolicy,
     "lifecycle": lambda profile: LifecyclePolicy(),
+    "lru": lambda profile: LruPolicy(),
 }
 
 

@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ...graph.sessions import SessionTable
-from ...graph.types import SessionState
-from .hazard import OLDEST, Features, Floats
+from ...graph.types import SessionState, StopReason
+from .hazard import Features, Floats
 
 Sessions = npt.NDArray[np.int64]
 
 _KEPT: Final = 4096  # waits that ended, and as many of those that go on
-_COHORT_S: Final = 3600.0
 
 
 def _signed_log(tokens: npt.ArrayLike) -> Floats:
@@ -23,33 +22,59 @@ def _signed_log(tokens: npt.ArrayLike) -> Floats:
     return np.asarray(np.sign(value) * np.log1p(np.abs(value) / 10.0))
 
 
-# What is known of a session when its turn ends, and between which values of it rates are
-# interpolated: turns, prompt tokens, answer tokens, mean seconds between turns, and by how many
-# tokens the prompt extended the turn before; the last two of sessions with two turns or more.
-KNOTS: Final = (
-    np.log([1.0, 2, 3, 4, 6, 9, 16]),
-    np.log([512.0, 1024, 2048, 4096, 8192, 16384, 32768, 65536]),
-    np.log([3.0, 10, 50, 150, 300, 450, 600, 900]),
-    np.log([5.0, 15, 30, 45, 60, 90, 130, 200, 400, 900]),
-    _signed_log([-10000, -1000, -100, 0, 15, 50, 150, 300, 1000, 5000, 20000]),
-)
-STRANGER: Final = np.array([[0.0, np.log(4096), np.log(150), np.nan, np.nan]], dtype=np.float32)
-"""``[1, features]``: a first turn of which nothing else is known."""
+FEATURES: Final = (
+    "turns", "prompt", "written", "grown", "last_pause", "second_pause", "third_pause",
+    "mean_pause", "recent_pause", "longest_pause", "mean_written", "stop", "tool_pause",
+    "other_pause", "stated_pause",
+)  # fmt: skip
+"""What is known of a session when its turn ends: natural logarithms of counts, tokens and seconds.
+``grown`` is by how many tokens its prompt extended the turn before, ``stop`` is 1 after a tool call
+and 0 after an end of turn; the others are columns of sessions."""
+
+_TIMED: Final = np.array([name.endswith("_pause") for name in FEATURES])
+STATED_FEATURE: Final = FEATURES.index("stated_pause")
+STOP_FEATURES: Final = [FEATURES.index(n) for n in ("stop", "tool_pause", "other_pause")]
+"""Those that only callers tell, or whoever reads why an answer ended."""
+
+_COLUMNS: Final = ("last_pause", "second_pause", "third_pause", "mean_pause", "recent_pause",
+                   "longest_pause", "mean_written")  # fmt: skip
+_STOPS: Final = np.array([np.nan, 1.0, 0.0], dtype=np.float32)  # by StopReason
+assert [int(each) for each in StopReason] == [0, 1, 2]
+
+
+def stranger() -> Features:
+    """float32 ``[1, features]``: a first turn of which nothing is known but a usual size."""
+    known = np.full((1, len(FEATURES)), np.nan, dtype=np.float32)
+    known[0, :3] = 0.0, np.log(4096), np.log1p(150)
+    return known
 
 
 def features(sessions: SessionTable, rows: Sessions) -> Features:
-    """float32 ``[n, features]``: see ``KNOTS``; NaN where one does not apply."""
+    """float32 ``[n, features]``: see ``FEATURES``; NaN where one is not known."""
     written = sessions.written[rows]
-    prompt = sessions.tokens[rows] - written
-    columns = [np.log(np.maximum(each, 1)) for each in (sessions.turns[rows], prompt, written)]
-    columns += [np.log(np.maximum(sessions.gap[rows], 1)), _signed_log(sessions.grown[rows])]
-    found = np.stack(columns, axis=1).astype(np.float32)
-    found[sessions.turns[rows] < 2, 3:] = np.nan
-    return found
+    prompt = np.maximum(sessions.tokens[rows] - written, 1)
+    grown = np.where(sessions.turns[rows] < 2, np.nan, _signed_log(sessions.grown[rows]))
+    columns = [np.log(np.maximum(sessions.turns[rows], 1)), np.log(prompt), np.log1p(written)]
+    columns += [grown, *(getattr(sessions, name)[rows] for name in _COLUMNS)]
+    columns += [_STOPS[sessions.stop[rows]], sessions.tool_pause[rows], sessions.other_pause[rows]]
+    columns.append(_stated(sessions, rows))
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def at_pace(known: Features, log_speed: float) -> Features:
+    """The same features, with their seconds stretched by ``exp(log_speed)``."""
+    return known + np.where(_TIMED, np.float32(log_speed), np.float32(0.0))
+
+
+def _stated(sessions: SessionTable, rows: Sessions) -> Floats:
+    """float64 ``[n]``: ln of the seconds that a pause was said to last; NaN where nobody said."""
+    pause = sessions.expected_return[rows] - sessions.last_seen[rows]
+    waiting = (sessions.state[rows] == SessionState.WAITING_FOR_TOOL) & np.isfinite(pause)
+    return np.log(np.where(waiting, np.maximum(pause, 0.01), np.nan))
 
 
 class Cohort(NamedTuple):
-    """Waits to learn from; see ``ReturnModel.learn``."""
+    """Waits to learn from; see ``ReturnModel.learn``. Seconds are as they were."""
 
     features: Features
     age: Floats
@@ -66,22 +91,23 @@ class Waits:
     def __init__(self) -> None:
         self._since = np.empty(0)  # by session row; NaN: not waiting
         self._created = np.empty(0)
-        self._features = np.empty((0, len(KNOTS)), dtype=np.float32)
-        self._done_features = np.zeros((_KEPT, len(KNOTS)), dtype=np.float32)
+        self._features = np.empty((0, len(FEATURES)), dtype=np.float32)
+        self._done_features = np.zeros((_KEPT, len(FEATURES)), dtype=np.float32)
         self._done_since = np.full(_KEPT, -np.inf)
         self._done_age = np.zeros(_KEPT)
         self._done = 0
         self.begun = 0  # waits ever seen
 
-    def observe(self, sessions: SessionTable) -> Sessions:
-        """Take in what changed; the rows of sessions that returned since the last look."""
+    def observe(self, sessions: SessionTable) -> Floats:
+        """Take in what changed; float64: how long each wait that ended had lasted, seconds."""
         self._grow(sessions.size)
         size = sessions.size
         started, last_seen = sessions.started[:size], sessions.last_seen[:size]
         same = self._created == sessions.created[:size]
         open_ = ~np.isnan(self._since)
         returned = np.flatnonzero(open_ & same & (started > self._since))
-        self._close(returned, started[returned])
+        lasted = started[returned] - self._since[returned]
+        self._close(returned, lasted)
         idle = (sessions.running[:size] == 0) & (sessions.turns[:size] > 0)
         idle &= sessions.state[:size] != SessionState.ENDED
         self._since[open_ & ~(same & idle)] = np.nan
@@ -90,11 +116,11 @@ class Waits:
         self._created[fresh] = sessions.created[fresh]
         self._features[fresh] = features(sessions, fresh)
         self.begun += len(fresh)
-        return returned
+        return lasted
 
-    def cohort(self, now: float) -> Cohort:
-        """Every wait that began since some moment, ended or not, so that neither is favoured."""
-        began = now - _COHORT_S
+    def cohort(self, now: float, oldest_s: float) -> Cohort:
+        """Every wait that began within ``oldest_s``, ended or not, so that neither is favoured."""
+        began = now - oldest_s
         if self._done > _KEPT:
             began = max(began, float(self._done_since.min()))
         done = np.flatnonzero(self._done_since >= began)
@@ -109,18 +135,18 @@ class Waits:
             np.repeat([1.0, share], [len(done), len(sample)]),
         )
 
-    def _close(self, rows: Sessions, started: Floats) -> None:
-        rows, started = rows[-_KEPT:], started[-_KEPT:]
+    def _close(self, rows: Sessions, lasted: Floats) -> None:
+        rows, lasted = rows[-_KEPT:], lasted[-_KEPT:]
         at = (self._done + np.arange(len(rows))) % _KEPT
         self._done_features[at] = self._features[rows]
         self._done_since[at] = self._since[rows]
-        self._done_age[at] = np.minimum(started - self._since[rows], OLDEST)
+        self._done_age[at] = lasted
         self._done += len(rows)
 
     def _grow(self, size: int) -> None:
         more = size - len(self._since)
         if more > 0:
-            blank = np.full((more, len(KNOTS)), np.nan, dtype=np.float32)
+            blank = np.full((more, len(FEATURES)), np.nan, dtype=np.float32)
             self._since = np.append(self._since, np.full(more, np.nan))
             self._created = np.append(self._created, np.full(more, np.nan))
             self._features = np.append(self._features, blank, axis=0)

@@ -65,6 +65,7 @@ class Instance:
         self.blank = capacity
         self.running = 0
         self._order = order
+        order.serves(capacity)
         self._host = host
         self._references: dict[int, int] = {}  # cached block → requests that use it
         self._free = 0  # cached blocks that no request uses

@@ -13,6 +13,9 @@ class EvictionOrder(ABC):
     The instance says what happens, in the engine's order; ``take`` and ``freed`` keep the set.
     """
 
+    def serves(self, capacity: int) -> None:  # noqa: B027
+        """The instance whose order this is has so many blocks."""
+
     @abstractmethod
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
         """These blocks became free, in this order (tail first); ``request`` used them last."""

@@ -10,11 +10,13 @@ from typing import Final
 
 import numpy as np
 
-from ...graph.events import AnyEvent, BlocksStored
+from ...graph.advice import PRESSING_SHARE
+from ...graph.events import AnyEvent, BlocksStored, EngineHello
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.policy import Policy
-from ...graph.scoring import ScoreProfile
+from ...graph.scoring import ClassicPolicy, ScoreProfile
 from ...graph.types import Keys
+from ..policies.guard import Guard
 from .orders import EvictionOrder
 from .teller import Teller
 from .trace import Trace
@@ -29,10 +31,17 @@ class Planning:
 
     Attributes:
         interval_s: Rankings are as old as this when the next one comes.
+        delay_s: How late a sidecar hears of what happened: an engine tells it five times a second.
+        pressing_share: Of a pool; after so many blocks were stored, an engine tells it at once,
+            and is answered at once.
+        pressing_delay_s: How long that takes.
         max_ranked: Blocks in one ranking; behind them an engine goes on in its own order.
     """
 
     interval_s: float = 0.5
+    delay_s: float = 0.2
+    pressing_share: float = PRESSING_SHARE
+    pressing_delay_s: float = 0.02
     max_ranked: int = 8192
 
 
@@ -60,18 +69,29 @@ class GraphOrder(EvictionOrder):
     ) -> None:
         self.planning = planning or Planning()
         self._now = 0.0
+        self._block_size = trace.block_size
         self._teller = Teller(trace, hints)
-        self._graph = KVCacheGraph(profile=profile, policy=policy, clock=lambda: self._now)
+        policy = policy or ClassicPolicy(profile)
+        self._graph = KVCacheGraph(
+            profile=profile, policy=policy, referee=Guard(policy.name), clock=lambda: self._now
+        )
         self._news: deque[_News] = deque()  # that the graph has not heard yet
-        self._free: OrderedDict[int, None] = OrderedDict()
+        self._free: OrderedDict[int, float] = OrderedDict()
         self._ranking: Keys = self._teller.keys[:0]  # what is left of it
         self._slice: list[int] = []  # its next block ids, evict last → evict first
-        self._tick = -math.inf
+        self._tick = self._known_of = -math.inf
+        self._stored = 0  # blocks since the last ranking
+        self._pressing = 1
         self._ids_by_key = np.argsort(self._teller.keys, kind="stable")
         self._sorted_keys = self._teller.keys[self._ids_by_key]
 
+    def serves(self, capacity: int) -> None:
+        hello = EngineHello(_ENGINE, "", self._block_size, capacity + 1, "")
+        self._graph.apply(_ENGINE, [hello])
+        self._pressing = max(1, int(self.planning.pressing_share * capacity))
+
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
-        self._free.update(dict.fromkeys(blocks))
+        self._free.update(dict.fromkeys(blocks, now))
 
     def reused(self, blocks: Sequence[int]) -> None:
         for block in blocks:
@@ -81,7 +101,8 @@ class GraphOrder(EvictionOrder):
         self._refresh(now)
         taken: list[int] = []
         while len(taken) < count and (block := self._next_ranked()) is not None:
-            if block in self._free:
+            # What was used since the ranking's moment is not in it.
+            if self._free.get(block, math.inf) <= self._known_of:
                 del self._free[block]
                 taken.append(block)
         taken.extend(self._free.popitem(last=False)[0] for _ in range(count - len(taken)))
@@ -89,6 +110,7 @@ class GraphOrder(EvictionOrder):
 
     def started(self, request: int, hit: int, new: Sequence[int], now: float) -> None:
         self._news.append(_News(now, self._teller.started(request, hit)))
+        self._stored += len(new)
         if new:
             self._news.append(_News(now, self._teller.stored(request, hit), new))
 
@@ -108,12 +130,16 @@ class GraphOrder(EvictionOrder):
         return self._slice.pop() if self._slice else None
 
     def _refresh(self, now: float) -> None:
-        """Rank as of the last tick, if nobody did yet."""
+        """Rank as of the last tick if nobody did yet, or as of now if much was stored since."""
         tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
-        if tick <= self._tick:
-            return
-        self._tick = tick
-        self._catch_up(tick)
+        if self._stored >= self._pressing:
+            self._rank(now, now - self.planning.pressing_delay_s)
+        elif tick > self._tick:
+            self._rank(tick, tick - self.planning.delay_s)
+
+    def _rank(self, tick: float, known_of: float) -> None:
+        self._tick, self._known_of, self._stored = tick, known_of, 0
+        self._catch_up(known_of)
         self._now = tick
         self._ranking = self._graph.rank(_ENGINE, self.planning.max_ranked).order
         self._slice = []

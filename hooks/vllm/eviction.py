@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MAX_WINDOW: Final = 4096
 _SCAN_PER_VICTIM: Final = 2  # ranked keys looked at for each victim wanted, at most, in one step
-_UNTOLD_S: Final = 0.2  # how long events wait for the client's next tick: no ranking knows of them
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 
 
@@ -129,7 +128,7 @@ class FreeQueueArranger:
         if self._many_blanks_ahead():
             return True
         if self._window_is_due():
-            self._lay_window(ranking.ts)
+            self._lay_window(ranking.known_of)
         return self._far_blank is not None or (
             self._half_way is not None and len(self._window) // 2 >= self._blocks_per_step
         )
@@ -181,11 +180,10 @@ class FreeQueueArranger:
     def _holds(self, key: int, block: KVCacheBlock) -> bool:
         return self._index.find(key) is block
 
-    def _lay_window(self, as_of: float) -> None:
+    def _lay_window(self, known_of: float) -> None:
         blanks = self._count_blanks()
         if blanks is None:
             return
-        known_of = as_of - _UNTOLD_S
         window = {
             i: (key, block)
             for i, (key, block) in self._window.items()

@@ -94,6 +94,7 @@ class EngineObserver:
         stated: Callable[[Sequence[int]], None] = _nobody_asks,
         adapted: Callable[[Sequence[int]], None] = _nobody_asks,
     ) -> None:
+        self.stored = 0  # blocks, since the start
         self._pool = pool
         self._group = group
         self._index = index
@@ -207,6 +208,7 @@ class EngineObserver:
         hashes = request.block_hashes
         _, meaning = self._running.get(request.request_id, (request, NO_MEANING))
         scale = self._group.scale
+        self.stored += end - first
         packed = pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale])
         if request.lora_request is not None:
             self._adapted(unpack(packed))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import vllm
 
+from ...graph.advice import PRESSING_SHARE
 from ...graph.events import AdviceApplied, AnyEvent, EngineHello
 from ..client import AdvisorClient, ClientOptions
 from ..tiers.jobs import TierAnswer, TierWork
@@ -69,6 +70,8 @@ class SchedulerSide:
         self.observer = EngineObserver(
             pool, group, self.index, listeners, self.client.emit, self.arranger.stated, *adapted
         )
+        self._told_of = 0
+        self._pressing = max(1, int(PRESSING_SHARE * pool.num_gpu_blocks))
         self.tap.freed = self.arranger.freed
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
@@ -119,6 +122,9 @@ class SchedulerSide:
         """
         self.observer.blocks_changed(self.tap.take())
         self.observer.requests_preempted(preempted)
+        if self.observer.stored - self._told_of >= self._pressing:
+            self._told_of = self.observer.stored
+            self.client.nudge()
         ranking = self.client.ranking()
         self.arranger.step(ranking, self.client.remembered(), self.client.linked_since)
         if self.bridge is None:

@@ -1,0 +1,101 @@
+"""How fast each session returns: a prior, the pace of this traffic, and what it taught."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ...graph.sessions import SessionTable
+from .hazard import AGES, OLDEST, Floats, ReturnModel, Singles, gittins
+from .pace import Pace
+from .prior import Prior, load_prior
+from .waits import Sessions, Waits, at_pace, features, stranger
+
+_WAITS_A_STEP: Final = 2  # that begin, for one step of learning; chosen
+_MOST_STEPS: Final = 8  # in one look
+_FEW_WAITS: Final = 64
+_COHORT: Final = 7200.0  # model seconds that are learned from
+# Of Adam, and how strongly weights are drawn to the prior, in waits: at the prior's own pace, and
+# at another by a factor of e or more, where the traffic is another too. Chosen on traffic of both
+# kinds.
+_STEPS: Final = (2e-4, 1e-3)
+_PULLS: Final = (1000.0, 30.0)
+_STALE: Final = 32  # steps of learning after which what was computed of a session is renewed
+_RENEWED: Final = 256  # sessions at most in one look
+
+
+class Returns:
+    """Rates of return by session row; learns in ``observe``."""
+
+    def __init__(self, prior: Prior | None = None) -> None:
+        prior = prior or load_prior()
+        self._pace = Pace(prior.pause)
+        self._waits = Waits()
+        self._model = ReturnModel(prior.scales, prior.weights, step=_STEPS[0], pull=_PULLS[0])
+        self._learned = 0  # of the waits that began
+        self._steps = 0
+        self._log_rates: Singles = np.zeros((0, len(AGES) - 1), dtype=np.float32)  # by session
+        self._since = np.empty(0)  # the wait that they are of
+        self._as_of = np.empty(0, dtype=np.int64)  # steps of learning when they were computed
+
+    @property
+    def speed(self) -> float:
+        """How many seconds of the model one second here is."""
+        return float(np.exp(self._pace.log_speed))
+
+    def observe(self, sessions: SessionTable, now: float) -> None:
+        """Notice who waits and who returned; learn as much as there is news."""
+        self._pace.note(self._waits.observe(sessions))
+        steps = (self._waits.begun - self._learned) // _WAITS_A_STEP
+        if not steps or self._waits.begun < _FEW_WAITS:
+            return
+        self._learned = self._waits.begun
+        known, age, returned, weight = self._waits.cohort(now, _COHORT / self.speed)
+        if not len(age):
+            return
+        steps = min(steps, _MOST_STEPS)
+        self._trust_the_prior()
+        self._steps += steps
+        self._model.learn(self._paced(known), age * self.speed, returned, weight, steps)
+
+    def rates(self, sessions: SessionTable, rows: Sessions, now: float) -> Floats:
+        """float64 ``[n]``, 1/model second: how fast each idle session returns from now on."""
+        self._renew(sessions, rows)
+        age = np.maximum(0.0, now - sessions.last_seen[rows]) * self.speed
+        rates = np.exp(self._log_rates[rows], dtype=np.float64)
+        return gittins(rates, np.minimum(age, OLDEST - 1e-3))
+
+    def stranger_rate(self, age: Floats) -> Floats:
+        """float64 ``[n]``: of blocks that no session claims: as of a first turn of nobody's."""
+        known = self._model.index(np.repeat(stranger(), len(AGES), axis=0), AGES)
+        return np.asarray(np.interp(np.minimum(age * self.speed, OLDEST), AGES, known))
+
+    def _trust_the_prior(self) -> None:
+        """As much as this traffic goes at the prior's pace."""
+        other = min(1.0, abs(self._pace.log_speed))
+        self._model.step = _between(_STEPS, other)
+        self._model.pull = _between(_PULLS, other)
+
+    def _renew(self, sessions: SessionTable, rows: Sessions) -> None:
+        """Compute the rates of sessions that began to wait, and some of those that are stale."""
+        more = sessions.size - len(self._since)
+        if more > 0:
+            blank = np.zeros((more, self._log_rates.shape[1]), dtype=np.float32)
+            self._log_rates = np.append(self._log_rates, blank, axis=0)
+            self._since = np.append(self._since, np.full(more, np.nan))
+            self._as_of = np.append(self._as_of, np.zeros(more, dtype=np.int64))
+        fresh = rows[self._since[rows] != sessions.last_seen[rows]]
+        stale = rows[self._as_of[rows] + _STALE < self._steps][:_RENEWED]
+        due = np.union1d(fresh, stale)
+        if len(due):
+            self._log_rates[due] = self._model.log_rates(self._paced(features(sessions, due)))
+            self._since[due], self._as_of[due] = sessions.last_seen[due], self._steps
+
+    def _paced(self, known: Singles) -> Singles:
+        return at_pace(known, self._pace.log_speed)
+
+
+def _between(ends: tuple[float, float], share: float) -> float:
+    """Geometrically, from the first to the second."""
+    return ends[0] ** (1.0 - share) * ends[1] ** share
