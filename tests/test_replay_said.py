@@ -188,5 +188,6 @@ def test_default_is_what_a_sidecar_runs_unconfigured() -> None:
 def test_all_runs_no_policy_twice() -> None:
     names = arm_names()
     assert "default" not in names
+    assert [name for name in names if name.endswith("+hints")] == [f"{DEFAULT}+hints"]
     assert [names.count(name) for name in POLICIES] == [1] * len(POLICIES)
     assert len(names) == len(set(names))

@@ -88,12 +88,11 @@ BOUNDS: Final = ("belady-pool", "belady", "infinite-multi-turn", "infinite")
 def arm_names() -> list[str]:
     """What ``all`` means here: baselines, then graph policies, then bounds.
 
-    Every graph policy can be told what callers say, but a table shows that for the last one only:
+    Every graph policy can be told what callers say, but a table shows that for the default only:
     what hints are worth is seen there, and graph policies take most of a table's time. The default
     stands there under its own name.
     """
-    graph = list(POLICIES)
-    graph.append(graph[-1] + HINTS)
+    graph = [*(name for name in POLICIES if name not in ORDERS), DEFAULT + HINTS]
     online = [name for name in {**ORDERS, **FAST} if name not in BOUNDS]
     if not is_installed():
         online = [name for name in online if name not in ALGORITHMS]
