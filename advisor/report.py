@@ -60,12 +60,16 @@ def _summary(status: Mapping[str, Any]) -> RenderableType:
     return facts_report(title, facts)
 
 
+_ENGINE_COLUMNS = ("name", "model", "state", "ranks", "resident", "ranking age", "moved",
+                   "dropped", "gaps")  # fmt: skip
+
+
 def _engines(engines: list[Mapping[str, Any]]) -> RenderableType:
     if not engines:
         return Text("no engine is connected")
     table = Table(title="engines", title_justify="left")
-    for column in ("name", "model", "state", "resident", "ranking age", "moved", "dropped", "gaps"):
-        numeric = column not in ("name", "model", "state")
+    for column in _ENGINE_COLUMNS:
+        numeric = column not in ("name", "model", "state", "ranks")
         table.add_column(column, justify="right" if numeric else "left")
     for engine in engines:
         graph = engine["graph"] or {}
@@ -74,6 +78,7 @@ def _engines(engines: list[Mapping[str, Any]]) -> RenderableType:
             engine["name"],
             engine["model"],
             engine["state"],
+            _ruler(engine["ruling"]),
             graph.get("resident", 0),
             _seconds(engine["ranking_age_s"]),
             applied.get("moved", "-"),
@@ -82,6 +87,14 @@ def _engines(engines: list[Mapping[str, Any]]) -> RenderableType:
         )
         table.add_row(*map(plain, cells))
     return table
+
+
+def _ruler(ruling: Mapping[str, Any] | None) -> str:
+    """Who ranks, and by how many blocks the policy is ahead of LRU of late."""
+    if ruling is None:
+        return "policy"
+    name = "policy" if ruling["policy_rules"] else "LRU"
+    return f"{name} (policy {ruling['ahead']:+,.0f} blocks)"
 
 
 def _layers(engines: list[Mapping[str, Any]]) -> RenderableType:

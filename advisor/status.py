@@ -131,6 +131,7 @@ class StatusBoard:
             ranked_protected=len(ranking.protected) if ranking else 0,
             graph=(known := stats.engines.get(peer.engine)),
             tiers=known.tiers if known else None,
+            ruling=self._graph.ruling(peer.engine),
         )
 
     def _observed(self, stats: GraphStats) -> Iterable[EngineStatus]:

@@ -52,6 +52,13 @@ def _engines(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
     age = GaugeMetricFamily("kvgraph_ranking_age_seconds", "Age of its ranking", labels=["engine"])
     blocks = GaugeMetricFamily("kvgraph_resident_blocks", "Blocks in its prefix cache",
                                labels=["engine", "layer"])  # fmt: skip
+    rules = GaugeMetricFamily("kvgraph_policy_rules", "1 while the policy ranks, 0 while LRU does",
+                              labels=["engine"])  # fmt: skip
+    ahead = GaugeMetricFamily("kvgraph_policy_ahead_blocks",
+                              "Blocks that the policy found more than LRU, lately",
+                              labels=["engine"])  # fmt: skip
+    changes = CounterMetricFamily("kvgraph_ruling_changes", "Times that LRU and policy changed",
+                                  labels=["engine"])  # fmt: skip
     gaps = CounterMetricFamily("kvgraph_sequence_gaps", "Gaps in its events", labels=["engine"])
     for engine in engines:
         label = [_cut(engine.id)]
@@ -62,9 +69,13 @@ def _engines(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
         gaps.add_metric(label, engine.gaps)
         if engine.ranking_age_s is not None:
             age.add_metric(label, engine.ranking_age_s)
+        if engine.ruling is not None:
+            rules.add_metric(label, int(engine.ruling.policy_rules))
+            ahead.add_metric(label, engine.ruling.ahead)
+            changes.add_metric(label, engine.ruling.changes)
         for layer, count in (engine.graph.layers if engine.graph else {}).items():
             blocks.add_metric([*label, layer], count)
-    yield from (info, state, age, blocks, gaps)
+    yield from (info, state, age, blocks, rules, ahead, changes, gaps)
 
 
 def _tiers(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:

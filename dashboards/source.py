@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ..graph.errors import KvGraphError
 from ..graph.events import TierReport
+from ..graph.policy import Ruling
 from ..graph.stats import EngineStats, GraphStats
 
 
@@ -26,6 +27,7 @@ class EngineStatus:
             ``partial``, ``degraded``: some of its history was lost and could not be had again.
         ranking_age_s: Seconds since the ranking that it was sent last was true; None: none yet.
         tiers: What its colder tiers hold and did; None without any.
+        ruling: Whether the policy or LRU ranks its blocks; None where nobody watches that.
     """
 
     id: str
@@ -43,6 +45,7 @@ class EngineStatus:
     ranked_protected: int
     graph: EngineStats | None
     tiers: TierReport | None
+    ruling: Ruling | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from .errors import GraphError
 from .events import AdviceApplied, AnyEvent, EngineHello, Pressure, TierReport
 from .ingest import Ingest
 from .integrity import check_integrity
-from .policy import Policy, Referee
+from .policy import Policy, Referee, Ruling
 from .prefetch import prefetch_candidates
 from .scoring import ClassicPolicy, LruPolicy, Ranking, ScoreProfile, rank, whole_scores
 from .stats import GraphStats, graph_stats
@@ -104,6 +104,12 @@ class KVCacheGraph:
         if column is not None:
             self._ingest.forget_engine(column)
             self.version += 1
+
+    def ruling(self, engine: str) -> Ruling | None:
+        """Who ranks this engine's blocks; None without a referee, or before it saw the engine."""
+        if self.referee is None:
+            return None
+        return self.referee.rulings().get(self.tables.engines.get(engine, NO_ROW))
 
     def turnover(self, engine: str) -> tuple[int, int]:
         """Blocks that an engine ever stored, and those of its pool (0: it never said)."""

@@ -8,6 +8,7 @@ every policy (superseded first, protected last, a chain tail first) are laid ove
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +48,21 @@ class Policy(Protocol):
         """What the score of one block row is made of, for people; changes nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """Who ranks an engine's blocks, for people.
+
+    Attributes:
+        policy_rules: Else LRU does.
+        ahead: Blocks that the policy found more than LRU, lately; negative where LRU found more.
+        changes: How often the rule changed hands.
+    """
+
+    policy_rules: bool
+    ahead: float
+    changes: int
+
+
 class Referee(Protocol):
     """Says whether a policy may rank, engine by engine; else the engine's own order holds.
 
@@ -62,3 +78,6 @@ class Referee(Protocol):
 
     def trusts(self, engine: int) -> bool:
         """Whether the policy ranks this engine's blocks now."""
+
+    def rulings(self) -> dict[int, Ruling]:
+        """Who rules each engine that is watched, by residency column."""

@@ -57,9 +57,11 @@ def work(turns: int = 4) -> list[Json]:
     return grown
 
 
-def lines_of(sessions: Sequence[Session], signals: Signals = Signals.NONE) -> list[Json]:
+def lines_of(
+    sessions: Sequence[Session], signals: Signals = Signals.NONE, **options: bool
+) -> list[Json]:
     requests = lay_over_users(sessions, 2, 4 * 3600.0, 1)
-    return list(trace_lines(requests, 512, signals, 1))[1:]
+    return list(trace_lines(requests, 512, signals, 1, **options))[1:]
 
 
 def test_reads_a_directory_gzipped_or_not(tmp_path: Path) -> None:
@@ -286,13 +288,14 @@ def test_what_callers_say_is_a_choice(tmp_path: Path) -> None:
         Signals.NONE: set(),
         Signals.ENDS: {"ended"},
         Signals.STOPS: {"waiting_for_tool"},
-        Signals.ALL: set(fields),
+        Signals.ALL: {"ended", "waiting_for_tool", "expected_return_s"},
     }
     first = [line for line in lines_of(sessions, Signals.ALL) if line["session"] == "a"]
     assert [line.get("waiting_for_tool") for line in first] == [True, True, None, True, True, False]
     assert [line.get("ended", False) for line in first] == [False] * 5 + [True]
     assert ["expected_return_s" in line for line in first] == [True, True, False, True, True, False]
-    assert first[0]["layers"] == [("capabilities", 0, 1024), ("rules", 1024, 1624)]
+    layered = lines_of(sessions, Signals.NONE, with_layers=True)
+    assert layered[0]["layers"] == [("capabilities", 0, 1024), ("rules", 1024, 1624)]
 
 
 def test_pauses_are_told_within_a_factor(tmp_path: Path) -> None:

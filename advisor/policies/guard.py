@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from ...graph.blocks import Picked
-from ...graph.policy import Scores
+from ...graph.policy import Ruling, Scores
 from ...graph.tables import Tables
 from ...graph.walks import Walk
 from .shadow import LruShadow, RankedShadow
@@ -26,20 +26,6 @@ logger = logging.getLogger(__name__)
 _MEMORY: Final = 40.0  # pools' worth of walked blocks over which evidence fades by half
 _SURE: Final = 1.0  # standard deviations by which one must be ahead
 _AHEAD: Final = 0.02  # … and by this share of a pool's blocks
-
-
-class Ruling(NamedTuple):
-    """Who ranks an engine's blocks, for people.
-
-    Attributes:
-        policy_rules: Else LRU does.
-        ahead: Blocks that the policy found more than LRU, lately; negative where LRU found more.
-        changes: How often the rule changed hands.
-    """
-
-    policy_rules: bool
-    ahead: float
-    changes: int
 
 
 class Guard:

@@ -31,6 +31,7 @@ def learn_prior(
     sessions: Sequence[Session],
     *,
     steps: int = STEPS,
+    seed: int = 0,
     progress: Callable[[int], None] = lambda steps: None,
 ) -> Prior:
     """What these sessions teach; deterministic.
@@ -38,15 +39,14 @@ def learn_prior(
     Each session is learned from as callers of every kind would show it: who says nothing, who
     says why answers ended, and who also says roughly how long a tool will take.
     """
-    whole = recorded_waits(sessions)
+    whole = recorded_waits(sessions, seed)
     blind = np.array(whole.features)
     blind[:, [*STOP_FEATURES, STATED_FEATURE]] = np.nan
     stops = np.array(whole.features)
     stops[:, STATED_FEATURE] = np.nan
     known = np.concatenate([blind, stops, whole.features])
     age, returned, weight = (np.tile(each, 3) for each in whole[1:])
-    scales = np.stack([np.nanmean(known, axis=0), np.nanstd(known, axis=0) + 1e-6])
-    model = ReturnModel(scales.astype(np.float32), step=_STEP, pull=_PULL)
+    model = ReturnModel(_scales(known), step=_STEP, pull=_PULL)
     for done in range(0, steps, _STRIDE):
         warm = min(1.0, (done + _STRIDE) / (0.2 * steps))
         model.step = _STEP * warm * 0.5 * (1 + np.cos(np.pi * done / steps))
@@ -54,6 +54,15 @@ def learn_prior(
         progress(done)
     pauses = np.log(np.maximum(whole.age[whole.returned], 0.01))
     return Prior(model.scales, model.weights, float(pauses.mean()))
+
+
+def _scales(known: Features) -> Features:
+    """float32 ``[2, features]``: mean and spread; 0 and 1 of what nobody ever told."""
+    told = ~np.isnan(known).all(axis=0)
+    scales = np.stack([np.zeros(known.shape[1]), np.ones(known.shape[1])])
+    scales[0, told] = np.nanmean(known[:, told], axis=0)
+    scales[1, told] = np.nanstd(known[:, told], axis=0) + 1e-6
+    return scales.astype(np.float32)
 
 
 def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Cohort:

@@ -25,7 +25,7 @@ class Signals(StrEnum):
     STOPS = "stops"
     """Why answers ended, which an engine could see by itself."""
     ALL = "all"
-    """Ends, why answers ended, roughly how long a tool takes, and where the prompt's parts lie."""
+    """Ends, why answers ended, and roughly how long a tool takes."""
 
 
 def waiting_for_tool(request: FleetRequest) -> bool | None:

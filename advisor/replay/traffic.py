@@ -17,9 +17,17 @@ from .signals import Signals, layers, rough_return_s, waiting_for_tool
 
 
 def trace_lines(
-    requests: Sequence[FleetRequest], block_size: int, signals: Signals, seed: int
+    requests: Sequence[FleetRequest],
+    block_size: int,
+    signals: Signals,
+    seed: int,
+    *,
+    with_layers: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """The header and a line a request.
+
+    Args:
+        with_layers: Callers also say where the parts of a prompt's head lie.
 
     Raises:
         ReplayError: ``block_size`` is no multiple of the recorded one.
@@ -34,6 +42,7 @@ def trace_lines(
             "output_length": turn.output_tokens,
             "session": request.run,
             **_said(request, signals, seed),
+            **({"layers": layers(request)} if with_layers else {}),
             "hash_ids": numbers.prompt(request),
             "output_hash_ids": numbers.answer(request),
         }
@@ -76,5 +85,4 @@ def _said(request: FleetRequest, signals: Signals, seed: int) -> dict[str, Any]:
         said["waiting_for_tool"] = waiting_for_tool(request)
     if signals is Signals.ALL:
         said["expected_return_s"] = rough_return_s(request, seed)
-        said["layers"] = layers(request)
     return {name: value for name, value in said.items() if value is not None}

@@ -19,6 +19,9 @@ def traffic(
     seed: Annotated[int, typer.Option(help="Of the order, and of what callers guess.")] = 1,
     block: Annotated[int, typer.Option(min=1, max=65_535, help="Tokens a block.")] = 512,
     signals: Annotated[Signals, typer.Option(help="What callers say.")] = Signals.NONE,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="They also say what is tool schema and what is rules.")
+    ] = False,
 ) -> None:
     """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
     from .fleet import lay_over_users
@@ -32,6 +35,7 @@ def traffic(
         status.update("laying them over users")
         requests = lay_over_users(found, users, hours * 3600, seed)
         status.update(f"writing {out.name}")
-        write_trace(trace_lines(requests, block, signals, seed), out)
+        lines = trace_lines(requests, block, signals, seed, with_layers=layers)
+        write_trace(lines, out)
     runs = len({request.run for request in requests})
     typer.echo(f"{len(requests):,} requests of {runs:,} sessions written to {out}", err=True)
