@@ -21,7 +21,7 @@ from .ingest import Ingest
 from .integrity import check_integrity
 from .policy import Policy, Referee, Ruling
 from .prefetch import prefetch_candidates
-from .scoring import ClassicPolicy, LruPolicy, Ranking, ScoreProfile, rank, whole_scores
+from .scoring import ClassicPolicy, LruPolicy, Ranking, ScoreProfile, Weighted, rank, whole_scores
 from .stats import GraphStats, graph_stats
 from .tables import GraphLimits, Tables
 from .types import MAX_ENGINES, NO_ROW, BlockKey, Keys, as_keys
@@ -70,8 +70,8 @@ class KVCacheGraph:
     @profile.setter
     def profile(self, profile: ScoreProfile) -> None:
         self._profile = profile
-        if isinstance(self.policy, ClassicPolicy):
-            self.policy = ClassicPolicy(profile)
+        if isinstance(self.policy, Weighted):
+            self.policy.profile = profile
 
     @property
     def counters(self) -> Counter[str]:

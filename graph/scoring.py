@@ -7,7 +7,7 @@ or visits a block at a time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ Term = list[tuple[float, npt.NDArray[Any]]]
 # Of equal scores the deeper block goes first, as when vLLM frees a request tail first.
 _DEPTH_TIE: Final = 1e-5
 _NEVER: Final = -np.inf
+_GRAPH_TERMS: Final = ("degree", "edge_weight", "importance")
 
 _DEFAULT_EDGE_TYPES: Final = {
     EdgeType.PREFIX_SHARE: 1.0,
@@ -102,6 +103,25 @@ def score_terms(
         "hit_count": [(profile.hit_count, picked.of(blocks.hit_count))],
         "session_credit": [(profile.session_credit, _credit(tables, profile, picked, now))],
     }
+
+
+@runtime_checkable
+class Weighted(Protocol):
+    """A policy that heeds the configured weights; assign others while it runs."""
+
+    profile: ScoreProfile
+
+
+def graph_worth(
+    tables: Tables, profile: ScoreProfile, picked: Picked, now: float
+) -> npt.NDArray[np.float64]:
+    """float64 ``[len(picked)]``: points for what the graph knows beside time: edges, importance."""
+    worth = np.zeros(len(picked))
+    terms = score_terms(tables, profile, picked, now)
+    for name in _GRAPH_TERMS:
+        for weight, values in terms[name]:
+            worth -= weight * values
+    return worth
 
 
 class ClassicPolicy:

@@ -201,3 +201,19 @@ def test_configuration_names_the_policy() -> None:
     assert isinstance(classic, ClassicPolicy)
     assert classic.profile is weights
     assert PolicyConfig(name="lifecycle").policy(weights).name == "lifecycle"
+
+
+def test_weights_steer_and_cannot_drown_time() -> None:
+    """Importance decides between equals, by the configured weight; never against who returns."""
+    world = World()
+    low = Segment(int(SourceLayer.CONTEXT), 0, SIZE, 0.0)
+    high = Segment(int(SourceLayer.CONTEXT), 0, SIZE, 1.0)
+    world.turn("a", 1, segments=(high,))
+    world.turn("b", 2, segments=(low,))
+    assert world.order() == [2, 1]
+    world.graph.profile = ScoreProfile(importance=20.0)
+    assert world.order() == [1, 2]
+    world.graph.profile = ScoreProfile(importance=-1e6)
+    world.wait(3000)
+    world.turn("fresh", 3, segments=(low,))
+    assert world.order()[-1] == 3

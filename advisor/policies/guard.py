@@ -22,7 +22,7 @@ from .shadow import LruShadow, RankedShadow
 
 logger = logging.getLogger(__name__)
 
-# All chosen, on generated and recorded traffic of several kinds; results are flat around them.
+# All chosen, with generated and recorded traffic of several kinds in sight.
 _MEMORY: Final = 40.0  # pools' worth of walked blocks over which evidence fades by half
 _SURE: Final = 1.0  # standard deviations by which one must be ahead
 _AHEAD: Final = 0.02  # … and by this share of a pool's blocks

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ...graph.blocks import Picked
 from ...graph.policy import Scores
+from ...graph.scoring import ScoreProfile, graph_worth
 from ...graph.tables import Tables
 from ...graph.types import BlockFlag, Rows, SessionState
 from .hazard import Floats
@@ -21,6 +22,10 @@ _DEPTH_TIE: Final = 1e-5
 _OFF_CHAIN: Final = 4.0  # natural logarithm of how much less a block off the chain is worth
 _LEAST_RATE: Final = 1e-9  # 1/s
 _RUNNING_RATE: Final = 10.0  # 1/s: its blocks are in use
+# What the graph knows beside time is a bounded factor: it steers and cannot drown time. All chosen.
+_STEER: Final = 0.35  # natural logarithm of the most that it counts, either way
+_WORTH: Final = 40.0  # points of the configured weights at which it counts three quarters of that
+_USUAL_WORTH: Final = 10.0  # points of an ordinary block of a conversation
 _IDLE_FACTOR: Final = 10.0  # how much longer silence counts against a shared block than its pace
 
 
@@ -29,13 +34,15 @@ class LifecyclePolicy:
 
     The rate (``Returns``) starts from what recorded agents teach and is learned from the sessions
     of this very sidecar. Blocks that several sessions share have a rate of their own, from how
-    often they are walked. The score is ``-1000 · ln(rate)``, so that a factor of e in the rate is
+    often they are walked. Edges and importance, by the configured weights, are a bounded factor of
+    the rate. The score is ``-1000 · ln(rate)``, so that a factor of e in the rate is
     a thousand points.
     """
 
     name: Final = "lifecycle"
 
-    def __init__(self) -> None:
+    def __init__(self, profile: ScoreProfile | None = None) -> None:
+        self.profile = profile or ScoreProfile()
         self._returns = Returns()
 
     def observe(self, tables: Tables, engine: int, now: float) -> None:
@@ -48,7 +55,13 @@ class LifecyclePolicy:
         scores -= self._claims(tables, picked, now)
         self._score_shared(scores, tables, picked, now)
         scores += _SCALE * _OFF_CHAIN * ~_on_chain(tables, picked)
+        scores -= self._steered(tables, picked, now)
         return scores
+
+    def _steered(self, tables: Tables, picked: Picked, now: float) -> Floats:
+        """float64 ``[len(picked)]``: what edges and importance add, by the configured weights."""
+        worth = graph_worth(tables, self.profile, picked, now)
+        return np.asarray(_SCALE * _STEER * np.tanh((worth - _USUAL_WORTH) / _WORTH))
 
     def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
         """The score's parts: the session's rate of return, sharing, its place in the chain."""
@@ -59,6 +72,7 @@ class LifecyclePolicy:
         return {
             "return_rate": float(own[0]),
             "sharing": float(shared[0] - own[0]),
+            "graph": -float(self._steered(tables, only, now)[0]),
             "off_chain": 0.0 if _on_chain(tables, only)[0] else _SCALE * _OFF_CHAIN,
         }
 

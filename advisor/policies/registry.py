@@ -14,7 +14,7 @@ DEFAULT: Final = "lifecycle"
 
 POLICIES: Final[dict[str, Callable[[ScoreProfile | None], Policy]]] = {
     "classic": ClassicPolicy,
-    "lifecycle": lambda profile: LifecyclePolicy(),
+    "lifecycle": LifecyclePolicy,
     "lru": lambda profile: LruPolicy(),
 }
 
