@@ -25,6 +25,7 @@ from kvgraph.hooks.tiers.jobs import Job, JobDone, Load, Spill, TierAnswer, Tier
 from kvgraph.hooks.tiers.settings import TierSettings
 
 BLOCK_BYTES = 2 * 2 * BLOCK_SIZE * 8 * 4  # two layers; K and V; one head of 8 floats
+STEP_S = 0.05  # what a step takes by the engine's own clock, as a batch does on a GPU
 
 Content = tuple[bytes, int] | None  # whose bytes, under which weights; None: torn or never written
 
@@ -100,7 +101,11 @@ class Turn:
 
 
 class Engine:
-    """vLLM's scheduler, as far as pool and connector see it."""
+    """vLLM's scheduler, as far as pool and connector see it.
+
+    Attributes:
+        now: Seconds. Only steps move it on, so that a run depends on nothing but what is asked.
+    """
 
     def __init__(self, blocks: int = 17, warm: int = 32, cold: int = 0, **options: Any) -> None:
         self.pool = new_pool(blocks)
@@ -113,6 +118,8 @@ class Engine:
         settings = TierSettings(warm * BLOCK_BYTES, cold * BLOCK_BYTES, directory, **options)
         self.side = scheduler_side(self.pool, settings)
         self.bridge = self.side.bridge
+        self.now = time.monotonic()
+        self.bridge.shelves.clock = lambda: self.now
         self.bridge.shelves.costs.worth_loading = lambda *_: True
         self.bridge.answered(TierAnswer(starts=(WorkerStart(warm, cold),)))
 
@@ -148,6 +155,7 @@ class Engine:
 
     def step(self) -> None:
         """One engine step; jobs that it gives out are begun, none is done."""
+        self.now += STEP_S
         written: list[tuple[Any, bytes]] = []
         for turn in self.turns:
             if turn.state == "waiting":

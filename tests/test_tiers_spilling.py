@@ -9,7 +9,7 @@ import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.events import CopiesDropped
 from kvgraph.hooks.tiers.jobs import Sink, Spill, TierAnswer, WorkerStart
-from pool_engine import Engine, keys, prompt
+from pool_engine import Engine, Turn, keys, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -119,6 +119,27 @@ def test_a_failed_spill_is_counted_and_gives_its_room_back() -> None:
         engine.worker.finish_all()
         engine.step()
     assert engine.directory.room + engine.directory.warm_blocks == 4
+
+
+def test_after_a_copy_that_failed_none_is_begun_for_a_second() -> None:
+    """By the engine's clock, and not longer: what is evicted meanwhile is lost."""
+    engine = Engine(blocks=33)
+    engine.serve(prompt(4, 1))
+    while not engine.counts.spill_failed:
+        engine.end(ask_and_step(engine))
+        engine.worker.finish_all(failed=range(64))
+    failed_at = engine.now
+    while not engine.worker.open:
+        engine.end(ask_and_step(engine))
+    assert 1.0 <= engine.now - failed_at < 1.5
+    engine.settle()
+    engine.check_whole()
+
+
+def ask_and_step(engine: Engine) -> Turn:
+    turn = engine.ask(prompt(4, round(1000 * engine.now)))
+    engine.step()
+    return turn
 
 
 def test_full_memory_gives_up_what_the_advice_says_first() -> None:
