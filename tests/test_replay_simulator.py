@@ -247,3 +247,36 @@ def test_a_trace_head_knows_nothing_of_the_rest() -> None:
     assert all(a <= b for a, b in pairwise(head.at.tolist()))
     assert head.last.sum() == len(set(head.session.tolist()))
     assert lru_hits(head, 80).tolist() == lru_hits(trace, 80)[:100].tolist()
+
+
+def agents_trace(users: int, turns: int, seed: int) -> Trace:
+    """Users who work in parallel: contexts grow, are compacted at times, and pauses vary widely."""
+    rng, fresh = random.Random(seed), iter(range(10_000_000))
+    contexts = [[next(fresh) for _ in range(rng.randrange(20, 60))] for _ in range(users)]
+    events = []
+    for user in range(users):
+        at = 0.0
+        for _ in range(turns):
+            at += rng.lognormvariate(2.5, 1.5)
+            events.append((at, user))
+    chains, times = [], []
+    for at, user in sorted(events):
+        context = contexts[user]
+        if len(context) > 150:
+            del context[20:]
+        context += [next(fresh) for _ in range(rng.randrange(1, 8))]
+        chains.append(list(context))
+        times.append(at)
+    return make_trace(chains, times)
+
+
+@pytest.mark.parametrize("host", [250, 500, 1000, 2000])
+def test_tiers_compute_less_than_a_plain_host_tier_of_equal_bytes(host: int) -> None:
+    """Whatever is known of the traffic: by not keeping twice what the pool holds."""
+    trace = agents_trace(users=24, turns=60, seed=5)
+    computed = {}
+    for plain in (True, False):
+        tier = HostTier(host, plain=plain)
+        found = simulate(trace, [Instance(1000, LruOrder(), host=tier)])
+        computed[plain] = int(trace.matchable.sum() - found.hits.sum() - found.warmed.sum())
+    assert computed[False] < computed[True]

@@ -111,7 +111,7 @@ class DirectoryModel(RuleBasedStateMachine):
     @rule(chain=st.lists(BLOCKS, unique=True, max_size=6))
     def touch(self, chain: list[int]) -> None:
         hashes = [name(block) for block in chain]
-        self.directory.touch(hashes)
+        self.directory.used(hashes)
         used = [h for h in reversed(hashes) if h in self.warm]
         assert self.directory.warm_hashes()[len(self.warm) - len(used) :] == used
         self.cold = [h for h in self.cold if h not in hashes] + [
@@ -174,7 +174,7 @@ def test_a_chain_sinks_tail_first() -> None:
     chain = [name(number) for number in range(5)]
     for block_hash in chain:
         directory.complete(directory.begin(block_hash))
-    directory.touch(chain)
+    directory.used(chain)
     assert [copy.block_hash for copy in directory.victims(3, ())] == chain[:1:-1]
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.events import CopiesDropped
 from kvgraph.hooks.tiers.jobs import Sink, Spill, TierAnswer, WorkerStart
-from pool_engine import Engine, Turn, keys, prompt
+from pool_engine import Engine, Turn, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -161,14 +163,14 @@ def test_full_memory_gives_up_what_the_advice_says_first() -> None:
 
 
 def test_copies_sink_and_a_chain_comes_back_from_both() -> None:
-    engine = Engine(warm=16, cold=64)
-    first = engine.serve(prompt(6, 1))
+    engine = Engine(warm=64, cold=256)
+    first = engine.serve(prompt(4, 1))  # as many as a memory of 64 has room for at any time
     engine.push_out()
-    for number in range(4):
+    for number in range(16):
         engine.serve(prompt(4, 50 + number))
     assert engine.counts.sunk > 0
     assert all(h in engine.directory for h in first.request.block_hashes)
-    again = engine.serve(prompt(6, 1))
+    again = engine.serve(prompt(4, 1))
     assert again.computed <= 1
     engine.check_whole()
 
@@ -309,3 +311,51 @@ def test_a_write_to_the_disk_keeps_no_engine_awake() -> None:
     assert engine.worker.open
     assert not engine.side.busy
     engine.settle()
+
+
+def test_pool_and_memory_hold_different_blocks() -> None:
+    """Sessions in turn, more than the pool holds, fit into both; but not if memory is plain LRU."""
+    computed = {}
+    for plain in (False, True):
+        engine = Engine(blocks=257, warm=128, spill_all=plain)
+        sessions = range(42)  # 336 blocks
+        for seed in sessions:
+            engine.serve(prompt(8, seed))
+        computed[plain] = sum(engine.serve(prompt(8, seed)).computed for seed in sessions)
+    assert computed[False] <= 8
+    assert computed[True] >= 84
+
+
+def test_what_is_about_to_leave_keeps_its_copy() -> None:
+    engine = Engine(blocks=65, warm=64)
+    first = parked(engine, blocks=8)
+    back = engine.ask(prompt(8, 1))
+    engine.finish_loading(back)
+    assert back.loaded == 8
+    directory = engine.directory
+    assert all(directory.stands_twice(h) for h in first.request.block_hashes)
+    engine.end(back)
+    for number in range(6):
+        engine.serve(prompt(8, 2 + number))
+    assert not any(directory.stands_twice(h) for h in first.request.block_hashes)
+    assert all(h in directory for h in first.request.block_hashes)
+
+
+def test_who_never_copies_looks_at_a_bounded_stretch_of_the_queue_in_each_step() -> None:
+    """After steps of 16,000 tokens, 3,000 blocks ahead were looked at in each decode step."""
+    engine = Engine(blocks=6001, warm=6000)
+    spiller, looked = engine.bridge._spiller, list[int]()
+    look = spiller._lookout.look
+
+    def counting(*how: int) -> Iterator[Any]:
+        looked.append(0)
+        for found in look(*how):
+            looked[-1] += 1
+            yield found
+
+    spiller._lookout.look = counting
+    spiller.step(None, 1024, 0)
+    for _ in range(400):
+        spiller.step(None, 1, 0)
+    assert looked[0] <= 8 + 1024 + 64 + 2 * 1024
+    assert max(looked[1:]) <= 8 + 1 + 64 + 2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...graph.copy_order import CopyOrder
 from .orders import EvictionOrder
 
 
@@ -19,15 +19,16 @@ class Admission:
 
 
 class HostTier:
-    """Host memory below one or more instances: evicted blocks land here; LRU.
+    """Host memory below one or more instances: evicted blocks land here.
 
     Args:
         capacity: Blocks it holds.
+        plain: Least recently used; else what a live engine's tiers give up first.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, plain: bool = True) -> None:
         self._capacity = capacity
-        self._held: OrderedDict[int, None] = OrderedDict()
+        self._held: CopyOrder[int] = CopyOrder(plain)
 
     def __contains__(self, block: int) -> bool:
         return block in self._held
@@ -35,15 +36,16 @@ class HostTier:
     def store(self, blocks: Sequence[int]) -> None:
         """Keep copies of evicted blocks, the first of them the first to go."""
         for block in blocks:
-            self._held[block] = None
-            self._held.move_to_end(block)
-        while len(self._held) > self._capacity:
-            self._held.popitem(last=False)
+            if block in self._held:
+                self._held.leaves(block)
+            else:
+                self._held.add(block)
+            if len(self._held) > self._capacity:
+                self._held.discard(next(self._held.first()))
 
     def touch(self, blocks: Sequence[int]) -> None:
         """These copies were read; tail first, so that a chain loses its tail first here too."""
-        for block in reversed(blocks):
-            self._held.move_to_end(block)
+        self._held.used(blocks)
 
 
 class Instance:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
+from ...graph.copy_order import CopyOrder
 from ..keys import key_of
 
 
@@ -35,12 +35,16 @@ class CopyDirectory:
     Attributes:
         warm_capacity: Copies that fit into every worker's memory; 0 before they said so.
         cold_capacity: Records that fit on every worker's disk.
+
+    Args:
+        plain: Give up the least recently used copy first, whatever is known of it.
     """
 
-    def __init__(self, warm_capacity: int = 0, cold_capacity: int = 0) -> None:
+    def __init__(self, warm_capacity: int = 0, cold_capacity: int = 0, plain: bool = False) -> None:
         self.warm_capacity = warm_capacity
         self.cold_capacity = cold_capacity
-        self._warm: OrderedDict[bytes, Copy] = OrderedDict()  # least recently used first
+        self._warm: dict[bytes, Copy] = {}
+        self._order: CopyOrder[bytes] = CopyOrder(plain)  # of those in memory
         self._cold: OrderedDict[bytes, None] = OrderedDict()
         self._hashes: dict[int, bytes] = {}  # by the key that advice uses
         self._held = 0  # records in memory, complete or not
@@ -80,8 +84,8 @@ class CopyDirectory:
         return self._hashes.get(key)
 
     def warm_hashes(self) -> list[bytes]:
-        """Blocks in memory, least recently used first; safe to call from another thread."""
-        return list(self._warm)
+        """Blocks in memory, the first to go first; safe to call from another thread."""
+        return list(self._order)
 
     def cold_hashes(self) -> list[bytes]:
         """Blocks on disk, least recently used first; safe to call from another thread."""
@@ -115,6 +119,7 @@ class CopyDirectory:
             self._release(copy)
             return False
         self._warm[copy.block_hash] = copy
+        self._order.add(copy.block_hash)
         self._hashes[key_of(copy.block_hash)] = copy.block_hash
         return True
 
@@ -126,18 +131,25 @@ class CopyDirectory:
         """The copy did not become complete."""
         self._release(copy)
 
-    def touch(self, hashes: Sequence[bytes]) -> None:
-        """A chain was used: last to go now, and its tail before its head."""
+    def used(self, hashes: Sequence[bytes]) -> None:
+        """A request uses this chain in the pool; of its records on disk the tail goes first."""
+        self._order.used(hashes)
         for block_hash in reversed(hashes):
-            if block_hash in self._warm:
-                self._warm.move_to_end(block_hash)
             if block_hash in self._cold:
                 self._cold.move_to_end(block_hash)
 
+    def leaves(self, block_hash: bytes) -> None:
+        """The pool is about to lose this block, or lost it: its copy is wanted now."""
+        self._order.leaves(block_hash)
+
+    def stands_twice(self, block_hash: bytes) -> bool:
+        """Whether the block is in use in the pool, as far as we heard."""
+        return self._order.stands_twice(block_hash)
+
     def victims(self, count: int, first: Iterable[bytes]) -> list[Copy]:
-        """Copies in memory to give up or sink: ``first`` in its order, then the least recent."""
+        """Copies in memory to give up or sink; ``first`` is advice, see ``CopyOrder``."""
         found: dict[int, Copy] = {}
-        for block_hash in chain(first, self._warm):
+        for block_hash in self._order.first(first):
             if len(found) >= count:
                 break
             copy = self._warm.get(block_hash)
@@ -149,6 +161,7 @@ class CopyDirectory:
         """Give up a complete copy; its memory is free once the jobs that have it are done."""
         if self._warm.get(copy.block_hash) is copy:
             del self._warm[copy.block_hash]
+            self._order.discard(copy.block_hash)
             self._forget_key(copy.block_hash)
             if not copy.pins:
                 self._release(copy)
@@ -215,6 +228,8 @@ class CopyDirectory:
         """Assert the invariants; for tests."""
         assert 0 <= self._held <= self.warm_capacity
         assert len(self._warm) <= self._held
+        assert set(self._order) == self._warm.keys()
+        assert len(self._order) == len(self._warm)
         assert len(self._cold) <= self.cold_capacity
         assert {key_of(h) for h in (*self._warm, *self._cold)} == self._hashes.keys()
         assert all(copy.block_hash == h for h, copy in self._warm.items())

@@ -30,7 +30,8 @@ class TierSettings:
         cold_bytes: Disk below it; 0 for none.
         cold_dir: Where the disk tier's files live; None without one.
         prefetch: Whether blocks are brought back before anyone asks.
-        spill_all: Copy every block that is about to go, whatever it is worth.
+        spill_all: A plain LRU memory: every block that is about to go is copied, and the least
+            recently used copy makes room, whatever is known of them.
         sharers: Workers on this machine that have as much each.
     """
 

@@ -59,6 +59,7 @@ class Shelves:
         workers: How many workers answer for each job.
         emit: Takes each event for the sidecar; must not wait.
         clock: Monotonic seconds.
+        plain: Keep the most recently used copies, whatever is known of them.
     """
 
     def __init__(
@@ -67,9 +68,10 @@ class Shelves:
         workers: int,
         emit: Callable[[AnyEvent], None],
         clock: Callable[[], float],
+        plain: bool = False,
     ) -> None:
         self.block_bytes = block_bytes
-        self.directory = CopyDirectory()
+        self.directory = CopyDirectory(plain=plain)
         self.book = JobBook(workers)
         self.costs = TransferCosts(clock)
         self.counts = TierCounts()
@@ -137,17 +139,22 @@ class Shelves:
             directory.add_cold(block_hash)
 
     def _sink(self, count: int, first: Iterable[bytes]) -> None:
-        """Send up to ``count`` copies on to the disk; what it has, or may not have, just goes."""
+        """Send up to ``count`` copies on to the disk; drop what need not or may not go there."""
         count = min(count, min(_SINKS_AT_ONCE, self.directory.cold_capacity) - self._sinking)
         if count <= 0:
             return
         directory = self.directory
         victims = directory.victims(count, first)
-        new = [c for c in victims if c.may_sink and not directory.is_cold(c.block_hash)]
+        new = [copy for copy in victims if self._is_to_sink(copy)]
         sinking = {copy.id for copy in new}
         self.give_up([copy for copy in victims if copy.id not in sinking])
         if new:
             self._begin_sink(new)
+
+    def _is_to_sink(self, copy: Copy) -> bool:
+        directory, block_hash = self.directory, copy.block_hash
+        twice = directory.stands_twice(block_hash)  # it will have a copy again when it leaves
+        return copy.may_sink and not twice and not directory.is_cold(block_hash)
 
     def _begin_sink(self, copies: list[Copy]) -> None:
         for copy in copies:

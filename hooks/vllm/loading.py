@@ -142,7 +142,7 @@ def take_copies(shelves: Shelves, hashes: Sequence[bytes]) -> tuple[list[Copy], 
         else:
             copy.pins += 1
         copies.append(copy)
-    directory.touch(hashes)
+    directory.used(hashes)
     return copies, from_disk
 
 

@@ -12,6 +12,7 @@ from ..keys import GROUP_BYTES, key_of
 from ..tiers.copies import Copy
 from ..tiers.jobs import JobDone, Spill
 from ..tiers.shelves import Shelves
+from .lookout import Lookout
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -47,6 +48,8 @@ class Spiller:
         self._spill_all = spill_all
         self._suffix = group.to_bytes(GROUP_BYTES, "big")
         self._under_way: set[bytes] = set()
+        self._lookout = Lookout(pool)
+        self._evicted = 0  # blocks that left by the queue's head since the last step
         self._largest_step = 0.0
         self._seen_at = self._rest_until = shelves.clock()
         self._spill_first: object = None  # the array that ``_worth`` was made of
@@ -70,56 +73,58 @@ class Spiller:
         self._largest_step, self._seen_at = max(float(taken), fade * self._largest_step), now
         ahead = _LEAST_AHEAD + int(_STEPS_AHEAD * self._largest_step)
         # Further than the memory reaches, copies would push each other out without an end.
-        found, spare = self._find(min(ahead + wanted, self._shelves.directory.warm_capacity))
+        self._lookout.moved(self._evicted)
+        self._evicted = 0
+        found = self._find(min(ahead + wanted, self._shelves.directory.warm_capacity), taken)
         if idle:
             del found[self._shelves.directory.room :]
         if found and len(self._under_way) < _MOST_UNDER_WAY and now >= self._rest_until:
             self._begin(found, self._sink_first(ranking))
-        return spare - int(self._largest_step)
+        return self._lookout.safe - int(self._largest_step)
 
     def evicted(self, keys: Sequence[int]) -> None:
         """Take note that the engine evicted ``keys``, and whether copies are left."""
         directory, counts, worth = self._shelves.directory, self._shelves.counts, self._worth
+        self._evicted += len(keys)
         if self._shelves.adapted:
             self._shelves.adapted.difference_update(keys)
         for key in keys:
-            if directory.hash_of(key) is None:
-                if worth is None or key in worth:
-                    counts.spill_lost += 1
-                else:
-                    counts.passed_over += 1
+            block_hash = directory.hash_of(key)
+            if block_hash is not None:
+                directory.leaves(block_hash)
+            elif worth is None or key in worth:
+                counts.spill_lost += 1
+            else:
+                counts.passed_over += 1
 
     def _adopt(self, ranking: EvictionRanking | None) -> None:
         if ranking is None or self._spill_all:
             self._worth = self._spill_first = None
         elif ranking.spill_first is not self._spill_first:
+            self._lookout.start_again()
             self._spill_first = ranking.spill_first
             self._worth = frozenset(ranking.spill_first.tolist())
 
-    def _find(self, ahead: int) -> tuple[list[KVCacheBlock], int]:
-        """Blocks worth a copy among the next ``ahead`` that the engine will take.
-
-        Also returns how many stand before the first that would be lost if it were taken now.
-        """
-        directory, worth = self._shelves.directory, self._worth
-        found: list[KVCacheBlock] = []
+    def _find(self, ahead: int, taken: int) -> list[KVCacheBlock]:
+        """Blocks worth a copy among those of the next ``ahead`` that are looked at in this step."""
+        directory, worth, lookout = self._shelves.directory, self._worth, self._lookout
+        found: dict[int, KVCacheBlock] = {}
         suffix, under_way = self._suffix, self._under_way
-        safe = ahead
-        for place, block in enumerate(self._pool.free_block_queue.iter_blocks_after(None)):
-            if place >= ahead or len(found) >= _MOST_AT_ONCE:
-                break
+        for place, block in lookout.look(ahead, taken):
             full_hash = block.block_hash
             if full_hash is None or not full_hash.endswith(suffix):
                 continue
             block_hash = full_hash[:-GROUP_BYTES]
             if block_hash in directory:
-                continue
-            if block_hash in under_way:
-                safe = min(safe, place)
+                directory.leaves(block_hash)
+            elif block_hash in under_way:
+                lookout.must_wait(place)
             elif worth is None or key_of(block_hash) in worth:
-                safe = min(safe, place)
-                found.append(block)
-        return found, safe
+                lookout.must_wait(place)
+                found[block.block_id] = block
+                if len(found) >= _MOST_AT_ONCE:
+                    break
+        return list(found.values())
 
     def _sink_first(self, ranking: EvictionRanking | None) -> list[bytes]:
         """Hashes of copies that should make room, the least worth first."""

@@ -62,6 +62,7 @@ class TierCacheBridge:
         self._spiller = Spiller(pool, group.index, shelves, settings.spill_all)
         self._prefetcher = Prefetcher(pool, group, index, shelves, emit)
         self._needs: dict[str, int] = {}  # request that waits → blocks
+        self._found: dict[str, int] = {}  # and how many of them the pool held when it last asked
         self._workers = workers
         self._starts: list[WorkerStart] = []
         self._patience = _LOOKUPS_IN_VAIN if settings.cold_bytes else 0
@@ -79,18 +80,22 @@ class TierCacheBridge:
             return None, False  # the first requests after a start are the ones to find the disk
         # The last token is always computed: its logits are what the request wants.
         hashes = self._group.hashes(request, request.num_tokens - 1)
-        first = computed_tokens // self._group.block_size
-        self._prefetcher.hit(hashes[:first])
+        first = self._found[request.request_id] = computed_tokens // self._group.block_size
         return self._loader.lookup(request.request_id, hashes[first:], first)
 
     def allocated(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
         """A request was given blocks, ``tokens`` tokens of which a load is to fill."""
         self._needs.pop(request.request_id, None)
+        if found := self._found.pop(request.request_id, 0):
+            hashes = self._group.hashes(request, found * self._group.block_size)
+            self._prefetcher.hit(hashes)
+            self.shelves.directory.used(hashes)
         self._loader.allocated(request, block_ids, tokens)
 
     def finished(self, request_id: str) -> None:
         """A request ended."""
         self._needs.pop(request_id, None)
+        self._found.pop(request_id, None)
         self._loader.finished(request_id)
 
     # Steps --------------------------------------------------------------------------------------
@@ -228,5 +233,5 @@ def new_bridge(
     layers = kv_cache.kv_cache_groups[0]
     block_bytes = len(layers.layer_names) * layers.kv_cache_spec.page_size_bytes
     workers = config.parallel_config.world_size
-    shelves = Shelves(block_bytes, workers, emit, time.monotonic)
+    shelves = Shelves(block_bytes, workers, emit, time.monotonic, settings.spill_all)
     return TierCacheBridge(pool, group, index, settings, shelves, emit, workers)

@@ -1,0 +1,69 @@
+"""``CopyOrder``: which copies in host memory are given up first, live and in the replay lab."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+
+
+class CopyOrder(Generic[K]):
+    """Copies by their blocks' names.
+
+    A copy of a block that is in use stands there twice, and can be made again when that block is
+    about to be lost: those go first. Then who was advised to; then the others, longest lost first.
+    So pool and memory hold different blocks, and together as many as both have room for.
+
+    Args:
+        plain: Least recently used first, whoever is in use and whatever is advised.
+    """
+
+    def __init__(self, plain: bool = False) -> None:
+        self._plain = plain
+        self._twice: OrderedDict[K, None] = OrderedDict()
+        self._once: OrderedDict[K, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._twice) + len(self._once)
+
+    def __contains__(self, block: object) -> bool:
+        return block in self._once or block in self._twice
+
+    def __iter__(self) -> Iterator[K]:
+        return chain(self._twice, self._once)
+
+    def add(self, block: K) -> None:
+        """A copy of a block that is about to be lost, or was lost just now."""
+        self._once[block] = None
+
+    def discard(self, block: K) -> None:
+        """The copy is gone."""
+        self._once.pop(block, None)
+        self._twice.pop(block, None)
+
+    def used(self, blocks: Sequence[K]) -> None:
+        """A request uses this chain in the pool; of its copies the tail's go before the head's."""
+        for block in reversed(blocks):
+            if block in self:
+                self.discard(block)
+                (self._once if self._plain else self._twice)[block] = None
+
+    def leaves(self, block: K) -> None:
+        """Nobody uses this block, and the pool is about to lose it, or lost it just now.
+
+        Else copies of those that leave would make room for each other without an end.
+        """
+        if block in self:
+            self.discard(block)
+            self._once[block] = None
+
+    def stands_twice(self, block: K) -> bool:
+        """Whether it is in use in the pool."""
+        return block in self._twice
+
+    def first(self, advised: Iterable[K] = ()) -> Iterator[K]:
+        """Who goes first; a name may come twice, and one of ``advised`` may have no copy."""
+        return chain(self._twice, () if self._plain else advised, self._once)
