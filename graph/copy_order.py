@@ -60,11 +60,6 @@ class CopyOrder(Generic[K]):
             self.discard(block)
             self._once[block] = None
 
-    @property
-    def standing_twice(self) -> int:
-        """Copies of blocks that are in use in the pool."""
-        return len(self._twice)
-
     def stands_twice(self, block: K) -> bool:
         """Whether it is in use in the pool."""
         return block in self._twice

@@ -113,7 +113,8 @@ class DirectoryModel(RuleBasedStateMachine):
         hashes = [name(block) for block in chain]
         self.directory.used(hashes)
         used = [h for h in reversed(hashes) if h in self.warm]
-        assert self.directory.warm_hashes()[len(self.warm) - len(used) :] == used
+        assert [h for h in self.directory.warm_hashes() if h in used] == used
+        assert all(self.directory.stands_twice(h) for h in used)
         self.cold = [h for h in self.cold if h not in hashes] + [
             h for h in reversed(hashes) if h in self.cold
         ]

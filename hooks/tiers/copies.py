@@ -68,11 +68,6 @@ class CopyDirectory:
         """Copies that can be begun now."""
         return self.warm_capacity - self._held
 
-    @property
-    def spare_room(self) -> int:
-        """Copies that can be begun if those of blocks in use are given up for them."""
-        return max(0, self.room + self._order.standing_twice)
-
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._warm or block_hash in self._cold
 

@@ -64,8 +64,8 @@ class Spiller:
             ranking: The latest advice; None without any.
             taken: Blocks that this step took from the pool.
             wanted: Blocks that a prefetch would take beside.
-            idle: Whether the step computes nothing: then no copy but of a block in use makes room
-                for another, or they might take turns for ever, and the engine never rest.
+            idle: Whether the step computes nothing: then advice is not asked who makes room. If it
+                contradicts itself, copies would take turns for ever, and the engine never rest.
         """
         self._adopt(ranking)
         now = self._shelves.clock()
@@ -76,10 +76,8 @@ class Spiller:
         self._lookout.moved(self._evicted)
         self._evicted = 0
         found = self._find(min(ahead + wanted, self._shelves.directory.warm_capacity), taken)
-        if idle:
-            del found[self._shelves.directory.spare_room :]
         if found and len(self._under_way) < _MOST_UNDER_WAY and now >= self._rest_until:
-            self._begin(found, self._sink_first(ranking))
+            self._begin(found, [] if idle else self._sink_first(ranking))
         return self._lookout.safe - int(self._largest_step)
 
     def evicted(self, keys: Sequence[int]) -> None:
