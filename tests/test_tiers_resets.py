@@ -94,8 +94,6 @@ def test_random_traffic_matches_nothing_wrong_and_leaves_the_pool_whole(cold: in
     engine = Engine(blocks=24, warm=12, cold=cold)
     costs, totals = engine.bridge.shelves.costs, Counter[str]()
     costs.worth_loading = lambda *_: rng.random() < 0.9
-    began, steps = engine.bridge.shelves.clock(), 0
-    engine.bridge.shelves.clock = lambda: began + 0.05 * steps  # of a step that computes
     seen: list[int] = []
     actions: list[tuple[float, Callable[[], None]]] = [
         (0.50, lambda: _arrive(rng, engine, seen)),
@@ -108,6 +106,7 @@ def test_random_traffic_matches_nothing_wrong_and_leaves_the_pool_whole(cold: in
     def all_happened() -> bool:
         return min(engine.counts.loaded, engine.counts.prefetched, totals["resets"]) > 0
 
+    steps = 0
     while steps < 1500 or not all_happened():
         steps += 1
         assert steps < 30_000, "nothing is loaded, prefetched or reset any more"
