@@ -8,6 +8,7 @@ each found is compared request by request, over a memory of some pools' worth of
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -98,7 +99,7 @@ class Evidence:
 
     def is_sure(self, least: float) -> bool:
         """Whether who is ahead is so by more than chance, and by ``least`` blocks."""
-        return abs(self.ahead) > max(_SURE * self.spread**0.5, least)
+        return abs(self.ahead) > max(_SURE * math.sqrt(self.spread), least)
 
 
 @dataclass(slots=True)

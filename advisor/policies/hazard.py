@@ -106,7 +106,7 @@ class ReturnModel:
 
     def _blank(self) -> Weights:
         sizes = (2 * self.scales.shape[1], _HIDDEN, _HIDDEN, len(_WIDTHS))
-        weights = []
+        weights: list[Floats] = []
         for before, after in pairwise(sizes):
             spread = before**-0.5 / 3**0.5
             weights.append(self._rng.uniform(-spread, spread, (_NETWORKS, before, after)))
@@ -145,7 +145,8 @@ class ReturnModel:
         layers = ((inputs[None], outer), (bent, inner), (twice, slope))
         gradients: Weights = []
         for before, after in layers:
-            gradients += [before.swapaxes(1, 2) @ after, after.sum(axis=1, keepdims=True)]
+            into = np.asarray(before.swapaxes(1, 2) @ after, dtype=np.float32)
+            gradients += [into, after.sum(axis=1, keepdims=True)]
         return gradients
 
     def _descend(self, gradients: Weights, waits: float) -> None:
@@ -162,12 +163,12 @@ class ReturnModel:
 
 
 def _swish(values: Singles) -> Singles:
-    return values / (1.0 + np.exp(-np.clip(values, -_BENT, _BENT)))
+    return np.asarray(values / (1.0 + np.exp(-np.clip(values, -_BENT, _BENT))), dtype=np.float32)
 
 
 def _swish_slope(values: Singles) -> Singles:
     gate = 1.0 / (1.0 + np.exp(-np.clip(values, -_BENT, _BENT)))
-    return gate * (1.0 + values * (1.0 - gate))
+    return np.asarray(gate * (1.0 + values * (1.0 - gate)), dtype=np.float32)
 
 
 def exposure(age: Floats, returned: npt.NDArray[np.bool_]) -> tuple[Singles, Singles]:

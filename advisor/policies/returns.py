@@ -98,4 +98,4 @@ class Returns:
 
 def _between(ends: tuple[float, float], share: float) -> float:
     """Geometrically, from the first to the second."""
-    return ends[0] ** (1.0 - share) * ends[1] ** share
+    return float(ends[0] ** (1.0 - share) * ends[1] ** share)

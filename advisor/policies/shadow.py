@@ -110,8 +110,9 @@ class RankedShadow:
         Args:
             keys: uint64 by row: what the table's rows hold now.
         """
-        rows = np.flatnonzero(self._resident[: len(keys)]).astype(np.int32)
-        return rows[self._key[rows] == keys[rows]]
+        rows: Rows = np.flatnonzero(self._resident[: len(keys)]).astype(np.int32)
+        mine: Mask = self._key[rows] == keys[rows]
+        return np.asarray(rows[mine])
 
     def adopt(self, order: Rows) -> None:
         """Evict in this order from now on."""

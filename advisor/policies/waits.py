@@ -58,19 +58,19 @@ def features(sessions: SessionTable, rows: Sessions) -> Features:
     columns += [grown, *(getattr(sessions, name)[rows] for name in _COLUMNS)]
     columns += [_STOPS[sessions.stop[rows]], sessions.tool_pause[rows], sessions.other_pause[rows]]
     columns.append(_stated(sessions, rows))
-    return np.stack(columns, axis=1).astype(np.float32)
+    return np.asarray(np.stack(columns, axis=1), dtype=np.float32)
 
 
 def at_pace(known: Features, log_speed: float) -> Features:
     """The same features, with their seconds stretched by ``exp(log_speed)``."""
-    return known + np.where(_TIMED, np.float32(log_speed), np.float32(0.0))
+    return known + np.where(_TIMED, np.float32(log_speed), np.float32(0.0)).astype(np.float32)
 
 
 def _stated(sessions: SessionTable, rows: Sessions) -> Floats:
     """float64 ``[n]``: ln of the seconds that a pause was said to last; NaN where nobody said."""
     pause = sessions.expected_return[rows] - sessions.last_seen[rows]
     waiting = (sessions.state[rows] == SessionState.WAITING_FOR_TOOL) & np.isfinite(pause)
-    return np.log(np.where(waiting, np.maximum(pause, 0.01), np.nan))
+    return np.asarray(np.log(np.where(waiting, np.maximum(pause, 0.01), np.nan)))
 
 
 class Cohort(NamedTuple):

@@ -45,7 +45,8 @@ def learn_prior(
     stops = np.array(whole.features)
     stops[:, STATED_FEATURE] = np.nan
     known = np.concatenate([blind, stops, whole.features])
-    age, returned, weight = (np.tile(each, 3) for each in whole[1:])
+    age, returned = np.tile(whole.age, 3), np.tile(whole.returned, 3)
+    weight = np.tile(whole.weight, 3)
     model = ReturnModel(_scales(known), step=_STEP, pull=_PULL)
     for done in range(0, steps, _STRIDE):
         warm = min(1.0, (done + _STRIDE) / (0.2 * steps))
@@ -68,15 +69,15 @@ def _scales(known: Features) -> Features:
 def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Cohort:
     """Every wait of recorded sessions, with all that a caller could say of it."""
     rng = np.random.default_rng(seed)
-    known, age = [], []
+    known: list[Features] = []
+    ages: list[float] = []
     for session in sessions:
         for thread in _threads(session.turns):
             for found, lasted in _waits(thread, rng):
                 known.append(found)
-                age.append(lasted)
-    lasted = np.array(age)
-    returned = lasted < OLDEST
-    return Cohort(np.concatenate(known), lasted, returned, np.ones(len(lasted)))
+                ages.append(lasted)
+    age = np.array(ages)
+    return Cohort(np.concatenate(known), age, age < OLDEST, np.ones(len(age)))
 
 
 def _threads(turns: Sequence[Turn]) -> list[list[Turn]]:

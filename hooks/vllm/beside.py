@@ -76,7 +76,8 @@ def observe(connector: KVConnectorBase_V1) -> None:
     config.kv_transfer_config = own_transfer_config(endpoint)
     watch = KvGraphConnector(config, connector.role, connector._kv_cache_config)
     setattr(connector, _WATCH, watch)
-    connector.__class__ = observed_class(type(connector))
+    stock: Any = type(connector)  # mypy takes no class for hashable
+    connector.__class__ = observed_class(stock)
 
 
 @functools.cache
