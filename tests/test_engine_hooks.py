@@ -107,26 +107,32 @@ def _keys(packed: bytes) -> list[int]:
     return [int(k) for k in np.frombuffer(packed, dtype="<u8")]
 
 
+@pytest.mark.parametrize("hints", ["off", "all"])
 def test_no_sidecar_and_the_users_own_connector(
-    stock: Any, new_engine: Any, tiny_model: Path, socket_directory: Path
+    stock: Any, new_engine: Any, tiny_model: Path, socket_directory: Path, hints: str
 ) -> None:
+    """As in stock vLLM; but what callers state as protected, and may, is kept all the same."""
     endpoint = f"ipc://{socket_directory}/nobody"
     options = {"model": str(tiny_model), "user_connector": True, "pause_s": 0.2}
     run = new_engine(
-        SCRIPT, options, AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=endpoint
-    ).run()
+        SCRIPT, options, AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=endpoint,
+        AITHER_KVCACHE_HINTS=hints,
+    ).run()  # fmt: skip
     assert run.result["texts"] == stock.result["texts"]
-    assert run.result["cached"] == stock.result["cached"]
+    assert (run.result["cached"] > stock.result["cached"]) is (hints == "all")
+    assert run.result["cached"] >= stock.result["cached"]
     assert run.result["connector"] == "UserConnector"
     assert run.result["observed"]
     steps, finished, params_seen = run.result["user_calls"]
     assert steps >= 36
     assert finished == 36
     assert params_seen >= 36
-    assert run.result["applied"]["moved"] == 0
+    assert bool(run.result["applied"]["moved"]) is (hints == "all")
     assert run.result["applied"]["stale"] > 0
     assert run.result["queue_is_whole"]
-    assert len(run.lines("kvgraph: ")) == 1
+    said = [line for line in run.lines("kvgraph: ") if "not allowed by" not in line]
+    assert len(said) == 1
+    assert "no sidecar answers" in said[0]
 
 
 @pytest.mark.parametrize("warm_gib", ["0", "0.1"], ids=["advice alone", "with tiers"])
