@@ -103,6 +103,8 @@ class KVCacheGraph:
         column = self.tables.engines.pop(engine, None)
         if column is not None:
             self._ingest.forget_engine(column)
+            if self.referee is not None:
+                self.referee.forget(column)
             self.version += 1
 
     def ruling(self, engine: str) -> Ruling | None:

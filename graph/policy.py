@@ -79,5 +79,8 @@ class Referee(Protocol):
     def trusts(self, engine: int) -> bool:
         """Whether the policy ranks this engine's blocks now."""
 
+    def forget(self, engine: int) -> None:
+        """An engine is gone: the next one in its column has shown nothing yet."""
+
     def rulings(self) -> dict[int, Ruling]:
         """Who rules each engine that is watched, by residency column."""

@@ -204,6 +204,18 @@ def test_a_reset_empties_the_shadows_and_keeps_the_ruling() -> None:
     assert world.guard.rulings()[0].ahead == 0.0, "nobody finds anything in an empty pool"
 
 
+def test_an_engine_inherits_no_ruling_of_one_that_is_gone() -> None:
+    world = World(Fixed(-1.0))
+    for _ in range(20):
+        world.round(0)
+    assert world.guard.trusts(0)
+    world.graph.forget_engine("e")
+    world.graph.apply("other", [EngineHello("o", "m", SIZE, 41, "v")])
+    world.graph.rank("other", 100)
+    assert world.graph.ruling("other") is not None
+    assert not world.guard.trusts(0)
+
+
 def test_configuration_may_go_without_a_guard() -> None:
     assert PolicyConfig(guard=False).referee() is None
     assert isinstance(PolicyConfig().referee(), Guard)

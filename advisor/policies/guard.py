@@ -77,6 +77,10 @@ class Guard:
             order = np.argsort(-scores(Picked(tables.blocks, rows)), kind="stable")
             case.ranked.adopt(rows[order])
 
+    def forget(self, engine: int) -> None:
+        """An engine is gone: the next one in its column begins under LRU."""
+        self._cases.pop(engine, None)
+
     def _say(self, tables: Tables, engine: int, case: _Case) -> None:
         name = next((name for name, column in tables.engines.items() if column == engine), "?")
         ruler, other = (self._name, "LRU") if case.trusted else ("LRU", self._name)
