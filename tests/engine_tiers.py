@@ -21,6 +21,7 @@ from unittest import mock
 BLOCK = 32
 CONTEXT = 7 * BLOCK  # tokens of a session that is parked
 PATIENCE_S = 60.0
+SPILLER_RESTS_S = 1.1  # after a copy that failed nothing is copied for a second
 POOL = 24  # blocks
 WARM, COLD = 3, 7  # sessions that push one out of the pool, and out of a memory of 40 blocks
 
@@ -60,6 +61,10 @@ class Stage:
     @property
     def loaded(self) -> float:
         return self.counts["loaded"] if self.tiers else 0
+
+    @property
+    def sunk(self) -> float:
+        return self.counts["sunk"] if self.tiers else 0
 
     @property
     def worker(self) -> Any:
@@ -233,7 +238,9 @@ def spill_fails(stage: Stage) -> Facts:
 
     with failing(stage, ops, "spill"):
         context = stage.park("torn", 21)
-    return {"computed": stage.serve("torn again", context)}
+    facts = {"computed": stage.serve("torn again", context)}
+    time.sleep(SPILLER_RESTS_S)
+    return facts
 
 
 def load_fails(stage: Stage) -> Facts:
@@ -255,9 +262,12 @@ def disk_corrupt(stage: Stage) -> Facts:
 
 
 def disk_full(stage: Stage) -> Facts:
+    """Nothing more reaches the disk until it has room again."""
+    before = stage.sunk
     with mock.patch.object(os, "pwrite", no_space) if stage.tiers else contextlib.nullcontext():
         context = stage.park("lost", 51, prompts=COLD)
-    return {"computed": stage.serve("lost again", context)}
+    sunk = stage.sunk - before
+    return {"computed": stage.serve("lost again", context), "sunk": sunk}
 
 
 def disk_slow(stage: Stage) -> Facts:

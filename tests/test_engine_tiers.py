@@ -74,7 +74,7 @@ def test_each_fault_is_counted(tiers: Any) -> None:
     assert scene(tiers, "spill_fails")["counts"]["spill_failed"] > 0
     assert scene(tiers, "load_fails")["counts"]["load_failed"] > 0
     assert scene(tiers, "disk_corrupt")["counts"]["load_failed"] > 0
-    assert scene(tiers, "disk_full")["counts"]["sunk"] == 0
+    assert scene(tiers, "disk_full")["sunk"] == 0
 
 
 def test_each_reason_is_logged_once(tiers: Any) -> None:
