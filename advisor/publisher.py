@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 import zmq
 
 from ..graph import wire
 from ..graph.advice import (
+    AdmissionAdvice,
+    AdmissionMessage,
     AnyAdvice,
     EvictionRanking,
     PrefetchMessage,
@@ -20,6 +24,8 @@ from ..graph.advice import (
 from ..graph.types import Keys
 from .planner import PrefetchOrder
 from .subscriber import Peer
+
+_NO_WORD: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
 
 
 class AdvicePublisher:
@@ -40,6 +46,7 @@ class AdvicePublisher:
         self._epoch: dict[bytes, int] = {}  # the last ranking that an engine was sent whole
         self._ts: dict[bytes, float] = {}
         self._wanted: dict[bytes, PrefetchOrder] = {}  # the last that an engine was sent
+        self._admitted: dict[bytes, float] = {}  # when the last word on room was true
         self.counters: Counter[str] = Counter()
 
     def publish(
@@ -47,8 +54,9 @@ class AdvicePublisher:
         peers: Iterable[Peer],
         rankings: Mapping[str, EvictionRanking],
         wanted: Mapping[str, PrefetchOrder],
+        admissions: Mapping[str, AdmissionAdvice] = _NO_WORD,
     ) -> None:
-        """Send every synced peer what is new about its ranking, and what it should bring back."""
+        """Send every synced peer what is new: its ranking, what to bring back, its room."""
         peers = list(peers)
         self._forget_all_but({peer.identity for peer in peers})
         for peer in peers:
@@ -59,6 +67,8 @@ class AdvicePublisher:
                 self._send_ranking(peer.identity, ranking)
             if (order := wanted.get(peer.engine)) is not None:
                 self._send_order(peer.identity, order)
+            if (word := admissions.get(peer.engine)) is not None:
+                self._send_admission(peer.identity, word)
 
     def request_resync(self, identity: bytes, reason: str) -> None:
         """Ask the engine at ``identity`` to introduce itself and list its blocks again."""
@@ -92,6 +102,17 @@ class AdvicePublisher:
             self._wanted[identity] = order
             self.counters["prefetch"] += 1
 
+    def _send_admission(self, identity: bytes, word: AdmissionAdvice) -> None:
+        if self._admitted.get(identity) == word.ts:
+            return
+        age = max(0.0, self._clock() - word.ts)
+        message = AdmissionMessage(
+            word.epoch, age, word.room_blocks, word.live_sessions, word.fitting_sessions
+        )
+        if self._send(identity, message):
+            self._admitted[identity] = word.ts
+            self.counters["admissions"] += 1
+
     def _send(self, identity: bytes, advice: AnyAdvice) -> bool:
         seq = self._seq.get(identity, 0)
         try:
@@ -108,7 +129,7 @@ class AdvicePublisher:
         return True
 
     def _forget_all_but(self, live: set[bytes]) -> None:
-        for table in (self._seq, self._epoch, self._ts, self._wanted):
+        for table in (self._seq, self._epoch, self._ts, self._wanted, self._admitted):
             for identity in [known for known in table if known not in live]:
                 del table[identity]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from .events import Hashes, Seconds
+from .events import Count, Hashes, Seconds
 from .types import Keys, as_keys
 
 PRESSING_SHARE: Final = 0.02
@@ -38,6 +38,29 @@ class EvictionRanking:
     protected: Keys
     spill_first: Keys
     sink_first: Keys
+    known_of: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionAdvice:
+    """One opinion about how much new context an engine has room for.
+
+    Attributes:
+        epoch: Rises by one with each new opinion.
+        ts: When it was true, in monotonic seconds of the process that holds it.
+        room_blocks: Blocks of context of new or cold sessions that may still start, counted from
+            ``ts``; None: as many as come.
+        live_sessions: Sessions that are live on the engine.
+        fitting_sessions: Sessions that fit, for people to read.
+        known_of: What the engine started after this, in the same seconds, the opinion does not
+            know: it is to be taken off the room.
+    """
+
+    epoch: int
+    ts: float
+    room_blocks: int | None
+    live_sessions: int
+    fitting_sessions: int
     known_of: float = math.inf
 
 
@@ -92,4 +115,26 @@ class Refused(Advice, tag=5, frozen=True):
     reason: Annotated[str, msgspec.Meta(max_length=256)]
 
 
-AnyAdvice = RankingMessage | StillValid | PrefetchMessage | ResyncRequest | Refused
+class AdmissionMessage(Advice, tag=6, frozen=True):
+    """An ``AdmissionAdvice`` on the wire; ``age_s`` is its age when it was sent."""
+
+    epoch: Count
+    age_s: Seconds
+    room_blocks: Count | None
+    live_sessions: Count
+    fitting_sessions: Count
+
+    def at(self, now: float) -> AdmissionAdvice:
+        """The opinion, dated in the receiver's own clock."""
+        return AdmissionAdvice(
+            self.epoch,
+            now - self.age_s,
+            self.room_blocks,
+            self.live_sessions,
+            self.fitting_sessions,
+        )
+
+
+AnyAdvice = (
+    RankingMessage | StillValid | PrefetchMessage | ResyncRequest | Refused | AdmissionMessage
+)

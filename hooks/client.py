@@ -22,6 +22,8 @@ import zmq
 
 from ..graph import wire
 from ..graph.advice import (
+    AdmissionAdvice,
+    AdmissionMessage,
     EvictionRanking,
     PrefetchMessage,
     RankingMessage,
@@ -108,6 +110,7 @@ class AdvisorClient:
         self._max_stale = self.options.max_stale_s
         self._queue_limit = self.options.queue_limit
         self._held: EvictionRanking | None = None
+        self._admission: AdmissionAdvice | None = None
         self._wanted: Keys | None = None
         self._queue: deque[AnyEvent] = deque()
         self._told: deque[float] = deque(maxlen=_TOLD)  # when everything until then was sent
@@ -155,6 +158,13 @@ class AdvisorClient:
         """Keys that the sidecar suggests to bring back, best first; as old as the ranking."""
         return self._wanted if self.ranking() is not None else None
 
+    def admission(self) -> AdmissionAdvice | None:
+        """The latest word on room for new sessions, or None when none is young enough to act on."""
+        held = self._admission
+        if held is None or not self._clock() - held.ts <= self._max_stale:
+            return None
+        return held
+
     def start(self) -> None:
         """Start the client's thread; a second call does nothing."""
         if self._thread is None:
@@ -163,9 +173,9 @@ class AdvisorClient:
             atexit.register(self.close)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Stop the thread and forget the ranking; what was still queued is dropped."""
+        """Stop the thread and forget all advice; what was still queued is dropped."""
         self._stop.set()
-        self._held = None
+        self._held = self._admission = None
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         atexit.unregister(self.close)
@@ -185,7 +195,7 @@ class AdvisorClient:
                 error,
             )
         finally:
-            self._held = None
+            self._held = self._admission = None
             self._queue_limit = 0  # from here on every event is dropped at once
             self._queue.clear()
             context.term()
@@ -278,6 +288,9 @@ class AdvisorClient:
                 case RankingMessage():
                     ranking = advice.at(self._clock())
                     self._held = replace(ranking, known_of=self._known_of(ranking.ts))
+                case AdmissionMessage():
+                    word = advice.at(self._clock())
+                    self._admission = replace(word, known_of=self._known_of(word.ts))
                 case StillValid():
                     self._redate(advice)
                 case ResyncRequest():
@@ -302,7 +315,7 @@ class AdvisorClient:
 
     def _leave_alone(self, refused: Refused) -> None:
         self._refused_until = self._last_advice = self._clock() + self.options.refused_s
-        self._linked, self._held = False, None
+        self._linked, self._held, self._admission = False, None, None
         self._say_once(
             "refused",
             "kvgraph: the sidecar at %s refuses this engine: %s; it runs as stock vLLM does",

@@ -17,6 +17,8 @@ from kvgraph.advisor.sequence import SequenceTracker
 from kvgraph.advisor.subscriber import Peer
 from kvgraph.graph import wire
 from kvgraph.graph.advice import (
+    AdmissionAdvice,
+    AdmissionMessage,
     AnyAdvice,
     EvictionRanking,
     PrefetchMessage,
@@ -66,11 +68,12 @@ class Bench:
         peers: list[Peer],
         rankings: dict[str, EvictionRanking],
         wanted: dict[str, PrefetchOrder] | None = None,
+        admissions: dict[str, AdmissionAdvice] | None = None,
     ) -> None:
         """As the service does: what the socket has to tell is read before anything is sent."""
         while self.router.poll(0):
             self.router.recv_multipart()
-        self.publisher.publish(peers, rankings, wanted or {})
+        self.publisher.publish(peers, rankings, wanted or {}, admissions or {})
 
     def ranking(self, epoch: int, *keys: int) -> EvictionRanking:
         nothing = np.empty(0, dtype=np.uint64)
@@ -208,3 +211,24 @@ def test_a_stranger_can_be_asked_to_introduce_itself(bench: Bench) -> None:
     peer, socket = bench.engine()
     bench.publisher.request_resync(peer.identity, "unknown engine")
     assert read(socket) == ResyncRequest("unknown engine")
+
+
+def test_room_is_said_each_time_anew_with_its_age(bench: Bench) -> None:
+    peer, socket = bench.engine()
+    word = AdmissionAdvice(3, bench.clock.now, 480, 38, 31)
+    bench.clock.now += 0.25
+    bench.publish([peer], {}, admissions={peer.engine: word})
+    assert read(socket) == AdmissionMessage(3, 0.25, 480, 38, 31)
+    bench.publish([peer], {}, admissions={peer.engine: word})
+    assert not socket.poll(20), "of the same moment: already said"
+    again = AdmissionAdvice(4, bench.clock.now, None, 30, 31)
+    bench.publish([peer], {}, admissions={peer.engine: again})
+    assert read(socket) == AdmissionMessage(4, 0.0, None, 30, 31)
+    assert bench.publisher.counters["admissions"] == 2
+
+
+def test_an_engine_that_is_not_synced_hears_of_no_room(bench: Bench) -> None:
+    peer, socket = bench.engine()
+    peer.synced = False
+    bench.publish([peer], {}, admissions={peer.engine: AdmissionAdvice(1, 10.0, 0, 2, 1)})
+    assert not socket.poll(20)

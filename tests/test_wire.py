@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from kvgraph.graph import wire
-from kvgraph.graph.advice import RankingMessage, ResyncRequest
+from kvgraph.graph.advice import AdmissionMessage, RankingMessage, ResyncRequest
 from kvgraph.graph.errors import VersionError, WireError
 from kvgraph.graph.events import (
     BlocksCleared,
@@ -41,8 +41,26 @@ def pack(*keys: int) -> bytes:
 
 def test_events_and_advice_survive_the_wire() -> None:
     assert wire.decode_events(wire.encode_events(7, EVENTS)) == wire.EventMessage(7, EVENTS)
-    for advice in (RankingMessage(3, 0.1, pack(1, 2), b"", b""), ResyncRequest("gap")):
+    for advice in (
+        RankingMessage(3, 0.1, pack(1, 2), b"", b""),
+        ResyncRequest("gap"),
+        AdmissionMessage(9, 0.25, 480, 38, 31),
+        AdmissionMessage(9, 0.25, None, 3, 31),
+    ):
         assert wire.decode_advice(wire.encode_advice(1, advice)) == (1, advice)
+
+
+@pytest.mark.parametrize(
+    "room",
+    [
+        [6, 1, 0.0, -1, 0, 0], [6, 1, 0.0, 2**31, 0, 0], [6, 1, 0.0, 1.5, 0, 0],
+        [6, 1, 0.0, "all", 0, 0], [6, 1, -1.0, 1, 0, 0], [6, 1, float("nan"), 1, 0, 0],
+        [6, 1, 0.0, 1, -1, 0], [6, 1, 0.0, 1, 0, None], [6, 1, 0.0], [6, -1, 0.0, 1, 0, 0],
+    ],
+)  # fmt: skip
+def test_room_out_of_range_is_refused(room: list[Any]) -> None:
+    with pytest.raises(WireError, match="advice refused"):
+        wire.decode_advice([wire.HEADER, b"\0" * 8, encode(room)])
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4, 100])
