@@ -9,38 +9,24 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import zmq
 
 from ..graph import wire
-from ..graph.advice import (
-    AdmissionAdvice,
-    AdmissionMessage,
-    EvictionRanking,
-    PrefetchMessage,
-    RankingMessage,
-    Refused,
-    ResyncRequest,
-    StillValid,
-)
+from ..graph.advice import AnyAdvice, Refused, ResyncRequest
 from ..graph.errors import VersionError, WireError
 from ..graph.events import AnyEvent, BlocksResident, EngineHello
-from ..graph.types import Keys, as_keys
 from ..graph.wake import Wake
-from .access import present, sidecar_token
+from .link import ADVICE_PER_TICK, Link
+from .mailbox import Clock, Mailbox
 
 logger = logging.getLogger(__name__)
-
-Clock = Callable[[], float]
-_ADVICE_PER_TICK: Final = 64
 
 
 class EngineEnd(Protocol):
@@ -57,10 +43,6 @@ class EngineEnd(Protocol):
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """The engine's load and what it did with our advice; ``dropped`` events so far."""
-
-
-_TOLD: Final = 64  # moments remembered: those of the 2 s that a ranking is acted on, and more
-_TRANSIT_S: Final = 0.02  # from our sending to the sidecar's having applied it; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +62,7 @@ class ClientOptions:
     refused_s: float = 30.0  # a sidecar that refuses us is left alone for so long
 
 
-class AdvisorClient:
+class AdvisorClient(Mailbox):
     """Sends an engine's events to the sidecar and holds the latest ranking.
 
     Args:
@@ -99,6 +81,7 @@ class AdvisorClient:
     ) -> None:
         self.endpoint = endpoint
         self.options = options or ClientOptions()
+        super().__init__(self.options.max_stale_s, self.options.protect_stale_s, clock)
         self.identity = os.urandom(16)
         self.dropped = 0  # events that never left: queue full, or nobody there
         self.garbage = 0  # frames that were not advice
@@ -106,14 +89,8 @@ class AdvisorClient:
         self.greetings = 0
         self.linked_since = float("inf")  # what was emitted before, the sidecar may have missed
         self._engine = engine
-        self._clock = clock
-        self._max_stale = self.options.max_stale_s
         self._queue_limit = self.options.queue_limit
-        self._held: EvictionRanking | None = None
-        self._admission: AdmissionAdvice | None = None
-        self._wanted: Keys | None = None
         self._queue: deque[AnyEvent] = deque()
-        self._told: deque[float] = deque(maxlen=_TOLD)  # when everything until then was sent
         self._wake = Wake()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -123,8 +100,7 @@ class AdvisorClient:
         self._linked = False
         self._said: set[str] = set()
         self._refused_until = float("-inf")
-        self._token = ""
-        self._token_checked = float("-inf")
+        self._link = Link(endpoint, self.identity, self.options.send_hwm)
         self._last_greeting = self._last_heartbeat = float("-inf")
         self._last_reachable = self._last_advice = clock()
 
@@ -139,32 +115,6 @@ class AdvisorClient:
         """Send what is queued at once: much changed. Costs a write to a pipe, and never waits."""
         self._wake.set()
 
-    def ranking(self) -> EvictionRanking | None:
-        """The latest ranking, or None when there is none young enough to act on."""
-        held = self._held
-        # `not <=` rather than `>`, so that a time that is not a number reads as stale.
-        if held is None or not self._clock() - held.ts <= self._max_stale:
-            return None
-        return held
-
-    def remembered(self) -> EvictionRanking | None:
-        """The latest ranking for as long as what it protects counts, in order or not."""
-        held = self._held
-        if held is None or not self._clock() - held.ts <= self.options.protect_stale_s:
-            return None
-        return held
-
-    def wanted(self) -> Keys | None:
-        """Keys that the sidecar suggests to bring back, best first; as old as the ranking."""
-        return self._wanted if self.ranking() is not None else None
-
-    def admission(self) -> AdmissionAdvice | None:
-        """The latest word on room for new sessions, or None when none is young enough to act on."""
-        held = self._admission
-        if held is None or not self._clock() - held.ts <= self._max_stale:
-            return None
-        return held
-
     def start(self) -> None:
         """Start the client's thread; a second call does nothing."""
         if self._thread is None:
@@ -175,7 +125,7 @@ class AdvisorClient:
     def close(self, timeout_s: float = 1.0) -> None:
         """Stop the thread and forget all advice; what was still queued is dropped."""
         self._stop.set()
-        self._held = self._admission = None
+        self.forget()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         atexit.unregister(self.close)
@@ -188,14 +138,10 @@ class AdvisorClient:
             while not self._stop.is_set():
                 self._converse(context)
         except Exception as error:
-            self._say_once(
-                "thread",
-                "kvgraph: the link to %s ended (%s); the engine goes on without advice",
-                self.endpoint,
-                error,
-            )
+            ended = "kvgraph: the link to %s ended (%s); the engine goes on without advice"
+            self._say_once("thread", ended, self.endpoint, error)
         finally:
-            self._held = self._admission = None
+            self.forget()
             self._queue_limit = 0  # from here on every event is dropped at once
             self._queue.clear()
             context.term()
@@ -203,7 +149,7 @@ class AdvisorClient:
 
     def _converse(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Talk over one socket, until we stop or the sidecar has another token."""
-        socket = self._open(context)
+        socket = self._link.open(context)
         try:
             while not self._stop.is_set() and not self._is_outdated():
                 self._tick(socket)
@@ -211,34 +157,8 @@ class AdvisorClient:
             socket.close(linger=0)
 
     def _is_outdated(self) -> bool:
-        """Whether the sidecar was started anew, behind a door that our token no longer opens."""
         now = self._clock()
-        gone = now - self._last_reachable > self.options.absent_s
-        if self.endpoint.startswith("ipc://") or not gone or now - self._token_checked < 1.0:
-            return False
-        self._token_checked = now
-        return sidecar_token(self.endpoint) not in ("", self._token)
-
-    def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-        socket = context.socket(zmq.DEALER)
-        try:
-            socket.setsockopt(zmq.IDENTITY, self.identity)
-            socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.SNDHWM, self.options.send_hwm)
-            socket.setsockopt(zmq.RCVHWM, _ADVICE_PER_TICK)
-            socket.setsockopt(zmq.MAXMSGSIZE, wire.MAX_FRAME_BYTES)
-            # Only a finished connection takes messages: nothing piles up for a sidecar that
-            # is not there, and being writable means that it is.
-            socket.setsockopt(zmq.IMMEDIATE, 1)
-            socket.setsockopt(zmq.RECONNECT_IVL, 50)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-            self._token = sidecar_token(self.endpoint)
-            present(socket, self._token)
-            socket.connect(self.endpoint)
-        except BaseException:
-            socket.close(linger=0)
-            raise
-        return socket
+        return now - self._last_reachable > self.options.absent_s and self._link.is_outdated(now)
 
     def _tick(self, socket: zmq.Socket[bytes]) -> None:
         if self._sleep(socket):
@@ -251,12 +171,13 @@ class AdvisorClient:
             self._linked = False
             self._say_once(
                 "absent",
-                "kvgraph: no sidecar answers at %s; the engine runs as stock vLLM does until "
-                "one is there",
+                "kvgraph: no sidecar answers at %s; until one is there the engine evicts as stock "
+                "vLLM does, but for what its callers protect",
                 self.endpoint,
             )
         if not socket.poll(0, zmq.POLLOUT):
-            self._unreachable(now)
+            if now - self._last_reachable >= self.options.absent_s:
+                self._keep_nothing()
             return
         self._last_reachable = now
         if self._greet_if_due(socket, now):
@@ -273,7 +194,7 @@ class AdvisorClient:
         return socket in ready
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
-        for _ in range(_ADVICE_PER_TICK):
+        for _ in range(ADVICE_PER_TICK):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -284,27 +205,22 @@ class AdvisorClient:
         try:
             _, advice = wire.decode_advice(frames)
             self._heard()
-            match advice:
-                case RankingMessage():
-                    ranking = advice.at(self._clock())
-                    self._held = replace(ranking, known_of=self._known_of(ranking.ts))
-                case AdmissionMessage():
-                    word = advice.at(self._clock())
-                    self._admission = replace(word, known_of=self._known_of(word.ts))
-                case StillValid():
-                    self._redate(advice)
-                case ResyncRequest():
-                    self._greeted = False
-                case Refused():
-                    self._leave_alone(advice)
-                case PrefetchMessage():
-                    self._wanted = as_keys(advice.order)
+            self._act_on(advice)
         except VersionError as error:
             self.refused_version += 1
             self._say_once("version", "kvgraph: advice refused: %s", error)
         except (WireError, ValueError) as error:  # ValueError: keys that are not whole uint64s
             self.garbage += 1
             self._say_once("garbage", "kvgraph: a frame that is not advice was ignored: %s", error)
+
+    def _act_on(self, advice: AnyAdvice) -> None:
+        match advice:
+            case ResyncRequest():
+                self._greeted = False
+            case Refused():
+                self._leave_alone(advice)
+            case _:
+                self.put(advice)
 
     def _heard(self) -> None:
         self._last_advice = self._clock()
@@ -315,31 +231,17 @@ class AdvisorClient:
 
     def _leave_alone(self, refused: Refused) -> None:
         self._refused_until = self._last_advice = self._clock() + self.options.refused_s
-        self._linked, self._held, self._admission = False, None, None
+        self._linked = False
+        self.forget()
         self._say_once(
             "refused",
-            "kvgraph: the sidecar at %s refuses this engine: %s; it runs as stock vLLM does",
+            "kvgraph: the sidecar at %s refuses this engine: %s; it evicts as stock vLLM does, but "
+            "for what its callers protect",
             self.endpoint,
             refused.reason,
         )
 
-    def _redate(self, valid: StillValid) -> None:
-        held = self._held
-        if held is not None and held.epoch == valid.epoch:
-            ts = self._clock() - valid.age_s
-            self._held = replace(held, ts=ts, known_of=self._known_of(ts))
-
-    def _known_of(self, ts: float) -> float:
-        """Up to when a ranking of ``ts`` knows what happened: when it was last told before that."""
-        told = [each for each in self._told if each <= ts - _TRANSIT_S]
-        return max(told, default=-math.inf)
-
     # Sending ------------------------------------------------------------------------------------
-
-    def _unreachable(self, now: float) -> None:
-        if now - self._last_reachable < self.options.absent_s:
-            return
-        self._keep_nothing()
 
     def _keep_nothing(self) -> None:
         # A sidecar that comes back starts from a hello anyway: keep nothing for it.
@@ -369,7 +271,7 @@ class AdvisorClient:
     def _drain(self, socket: zmq.Socket[bytes]) -> None:
         queue, limit = self._queue, self.options.batch_limit
         # What is queued now is sent now; what engine threads add meanwhile waits a tick.
-        self._told.append(self._clock())
+        self.told_all()
         remaining = len(queue)
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
             batch = [queue.popleft() for _ in range(min(remaining, limit))]

@@ -1,0 +1,111 @@
+"""What the sidecar said last, for an engine's threads to read at no cost."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from ..graph.advice import (
+    AdmissionAdvice,
+    AdmissionMessage,
+    EvictionRanking,
+    PrefetchMessage,
+    RankingMessage,
+    StillValid,
+)
+from ..graph.types import Keys, as_keys
+
+Clock = Callable[[], float]
+AnyOpinion = RankingMessage | AdmissionMessage | StillValid | PrefetchMessage
+
+_TOLD: Final = 64  # moments remembered: those of the 2 s that a ranking is acted on, and more
+_TRANSIT_S: Final = 0.02  # from our sending to the sidecar's having applied it; chosen
+
+
+class Mailbox:
+    """Holds the latest of each kind of advice; old advice reads as none.
+
+    One thread puts in, any thread reads: a reader reads one attribute and one clock.
+
+    Args:
+        max_stale_s: How long a ranking is acted on, in seconds.
+        protect_stale_s: How long what it protects is kept, in seconds.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, max_stale_s: float, protect_stale_s: float, clock: Clock) -> None:
+        self._clock = clock
+        self._max_stale = max_stale_s
+        self._protect_stale = protect_stale_s
+        self._held: EvictionRanking | None = None
+        self._admission: AdmissionAdvice | None = None
+        self._wanted: Keys | None = None
+        self._told: deque[float] = deque(maxlen=_TOLD)  # when everything until then was sent
+
+    def ranking(self) -> EvictionRanking | None:
+        """The latest ranking, or None when there is none young enough to act on."""
+        held = self._held
+        # `not <=` rather than `>`, so that a time that is not a number reads as stale.
+        if held is None or not self._clock() - held.ts <= self._max_stale:
+            return None
+        return held
+
+    def remembered(self) -> EvictionRanking | None:
+        """The latest ranking for as long as what it protects counts, in order or not."""
+        held = self._held
+        if held is None or not self._clock() - held.ts <= self._protect_stale:
+            return None
+        return held
+
+    def wanted(self) -> Keys | None:
+        """Keys that the sidecar suggests to bring back, best first; as old as the ranking."""
+        return self._wanted if self.ranking() is not None else None
+
+    def admission(self) -> AdmissionAdvice | None:
+        """The latest word on room for new sessions, or None when none is young enough to act on."""
+        held = self._admission
+        if held is None or not self._clock() - held.ts <= self._max_stale:
+            return None
+        return held
+
+    def forget(self) -> None:
+        """Hold nothing any more."""
+        self._held = self._admission = None
+
+    # The client's thread ------------------------------------------------------------------------
+
+    def told_all(self) -> None:
+        """Note that whatever happened until now goes to the sidecar now."""
+        self._told.append(self._clock())
+
+    def put(self, advice: AnyOpinion) -> None:
+        """Hold ``advice``, dated by this clock.
+
+        Raises:
+            ValueError: Its keys are not whole 64-bit numbers.
+        """
+        match advice:
+            case RankingMessage():
+                ranking = advice.at(self._clock())
+                self._held = replace(ranking, known_of=self._known_of(ranking.ts))
+            case AdmissionMessage():
+                word = advice.at(self._clock())
+                self._admission = replace(word, known_of=self._known_of(word.ts))
+            case StillValid():
+                self._redate(advice)
+            case PrefetchMessage():
+                self._wanted = as_keys(advice.order)
+
+    def _redate(self, valid: StillValid) -> None:
+        held = self._held
+        if held is not None and held.epoch == valid.epoch:
+            ts = self._clock() - valid.age_s
+            self._held = replace(held, ts=ts, known_of=self._known_of(ts))
+
+    def _known_of(self, ts: float) -> float:
+        """Up to when a ranking of ``ts`` knows what happened: when it was last told before that."""
+        told = [each for each in self._told if each <= ts - _TRANSIT_S]
+        return max(told, default=-math.inf)
