@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .hash_index import HashIndex
+from .identity import NO_SALT
 from .row_pool import RowPool
 from .types import (
     DEFAULT_IMPORTANCE,
@@ -49,6 +50,7 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "identity": (np.int32, NO_ROW),  # interned segment name
     "chunk": (np.uint16, 0),  # which block of that segment
     "embedding": (np.int32, NO_ROW),
+    "salt": (np.uint64, NO_SALT),  # what its model adds to its key
 }
 
 
@@ -56,7 +58,7 @@ class BlockTable:
     """Blocks by row. Rows are reused; a row in use is one that ``alive`` marks.
 
     Attributes (arrays of length ``capacity``; see ``_COLUMNS`` for the plain ones):
-        keys: uint64, the engine's block hash.
+        keys: uint64, the engine's block hash with the model's salt in it; see ``wire_keys``.
         tiers: uint8 ``[engine columns, capacity]``, types.Tier bits of each engine.
         degree: uint16 ``[edge types, capacity]``, edges at the block.
         edge_weight: float32 ``[edge types, capacity]``, their summed weight.
@@ -83,6 +85,7 @@ class BlockTable:
     identity: Rows
     chunk: npt.NDArray[np.uint16]
     embedding: Rows
+    salt: Keys
 
     def __init__(self) -> None:
         self._rows = RowPool()
@@ -136,16 +139,33 @@ class BlockTable:
         """int32: the rows in use, ascending."""
         return np.flatnonzero(self.alive[: self.size]).astype(np.int32)
 
-    def find(self, keys: Keys) -> Rows:
-        """int32 ``[n]``: the row of each key, ``NO_ROW`` where the block is unknown."""
-        return self._index.find(keys)
+    def find(self, keys: Keys, salt: np.uint64 = NO_SALT) -> Rows:
+        """int32 ``[n]``: the row of each of a model's keys, ``NO_ROW`` where it is unknown."""
+        return self._index.find(_salted(keys, salt))
 
-    def ensure(self, keys: Keys, now: float) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    def find_all(self, key: int) -> Picked:
+        """The blocks of all models that engines call ``key``; a scan."""
+        named = self.wire_keys(np.s_[: self.size]) == np.uint64(key)
+        return self.pick(named & self.alive[: self.size])
+
+    def wire_keys(self, rows: Rows | slice | int) -> Keys:
+        """uint64 ``[n]``: how engines call these blocks."""
+        return self.keys[rows] ^ self.salt[rows]
+
+    def ensure(
+        self, keys: Keys, now: float, salt: np.uint64 = NO_SALT
+    ) -> tuple[Rows, npt.NDArray[np.bool_]]:
         """Rows of ``keys`` (repeats allowed), created where unknown, in the order of ``keys``.
+
+        Args:
+            keys: uint64 ``[n]``, as the engine calls them.
+            now: When.
+            salt: The engine's model's.
 
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
         """
+        keys = _salted(keys, salt)
         rows = self._index.find(keys)
         new = rows == NO_ROW
         if new.any():
@@ -154,6 +174,8 @@ class BlockTable:
             created = np.empty(len(distinct), dtype=np.int32)
             appearance = np.argsort(first)
             created[appearance] = self._create(distinct[appearance], now)
+            if salt:
+                self.salt[created] = salt
             rows[new] = created[inverse]
         return rows, new
 
@@ -252,6 +274,10 @@ class Picked:
 
 
 _WIDE: Final = ("tiers", "degree", "edge_weight")
+
+
+def _salted(keys: Keys, salt: np.uint64) -> Keys:
+    return keys ^ salt if salt else keys
 
 
 def _grown(column: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:

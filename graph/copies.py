@@ -26,7 +26,7 @@ class CopyRecorder:
         if keys is None:
             return
         tier, blocks = Tier(event.tier), self._tables.blocks
-        rows = np.unique(blocks.ensure(keys, now)[0])
+        rows = np.unique(blocks.ensure(keys, now, self._tables.salt(engine))[0])
         blocks.tiers[engine, rows] |= np.uint8(tier)
         ones = np.ones(len(rows), dtype=np.float32)
         self._tables.edges.upsert(EdgeType.SPILL_LINK, rows, copy_id(rows, tier), ones, now)
@@ -37,7 +37,7 @@ class CopyRecorder:
         """Copies are gone."""
         keys = self._keys(event)
         if keys is not None:
-            rows = np.unique(self._tables.blocks.find(keys))
+            rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
             self._drop(engine, rows[rows != NO_ROW], Tier(event.tier))
 
     def forget(self, engine: int) -> None:

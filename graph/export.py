@@ -8,27 +8,53 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
+from .edges import BLOCK_TO_BLOCK
 from .kvcache_graph import KVCacheGraph
 from .queries import block_attributes, edge_link
+from .tables import Tables
+from .types import NO_ROW, EdgeType
 
 
 def to_networkx(graph: KVCacheGraph) -> nx.MultiDiGraph:
-    """A ``MultiDiGraph``: nodes by name with ``kind``, edges keyed by type, with ``weight``."""
+    """A ``MultiDiGraph``: nodes by name with ``kind``, edges keyed by type, with ``weight``.
+
+    Blocks of several models that their engines call the same are told apart by ``@`` and a digest.
+    """
     tables = graph.tables
+    suffixes = _suffixes(tables)
     exported = nx.MultiDiGraph()
     for row in tables.blocks.live_rows().tolist():
         attributes = block_attributes(tables, row)
-        exported.add_node(attributes.pop("id"), **attributes)
+        exported.add_node(attributes.pop("id") + suffixes.get(row, ""), **attributes)
     edges = tables.edges
     for edge in np.flatnonzero(edges.alive[: edges.size]).tolist():
         link = edge_link(tables, edge)
-        target = link["target"]
+        source = link["source"] + suffixes.get(int(edges.source[edge]), "")
+        target = link["target"] + suffixes.get(_block_at(tables, edge), "")
         if target not in exported:
             exported.add_node(target, kind=target.partition(":")[0])
         exported.add_edge(
-            link["source"], target, key=link["type"], type=link["type"], weight=link["weight"]
+            source, target, key=link["type"], type=link["type"], weight=link["weight"]
         )
     return exported
+
+
+def _suffixes(tables: Tables) -> dict[int, str]:
+    """What tells a block row from those of other models with the same key, where there are any."""
+    rows = tables.blocks.live_rows()
+    _, same, count = np.unique(
+        tables.blocks.wire_keys(rows), return_inverse=True, return_counts=True
+    )
+    twins = rows[count[same] > 1].tolist()
+    return {row: f"@{int(tables.blocks.salt[row]):016x}" for row in twins}
+
+
+def _block_at(tables: Tables, edge: int) -> int:
+    """The block row that an edge's target is, or is a copy of; ``NO_ROW`` for a memory."""
+    kind, target = EdgeType(int(tables.edges.kind[edge])), int(tables.edges.target[edge])
+    if kind is EdgeType.SPILL_LINK:
+        return target >> 1
+    return target if kind in BLOCK_TO_BLOCK else NO_ROW
 
 
 def write_graphml(graph: KVCacheGraph, path: Path) -> None:

@@ -78,13 +78,18 @@ class Ingest:
 
     def forget_engine(self, engine: int) -> None:
         """An engine is gone, and every copy that it held."""
+        self._let_go(engine)
+        self._tables.models.pop(engine, None)
+        self._tables.pool_blocks.pop(engine, None)
+        for facts in (self.pressure, self.hello, self.applied, self.tier_reports):
+            facts.pop(engine, None)
+
+    def _let_go(self, engine: int) -> None:
+        """An engine holds nothing any more, and runs nothing."""
         self._copies.forget(engine)
         self._tables.blocks.tiers[engine] = 0
         self._tables.sessions.interrupt(engine)
         self._tables.walks.forget(engine)
-        self._tables.pool_blocks.pop(engine, None)
-        for facts in (self.pressure, self.hello, self.applied, self.tier_reports):
-            facts.pop(engine, None)
 
     def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
         match event:
@@ -96,11 +101,11 @@ class Ingest:
             case BlocksResident():
                 self._resident(engine, event, now)
             case BlocksAttended():
-                self._attended(event, now)
+                self._attended(engine, event, now)
             case ConfidenceSampled():
-                self._confidence(event)
+                self._confidence(engine, event)
             case BlocksEmbedded():
-                self._embedded(event, now)
+                self._embedded(engine, event, now)
             case BlocksSpilled():
                 self._copies.spilled(engine, event, now)
             case BlocksWarmed():
@@ -110,14 +115,21 @@ class Ingest:
             case Pressure():
                 self.pressure[engine] = event
             case EngineHello():
-                self.hello[engine] = event
-                self._tables.pool_blocks[engine] = event.num_blocks
+                self._greeted(engine, event)
             case TierReport():
                 self.tier_reports[engine] = event
             case AdviceApplied():
                 self.applied[engine] = event
             case BlocksStored() | BlocksRemoved() | RequestStarted() | RequestFinished():
                 raise AssertionError("these are applied in runs")
+
+    def _greeted(self, engine: int, event: EngineHello) -> None:
+        """Blocks of another model than it runs now are none of its own."""
+        if event.model != self._tables.models.get(engine, ""):
+            self._let_go(engine)
+            self._tables.models[engine] = event.model
+        self.hello[engine] = event
+        self._tables.pool_blocks[engine] = event.num_blocks
 
     def _apply_churn(self, engine: int, churn: list[_Churn], now: float) -> None:
         churn = [event for event in churn if self._is_whole(event.hashes)]
@@ -141,8 +153,9 @@ class Ingest:
             return
         keys = _joined(stored)
         counts = np.array([len(event.hashes) // 8 for event in stored])
-        rows, new = blocks.ensure(keys, now)
-        self._chains.extend(rows, new, self._rows_before(stored, now), counts, now)
+        salt = self._tables.salt(engine)
+        rows, new = blocks.ensure(keys, now, salt)
+        self._chains.extend(rows, new, self._rows_before(stored, now, salt), counts, now)
         blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
         blocks.tokens[rows] = np.repeat([event.block_size for event in stored], counts)
         self._claim(stored, rows, counts, now)
@@ -150,13 +163,13 @@ class Ingest:
         self.counters["blocks_stored"] += len(rows)
         self.counters["blocks_protected"] += int(_IS_PROTECTED[blocks.layer[rows]].sum())
 
-    def _rows_before(self, stored: list[BlocksStored], now: float) -> Rows:
+    def _rows_before(self, stored: list[BlocksStored], now: float, salt: np.uint64) -> Rows:
         """The row before each run's first block; one that we never heard of becomes a ghost."""
         before = np.full(len(stored), NO_ROW, dtype=np.int32)
         known = [i for i, event in enumerate(stored) if event.parent is not None]
         if known:
             keys = np.array([stored[i].parent for i in known], dtype=np.uint64)
-            before[known] = self._tables.blocks.ensure(keys, now)[0]
+            before[known] = self._tables.blocks.ensure(keys, now, salt)[0]
         return before
 
     def _claim(
@@ -177,7 +190,7 @@ class Ingest:
 
     def _remove(self, engine: int, removed: list[BlocksRemoved], now: float) -> None:
         blocks = self._tables.blocks
-        rows = np.unique(_known(blocks.find(_joined(removed))))
+        rows = np.unique(_known(blocks.find(_joined(removed), self._tables.salt(engine))))
         rows = rows[(blocks.tiers[engine, rows] & int(Tier.HOT)) != 0]
         blocks.tiers[engine, rows] &= ~np.uint8(Tier.HOT)
         if engine in self.tier_reports:
@@ -194,30 +207,31 @@ class Ingest:
         blocks = self._tables.blocks
         self._copies.forget(engine)  # they are announced again right after this
         blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
-        rows, _ = blocks.ensure(as_keys(event.hashes), now)
+        rows, _ = blocks.ensure(as_keys(event.hashes), now, self._tables.salt(engine))
         blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
 
-    def _attended(self, event: BlocksAttended, now: float) -> None:
+    def _attended(self, engine: int, event: BlocksAttended, now: float) -> None:
         mass = np.frombuffer(event.mass, dtype="<f4") if len(event.mass) % 4 == 0 else _NONE
         keys = self._keys(event.hashes)
         if len(mass) != len(keys) or not np.isfinite(mass).all():
             self._refuse()
             return
         blocks = self._tables.blocks
-        rows, first = np.unique(blocks.find(keys), return_index=True)
+        found = blocks.find(keys, self._tables.salt(engine))
+        rows, first = np.unique(found, return_index=True)
         mass, rows = mass[first][rows != NO_ROW], rows[rows != NO_ROW]
         blocks.last_attended[rows] = now
         blocks.attention[rows] += _EMA_SHARE * (mass - blocks.attention[rows])
         self._co_attendance.observe(rows, mass, now)
 
-    def _confidence(self, event: ConfidenceSampled) -> None:
+    def _confidence(self, engine: int, event: ConfidenceSampled) -> None:
         blocks = self._tables.blocks
-        rows = _known(blocks.find(self._keys(event.hashes)))
+        rows = _known(blocks.find(self._keys(event.hashes), self._tables.salt(engine)))
         blocks.confidence[rows] += np.float32(_EMA_SHARE) * (
             np.float32(event.confidence) - blocks.confidence[rows]
         )
 
-    def _embedded(self, event: BlocksEmbedded, now: float) -> None:
+    def _embedded(self, engine: int, event: BlocksEmbedded, now: float) -> None:
         keys = self._keys(event.hashes)
         fits = self.semantic.accepts(event.dim)
         if len(event.vectors) != 2 * event.dim * len(keys) or not fits or not len(keys):
@@ -226,7 +240,8 @@ class Ingest:
         vectors = np.frombuffer(event.vectors, dtype="<f2").reshape(len(keys), event.dim)
         with np.errstate(invalid="ignore"):  # signalling NaNs: they are sorted out below
             vectors = vectors.astype(np.float32)
-        rows, first = np.unique(self._tables.blocks.find(keys), return_index=True)
+        found = self._tables.blocks.find(keys, self._tables.salt(engine))
+        rows, first = np.unique(found, return_index=True)
         usable = (rows != NO_ROW) & np.isfinite(vectors[first]).all(1)
         usable[usable] = vectors[first[usable]].any(1)
         if usable.any():
@@ -234,7 +249,7 @@ class Ingest:
 
     def _warmed(self, engine: int, event: BlocksWarmed, now: float) -> None:
         blocks = self._tables.blocks
-        rows, _ = blocks.ensure(self._keys(event.hashes), now)
+        rows, _ = blocks.ensure(self._keys(event.hashes), now, self._tables.salt(engine))
         blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
         blocks.last_hit[rows] = now
         self.counters["blocks_warmed"] += len(rows)

@@ -167,11 +167,12 @@ class KVCacheGraph:
         column, blocks = self.tables.engines.get(engine), self.tables.blocks
         if column is None:
             return as_keys([])
-        rows = blocks.find(as_keys([]) if active is None else active)
+        salt = self.tables.salt(column)
+        rows = blocks.find(as_keys([]) if active is None else active, salt)
         found = prefetch_candidates(
             self.tables, self.profile, column, limit, rows[rows != NO_ROW], self.clock()
         )
-        return blocks.keys[found]
+        return blocks.wire_keys(found)
 
     def suggest_prefetch(self, active: Sequence[BlockKey], n: int) -> list[BlockKey]:
         """The ``n`` copies most worth bringing back while ``active`` blocks are in use."""
@@ -232,12 +233,14 @@ class KVCacheGraph:
         check_integrity(self.tables)
 
     def _row(self, key: BlockKey) -> int:
+        """The block that engines call ``key``; of several models', one that is held, last used."""
         if not 0 <= key < 1 << 64:
             raise GraphError(f"a block key is a number from 0 to 2**64 - 1, not {key}")
-        row = int(self.tables.blocks.find(as_keys([key]))[0])
-        if row == NO_ROW:
+        named = self.tables.blocks.find_all(key)
+        if not len(named):
             raise GraphError(f"no block {key} is known: never stored, or long forgotten")
-        return row
+        held = self.tables.blocks.tiers[:, named.rows].any(axis=0)
+        return int(named.rows[np.lexsort((named.last_used(), held))[-1]])
 
     def _column(self, engine: str) -> int:
         engines = self.tables.engines

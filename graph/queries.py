@@ -15,6 +15,7 @@ from .advice import EvictionRanking
 from .blocks import Picked
 from .edges import BLOCK_TO_BLOCK
 from .errors import GraphError
+from .identity import salt_of
 from .policy import Policy
 from .protection import demoted
 from .rules import is_protected, is_superseded, standing
@@ -109,6 +110,7 @@ def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
         "tiers": _tiers(tables, row),
         "session": None if session == NO_ROW else sessions.names[session],
         "tenant": tables.tenants.name(int(blocks.tenant[row])),
+        "model": _model(tables, row),
         "identity": _identity(tables, row),
         "shared": bool(blocks.flags[row] & BlockFlag.SHARED),
         "superseded": bool(blocks.flags[row] & BlockFlag.SUPERSEDED),
@@ -224,7 +226,7 @@ def _ranks(
         resident = tables.blocks.resident(column)
         if not resident[row]:
             continue
-        rank = _place_in(known.get(engine), tables.blocks.keys[row])
+        rank = _place_in(known.get(engine), tables.blocks.wire_keys(row))
         if rank is None:
             rows, scores = resident_scores(tables, policy, profile, column, now)
             rank = int((scores > scores[rows == row][0]).sum())
@@ -257,7 +259,7 @@ def _ends(tables: Tables, edge: int) -> tuple[EdgeType, int, int]:
 
 
 def _block(tables: Tables, row: int) -> str:
-    return block_name(int(tables.blocks.keys[row]))
+    return block_name(int(tables.blocks.wire_keys(row)))
 
 
 def _node_name(tables: Tables, kind: EdgeType, node: int) -> str:
@@ -289,6 +291,12 @@ def _copies(tables: Tables, row: int, now: float) -> str:
     if against:
         return f"none: not worth one ({', '.join(against)})"
     return "none yet" if held else "none: worth one, and lost before it was made"
+
+
+def _model(tables: Tables, row: int) -> str | None:
+    """The model that computed a block, as long as an engine that runs it is here."""
+    salt = tables.blocks.salt[row]
+    return next((name for name in tables.models.values() if name and salt_of(name) == salt), None)
 
 
 def _identity(tables: Tables, row: int) -> str | None:

@@ -189,8 +189,8 @@ def rank(
     wanted = (np.take(tiers, spilling) & COPIES) == 0
     wanted[: len(victims)] &= worth_spilling(tables, held.rows[victims], now)
     named = (victims, protected, spilling[wanted], sinking)
-    keys = held.of(blocks.keys)
-    return Ranking(*(np.take(keys, places) for places in named))
+    keys, salt = held.of(blocks.keys), tables.salt(engine)
+    return Ranking(*(np.take(keys, places) ^ salt for places in named))
 
 
 def resident_scores(

@@ -1,4 +1,4 @@
-"""SEMANTIC edges: a tenant's blocks whose key embeddings point the same way, by an ANN index."""
+"""SEMANTIC edges: near key embeddings of one tenant's and model's blocks, by an ANN index."""
 
 from __future__ import annotations
 
@@ -90,9 +90,10 @@ class SemanticLinker:
         cosines = 1.0 - np.asarray(matches.distances, dtype=np.float32).reshape(keys.shape)
         targets = keys.astype(np.int64)
         sources = np.repeat(rows.astype(np.int64), keys.shape[1]).reshape(keys.shape)
-        tenant = self._tables.blocks.tenant  # what one wrote is nothing to another
+        blocks = self._tables.blocks
         near = (cosines > limits.semantic_threshold) & (targets != sources)
-        near &= tenant[sources] == tenant[targets]
+        for owner in (blocks.tenant, blocks.salt):  # what is one's is nothing to another
+            near &= owner[sources] == owner[targets]
         return (
             sources[near].astype(np.int32),
             targets[near].astype(np.int32),

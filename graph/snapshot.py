@@ -27,7 +27,7 @@ from .kvcache_graph import KVCacheGraph
 from .tables import Tables
 from .types import EdgeType
 
-_MAGIC: Final = b"KVGSNAP\x05"
+_MAGIC: Final = b"KVGSNAP\x06"
 _DIGEST_BYTES: Final = 32
 _BLOCK_TIMES: Final = ("created", "last_attended", "last_hit", "pinned_until")
 _SESSION_TIMES: Final = ("created", "started", "last_seen", "expected_return")

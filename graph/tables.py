@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from .blocks import BlockTable
 from .edges import EdgeStore
+from .identity import salt_of
 from .interner import Interner, TenantNames
 from .sessions import SessionTable
 from .walks import WalkLog
@@ -51,6 +54,7 @@ class Tables:
     tenants: TenantNames = field(init=False)
     memories: Interner = field(init=False)
     engines: dict[str, int] = field(default_factory=dict)  # engine id → residency column
+    models: dict[int, str] = field(default_factory=dict)  # residency column → model
     pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
     stored: Counter[int] = field(default_factory=Counter)  # residency column → blocks, ever
     walks: WalkLog = field(default_factory=WalkLog)
@@ -62,3 +66,7 @@ class Tables:
         self.segment_names = Interner(self.limits.max_names)
         self.tenants = TenantNames(self.limits.max_names)
         self.memories = Interner(self.limits.max_names)
+
+    def salt(self, engine: int) -> np.uint64:
+        """What the model of a residency column adds to the keys of its blocks."""
+        return salt_of(self.models.get(engine, ""))

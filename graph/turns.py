@@ -58,7 +58,7 @@ class TurnRecorder:
             self._counters["events_refused"] += len(turns) - len(chains)
         if not chains:
             return
-        rows = self._lay(keys, counts, order, now)
+        rows = self._lay(keys, counts, order, now, self._tables.salt(engine))
         walked = [rows[:0]]
         for turn, chain in zip(chains, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
             if isinstance(turn, RequestStarted):
@@ -127,11 +127,13 @@ class TurnRecorder:
         tip = self._tables.sessions.tip
         tip[np.isin(tip, rows)] = NO_ROW
 
-    def _lay(self, keys: Keys, counts: Counts, order: Positions, now: float) -> Rows:
+    def _lay(
+        self, keys: Keys, counts: Counts, order: Positions, now: float, salt: np.uint64
+    ) -> Rows:
         """The rows of whole chains, chain after chain, linked."""
         blocks = self._tables.blocks
         rows, new = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.bool_)
-        rows[order], new[order] = blocks.ensure(keys[order], now)
+        rows[order], new[order] = blocks.ensure(keys[order], now, salt)
         self._chains.lay(rows, new, counts, now)
         blocks.last_attended[rows] = now
         return rows
@@ -224,8 +226,8 @@ class TurnRecorder:
         if sessions.running[session] > 0:
             return
         left = self._chains.ancestors(int(sessions.tip[session]), rows)
-        if not len(left):
-            return
+        if not len(left) or (len(rows) and blocks.salt[left[0]] != blocks.salt[rows[0]]):
+            return  # a session's turns with another model are a chain of their own
         exclusive = (blocks.session[left] == session) & (
             (blocks.flags[left] & int(BlockFlag.SHARED)) == 0
         )

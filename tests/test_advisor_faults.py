@@ -53,7 +53,7 @@ class InProcess:
         with graph.lock:
             blocks = graph.tables.blocks
             rows = blocks.resident(graph.tables.engines[identity])
-            return set(blocks.keys[: len(rows)][rows].tolist())
+            return set(blocks.wire_keys(blocks.pick(rows).rows).tolist())
 
     def agrees_with(self, engine: FakeEngine) -> bool:
         return self.resident(engine) == engine.cached
