@@ -91,12 +91,19 @@ class ObserveConfig(Section):
     """A vLLM engine without our hook, watched through its own KV events.
 
     They come in clear, and hold token ids: beyond loopback only when ``allow_remote`` says so.
+    Nor do they say which ``model`` it runs; left out, it is one that no other engine runs.
     """
 
     endpoint: ConnectEndpoint
     replay_endpoint: ConnectEndpoint | None = None
     topic: Annotated[str, Field(max_length=256)] = ""
+    model: Annotated[str, Field(max_length=256)] = ""
     allow_remote: bool = False
+
+    @property
+    def engine(self) -> str:
+        """What the graph calls it."""
+        return f"kv:{self.endpoint}"
 
     @model_validator(mode="after")
     def _stays_here(self) -> Self:

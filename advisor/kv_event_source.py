@@ -64,7 +64,7 @@ class KvEventSource:
         config: ObserveConfig,
         clock: Callable[[], float],
     ) -> None:
-        self.engine = f"kv:{config.endpoint}"
+        self.engine = config.engine
         self.config = config
         self.sequence = SequenceTracker()
         self.replays = 0

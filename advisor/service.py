@@ -89,6 +89,7 @@ class Service:
             policy=config.policy.policy(config.profile()),
             referee=config.policy.referee(),
             limits=config.graph.limits(),
+            models={each.engine: each.model or each.engine for each in config.sidecar.observe},
             clock=clock,
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

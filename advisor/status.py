@@ -141,7 +141,7 @@ class StatusBoard:
             yield EngineStatus(
                 id=source.engine,
                 name=source.config.endpoint,
-                model="",
+                model=source.config.model,
                 version="",
                 kind="kv_events",
                 state=source.state.value,

@@ -173,9 +173,7 @@ class BlockTable:
             distinct, first, inverse = np.unique(missing, return_index=True, return_inverse=True)
             created = np.empty(len(distinct), dtype=np.int32)
             appearance = np.argsort(first)
-            created[appearance] = self._create(distinct[appearance], now)
-            if salt:
-                self.salt[created] = salt
+            created[appearance] = self._create(distinct[appearance], salt, now)
             rows[new] = created[inverse]
         return rows, new
 
@@ -213,7 +211,7 @@ class BlockTable:
         step = max(1, self.size // most)
         return Picked(self, np.arange(0, self.size, step, dtype=np.int32))
 
-    def _create(self, keys: Keys, now: float) -> Rows:
+    def _create(self, keys: Keys, salt: np.uint64, now: float) -> Rows:
         rows = self._rows.take(len(keys))
         self._reserve(self.size)
         self._index.insert(keys, rows)
@@ -224,6 +222,8 @@ class BlockTable:
             getattr(self, name)[:, at] = 0
         self.alive[at] = True
         self.created[at] = self.last_attended[at] = now
+        if salt:
+            self.salt[at] = salt
         return rows
 
     def _reserve(self, rows: int) -> None:

@@ -41,6 +41,7 @@ class KVCacheGraph:
             another to change them while running.
         referee: Says where the policy may rank; where it may not, and with the policy ``lru``, the
             engine's own order holds, under the rules that protect.
+        models: What engines run that do not say so themselves, by engine id.
         version: Rises with every batch of events that may change a ranking.
     """
 
@@ -51,11 +52,13 @@ class KVCacheGraph:
         policy: Policy | None = None,
         referee: Referee | None = None,
         limits: GraphLimits | None = None,
+        models: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._profile = profile or ScoreProfile()
         self.policy = policy or ClassicPolicy(self._profile)
         self.referee = referee
+        self.models = models or {}
         self.lock = threading.RLock()
         self.version = 0
         self.clock = clock
@@ -253,4 +256,5 @@ class KVCacheGraph:
                 )
             self.tables.blocks.reserve_engines(free[0] + 1)
             engines[engine] = free[0]
+            self.tables.models[free[0]] = self.models.get(engine, "")
         return engines[engine]

@@ -426,7 +426,7 @@ def test_an_engine_without_our_hook_is_watched_through_its_kv_events(
     endpoint = f"ipc://{tmp_path}/kv"
     publisher.bind(endpoint)
     try:
-        running = start(sidecar__observe=[{"endpoint": endpoint}])
+        running = start(sidecar__observe=[{"endpoint": endpoint, "model": "m"}])
         assert publisher.poll(10_000)
         stored = {
             "type": "BlockStored",
@@ -443,7 +443,9 @@ def test_an_engine_without_our_hook_is_watched_through_its_kv_events(
         assert (engine["kind"], engine["state"]) == ("kv_events", "synced")
         assert engine["graph"]["resident"] == 2
         assert running.get("/sessions/watched/explain")["blocks"] == 2
-        assert "31337" not in json.dumps(running.get("/blocks/5/explain"))
+        explained = running.get("/blocks/5/explain")
+        assert explained["model"] == engine["model"] == "m"
+        assert "31337" not in json.dumps(explained)
     finally:
         publisher.close(linger=0)
     running.until(lambda s: s["engines"][0]["state"] == "waiting")

@@ -50,9 +50,9 @@ def finished(request: str, keys: tuple[int, ...], session: str | None = None) ->
 class World:
     """A graph whose clock moves a second with every batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: dict[str, str] | None = None) -> None:
         self.now = 1000.0
-        self.graph = KVCacheGraph(clock=lambda: self.now)
+        self.graph = KVCacheGraph(models=models, clock=lambda: self.now)
 
     def tell(self, engine: str, *events: AnyEvent) -> None:
         self.now += 1.0
@@ -193,6 +193,18 @@ def test_an_engine_that_says_no_model_has_blocks_of_its_own() -> None:
     world.graph.forget_engine("a")
     world.tell("new", BlocksStored(pack(11), None, SIZE))  # in the column that "a" had
     assert set(world.graph.explain(11)["tiers"]) == {"observed", "new"}
+
+
+def test_an_engine_that_is_only_watched_runs_what_configuration_says() -> None:
+    world = World({"watched": "m", "other": "kv:other"})
+    for _ in range(2):  # also once it was forgotten: its events have a hole, or it was restarted
+        world.graph.forget_engine("watched")
+        for engine in ("watched", "other"):
+            world.tell(engine, BlocksStored(pack(*KEYS), None, SIZE))
+        world.tell("a", hello("m"), BlocksResident(pack(*KEYS)))
+        assert len(world.graph.tables.blocks) == 6
+        world.tell("a", BlocksWarmed(pack(*KEYS)))
+        assert set(world.graph.explain(11)["tiers"]) == {"a", "watched"}
 
 
 def test_a_session_that_asks_two_models_leaves_neither_chain_behind(world: World) -> None:
