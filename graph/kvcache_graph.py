@@ -19,6 +19,7 @@ from .errors import GraphError
 from .events import AdviceApplied, AnyEvent, EngineHello, Pressure, TierReport
 from .ingest import Ingest
 from .integrity import check_integrity
+from .places import Order
 from .policy import Policy, Referee, Ruling
 from .prefetch import prefetch_candidates
 from .scoring import ClassicPolicy, LruPolicy, Ranking, ScoreProfile, Weighted, rank, whole_scores
@@ -142,7 +143,13 @@ class KVCacheGraph:
             return policy
         scores = partial(whole_scores, self.tables, policy, self.profile, column, now)
         referee.watch(self.tables, column, scores)
-        return policy if referee.trusts(column) else LruPolicy()
+        return LruPolicy() if self._is_lrus(column) else policy
+
+    def _is_lrus(self, column: int) -> bool:
+        """Whether an engine keeps to its own order."""
+        if isinstance(self.policy, LruPolicy):
+            return True
+        return self.referee is not None and not self.referee.trusts(column)
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """The ``n`` blocks to lose first: protected ones only when nothing else is left."""
@@ -196,7 +203,7 @@ class KVCacheGraph:
     def explain(
         self, key: BlockKey, known: Mapping[str, EvictionRanking] | None = None
     ) -> dict[str, Any]:
-        """Why a block ranks where it does: every term, its rank, what protects it.
+        """Why a block ranks where it does: every term, its rank, who ranks, what protects it.
 
         Args:
             known: Rankings by engine, not old: its place in one is looked up, and all blocks are
@@ -205,8 +212,10 @@ class KVCacheGraph:
         Raises:
             GraphError: The graph knows no such block.
         """
-        row, now = self._row(key), self.clock()
-        return queries.explain(self.tables, self.policy, self.profile, row, now, known or {})
+        row, engines = self._row(key), self.tables.engines
+        under_lru = frozenset(name for name, column in engines.items() if self._is_lrus(column))
+        order = Order(self.policy, self.profile, known or {}, under_lru)
+        return queries.explain(self.tables, order, row, self.clock())
 
     def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:
         """What a session is doing, and what it holds in which tier.

@@ -6,20 +6,18 @@ cannot hold 64 bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from .advice import EvictionRanking
 from .blocks import Picked
 from .edges import BLOCK_TO_BLOCK
 from .errors import GraphError
 from .identity import salt_of
-from .policy import Policy
+from .places import Order, places, who_ranks
 from .protection import demoted
 from .rules import is_protected, is_superseded, standing
-from .scoring import ScoreProfile, resident_scores
+from .scoring import ScoreProfile
 from .spill import not_worth
 from .tables import Tables
 from .types import (
@@ -117,31 +115,26 @@ def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
     }
 
 
-def explain(
-    tables: Tables,
-    policy: Policy,
-    profile: ScoreProfile,
-    row: int,
-    now: float,
-    known: Mapping[str, EvictionRanking],
-) -> dict[str, Any]:
+def explain(tables: Tables, order: Order, row: int, now: float) -> dict[str, Any]:
     """Every term of a block's score, its rank, and what protects it or sends it away."""
-    blocks = tables.blocks
+    blocks, policy, profile = tables.blocks, order.policy, order.profile
     only = Picked(blocks, np.array([row], dtype=np.int32))
     terms = policy.terms(tables, row, now)
+    ranks = places(tables, order, row, now)
     return {
         **block_attributes(tables, row),
         "age_s": round(now - float(only.last_used()[0]), 3),
         "confidence": round(float(blocks.confidence[row]), 4),
         "attention": round(float(blocks.attention[row]), 6),
         "policy": policy.name,
+        "who_ranks": who_ranks(order, ranks),
         "terms": {name: round(value, 4) for name, value in terms.items()},
         "score": round(sum(terms.values()), 4),
         "standing": standing(tables, profile, only, now),
         "demoted_on": _demoted_on(tables, profile, row, now),
         "copies": _copies(tables, row, now),
         "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),
-        "ranks": _ranks(tables, policy, profile, row, now, known),
+        "ranks": ranks,
         "edges": neighbors(tables, row),
     }
 
@@ -210,36 +203,6 @@ def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
         found.append(fresh)
         total += len(fresh)
     return np.concatenate(found)
-
-
-def _ranks(
-    tables: Tables,
-    policy: Policy,
-    profile: ScoreProfile,
-    row: int,
-    now: float,
-    known: Mapping[str, EvictionRanking],
-) -> dict[str, dict[str, int]]:
-    """Where the block stands among the resident blocks of each engine; rank 0 goes first."""
-    ranks = {}
-    for engine, column in tables.engines.items():
-        resident = tables.blocks.resident(column)
-        if not resident[row]:
-            continue
-        rank = _place_in(known.get(engine), tables.blocks.wire_keys(row))
-        if rank is None:
-            rows, scores = resident_scores(tables, policy, profile, column, now)
-            rank = int((scores > scores[rows == row][0]).sum())
-        ranks[engine] = {"rank": rank, "of": int(np.count_nonzero(resident))}
-    return ranks
-
-
-def _place_in(ranking: EvictionRanking | None, key: np.uint64) -> int | None:
-    """How many go before ``key``; None where the ranking does not name it."""
-    if ranking is None:
-        return None
-    places = np.flatnonzero(ranking.order == key)
-    return int(places[0]) if len(places) else None
 
 
 def _demoted_on(tables: Tables, profile: ScoreProfile, row: int, now: float) -> list[str]:

@@ -175,6 +175,8 @@ def test_status_and_explain_find_a_running_sidecar(serve: Callable[..., Sidecar]
         assert "75 % useful (6 of 8)" in shown.stdout
         block = run("explain", "0x5")
         assert "importance" in block.stdout
+        assert "LRU on" in block.stdout
+        assert "ranked_by lru, rank 0, of 1, policy_rank 0" in " ".join(block.stdout.split())
         assert json.loads(run("explain", "chat", "--json").stdout)["blocks"] == 1
         unknown = run("explain", "nobody")
         assert unknown.returncode == 1

@@ -158,7 +158,7 @@ def test_a_key_is_asked_for_as_engines_say_it(world: World) -> None:
     told = world.graph.explain(11)
     assert told["id"] == f"{11:#018x}"
     assert told["model"] == "model-b"  # of two that are held, the last used
-    assert told["ranks"] == {"b": {"rank": 2, "of": 3}}
+    assert told["ranks"] == {"b": {"ranked_by": "classic", "rank": 2, "of": 3}}
     world.tell("b", BlocksRemoved(pack(11)))
     assert world.graph.explain(11)["model"] == "model-a"  # one that is held before one that is not
     assert world.graph.explain(14)["parent"] == f"{13:#018x}"
