@@ -207,6 +207,40 @@ class TierReport(Event, tag=17, frozen=True):
     prefill_tokens_per_s: Rate
 
 
+class RequestHeld(Event, tag=18, frozen=True):
+    """A request of a new or cold session waits until there is room for its context."""
+
+    request_id: Name
+    blocks: Count  # of context that the pool does not hold yet
+    session: Name | None = None
+    tenant: Name | None = None
+
+
+class RequestReleased(Event, tag=19, frozen=True):
+    """A held request waits no longer, for one of ``HOLD_ENDS``."""
+
+    request_id: Name
+    waited_s: Seconds
+    reason: Name
+
+
+class AdmissionReport(Event, tag=20, frozen=True):
+    """Whom the engine holds, and held; every number but the first three counts from its start."""
+
+    waiting: Count  # requests that are held now
+    waiting_blocks: Total  # that they want
+    oldest_s: Seconds  # how long the first of them waits by now
+    held: Total
+    released: tuple[Total, ...]  # one for each of ``HOLD_ENDS``
+    waited_s: Seconds  # in all
+    longest_s: Seconds
+    passed: Total  # requests that started without being held
+
+
+HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone")
+"""Why a request is held no longer: its turn came; it waited as long as one may; the engine had
+nothing else to do; there is room for all; the sidecar says nothing; its client went away."""
+
 AnyEvent = (
     EngineHello
     | BlocksStored
@@ -225,6 +259,9 @@ AnyEvent = (
     | Pressure
     | AdviceApplied
     | TierReport
+    | RequestHeld
+    | RequestReleased
+    | AdmissionReport
 )
 
 

@@ -19,6 +19,7 @@ from .chains import ChainLinker
 from .co_attend import CoAttendance
 from .copies import CopyRecorder
 from .events import (
+    AdmissionReport,
     AdviceApplied,
     AnyEvent,
     BlocksAttended,
@@ -34,10 +35,13 @@ from .events import (
     EngineHello,
     Pressure,
     RequestFinished,
+    RequestHeld,
+    RequestReleased,
     RequestStarted,
     SessionSignal,
     TierReport,
 )
+from .held import HeldBook
 from .semantic import SemanticLinker
 from .tables import Tables
 from .turns import Turn, TurnRecorder
@@ -62,6 +66,8 @@ class Ingest:
         self.hello: dict[int, EngineHello] = {}
         self.applied: dict[int, AdviceApplied] = {}
         self.tier_reports: dict[int, TierReport] = {}
+        self.admission_reports: dict[int, AdmissionReport] = {}
+        self.held = HeldBook()
         self._reclaim_above = tables.limits.max_ghosts
 
     def apply(self, engine: int, events: Sequence[AnyEvent], now: float) -> None:
@@ -81,8 +87,10 @@ class Ingest:
         self._let_go(engine)
         self._tables.models.pop(engine, None)
         self._tables.pool_blocks.pop(engine, None)
-        for facts in (self.pressure, self.hello, self.applied, self.tier_reports):
-            facts.pop(engine, None)
+        self.held.forget(engine)
+        facts = (self.pressure, self.hello, self.applied, self.tier_reports, self.admission_reports)
+        for each in facts:
+            each.pop(engine, None)
 
     def _let_go(self, engine: int) -> None:
         """An engine holds nothing any more, and runs nothing."""
@@ -120,6 +128,12 @@ class Ingest:
                 self.tier_reports[engine] = event
             case AdviceApplied():
                 self.applied[engine] = event
+            case AdmissionReport():
+                self.admission_reports[engine] = event
+            case RequestHeld():
+                self.held.held(engine, event, now)
+            case RequestReleased():
+                self.held.released(engine, event)
             case BlocksStored() | BlocksRemoved() | RequestStarted() | RequestFinished():
                 raise AssertionError("these are applied in runs")
 
@@ -129,6 +143,7 @@ class Ingest:
             self._let_go(engine)
             self._tables.models[engine] = event.model
         self.hello[engine] = event
+        self.held.forget(engine)
         self._tables.pool_blocks[engine] = event.num_blocks
 
     def _apply_churn(self, engine: int, churn: list[_Churn], now: float) -> None:

@@ -16,7 +16,16 @@ import numpy.typing as npt
 from . import queries
 from .advice import EvictionRanking
 from .errors import GraphError
-from .events import AdviceApplied, AnyEvent, EngineHello, Pressure, TierReport
+from .events import (
+    AdmissionReport,
+    AdviceApplied,
+    AnyEvent,
+    EngineHello,
+    Pressure,
+    RequestHeld,
+    RequestReleased,
+    TierReport,
+)
 from .ingest import Ingest
 from .integrity import check_integrity
 from .places import Order
@@ -27,7 +36,9 @@ from .stats import GraphStats, graph_stats
 from .tables import GraphLimits, Tables
 from .types import MAX_ENGINES, NO_ROW, BlockKey, Keys, as_keys
 
-_SIGNS_OF_LIFE = (EngineHello, Pressure, AdviceApplied, TierReport)
+_SIGNS_OF_LIFE = (
+    EngineHello, Pressure, AdviceApplied, TierReport, AdmissionReport, RequestHeld, RequestReleased
+)  # fmt: skip
 
 
 class KVCacheGraph:

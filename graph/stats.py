@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from .events import AdviceApplied, EngineHello, Pressure, TierReport
+from .events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
+from .held import HeldRequest
 from .ingest import Ingest
 from .protection import demoted
 from .rules import is_protected
@@ -14,6 +16,8 @@ from .scoring import ScoreProfile
 from .spill import COPIES
 from .tables import Tables
 from .types import EDGE_NAMES, LAYER_NAMES, SessionState
+
+_SHOWN_HELD: Final = 32  # requests of an engine; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class EngineStats:
     pressure: Pressure | None
     applied: AdviceApplied | None
     tiers: TierReport | None
+    admission: AdmissionReport | None  # None: nobody is ever held there
+    held: list[HeldRequest]  # who waits longest for room
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,8 @@ def _engine_stats(
         pressure=ingest.pressure.get(column),
         applied=ingest.applied.get(column),
         tiers=ingest.tier_reports.get(column),
+        admission=ingest.admission_reports.get(column),
+        held=ingest.held.of(column, _SHOWN_HELD),
     )
 
 

@@ -13,6 +13,8 @@ _CACHED: Final = (
 _ALLOCATED: Final = ("request", "blocks", "num_external_tokens")
 _INSERTED: Final = ("block_hash_with_group_id", "block", "num_tokens")
 _BASE: Final = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+_SCHEDULER: Final = "vllm.v1.core.sched.scheduler"
+_QUEUE: Final = "vllm.v1.core.sched.request_queue"
 _FACTORY: Final = "vllm.distributed.kv_transfer.kv_connector.factory"
 # module, attribute path, parameters that we pass or are passed
 HOOKS: Final = (
@@ -38,6 +40,16 @@ HOOKS: Final = (
     (_BASE, "KVConnectorBase_V1.build_connector_meta", ("scheduler_output",)),
     (_BASE, "KVConnectorBase_V1.request_finished", ("request", "block_ids")),
     (_BASE, "SupportsHMA.request_finished_all_groups", ("request", "block_ids")),
+    # with admission
+    (_SCHEDULER, "Scheduler.add_request", ("request",)),
+    (_SCHEDULER, "Scheduler._enqueue_waiting_request", ("request",)),
+    (_QUEUE, "RequestQueue.add_request", ("request",)),
+    (_QUEUE, "RequestQueue.prepend_request", ("request",)),
+    (_QUEUE, "RequestQueue.prepend_requests", ("requests",)),
+    (_QUEUE, "RequestQueue.remove_request", ("request",)),
+    (_QUEUE, "RequestQueue.remove_requests", ("requests",)),
+    (_QUEUE, "RequestQueue.peek_request", ()),
+    (_QUEUE, "RequestQueue.pop_request", ()),
     # with tiers
     ("vllm.v1.core.block_pool", "BlockPool.get_new_blocks", ("num_blocks",)),
     ("vllm.v1.core.block_pool", "BlockPool.free_blocks", ("ordered_blocks",)),

@@ -30,7 +30,7 @@ FOLLOWED: Final = (
     "update_state_after_alloc", "build_connector_meta", "request_finished",
     "request_finished_all_groups", "shutdown",
 )  # fmt: skip
-_WATCH: Final = "_kvgraph_watch"
+WATCH: Final = "_kvgraph_watch"
 _MARK: Final = "_kvgraph_wrapped"
 
 
@@ -75,7 +75,7 @@ def observe(connector: KVConnectorBase_V1) -> None:
     config = copy.copy(config)
     config.kv_transfer_config = own_transfer_config(endpoint)
     watch = KvGraphConnector(config, connector.role, connector._kv_cache_config)
-    setattr(connector, _WATCH, watch)
+    setattr(connector, WATCH, watch)
     stock: Any = type(connector)  # mypy takes no class for hashable
     connector.__class__ = observed_class(stock)
 
@@ -92,7 +92,7 @@ def _told(original: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        _tell(getattr(self, _WATCH), name, args, kwargs)
+        _tell(getattr(self, WATCH), name, args, kwargs)
         return result
 
     return method

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -88,6 +89,27 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )  # fmt: skip
         self._side = side
         side.client.start()
+
+    def bind_scheduler(self, scheduler: Scheduler) -> None:
+        """Hold new sessions of ``scheduler`` while there is no room for them.
+
+        Raises:
+            TypeError: It is no scheduler that this can be done with.
+        """
+        if self._side is not None:
+            self._side.hold_at(scheduler, self.holds, self.holds_no_longer)
+
+    @guarded(False)
+    def holds(self, request: Request) -> bool:
+        """Whether a new request is to be held."""
+        holding = self._side.holding if self._side is not None else None
+        return holding is not None and holding.arrived(request)
+
+    @guarded(None)
+    def holds_no_longer(self, request_id: str) -> None:
+        """A held request's client went away."""
+        if self._side is not None and self._side.holding is not None:
+            self._side.holding.removed(request_id)
 
     @guarded(None)
     def on_new_request(self, request: Request) -> None:

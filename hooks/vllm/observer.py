@@ -104,6 +104,7 @@ class EngineObserver:
         self._adapted = adapted
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
+        self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
         self._running: dict[str, tuple[Request, Meaning]] = {}
 
     # Requests -----------------------------------------------------------------------------------
@@ -111,6 +112,11 @@ class EngineObserver:
     def request_queued(self, request: Request) -> None:
         """A request arrived."""
         self._waiting[request.request_id] = 0
+
+    def meaning(self, request: Request) -> Meaning:
+        """What the caller says of a request that was not scheduled yet."""
+        meaning = self._meant[request.request_id] = self._read(request)
+        return meaning
 
     def request_looked_up(self, request: Request, cached_tokens: int) -> None:
         """The prefix cache holds the request's first ``cached_tokens`` tokens."""
@@ -122,9 +128,7 @@ class EngineObserver:
         if request.request_id in self._running:
             return
         prompt = request.num_prompt_tokens
-        meaning = self._tags.read(
-            request.kv_transfer_params, prompt, request.session_id, request.cache_salt
-        )
+        meaning = self._meant.pop(request.request_id, None) or self._read(request)
         self._running[request.request_id] = request, meaning
         hashes = self._group.hashes(request, prompt)
         for segment in meaning.segments:
@@ -148,6 +152,7 @@ class EngineObserver:
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """A request ended and its blocks are about to be freed."""
         self._waiting.pop(request.request_id, None)
+        self._meant.pop(request.request_id, None)
         _, meaning = self._running.pop(request.request_id, (None, None))
         if meaning is None:
             return  # aborted before it was ever scheduled: it touched no block
@@ -174,6 +179,14 @@ class EngineObserver:
             if request is not None:
                 hashes = self._group.hashes(request, request.num_tokens)
                 self._index.rediscover([each + self._group.suffix for each in hashes])
+
+    def _read(self, request: Request) -> Meaning:
+        return self._tags.read(
+            request.kv_transfer_params,
+            request.num_prompt_tokens,
+            request.session_id,
+            request.cache_salt,
+        )
 
     def _remember(self, request: Request, block_ids: Sequence[int]) -> bytes:
         """Index the request's cached blocks; their packed keys."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .aggregation import spare_aggregation
 from .beside import follow_connectors
+from .holding_schedulers import follow_schedulers
 from .logs import log_where_vllm_logs
 from .settings import (
     CHILD_VARIABLE,
@@ -46,7 +47,7 @@ def register() -> None:
     """Entry point ``vllm.general_plugins``: does nothing unless the switch is on."""
     if not switched_on():
         return
-    for install in (_wrap_engine_config, follow_connectors, spare_aggregation):
+    for install in (_wrap_engine_config, follow_connectors, spare_aggregation, follow_schedulers):
         try:
             install()
         except Exception as error:

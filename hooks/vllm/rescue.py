@@ -25,7 +25,8 @@ class Rescue:
     A load whose orders were never written is given to the workers as one that cannot succeed:
     they report it as failed, and vLLM computes the blocks. Jobs that are under way are heard to
     their end, so that blocks which they fill go back to the pool. Resets are followed for good:
-    vLLM goes on holding blocks back for loads of an engine that was given tiers.
+    vLLM goes on holding blocks back for loads of an engine that was given tiers. Requests that were
+    held stand in vLLM's own queue again.
     """
 
     def __init__(self) -> None:
@@ -41,6 +42,8 @@ class Rescue:
     def adopt(self, side: SchedulerSide) -> None:
         """Take over from a side that takes no new decisions any more."""
         self._bridge, self._promises = side.bridge, side.promises
+        if side.holding is not None:
+            side.holding.end()
         side.tap.detach(but_resets=side.promises is not None)
         if side.bridge is not None:
             side.bridge.drop_copies()  # a reset that was not caught up with yet is, by this

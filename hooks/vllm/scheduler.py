@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import vllm
@@ -16,10 +16,13 @@ from ..client import AdvisorClient, ClientOptions
 from ..tiers.jobs import TierAnswer, TierWork
 from ..tiers.settings import TierSettings
 from .eviction import FreeQueueArranger
+from .holding import Holding, HoldingBounds
+from .holding_queue import HoldingQueue
+from .holding_sessions import LiveSessions
 from .index import BlockIndex
 from .observer import EngineObserver, EvictionListener, ObservedGroup
 from .promises import Promises
-from .settings import protect_stale_s
+from .settings import hold_max_s, protect_stale_s
 from .tagging import MAX_NAME
 from .tap import PoolTap
 from .tiering import TierCacheBridge, new_bridge, reason_to_refuse
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
@@ -59,6 +63,7 @@ class SchedulerSide:
         self.tap = PoolTap(pool, group.index)
         self.bridge = self._new_bridge(kv_cache, tiers) if tiers is not None else None
         self.promises: Promises | None = None
+        self.holding: Holding | None = None
         listeners: list[EvictionListener] = [self.arranger]
         if self.bridge is not None:
             listeners.append(self.bridge)
@@ -74,6 +79,24 @@ class SchedulerSide:
         self._pressing = max(1, int(PRESSING_SHARE * pool.num_gpu_blocks))
         self.tap.freed = self.arranger.freed
         self.tap.attach()  # last: until here a failure leaves the pool as it was
+
+    def hold_at(
+        self,
+        scheduler: Scheduler,
+        holds: Callable[[Request], bool],
+        gone: Callable[[str], None],
+    ) -> None:
+        """From now on, hold new sessions of ``scheduler`` while there is no room for them.
+
+        Args:
+            holds: Asks ``holding`` whether a request is to be held; must not raise.
+            gone: Tells ``holding`` of a held request that was removed; must not raise.
+        """
+        sessions = LiveSessions(self._pool, self.group, self.observer.meaning, self._copied)
+        bounds = HoldingBounds(self._pool.num_gpu_blocks - 1, hold_max_s())
+        queue = HoldingQueue(scheduler, holds, gone)
+        client = self.client
+        self.holding = Holding(queue, sessions, client.admission, client.emit, bounds)
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -94,6 +117,8 @@ class SchedulerSide:
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """A request got blocks, ``to_load`` tokens of which a load is to fill."""
         self.observer.request_scheduled(request)
+        if self.holding is not None:
+            self.holding.scheduled(request)
         if self.promises is not None:
             if to_load:
                 self.promises.made(request)
@@ -106,6 +131,8 @@ class SchedulerSide:
     def request_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
         """A request ended; its blocks are about to be freed."""
         self.observer.request_finished(request, block_ids)
+        if self.holding is not None:
+            self.holding.finished(request)
         if self.bridge is not None:
             self.bridge.finished(request.request_id)
         if self.promises is not None:
@@ -127,6 +154,8 @@ class SchedulerSide:
             self.client.nudge()
         ranking = self.client.ranking()
         self.arranger.step(ranking, self.client.remembered(), self.client.linked_since)
+        if self.holding is not None:
+            self.holding.step()
         if self.bridge is None:
             return None
         return self.bridge.step(ranking, self.client.wanted(), tokens)
@@ -191,7 +220,11 @@ class SchedulerSide:
             dropped=dropped,
         )
         tiers = [self.bridge.report()] if self.bridge is not None else []
-        return [self.observer.pressure(), applied, *tiers]
+        holding = [self.holding.report()] if self.holding is not None else []
+        return [self.observer.pressure(), applied, *tiers, *holding]
+
+    def _copied(self, hashes: Sequence[bytes]) -> int:
+        return self.bridge.copied(hashes) if self.bridge is not None else 0
 
     def _catch_up(self) -> None:
         """After a reset there may be new weights: nothing old is offered or registered any more."""

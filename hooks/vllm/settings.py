@@ -23,13 +23,23 @@ PROTECT_STALE_S: Final = 60.0
 """Chosen: longer than a sidecar takes to be started again with its snapshot, and so short that a
 dead one does not shape the queue for long."""
 LONGEST_PROTECT_STALE_S: Final = 3600.0
+ADMISSION_VARIABLE: Final = "AITHER_KVCACHE_ADMISSION"
+HOLD_MAX_VARIABLE: Final = "AITHER_KVCACHE_HOLD_MAX_S"
+HOLD_MAX_S: Final = 120.0
+"""Chosen: an agent's first turn may wait for as long as its later ones would take in an engine that
+thrashes, and no client gives up so soon (the OpenAI client's default is 600 s)."""
+LONGEST_HOLD_S: Final = 3600.0
 RESERVED_CPUS_VARIABLE: Final = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vLLM's own
 
 
 def switched_on() -> bool:
     """Whether the environment asks for us: set, and not to 0, false, off or no."""
-    value = os.environ.get(SWITCH_VARIABLE, "").strip().lower()
-    return value not in ("", "0", "false", "off", "no")
+    return _is_on(SWITCH_VARIABLE)
+
+
+def admission_switched_on() -> bool:
+    """Whether new sessions may be held while there is no room for them; unset, they are not."""
+    return _is_on(ADMISSION_VARIABLE)
 
 
 def protect_stale_s() -> float:
@@ -37,20 +47,34 @@ def protect_stale_s() -> float:
 
     A value that is not allowed is said, and the default taken.
     """
-    text = os.environ.get(PROTECT_STALE_VARIABLE, "").strip()
+    return _seconds(PROTECT_STALE_VARIABLE, PROTECT_STALE_S, LONGEST_PROTECT_STALE_S)
+
+
+def hold_max_s() -> float:
+    """How long a request is held at most, in seconds; a value that is not allowed as above."""
+    return _seconds(HOLD_MAX_VARIABLE, HOLD_MAX_S, LONGEST_HOLD_S)
+
+
+def _is_on(variable: str) -> bool:
+    value = os.environ.get(variable, "").strip().lower()
+    return value not in ("", "0", "false", "off", "no")
+
+
+def _seconds(variable: str, default: float, longest: float) -> float:
+    text = os.environ.get(variable, "").strip()
     if not text:
-        return PROTECT_STALE_S
+        return default
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if 0 <= seconds <= LONGEST_PROTECT_STALE_S:
+    if 0 <= seconds <= longest:
         return seconds
     logger.warning(
         "kvgraph: %s=%r is not allowed: seconds from 0 to %d; %d is taken",
-        PROTECT_STALE_VARIABLE,
+        variable,
         text,
-        LONGEST_PROTECT_STALE_S,
-        PROTECT_STALE_S,
+        longest,
+        default,
     )
-    return PROTECT_STALE_S
+    return default

@@ -159,6 +159,10 @@ class TierCacheBridge:
         """Blocks of the pool that loads are filling for nobody yet; always the same list."""
         return self._prefetcher.held
 
+    def copied(self, hashes: Sequence[bytes]) -> int:
+        """How many of ``hashes``, from the first on, can be brought back."""
+        return self.shelves.directory.run(hashes)
+
     @property
     def loading(self) -> bool:
         """Whether requests wait for a load."""

@@ -1,0 +1,77 @@
+"""Which sessions are live on this engine, by the names that callers give them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+_MOST_SESSIONS: Final = 65_536  # remembered; the one that was silent longest is forgotten
+_MOST_AT_ONCE: Final = 8  # requests of one session; a name with more is no session's. Chosen
+_SHARE: Final = 1 / 256  # of the newest name in what share of them was here before
+_TRUSTED: Final = 0.25
+"""When fewer names than this share were here before, they name requests rather than sessions:
+a session that comes back twice is at .5. Chosen."""
+
+
+class SessionName(NamedTuple):
+    """A session as far as it has a name; a name is its tenant's."""
+
+    tenant: str | None
+    session: str
+
+
+@dataclass(slots=True)
+class _Known:
+    running: int = 0
+    middle: bytes | None = None  # hash of the block halfway through its last context
+
+
+class SessionNames:
+    """What is remembered of named sessions between their requests."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[SessionName, _Known] = OrderedDict()
+        self._returning = 1.0  # share of names that were here before
+
+    def arrived(self, name: SessionName) -> None:
+        """A request of ``name`` arrived."""
+        known = name in self._known
+        self._returning += _SHARE * (known - self._returning)
+        if known:
+            self._known.move_to_end(name)
+
+    def is_new(self, name: SessionName) -> bool:
+        """Whether ``name`` was never scheduled here, where names tell that."""
+        return name not in self._known and self._returning >= _TRUSTED
+
+    def is_known(self, name: SessionName) -> bool:
+        """Whether a request of ``name`` was scheduled here before, and did not end it."""
+        return name in self._known
+
+    def is_running(self, name: SessionName) -> bool:
+        """Whether requests of ``name`` run, few enough for one session."""
+        known = self._known.get(name)
+        return known is not None and 0 < known.running <= _MOST_AT_ONCE
+
+    def middle(self, name: SessionName) -> bytes | None:
+        """Hash of the block halfway through the last context of ``name``, if it is one session."""
+        known = self._known.get(name)
+        return known.middle if known is not None and known.running <= _MOST_AT_ONCE else None
+
+    def started(self, name: SessionName) -> None:
+        """A request of ``name`` was scheduled for the first time."""
+        self._known.setdefault(name, _Known()).running += 1
+        self._known.move_to_end(name)
+        if len(self._known) > _MOST_SESSIONS:
+            self._known.popitem(last=False)
+
+    def finished(self, name: SessionName, middle: bytes | None, ended: bool) -> None:
+        """A request of ``name`` that was scheduled is over, and perhaps the session with it."""
+        known = self._known.get(name)
+        if known is None:
+            return
+        known.running = max(0, known.running - 1)
+        known.middle = middle or known.middle
+        if ended and not known.running:
+            del self._known[name]

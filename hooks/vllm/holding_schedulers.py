@@ -1,0 +1,54 @@
+"""Finding the schedulers whose new sessions may be held: vLLM shows a connector its pool only."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from .beside import WATCH
+from .settings import ADMISSION_VARIABLE, admission_switched_on
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+_MARK: Final = "_kvgraph_wrapped"
+
+
+def follow_schedulers() -> None:
+    """Have every scheduler that is made from now on hold new sessions, where that is asked for."""
+    if not admission_switched_on():
+        return
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler.__init__
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def init(self: Scheduler, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        try:
+            introduce(self)
+        except Exception as error:
+            logger.warning(
+                "kvgraph: %s=1 has no effect in this engine (%s: %s): new sessions are never held",
+                ADMISSION_VARIABLE,
+                type(error).__name__,
+                error,
+            )
+
+    setattr(init, _MARK, True)
+    Scheduler.__init__ = init
+
+
+def introduce(scheduler: Scheduler) -> None:
+    """Show ``scheduler`` to our connector: its own, or the one beside its user's."""
+    from .connector import KvGraphConnector
+
+    connector = scheduler.connector
+    ours = connector if isinstance(connector, KvGraphConnector) else getattr(connector, WATCH, None)
+    if ours is not None:
+        ours.bind_scheduler(scheduler)
