@@ -66,14 +66,19 @@ class ChainLinker:
         self._link(rows, new, parents, np.arange(len(rows)) - np.repeat(starts, counts), now)
 
     def link_walked(self, rows: Rows, now: float) -> None:
-        """Requests walked these blocks (repeats allowed): note on the links how many did so far."""
+        """Requests walked these blocks (repeats allowed): note on the links how many did so far.
+
+        To the first block of a chain the link is from the root; see ``edges``.
+        """
         blocks = self._tables.blocks
         parents = blocks.parent[rows]
-        shared = (blocks.walkers[rows] >= 2) & (parents != NO_ROW)
+        first = (parents == NO_ROW) & (blocks.depth[rows] == 0)
+        sources = np.where(first, rows, parents)
+        shared = (blocks.walkers[rows] >= 2) & (sources != NO_ROW)
         if shared.any():
             weights = blocks.walkers[rows[shared]].astype(np.float32)
             self._tables.edges.upsert(
-                EdgeType.PREFIX_SHARE, parents[shared], rows[shared], weights, now
+                EdgeType.PREFIX_SHARE, sources[shared], rows[shared], weights, now
             )
 
     def ancestors(self, row: int, until: Rows) -> Rows:
@@ -119,6 +124,9 @@ class ChainLinker:
         orphan = (blocks.parent[rows] == NO_ROW) & (parents != NO_ROW) & (parents != rows)
         if orphan.any():
             linked = rows[orphan]
+            known = linked[~new[orphan]]
+            if known.size:  # what was taken for the first of a chain is not
+                self._tables.edges.remove_between(EdgeType.PREFIX_SHARE, known, known)
             # Backwards, so that of two parents of one block the first to be told has it.
             blocks.parent[linked[::-1]] = parents[orphan][::-1]
             to = blocks.parent[linked]

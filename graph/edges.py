@@ -1,8 +1,9 @@
 """The edge store: all six types in one set of columns, and running aggregates at each block.
 
 A node id means a block row, except as the target of SPILL_LINK (a copy id) and MEMORY_REF (an
-interned memory name). The aggregates stand in the block table's ``degree`` and ``edge_weight``,
-so that a score never walks edges.
+interned memory name). A PREFIX_SHARE edge from a block to itself is the link from the root, the
+empty prefix, to the first block of a chain. The aggregates stand in the block table's ``degree``
+and ``edge_weight``, so that a score never walks edges.
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ BLOCK_TO_BLOCK: Final = frozenset(
     {EdgeType.PREFIX_SHARE, EdgeType.CO_ATTEND, EdgeType.SEMANTIC, EdgeType.TEMPORAL}
 )
 Weights = npt.NDArray[np.float32]
+Places = npt.NDArray[np.intp]
 
 
 def copy_id(rows: Rows, tier: Tier) -> Rows:
     """The COPY node of each block in a colder tier."""
     return rows * 2 + int(tier is Tier.COLD)
+
+
+def is_from_root(kind: EdgeType, source: int, target: int) -> bool:
+    """Whether an edge is the link from the root to the first block of a chain."""
+    return kind is EdgeType.PREFIX_SHARE and source == target
 
 
 class EdgeStore:
@@ -150,12 +157,9 @@ class EdgeStore:
         degree, weight = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float64)
         for kind in EdgeType:
             rows = self.of_kind(kind)
-            ends = [self.source[rows]]
-            if kind in BLOCK_TO_BLOCK:
-                ends.append(self.target[rows])
-            for end in ends:
-                degree[kind] += np.bincount(end, minlength=shape[1])
-                weight[kind] += np.bincount(end, self.weight[rows], minlength=shape[1])
+            ends, edge = self._block_ends(kind, rows)
+            degree[kind] += np.bincount(ends, minlength=shape[1])
+            weight[kind] += np.bincount(ends, self.weight[rows][edge], minlength=shape[1])
         return degree, weight
 
     def _create(
@@ -196,20 +200,22 @@ class EdgeStore:
 
     def _add_degree(self, kind: EdgeType, rows: Rows, step: int) -> None:
         degree = self._blocks.degree[kind]
-        for ends in self._block_ends(kind, rows):
-            touched, count = np.unique(ends, return_counts=True)
-            before = degree[touched].astype(np.int64)
-            after = np.minimum(before + step * count, _MAX_DEGREE)
-            degree[touched] = np.where(before == _MAX_DEGREE, _MAX_DEGREE, after)
+        touched, count = np.unique(self._block_ends(kind, rows)[0], return_counts=True)
+        before = degree[touched].astype(np.int64)
+        after = np.minimum(before + step * count, _MAX_DEGREE)
+        degree[touched] = np.where(before == _MAX_DEGREE, _MAX_DEGREE, after)
 
     def _add_weight(self, kind: EdgeType, rows: Rows, change: Weights) -> None:
-        for ends in self._block_ends(kind, rows):
-            np.add.at(self._blocks.edge_weight[kind], ends, change)
+        ends, edge = self._block_ends(kind, rows)
+        np.add.at(self._blocks.edge_weight[kind], ends, change[edge])
 
-    def _block_ends(self, kind: EdgeType, rows: Rows) -> list[Rows]:
-        if kind in BLOCK_TO_BLOCK:
-            return [self.source[rows], self.target[rows]]
-        return [self.source[rows]]
+    def _block_ends(self, kind: EdgeType, rows: Rows) -> tuple[Rows, Places]:
+        """The blocks at these edges' ends, and which of the edges each is of; the root is none."""
+        source, target, each = self.source[rows], self.target[rows], np.arange(len(rows))
+        if kind not in BLOCK_TO_BLOCK:
+            return source, each
+        inner = np.flatnonzero(source != target)
+        return np.concatenate([source, target[inner]]), np.concatenate([each, inner])
 
     def _reserve(self, edges: int) -> None:
         capacity = len(self.alive)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .edges import BLOCK_TO_BLOCK
 from .kvcache_graph import KVCacheGraph
-from .queries import block_attributes, edge_link
+from .queries import ROOT, block_attributes, edge_link
 from .tables import Tables
 from .types import NO_ROW, EdgeType
 
@@ -29,10 +29,12 @@ def to_networkx(graph: KVCacheGraph) -> nx.MultiDiGraph:
     edges = tables.edges
     for edge in np.flatnonzero(edges.alive[: edges.size]).tolist():
         link = edge_link(tables, edge)
-        source = link["source"] + suffixes.get(int(edges.source[edge]), "")
-        target = link["target"] + suffixes.get(_block_at(tables, edge), "")
-        if target not in exported:
-            exported.add_node(target, kind=target.partition(":")[0])
+        source, target = link["source"], link["target"] + suffixes.get(_block_at(tables, edge), "")
+        if source != ROOT:
+            source += suffixes.get(int(edges.source[edge]), "")
+        for node in (source, target):
+            if node not in exported:
+                exported.add_node(node, kind=node.partition(":")[0])
         exported.add_edge(
             source, target, key=link["type"], type=link["type"], weight=link["weight"]
         )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .blocks import Picked
-from .edges import BLOCK_TO_BLOCK
+from .edges import BLOCK_TO_BLOCK, is_from_root
 from .errors import GraphError
 from .identity import salt_of
 from .places import Order, places, who_ranks
@@ -33,6 +33,9 @@ from .types import (
     Tier,
 )
 
+ROOT = "root"
+"""The node before every first block: the empty prefix."""
+
 _TIERS = {"hot": Tier.HOT, "warm": Tier.WARM, "cold": Tier.COLD}
 
 
@@ -47,10 +50,11 @@ def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
     found = []
     for edge in edges.at(row).tolist():
         kind, source, target = _ends(tables, edge)
-        outward = source == row
+        outward = source == row and not is_from_root(kind, source, target)
+        there = _node_name(tables, kind, target) if outward else _source(tables, edge)
         found.append(
             {
-                "node": _node_name(tables, kind, target) if outward else _block(tables, source),
+                "node": there,
                 "type": EDGE_NAMES[kind],
                 "direction": "out" if outward else "in",
                 "weight": round(float(edges.weight[edge]), 6),
@@ -74,6 +78,8 @@ def subgraph(tables: Tables, row: int, hops: int, limit: int) -> dict[str, Any]:
         links.append(edge_link(tables, edge))
         if kind not in BLOCK_TO_BLOCK:
             others.add(links[-1]["target"])
+        elif links[-1]["source"] == ROOT:
+            others.add(ROOT)
     nodes = [block_attributes(tables, each) for each in rows.tolist()]
     nodes += [{"id": name, "kind": name.partition(":")[0]} for name in sorted(others)]
     return {"directed": True, "multigraph": True, "graph": {}, "nodes": nodes, "edges": links}
@@ -81,9 +87,9 @@ def subgraph(tables: Tables, row: int, hops: int, limit: int) -> dict[str, Any]:
 
 def edge_link(tables: Tables, edge: int) -> dict[str, Any]:
     """One edge in node-link form."""
-    kind, source, target = _ends(tables, edge)
+    kind, _, target = _ends(tables, edge)
     return {
-        "source": _block(tables, source),
+        "source": _source(tables, edge),
         "target": _node_name(tables, kind, target),
         "key": EDGE_NAMES[kind],
         "type": EDGE_NAMES[kind],
@@ -223,6 +229,11 @@ def _ends(tables: Tables, edge: int) -> tuple[EdgeType, int, int]:
 
 def _block(tables: Tables, row: int) -> str:
     return block_name(int(tables.blocks.wire_keys(row)))
+
+
+def _source(tables: Tables, edge: int) -> str:
+    kind, source, target = _ends(tables, edge)
+    return ROOT if is_from_root(kind, source, target) else _block(tables, source)
 
 
 def _node_name(tables: Tables, kind: EdgeType, node: int) -> str:

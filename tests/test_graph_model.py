@@ -210,8 +210,9 @@ class NaiveGraph:
         for key in keys:
             block = self.block(key)
             block.walkers += 1
-            if block.walkers >= 2 and block.parent is not None:
-                self.edges["prefix_share", block.parent, key] = block.walkers
+            if block.walkers >= 2:  # the first of a chain is linked to the root, written as itself
+                before = key if block.parent is None else block.parent
+                self.edges["prefix_share", before, key] = block.walkers
         self.tag(event, keys)
         name = event.session or self.infer(event, keys)
         session = self.session(name)

@@ -78,8 +78,9 @@ def test_the_score_is_the_documented_sum(graph: KVCacheGraph, clock: Clock) -> N
     weights = graph.profile.edge_types
     prefix, temporal = weights[EdgeType.PREFIX_SHARE], weights[EdgeType.TEMPORAL]
     assert terms["age"] == pytest.approx(0.01 * 500)
-    assert terms["degree"] == pytest.approx(-5 * (prefix + temporal))
-    assert terms["edge_weight"] == pytest.approx(-2 * (2 * prefix + temporal))
+    # Two walked the link from the root to the first block, and the one from there to the second.
+    assert terms["degree"] == pytest.approx(-5 * (2 * prefix + temporal))
+    assert terms["edge_weight"] == pytest.approx(-2 * (2 * 2 * prefix + temporal))
     assert terms["importance"] == pytest.approx(-20 * 0.5)
     assert terms["hit_count"] == pytest.approx(-3)
     assert graph.explain(1)["score"] == pytest.approx(sum(terms.values()), abs=1e-3)

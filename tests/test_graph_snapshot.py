@@ -126,12 +126,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_networkx_has_the_same_nodes_edges_and_attributes(graph: KVCacheGraph) -> None:
     exported = to_networkx(graph)
     kinds = nx.get_node_attributes(exported, "kind")
-    assert sorted(kinds.values()) == ["block"] * 5 + ["memory"]
+    assert sorted(kinds.values()) == ["block"] * 5 + ["memory", "root"]
     assert exported.number_of_edges() == len(graph.tables.edges)
     first, second = "0x0000000000000001", "0x0000000000000002"
     assert exported.nodes[first]["layer"] == "rules"
     assert exported.nodes[first]["identity"] == "policy#0"
     assert exported.edges[first, second, "prefix_share"]["weight"] == 2
+    assert exported.edges["root", first, "prefix_share"]["weight"] == 2
     assert exported.edges[second, "memory:memory-7", "memory_ref"]["weight"] == pytest.approx(0.6)
 
 

@@ -15,11 +15,12 @@ from kvgraph.graph.events import (
     BlocksStored,
     RequestFinished,
     RequestStarted,
+    Segment,
 )
 from kvgraph.graph.hash_index import HashIndex
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.tables import GraphLimits
-from kvgraph.graph.types import MAX_ENGINES, NO_ROW
+from kvgraph.graph.types import MAX_ENGINES, NO_ROW, EdgeType, as_keys
 
 
 def pack(*keys: int) -> bytes:
@@ -226,6 +227,46 @@ def test_subgraph_stays_within_its_bounds() -> None:
     assert {node["depth"] for node in near["nodes"]} == {27, 28, 29, 30, 31}
     assert len(near["edges"]) == 4
     assert len(graph.subgraph(30, hops=50, limit=7)["nodes"]) == 7
+
+
+def shares(graph: KVCacheGraph, key: int) -> list[tuple[str, str, float]]:
+    """The PREFIX_SHARE edges at a block: direction, other node, weight."""
+    at = [each for each in graph.neighbors(key) if each["type"] == "prefix_share"]
+    return [(each["direction"], each["node"], each["weight"]) for each in at]
+
+
+def test_the_first_block_of_a_chain_is_linked_to_the_root_once_two_walked_it() -> None:
+    graph = KVCacheGraph()
+    graph.apply("e", [RequestStarted("r", pack(1), 17, 0, 16, "s")])
+    assert shares(graph, 1) == []
+    graph.apply("e", [RequestStarted("q", pack(1), 17, 0, 16, "t")])
+    assert shares(graph, 1) == [("in", "root", 2.0)]
+    column = EdgeType.PREFIX_SHARE, graph.tables.blocks.find(as_keys([1]))[0]
+    assert graph.tables.blocks.degree[column] == 1
+    assert graph.tables.blocks.edge_weight[column] == 2
+    part = graph.subgraph(1)
+    assert [(edge["source"], edge["target"]) for edge in part["edges"]] == [("root", f"{1:#018x}")]
+    assert {"id": "root", "kind": "root"} in part["nodes"]
+    graph.check_integrity()
+
+
+def test_a_block_that_turns_out_to_stand_behind_another_is_no_first_one() -> None:
+    graph = KVCacheGraph()
+    for request in "rq":
+        graph.apply("e", [RequestStarted(request, pack(1), 17, 0, 16, request)])
+    graph.apply("e", [BlocksStored(pack(1), 9, 16)])
+    graph.check_integrity()
+    assert shares(graph, 1) == []
+
+
+def test_copies_and_memories_are_not_taken_for_the_root() -> None:
+    """Their numbers may be equal to the row that they are of."""
+    graph = KVCacheGraph()
+    memory = Segment(5, 0, 16, None, None, "m")
+    graph.apply("e", [RequestStarted("r", pack(1), 17, 0, 16, "s", None, (memory,))])
+    graph.apply("e", [BlocksSpilled(pack(1), 2, 100)])
+    found = {(each["direction"], each["node"]) for each in graph.neighbors(1)}
+    assert found == {("out", "memory:m"), ("out", f"copy:warm:{1:#018x}")}
 
 
 def test_residency_columns_are_made_when_engines_come() -> None:
