@@ -42,6 +42,7 @@ class AdvicePublisher:
     def __init__(self, socket: zmq.Socket[bytes], clock: Callable[[], float]) -> None:
         self._socket = socket
         self._clock = clock
+        self._unreachable: set[bytes] = set()
         self._seq: dict[bytes, int] = {}
         self._epoch: dict[bytes, int] = {}  # the last ranking that an engine was sent whole
         self._ts: dict[bytes, float] = {}
@@ -69,6 +70,11 @@ class AdvicePublisher:
                 self._send_order(peer.identity, order)
             if (word := admissions.get(peer.engine)) is not None:
                 self._send_admission(peer.identity, word)
+
+    def take_unreachable(self) -> set[bytes]:
+        """Engines that had no connection when they were last written to; each is told once."""
+        gone, self._unreachable = self._unreachable, set()
+        return gone
 
     def request_resync(self, identity: bytes, reason: str) -> None:
         """Ask the engine at ``identity`` to introduce itself and list its blocks again."""
@@ -124,6 +130,7 @@ class AdvicePublisher:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             self.counters["dropped_unreachable"] += 1
+            self._unreachable.add(identity)
             return False
         self._seq[identity] = seq + 1
         return True

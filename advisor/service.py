@@ -200,7 +200,8 @@ class Service:
             self.graph.forget_engine(engine)
 
     def _keep_house(self) -> None:
-        for engine in self._subscriber.expire():
+        lost = self._subscriber.hang_up(self._publisher.take_unreachable())
+        for engine in (*lost, *self._subscriber.expire()):
             self._forget(engine)
         self._audit()
         config = self._watch.poll()

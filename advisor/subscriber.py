@@ -136,9 +136,17 @@ class EventSubscriber:
             return []
         oldest = self._emptied_at - self._timeout_s
         gone = [peer for peer in self._peers.values() if peer.last_seen <= oldest]
+        return self._forget(gone, "silent")
+
+    def hang_up(self, identities: set[bytes]) -> list[str]:
+        """Forget engines whose connection is gone; their ids. One that lives greets anew."""
+        gone = [peer for peer in self._peers.values() if peer.identity in identities]
+        return self._forget(gone, "gone")
+
+    def _forget(self, gone: list[Peer], why: str) -> list[str]:
         for peer in gone:
             del self._peers[peer.identity]
-            logger.warning("engine %r is silent: its residency is forgotten", peer.hello.engine)
+            logger.warning("engine %r is %s: its residency is forgotten", peer.hello.engine, why)
         self.counters["engines_lost"] += len(gone)
         return [peer.engine for peer in gone]
 

@@ -112,8 +112,13 @@ class AdvisorClient(Mailbox):
             self.dropped += 1
 
     def nudge(self) -> None:
-        """Send what is queued at once: much changed. Costs a write to a pipe, and never waits."""
-        self._wake.set()
+        """Send what is queued at once: much changed. Costs a write to a pipe, and never waits.
+
+        A sidecar that has fallen silent is told in its time: nobody waits for a ranking of it, and
+        whoever writes to a pipe hands Python's lock to the thread that wakes.
+        """
+        if self._linked:
+            self._wake.set()
 
     def start(self) -> None:
         """Start the client's thread; a second call does nothing."""

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +13,7 @@ import pytest
 from kvgraph.advisor.config import load
 from kvgraph.advisor.service import Service
 from kvgraph.advisor.subscriber import engine_id
+from kvgraph.bench.sidecar_process import SidecarProcess
 from kvgraph.graph.events import Segment
 from kvgraph.graph.types import SourceLayer
 from kvgraph.hooks.client import AdvisorClient, ClientOptions
@@ -191,55 +187,25 @@ def test_an_engine_that_is_gone_does_not_cost_the_other_its_advice(
         assert set(ranking.order.tolist()) <= other.cached
 
 
-class Child:
-    """``kvgraph serve`` in a process that can be killed and stopped."""
-
-    def __init__(self, endpoint: str, directory: Path) -> None:
-        command = [sys.executable, "-P", "-m", "kvgraph", "serve", "--endpoint", endpoint]
-        command += ["--parent", str(os.getpid()), "--set", "sidecar.interval_s=0.05"]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(directory)},
-        )
-        assert self.process.stdout is not None
-        assert json.loads(self.process.stdout.readline())["ready"]
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-def test_a_killed_sidecar_is_back_in_step_after_each_restart(endpoint: str, tmp_path: Path) -> None:
-    with FakeEngine(endpoint, num_blocks=40, options=QUICK) as engine:
+def test_a_killed_sidecar_is_back_in_step_after_each_restart(socket_directory: Path) -> None:
+    sidecar = SidecarProcess(socket_directory, sidecar__interval_s=0.05)
+    with sidecar, FakeEngine(sidecar.endpoint, num_blocks=40, options=QUICK) as engine:
         for generation in range(4):
-            child = Child(endpoint, tmp_path)
-            try:
-                serve(engine, generation, 50)
-                until(lambda: is_advised(engine), f"generation {generation}")
-            finally:
-                child.kill()
+            serve(engine, generation, 50)
+            until(lambda: is_advised(engine), f"generation {generation}")
+            sidecar.kill()
             serve(engine, generation, 50)  # nobody listens: it goes on
-        until(lambda: engine.client.ranking() is None, "old advice is let go")
+            until(lambda: engine.client.ranking() is None, "old advice is let go")
+            sidecar.start()
 
 
-def test_a_stopped_sidecar_is_done_without_and_taken_up_again(
-    endpoint: str, tmp_path: Path
-) -> None:
-    child = Child(endpoint, tmp_path)
-    try:
-        with FakeEngine(endpoint, num_blocks=40, options=QUICK) as engine:
-            serve(engine, 1, 30)
-            until(lambda: is_advised(engine), "advised")
-            child.signal(signal.SIGSTOP)
-            until(lambda: engine.client.ranking() is None, "stale advice is not used")
-            serve(engine, 2, 300)
-            child.signal(signal.SIGCONT)
-            until(lambda: is_advised(engine), "advised again")
-    finally:
-        child.kill()
+def test_a_stopped_sidecar_is_done_without_and_taken_up_again(socket_directory: Path) -> None:
+    sidecar = SidecarProcess(socket_directory, sidecar__interval_s=0.05)
+    with sidecar, FakeEngine(sidecar.endpoint, num_blocks=40, options=QUICK) as engine:
+        serve(engine, 1, 30)
+        until(lambda: is_advised(engine), "advised")
+        sidecar.stop()
+        until(lambda: engine.client.ranking() is None, "stale advice is not used")
+        serve(engine, 2, 300)
+        sidecar.go_on()
+        until(lambda: is_advised(engine), "advised again")

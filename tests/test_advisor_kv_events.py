@@ -2,163 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
-import zmq
 from kvgraph.advisor import kv_event_source
-from kvgraph.advisor.config import ObserveConfig
-from kvgraph.advisor.kv_event_source import KvEventSource
-from kvgraph.graph.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
-
-END = (-1).to_bytes(8, "big", signed=True)
-
-
-def stored(*keys: int) -> dict[str, Any]:
-    return {
-        "type": "BlockStored",
-        "block_hashes": list(keys),
-        "parent_block_hash": None,
-        "token_ids": [1, 2, 3],
-        "block_size": 16,
-    }
-
-
-def removed(*keys: int) -> dict[str, Any]:
-    return {"type": "BlockRemoved", "block_hashes": list(keys)}
-
-
-class Publisher:
-    """vLLM's protocol, and ways to get it wrong.
-
-    ``mute``: numbers that never leave the PUB socket. ``holes``: numbers that a replay leaves out,
-    each for the given number of times. ``answers``: whether replay requests are served at all.
-    """
-
-    def __init__(self, directory: Path, *, replay: bool = True) -> None:
-        self.context: zmq.Context[Any] = zmq.Context()
-        self.endpoint = f"ipc://{directory}/pub"
-        self.replay_endpoint = f"ipc://{directory}/replay" if replay else None
-        self.mute: set[int] = set()
-        self.holes: dict[int, int] = {}
-        self.answers = True
-        self.requests = 0
-        self.forgets_before = 0
-        self._directory = directory
-        self._thread: threading.Thread | None = None
-        self.start()
-
-    def start(self) -> None:
-        """Come up as a new process would: from batch 0, remembering nothing."""
-        self.seq = 0
-        self.buffer: list[tuple[int, bytes]] = []
-        self.pub = self.context.socket(zmq.XPUB)
-        self.pub.bind(self.endpoint)
-        self._stop = threading.Event()
-        if self.replay_endpoint:
-            self._router = self.context.socket(zmq.ROUTER)
-            self._router.bind(self.replay_endpoint)
-            self._thread = threading.Thread(target=self._serve)
-            self._thread.start()
-
-    def kill(self) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._router.close(linger=0)
-        self.pub.close(linger=0)
-
-    def close(self) -> None:
-        self.kill()
-        self.context.term()
-
-    def wait_for_subscriber(self) -> None:
-        assert self.pub.poll(10_000), "nobody subscribed"
-        self.pub.recv()
-
-    def publish(self, *events: dict[str, Any]) -> int:
-        seq, self.seq = self.seq, self.seq + 1
-        payload = msgspec.msgpack.encode([time.time(), list(events), 0])
-        self.buffer.append((seq, payload))
-        if seq not in self.mute:
-            self.send(seq, payload)
-        return seq
-
-    def send(self, seq: int, payload: bytes) -> None:
-        self.pub.send_multipart([b"", seq.to_bytes(8, "big"), payload])
-
-    def _serve(self) -> None:
-        while not self._stop.is_set():
-            if not self._router.poll(20):
-                continue
-            client, _, first = self._router.recv_multipart()
-            self.requests += 1
-            if self.answers:
-                self._replay(client, int.from_bytes(first, "big"))
-
-    def _replay(self, client: bytes, first: int) -> None:
-        for seq, payload in self.buffer:
-            if seq < max(first, self.forgets_before):
-                continue
-            if self.holes.get(seq, 0) > 0:
-                self.holes[seq] -= 1
-                continue
-            self._router.send_multipart([client, b"", b"", seq.to_bytes(8, "big"), payload])
-        self._router.send_multipart([client, b"", b"", END, b""])
-
-
-class Watcher:
-    """A source, and the set of blocks that its events leave resident."""
-
-    def __init__(self, endpoint: str, replay_endpoint: str | None) -> None:
-        self.context: zmq.Context[Any] = zmq.Context()
-        config = ObserveConfig(endpoint=endpoint, replay_endpoint=replay_endpoint)
-        self.source = KvEventSource(self.context, config, time.monotonic)
-        self.blocks: set[int] = set()
-        self.forgotten = 0
-
-    def step(self) -> None:
-        for observed in self.source.receive(100):
-            if observed is None:
-                self.forgotten += 1
-                self.blocks.clear()
-                continue
-            for event in observed:
-                self.apply(event)
-
-    def apply(self, event: AnyEvent) -> None:
-        match event:
-            case BlocksStored():
-                self.blocks |= set(memoryview(event.hashes).cast("Q"))
-            case BlocksRemoved():
-                self.blocks -= set(memoryview(event.hashes).cast("Q"))
-            case BlocksCleared():
-                self.blocks.clear()
-            case _:
-                raise AssertionError(event)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline, (self.source.state, self.blocks)
-            self.step()
-            time.sleep(0.002)
-
-    def settled(self) -> bool:
-        return self.source.state in ("synced", "partial", "degraded")
-
-    def close(self) -> None:
-        self.source.close()
-        self.context.term()
-
-
-def watch(publisher: Publisher) -> Watcher:
-    return Watcher(publisher.endpoint, publisher.replay_endpoint)
+from kvgraph.bench.kv_publisher import Publisher, Watcher, removed, stored
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +25,7 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
 
 @pytest.fixture
 def watcher(publisher: Publisher) -> Iterator[Watcher]:
-    watcher = watch(publisher)
+    watcher = Watcher.of(publisher)
     watcher.until(lambda: watcher.source.state == "synced")
     publisher.wait_for_subscriber()
     yield watcher
@@ -192,7 +42,7 @@ def test_events_are_applied_in_order(publisher: Publisher, watcher: Watcher) -> 
 def test_what_happened_before_we_came_is_replayed(publisher: Publisher) -> None:
     publisher.publish(stored(1, 2))
     publisher.publish(removed(1))
-    watcher = watch(publisher)
+    watcher = Watcher.of(publisher)
     try:
         watcher.until(lambda: watcher.blocks == {2} and watcher.settled())
         assert watcher.source.state == "synced"
@@ -206,7 +56,7 @@ def test_a_beginning_that_the_publisher_forgot_leaves_a_partial_picture(
     for key in range(5):
         publisher.publish(stored(key))
     publisher.forgets_before = 3
-    watcher = watch(publisher)
+    watcher = Watcher.of(publisher)
     try:
         watcher.until(lambda: watcher.blocks == {3, 4} and watcher.settled())
         assert watcher.source.state == "partial"
@@ -304,7 +154,7 @@ def test_a_restart_under_our_eyes_is_noticed_by_its_first_batch(
 
 def test_without_a_replay_socket_a_gap_costs_the_picture(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, replay=False)
-    watcher = watch(publisher)
+    watcher = Watcher.of(publisher)
     try:
         watcher.until(lambda: watcher.source.state == "synced")
         publisher.wait_for_subscriber()

@@ -292,6 +292,19 @@ def test_a_silent_engine_is_forgotten_and_the_other_is_not(start: Start, connect
     quiet.ranking(lambda keys: keys == {1})
 
 
+def test_an_engine_whose_connection_is_gone_is_forgotten_before_it_is_silent(
+    start: Start, connect: Connect
+) -> None:
+    running = start(sidecar__engine_timeout_s=60.0)
+    gone, other = connect(running), connect(running)
+    gone.greet([1, 2])
+    other.greet([3])
+    running.until(lambda s: len(s["engines"]) == 2)
+    gone.socket.close(linger=0)
+    running.until(lambda s: [each["graph"]["resident"] for each in s["engines"]] == [1])
+    other.ranking(lambda keys: keys == {3})
+
+
 def test_a_gap_is_made_good_by_a_resync(start: Start, connect: Connect) -> None:
     running = start()
     engine = connect(running)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -342,3 +343,14 @@ def _payload(message: Any) -> bytes:
     import msgspec
 
     return msgspec.msgpack.encode(message)
+
+
+def test_only_a_sidecar_that_answers_is_nudged(router: Any, engine: Engine) -> None:
+    """Whoever writes to the pipe hands Python's lock to the client's thread, and waits for it."""
+    client = AdvisorClient(router.endpoint, engine)
+    client.nudge()
+    assert not select.select([client._wake.fd], [], [], 0)[0]
+    client._take_advice([HEADER, bytes(8), _payload(ranking())])
+    client.nudge()
+    assert select.select([client._wake.fd], [], [], 0)[0]
+    client.close()

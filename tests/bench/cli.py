@@ -181,15 +181,18 @@ def faults(
     full: Annotated[
         bool, typer.Option(help="At the sizes of the stated figures; goes on where it stopped.")
     ] = False,
+    hours: Annotated[
+        float | None, typer.Option(min=0.001, help="How long random traffic goes on (traffic).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     out: Annotated[Path, typer.Option(help="Where each fault's result is kept.")] = Path(".faults"),
 ) -> None:
-    """What holds when things go wrong: losses, bursts, kills, damage, crowds, churn, mutants."""
+    """What holds when things go wrong: each fault by name, or all in at most forty minutes."""
     with _explained():
         from .faults import run
 
         chosen = secrets.randbelow(1 << 30) if seed is None else seed
-        figures: Figures = run(names or [], full, chosen, out, progress=not as_json)
+        figures: Figures = run(names or [], full, chosen, out, not as_json, hours)
     figures.print(as_json)
 
 

@@ -8,7 +8,7 @@ the figures are stated for, keeps each result in ``out``, and passes over those 
 from __future__ import annotations
 
 import importlib
-import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Final
 from rich.console import Console
 
 from .errors import BenchError
-from .figures import Figure, Figures
+from .faults_record import Record, write_all
+from .figures import Figures
 
 Say = Callable[[str], None]
 
@@ -29,10 +30,12 @@ class Size:
     Attributes:
         full: At the size that its figures are stated for.
         seed: Of everything random; printed with the result.
+        hours: How long random traffic goes on; None: as its figures need it.
     """
 
     full: bool
     seed: int
+    hours: float | None = None
 
     def of(self, short: int, full: int) -> int:
         """``short``, or ``full``."""
@@ -42,20 +45,32 @@ class Size:
 Fault = Callable[[Figures, Size, Say], None]
 
 FAULTS: Final = {
-    "mutants": "faults_mutants",
-    "losses": "faults_load",
-    "burst": "faults_burst",
-    "kills": "faults_kills",
-    "snapshots": "faults_snapshots",
-    "http": "faults_http",
-    "churn": "faults_churn",
-    "traffic": "faults_traffic",
+    "load": "faults_load:run_load",
+    "losses": "faults_load:run_losses",
+    "burst": "faults_burst:run",
+    "stopped": "faults_stopped:run",
+    "kills": "faults_kills:run",
+    "engines": "faults_engines:run",
+    "replays": "faults_replays:run_replays",
+    "late": "faults_replays:run_late",
+    "repeats": "faults_replays:run_repeats",
+    "snapshots": "faults_snapshots:run",
+    "disk": "faults_disk:run",
+    "clock": "faults_clock:run",
+    "http": "faults_http:run",
+    "copies": "faults_traffic:run_copies",
+    "apart": "faults_apart:run",
+    "churn": "faults_churn:run",
+    "mutants": "faults_mutants:run",
+    "traffic": "faults_traffic:run",
 }
-"""Name → the module whose ``run`` is the fault; one that needs an engine is added here too."""
+"""Name → the module and the function in it that is the fault."""
 
 
-def run(names: list[str], full: bool, seed: int, out: Path, progress: bool) -> Figures:
-    """Run the named faults, or all of them.
+def run(
+    names: list[str], full: bool, seed: int, out: Path, progress: bool, hours: float | None = None
+) -> Figures:
+    """Run the named faults, or all of them; each one's record goes to ``out``.
 
     Raises:
         BenchError: A name is none.
@@ -65,39 +80,26 @@ def run(names: list[str], full: bool, seed: int, out: Path, progress: bool) -> F
         raise BenchError(f"no fault is called {', '.join(unknown)}; there are {', '.join(FAULTS)}")
     console = Console(stderr=True, quiet=not progress)
     console.print(f"seed {seed}")
-    size, figures = Size(full, seed), Figures("faults")
+    size, figures, records = Size(full, seed, hours), Figures("faults"), dict[str, Record]()
     for name in names or FAULTS:
-        kept = out / f"{name}.json"
-        if full and not names and _is_kept(kept):
-            console.print(f"{name}: kept from {kept}")
-            figures.figures.update(_figures_in(kept))
-            continue
-        measured = _measure(name, size, console)
-        figures.figures.update(measured.figures)
-        out.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps({**measured.as_dict(), "seed": seed, "full": full}, indent=1))
+        kept = Record.read(out / f"{name}.json") if full and not names else None
+        if kept is not None and kept.full:
+            console.print(f"{name}: kept from {out}")
+            records[name] = kept
+        else:
+            records[name] = _measure(name, size, console)
+            records[name].write(out / f"{name}.json")
+        figures.figures.update(records[name].figures_again())
+    write_all(records, out / "faults.json")
     return figures
 
 
-def _is_kept(kept: Path) -> bool:
-    """Whether a full run left its result there."""
-    try:
-        return bool(json.loads(kept.read_text())["full"])
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def _figures_in(kept: Path) -> dict[str, Figure]:
-    figures = json.loads(kept.read_text())["figures"]
-    return {
-        name: Figure(each["value"], each["unit"], tuple(each["spread"]), each["n"])
-        for name, each in figures.items()
-    }
-
-
-def _measure(name: str, size: Size, console: Console) -> Figures:
-    fault: Fault = importlib.import_module(f".{FAULTS[name]}", __package__).run
-    figures = Figures(name)
+def _measure(name: str, size: Size, console: Console) -> Record:
+    module, _, function = FAULTS[name].partition(":")
+    fault: Fault = getattr(importlib.import_module(f".{module}", __package__), function)
+    figures, started = Figures(name), time.monotonic()
     with console.status(name) as status:
         fault(figures, size, lambda text: status.update(f"{name}: {text}"))
-    return figures
+    seconds = time.monotonic() - started
+    console.print(f"{name}: {seconds:,.0f} s")
+    return Record.of(figures, size.full, size.seed, seconds)

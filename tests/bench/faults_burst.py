@@ -13,8 +13,8 @@ import numpy as np
 from ..graph.events import AnyEvent, BlocksRemoved, BlocksStored, EngineHello, Pressure
 from ..hooks.client import AdvisorClient
 from .faults import Say, Size
-from .faults_sidecar import SidecarProcess, wait_until
 from .figures import Figures
+from .sidecar_process import SidecarProcess, wait_until
 
 EMITS_A_SECOND: Final = 10_000  # of 100 block events each: 1,000,000 a second
 BLOCKS: Final = 100

@@ -23,6 +23,8 @@ RESIDENT: Final = 500_000
 GHOSTS: Final = 500_000  # with the resident ones a million blocks
 SESSIONS: Final = 100_000
 BLOCKS_A_SESSION: Final = 10
+AT_ONCE: Final = 1_000  # sessions
+TENANTS: Final = 70_000  # more than have a name of their own
 RSS_CAP: Final = 600 << 20
 """Bytes: a million blocks and three million edges at the README's sizes are 290 MB; as much again
 for what a ranking and a growing table need for a moment. Chosen before it was measured."""
@@ -53,12 +55,9 @@ def churn(sessions: int) -> tuple[int, int, int, int]:
     now = [0.0]
     limits = GraphLimits(max_ghosts=GHOSTS, max_sessions=SESSIONS)
     graph, peak, process = KVCacheGraph(limits=limits, clock=lambda: now[0]), 0, psutil.Process()
-    for first in range(0, sessions, 1000):
+    for first in range(0, sessions, AT_ONCE):
         now[0] += 5.0
-        events: list[AnyEvent] = []
-        for number in range(first, min(first + 1000, sessions)):
-            events += _session(number)
-        graph.apply("e", events)
+        graph.apply("e", _turns(range(first, min(first + AT_ONCE, sessions))))
         if first % 20_000 == 0:
             graph.rank("e", 8192)
             peak = max(peak, process.memory_info().rss)
@@ -70,23 +69,26 @@ def churn(sessions: int) -> tuple[int, int, int, int]:
     return peak, series, len(graph.tables.blocks), len(graph.tables.sessions)
 
 
-def _session(number: int) -> list[AnyEvent]:
-    """One turn of a new session of one of 70,000 tenants; as many blocks of old ones leave."""
-    first = 1 + number * BLOCKS_A_SESSION
-    keys = _keys(first)
-    name, tenant, tokens = f"session-{number}", f"tenant-{number % 70_000}", 16 * BLOCKS_A_SESSION
-    events: list[AnyEvent] = [
-        RequestStarted(name, keys, tokens, 0, 16, name, tenant),
-        BlocksStored(keys, None, 16),
-        RequestFinished(name, keys, tokens, tokens, "stop", name, tenant),
-    ]
-    if first > RESIDENT:
-        events.append(BlocksRemoved(_keys(first - RESIDENT)))
-    return events
+def _turns(numbers: range) -> list[AnyEvent]:
+    """One turn each of new sessions that run at once; as many blocks of old ones leave."""
+    asked: list[AnyEvent] = []
+    stored: list[AnyEvent] = []
+    ended: list[AnyEvent] = []
+    tokens = 16 * BLOCKS_A_SESSION
+    for number in numbers:
+        keys = _keys(1 + number * BLOCKS_A_SESSION, BLOCKS_A_SESSION)
+        name, tenant = f"session-{number}", f"tenant-{number % TENANTS}"
+        asked.append(RequestStarted(name, keys, tokens, 0, 16, name, tenant))
+        stored.append(BlocksStored(keys, None, 16))
+        ended.append(RequestFinished(name, keys, tokens, tokens, "stop", name, tenant))
+    left = 1 + numbers.start * BLOCKS_A_SESSION - RESIDENT
+    if left > 0:
+        stored.append(BlocksRemoved(_keys(left, len(numbers) * BLOCKS_A_SESSION)))
+    return [*asked, *stored, *ended]
 
 
-def _keys(first: int) -> bytes:
-    return np.arange(first, first + BLOCKS_A_SESSION, dtype="<u8").tobytes()
+def _keys(first: int, count: int) -> bytes:
+    return np.arange(first, first + count, dtype="<u8").tobytes()
 
 
 def _in_a_process(sessions: int, answer: multiprocessing.connection.Connection) -> None:

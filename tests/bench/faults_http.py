@@ -24,9 +24,8 @@ from ..graph.runtime import RunningSidecar
 from ..hooks.client import ClientOptions
 from ..hooks.fake import FakeEngine
 from .faults import Say, Size
-from .faults_kills import is_in_step
-from .faults_sidecar import SidecarProcess, wait_until
 from .figures import Figures
+from .sidecar_process import SidecarProcess, wait_until
 
 SILENT: Final = 256
 ASKING: Final = 200
@@ -165,7 +164,7 @@ def gather(
 def is_advised(engine: FakeEngine) -> bool:
     """Whether it holds a ranking; of a pool this large it names a part."""
     ranking = engine.client.ranking()
-    return (ranking is not None and len(ranking.order) > 0) or is_in_step(engine)
+    return ranking is not None and len(ranking.order) > 0
 
 
 def token_in(directory: Path) -> str:

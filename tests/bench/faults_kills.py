@@ -1,70 +1,80 @@
-"""The sidecar is killed again and again while an engine serves: how soon it is in step again.
+"""The sidecar is killed again and again while a real engine serves: who notices, and how long.
 
-The engine is the fake one, whose memory is the oracle: in step means that the ranking which it
-holds names exactly the blocks that it caches.
+The engine is vLLM itself, whose block pool is the oracle: in step means that the ranking which the
+engine holds names exactly the blocks that its pool has cached.
 """
 
 from __future__ import annotations
 
-import random
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from ..hooks.client import ClientOptions
-from ..hooks.fake import FakeEngine
+from .engine_child import EngineChild, Served
 from .faults import Say, Size
-from .faults_sidecar import SidecarProcess, wait_until
 from .figures import Figures
+from .model import TINY, ensure_model
+from .sidecar_process import SidecarProcess, wait_until
 
-_POOL: Final = 500
-_OPTIONS: Final = ClientOptions(tick_s=0.05, absent_s=0.3)
+KILLS: Final = 100
+REQUESTS: Final = 10_000
+_AWAY_S: Final = 0.3  # that it stays away, on top of what a start takes
 _PATIENCE_S: Final = 30.0
 
 
-def is_in_step(engine: FakeEngine) -> bool:
-    """Whether its ranking is of its memory, block for block."""
-    ranking = engine.client.ranking()
-    if ranking is None:
-        return False
-    return {*ranking.order.tolist(), *ranking.protected.tolist()} == engine.cached
+@dataclass
+class Killed:
+    """How it went.
+
+    Attributes:
+        took: Seconds from each restart's readiness until the engine was in step; None: never.
+    """
+
+    served: Served = field(default_factory=Served)
+    took: list[float | None] = field(default_factory=list)
 
 
-def resync_times(directory: Path, kills: int, seed: int, say: Say) -> list[float | None]:
-    """Seconds from each restart's readiness until it was in step; None: it never was."""
-    rng, took = random.Random(seed), list[float | None]()
+def kill_over_and_over(directory: Path, kills: int, requests: int, say: Say) -> Killed:
+    """So many kills under load, and load until so many requests were served.
+
+    Raises:
+        ServerError: The engine ended, or hangs.
+    """
+    killed, model = Killed(), ensure_model(TINY, directory / "tiny")
     with (
         SidecarProcess(directory) as sidecar,
-        FakeEngine(sidecar.endpoint, num_blocks=_POOL, options=_OPTIONS) as engine,
+        EngineChild(model, directory / "engine.log", sidecar.endpoint) as engine,
     ):
-        wait_until(lambda: is_in_step(engine), _PATIENCE_S)
+        wait_until(engine.is_in_step, _PATIENCE_S)
         for number in range(kills):
-            say(f"kill {number + 1} of {kills}")
+            say(f"kill {number + 1} of {kills}; {killed.served.answered:,} requests served")
+            engine.go()
             sidecar.kill()
-            _serve(engine, rng)  # what it does meanwhile, nobody sees
+            time.sleep(_AWAY_S)
             sidecar.start()
             ready = time.monotonic()
-            _serve(engine, rng)
-            in_step = wait_until(lambda: is_in_step(engine), _PATIENCE_S)
-            took.append(time.monotonic() - ready if in_step else None)
-    return took
-
-
-def _serve(engine: FakeEngine, rng: random.Random) -> None:
-    for _ in range(40):
-        shared = list(range(32))
-        engine.run([*shared, *(rng.randrange(50_000) for _ in range(16 * rng.randint(1, 9)))])
-        time.sleep(0.001)
+            killed.served += engine.rest()
+            in_step = wait_until(engine.is_in_step, _PATIENCE_S)
+            killed.took.append(time.monotonic() - ready if in_step else None)
+        while killed.served.answered + killed.served.failed < requests:
+            say(f"{killed.served.answered:,} of {requests:,} requests served")
+            engine.go()
+            time.sleep(2.0)
+            killed.served += engine.rest()
+    return killed
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Forty kills, or a hundred."""
+    """A hundred kills and ten thousand requests of a real engine, short or full."""
     with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-        took = resync_times(Path(folder), size.of(40, 100), size.seed, say)
-    back = [seconds for seconds in took if seconds is not None]
-    figures.add("resync_s", float(np.percentile(back, 99)) if back else _PATIENCE_S, "s", "≤ 5")
-    figures.add("kills", len(took), "")
-    figures.add("never_in_step", len(took) - len(back), "", "0")
+        killed = kill_over_and_over(Path(folder), KILLS, REQUESTS, say)
+    back = [seconds for seconds in killed.took if seconds is not None]
+    figures.add("engine_failures", killed.served.failed, "", "0")
+    figures.add("engine_requests", killed.served.answered, "", f"≥ {REQUESTS:,}")
+    figures.add("kills", len(killed.took), "", f"{KILLS}")
+    figures.add("resync_s", float(np.percentile(back, 99)) if back else _PATIENCE_S, "s", "p99 ≤ 5")
+    figures.add("never_equal_to_oracle", len(killed.took) - len(back), "", "0")

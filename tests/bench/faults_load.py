@@ -30,13 +30,15 @@ from ..graph.events import (
     Pressure,
 )
 from .faults import Say, Size
-from .faults_sidecar import SidecarProcess, wait_until
 from .figures import Figures
+from .sidecar_process import SidecarProcess, wait_until
 
 BATCHES_A_SECOND: Final = 1000
 BLOCKS_A_BATCH: Final = 50  # stored, and as many removed: 100 block events
 POOL: Final = 200_000
 SHARES: Final = (0.001, 0.01, 0.1)
+_SHORT_S: Final = 90
+_FULL_S: Final = 600
 _WARM_UP_S: Final = 30.0
 _LOOK_EVERY_S: Final = 1.0
 
@@ -64,6 +66,7 @@ class ChurningEngine:
         self.holes = 0  # runs of lost batches, each of which one gap has to show
         self.lost = 0
         self.sent = 0
+        self.batches = 0
         self.resyncs = 0
 
     @property
@@ -79,6 +82,7 @@ class ChurningEngine:
 
     def churn(self) -> None:
         """One batch: perhaps lost."""
+        self.batches += 1
         stored = np.arange(self._next, self._next + BLOCKS_A_BATCH, dtype="<u8").tobytes()
         removed = np.arange(self._first, self._first + BLOCKS_A_BATCH, dtype="<u8").tobytes()
         self._first += BLOCKS_A_BATCH
@@ -141,6 +145,7 @@ class Loss:
     """How one run ended."""
 
     share: float
+    events_per_s: float
     holes: int
     gaps: int
     in_step: bool
@@ -156,7 +161,8 @@ def lose(directory: Path, share: float, seconds: float, seed: int) -> Loss:
             observed = _churn(engine, sidecar, seconds)
             in_step = wait_until(lambda: _agrees(engine, sidecar), 30.0, 0.3)
             (known,) = sidecar.status()["engines"]
-            return Loss(share, engine.holes, int(known["gaps"]), in_step, observed)
+            rate = engine.batches * 2 * BLOCKS_A_BATCH / seconds
+            return Loss(share, rate, engine.holes, int(known["gaps"]), in_step, observed)
         finally:
             engine.close()
 
@@ -200,19 +206,41 @@ def _agrees(engine: ChurningEngine, sidecar: SidecarProcess) -> bool:
     )
 
 
-def run(figures: Figures, size: Size, say: Say) -> None:
-    """Each share of losses for two minutes, or for ten."""
-    seconds = size.of(120, 600)
-    losses = []
-    for share in SHARES:
-        say(f"{share:.1%} of batches lost, {seconds} s")
-        with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
-            losses.append(lose(Path(folder), share, seconds, size.seed))
+def run_load(figures: Figures, size: Size, say: Say) -> None:
+    """Nothing is lost: how far behind the sidecar is, and how its memory grows."""
+    seconds = size.of(_SHORT_S, _FULL_S)
+    say(f"{BATCHES_A_SECOND * 2 * BLOCKS_A_BATCH:,} block events a second, {seconds} s")
+    (loss,) = _losses((0.0,), seconds, size.seed)
+    figures.add("load_seconds", seconds, "s", f"{_FULL_S} in a full run")
+    figures.add("load_events_per_s", loss.events_per_s, "/s", "≈ 100,000")
+    figures.add("load_gaps", loss.gaps, "", "0")
+    figures.add("ingest_lag_p99_s", _p99(loss.observed.lags), "s", "< 1")
+    figures.add("rss_slope_mb_per_min", loss.observed.slope * 60 / 1e6, "MB/min", "< 1")
+
+
+def run_losses(figures: Figures, size: Size, say: Say) -> None:
+    """Each share of losses for a minute and a half, or for ten minutes."""
+    seconds = size.of(_SHORT_S, _FULL_S)
+    say(f"{', '.join(f'{share:.1%}' for share in SHARES)} of batches lost, {seconds} s each")
+    losses = _losses(SHARES, seconds, size.seed)
+    figures.add("losses_seconds_each", seconds, "s", f"{_FULL_S} in a full run")
     figures.add("losses_injected", sum(loss.holes for loss in losses), "gaps")
     undetected = sum(max(0, loss.holes - loss.gaps) for loss in losses)
     figures.add("undetected_losses", undetected, "", "0")
     figures.add("losses_out_of_step", sum(not loss.in_step for loss in losses), "runs", "0")
     lags = [lag for loss in losses for lag in loss.observed.lags]
-    figures.add("ingest_lag_p99_s", float(np.percentile(lags, 99)), "s", "< 1")
-    slopes = [loss.observed.slope * 60 / 1e6 for loss in losses]
-    figures.add("rss_slope_mb_per_min", max(slopes), "MB/min", "< 1")
+    figures.add("losses_ingest_lag_p99_s", _p99(lags), "s", "< 1")
+    slope = max(loss.observed.slope for loss in losses)
+    figures.add("losses_rss_slope_mb_per_min", slope * 60 / 1e6, "MB/min", "< 1")
+
+
+def _losses(shares: tuple[float, ...], seconds: float, seed: int) -> list[Loss]:
+    losses = []
+    for share in shares:
+        with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
+            losses.append(lose(Path(folder), share, seconds, seed))
+    return losses
+
+
+def _p99(values: list[float]) -> float:
+    return float(np.percentile(values, 99))

@@ -1,29 +1,67 @@
-"""Fault "traffic": everything at once over vLLM's schedulers, by a memory that remembers."""
+"""Everything at once over vLLM's schedulers, by a memory that remembers; and tiers too small."""
 
 from __future__ import annotations
 
+import random
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from .faults import Say, Size
 from .figures import Figures
 from .model import TINY, ensure_model
-from .paper_engine import base_config
-from .paper_traffic import play
+from .paper_engine import Shape, base_config
+from .paper_traffic import Story, play
 
-_SHORT_S: Final = 240
-_FULL_S: Final = 3600
+Shapes = Callable[[random.Random], Shape]
+
+POSITIONS: Final = 50_000_000
+_AT_MOST_S: Final = 900  # for as many positions; a machine that needs longer says so
+_FULL_HOURS: Final = 1.0
+_COPIES_S: Final = 30
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:
-    """Random traffic and faults; see ``paper_traffic``. Ends at the first wrong position."""
+    """Fifty million positions, or as many as so many hours read; ends at the first wrong one."""
+    hours = _FULL_HOURS if size.full and size.hours is None else size.hours
+    if hours is None:
+        story = _played(size, say, _AT_MOST_S, POSITIONS)
+    else:
+        story = _played(size, say, 3600 * hours)
+    figures.add("positions_read", story.positions_read, "positions", f"≥ {POSITIONS:,}")
+    figures.add("positions_wrong", 0, "positions", "0")  # one would have ended it
+    figures.add("traffic_answers", story.counts["answers"], "requests")
+    for name in ("adapters' requests", "engines", "resets", "faults", "preemptions", "aborts"):
+        figures.add(f"traffic_{name.split()[0]}", story.counts[name], name)
+
+
+def small_tiers(rng: random.Random) -> Shape:
+    """An engine whose memory for copies, and disk, hold next to nothing."""
+    return Shape(
+        blocks=rng.randrange(30, 60),
+        asynchronous=rng.random() < 0.5,
+        warm=rng.choice((1, 2, 4, 8)),
+        cold=rng.choice((0, 1, 2, 8)),
+        workers=rng.choice((1, 2)),
+    )
+
+
+def run_copies(figures: Figures, size: Size, say: Say) -> None:
+    """Half a minute of full arenas, full disks and copies that fail half way; or ten of it."""
+    story = _played(size, say, size.of(_COPIES_S, 20 * _COPIES_S), shapes=small_tiers)
+    counts = story.counts
+    figures.add("copies_positions_wrong", 0, "positions", "0")  # one would have ended it
+    figures.add("copies_positions_read", story.positions_read, "positions")
+    figures.add("copies_unanswered", counts["requests"] - counts["answers"] - counts["aborts"],
+                "requests", "0")  # fmt: skip
+    figures.add("copies_loads_failed", counts["load_failed"], "blocks")
+
+
+def _played(
+    size: Size, say: Say, seconds: float, positions: int | None = None, shapes: Shapes | None = None
+) -> Story:
     say("vLLM's configuration")
     with tempfile.TemporaryDirectory() as directory:
         config = base_config(ensure_model(TINY, Path(directory) / "tiny"))
-        story = play(config, size.seed, size.of(_SHORT_S, _FULL_S), say=say)
-    figures.add("positions_read", story.positions_read, "positions", "≥ 50,000,000 in an hour")
-    figures.add("positions_wrong", 0, "positions", "0")  # one would have ended it
-    figures.add("traffic_answers", story.counts["answers"], "requests")
-    figures.add("traffic_resets", story.counts["resets"], "resets")
-    figures.add("traffic_faults", story.counts["faults"], "faults")
+        return play(config, size.seed, seconds, say=say, positions=positions, shapes=shapes)

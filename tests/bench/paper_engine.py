@@ -63,6 +63,7 @@ class PaperEngine:
         shape: What kind of engine it is.
         rng: Decides which drafts are right.
         disks: What an earlier engine of this shape left on each worker's disk.
+        training: How often adapters were trained on before it started.
 
     Attributes:
         outputs: Tokens by request, as vLLM's front end would have got them.
@@ -74,6 +75,7 @@ class PaperEngine:
         shape: Shape,
         rng: random.Random | None = None,
         disks: Sequence[Mapping[bytes, Notes]] | None = None,
+        training: int = 0,
     ) -> None:
         from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
         from vllm.v1.structured_output import StructuredOutputManager
@@ -88,7 +90,7 @@ class PaperEngine:
         self.connector = self.scheduler.connector
         self.workers = [self._new_worker(disk) for disk in disks or [{}] * shape.workers]
         self.model = PaperModel(self.workers, self.rng)
-        self.weights = 0
+        self.weights, self.training = 0, training
         self.outputs: dict[str, list[int]] = {}
         self._aggregator = (
             KVOutputAggregator.from_connector(self.connector, shape.workers)
@@ -196,7 +198,7 @@ class PaperEngine:
         requests = self.scheduler.requests
         new = [each.req_id for each in order.scheduled_new_reqs]
         names = [*new, *order.scheduled_cached_reqs.resumed_req_ids]
-        seeds = {name: seed_of(requests[name], self.weights) for name in names}
+        seeds = {name: seed_of(requests[name], self.weights, self.training) for name in names}
         said = [self._exchange(worker, order) for worker in self.workers]
         self._batches.append(Batch(order, seeds, said))
 

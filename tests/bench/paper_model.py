@@ -174,9 +174,14 @@ class PaperModel:
         return drafts
 
 
-def seed_of(request: Request, weights: int) -> int:
-    """What stands before a request's first position: weights, salt, adapter, images."""
-    adapter = request.lora_request.lora_name if request.lora_request else ""
+def seed_of(request: Request, weights: int, training: int = 0) -> int:
+    """What stands before a request's first position: weights, salt, adapter, images.
+
+    Args:
+        training: How often adapters were trained on, under the names and paths that they have.
+    """
+    lora = request.lora_request
+    adapter = f"{lora.lora_name} {training}" if lora else ""
     images = [feature.identifier for feature in request.mm_features or ()]
     text = f"{weights} {request.cache_salt} {adapter} {images}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest(), "big") * 2

@@ -3,8 +3,9 @@
 Requests come, grow, are aborted and preempted; salts and adapters share prompts; drafts are right
 or wrong; copies move in halves and are answered late, or fail; advice is random; weights change,
 with or without force; anything of ours breaks at a random moment; engines restart with the disk
-that they left. After each episode nothing may hang, be held, or be left in any book, and at no
-moment may a position be read that holds anything but its own.
+that they left, and with adapters that were trained on meanwhile under their old names. After each
+episode nothing may hang, be held, or be left in any book, and at no moment may a position be read
+that holds anything but its own.
 """
 
 from __future__ import annotations
@@ -65,30 +66,44 @@ def play(
     seconds: float,
     steps: int = STEPS,
     say: Callable[[str], None] = lambda text: None,
+    positions: int | None = None,
+    shapes: Callable[[random.Random], Shape] | None = None,
 ) -> Story:
     """Episodes until ``seconds`` are over; ``say`` is told how far it is.
+
+    Args:
+        positions: It ends earlier once so many were read.
+        shapes: What engines there are; else of any kind.
 
     Raises:
         AssertionError: Something was wrong; names the seed and the episode, which
             ``episode(base, seed, number)`` plays again alone.
     """
     whole, number, until = Story(), 0, time.monotonic() + seconds
-    while time.monotonic() < until or not number:
-        whole += episode(base, seed, number, steps)
+    while (time.monotonic() < until or not number) and not (
+        positions is not None and whole.positions_read >= positions
+    ):
+        whole += episode(base, seed, number, steps, shapes)
         number += 1
         say(f"{number} episodes, {whole.positions_read:,} positions read")
     whole.counts["episodes"] = number
     return whole
 
 
-def episode(base: VllmConfig, seed: int, number: int, steps: int = STEPS) -> Story:
+def episode(
+    base: VllmConfig,
+    seed: int,
+    number: int,
+    steps: int = STEPS,
+    shapes: Callable[[random.Random], Shape] | None = None,
+) -> Story:
     """One engine's life, and that of those that find its disk; see ``play``."""
     rng = random.Random(f"{seed}/{number}")
-    shape = random_shape(rng)
+    shape = (shapes or random_shape)(rng)
     story, disks = Story(), None
     try:
-        for _ in range(2 if shape.cold else 1):
-            life = _Life(base, shape, rng, disks)
+        for training in range(2 if shape.cold else 1):
+            life = _Life(base, shape, rng, disks, training)
             story += life.live(steps)
             disks = life.disks_left()
     except Exception as error:
@@ -113,10 +128,15 @@ class _Life:
     """One engine under random traffic, from its start to its end."""
 
     def __init__(
-        self, base: VllmConfig, shape: Shape, rng: random.Random, disks: Any = None
+        self,
+        base: VllmConfig,
+        shape: Shape,
+        rng: random.Random,
+        disks: Any = None,
+        training: int = 0,
     ) -> None:
         self.rng = rng
-        self.engine = PaperEngine(base, shape, rng, disks)
+        self.engine = PaperEngine(base, shape, rng, disks, training)
         self.counts: Counter[str] = Counter()
         self._open: list[tuple[Request, int]] = []  # and how many tokens it is to say
         self._ended: list[list[int]] = []  # what may be asked again, longer
@@ -169,7 +189,8 @@ class _Life:
             return
         fields: dict[str, Any] = {"cache_salt": rng.choice((None, None, None, "a", "b"))}
         if rng.random() < 0.1:
-            fields["lora_request"] = _adapter()
+            fields["lora_request"] = _adapter(rng.choice((1, 2)))
+            self.counts["adapters' requests"] += 1
         output = rng.randrange(1, 40)
         request = engine.ask(self._prompt(), output, **fields)
         self._open.append((request, output))
@@ -289,7 +310,7 @@ def _raise(*_: Any, **__: Any) -> None:
     raise RuntimeError("an injected fault")
 
 
-def _adapter() -> Any:
+def _adapter(number: int) -> Any:
     from vllm.lora.request import LoRARequest
 
-    return LoRARequest("adapter", 1, "/nowhere/adapter")
+    return LoRARequest(f"adapter-{number}", number, f"/nowhere/adapter-{number}")

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -22,6 +17,7 @@ import zmq
 from ..graph import wire
 from ..graph.events import AnyEvent, BlocksResident, BlocksStored, EngineHello, Pressure
 from .graphs import BLOCK_SIZE, CHAIN_BLOCKS, chain_events, random_keys
+from .sidecar_process import SidecarProcess
 
 _BLOCKS_AN_EVENT, _EVENTS_A_BATCH = 16, 64
 _PULSE_S = 0.4
@@ -33,8 +29,7 @@ _PULSE = Pressure(1 << 20, 1 << 19, 20_000, 0, 0)
 class LoadedSidecar:
     """A running sidecar and the one engine connected to it."""
 
-    process: psutil.Process
-    http: str
+    running: SidecarProcess
     socket: zmq.Socket[bytes]
     seq: int = 0
 
@@ -50,9 +45,7 @@ class LoadedSidecar:
 
     def stored(self) -> int:
         """Blocks that the sidecar has applied."""
-        with urllib.request.urlopen(f"{self.http}/status", timeout=10) as answer:
-            status: dict[str, Any] = json.load(answer)
-        return int(status["graph"]["counters"].get("blocks_stored", 0))
+        return int(self.running.status()["graph"]["counters"].get("blocks_stored", 0))
 
     def wait_for(self, stored: int) -> None:
         """Until the sidecar has applied so many blocks."""
@@ -66,28 +59,23 @@ class LoadedSidecar:
 @contextlib.contextmanager
 def loaded_sidecar(cores: list[int] | None = None) -> Iterator[LoadedSidecar]:
     """Start a sidecar (on these cores only), connect an engine, end both."""
-    with tempfile.TemporaryDirectory() as folder:
-        endpoint = f"ipc://{Path(folder) / 's.sock'}"
-        command = [sys.executable, "-m", "kvgraph", "serve", "--endpoint", endpoint]
-        command += ["--http-port", "0", "--parent", str(os.getpid())]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with (
+        tempfile.TemporaryDirectory(prefix="kvg-") as folder,
+        SidecarProcess(Path(folder), policy__guard="true") as running,
+        zmq.Context() as context,
+    ):
+        if cores is not None:
+            _pin(running.process, cores)
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IDENTITY, os.urandom(16))
         try:
-            assert child.stdout is not None
-            ready = json.loads(child.stdout.readline())
-            process = psutil.Process(child.pid)
-            if cores is not None:
-                _pin(process, cores)
-            socket = context.socket(zmq.DEALER)
-            socket.setsockopt(zmq.IDENTITY, os.urandom(16))
-            socket.connect(endpoint)
-            sidecar = LoadedSidecar(process, ready["http"], socket)
+            socket.connect(running.endpoint)
+            sidecar = LoadedSidecar(running, socket)
             sidecar.send([_HELLO, BlocksResident(b"")])
             yield sidecar
         finally:
-            context.destroy(linger=0)
-            child.terminate()
-            child.wait(timeout=10)
+            socket.close()
 
 
 def ingest_rates(rounds: int = 5, blocks: int = 600_000) -> list[float]:
@@ -133,7 +121,7 @@ def _idle(sidecar: LoadedSidecar, seconds: float) -> None:
 
 
 def _cpu_seconds(sidecar: LoadedSidecar) -> float:
-    times = sidecar.process.cpu_times()
+    times = sidecar.running.process.cpu_times()
     return float(times.user + times.system)
 
 

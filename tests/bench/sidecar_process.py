@@ -1,13 +1,15 @@
-"""A real sidecar process that can be killed, and what it says of itself while it is mistreated."""
+"""A real sidecar process that can be killed and stopped, and what it says of itself meanwhile."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,14 +20,18 @@ import psutil
 class SidecarProcess:
     """``kvgraph serve`` on an ipc socket in ``directory``; a context manager.
 
+    Its policy ranks from the start, unless ``policy__guard`` says otherwise: rankings are what is
+    looked at.
+
     Args:
         directory: Short enough for a socket's path; also the sidecar's runtime directory.
-        settings: ``section.key`` → value.
+        settings: ``section__key`` → value.
     """
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self._directory = directory
-        self._settings = {key.replace("__", "."): value for key, value in settings.items()}
+        chosen = {"policy__guard": "false", **settings}
+        self._settings = {key.replace("__", "."): value for key, value in chosen.items()}
         self.endpoint = f"ipc://{directory}/s"
         self.http = ""
         self._child: subprocess.Popen[str] | None = None
@@ -42,6 +48,12 @@ class SidecarProcess:
     ) -> None:
         self.kill()
 
+    @property
+    def process(self) -> psutil.Process:
+        """The running one."""
+        assert self._child is not None
+        return psutil.Process(self._child.pid)
+
     def start(self) -> None:
         """Start it and wait until it is ready."""
         command = [sys.executable, "-P", "-m", "kvgraph", "serve", "--endpoint", self.endpoint]
@@ -50,7 +62,6 @@ class SidecarProcess:
             command += ["--set", f"{key}={value}"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVGRAPH_")}
         environment["XDG_RUNTIME_DIR"] = str(self._directory)
-        environment["KVGRAPH_POLICY__GUARD"] = "false"  # rankings are what is looked at here
         self._child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
         )
@@ -64,25 +75,36 @@ class SidecarProcess:
             self._child.communicate()
             self._child = None
 
+    def stop(self) -> None:
+        """SIGSTOP: it is there, its sockets too, and it does nothing."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.process.send_signal(signal.SIGCONT)
+
     def status(self) -> dict[str, Any]:
         """``/status``, at most a quarter of a second old."""
-        with urllib.request.urlopen(f"{self.http}/status", timeout=30) as answer:
-            status: dict[str, Any] = json.load(answer)
+        status: dict[str, Any] = json.loads(self._get("/status"))
         return status
 
     def rss(self) -> int:
         """Bytes of memory in use."""
-        assert self._child is not None
-        return int(psutil.Process(self._child.pid).memory_info().rss)
+        return int(self.process.memory_info().rss)
 
-    def series(self) -> int:
-        """Lines of ``/metrics`` that are a sample."""
-        with urllib.request.urlopen(f"{self.http}/metrics", timeout=30) as answer:
+    def samples(self) -> dict[str, float]:
+        """``/metrics``: each sample's name, with its labels, and its value."""
+        lines = self._get("/metrics").splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"{self.http}{path}", timeout=30) as answer:
             text: str = answer.read().decode()
-        return sum(not line.startswith("#") for line in text.splitlines())
+        return text
 
 
-def wait_until(condition: Any, seconds: float, pause_s: float = 0.02) -> bool:
+def wait_until(condition: Callable[[], object], seconds: float, pause_s: float = 0.02) -> bool:
     """Whether ``condition()`` came true within so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
