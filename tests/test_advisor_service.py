@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
+from kvgraph.advisor import service
 from kvgraph.advisor.config import load
 from kvgraph.advisor.service import Service
 from kvgraph.advisor.subscriber import engine_id
@@ -353,6 +354,32 @@ def test_garbage_does_not_stop_the_loop(start: Start, connect: Connect) -> None:
     engine.greet([1])
     engine.ranking(lambda keys: keys == {1})
     assert running.get("/status")["counters"]["ingest"]["refused_wire"] == 4
+
+
+def test_a_frame_beyond_the_limit_ends_its_connection_alone(start: Start, connect: Connect) -> None:
+    running = start()
+    vandal, engine = connect(running), connect(running)
+    engine.greet([1])
+    with vandal.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as cut:
+        vandal.socket.send_multipart([wire.HEADER, bytes(8), bytes(wire.MAX_FRAME_BYTES + 1)])
+        assert cut.poll(10_000), "it was read"
+        vandal.socket.disable_monitor()
+    engine.ranking(lambda keys: keys == {1})
+    assert running.get("/status")["counters"]["ingest"].get("refused_wire", 0) == 0
+
+
+def test_a_peer_fills_no_more_than_a_bounded_number_of_messages(tmp_path: Path) -> None:
+    with zmq.Context() as context, service._router(context) as router:
+        router.bind(f"ipc://{tmp_path}/s")
+        with context.socket(zmq.DEALER) as flood:
+            flood.setsockopt(zmq.LINGER, 0)
+            flood.setsockopt(zmq.SNDHWM, 1)
+            flood.connect(f"ipc://{tmp_path}/s")
+            sent = 0
+            while flood.poll(500, zmq.POLLOUT):
+                flood.send(bytes(1 << 20), zmq.NOBLOCK)
+                sent += 1
+                assert sent < 2 * service._RCVHWM, "nobody reads, and still it takes more"
 
 
 def test_a_graph_that_fails_costs_a_resync_and_not_the_loop(

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 from fastapi.testclient import TestClient
 from kvgraph.dashboards.app import create_app
@@ -296,6 +297,25 @@ def test_there_is_nothing_else_to_see(client: TestClient, path: str) -> None:
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
 def test_nothing_can_be_changed(client: TestClient, method: str) -> None:
     assert client.request(method, "/status", content=b"x" * 1_000_000).status_code == 405
+
+
+def test_a_body_of_a_hundred_megabytes_is_not_kept(source: Source) -> None:
+    """It is refused by its head, and what follows is let go or cut off."""
+    server, before = serving(source), psutil.Process().memory_info().rss
+    head = b"POST /status HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000000\r\n\r\n"
+    try:
+        with connection(server) as client:
+            client.settimeout(10)
+            client.sendall(head)
+            with contextlib.suppress(OSError):
+                for _ in range(100):
+                    client.sendall(b"x" * 1_000_000)
+            with contextlib.suppress(ConnectionResetError):
+                answer = client.recv(65536)
+                assert answer.split(b" ", 2)[1] == b"405"
+        assert psutil.Process().memory_info().rss - before < 30_000_000
+    finally:
+        server.stop()
 
 
 def serving(source: Source) -> HttpServer:

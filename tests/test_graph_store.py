@@ -116,15 +116,15 @@ def keys_of(turn: RequestStarted) -> list[int]:
     return keys
 
 
-def test_a_chain_of_100_000_blocks_is_walked_without_recursion() -> None:
-    graph = KVCacheGraph()
-    keys = np.arange(1, 100_001, dtype="<u8").tobytes()
-    started = RequestStarted("r", keys, 1_600_000, 0, 16, "s")
+def test_a_chain_of_a_million_blocks_is_walked_without_recursion() -> None:
+    graph, length, tokens = KVCacheGraph(), 1_000_000, 16_000_000
+    keys = np.arange(1, length + 1, dtype="<u8").tobytes()
+    started = RequestStarted("r", keys, tokens, 0, 16, "s")
     graph.apply("e", [started, BlocksStored(keys, None, 16, "s")])
-    graph.apply("e", [RequestFinished("r", keys, 1_600_000, 1_600_000, "stop", "s")])
-    graph.apply("e", [RequestStarted("q", pack(1, 200_000), 32, 0, 16, "s")])
-    assert graph.explain(50_000)["superseded"]
-    assert graph.rank("e", 2).order.tolist() == [100_000, 99_999]
+    graph.apply("e", [RequestFinished("r", keys, tokens, tokens, "stop", "s")])
+    graph.apply("e", [RequestStarted("q", pack(1, 2 * length), 32, 0, 16, "s")])
+    assert graph.explain(length // 2)["superseded"]
+    assert graph.rank("e", 2).order.tolist() == [length, length - 1]
 
 
 @pytest.mark.parametrize(

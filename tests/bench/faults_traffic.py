@@ -32,7 +32,15 @@ def run(figures: Figures, size: Size, say: Say) -> None:
     figures.add("positions_read", story.positions_read, "positions", f"≥ {POSITIONS:,}")
     figures.add("positions_wrong", 0, "positions", "0")  # one would have ended it
     figures.add("traffic_answers", story.counts["answers"], "requests")
-    for name in ("adapters' requests", "engines", "resets", "faults", "preemptions", "aborts"):
+    for name in (
+        "adapters' requests",
+        "engines",
+        "records found",
+        "resets",
+        "faults",
+        "preemptions",
+        "aborts",
+    ):
         figures.add(f"traffic_{name.split()[0]}", story.counts[name], name)
 
 

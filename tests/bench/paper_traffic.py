@@ -143,6 +143,8 @@ class _Life:
         self._seen: list[int] = []  # keys
         self._quiet = False  # nobody comes: what is wanted can be brought back
         self._failing = rng.choice((0.0, 0.02, 0.1))
+        self._trained = not shape.cold or rng.random() < 0.5  # a disk outlives none but old weights
+        self.counts["records found"] += sum(map(len, disks or ()))
         for worker in self.engine.workers:
             worker.failing = self._fails
         if self.engine.has_tiers:
@@ -234,6 +236,8 @@ class _Life:
         from vllm.v1.core.sched.interface import PauseState
 
         rng, scheduler = self.rng, self.engine.scheduler
+        if not self._trained:
+            return
         forced, paused = rng.random() < 0.6, rng.random() < 0.3
         if paused:
             scheduler.set_pause_state(PauseState.PAUSED_ALL)
