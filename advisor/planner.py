@@ -11,10 +11,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
-from ..graph.advice import PRESSING_SHARE, EvictionRanking
+from ..graph.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.scoring import ScoreProfile
 from ..graph.types import Keys
+from .admission import Admission
 from .config import PrefetchConfig
 from .notices import Notices
 
@@ -62,6 +63,7 @@ class GraphEvictionAdvisor:
     Attributes:
         latest: engine → ranking, replaced whole by one assignment; read it from any thread.
         wanted: engine → what it should bring back, in the same way.
+        admissions: engine → how much new context may start there, in the same way.
         prefetch: Bounds of ``wanted``; assign others to change them while running.
     """
 
@@ -83,6 +85,7 @@ class GraphEvictionAdvisor:
         self.prefetch = prefetch
         self._clock = clock
         self._wake = wake
+        self._admission = Admission()
         self._bases: dict[str, _Basis] = {}
         self._epoch = 0
         self._notices = Notices(logger, clock)
@@ -93,6 +96,7 @@ class GraphEvictionAdvisor:
         self._thread = threading.Thread(target=self._run, name="kvgraph-planner", daemon=True)
         self.latest: Mapping[str, EvictionRanking] = MappingProxyType({})
         self.wanted: Mapping[str, PrefetchOrder] = MappingProxyType({})
+        self.admissions: Mapping[str, AdmissionAdvice] = MappingProxyType({})
         self.counters: Counter[str] = Counter()
 
     def start(self) -> None:
@@ -128,19 +132,22 @@ class GraphEvictionAdvisor:
         return not any(len(ranking.protected) for ranking in self.latest.values())
 
     def tick(self) -> None:
-        """Advise every live engine once; the results are in ``latest`` and ``wanted``."""
+        """Advise every live engine once; see ``latest``, ``wanted`` and ``admissions``."""
         self._protected_seen = self._graph.counters["blocks_protected"]
-        rankings, orders = {}, {}
+        rankings, orders, words = {}, {}, {}
         for engine in self._engines():
             if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
                 rankings[engine] = ranking
             if order := self._try(self._order, engine) or self.wanted.get(engine):
                 orders[engine] = order
+            if word := self._try(self._word, engine) or self.admissions.get(engine):
+                words[engine] = word
         self._bases = {engine: self._bases[engine] for engine in rankings}
         self._stored = {engine: self._stored[engine] for engine in rankings}
         self.latest, self.wanted = MappingProxyType(rankings), MappingProxyType(orders)
+        self.admissions = MappingProxyType(words)
 
-    def _try(self, advise: Callable[[str], _T], engine: str) -> _T | None:
+    def _try(self, advise: Callable[[str], _T | None], engine: str) -> _T | None:
         """Fresh advice; None after a failure: then that of before grows stale meanwhile."""
         try:
             with self._graph.lock:
@@ -156,6 +163,13 @@ class GraphEvictionAdvisor:
         limit = self.prefetch.max_blocks if self.prefetch.enabled else 0
         keys = self._graph.prefetch_order(engine, limit)
         return PrefetchOrder(self._clock(), keys)
+
+    def _word(self, engine: str) -> AdmissionAdvice | None:
+        """As of now: live contexts come and go without news of blocks."""
+        tables = self._graph.tables
+        self._admission.forget_all_but(set(tables.engines.values()))
+        column = tables.engines.get(engine)
+        return None if column is None else self._admission.advise(tables, column, self._clock())
 
     def _opinion(self, engine: str) -> EvictionRanking:
         now = self._clock()

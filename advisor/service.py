@@ -136,7 +136,9 @@ class Service:
         self._sleep()
         self._receive_and_apply()
         planner = self._planner
-        self._publisher.publish(self._subscriber.peers, planner.latest, planner.wanted)
+        self._publisher.publish(
+            self._subscriber.peers, planner.latest, planner.wanted, planner.admissions
+        )
         self._keep_house()
         self.board.last_turn = self._clock()
 

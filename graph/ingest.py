@@ -98,6 +98,7 @@ class Ingest:
         self._tables.blocks.tiers[engine] = 0
         self._tables.sessions.interrupt(engine)
         self._tables.walks.forget(engine)
+        self._tables.regret.forget(engine)
 
     def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
         match event:
@@ -106,6 +107,7 @@ class Ingest:
             case BlocksCleared():
                 self._tables.blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
                 self._tables.walks.forget(engine)
+                self._tables.regret.clear(engine, now)
             case BlocksResident():
                 self._resident(engine, event, now)
             case BlocksAttended():
@@ -124,6 +126,7 @@ class Ingest:
                 self.pressure[engine] = event
             case EngineHello():
                 self._greeted(engine, event)
+                self._tables.regret.clear(engine, now)
             case TierReport():
                 self.tier_reports[engine] = event
             case AdviceApplied():

@@ -11,6 +11,7 @@ from .blocks import BlockTable
 from .edges import EdgeStore
 from .identity import salt_of
 from .interner import Interner, TenantNames
+from .regret import RegretBook
 from .sessions import SessionTable
 from .walks import WalkLog
 
@@ -58,6 +59,7 @@ class Tables:
     pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
     stored: Counter[int] = field(default_factory=Counter)  # residency column → blocks, ever
     walks: WalkLog = field(default_factory=WalkLog)
+    regret: RegretBook = field(default_factory=RegretBook)
 
     def __post_init__(self) -> None:
         self.blocks = BlockTable()

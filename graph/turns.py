@@ -14,6 +14,7 @@ from .events import RequestFinished, RequestStarted, Segment, SessionSignal
 from .layers import Authority, LayerBook
 from .lineage import continued, owners
 from .sessions import INFERRED
+from .spill import COPIES
 from .tables import Tables
 from .types import (
     NEVER,
@@ -75,6 +76,7 @@ class TurnRecorder:
         self._count_hits(event, rows, now)
         self._walked(engine, event, rows)
         session = self._session_of(event, rows, now)
+        self._note_regret(engine, event, rows, session, now)
         self._tag(event, rows, session, now)
         self._supersede(session, rows)
         self._own(session, rows, event.tenant)
@@ -151,6 +153,17 @@ class TurnRecorder:
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
         found = event.cached_tokens // event.block_size
         self._tables.walks.add(engine, Walk(rows, max(reach, found), found))
+
+    def _note_regret(
+        self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float
+    ) -> None:
+        """What is computed of a prompt though it had been before, and no tier has a copy of it."""
+        blocks = self._tables.blocks
+        computed = rows[event.cached_tokens // event.block_size :]
+        lost = (blocks.tiers[engine, computed] & COPIES) == 0
+        again = int(np.count_nonzero(lost & (blocks.created[computed] < now)))
+        last_seen = float(self._tables.sessions.last_seen[session])
+        self._tables.regret.note(engine, len(rows), again, last_seen)
 
     def _tag(self, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
         """Layers from segments, the most precious last, so that it wins a block that two share."""

@@ -218,3 +218,18 @@ def test_the_first_protected_block_is_not_kept_waiting() -> None:
         assert not planned.ranked.wait(0.2), "a ranking names what is protected: the next can wait"
     finally:
         planned.planner.stop()
+
+
+def test_every_engine_hears_of_its_room_as_of_now() -> None:
+    planned = Planned()
+    planned.tick()
+    before = planned.planner.admissions
+    planned.tick()
+    after = planned.planner.admissions
+    assert set(after) == {"a", "b"}
+    assert after["a"].room_blocks is None
+    assert after["a"].epoch > before["a"].epoch
+    assert after["a"].ts == before["a"].ts + 0.5
+    planned.engines = ["b"]
+    planned.tick()
+    assert set(planned.planner.admissions) == {"b"}
