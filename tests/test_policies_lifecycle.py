@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from kvgraph.advisor.config import PolicyConfig
-from kvgraph.advisor.policies.hazard import AGES, OLDEST, ReturnModel, gittins
+from kvgraph.advisor.policies.drift import Drift
+from kvgraph.advisor.policies.hazard import AGES, OLDEST, Floats, ReturnModel, gittins
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
+from kvgraph.advisor.policies.waits import FEATURES, fitted
 from kvgraph.graph.events import (
     BlocksStored,
     RequestFinished,
@@ -193,6 +195,31 @@ def test_the_clock_is_relative(speed: float) -> None:
             world.wait(float(rng.lognormal(3.1, 1.0)) / speed)
     returns = world.policy._returns
     assert returns.speed == pytest.approx(speed, rel=0.35)
+
+
+@pytest.mark.parametrize("size", [1.0, 64.0, 1 / 8.0])
+def test_sizes_are_relative(size: float) -> None:
+    """What was learned of long contexts is said of short ones, where all are short."""
+    places = [FEATURES.index(name) for name in ("prompt", "written", "mean_written", "grown")]
+    tokens = np.array([64_000, 640, 1280, -6400])
+
+    def logarithms(tokens: Floats) -> Floats:
+        grown = np.sign(tokens[3]) * np.log1p(abs(tokens[3]) / 10)
+        return np.array([np.log(tokens[0]), *np.log1p(tokens[1:3]), grown])
+
+    known = np.full((1, len(FEATURES)), np.nan, dtype=np.float32)
+    known[0, places] = logarithms(tokens / size)
+    drift = Drift(np.log(64_000))  # without slack
+    drift.note(np.full(10_000, np.log(64_000 / size)))
+    found = fitted(known, 0.0, drift.shift)[0, places]
+    assert found == pytest.approx(logarithms(tokens), rel=2e-3)
+
+
+def test_only_what_lies_beyond_the_slack_is_stretched() -> None:
+    for mean, shift in ((10.0, 0.0), (11.4, 0.0), (8.6, 0.0), (13.0, -1.5), (7.0, 1.5)):
+        drift = Drift(10.0, slack=1.5)
+        drift.note(np.full(100_000, mean))
+        assert drift.shift == pytest.approx(shift, abs=0.01)
 
 
 def test_configuration_names_the_policy() -> None:

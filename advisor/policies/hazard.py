@@ -42,7 +42,7 @@ _NETWORKS: Final = 3
 _HIDDEN: Final = 48
 _BATCH: Final = 256
 _SMOOTH: Final = 0.002  # how much neighbouring bins are drawn to each other; chosen
-_FAR: Final = 3.0  # spreads from the mean
+FAR: Final = 3.0  # spreads from the mean; chosen
 _BENT: Final = 30.0  # beyond this, a swish is a line or nothing
 _LEAST_LOG_RATE, _MOST_LOG_RATE = -14.0, 1.0
 # Without a prior: two of five sessions return, log-logistically around two minutes; chosen.
@@ -120,7 +120,7 @@ class ReturnModel:
         known = ~np.isnan(features)
         mean, spread = self.scales
         scaled = np.where(known, (features - mean) / spread, np.float32(0.0))
-        scaled = np.clip(scaled, -_FAR, _FAR)  # what nobody saw is taken for the farthest seen
+        scaled = np.clip(scaled, -FAR, FAR)  # what nobody saw is taken for the farthest seen
         return np.concatenate([scaled, known], axis=1, dtype=np.float32)
 
     def _forward(self, inputs: Singles) -> tuple[Singles, Singles, Singles, Singles, Singles]:

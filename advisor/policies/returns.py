@@ -1,4 +1,4 @@
-"""How fast each session returns: a prior, the pace of this traffic, and what it taught."""
+"""How fast each session returns: a prior, this traffic's pace and size, and what it taught."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 
 from ...graph.sessions import SessionTable
-from .hazard import AGES, OLDEST, Floats, ReturnModel, Singles, gittins
-from .pace import Pace
+from .drift import Drift
+from .hazard import AGES, FAR, OLDEST, Floats, ReturnModel, Singles, gittins
 from .prior import Prior, load_prior
-from .waits import Sessions, Waits, at_pace, features, stranger
+from .waits import PROMPT_FEATURE, Sessions, Waits, features, fitted, stranger
 
 _WAITS_A_STEP: Final = 2  # that begin, for one step of learning; chosen
 _MOST_STEPS: Final = 8  # in one look
@@ -30,7 +30,8 @@ class Returns:
 
     def __init__(self, prior: Prior | None = None) -> None:
         prior = prior or load_prior()
-        self._pace = Pace(prior.pause)
+        self._pace = Drift(prior.pause)
+        self._size = Drift(*_usual_size(prior))
         self._waits = Waits()
         self._model = ReturnModel(prior.scales, prior.weights, step=_STEPS[0], pull=_PULLS[0])
         self._learned = 0  # of the waits that began
@@ -42,11 +43,13 @@ class Returns:
     @property
     def speed(self) -> float:
         """How many seconds of the model one second here is."""
-        return float(np.exp(self._pace.log_speed))
+        return float(np.exp(self._pace.shift))
 
     def observe(self, sessions: SessionTable, now: float) -> None:
         """Notice who waits and who returned; learn as much as there is news."""
-        self._pace.note(self._waits.observe(sessions))
+        news = self._waits.observe(sessions)
+        self._pace.note(news.pauses)
+        self._size.note(news.prompts)
         steps = (self._waits.begun - self._learned) // _WAITS_A_STEP
         if not steps or self._waits.begun < _FEW_WAITS:
             return
@@ -57,7 +60,7 @@ class Returns:
         steps = min(steps, _MOST_STEPS)
         self._trust_the_prior()
         self._steps += steps
-        self._model.learn(self._paced(known), age * self.speed, returned, weight, steps)
+        self._model.learn(self._fitted(known), age * self.speed, returned, weight, steps)
 
     def rates(self, sessions: SessionTable, rows: Sessions, now: float) -> Floats:
         """float64 ``[n]``, 1/model second: how fast each idle session returns from now on."""
@@ -73,7 +76,7 @@ class Returns:
 
     def _trust_the_prior(self) -> None:
         """As much as this traffic goes at the prior's pace."""
-        other = min(1.0, abs(self._pace.log_speed))
+        other = min(1.0, abs(self._pace.shift))
         self._model.step = _between(_STEPS, other)
         self._model.pull = _between(_PULLS, other)
 
@@ -89,11 +92,17 @@ class Returns:
         stale = rows[self._as_of[rows] + _STALE < self._steps][:_RENEWED]
         due = np.union1d(fresh, stale)
         if len(due):
-            self._log_rates[due] = self._model.log_rates(self._paced(features(sessions, due)))
+            self._log_rates[due] = self._model.log_rates(self._fitted(features(sessions, due)))
             self._since[due], self._as_of[due] = sessions.last_seen[due], self._steps
 
-    def _paced(self, known: Singles) -> Singles:
-        return at_pace(known, self._pace.log_speed)
+    def _fitted(self, known: Singles) -> Singles:
+        return fitted(known, self._pace.shift, self._size.shift)
+
+
+def _usual_size(prior: Prior) -> tuple[float, float]:
+    """Mean of ln(tokens of a prompt), and how far off the prior still knows such prompts."""
+    mean, spread = prior.scales[:, PROMPT_FEATURE]
+    return float(mean), FAR * float(spread)
 
 
 def _between(ends: tuple[float, float], share: float) -> float:

@@ -13,6 +13,7 @@ from .hazard import Features, Floats
 
 Sessions = npt.NDArray[np.int64]
 
+_LEAST_S: Final = 0.01  # a pause is taken for no shorter
 _KEPT: Final = 4096  # waits that ended, and as many of those that go on
 
 
@@ -32,6 +33,9 @@ FEATURES: Final = (
 and 0 after an end of turn; the others are columns of sessions."""
 
 _TIMED: Final = np.array([name.endswith("_pause") for name in FEATURES])
+PROMPT_FEATURE: Final = FEATURES.index("prompt")
+_WRITTEN_FEATURES: Final = [FEATURES.index("written"), FEATURES.index("mean_written")]
+_GROWN_FEATURE: Final = FEATURES.index("grown")
 STATED_FEATURE: Final = FEATURES.index("stated_pause")
 STOP_FEATURES: Final = [FEATURES.index(n) for n in ("stop", "tool_pause", "other_pause")]
 """Those that only callers tell, or whoever reads why an answer ended."""
@@ -61,9 +65,15 @@ def features(sessions: SessionTable, rows: Sessions) -> Features:
     return np.asarray(np.stack(columns, axis=1), dtype=np.float32)
 
 
-def at_pace(known: Features, log_speed: float) -> Features:
-    """The same features, with their seconds stretched by ``exp(log_speed)``."""
-    return known + np.where(_TIMED, np.float32(log_speed), np.float32(0.0)).astype(np.float32)
+def fitted(known: Features, log_speed: float, log_size: float) -> Features:
+    """The same features, seconds stretched by ``exp(log_speed)``, tokens by ``exp(log_size)``."""
+    stretched = known + np.where(_TIMED, np.float32(log_speed), np.float32(0.0)).astype(np.float32)
+    size = np.exp(np.float32(log_size))
+    stretched[:, PROMPT_FEATURE] += np.float32(log_size)
+    written, grown = known[:, _WRITTEN_FEATURES], known[:, _GROWN_FEATURE]
+    stretched[:, _WRITTEN_FEATURES] = np.log1p(np.expm1(written) * size)
+    stretched[:, _GROWN_FEATURE] = np.sign(grown) * np.log1p(np.expm1(np.abs(grown)) * size)
+    return np.asarray(stretched)
 
 
 def _stated(sessions: SessionTable, rows: Sessions) -> Floats:
@@ -82,6 +92,18 @@ class Cohort(NamedTuple):
     weight: Floats
 
 
+class News(NamedTuple):
+    """What was seen since the last look; float64 ``[n]``, natural logarithms.
+
+    Attributes:
+        pauses: Seconds of each wait that ended.
+        prompts: Tokens of the prompt that each wait which began had before it.
+    """
+
+    pauses: Floats
+    prompts: Floats
+
+
 class Waits:
     """Remembers, for every session, the wait that it is in; and the last that ended.
 
@@ -98,8 +120,8 @@ class Waits:
         self._done = 0
         self.begun = 0  # waits ever seen
 
-    def observe(self, sessions: SessionTable) -> Floats:
-        """Take in what changed; float64: how long each wait that ended had lasted, seconds."""
+    def observe(self, sessions: SessionTable) -> News:
+        """Take in what changed."""
         self._grow(sessions.size)
         size = sessions.size
         started, last_seen = sessions.started[:size], sessions.last_seen[:size]
@@ -116,7 +138,8 @@ class Waits:
         self._created[fresh] = sessions.created[fresh]
         self._features[fresh] = features(sessions, fresh)
         self.begun += len(fresh)
-        return lasted
+        prompts = np.asarray(self._features[fresh, PROMPT_FEATURE], dtype=np.float64)
+        return News(np.log(np.maximum(lasted, _LEAST_S)), prompts)
 
     def cohort(self, now: float, oldest_s: float) -> Cohort:
         """Every wait that began within ``oldest_s``, ended or not, so that neither is favoured."""
