@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from .admission import admission_metrics
 from .source import EngineStatus, SidecarStatus, StatusSource
 
 _LABEL_LENGTH = 64
@@ -31,6 +32,13 @@ class SidecarCollector(Collector):
         yield from _graph(status)
         yield from _engines(status.engines)
         yield from _tiers(status.engines)
+        yield from admission_metrics(
+            [
+                (_cut(engine.id), engine.graph.admission)
+                for engine in status.engines
+                if engine.graph is not None and engine.graph.admission is not None
+            ]
+        )
         yield from _counters(status)
 
 

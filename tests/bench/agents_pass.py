@@ -119,7 +119,7 @@ class _Sender:
         self._sent[request.name] = perf_counter() - self._began
         body = request.body(self._pace or 0.0, self._telling.hinted, self._telling.layered)
         answer = await send(self._client, request.name, body)
-        _check(request, answer)
+        check_answer(request, answer)
         self._answers[request.name] = answer
         self._on_answer(answer)
 
@@ -131,7 +131,7 @@ class _Sender:
         return AgentPass(result, tuple(self._sent[name] for name in names))
 
 
-def _check(request: AgentRequest, answer: Answer) -> None:
+def check_answer(request: AgentRequest, answer: Answer) -> None:
     """An answer of another length would be another text in the next prompt."""
     if answer.output_tokens != len(request.answer):
         raise AnswerError(

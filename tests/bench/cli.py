@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from .errors import BenchError
 
 if TYPE_CHECKING:
+    from .agents_arms import AgentArm
     from .demo import DemoResult
     from .figures import Figures
 
@@ -151,27 +152,71 @@ def agents(
     ] = None,
     model: Model = None,
     out: Annotated[Path, typer.Option(help="Where details and logs go.")] = Path(".agents"),
+    closed: Annotated[
+        bool, typer.Option("--closed", help="Users who wait for answers: the cliff, and the hold.")
+    ] = False,
+    best: Annotated[
+        int | None,
+        typer.Option(min=1, help="--closed: agents that suit stock; else searched."),
+    ] = None,
 ) -> None:
     """Real vLLM, recorded coding agents: stock, the graph, hints, host memory; and the lab."""
+    if closed:
+        _closed(as_json, quick, arms, sessions, seed, model, out, best)
+        return
     with _explained():
         from .agents import QUICK, Scale, run
         from .agents_arms import ARMS
         from .agents_fleet import SESSIONS
         from .agents_report import save_details
 
-        known = {arm.name: arm for arm in ARMS}
-        names = None if arms is None else dict.fromkeys(("stock", *arms.split(",")))
-        if unknown := [name for name in names or () if name not in known]:
-            raise typer.BadParameter(
-                f"{unknown[0]!r}; allowed: {', '.join(known)}", param_hint="--arms"
-            )
-        chosen = None if names is None else [known[name] for name in names]
         result = run(
-            progress=not as_json, scale=QUICK if quick else Scale(), arms=chosen,
+            progress=not as_json, scale=QUICK if quick else Scale(), arms=_chosen(arms, ARMS),
             sessions=sessions or SESSIONS, users=users, seed=seed, pace=pace, model=model, out=out,
         )  # fmt: skip
         save_details(result)
     result.figures().print(as_json)
+
+
+def _closed(
+    as_json: bool,
+    quick: bool,
+    arms: str | None,
+    sessions: Path | None,
+    seed: int,
+    model: str | None,
+    out: Path,
+    best: int | None,
+) -> None:
+    with _explained():
+        from dataclasses import replace
+
+        from .agents_fleet import SESSIONS
+        from .closed import QUICK_CLOSED, ClosedScale, run_closed_bench
+        from .closed_arms import CLOSED_ARMS
+        from .closed_report import save_closed
+
+        scale = QUICK_CLOSED if quick else ClosedScale()
+        result = run_closed_bench(
+            progress=not as_json, scale=replace(scale, best=best or scale.best),
+            arms=_chosen(arms, CLOSED_ARMS), sessions=sessions or SESSIONS, seed=seed,
+            model=model, out=out,
+        )  # fmt: skip
+        save_closed(result)
+    result.figures().print(as_json)
+
+
+def _chosen(arms: str | None, known: Sequence[AgentArm]) -> list[AgentArm] | None:
+    """Stock and the named arms; None: those that the scale has."""
+    if arms is None:
+        return None
+    by_name = {arm.name: arm for arm in known}
+    names = dict.fromkeys(("stock", *arms.split(",")))
+    if unknown := [name for name in names if name not in by_name]:
+        raise typer.BadParameter(
+            f"{unknown[0]!r}; allowed: {', '.join(by_name)}", param_hint="--arms"
+        )
+    return [by_name[name] for name in names]
 
 
 @app.command()

@@ -198,6 +198,10 @@ class Server:
         lines = self.log.read_text(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
+    def process_ids(self) -> set[int]:
+        """Of the server and all that descend from it, its sidecar among them."""
+        return {process.pid for process in self._family()}
+
     def _family(self) -> list[psutil.Process]:
         """The server's process and all that descend from it: a sidecar leads its own group."""
         assert self._process is not None

@@ -1,0 +1,46 @@
+"""Prometheus metrics of requests that engines hold until there is room for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from ..graph.events import HOLD_ENDS, AdmissionReport
+
+_PREFIX: Final = "kvgraph_admission_"
+_LEVELS: Final = (
+    ("waiting", "waiting", "Requests that are held now"),
+    ("waiting_blocks", "waiting_blocks", "Blocks of context that they want"),
+    ("oldest_seconds", "oldest_s", "How long the first of them waits"),
+    ("longest_seconds", "longest_s", "The longest that any was held since the engine's start"),
+)
+_COUNTS: Final = (
+    ("held", "held", "Requests that were held"),
+    ("passed", "passed", "Requests that started without being held"),
+    ("waited_seconds", "waited_s", "Seconds that requests were held in all"),
+)
+
+
+def admission_metrics(reports: Sequence[tuple[str, AdmissionReport]]) -> Iterator[Metric]:
+    """Families for engines' labels and reports."""
+    for name, field, text in _LEVELS:
+        level = GaugeMetricFamily(_PREFIX + name, text, labels=["engine"])
+        for label, report in reports:
+            level.add_metric([label], getattr(report, field))
+        yield level
+    for name, field, text in _COUNTS:
+        count = CounterMetricFamily(_PREFIX + name, text, labels=["engine"])
+        for label, report in reports:
+            count.add_metric([label], getattr(report, field))
+        yield count
+    ends = CounterMetricFamily(
+        _PREFIX + "released", "Held requests by why they wait no longer",
+        labels=["engine", "reason"],
+    )  # fmt: skip
+    for label, report in reports:
+        for reason, released in zip(HOLD_ENDS, report.released, strict=False):
+            ends.add_metric([label, reason], released)
+    yield ends

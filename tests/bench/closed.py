@@ -1,0 +1,145 @@
+"""Recorded agents in a closed loop on a real vLLM, below the cliff and past it, held and not.
+
+Each user's next turn comes after the answer and the recorded pause. Past the number of agents whose
+contexts fit, each turn pushes out what the next one needs: the cliff. Sessions are ``SHRINK`` times
+smaller than recorded and ``1 / PACE`` times faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ..advisor.replay.weka import read_sessions
+from .agents_arms import AgentArm, Room
+from .agents_fleet import SESSIONS
+from .closed_arms import HOLD, HOLD_TOLD, HOST_HOLD, HOST_LRU, OFF, STOCK, ClosedRun, run_closed
+from .closed_figures import ClosedResult
+from .closed_hold import measure_hold
+from .closed_pass import Clock
+from .closed_users import Script, scripts
+from .errors import TrafficError
+from .model import ensure_model, vocabulary_size
+from .progress import DemoProgress
+from .workload import BLOCK
+
+PACE: Final = 1 / 60
+"""Seconds that a recorded second takes: prefill here is about as much slower than a GPU's, for
+sessions that are smaller by ``SHRINK``."""
+
+POOL: Final = 480
+"""Blocks: contexts of about twenty agents."""
+
+OVER: Final = (1.6, 2.4)
+UNDER: Final = 0.6
+"""Numbers of agents, as multiples of the one at which stock is at its best."""
+
+
+CLOCK: Final = Clock(PACE, 20.0, 100.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedScale:
+    """How much of everything there is.
+
+    Attributes:
+        best: Agents at which stock is at its best; None: searched among ``searched``.
+        over: Multiples of it that are past the cliff.
+        repeats: Runs of each arm past the cliff.
+    """
+
+    clock: Clock = CLOCK
+    best: int | None = None
+    searched: tuple[int, ...] = (12, 16, 20, 24, 28)
+    over: tuple[float, ...] = OVER
+    repeats: int = 2
+    arms: tuple[AgentArm, ...] = (STOCK, OFF, HOLD, HOLD_TOLD, HOST_LRU, HOST_HOLD)
+
+
+QUICK_CLOSED: Final = ClosedScale(
+    clock=Clock(PACE, 15.0, 45.0), best=20, over=OVER[:1], repeats=1, arms=(STOCK, HOLD, HOLD_TOLD)
+)
+
+
+def run_closed_bench(
+    progress: bool = True,
+    scale: ClosedScale | None = None,
+    arms: Sequence[AgentArm] | None = None,
+    sessions: Path = SESSIONS,
+    seed: int = 1,
+    model: str | None = None,
+    out: Path = Path(".closed"),
+) -> ClosedResult:
+    """Run the arms in turn; logs are kept in ``out``.
+
+    Args:
+        arms: Stock must be one of them; None: those of ``scale``.
+        sessions: A recorded session in the Weka format, or a directory of them.
+
+    Raises:
+        BenchError: A server did not start, or the traffic does not fit.
+        ReplayError: The sessions cannot be read.
+    """
+    scale = scale or ClosedScale()
+    arms = scale.arms if arms is None else arms
+    if STOCK not in arms:
+        raise TrafficError("the arm stock is missing: every figure is relative to it")
+    out = out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    with DemoProgress(0, shown=progress) as shown:
+        bench = _ClosedBench(model or str(ensure_model()), out, sessions, seed, scale, arms, shown)
+        bench.play()
+        return ClosedResult(out, bench.best, scale, bench.runs, measure_hold())
+
+
+@dataclass
+class _ClosedBench:
+    """Plays the arms below the cliff and past it."""
+
+    model: str
+    out: Path
+    sessions: Path
+    seed: int
+    scale: ClosedScale
+    arms: Sequence[AgentArm]
+    shown: DemoProgress
+    best: int = 0
+    runs: list[ClosedRun] = field(default_factory=list)
+
+    def play(self) -> None:
+        """Find stock's best number of agents, then play all arms at multiples of it."""
+        self.best = self.scale.best or self._search()
+        for arm in self.arms:
+            if not arm.hosted:
+                self._run(arm, round(UNDER * self.best))
+        for _ in range(self.scale.repeats):
+            for over in self.scale.over:
+                for arm in self.arms:
+                    if not arm.hosted:
+                        self._run(arm, round(over * self.best))
+        for arm in self.arms:
+            if arm.hosted:  # its cliff is further out: two pools' worth
+                self._run(arm, round(2 * self.scale.over[-1] * self.best))
+
+    def _search(self) -> int:
+        tried = [self._run(STOCK, agents) for agents in self.scale.searched]
+        return max(tried, key=lambda run: run.passed.turns_per_minute).agents
+
+    def _run(self, arm: AgentArm, agents: int) -> ClosedRun:
+        users = self._users(agents)
+        longest = max(
+            len(turn.request.prompt) + len(turn.request.answer) for own in users for turn in own
+        )
+        length = -(-longest // BLOCK) * BLOCK
+        room = Room(self.model, self.out, POOL, length, POOL)
+        done = run_closed(arm, room, users, self.scale.clock, self.shown)
+        self.runs.append(done)
+        return done
+
+    def _users(self, agents: int) -> tuple[Script, ...]:
+        clock = self.scale.clock
+        recorded_s = clock.end_s / clock.pace
+        vocabulary = vocabulary_size(self.model)
+        return scripts(read_sessions(self.sessions), agents, self.seed, recorded_s, vocabulary)
