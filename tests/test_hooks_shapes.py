@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kvgraph.bench.paper_engine import Shape
+from kvgraph.bench.paper_engine import Shape, cache_of
+from kvgraph.bench.sidecar_process import SidecarProcess, wait_until
 from kvgraph.hooks import doctor
+from kvgraph.hooks.keys import GROUP_BYTES, key_of, unpack
 from kvgraph.hooks.tiers.answers import Answers
 from kvgraph.hooks.tiers.jobs import WorkerStart
 from kvgraph.hooks.vllm import plugin, shapes
+from kvgraph.hooks.vllm.tiering import reason_to_refuse
 from paper import park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -102,6 +106,92 @@ def test_hybrid_models_have_no_tiers() -> None:
         model_config=SimpleNamespace(is_hybrid=True), kv_transfer_config=None, parallel_config=None
     )
     assert "hybrid" in str(shapes.reason_for_no_tiers(config))
+
+
+HYBRID = {
+    "full attention and windows": (None, 40),
+    "windows first": (40, None),
+    "windows of two lengths": (None, 20, 70),
+    "Mamba and full attention": (0, None),
+}
+
+
+@pytest.mark.parametrize("windows", HYBRID.values(), ids=HYBRID)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_hybrid_engine_is_advised_by_its_full_attention(
+    paper: Callable[..., Any], windows: tuple[int | None, ...], asynchronous: bool
+) -> None:
+    """What its scheduler says, its pool holds, and every group of layers reads its own."""
+    shape = Shape(blocks=120, asynchronous=asynchronous, warm=None, windows=windows)
+    engine, stock = paper(shape), paper(dataclasses.replace(shape, stock=True))
+    group = windows.index(None)
+    assert engine.side.group.index == group
+    for seed in (1, 2, 1, 3, 1):
+        answer = engine.serve(text(6, seed), output=20)  # any wrong read raises
+        assert answer == stock.serve(text(6, seed), output=20)
+        assert set(unpack(engine.side.resident())) == held(engine, group)
+    assert engine.is_whole()
+
+
+def held(engine: Any, group: int) -> set[int]:
+    """Keys that the pool has cached of one group."""
+    hashes = [block.block_hash for block in engine.pool.blocks if block.block_hash is not None]
+    suffix = group.to_bytes(GROUP_BYTES, "big")
+    return {key_of(each[:-GROUP_BYTES]) for each in hashes if each.endswith(suffix)}
+
+
+@pytest.mark.parametrize("windows", [(40,), (20, 70)])
+def test_an_engine_without_full_attention_is_left_alone_in_words(
+    paper: Callable[..., Any], windows: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        engine = paper(Shape(blocks=120, warm=None, windows=windows))
+    assert engine.side is None
+    assert "attends to everything before it (SlidingWindowSpec)" in caplog.text
+    assert "cache_full_blocks" not in vars(engine.pool)
+    assert len(engine.serve(PARKED, output=5)) == 5
+
+
+def test_layers_of_several_sizes_with_full_attention_are_full_attention() -> None:
+    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+
+    (full,) = cache_of(Shape()).kv_cache_groups
+    (window,) = cache_of(Shape(windows=(40,))).kv_cache_groups
+
+    def together(*specs: Any) -> Any:
+        named = {str(number): spec for number, spec in enumerate(specs)}
+        return UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=named)
+
+    assert shapes.is_full_attention(together(full.kv_cache_spec, full.kv_cache_spec))
+    assert not shapes.is_full_attention(together(window.kv_cache_spec))
+
+
+def test_a_hybrid_engines_groups_have_no_tiers(paper: Callable[..., Any]) -> None:
+    engine = paper(Shape(blocks=120, warm=None, windows=(None, 40)))
+    cache, group = cache_of(engine.shape), engine.side.group
+    assert "hybrid model with 2" in str(reason_to_refuse(engine.config, cache, group))
+
+
+def test_ranks_of_a_data_parallel_engine_share_a_sidecar_and_no_advice(
+    paper: Callable[..., Any], socket_directory: Path
+) -> None:
+    """Each rank has a scheduler and a pool of its own: its advice names what that holds."""
+    with SidecarProcess(socket_directory, sidecar__interval_s=0.05) as sidecar:
+        ranks = [
+            paper(Shape(warm=None, rank=(rank, 2)), endpoint=sidecar.endpoint) for rank in (0, 1)
+        ]
+        for number, engine in enumerate(ranks):
+            for seed in range(3):
+                engine.serve(text(4, 10 * number + seed), output=4)
+        for engine in ranks:
+            assert wait_until(lambda engine=engine: ranked(engine) == held(engine, 0), 20.0)
+        assert not ranked(ranks[0]) & ranked(ranks[1])
+        assert len(sidecar.status()["engines"]) == 2
+
+
+def ranked(engine: Any) -> set[int]:
+    ranking = engine.side.client.ranking()
+    return set() if ranking is None else set(ranking.order.tolist())
 
 
 @pytest.mark.parametrize(

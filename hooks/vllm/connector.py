@@ -25,6 +25,7 @@ from .logs import log_where_vllm_logs
 from .rescue import Rescue
 from .scheduler import SchedulerSide
 from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY
+from .shapes import reason_to_leave_alone
 from .worker import TierMetadata, TierWorkerMetadata, WorkerSide
 
 if TYPE_CHECKING:
@@ -83,6 +84,9 @@ class KvGraphConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not endpoint:
             return
         log_where_vllm_logs()  # the engine core is a process of its own
+        if reason := reason_to_leave_alone(self._kv_cache_config):
+            logger.warning("kvgraph: not attached: %s", reason)
+            return
         side = SchedulerSide(
             self._vllm_config, self._kv_cache_config, gpu_block_pool, endpoint, self._tiers,
             self._kv_cache_manager,

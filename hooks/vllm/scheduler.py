@@ -23,6 +23,7 @@ from .index import BlockIndex
 from .observer import EngineObserver, EvictionListener, ObservedGroup
 from .promises import Promises
 from .settings import hold_max_s, protect_stale_s
+from .shapes import is_full_attention
 from .tagging import MAX_NAME
 from .tap import PoolTap
 from .tiering import TierCacheBridge, new_bridge, reason_to_refuse
@@ -246,10 +247,8 @@ def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
     Hybrid models keep several groups under the same hashes; a sliding-window group drops blocks
     that the others still hold, so following more than one would contradict itself.
     """
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
     groups = kv_cache.kv_cache_groups
-    full = (i for i, g in enumerate(groups) if isinstance(g.kv_cache_spec, FullAttentionSpec))
+    full = (i for i, group in enumerate(groups) if is_full_attention(group.kv_cache_spec))
     index = next(full, 0)
     size = groups[index].kv_cache_spec.block_size if len(groups) > 1 else pool.hash_block_size
     return ObservedGroup(index, size, pool.hash_block_size)

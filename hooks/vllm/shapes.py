@@ -9,6 +9,7 @@ from ..reliance import misfits
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 
 def reason_to_decline(config: VllmConfig) -> str | None:
@@ -47,6 +48,30 @@ def reason_for_no_tiers(config: VllmConfig) -> str | None:
             "(VLLM_ENABLE_V1_MULTIPROCESSING=0) takes its memory away while it is copied from"
         )
     return None
+
+
+def is_full_attention(spec: KVCacheSpec) -> bool:
+    """Whether a group of layers attends to all that came before, whatever their sizes."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
+
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        return all(is_full_attention(each) for each in spec.kv_cache_specs.values())
+    return isinstance(spec, FullAttentionSpec)
+
+
+def reason_to_leave_alone(kv_cache: KVCacheConfig) -> str | None:
+    """Why an engine with these groups of layers is not advised, if so.
+
+    What is ranked are chains, whose ends go first. Where no group attends to everything, a match
+    needs the end of a chain and not its beginning: that order would cost hits.
+    """
+    if any(is_full_attention(group.kv_cache_spec) for group in kv_cache.kv_cache_groups):
+        return None
+    kinds = {type(group.kv_cache_spec).__name__ for group in kv_cache.kv_cache_groups}
+    return (
+        f"no layer of this model attends to everything before it ({', '.join(sorted(kinds))}); "
+        "supported: full attention, alone or beside others"
+    )
 
 
 def engine_config(arguments: Sequence[str]) -> VllmConfig:

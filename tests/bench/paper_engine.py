@@ -44,6 +44,9 @@ class Shape:
         workers: That hold a shard each (tensor or pipeline parallel).
         drafts: Speculative tokens in a step.
         stock: Whether the engine runs without us.
+        windows: Of each group of layers: how many positions it attends to; None: full attention;
+            0: a state, as Mamba layers have.
+        rank: Of how many data-parallel engines it is which one.
     """
 
     blocks: int = 33
@@ -53,6 +56,8 @@ class Shape:
     workers: int = 1
     drafts: int = 0
     stock: bool = False
+    windows: tuple[int | None, ...] = (None,)
+    rank: tuple[int, int] = (0, 1)
 
 
 class PaperEngine:
@@ -64,6 +69,7 @@ class PaperEngine:
         rng: Decides which drafts are right.
         disks: What an earlier engine of this shape left on each worker's disk.
         training: How often adapters were trained on before it started.
+        endpoint: The sidecar's.
 
     Attributes:
         outputs: Tokens by request, as vLLM's front end would have got them.
@@ -76,12 +82,13 @@ class PaperEngine:
         rng: random.Random | None = None,
         disks: Sequence[Mapping[bytes, Notes]] | None = None,
         training: int = 0,
+        endpoint: str = NOBODY,
     ) -> None:
         from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
         from vllm.v1.structured_output import StructuredOutputManager
 
         self.shape, self.rng = shape, rng or random.Random(0)
-        self.config = configured(base, shape)
+        self.config = configured(base, shape, endpoint)
         scheduler = self.config.scheduler_config.get_scheduler_cls()
         self.scheduler = scheduler(
             self.config, cache_of(shape), StructuredOutputManager(self.config), BLOCK_SIZE
@@ -89,7 +96,7 @@ class PaperEngine:
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.connector = self.scheduler.connector
         self.workers = [self._new_worker(disk) for disk in disks or [{}] * shape.workers]
-        self.model = PaperModel(self.workers, self.rng)
+        self.model = PaperModel(self.workers, self.rng, shape.windows)
         self.weights, self.training = 0, training
         self.outputs: dict[str, list[int]] = {}
         self._aggregator = (
@@ -250,7 +257,7 @@ def base_config(model: Path) -> VllmConfig:
     return arguments.create_engine_config()
 
 
-def configured(base: VllmConfig, shape: Shape) -> VllmConfig:
+def configured(base: VllmConfig, shape: Shape, endpoint: str = NOBODY) -> VllmConfig:
     """``base`` for an engine of ``shape``; nothing of ``base`` is changed."""
     config = copy.copy(base)
     for part in ("scheduler_config", "cache_config", "parallel_config"):
@@ -259,6 +266,12 @@ def configured(base: VllmConfig, shape: Shape) -> VllmConfig:
     config.cache_config.num_gpu_blocks = shape.blocks
     config.parallel_config.tensor_parallel_size = shape.workers
     config.parallel_config.world_size = shape.workers
+    rank, of = shape.rank
+    config.parallel_config.data_parallel_size = of
+    config.parallel_config.data_parallel_rank = config.parallel_config.data_parallel_index = rank
+    if 0 in shape.windows:
+        config.cache_config.mamba_cache_mode = "align"
+        config.cache_config.block_size = BLOCK_SIZE
     if shape.drafts:
         from vllm.config import SpeculativeConfig
 
@@ -268,7 +281,7 @@ def configured(base: VllmConfig, shape: Shape) -> VllmConfig:
             target_parallel_config=config.parallel_config,
         )  # fmt: skip
     if not shape.stock:
-        config.kv_transfer_config = own_transfer_config(NOBODY, tiers_of(shape))
+        config.kv_transfer_config = own_transfer_config(endpoint, tiers_of(shape))
     return config
 
 
@@ -282,24 +295,34 @@ def tiers_of(shape: Shape) -> TierSettings | None:
 
 
 def cache_of(shape: Shape) -> Any:
-    """One group of one layer with full attention."""
+    """A group of one layer for each window."""
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 
-    return KVCacheConfig(shape.blocks, [], [KVCacheGroupSpec(["layer"], _spec())])
+    groups = [
+        KVCacheGroupSpec([f"layer{number}"], _spec(window))
+        for number, window in enumerate(shape.windows)
+    ]
+    return KVCacheConfig(shape.blocks, [], groups)
 
 
 def page_bytes() -> int:
     """One block's bytes on one worker, as its specification says."""
-    return int(_spec().page_size_bytes)
+    return int(_spec(None).page_size_bytes)
 
 
-def _spec() -> Any:
+def _spec(window: int | None) -> Any:
     import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
-    return FullAttentionSpec(
-        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
-    )
+    if window == 0:
+        return MambaSpec(
+            block_size=BLOCK_SIZE, shapes=((256,),), dtypes=(torch.float32,),
+            mamba_cache_mode="align",
+        )  # fmt: skip
+    fields = {"block_size": BLOCK_SIZE, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    if window is None:
+        return FullAttentionSpec(**fields)
+    return SlidingWindowSpec(sliding_window=window, **fields)
 
 
 def request_maker() -> Callable[..., Request]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +37,7 @@ class Text:
     seed: int  # follows from weights, salt and adapter
     tokens: list[int]
     prompt: int  # of them are the prompt's
-    blocks: list[int]
+    blocks: list[list[int]]  # by group
     _notes: list[int] = field(default_factory=list)
 
     def notes(self, end: int) -> list[int]:
@@ -71,13 +72,21 @@ class PaperModel:
     Args:
         workers: Their memory; each holds the same, as far as the scheduler can know.
         rng: Decides which drafts are right.
+        windows: How many positions each group of layers attends to; None: all; 0: it keeps a
+            state instead, which is not followed.
 
     Attributes:
         positions_read: Positions whose notes were compared.
     """
 
-    def __init__(self, workers: list[PaperWorker], rng: random.Random) -> None:
+    def __init__(
+        self,
+        workers: list[PaperWorker],
+        rng: random.Random,
+        windows: Sequence[int | None] = (None,),
+    ) -> None:
         self.workers = workers
+        self._windows = windows
         self.positions_read = 0
         self._rng = rng
         self._texts: dict[str, Text] = {}
@@ -103,17 +112,20 @@ class PaperModel:
         for new in order.scheduled_new_reqs:
             tokens = list(new.prefill_token_ids or new.prompt_token_ids or ())
             seed, prompt = batch.seeds[new.req_id], len(new.prompt_token_ids or ())
-            self._texts[new.req_id] = Text(seed, tokens, prompt, list(new.block_ids[0]))
+            self._texts[new.req_id] = Text(
+                seed, tokens, prompt, [list(each) for each in new.block_ids]
+            )
         cached = order.scheduled_cached_reqs
         for at, name in enumerate(cached.req_ids):
-            text, blocks = self._texts[name], cached.new_block_ids[at]
+            text, more = self._texts[name], cached.new_block_ids[at]
             if name in cached.resumed_req_ids:
                 tokens = list(cached.all_token_ids[name])
-                assert blocks is not None
-                text = Text(batch.seeds[name], tokens, text.prompt, list(blocks[0]))
+                assert more is not None
+                text = Text(batch.seeds[name], tokens, text.prompt, [list(each) for each in more])
                 self._texts[name] = text
-            elif blocks is not None:
-                text.blocks += blocks[0]
+            elif more is not None:
+                for held, added in zip(text.blocks, more, strict=True):
+                    held += added
             text.cut(text.prompt + cached.num_output_tokens[at])
 
     def _compute(self, name: str, order: SchedulerOutput) -> list[int]:
@@ -133,26 +145,34 @@ class PaperModel:
         return self._sample(text, drafts) if end == len(text.tokens) else []
 
     def _read(self, name: str, text: Text, end: int) -> None:
-        if not end:
-            return
         expected = np.array(text.notes(end), dtype=np.uint64)
-        blocks = text.blocks[: -(-end // self._block_size)]
+        for group, window in enumerate(self._windows):
+            start = 0 if window is None else max(0, end - window + 1)
+            if start < end and window != 0:
+                self._compare(name, text.blocks[group], expected[start:] ^ _mark(group), start)
+                self.positions_read += end - start
+
+    def _compare(self, name: str, blocks: list[int], expected: Notes, start: int) -> None:
+        places = np.arange(start, start + len(expected))
+        held = np.array(blocks)[places // self._block_size]
         for number, worker in enumerate(self.workers):
-            found: Notes = worker.memory[blocks].reshape(-1)[:end]
+            found: Notes = worker.memory[held, places % self._block_size]
             if not np.array_equal(found, expected):
                 first = int(np.argmax(found != expected))
                 raise WrongReadError(
-                    f"{name} reads {int((found != expected).sum())} of {end} positions wrong on "
-                    f"worker {number}, the first at {first} in block "
-                    f"{text.blocks[first // self._block_size]}"
+                    f"{name} reads {int((found != expected).sum())} of {len(found)} positions "
+                    f"wrong on worker {number}, the first at {start + first} in block {held[first]}"
                 )
-        self.positions_read += end
 
     def _write(self, text: Text, start: int, notes: list[int]) -> None:
         places = np.arange(start, start + len(notes))
-        blocks = np.array(text.blocks)[places // self._block_size]
-        for worker in self.workers:
-            worker.memory[blocks, places % self._block_size] = np.array(notes, dtype=np.uint64)
+        for group, window in enumerate(self._windows):
+            if window == 0:
+                continue
+            blocks = np.array(text.blocks[group])[places // self._block_size]
+            content = np.array(notes, dtype=np.uint64) ^ _mark(group)
+            for worker in self.workers:
+                worker.memory[blocks, places % self._block_size] = content
 
     def _sample(self, text: Text, drafts: list[int]) -> list[int]:
         said = [text.next_token()]
@@ -172,6 +192,11 @@ class PaperModel:
             drafts.append(guess.next_token() if right else self._rng.randrange(VOCABULARY))
             guess.tokens.append(drafts[-1])
         return drafts
+
+
+def _mark(group: int) -> np.uint64:
+    """What tells one group's notes of a position from another's; an even number."""
+    return np.uint64(group << 50)
 
 
 def seed_of(request: Request, weights: int, training: int = 0) -> int:

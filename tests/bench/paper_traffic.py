@@ -33,6 +33,7 @@ _BROKEN: Final = 0.4  # share of episodes in which something of ours breaks
 _TURNS: Final = 0.03  # share of steps at which traffic stops, or begins again
 _MOST_REQUESTS: Final = 8
 _MOST_TOKENS: Final = 320
+_HYBRID: Final = ((None,), (None, 40), (40, None), (None, 20, 70), (None, 0), (0, None))
 # What may break: anything that vLLM's calls reach, and what they in turn rely on.
 _PLACES: Final = (
     "request_queued", "request_looked_up", "request_scheduled", "request_finished", "step",
@@ -114,13 +115,15 @@ def episode(
 def random_shape(rng: random.Random) -> Shape:
     """An engine of any kind that has tiers, or of one that has none."""
     warm = rng.choice((None, 8, 24, 64, 64))
+    windows = rng.choice(_HYBRID) if warm is None else (None,)
     return Shape(
-        blocks=rng.randrange(30, 60),
+        blocks=rng.randrange(30, 60) * len(windows),
         asynchronous=rng.random() < 0.5,
         warm=warm,
         cold=rng.choice((0, 24, 96)) if warm is not None else 0,
         workers=rng.choice((1, 1, 2)),
-        drafts=rng.choice((0, 0, 3)),
+        drafts=rng.choice((0, 0, 3)) if 0 not in windows else 0,
+        windows=windows,
     )
 
 
