@@ -7,7 +7,7 @@ parallel; everything is ``SHRINK`` times smaller than recorded, and as fast as t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -51,11 +51,16 @@ class Scale:
         arms: What is played, unless the caller chooses.
     """
 
-    requests: int = 600
+    requests: int = 1000
     shares: tuple[float, ...] = SHARES
     repeats: int = 3
     hosts: tuple[float, ...] = (0.5, 1.0, 2.0)
     arms: tuple[AgentArm, ...] = (STOCK, DEFAULT, HINTS, HOST_LRU, TIERS, BUSY)
+
+    def cut(self, requests: int | None, pools: int | None) -> Scale:
+        """The same with so many requests and pools, where they are stated."""
+        requests = self.requests if requests is None else requests
+        return replace(self, requests=requests, shares=self.shares[:pools])
 
 
 QUICK: Final = Scale(

@@ -13,7 +13,7 @@ from .agents_requests import AgentRequest, build_requests
 SESSIONS: Final = Path(__file__).parent / "sessions"
 """Recorded sessions that ship with the bench."""
 
-USERS: Final = 16
+USERS: Final = 40
 
 LOAD: Final = 0.6
 """Share of the time in which stock would be busy by the fleet's clock: chosen, so that most

@@ -145,7 +145,13 @@ def agents(
     sessions: Annotated[
         Path | None, typer.Option(help="Recorded sessions (Weka); else those that ship with it.")
     ] = None,
-    users: Annotated[int, typer.Option(min=1, help="Who work in parallel.")] = 16,
+    users: Annotated[int, typer.Option(min=1, help="Who work in parallel.")] = 40,
+    requests: Annotated[
+        int | None, typer.Option(min=50, help="The first so many; else 1,000, quick 240.")
+    ] = None,
+    pools: Annotated[
+        int | None, typer.Option(min=1, max=3, help="How many pools; else 3, quick 1.")
+    ] = None,
     seed: int = 1,
     pace: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds a recorded one takes; else measured.")
@@ -171,8 +177,8 @@ def agents(
         from .agents_report import save_details
 
         result = run(
-            progress=not as_json, scale=QUICK if quick else Scale(), arms=_chosen(arms, ARMS),
-            sessions=sessions or SESSIONS, users=users, seed=seed, pace=pace, model=model, out=out,
+            progress=not as_json, scale=(QUICK if quick else Scale()).cut(requests, pools),
+            arms=_chosen(arms, ARMS), sessions=sessions or SESSIONS, users=users, seed=seed, pace=pace, model=model, out=out,
         )  # fmt: skip
         save_details(result)
     result.figures().print(as_json)
