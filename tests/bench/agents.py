@@ -64,7 +64,7 @@ class Scale:
 
 
 QUICK: Final = Scale(
-    requests=240, shares=SHARES[:1], repeats=1, hosts=(0.5,),
+    requests=400, shares=SHARES[:1], repeats=1, hosts=(0.5,),
     arms=(STOCK, DEFAULT, HINTS, HOST_LRU, TIERS),
 )  # fmt: skip
 

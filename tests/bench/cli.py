@@ -147,7 +147,7 @@ def agents(
     ] = None,
     users: Annotated[int, typer.Option(min=1, help="Who work in parallel.")] = 40,
     requests: Annotated[
-        int | None, typer.Option(min=50, help="The first so many; else 1,000, quick 240.")
+        int | None, typer.Option(min=50, help="The first so many; else 1,000, quick 400.")
     ] = None,
     pools: Annotated[
         int | None, typer.Option(min=1, max=3, help="How many pools; else 3, quick 1.")
@@ -178,7 +178,8 @@ def agents(
 
         result = run(
             progress=not as_json, scale=(QUICK if quick else Scale()).cut(requests, pools),
-            arms=_chosen(arms, ARMS), sessions=sessions or SESSIONS, users=users, seed=seed, pace=pace, model=model, out=out,
+            arms=_chosen(arms, ARMS), sessions=sessions or SESSIONS, users=users, seed=seed,
+            pace=pace, model=model, out=out,
         )  # fmt: skip
         save_details(result)
     result.figures().print(as_json)
