@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Final
 
 from ..advisor.replay.fleet import MAX_GAP_S, FleetRequest, lay_over_users
@@ -39,16 +40,28 @@ def scripts(
 ) -> tuple[Script, ...]:
     """One script a user, for ``recorded_s`` seconds of play; the same arguments give the same.
 
+    Users are somewhere in their first sessions when the run begins, as on any day at noon: were all
+    to begin their sessions at once, contexts would be small for most of a short run.
+
     Raises:
         TrafficError: The vocabulary is too small for this fleet.
     """
-    fleet = lay_over_users(sessions, users, _SPARE * recorded_s + MAX_GAP_S, seed)
+    fleet = lay_over_users(sessions, users, _SPARE * recorded_s + 2 * MAX_GAP_S, seed)
     asked = zip(fleet, build_requests(fleet, vocabulary, seed), strict=True)
     by_user = sorted(asked, key=lambda pair: pair[0].user)  # stable: each user's stay in order
+    rng = random.Random(f"{seed}/noon")
     return tuple(
-        tuple(_turn(each, request) for each, request in own)
+        _from_noon([_turn(each, request) for each, request in own], recorded_s, rng)
         for _, own in groupby(by_user, key=lambda pair: pair[0].user)
     )
+
+
+def _from_noon(turns: Sequence[ClosedTurn], recorded_s: float, rng: random.Random) -> Script:
+    """Without a random part of the first session; what is left lasts for the run."""
+    first = next((at for at, turn in enumerate(turns) if at and turn.first), len(turns))
+    left = list(accumulate(turn.pause_s for turn in reversed(turns)))[::-1]
+    starts = [at for at in range(first) if left[at] >= recorded_s] or [0]
+    return tuple(turns[rng.choice(starts) :])
 
 
 def _turn(each: FleetRequest, request: AgentRequest) -> ClosedTurn:

@@ -1,0 +1,110 @@
+"""The closed loop's scripts, figures and counts; and the metrics that it reads."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvgraph.advisor.replay.weka import read_sessions
+from kvgraph.bench.agents_fleet import SESSIONS
+from kvgraph.bench.client import Answer
+from kvgraph.bench.closed import ClosedScale
+from kvgraph.bench.closed_arms import ClosedRun
+from kvgraph.bench.closed_figures import ClosedResult
+from kvgraph.bench.closed_pass import Clock, ClosedAnswer, ClosedPass
+from kvgraph.bench.closed_sidecar import HoldCounts, parse_holds
+from kvgraph.bench.closed_users import MAX_PAUSE_S, scripts
+from kvgraph.dashboards.admission import admission_metrics
+from kvgraph.graph.events import HOLD_ENDS, AdmissionReport, EngineHello
+from kvgraph.graph.events import RequestHeld as Waits
+from kvgraph.graph.events import RequestReleased as Goes
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
+
+CLOCK = Clock(pace=0.1, warm_up_s=10.0, measured_s=60.0)
+REPORT = AdmissionReport(3, 70, 12.5, 9, (4, 1, 0, 1, 0, 0), 80.0, 31.0, 91)
+
+
+def test_users_play_whole_sessions_from_somewhere_in_the_first() -> None:
+    sessions = read_sessions(SESSIONS)
+    users = scripts(sessions, 3, 1, 1800.0, 2048)
+    again = scripts(sessions, 3, 1, 1800.0, 2048)
+    assert users == again
+    assert len(users) == 3
+    for script in users:
+        assert all(0 <= turn.pause_s <= MAX_PAUSE_S for turn in script)
+        begins = [at for at, turn in enumerate(script) if turn.first]
+        names = [turn.request.session for turn in script]
+        for before, after in itertools.pairwise(begins):
+            assert len(set(names[before:after])) == 1
+        assert sum(turn.pause_s for turn in script) >= 1800.0
+    assert any(not script[0].first for script in users)
+
+
+def answered(sent_s: float, ttft_s: float, first: bool = False) -> ClosedAnswer:
+    return ClosedAnswer(sent_s, first, Answer("a", "", ttft_s, ttft_s, 100, 60, 4))
+
+
+def run(arm: str, agents: int, turns: int, ttft_s: float, **fields: Any) -> ClosedRun:
+    inside = [answered(20.0, ttft_s) for _ in range(turns)]
+    first = [answered(15.0, 30.0, first=True)]
+    outside = [answered(1.0, 0.1), answered(69.0, 5.0)]
+    passed = ClosedPass(
+        CLOCK, (*inside, *first, *outside), fields.pop("waiting", ()), fields.pop("failed", 0)
+    )
+    return ClosedRun(arm, agents, passed, fields.pop("held", None))
+
+
+def test_figures_are_of_what_was_answered_while_it_was_measured() -> None:
+    held = HoldCounts(5, 95, 31.0, 80.0, {"room": 5})
+    runs = [
+        run("stock", 12, 59, 0.2),
+        run("hold", 12, 59, 0.2, held=HoldCounts(1, 99, 2.0, 2.0, {})),
+        run("stock", 32, 19, 8.0),
+        run("hold", 32, 59, 0.1, held=held, waiting=((True, 61.0), (False, 80.0)), failed=2),
+    ]
+    scale = ClosedScale(clock=CLOCK, best=20, over=(1.6,))
+    figures = ClosedResult(Path(), 20, scale, runs, {100: [0.1]}).figures().figures
+    assert figures["turns_ratio_over_at_32"].value == pytest.approx(3.0)
+    assert figures["ttft_p50_ratio_over_at_32"].value == pytest.approx(0.1 / 8.0)
+    assert figures["starved_at_32"].value == 1
+    assert 30 < figures["first_turn_wait_p95_s_at_32"].value <= 61
+    assert figures["turns_ratio_under"].value == pytest.approx(1.0)
+    assert figures["held_share_under"].value == pytest.approx(0.01)
+    assert figures["longest_hold_s"].value == 31.0
+    assert figures["failed"].value == 2
+    assert runs[0].passed.cached_share == pytest.approx(0.6)
+
+
+class Page(Collector):
+    def collect(self) -> Any:
+        return admission_metrics([("engine:1", REPORT)])
+
+
+def test_what_metrics_say_is_what_the_bench_reads() -> None:
+    registry = CollectorRegistry()
+    registry.register(Page())
+    counts = parse_holds(generate_latest(registry).decode())
+    assert counts == HoldCounts(
+        9, 91, 31.0, 80.0, dict(zip(HOLD_ENDS, REPORT.released, strict=True))
+    )
+    assert counts.share == pytest.approx(0.09)
+    assert parse_holds("") == HoldCounts(0, 0, 0.0, 0.0, {})
+
+
+def test_the_graph_knows_who_waits_where() -> None:
+    clock = iter(float(second) for second in range(1000))
+    graph = KVCacheGraph(clock=lambda: next(clock))
+    hello = EngineHello("one", "m", 16, 100, "v")
+    graph.apply("one", [hello, Waits("a", 5, "chat", "acme"), Waits("b", 7), REPORT])
+    version = graph.version
+    graph.apply("one", [Goes("a", 3.0, "room")])
+    assert graph.version == version, "no reason to rank anew"
+    stats = graph.stats().engines["one"]
+    assert stats.admission == REPORT
+    assert [held.request.request_id for held in stats.held] == ["b"]
+    graph.apply("one", [hello])
+    assert graph.stats().engines["one"].held == []

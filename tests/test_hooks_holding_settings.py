@@ -1,0 +1,89 @@
+"""The two variables of admission, and the schedulers that they reach."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hall import shape
+from kvgraph.hooks.vllm.holding_queue import HoldingQueue
+from kvgraph.hooks.vllm.holding_schedulers import follow_schedulers, introduce
+from kvgraph.hooks.vllm.settings import (
+    ADMISSION_VARIABLE,
+    HOLD_MAX_S,
+    HOLD_MAX_VARIABLE,
+    admission_switched_on,
+    hold_max_s,
+)
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+@pytest.fixture
+def stock_scheduler() -> Iterator[None]:
+    """vLLM's class as it was, after the test."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler.__init__
+    yield
+    Scheduler.__init__ = original
+
+
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("", False), ("0", False), ("off", False)])
+def test_the_switch(monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
+    monkeypatch.setenv(ADMISSION_VARIABLE, text)
+    assert admission_switched_on() is on
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", 120.0), ("7.5", 7.5), ("0", 0.0), ("-1", 120.0), ("soon", 120.0)]
+)
+def test_the_bound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, seconds: float
+) -> None:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, text)
+    with caplog.at_level(logging.WARNING):
+        assert hold_max_s() == seconds
+    assert HOLD_MAX_S == 120.0
+    assert len(caplog.records) == (text in ("-1", "soon"))
+    assert all(HOLD_MAX_VARIABLE in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_schedulers_that_are_made_hold_where_it_is_switched_on(
+    paper: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    stock_scheduler: None,
+    asynchronous: bool,
+) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler.__init__
+    monkeypatch.delenv(ADMISSION_VARIABLE, raising=False)
+    follow_schedulers()
+    assert Scheduler.__init__ is original, "off, nothing of vLLM's is touched"
+    monkeypatch.setenv(ADMISSION_VARIABLE, "1")
+    follow_schedulers()
+    follow_schedulers()
+    engine = paper(shape(asynchronous=asynchronous))
+    assert isinstance(engine.scheduler.waiting, HoldingQueue)
+    assert len(engine.serve([1, 2, 3], 4)) == 4
+
+
+def test_a_scheduler_that_lacks_a_part_goes_on_without(
+    paper: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = paper(shape())
+    del engine.scheduler.deferred_waiting
+    with pytest.raises(TypeError, match="deferred_waiting"):
+        introduce(engine.scheduler)
+    assert engine.side is not None
+    assert engine.side.holding is None
+
+
+def test_a_scheduler_of_nobody_ours_is_left_alone(paper: Callable[..., Any]) -> None:
+    engine = paper(shape().__class__(stock=True))
+    introduce(engine.scheduler)
+    assert not isinstance(engine.scheduler.waiting, HoldingQueue)
