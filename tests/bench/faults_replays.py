@@ -6,6 +6,7 @@ without an end or full of holes. The oracle is the set of blocks that its true l
 
 from __future__ import annotations
 
+import functools
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -159,9 +160,8 @@ def run_replays(figures: Figures, size: Size, say: Say) -> None:
     for way in WAYS:
         say(f"a replay that comes {way}")
         for _ in range(rounds):
-            right, visible, attempts = _in_a_folder(
-                lambda folder, way=way: replay(folder, way, rng)
-            )
+            once = functools.partial(replay, way=way, rng=rng)
+            right, visible, attempts = _in_a_folder(once)
             wrong += not right
             silent += way == "never" and not visible
             most = max(most, attempts)
@@ -181,10 +181,8 @@ def run_late(figures: Figures, size: Size, say: Say) -> None:
 def run_repeats(figures: Figures, size: Size, say: Say) -> None:
     """Ten logs, or fifty."""
     rng, times = random.Random(size.seed), size.of(10, 50)
-    other = sum(
-        not _in_a_folder(lambda folder: is_the_same_when_repeated(folder, rng))
-        for _ in range(times)
-    )
+    once = functools.partial(is_the_same_when_repeated, rng=rng)
+    other = sum(not _in_a_folder(once) for _ in range(times))
     figures.add("repeats_not_byte_equal", other, f"of {times}", "0")
 
 
