@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kvgraph.bench import faults_churn
+from kvgraph.bench import faults_churn, faults_clock
 from kvgraph.bench.errors import BenchError
 from kvgraph.bench.faults import FAULTS, Fault, Say, Size, run
 from kvgraph.bench.faults_apart import ages_beside_a_stopped_engine
@@ -95,7 +95,10 @@ def test_an_engine_beside_one_that_is_stopped_keeps_its_advice(socket_directory:
 
 
 @pytest.mark.parametrize("name", ["disk", "clock"])
-def test_a_fault_of_a_few_seconds_runs_as_it_is(name: str, tmp_path: Path) -> None:
+def test_a_fault_of_a_few_seconds_runs_as_it_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults_clock, "_A_JUMP_S", 0.5)
     figures = run([name], False, 1, tmp_path, progress=False).figures
     bad = [each for each in figures if figures[each].target == "0" and figures[each].value]
     assert bad == []

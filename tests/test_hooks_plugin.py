@@ -37,7 +37,10 @@ def config(user: Any = None, prefix_caching: bool = True, encoder_decoder: bool 
         kv_transfer_config=user,
         cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
         model_config=SimpleNamespace(
-            is_encoder_decoder=encoder_decoder, is_hybrid=False, enable_sleep_mode=False
+            is_encoder_decoder=encoder_decoder,
+            is_hybrid=False,
+            enable_sleep_mode=False,
+            is_attention_free=False,
         ),
         parallel_config=SimpleNamespace(
             local_world_size=2,

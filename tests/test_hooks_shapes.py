@@ -65,6 +65,12 @@ def test_pools_of_another_kind_are_declined(paper_config: Any) -> None:
     assert "HiSparse" in str(shapes.reason_to_decline(config))
 
 
+def test_a_model_that_only_keeps_states_is_declined(paper_config: Any) -> None:
+    model = SimpleNamespace(is_attention_free=True)
+    config = SimpleNamespace(cache_config=paper_config.cache_config, model_config=model)
+    assert "no layer of this model attends" in str(shapes.reason_to_decline(config))
+
+
 NO_TIERS = [
     ("parallel_config", {"decode_context_parallel_size": 2}, "context parallelism"),
     ("parallel_config", {"prefill_context_parallel_size": 2}, "context parallelism"),

@@ -18,6 +18,8 @@ def reason_to_decline(config: VllmConfig) -> str | None:
         return f"this vLLM is not one that we know: {'; '.join(problems)}"
     if not config.cache_config.enable_prefix_caching:
         return "prefix caching is off, so no block outlives its request"
+    if config.model_config.is_attention_free:
+        return "no layer of this model attends to what came before it; supported: full attention"
     if config.model_config.is_encoder_decoder:
         return "vLLM allows encoder-decoder models no KV connector"
     if config.parallel_config.distributed_executor_backend == "external_launcher":
