@@ -17,6 +17,7 @@ from .. import __version__
 from ..graph.errors import ConfigError, KvGraphError
 from .remote import RemoteError, UnknownError, ask, sidecar_urls
 from .replay.cli import record, replay, tune
+from .replay.closed_cli import closed
 from .replay.prior_cli import prior
 from .replay.traffic_cli import traffic
 from .report import facts_report, status_report
@@ -46,7 +47,7 @@ def build_app(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for function in (serve, status, explain, replay, tune, traffic, prior, record):
+    for function in (serve, status, explain, replay, closed, tune, traffic, prior, record):
         app.command()(function)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
         loaded = _load(entry) if entry.name == command else _unloaded(entry.name)

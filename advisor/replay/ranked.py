@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from ...graph.advice import PRESSING_SHARE
+from ...graph.advice import PRESSING_SHARE, AdmissionAdvice
 from ...graph.events import AnyEvent, BlocksStored, EngineHello
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.policy import Policy
 from ...graph.scoring import ClassicPolicy, ScoreProfile
 from ...graph.types import Keys
+from ..admission import Admission
 from ..policies.guard import Guard
 from .orders import EvictionOrder
 from .teller import Teller
@@ -82,6 +83,7 @@ class GraphOrder(EvictionOrder):
         self._tick = self._known_of = -math.inf
         self._stored = 0  # blocks since the last ranking
         self._pressing = 1
+        self._word: AdmissionAdvice | None = None
         self._ids_by_key = np.argsort(self._teller.keys, kind="stable")
         self._sorted_keys = self._teller.keys[self._ids_by_key]
 
@@ -119,6 +121,17 @@ class GraphOrder(EvictionOrder):
 
     def finished(self, request: int, now: float) -> None:
         self._news.append(_News(now, self._teller.finished(request, now)))
+
+    def advised(self, admission: Admission, now: float) -> AdmissionAdvice:
+        """What a sidecar has said of room by ``now``: made at every multiple of the interval."""
+        tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
+        if self._word is None or tick > self._word.ts:
+            known_of = tick - self.planning.delay_s
+            self._catch_up(known_of)
+            self._now = tick
+            word = admission.advise(self._graph.tables, 0, tick)
+            self._word = replace(word, known_of=known_of)
+        return self._word
 
     def _next_ranked(self) -> int | None:
         """The ranking's next block id; keys are looked up a slice at a time."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from .errors import TraceError
@@ -57,6 +58,19 @@ def load_trace(
         raise TraceError(f"{path}:{number}: the trace is empty: it holds no request")
     progress(number)
     return draft.trace(path.name)
+
+
+def recorded_trace(lines: Iterable[dict[str, Any]], name: str) -> Trace:
+    """The trace of lines in our own format, the header first, as if they had been a file's.
+
+    Raises:
+        TraceError: A line cannot be used.
+    """
+    header, *requests = (decode_line(msgspec.json.encode(line)) for line in lines)
+    draft = _Draft(RECORDED, header.block_size or 0)
+    for line in requests:
+        draft.add(line)
+    return draft.trace(name)
 
 
 class _Draft:
