@@ -9,12 +9,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .admission_words import admission_facts
+
 
 def status_report(status: Mapping[str, Any]) -> RenderableType:
     """A sidecar's ``/status`` as tables."""
     parts: list[RenderableType] = [_summary(status), _engines(status["engines"])]
     if any(engine["graph"] for engine in status["engines"]):
         parts.append(_layers(status["engines"]))
+    for engine in status["engines"]:
+        if facts := admission_facts(engine):
+            parts.append(facts_report(f"admission of {engine['name']}", facts))
     parts += [_tiers(engine) for engine in status["engines"] if engine["tiers"]]
     return Group(*parts)
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from .. import __version__
 from ..dashboards.source import BusyError, EngineStatus, SidecarStatus
+from ..graph.errors import GraphError
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.stats import GraphStats
+from .admission_words import fit_and_live
 from .kv_event_source import KvEventSource
 from .planner import GraphEvictionAdvisor
 from .publisher import AdvicePublisher
@@ -101,9 +103,24 @@ class StatusBoard:
             return self._graph.explain(key, self._planner.latest)
 
     def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
-        """What a session is doing and holds; raises GraphError for an unknown one."""
+        """What a session is doing and holds; raises GraphError for an unknown one.
+
+        Of a new session nothing is known while its first request is held, but that it is.
+        """
         with self._questions.turn():
-            return self._graph.explain_session(name, tenant)
+            held = [self._why_held(*each) for each in self._graph.held(name, tenant).items()]
+            try:
+                facts = self._graph.explain_session(name, tenant)
+            except GraphError:
+                if not held:
+                    raise
+                facts = {"session": name, "tenant": tenant, "state": "held"}
+            return {**facts, "held": held} if held else facts
+
+    def _why_held(self, engine: str, seconds: float) -> str:
+        room = self._planner.admissions.get(engine)
+        why = fit_and_live(room.fitting_sessions, room.live_sessions) if room else "for room"
+        return f"held {seconds:.0f} s: {why}"
 
     def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
         """Node-link data around a block; raises GraphError for an unknown one."""
@@ -132,6 +149,7 @@ class StatusBoard:
             graph=(known := stats.engines.get(peer.engine)),
             tiers=known.tiers if known else None,
             ruling=self._graph.ruling(peer.engine),
+            room=self._planner.admissions.get(peer.engine),
         )
 
     def _observed(self, stats: GraphStats) -> Iterable[EngineStatus]:

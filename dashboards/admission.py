@@ -8,6 +8,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from ..graph.advice import AdmissionAdvice
 from ..graph.events import HOLD_ENDS, AdmissionReport
 
 _PREFIX: Final = "kvgraph_admission_"
@@ -44,3 +45,20 @@ def admission_metrics(reports: Sequence[tuple[str, AdmissionReport]]) -> Iterato
         for reason, released in zip(HOLD_ENDS, report.released, strict=False):
             ends.add_metric([label, reason], released)
     yield ends
+
+
+def room_metrics(said: Sequence[tuple[str, AdmissionAdvice]]) -> Iterator[Metric]:
+    """Families for engines' labels and what they were told; room only where it is limited."""
+    live = GaugeMetricFamily(_PREFIX + "live_sessions", "Sessions that are live", labels=["engine"])
+    fits = GaugeMetricFamily(_PREFIX + "fitting_sessions", "Sessions that fit", labels=["engine"])
+    shut = GaugeMetricFamily(_PREFIX + "closed", "1: new context needs room", labels=["engine"])
+    room = GaugeMetricFamily(
+        _PREFIX + "room_blocks", "Blocks of new context that may start", labels=["engine"]
+    )
+    for label, word in said:
+        live.add_metric([label], word.live_sessions)
+        fits.add_metric([label], word.fitting_sessions)
+        shut.add_metric([label], int(word.room_blocks is not None))
+        if word.room_blocks is not None:
+            room.add_metric([label], word.room_blocks)
+    yield from (live, fits, shut, room)

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .admission import admission_metrics
+from .admission import admission_metrics, room_metrics
 from .source import EngineStatus, SidecarStatus, StatusSource
 
 _LABEL_LENGTH = 64
@@ -38,6 +38,9 @@ class SidecarCollector(Collector):
                 for engine in status.engines
                 if engine.graph is not None and engine.graph.admission is not None
             ]
+        )
+        yield from room_metrics(
+            [(_cut(engine.id), engine.room) for engine in status.engines if engine.room is not None]
         )
         yield from _counters(status)
 

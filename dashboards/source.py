@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..graph.advice import AdmissionAdvice
 from ..graph.errors import KvGraphError
 from ..graph.events import TierReport
 from ..graph.policy import Ruling
@@ -28,6 +29,7 @@ class EngineStatus:
         ranking_age_s: Seconds since the ranking that it was sent last was true; None: none yet.
         tiers: What its colder tiers hold and did; None without any.
         ruling: Whether the policy or LRU ranks its blocks; None where nobody watches that.
+        room: How much new context may start there; None: nothing was said yet.
     """
 
     id: str
@@ -46,6 +48,7 @@ class EngineStatus:
     graph: EngineStats | None
     tiers: TierReport | None
     ruling: Ruling | None = None
+    room: AdmissionAdvice | None = None
 
 
 @dataclass(frozen=True, slots=True)

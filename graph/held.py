@@ -44,6 +44,15 @@ class HeldBook:
         waiting = self._held.get(engine, {}).values()
         return [held for _, held in zip(range(most), waiting, strict=False)]
 
+    def of_session(self, session: str, tenant: str | None) -> list[tuple[int, HeldRequest]]:
+        """Engines, and what waits there of a session; of any tenant's where none is named."""
+        return [
+            (engine, held)
+            for engine, waiting in self._held.items()
+            for held in waiting.values()
+            if held.request.session == session and tenant in (None, held.request.tenant)
+        ]
+
     def forget(self, engine: int) -> None:
         """The engine is gone, or tells everything anew."""
         self._held.pop(engine, None)

@@ -236,6 +236,16 @@ class KVCacheGraph:
         """
         return queries.explain_session(self.tables, self.profile, name, tenant, self.clock())
 
+    def held(self, session: str, tenant: str | None = None) -> dict[str, float]:
+        """Engines that hold a request of this session until there is room, and seconds since."""
+        names = {column: name for name, column in self.tables.engines.items()}
+        now = self.clock()
+        found: dict[str, float] = {}
+        for column, held in self._ingest.held.of_session(session, tenant):
+            name = names.get(column, "?")
+            found[name] = max(now - held.since, found.get(name, 0.0))
+        return found
+
     def stats(self) -> GraphStats:
         """Counts and sizes as of now."""
         return graph_stats(self.tables, self._ingest, self.profile, self.clock())

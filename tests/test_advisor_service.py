@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import threading
 import time
@@ -40,6 +41,8 @@ from kvgraph.graph.events import (
     EngineHello,
     Pressure,
     RequestFinished,
+    RequestHeld,
+    RequestReleased,
     RequestStarted,
     Segment,
 )
@@ -574,3 +577,21 @@ def test_a_full_disk_is_survived(
     assert "No space left" in status["snapshot"]["error"]
     engine.ranking(lambda keys: keys == {1})
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".graph")]
+
+
+def test_a_session_that_waits_for_room_can_be_asked_about(start: Start, connect: Connect) -> None:
+    running = start()
+    engine = connect(running)
+    engine.greet([1])
+    engine.send(RequestHeld("r1", 5, session="fresh", tenant="acme"))
+    status = running.until(lambda s: bool(s["engines"]) and bool(s["engines"][0]["room"]))
+    (facts,) = status["engines"]
+    assert facts["room"]["room_blocks"] is None
+    (why,) = running.get("/sessions/fresh/explain")["held"]
+    assert re.fullmatch(r"held \d+ s: [\d,]+ agents fit, 0 are live", why)
+    with pytest.raises(urllib.error.HTTPError):
+        running.get("/sessions/fresh/explain?tenant=other")
+    engine.send(RequestReleased("r1", 1.0, "gone"))
+    running.until(lambda s: not s["engines"][0]["graph"]["held"])
+    with pytest.raises(urllib.error.HTTPError):
+        running.get("/sessions/fresh/explain")
