@@ -18,7 +18,7 @@ from .paper_traffic import Story, play
 Shapes = Callable[[random.Random], Shape]
 
 POSITIONS: Final = 50_000_000
-_AT_MOST_S: Final = 900  # for as many positions; a machine that needs longer says so
+_AT_MOST_S: Final = 1800  # for as many positions; a machine that needs longer says so
 _FULL_HOURS: Final = 1.0
 _COPIES_S: Final = 30
 
