@@ -20,10 +20,10 @@ from .errors import ServerError
 from .step_watch import StepWatch
 
 BLOCK: Final = 32
-BLOCKS: Final = 64  # of the pool: sixteen prompts of four
-WIDTH: Final = 8  # requests at once
+BLOCKS: Final = 192  # of the pool: four for each of the requests at once, and half as many
+WIDTH: Final = 32  # requests at once
 PROMPT_BLOCKS: Final = 3
-OUTPUT: Final = 4  # tokens
+OUTPUT: Final = 2  # tokens
 _START_TIMEOUT_S: Final = 300.0
 _ANSWER_TIMEOUT_S: Final = 300.0
 
@@ -245,6 +245,8 @@ def _live(model: str, log: str, endpoint: str | None, line: Connection) -> None:
     os.dup2(output, 2)
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", VLLM_PLUGINS="kvgraph",
+        # One thread: on busy cores several wait for each other, and the sidecar needs a core too.
+        VLLM_CPU_OMP_THREADS_BIND="nobind", OMP_NUM_THREADS="1",
         HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
     )  # fmt: skip
     if endpoint is not None:
