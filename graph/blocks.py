@@ -33,7 +33,7 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "depth": (np.int32, 0),  # blocks before this one in its chain
     "layer": (np.uint8, int(DEFAULT_LAYER)),
     "flags": (np.uint8, 0),  # types.BlockFlag
-    "stated": (np.uint8, 0),  # layers.Authority: whose word the layer is
+    "stated": (np.uint8, 0),  # types.Authority: whose word the layer is
     "raised_by": (np.int32, NO_ROW),  # the session whose word it is
     "importance": (np.float32, float(DEFAULT_IMPORTANCE[DEFAULT_LAYER])),
     "tokens": (np.uint16, 0),  # in this block: its range is [depth * tokens, (depth + 1) * tokens)

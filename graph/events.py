@@ -74,7 +74,7 @@ class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
     importance: Unit | None = None
     name: Name | None = None
     memory_id: Name | None = None
-    authority: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1  # layers.Authority: who states it
+    authority: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1  # types.Authority: who states it
 
 
 class RequestStarted(Event, tag=6, frozen=True):

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import numpy as np
 import numpy.typing as npt
 
 from .tables import Tables
-from .types import DEFAULT_IMPORTANCE, NO_ROW, Rows, SessionState, SourceLayer
-
-
-class Authority(IntEnum):
-    """Who says what a block is; more counts for more."""
-
-    INFERRED = 0
-    CALLER = 1
-    OPERATOR = 2
+from .types import DEFAULT_IMPORTANCE, NO_ROW, Authority, Rows, SessionState, SourceLayer
 
 
 class LayerBook:

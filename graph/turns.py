@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .chains import ChainLinker
 from .events import RequestFinished, RequestStarted, Segment, SessionSignal
-from .layers import Authority, LayerBook
+from .layers import LayerBook
 from .lineage import continued, owners
 from .sessions import INFERRED
 from .spill import COPIES
@@ -20,6 +20,7 @@ from .types import (
     NEVER,
     NO_ROW,
     PROTECTED_LAYERS,
+    Authority,
     BlockFlag,
     EdgeType,
     Keys,

@@ -46,6 +46,14 @@ DEFAULT_IMPORTANCE: Final = np.array(
 """Importance of a block whose segment names none, by layer."""
 
 
+class Authority(IntEnum):
+    """Who says which layer a block is of; more counts for more."""
+
+    INFERRED = 0
+    CALLER = 1
+    OPERATOR = 2
+
+
 class Tier(IntFlag):
     """Where copies of a block are, as bits."""
 

@@ -13,9 +13,8 @@ from kvgraph.graph.events import (
     SessionSignal,
 )
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.layers import Authority
 from kvgraph.graph.scoring import ScoreProfile
-from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.types import Authority, SourceLayer
 
 SIZE = 16
 RULES, IDENTITY, AXIOMS = SourceLayer.RULES, SourceLayer.IDENTITY, SourceLayer.AXIOMS

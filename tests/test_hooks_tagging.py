@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvgraph.graph.events import Segment
-from kvgraph.graph.types import LAYER_NAMES
+from kvgraph.graph.types import LAYER_NAMES, Authority
 from kvgraph.hooks.vllm.hints import HintPolicy, Trust, hint_policy
 from kvgraph.hooks.vllm.tagging import MAX_SEGMENTS, NO_MEANING, Meaning, TagReader
 
@@ -164,11 +164,25 @@ def test_who_may_say_what(
     reader = TagReader(policy_of(tmp_path, value))
     tag = FULL if presented is None else {**FULL, "secret": presented}
     meaning = reader.read({"kvgraph": tag}, 1000, "from vLLM")
-    assert meaning.segments == ((Segment(0, 0, 96),) if blocks else ())
+    authority = Authority.CALLER if value.lower() == "all" else Authority.OPERATOR
+    said = Segment(0, 0, 96, authority=int(authority))
+    assert meaning.segments == ((said,) if blocks else ())
     assert meaning.tenant == ("acme" if blocks else None)
     assert meaning.session == ("from vLLM" if sessions else None)
     assert (meaning.waiting_for_tool, meaning.session_ended) == (sessions or None, sessions)
     assert meaning.expected_return_s == (0.0 if sessions else None)
+
+
+@pytest.mark.parametrize(
+    ("value", "presented", "authority"),
+    [("secret:FILE", SECRET, Authority.OPERATOR), ("all", SECRET, Authority.CALLER)],
+)
+def test_who_has_the_secret_speaks_for_the_operator(
+    tmp_path: Path, value: str, presented: str, authority: Authority
+) -> None:
+    reader = TagReader(policy_of(tmp_path, value))
+    (segment,) = reader.read({"kvgraph": {**FULL, "secret": presented}}, 1000).segments
+    assert segment.authority == authority
 
 
 def test_what_is_not_allowed_is_said_once_without_the_secret(

@@ -3,7 +3,8 @@
 A hint is the client's word. ``session`` (the default) takes what a caller says of its sessions,
 and keeps sessions of different cache salts apart; ``all`` also takes segments and tenants, which
 move blocks that others share; ``off`` takes nothing from anybody; ``secret:FILE`` takes everything
-from requests that carry the file's content, and nothing from others.
+from requests that carry the file's content, and nothing from others. Who has the secret speaks for
+the operator: what it says of blocks holds against callers of all engines that share a sidecar.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from ...graph.errors import ConfigError
+from ...graph.types import Authority
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +53,16 @@ class HintPolicy:
         """As it was asked for, without the secret."""
         return self.trust.value if self.secret is None else "secret:…"
 
-    def trust_in(self, presented: object) -> Trust:
-        """What a request may say that carries ``presented`` as its secret."""
+    def is_operators(self, presented: object) -> bool:
+        """Whether a request that carries ``presented`` as its secret speaks for the operator."""
         if self.secret is None or not isinstance(presented, str):
-            return self.trust
+            return False
         ours, theirs = self.secret.encode(), presented.encode("utf-8", "surrogatepass")
-        return Trust.ALL if hmac.compare_digest(ours, theirs) else self.trust
+        return hmac.compare_digest(ours, theirs)
+
+    def trust_in(self, authority: Authority) -> Trust:
+        """What a request may say that speaks for ``authority``."""
+        return Trust.ALL if authority is Authority.OPERATOR else self.trust
 
 
 NOBODY: Final = HintPolicy(Trust.OFF)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ...graph.events import Segment
-from ...graph.types import LAYER_BY_NAME, LAYER_NAMES
+from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority
 from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,9 @@ class TagReader:
             salt: The cache salt: it tells tenants apart where the tag may not.
         """
         tag = self._tag(params)
-        trust = self._policy.trust_in(tag.pop("secret", None))
+        is_operators = self._policy.is_operators(tag.pop("secret", None))
+        authority = Authority.OPERATOR if is_operators else Authority.CALLER
+        trust = self._policy.trust_in(authority)
         fields: dict[str, Any] = {"tenant": tenant_of_salt(salt)}
         for name, value in tag.items():
             if name not in ("segments", *_READERS):
@@ -76,7 +78,7 @@ class TagReader:
             elif not self._may(trust, name) or value is None:
                 continue
             elif name == "segments":
-                fields[name] = self._segments(value, prompt_tokens)
+                fields[name] = self._segments(value, prompt_tokens, authority)
             elif (read := self._field(name, value, _READERS[name])) is not None:
                 fields[name] = read
         if session_id and trust is not Trust.OFF:
@@ -100,16 +102,18 @@ class TagReader:
         self._warn(name, f"not allowed by {HINTS_VARIABLE}={self._policy.name}")
         return False
 
-    def _segments(self, value: object, prompt_tokens: int) -> tuple[Segment, ...]:
+    def _segments(
+        self, value: object, prompt_tokens: int, authority: Authority
+    ) -> tuple[Segment, ...]:
         if not isinstance(value, list):
             self._warn("segments", "must be a list")
             return ()
         if len(value) > MAX_SEGMENTS:
             self._warn("segments", f"holds more than {MAX_SEGMENTS} entries; the rest is ignored")
-        read = (self._segment(item, prompt_tokens) for item in value[:MAX_SEGMENTS])
+        read = (self._segment(item, prompt_tokens, authority) for item in value[:MAX_SEGMENTS])
         return tuple(segment for segment in read if segment is not None)
 
-    def _segment(self, item: object, prompt_tokens: int) -> Segment | None:
+    def _segment(self, item: object, prompt_tokens: int, authority: Authority) -> Segment | None:
         if not isinstance(item, dict):
             self._warn("segments", "must hold objects")
             return None
@@ -132,6 +136,7 @@ class TagReader:
             self._optional("segments.importance", item.get("importance"), _unit),
             self._optional("segments.name", item.get("name"), _name),
             self._optional("segments.memory_id", item.get("memory_id"), _name),
+            int(authority),
         )
 
     def _optional(self, name: str, value: object, read: Callable[[object], T]) -> T | None:
