@@ -15,6 +15,7 @@ from kvgraph.bench.errors import BenchError
 from kvgraph.bench.faults import FAULTS, Fault, Say, Size, run
 from kvgraph.bench.faults_apart import ages_beside_a_stopped_engine
 from kvgraph.bench.faults_burst import burst
+from kvgraph.bench.faults_chaos import Chaos
 from kvgraph.bench.faults_churn import churn
 from kvgraph.bench.faults_engines import kill_engines, kill_publishers
 from kvgraph.bench.faults_kills import kill_over_and_over
@@ -102,6 +103,14 @@ def test_a_fault_of_a_few_seconds_runs_as_it_is(
     figures = run([name], False, 1, tmp_path, progress=False).figures
     bad = [each for each in figures if figures[each].target == "0" and figures[each].value]
     assert bad == []
+
+
+def test_after_faults_on_top_of_each_other_all_is_well_again(socket_directory: Path) -> None:
+    seed = random.randrange(1 << 30)
+    chaos = Chaos(socket_directory, seed)
+    chaos.play(2, quiet)
+    assert chaos.happened
+    assert None not in chaos.back, f"seed {seed}: {chaos.happened}"
 
 
 def test_waiting_counts_and_losing_a_core_does_not() -> None:

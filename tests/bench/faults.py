@@ -61,6 +61,7 @@ FAULTS: Final = {
     "copies": "faults_traffic:run_copies",
     "apart": "faults_apart:run",
     "churn": "faults_churn:run",
+    "chaos": "faults_chaos:run",
     "mutants": "faults_mutants:run",
     "traffic": "faults_traffic:run",
 }
