@@ -15,7 +15,7 @@ from kvgraph.advisor.policies.registry import DEFAULT, new_policy
 from kvgraph.advisor.replay.closed import Loop, Played, Queue, play
 from kvgraph.advisor.replay.closed_arms import ClosedCell, Plan, checked_arm, closed_rows, run_cell
 from kvgraph.advisor.replay.closed_cli import Part, part_of
-from kvgraph.advisor.replay.closed_hold import Asked, Hold
+from kvgraph.advisor.replay.closed_hold import PATIENCE_S, Asked, Hold
 from kvgraph.advisor.replay.closed_report import draw_cliff
 from kvgraph.advisor.replay.closed_runs import MAX_PAUSE_S, Runs, runs_for
 from kvgraph.advisor.replay.errors import ReplayError
@@ -129,9 +129,9 @@ def test_past_the_cliff_lru_computes_nearly_everything_again() -> None:
 def test_holding_new_and_cold_sessions_keeps_an_engine_out_of_it(policy: str) -> None:
     over, kept = lru(24, 100), held(24, 100, policy)
     assert turns(kept) > 1.5 * turns(over)
-    assert computed(kept) < 0.5
+    assert computed(kept) < 0.75 * computed(over)
     assert (kept.held_s > 0).any()
-    assert kept.held_s.max() <= 120.0 + 1.0
+    assert kept.held_s.max() <= 301.0
 
 
 def test_below_the_cliff_nobody_is_held_and_nothing_changes() -> None:
@@ -182,31 +182,38 @@ def test_paused_sessions_start_before_new_ones_as_room_comes() -> None:
     new, paused = asked(1.0), asked(2.0, opens=False)
     assert hold.holds(new, 1.0, turn=False)
     assert hold.holds(paused, 2.0, turn=False)
-    assert hold.released(3.0, line=1, idle=False) == []
+    assert hold.released(3.0, 1, False) == []
     room = 5
-    assert hold.released(4.0, line=1, idle=False) == [paused], "its context is more than the room"
-    assert hold.released(4.5, line=1, idle=False) == [], "what just began is off the room"
+    assert hold.released(4.0, 1, False) == [paused], "its context is more than the room"
+    assert hold.released(4.5, 1, False) == [], "what just began is off the room"
     room = 20
-    assert hold.released(5.0, line=1, idle=False) == [new]
+    assert hold.released(5.0, 1, False) == [new]
 
 
-def test_nobody_is_held_beyond_the_bound_nor_while_nothing_else_runs() -> None:
+def test_nobody_is_held_beyond_the_bound() -> None:
     hold = Hold(lambda now: advice(0), 100.0)
     early, late = asked(0.0), asked(90.0)
     assert hold.holds(early, 0.0, turn=False)
     assert hold.holds(late, 90.0, turn=False)
-    assert hold.released(99.0, line=3, idle=False) == []
-    assert hold.released(100.0, line=3, idle=False) == [early]
-    assert hold.released(101.0, line=0, idle=True) == [late]
+    assert hold.released(99.0, 3, False) == []
+    assert hold.released(100.0, 3, False) == [early]
 
 
-def test_half_of_the_bound_is_enough_where_nobody_waits() -> None:
+def test_where_nobody_else_waits_the_oldest_starts_one_at_a_time() -> None:
+    hold = Hold(lambda now: advice(0), 100.0)
+    both = [asked(0.0), asked(1.0, opens=False)]
+    assert all(hold.holds(each, each.at, turn=False) for each in both)
+    assert hold.released(PATIENCE_S - 1.0, 0, False) == []
+    assert hold.released(PATIENCE_S, 1, False) == []
+    assert hold.released(PATIENCE_S + 1.0, 0, False) == both[:1]
+    assert hold.released(PATIENCE_S + 2.0, 0, False) == both[1:]
+
+
+def test_nobody_is_held_while_nothing_else_runs() -> None:
     hold = Hold(lambda now: advice(0), 100.0)
     both = [asked(0.0), asked(1.0)]
     assert all(hold.holds(each, each.at, turn=False) for each in both)
-    assert hold.released(49.0, line=0, idle=False) == []
-    assert hold.released(52.0, line=1, idle=False) == []
-    assert hold.released(52.0, line=0, idle=False) == both[:1], "one at a time"
+    assert hold.released(1.0, 0, True) == both[:1]
 
 
 def test_all_go_when_there_is_no_limit_any_more() -> None:
@@ -214,7 +221,15 @@ def test_all_go_when_there_is_no_limit_any_more() -> None:
     hold = Hold(lambda now: next(words), 100.0)
     both = [asked(0.0), asked(1.0)]
     assert all(hold.holds(each, each.at, turn=False) for each in both)
-    assert hold.released(2.0, line=5, idle=False) == both
+    assert hold.released(2.0, 5, False) == both
+
+
+def test_a_context_that_was_lost_while_it_waited_in_line_is_held_when_its_turn_comes() -> None:
+    hold = Hold(lambda now: advice(0), 100.0)
+    warm = asked(0.0, opens=False, brings=0)
+    assert not hold.holds(warm, 0.0, turn=False)
+    warm.brings = 10
+    assert hold.holds(warm, 60.0, turn=True)
 
 
 def test_rows_are_what_the_loops_gave(tmp_path: Path) -> None:
@@ -225,7 +240,7 @@ def test_rows_are_what_the_loops_gave(tmp_path: Path) -> None:
     assert [(row.arm, row.users) for row in rows] == [(c.arm, c.users) for c in cells]
     assert rows[0] == run_cell(plan, cells[0])
     assert rows[2].turns_per_hour > 1.5 * rows[0].turns_per_hour
-    assert 0.0 < rows[2].longest_hold <= 121.0
+    assert 0.0 < rows[2].longest_hold <= 301.0
     assert rows[1].held == rows[0].held == 0.0
     draw_cliff(rows, tmp_path / "cliff.png")
     assert (tmp_path / "cliff.png").stat().st_size > 10_000

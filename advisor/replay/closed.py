@@ -21,8 +21,9 @@ from .service import ServiceModel
 AGENTS_SERVICE: Final = ServiceModel(prefill_tokens_per_s=9_000.0, decode_s_per_token=0.02)
 """A 70B-class model on H100s, as large agents run on."""
 
-BOUND_S: Final = 120.0
-"""As an engine's own bound by default."""
+BOUND_S: Final = 300.0
+"""Chosen: half of the patience of common clients (600 s). Who is let in beyond room costs a whole
+prefill, in which no session is answered that is resident."""
 
 
 class Queue(StrEnum):
@@ -112,7 +113,6 @@ class _Play:
         self._size = trace.block_size
         self._hold = Hold(word, loop.bound_s)
         self._line: list[Asked] = []  # who may start, and waits for the engine
-        self._here = 0  # requests that started and are not done
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = 0
         self._next_run = 0
@@ -189,7 +189,7 @@ class _Play:
     def _serve(self, now: float) -> None:
         """Start who may start; one prompt is computed at a time."""
         waiting = len(self._line) + self._busy
-        self._line += self._hold.released(now, waiting, idle=not self._here and not waiting)
+        self._line += self._hold.released(now, waiting, not self._instance.running)
         while not self._busy and self._loaded:
             self._loaded.pop(0)(now)
         while not self._busy and self._line:
@@ -221,7 +221,6 @@ class _Play:
         if admission is None:
             return False
         self._line.remove(asked)
-        self._here += 1
         self._times["started"][request] = now
         self._held_s[request] = asked.released - asked.at if asked.held else 0.0
         self._found[request] = admission.hit + admission.warmed
@@ -257,7 +256,6 @@ class _Play:
     def _finish(self, asked: Asked) -> Callable[[float], None]:
         def finish(now: float) -> None:
             request = asked.request
-            self._here -= 1
             self._instance.finish(request, self._chains[request], now)
             self._answered(request, asked.user, asked.run, now)
 

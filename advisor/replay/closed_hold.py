@@ -13,8 +13,9 @@ from ...graph.advice import AdmissionAdvice
 Word = Callable[[float], AdmissionAdvice]
 """What a sidecar has last said of room, as of a time."""
 
-_SOFT: Final = 0.5
-"""Of the bound: who waited as long may start where nobody else waits. Chosen."""
+PATIENCE_S: Final = 10.0
+"""Who waited for room as long may start where nobody else waits. Chosen: room comes by then, or an
+engine has time to compute the context again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +48,7 @@ class Hold:
 
     It is decided when a request comes, and again when its turn comes: a long line costs contexts.
     Sessions that were here before start first, then as they
-    came; nobody is held longer than the bound, nor while nothing else runs.
+    came; nobody is held longer than the bound, nor while nobody else waits.
 
     Args:
         word: None holds nobody.
@@ -90,12 +91,12 @@ class Hold:
     def released(self, now: float, line: int, idle: bool) -> list[Asked]:
         """Those that may start now, in this order.
 
-        Who waited for half of the bound starts where nobody else waits, one at a time: what stands
-        in line before a session that is resident may cost it its blocks.
+        Without room, who was patient starts where nobody else waits, one at a time: what stands in
+        line before a session that is resident may cost it its blocks.
 
         Args:
-            line: Requests that may start, and wait for the engine.
-            idle: Nothing runs either.
+            line: Requests that wait for the engine, and prompts that it computes.
+            idle: Nothing runs.
         """
         if self._word is None or not self._held:
             return []
@@ -107,8 +108,8 @@ class Hold:
             free.append(self._let_go(self._next(), now))
         if self._held and not free and not line:
             oldest = min(self._held, key=lambda asked: asked.at)
-            if idle or now - oldest.at >= self._bound_s * _SOFT:
-                free.append(self._let_go(self._next() if idle else oldest, now))
+            if idle or now - oldest.at >= PATIENCE_S:
+                free.append(self._let_go(oldest, now))
         return free
 
     def _next(self) -> Asked:
