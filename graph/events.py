@@ -103,6 +103,7 @@ class RequestFinished(Event, tag=7, frozen=True):
     waiting_for_tool: bool | None = None  # False: the answer ended its turn; None: nobody said
     expected_return_s: Seconds | None = None
     session_ended: bool = False
+    tool: Name | None = None  # that it waits for
 
 
 class SessionSignal(Event, tag=8, frozen=True):
@@ -113,6 +114,7 @@ class SessionSignal(Event, tag=8, frozen=True):
     waiting_for_tool: bool | None = None  # as in ``RequestFinished``
     expected_return_s: Seconds | None = None
     ended: bool = False
+    tool: Name | None = None
 
 
 class BlocksAttended(Event, tag=9, frozen=True):

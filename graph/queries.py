@@ -160,6 +160,7 @@ def explain_session(
         "tenant": tables.tenants.name(int(sessions.tenant[row])),
         "state": SessionState(int(sessions.state[row])).name.lower(),
         "turns": int(sessions.turns[row]),
+        "waits_for": sessions.tools.name(int(sessions.tool[row])),
         "mean_gap_s": round(float(sessions.gap[row]), 3),
         "idle_s": round(now - float(sessions.last_seen[row]), 3),
         "expected_return_in_s": round(due - now, 3) if due > NEVER else None,

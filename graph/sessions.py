@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .pauses import PAUSE_COLUMNS, note_answer, note_pause
+from .tools import ToolBook
 from .types import NEVER, NO_ROW, Rows, SessionState, StopReason
 
 INFERRED: Final = "~"
@@ -38,6 +39,7 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "reach": (np.int32, 0),  # full blocks of its last prompt
     "inferred": (np.bool_, False),  # nobody named it: a request that extended none of before
     "stop": (np.uint8, int(StopReason.UNKNOWN)),  # why its last answer ended
+    "tool": (np.int32, NO_ROW),  # that it waits for, in ``tools``
     **PAUSE_COLUMNS,
 }
 
@@ -68,6 +70,7 @@ class SessionTable:
     reach: Rows
     inferred: npt.NDArray[np.bool_]
     stop: npt.NDArray[np.uint8]
+    tool: Rows
     last_pause: npt.NDArray[np.float32]
     second_pause: npt.NDArray[np.float32]
     third_pause: npt.NDArray[np.float32]
@@ -82,6 +85,7 @@ class SessionTable:
         self._limit = limit
         self._rows: dict[tuple[int, str], int] = {}
         self.names: list[str] = []
+        self.tools = ToolBook()
         self._reached = np.zeros(len(RETURN_PRIOR) + 1)  # sessions that had a k-th turn
         self._tool_pause = np.inf  # seconds, exponential mean over all sessions; inf: none seen
         for name, (dtype, fresh) in _COLUMNS.items():
@@ -106,10 +110,14 @@ class SessionTable:
 
     def learned(self) -> dict[str, npt.NDArray[np.float64]]:
         """What the sessions so far taught of all: kept beside the columns."""
-        return {"reached": self._reached, "pause": np.array([self._tool_pause])}
+        pause = np.array([self._tool_pause])
+        return {"reached": self._reached, "pause": pause, "tools": self.tools.stats()}
 
-    def load_learned(self, learned: dict[str, npt.NDArray[np.float64]]) -> None:
-        """Take over what ``learned()`` gave."""
+    def load_learned(
+        self, learned: dict[str, npt.NDArray[np.float64]], tools: list[list[int | str]]
+    ) -> None:
+        """Take over what ``learned()`` and ``tools.names`` gave."""
+        self.tools.restore(tools, learned["tools"])
         self._reached[:] = learned["reached"]
         self._tool_pause = float(learned["pause"][0])
 
@@ -183,10 +191,11 @@ class SessionTable:
         self.tip[row] = tip
         self.last_seen[row] = now
 
-    def wait(self, row: int, expected_return: float) -> None:
+    def wait(self, row: int, expected_return: float, tool: int = NO_ROW) -> None:
         """The session is paused (a tool runs); ``expected_return`` is a time, or NEVER."""
         if self.running[row] == 0:
             self.stop[row] = StopReason.TOOL_CALL
+            self.tool[row] = tool
             self.state[row] = SessionState.WAITING_FOR_TOOL
             self.expected_return[row] = expected_return
 
@@ -270,6 +279,9 @@ class SessionTable:
         if self.state[row] == SessionState.WAITING_FOR_TOOL:
             mean = gap if np.isinf(self._tool_pause) else self._tool_pause
             self._tool_pause = mean + _GAP_SHARE * (gap - mean)
+            if (tool := int(self.tool[row])) != NO_ROW:
+                self.tools.note(tool, gap)
+        self.tool[row] = NO_ROW
 
     def _append(self) -> int:
         self.names.append("")

@@ -27,7 +27,7 @@ from .kvcache_graph import KVCacheGraph
 from .tables import Tables
 from .types import EdgeType
 
-_MAGIC: Final = b"KVGSNAP\x06"
+_MAGIC: Final = b"KVGSNAP\x07"
 _DIGEST_BYTES: Final = 32
 _BLOCK_TIMES: Final = ("created", "last_attended", "last_hit", "pinned_until")
 _SESSION_TIMES: Final = ("created", "started", "last_seen", "expected_return")
@@ -82,6 +82,7 @@ def load(graph: KVCacheGraph, path: Path) -> None:
 def _collect(tables: Tables, now: float) -> dict[str, npt.NDArray[Any]]:
     names = {name: getattr(tables, name).names for name in _INTERNERS}
     names["sessions"] = tables.sessions.names
+    names["tools"] = tables.sessions.tools.names
     return {
         "names": np.frombuffer(json.dumps(names).encode(), dtype=np.uint8),
         **_prefixed("blocks", _shifted(tables.blocks.columns(), _BLOCK_TIMES, -now)),
@@ -102,7 +103,7 @@ def _fill(tables: Tables, arrays: dict[str, npt.NDArray[Any]], now: float) -> No
     )
     sessions = _shifted(_section(arrays, "sessions"), _SESSION_TIMES, now)
     tables.sessions.load_columns(sessions, names["sessions"])
-    tables.sessions.load_learned(_section(arrays, "learned"))
+    tables.sessions.load_learned(_section(arrays, "learned"), names["tools"])
     tables.sessions.interrupt()
     for name in _INTERNERS:
         interner: Interner = getattr(tables, name)

@@ -103,9 +103,7 @@ class TurnRecorder:
         self._mark_tip(session, rows)
         tip = int(rows[-1]) if len(rows) else NO_ROW
         self._tables.sessions.end_turn(session, tip, now, event.prompt_tokens, event.total_tokens)
-        self._signal(
-            session, event.session_ended, event.waiting_for_tool, event.expected_return_s, now
-        )
+        self._signal(session, event.session_ended, event, now)
 
     def signalled(self, event: SessionSignal, now: float) -> None:
         """A caller says what a session is doing; of one that nobody knows, it says nothing."""
@@ -113,7 +111,7 @@ class TurnRecorder:
         if session == NO_ROW:
             self._counters["signals_of_nobody"] += 1
             return
-        self._signal(session, event.ended, event.waiting_for_tool, event.expected_return_s, now)
+        self._signal(session, event.ended, event, now)
 
     def session(self, name: str, tenant: int, now: float) -> int:
         """The row of a named session, created if unknown."""
@@ -262,20 +260,20 @@ class TurnRecorder:
         self._tables.sessions.tip[session] = rows[-1]
 
     def _signal(
-        self,
-        session: int,
-        ended: bool,
-        waiting: bool | None,
-        expected_return_s: float | None,
-        now: float,
+        self, session: int, ended: bool, said: RequestFinished | SessionSignal, now: float
     ) -> None:
+        sessions = self._tables.sessions
         if ended:
-            self._tables.sessions.end(session)
-        elif waiting:
-            due = NEVER if expected_return_s is None else now + expected_return_s
-            self._tables.sessions.wait(session, due)
-        elif waiting is not None:
-            self._tables.sessions.rest(session)
+            sessions.end(session)
+        elif said.waiting_for_tool:
+            tenant = int(sessions.tenant[session])
+            tool = sessions.tools.number(said.tool, tenant) if said.tool else NO_ROW
+            pause_s = said.expected_return_s
+            if pause_s is None:
+                pause_s = sessions.tools.expected_s(tool)
+            sessions.wait(session, NEVER if pause_s is None else now + pause_s, tool)
+        elif said.waiting_for_tool is not None:
+            sessions.rest(session)
 
     def _tenant(self, name: str | None) -> int:
         return self._tables.tenants.intern(name) if name else NO_ROW

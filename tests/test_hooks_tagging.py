@@ -33,11 +33,12 @@ def test_a_full_tag() -> None:
             "waiting_for_tool": True,
             "expected_return_s": 4,
             "session_ended": False,
+            "tool": "bash",
         }
     )
     assert meaning == Meaning(
         (Segment(2, 0, 96, 0.9), Segment(5, 96, 128, None, "n", "m-1")),
-        "acme", "chat-7", True, 4.0, False,
+        "acme", "chat-7", True, 4.0, False, "bash",
     )  # fmt: skip
 
 
@@ -131,6 +132,7 @@ FULL = {
     "waiting_for_tool": True,
     "expected_return_s": 0.0,
     "session_ended": True,
+    "tool": "bash",
 }
 SECRET = "correct horse battery staple"
 
@@ -171,6 +173,7 @@ def test_who_may_say_what(
     assert meaning.session == ("from vLLM" if sessions else None)
     assert (meaning.waiting_for_tool, meaning.session_ended) == (sessions or None, sessions)
     assert meaning.expected_return_s == (0.0 if sessions else None)
+    assert meaning.tool == ("bash" if sessions else None)
 
 
 @pytest.mark.parametrize(
@@ -244,8 +247,9 @@ _json = st.recursive(
     max_leaves=8,
 )
 _keys = st.sampled_from(
-    ["segments", "tenant", "session", "waiting_for_tool", "expected_return_s", "session_ended"]
-)
+    ["segments", "tenant", "session", "waiting_for_tool", "expected_return_s", "tool",
+     "session_ended"]
+)  # fmt: skip
 _segment = st.dictionaries(
     st.sampled_from(["layer", "start", "end", "importance", "name", "memory_id"]),
     _json | st.sampled_from(LAYER_NAMES),

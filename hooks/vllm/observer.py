@@ -169,6 +169,7 @@ class EngineObserver:
                 waiting_for_tool=meaning.waiting_for_tool,
                 expected_return_s=meaning.expected_return_s,
                 session_ended=meaning.session_ended,
+                tool=meaning.tool,
             )
         )
 

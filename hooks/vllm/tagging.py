@@ -3,7 +3,8 @@
     {"segments": [{"layer": "rules", "start": 0, "end": 96, "importance": 0.9,
                    "name": "policy.md", "memory_id": "m-17"}],
      "tenant": "acme", "session": "chat-7",
-     "waiting_for_tool": true, "expected_return_s": 4.0, "session_ended": false}
+     "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash",
+     "session_ended": false}
 
 Every key is optional; ranges are prompt tokens; the signals describe the session once this request
 has finished. What is malformed, unknown or not allowed (``hints.py``; ``"secret"`` may allow it) is
@@ -40,6 +41,7 @@ class Meaning:
     waiting_for_tool: bool | None = None
     expected_return_s: float | None = None
     session_ended: bool = False
+    tool: str | None = None
 
 
 NO_MEANING: Final = Meaning()
@@ -198,12 +200,13 @@ def _layer(value: object) -> int:
 
 
 _OF_A_SESSION: Final = frozenset(
-    {"session", "waiting_for_tool", "expected_return_s", "session_ended"}
+    {"session", "waiting_for_tool", "expected_return_s", "tool", "session_ended"}
 )
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "tenant": _name,
     "session": _name,
     "waiting_for_tool": _flag,
     "expected_return_s": _seconds,
+    "tool": _name,
     "session_ended": _flag,
 }
