@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kvgraph.advisor.replay.closed_arms import ClosedRow
 from kvgraph.advisor.replay.signals import Signals
 from kvgraph.advisor.replay.trace import Trace
 from kvgraph.advisor.replay.weka import Session, read_sessions
@@ -15,9 +16,11 @@ from kvgraph.bench import policies
 from kvgraph.bench.errors import BenchError
 from kvgraph.bench.policies_cells import NONSENSE_ARM, Cell, Rates, hit_rate, play
 from kvgraph.bench.policies_fleets import FAST, faster, fleet, halves
+from kvgraph.bench.policies_loop import ADMITTED, LoopScale, cliff
 from kvgraph.bench.policies_nonsense import NONSENSE
 
-TINY = policies.Scale(0.6, 4, (8,), (30, 60), (30, 60, 5000), (20,), (40,), 1.0)
+LOOP = LoopScale({20: (1, 2)}, 0.2, 0.1)
+TINY = policies.Scale(0.6, 4, (8,), (30, 60), (30, 60, 5000), (20,), (40,), 1.0, LOOP)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +68,9 @@ def test_every_figure_is_measured_and_every_rate_saved(
     assert list(found) == [
         "gap_inferred", "gap_inferred_least", "gap_stops", "gap_signalled",
         "worst_points_vs_lru", "fast_clock_gap", "nonsense_points",
-        "mooncake_gap_inferred", "mooncake_gap_ends",
+        "mooncake_gap_inferred", "mooncake_gap_ends", "lab_turns_ratio_over",
+        "lab_agents_before_cliff_ratio", "lab_turns_ratio_lpm", "lab_turns_ratio_under",
+        "lab_held_under", "lab_longest_hold_s", "lab_starved",
     ]  # fmt: skip
     assert found["gap_inferred"].n == 2
     assert found["gap_inferred_least"].value == found["gap_inferred"].spread[0]
@@ -81,6 +86,14 @@ def test_every_figure_is_measured_and_every_rate_saved(
         for capacity, rate in row.get("default", {}).items()
     ]
     assert found["worst_points_vs_lru"].value == pytest.approx(min(plain), abs=1e-3)
+    assert {row["arm"] for row in saved["loops"]} == {"lru", "lpm", ADMITTED}
+
+
+def test_a_cliff_is_where_an_arm_first_computes_too_much() -> None:
+    shares = {10: 0.1, 12: 0.2, 14: 0.6, 16: 0.2}
+    rows = [ClosedRow("lru", 5, n, 1, 1, share, 0, 0, 0, 0, 0, 0, 0) for n, share in shares.items()]
+    assert cliff(rows, "lru", 5) == 12
+    assert cliff(rows[2:], "lru", 5) == 14, "the first rung, where none stands"
 
 
 def test_capacities_where_lru_finds_next_to_nothing_are_left_out(small: Trace) -> None:

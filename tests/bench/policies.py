@@ -21,6 +21,9 @@ from .errors import BenchError
 from .figures import Figures
 from .policies_cells import NONSENSE_ARM, Cell, Rates, play
 from .policies_fleets import FAST, default_sessions, faster, fleet, halves, sessions_in
+from .policies_loop import FULL as FULL_LOOP
+from .policies_loop import QUICK as QUICK_LOOP
+from .policies_loop import LoopScale, add_loop
 from .policies_nonsense import NONSENSE
 from .replay import SHARED as CONVERSATIONS
 
@@ -41,6 +44,7 @@ class Scale:
     conversations: tuple[int, ...]
     conversations_ladder: tuple[int, ...]
     conversations_share: float
+    loop: LoopScale
 
     def capacities(self, users: int) -> list[int]:
         """Where a fleet of as many users may be worth playing, in blocks."""
@@ -50,9 +54,9 @@ class Scale:
 
 FULL: Final = Scale(
     3.0, 40, (25, 80), (1000, 2000, 4000), (500, 1000, 2000, 4000, 6000),
-    (2000, 5000, 10_000), (10_000, 20_000), 1.0,
+    (2000, 5000, 10_000), (10_000, 20_000), 1.0, FULL_LOOP,
 )  # fmt: skip
-QUICK: Final = Scale(1.0, 25, (), (600, 1200), (600, 1200), (2000,), (10_000,), 0.25)
+QUICK: Final = Scale(1.0, 25, (), (600, 1200), (600, 1200), (2000,), (10_000,), 0.25, QUICK_LOOP)
 
 
 @dataclass
@@ -103,8 +107,12 @@ def run(
     with _bar(console) as update:
         rates = play(plan.traces, sorted(plan.cells), processes, update)
     figures = _figures(plan, rates)
+    with _bar(console) as update:
+        found = sessions_in(sessions or default_sessions(), lambda files: None)
+        loops = add_loop(figures, found, plan.scale.loop, processes, update)
     if raw is not None:
-        raw.write_text(json.dumps(_raw(plan, rates, figures), indent=1) + "\n")
+        facts = {**_raw(plan, rates, figures), "loops": loops}
+        raw.write_text(json.dumps(facts, indent=1) + "\n")
     return figures
 
 
