@@ -13,6 +13,7 @@ from kvgraph.bench.client import Answer
 from kvgraph.bench.closed import ClosedScale
 from kvgraph.bench.closed_arms import ClosedRun
 from kvgraph.bench.closed_figures import ClosedResult
+from kvgraph.bench.closed_paper import PAPER_ARMS, play_on_paper
 from kvgraph.bench.closed_pass import Clock, ClosedAnswer, ClosedPass
 from kvgraph.bench.closed_sidecar import HoldCounts, parse_holds
 from kvgraph.bench.closed_users import MAX_PAUSE_S, scripts
@@ -108,3 +109,18 @@ def test_the_graph_knows_who_waits_where() -> None:
     assert [held.request.request_id for held in stats.held] == ["b"]
     graph.apply("one", [hello])
     assert graph.stats().engines["one"].held == []
+
+
+@pytest.mark.parametrize("name", ["stock", "off", "hold", "hold_told"])
+def test_the_loop_on_paper_serves_every_arm(paper_config: Any, name: str) -> None:
+    arm = next(each for each in PAPER_ARMS if each.name == name)
+    clock = Clock(pace=1.0, warm_up_s=30.0, measured_s=300.0)
+    users = scripts(read_sessions(SESSIONS), 5, 1, clock.end_s, 2048)
+    done = play_on_paper(paper_config, arm, 200, users, clock)
+    assert done.passed.turns_per_minute > 3
+    assert 0.1 < done.passed.cached_share < 1
+    assert all(each.answer.ttft_s <= each.answer.latency_s for each in done.passed.answers)
+    assert (done.held is not None) is arm.hold
+    if done.held is not None:
+        assert done.held.passed > 0
+        assert done.held.longest_s <= 120.0

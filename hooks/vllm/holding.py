@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _ABOUT_TO_RUN_S: Final = 0.5
 """An engine that ran so short a time ago is between two requests rather than idle: agents' tools
 answer soon. Chosen."""
+_LONGEST_STEP: Final = 0.02
+"""Of the bound, at most: who would be older than the bound after another step like the last goes
+now, so that nobody waits longer. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 
 
@@ -71,7 +74,7 @@ class Holding:
         self._order = HoldingOrder()
         self._room = RoomLedger()
         self._log = HoldingLog(emit, bounds.most_s)
-        self._ran_at = -math.inf
+        self._ran_at = self._stepped_at = -math.inf
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -112,6 +115,7 @@ class Holding:
     def step(self) -> None:
         """Once an engine step, after its allocations: who may start in the next."""
         now = self._clock()
+        took, self._stepped_at = now - self._stepped_at, now
         if not len(self._order):
             self._ran_at = now
             self._log.quiet(now)
@@ -123,7 +127,7 @@ class Holding:
         if word is None or word.room_blocks is None:
             self._open("silence" if word is None else "open", now)
             return
-        self._release_old(now)
+        self._release_old(now, min(took, _LONGEST_STEP * self._bounds.most_s))
         self._release_fitting(word, now)
         oldest = self._order.oldest()
         self._log.oldest_since = oldest.since if oldest is not None else None
@@ -152,8 +156,9 @@ class Holding:
             self._let_go(held, reason, now)
         self.queue.open()
 
-    def _release_old(self, now: float) -> None:
-        while (held := self._order.oldest()) is not None and self._is_old(held, now):
+    def _release_old(self, now: float, ahead: float) -> None:
+        born = now + ahead - self._bounds.most_s
+        while (held := self._order.oldest()) is not None and held.since <= born:
             self._let_go(held, "bound", now)
             self.queue.release(held.request_id)
 
@@ -174,6 +179,3 @@ class Holding:
         self._order.take(held.request_id)
         self._room.promise(held.request_id, held.blocks)
         self._log.ended(held, reason, now)
-
-    def _is_old(self, held: Held, now: float) -> bool:
-        return now - held.since >= self._bounds.most_s

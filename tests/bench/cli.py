@@ -161,14 +161,16 @@ def agents(
     closed: Annotated[
         bool, typer.Option("--closed", help="Users who wait for answers: the cliff, and the hold.")
     ] = False,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="--closed: vLLM's scheduler by a clock of its own.")
+    ] = False,
     best: Annotated[
-        int | None,
-        typer.Option(min=1, help="--closed: agents that suit stock; else searched."),
+        int | None, typer.Option(min=1, help="--closed: agents that suit stock; else searched.")
     ] = None,
 ) -> None:
     """Real vLLM, recorded coding agents: stock, the graph, hints, host memory; and the lab."""
     if closed:
-        _closed(as_json, quick, arms, sessions, seed, model, out, best)
+        _closed(as_json, quick, paper, best, arms, seed, sessions, model, out)
         return
     with _explained():
         from .agents import QUICK, Scale, run
@@ -186,29 +188,22 @@ def agents(
 
 
 def _closed(
-    as_json: bool,
-    quick: bool,
-    arms: str | None,
-    sessions: Path | None,
-    seed: int,
-    model: str | None,
-    out: Path,
-    best: int | None,
-) -> None:
+    as_json: bool, quick: bool, paper: bool, best: int | None, arms: str | None, seed: int,
+    sessions: Path | None, model: str | None, out: Path,
+) -> None:  # fmt: skip
     with _explained():
-        from dataclasses import replace
-
         from .agents_fleet import SESSIONS
-        from .closed import QUICK_CLOSED, ClosedScale, run_closed_bench
+        from .closed import run_closed_bench
         from .closed_arms import CLOSED_ARMS
+        from .closed_paper_run import run_paper
         from .closed_report import save_closed
 
-        scale = QUICK_CLOSED if quick else ClosedScale()
-        result = run_closed_bench(
-            progress=not as_json, scale=replace(scale, best=best or scale.best),
-            arms=_chosen(arms, CLOSED_ARMS), sessions=sessions or SESSIONS, seed=seed,
-            model=model, out=out,
-        )  # fmt: skip
+        sessions = sessions or SESSIONS
+        if paper:
+            result = run_paper(not as_json, quick, sessions, seed, out, best)
+        else:
+            chosen = _chosen(arms, CLOSED_ARMS)
+            result = run_closed_bench(not as_json, quick, best, chosen, sessions, seed, model, out)
         save_closed(result)
     result.figures().print(as_json)
 

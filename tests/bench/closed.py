@@ -8,7 +8,7 @@ smaller than recorded and ``1 / PACE`` times faster.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -65,7 +65,8 @@ QUICK_CLOSED: Final = ClosedScale(
 
 def run_closed_bench(
     progress: bool = True,
-    scale: ClosedScale | None = None,
+    quick: bool = False,
+    best: int | None = None,
     arms: Sequence[AgentArm] | None = None,
     sessions: Path = SESSIONS,
     seed: int = 1,
@@ -75,6 +76,7 @@ def run_closed_bench(
     """Run the arms in turn; logs are kept in ``out``.
 
     Args:
+        best: Agents at which stock is at its best; None: searched, or ``quick``'s.
         arms: Stock must be one of them; None: those of ``scale``.
         sessions: A recorded session in the Weka format, or a directory of them.
 
@@ -82,7 +84,8 @@ def run_closed_bench(
         BenchError: A server did not start, or the traffic does not fit.
         ReplayError: The sessions cannot be read.
     """
-    scale = scale or ClosedScale()
+    scale = QUICK_CLOSED if quick else ClosedScale()
+    scale = replace(scale, best=best or scale.best)
     arms = scale.arms if arms is None else arms
     if STOCK not in arms:
         raise TrafficError("the arm stock is missing: every figure is relative to it")
@@ -91,7 +94,7 @@ def run_closed_bench(
     with DemoProgress(0, shown=progress) as shown:
         bench = _ClosedBench(model or str(ensure_model()), out, sessions, seed, scale, arms, shown)
         bench.play()
-        return ClosedResult(out, bench.best, scale, bench.runs, measure_hold())
+        return ClosedResult(out, bench.best, scale, bench.runs, measure_hold(), POOL)
 
 
 @dataclass

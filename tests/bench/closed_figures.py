@@ -22,6 +22,7 @@ class ClosedResult:
     Attributes:
         best: Agents at which stock is at its best.
         hold_us: Microseconds that a held request costs a step, by how many are held.
+        pool: Blocks.
     """
 
     out: Path
@@ -29,6 +30,7 @@ class ClosedResult:
     scale: ClosedScale
     runs: Sequence[ClosedRun]
     hold_us: dict[int, list[float]]
+    pool: int = 0
 
     def figures(self) -> Figures:
         """The figures that these runs can give; without a suffix, of the arm ``hold``."""

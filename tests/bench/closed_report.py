@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from .closed import POOL
 from .closed_arms import ClosedRun
 from .closed_figures import ClosedResult
 from .figures import quantile
@@ -27,7 +26,7 @@ def save_closed(result: ClosedResult) -> Path:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": " ".join(["kvgraph", *sys.argv[1:]]),
         "best": result.best,
-        "pool": POOL,
+        "pool": result.pool,
         "block": BLOCK,
         "clock": asdict(clock),
         "runs": [_run_details(run) for run in result.runs],

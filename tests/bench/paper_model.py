@@ -97,7 +97,7 @@ class PaperModel:
         self._learn(batch)
         order = batch.order
         tokens = {name: self._compute(name, order) for name in order.num_scheduled_tokens}
-        batch.result = _runner_output(tokens)
+        batch.result = runner_output(tokens)
         for worker in self.workers:
             worker.forwards += 1
 
@@ -226,7 +226,7 @@ def aggregated(batch: Batch, aggregator: Any) -> ModelRunnerOutput:
     return result
 
 
-def _runner_output(tokens: dict[str, list[int]]) -> ModelRunnerOutput:
+def runner_output(tokens: dict[str, list[int]]) -> ModelRunnerOutput:
     from vllm.v1.outputs import ModelRunnerOutput
 
     names = list(tokens)

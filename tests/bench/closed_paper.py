@@ -1,0 +1,260 @@
+"""The closed loop on vLLM's own scheduler above workers on paper, by a clock of its own.
+
+Scheduler, cache manager, connector, hold, graph and planner are the real ones; a step takes what a
+model of the service says. Nothing depends on how busy this machine is, and hours take seconds.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ..advisor.config import Config
+from ..advisor.planner import GraphEvictionAdvisor
+from ..graph.events import HOLD_ENDS
+from ..graph.kvcache_graph import KVCacheGraph
+from ..hooks.vllm.holding_schedulers import introduce
+from .agents_requests import SHRINK
+from .client import Answer
+from .closed_arms import ClosedRun
+from .closed_pass import STARTING_S, Clock, ClosedAnswer, ClosedPass
+from .closed_sidecar import HoldCounts
+from .closed_users import ClosedTurn, Script
+from .paper_engine import PaperEngine, Shape
+from .paper_model import runner_output
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.request import Request
+
+PREFILL: Final = 9_000.0 / SHRINK  # tokens a second
+DECODE_S: Final = 0.02 * SHRINK  # a token
+"""A 70B-class model on H100s, in this fleet's smaller tokens."""
+
+TOLD_S: Final = 0.5  # between rounds of the sidecar
+_IDLE_S: Final = 0.05  # a step that schedules nothing
+_BATCH_TOKENS: Final = 192  # what prefill reaches beside one decoding step
+_SEQUENCES: Final = 64
+_QUEUE: Final = 1 << 20  # events: none is dropped between two rounds
+
+
+@dataclass(frozen=True, slots=True)
+class PaperArm:
+    """One way to serve: with or without our connector, holding or not.
+
+    Attributes:
+        hinted: Whether clients name sessions, and say when they end or wait for a tool.
+    """
+
+    name: str
+    stock: bool = False
+    hold: bool = False
+    hinted: bool = False
+
+
+PAPER_STOCK: Final = PaperArm("stock", stock=True)
+PAPER_OFF: Final = PaperArm("off")
+PAPER_HOLD: Final = PaperArm("hold", hold=True)
+PAPER_TOLD: Final = PaperArm("hold_told", hold=True, hinted=True)
+PAPER_ARMS: Final = (PAPER_STOCK, PAPER_OFF, PAPER_HOLD, PAPER_TOLD)
+
+
+def play_on_paper(
+    base: VllmConfig, arm: PaperArm, blocks: int, users: Sequence[Script], clock: Clock
+) -> ClosedRun:
+    """Every user plays its script until the time is up.
+
+    Args:
+        base: vLLM's configuration of an engine on paper.
+        blocks: Of the pool, the null block among them.
+        clock: In the service model's seconds, a recorded one each.
+    """
+    loop = _PaperLoop(base, arm, blocks, users, clock)
+    try:
+        loop.run()
+        return ClosedRun(arm.name, len(users), loop.passed(), loop.held())
+    finally:
+        loop.engine.close()
+
+
+class _PaperLoop:
+    """One engine, its users and its sidecar, on one clock."""
+
+    def __init__(
+        self,
+        base: VllmConfig,
+        arm: PaperArm,
+        blocks: int,
+        users: Sequence[Script],
+        clock: Clock,
+    ) -> None:
+        self._arm, self._clock = arm, clock
+        self.now = 0.0
+        self.engine = PaperEngine(_larger(base), Shape(blocks=blocks, warm=None, stock=arm.stock))
+        self._scheduler = self.engine.scheduler
+        self._sidecar = None if arm.stock else _Sidecar(self, arm.hold)
+        self._scripts = [iter(script) for script in users]
+        starts = ((STARTING_S * n / len(users), n) for n in range(len(users)))
+        self._due: list[tuple[float, int]] = list(starts)
+        self._open: dict[str, _Open] = {}
+        self._numbers = itertools.count()
+        self._answers: list[ClosedAnswer] = []
+
+    def run(self) -> None:
+        while self.now < self._clock.end_s:
+            self._send_due()
+            if self._sidecar is not None:
+                self._sidecar.turn()
+            if self._scheduler.has_requests():
+                self._step()
+            else:
+                self.now = self._due[0][0]
+
+    def passed(self) -> ClosedPass:
+        waiting = tuple((each.turn.first, self.now - each.sent_s) for each in self._open.values())
+        return ClosedPass(self._clock, tuple(self._answers), waiting, 0)
+
+    def held(self) -> HoldCounts | None:
+        return self._sidecar.held() if self._sidecar is not None else None
+
+    def _send_due(self) -> None:
+        while self._due and self._due[0][0] <= self.now:
+            at, user = heapq.heappop(self._due)
+            turn = next(self._scripts[user])
+            name = f"{turn.request.name}#{next(self._numbers)}"
+            request = self._request(name, turn)
+            self._open[name] = _Open(user, turn, at)
+            self._scheduler.add_request(request)
+
+    def _request(self, name: str, turn: ClosedTurn) -> Request:
+        asked = turn.request
+        session = asked.session if self._arm.hinted else None
+        make = self.engine._make
+        request = make(name, list(asked.prompt), len(asked.answer), session_id=session)
+        if self._arm.hinted:
+            request.kv_transfer_params = asked.body(1.0, True).get("kv_transfer_params")
+        return request
+
+    def _step(self) -> None:
+        order = self._scheduler.schedule()
+        tokens: dict[str, list[int]] = {}
+        prefilled, decodes = 0, False
+        for name, count in order.num_scheduled_tokens.items():
+            request = self._scheduler.requests[name]
+            said = request.num_tokens - request.num_prompt_tokens
+            decodes = decodes or said > 0
+            prefilled += count if not said else 0
+            whole = request.num_computed_tokens >= request.num_tokens
+            tokens[name] = [self._open[name].turn.request.answer[said]] if whole else []
+        self.now += _step_s(prefilled, decodes)
+        outputs = self._scheduler.update_from_output(order, runner_output(tokens))
+        for each in itertools.chain.from_iterable(o.outputs for o in outputs.values()):
+            self._said(each)
+
+    def _said(self, output: Any) -> None:
+        each = self._open[output.request_id]
+        if output.new_token_ids and each.first_s is None:
+            each.first_s = self.now
+        if output.prefill_stats is not None:
+            each.cached = output.prefill_stats.num_cached_tokens
+        if output.finish_reason is None:
+            return
+        del self._open[output.request_id]
+        heapq.heappush(self._due, (self.now + self._clock.pace * each.turn.pause_s, each.user))
+        asked = each.turn.request
+        first = each.first_s if each.first_s is not None else self.now
+        answer = Answer(
+            asked.name, "", first - each.sent_s, self.now - each.sent_s, len(asked.prompt),
+            each.cached, len(asked.answer),
+        )  # fmt: skip
+        self._answers.append(ClosedAnswer(each.sent_s, each.turn.first, answer))
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that is not answered."""
+
+    user: int
+    turn: ClosedTurn
+    sent_s: float
+    first_s: float | None = None
+    cached: int = 0
+
+
+class _Sidecar:
+    """Graph and planner, told and heard in rounds, as over the wire."""
+
+    def __init__(self, loop: _PaperLoop, hold: bool) -> None:
+        self._loop, side = loop, loop.engine.side
+        self._side, self._client = side, side.client
+        if hold:
+            introduce(loop.engine.scheduler)
+            side.holding._clock = self._time
+        self._client._clock = side.index._clock = self._time
+        self._client.close()  # its thread would talk by another clock
+        self._client._queue_limit = _QUEUE
+        self._client.linked_since = 0.0
+        config = Config()
+        self._graph = KVCacheGraph(
+            profile=config.profile(),
+            policy=config.policy.policy(config.profile()),
+            referee=config.policy.referee(),
+            limits=config.graph.limits(),
+            clock=self._time,
+        )
+        hello = side.hello()
+        self._name = hello.engine
+        self._graph.apply(self._name, [hello])
+        self._planner = GraphEvictionAdvisor(
+            self._graph, lambda: [self._name], interval_s=TOLD_S,
+            max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=self._time,
+        )  # fmt: skip
+        self._next = 0.0
+
+    def _time(self) -> float:
+        return self._loop.now
+
+    def turn(self) -> None:
+        """Once in a round: all that happened, and advice of it."""
+        now = self._loop.now
+        if now < self._next:
+            return
+        self._next = now + TOLD_S
+        queue = self._client._queue
+        events = [*queue, *self._side.heartbeat(0)]
+        queue.clear()
+        self._graph.apply(self._name, events)
+        self._planner.tick()
+        ranking = self._planner.latest.get(self._name)
+        word = self._planner.admissions.get(self._name)
+        self._client._held = None if ranking is None else replace(ranking, known_of=now)
+        self._client._admission = None if word is None else replace(word, known_of=now)
+
+    def held(self) -> HoldCounts | None:
+        if self._side.holding is None:
+            return None
+        report = self._side.holding.report()
+        ends = dict(zip(HOLD_ENDS, report.released, strict=True))
+        return HoldCounts(report.held, report.passed, report.longest_s, report.waited_s, ends)
+
+
+def _step_s(prefilled: int, decodes: bool) -> float:
+    if not prefilled and not decodes:
+        return _IDLE_S
+    return max(prefilled / PREFILL, DECODE_S if decodes else 0.0)
+
+
+def _larger(base: VllmConfig) -> VllmConfig:
+    config = copy.copy(base)
+    config.model_config = copy.copy(base.model_config)
+    config.scheduler_config = copy.copy(base.scheduler_config)
+    config.model_config.max_model_len = 4096
+    config.scheduler_config.max_model_len = 4096
+    config.scheduler_config.max_num_batched_tokens = _BATCH_TOKENS
+    config.scheduler_config.max_num_scheduled_tokens = None
+    config.scheduler_config.max_num_seqs = _SEQUENCES
+    return config
