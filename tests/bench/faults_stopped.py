@@ -35,12 +35,14 @@ class Stopped:
     Attributes:
         served: While the sidecar was stopped, requests at once.
         ours, stock: Times to first token in seconds, a list a pass.
+        idle_waits: What as much work as our hooks do took of a stock engine meanwhile.
         back_s: From its going on until the engine was in step; None: never.
     """
 
     served: Served = field(default_factory=Served)
     ours: list[list[float]] = field(default_factory=list)
     stock: list[list[float]] = field(default_factory=list)
+    idle_waits: list[float] = field(default_factory=list)
     back_s: float | None = None
 
 
@@ -66,6 +68,7 @@ def stop_for(directory: Path, seconds: float, say: Say) -> Stopped:
             told.ours.append(ours.first_tokens(_PASS))
             told.stock.append(stock.first_tokens(_PASS))
         told.served += ours.rest()
+        told.idle_waits = stock.rest().waits
         sidecar.go_on()
         told.back_s = _back_in_step(ours)
     return told
@@ -93,6 +96,9 @@ def run(figures: Figures, size: Size, say: Say) -> None:
     figures.add("stopped_requests", served.answered, "")
     figures.add("stopped_step_wait_max_ms", float(waits.max()), "ms", "≤ 1")
     figures.add("stopped_step_wait_p99_ms", float(np.percentile(waits, 99)), "ms")
+    without_us = np.array(told.idle_waits) * 1e3
+    figures.add("stopped_step_wait_max_stock_ms", float(without_us.max()), "ms", "as much work")
+    figures.add("stopped_step_wait_p99_stock_ms", float(np.percentile(without_us, 99)), "ms")
     figures.add("stopped_steps", len(waits), "")
     figures.add(
         "stopped_back_s", told.back_s if told.back_s is not None else _PATIENCE_S, "s", "≤ 5"

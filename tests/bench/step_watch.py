@@ -74,3 +74,11 @@ class Moment:
         if then.gave_way > self.gave_way and then.blocked == self.blocked:
             return then.ran - self.ran
         return then.wall - self.wall
+
+
+def spin(seconds: float) -> float:
+    """Work for so long, and what that counts as: what the machine makes of it without us."""
+    started, end = Moment.now(), time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    return started.until(Moment.now())
