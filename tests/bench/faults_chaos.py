@@ -13,9 +13,12 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from ..hooks.client import ClientOptions
+import zmq
+
+from ..graph.events import AnyEvent
+from ..hooks.client import AdvisorClient, ClientOptions
 from ..hooks.fake import FakeEngine
 from .faults import Say, Size
 from .faults_engines import EngineProcess
@@ -29,20 +32,17 @@ _CALM_S: Final = 30.0  # in which it has to be in step
 _SILENT: Final = 40
 
 
-class _LossyEngine(FakeEngine):
+class _LossyClient(AdvisorClient):
     """Loses a share of what it sends."""
 
-    def __init__(self, endpoint: str, rng: random.Random) -> None:
-        super().__init__(endpoint, num_blocks=_POOL, options=_OPTIONS)
-        self.losing = 0.0
-        self._rng = rng
-        self._send, self.client._send = self.client._send, self._lose  # type: ignore[method-assign]
+    losing = 0.0
+    rng = random.Random()
 
-    def _lose(self, line: Any, events: list[Any]) -> bool:
-        if self._rng.random() < self.losing:
-            self.client._seq += 1
+    def _send(self, line: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
+        if self.rng.random() < self.losing:
+            self._seq += 1
             return True
-        return self._send(line, events)
+        return super()._send(line, events)
 
 
 class Chaos:
@@ -73,7 +73,11 @@ class Chaos:
     def play(self, rounds: int, say: Say) -> None:
         """So many rounds of faults and calm."""
         with self._stack as stack, self._sidecar:
-            self._engine = stack.enter_context(_LossyEngine(self._sidecar.endpoint, self._rng))
+            self._engine = FakeEngine(self._sidecar.endpoint, num_blocks=_POOL)
+            self._client = _LossyClient(self._sidecar.endpoint, self._engine, _OPTIONS)
+            self._client.rng = random.Random(self._rng.random())  # on a thread of its own
+            self._engine.client = self._client
+            stack.enter_context(self._engine)
             for number in range(rounds):
                 say(f"round {number + 1} of {rounds}: {dict(self.happened)}")
                 for _ in range(self._rng.randint(1, _AT_ONCE)):
@@ -98,7 +102,7 @@ class Chaos:
             time.sleep(0.005)
 
     def _calm(self) -> None:
-        self._engine.losing = 0.0
+        self._client.losing = 0.0
         if self._stopped:
             self._sidecar.go_on()
             self._stopped = False
@@ -125,7 +129,7 @@ class Chaos:
         self._stopped = True
 
     def _lose(self) -> None:
-        self._engine.losing = self._rng.choice((0.01, 0.1, 0.5))
+        self._client.losing = self._rng.choice((0.01, 0.1, 0.5))
 
     def _reset(self) -> None:
         self._engine.reset()
