@@ -170,7 +170,7 @@ def agents(
 ) -> None:
     """Real vLLM, recorded coding agents: stock, the graph, hints, host memory; and the lab."""
     if closed:
-        _closed(as_json, quick, paper, best, arms, seed, sessions, model, out)
+        _closed(as_json, quick, paper, best, arms, seed, sessions, pace, model, out)
         return
     with _explained():
         from .agents import QUICK, Scale, run
@@ -189,7 +189,7 @@ def agents(
 
 def _closed(
     as_json: bool, quick: bool, paper: bool, best: int | None, arms: str | None, seed: int,
-    sessions: Path | None, model: str | None, out: Path,
+    sessions: Path | None, pace: float | None, model: str | None, out: Path,
 ) -> None:  # fmt: skip
     with _explained():
         from .agents_fleet import SESSIONS
@@ -203,7 +203,9 @@ def _closed(
             result = run_paper(not as_json, quick, sessions, seed, out, best)
         else:
             chosen = _chosen(arms, CLOSED_ARMS)
-            result = run_closed_bench(not as_json, quick, best, chosen, sessions, seed, model, out)
+            result = run_closed_bench(
+                not as_json, quick, best, chosen, sessions, seed, pace, model, out
+            )
         save_closed(result)
     result.figures().print(as_json)
 

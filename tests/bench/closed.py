@@ -70,6 +70,7 @@ def run_closed_bench(
     arms: Sequence[AgentArm] | None = None,
     sessions: Path = SESSIONS,
     seed: int = 1,
+    pace: float | None = None,
     model: str | None = None,
     out: Path = Path(".closed"),
 ) -> ClosedResult:
@@ -79,13 +80,16 @@ def run_closed_bench(
         best: Agents at which stock is at its best; None: searched, or ``quick``'s.
         arms: Stock must be one of them; None: those of ``scale``.
         sessions: A recorded session in the Weka format, or a directory of them.
+        pace: Seconds that a recorded second takes; None: ``PACE``, for a machine that has nothing
+            else to do. On one that is ten times slower, ten times as many.
 
     Raises:
         BenchError: A server did not start, or the traffic does not fit.
         ReplayError: The sessions cannot be read.
     """
     scale = QUICK_CLOSED if quick else ClosedScale()
-    scale = replace(scale, best=best or scale.best)
+    clock = replace(scale.clock, pace=pace or scale.clock.pace)
+    scale = replace(scale, best=best or scale.best, clock=clock)
     arms = scale.arms if arms is None else arms
     if STOCK not in arms:
         raise TrafficError("the arm stock is missing: every figure is relative to it")
