@@ -62,6 +62,7 @@ def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     for axes, capacity in zip(grid, capacities, strict=True):
         here = [row for row in rows if row.capacity == capacity]
         _panel(axes[0], here, "turns_per_hour", f"Turns per hour, {capacity:,} blocks")
+        axes[0].set_ylim(bottom=0)
         _panel(axes[1], here, "returning_p50", "TTFT of returning turns, p50 (s)")
         axes[1].set_yscale("log")
     grid[0][0].legend(frameon=False, fontsize=9)
@@ -79,6 +80,7 @@ def _panel(axes: Any, rows: Sequence[ClosedRow], what: str, title: str) -> None:
         width = 2.6 if arm.endswith(ADMISSION) else 1.6
         axes.plot(*zip(*points, strict=True), label=arm, color=color, lw=width, marker="o", ms=4)
     axes.set_xlabel("agents")
+    axes.set_xticks(sorted({row.users for row in rows}))
     axes.set_title(title, fontsize=11)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
