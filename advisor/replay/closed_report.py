@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,15 +56,17 @@ def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     from matplotlib import pyplot
 
     capacities = sorted({row.capacity for row in rows})
+    arms = list(dict.fromkeys(row.arm for row in rows if row.arm != "lru"))
+    colors = {"lru": _GREY, **dict(zip(arms, cycle(_COLORS), strict=False))}
     size = (11, 4.2 * len(capacities))
     figure, grid = pyplot.subplots(
         len(capacities), 2, figsize=size, layout="constrained", squeeze=False
     )
     for axes, capacity in zip(grid, capacities, strict=True):
         here = [row for row in rows if row.capacity == capacity]
-        _panel(axes[0], here, "turns_per_hour", f"Turns per hour, {capacity:,} blocks")
+        _panel(axes[0], here, colors, "turns_per_hour", f"Turns per hour, {capacity:,} blocks")
         axes[0].set_ylim(bottom=0)
-        _panel(axes[1], here, "returning_p50", "TTFT of returning turns, p50 (s)")
+        _panel(axes[1], here, colors, "returning_p50", "TTFT of returning turns, p50 (s)")
         axes[1].set_yscale("log")
     grid[0][0].legend(frameon=False, fontsize=9)
     figure.suptitle("Recorded agents in a closed loop on one engine", fontweight="bold")
@@ -71,14 +74,14 @@ def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _panel(axes: Any, rows: Sequence[ClosedRow], what: str, title: str) -> None:
-    arms = list(dict.fromkeys(row.arm for row in rows))
-    colors = iter(_COLORS)
-    for arm in arms:
+def _panel(
+    axes: Any, rows: Sequence[ClosedRow], colors: Mapping[str, str], what: str, title: str
+) -> None:
+    for arm in dict.fromkeys(row.arm for row in rows):
         points = sorted((row.users, getattr(row, what)) for row in rows if row.arm == arm)
-        color = _GREY if arm == "lru" else next(colors)
         width = 2.6 if arm.endswith(ADMISSION) else 1.6
-        axes.plot(*zip(*points, strict=True), label=arm, color=color, lw=width, marker="o", ms=4)
+        line = {"color": colors[arm], "lw": width, "marker": "o", "ms": 4}
+        axes.plot(*zip(*points, strict=True), label=arm, **line)
     axes.set_xlabel("agents")
     axes.set_xticks(sorted({row.users for row in rows}))
     axes.set_title(title, fontsize=11)
