@@ -214,7 +214,7 @@ class TurnRecorder:
         runs, or a branch that its session left behind.
         """
         sessions = self._tables.sessions
-        session = continued(owners(self._tables.blocks, rows), sessions.reach)
+        session = continued(owners(self._tables.blocks, rows), sessions.reach, sessions.turns)
         if session == NO_ROW or sessions.tenant[session] != tenant or sessions.running[session]:
             return NO_ROW
         return NO_ROW if len(self._left_behind(rows)) else session

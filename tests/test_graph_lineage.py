@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import random
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
+from kvgraph.advisor.replay.fleet import lay_over_users
 from kvgraph.advisor.replay.lineage import infer_sessions
+from kvgraph.advisor.replay.reader import load_trace
+from kvgraph.advisor.replay.signals import Signals
+from kvgraph.advisor.replay.traffic import trace_lines, write_trace
+from kvgraph.advisor.replay.weka import read_sessions
+from kvgraph.bench.agents_fleet import SESSIONS
 from kvgraph.graph.events import RequestFinished, RequestStarted
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 
@@ -76,10 +83,49 @@ def test_a_compacted_history_leaves_its_old_branch_behind(traffic: Traffic) -> N
     assert traffic.superseded(1, 2, 3, 4, 5, 6) == [False, False, False, True, True, False]
 
 
-def test_who_keeps_no_more_than_half_begins_a_session(traffic: Traffic) -> None:
-    first = traffic.turn(1, 2, 3, 4, 5, 6)
-    assert traffic.turn(1, 2, 3, 7, 8) != first
-    assert traffic.superseded(4, 5, 6) == [False] * 3
+HISTORY = range(1, 41)
+
+
+def grown(traffic: Traffic) -> str:
+    """A session of some turns, with ``HISTORY``."""
+    return [traffic.turn(*HISTORY[:end]) for end in (25, 30, 34, 37, 40)][-1]
+
+
+def test_a_summary_takes_the_place_of_a_history_that_was_near_to_full(traffic: Traffic) -> None:
+    first = grown(traffic)
+    assert traffic.turn(1, 2, 3, 101, 102, 103) == first
+    assert traffic.superseded(3, 4, 40) == [False, True, True]
+    assert traffic.turn(1, 2, 3, 101, 102, 103, 104) == first
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        (1, 2, 3, 101),  # a subagent, with a task of a few words
+        (1, 2, 3, *range(101, 131)),  # neither as long, nor a summary
+    ],
+)
+def test_what_begins_beside_a_session_supersedes_nothing(
+    traffic: Traffic, prompt: tuple[int, ...]
+) -> None:
+    first = grown(traffic)
+    assert traffic.turn(*prompt) != first
+    assert traffic.superseded(4, 5, 40) == [False] * 3
+    assert traffic.turn(*HISTORY, 41) == first
+
+
+def test_first_prompts_of_equal_length_are_sessions_of_their_own(traffic: Traffic) -> None:
+    """However long they are, and whatever they share."""
+    begun = [traffic.turn(1, 2, *range(10 * n, 10 * n + 8)) for n in range(1, 6)]
+    assert len(set(begun)) == 5
+    assert traffic.superseded(17, 27, 37) == [False] * 3
+
+
+def test_a_history_with_room_left_is_not_taken_for_compacted(traffic: Traffic) -> None:
+    traffic.turn(*range(1001, 1081))
+    first = grown(traffic)
+    assert traffic.turn(1, 2, 3, 101, 102, 103) != first
+    assert traffic.superseded(4, 40) == [False] * 2
 
 
 def test_another_tenants_request_continues_nothing(traffic: Traffic) -> None:
@@ -134,3 +180,26 @@ def test_live_and_lab_tell_sessions_apart_alike() -> None:
 def _numbered(names: list[object]) -> list[int]:
     order = list(dict.fromkeys(names))
     return [order.index(name) for name in names]
+
+
+def test_recorded_sessions_are_told_apart_by_their_blocks_alone(tmp_path: Path) -> None:
+    """Each request is taken for the next of the one before it in its session, nearly always."""
+    requests = lay_over_users(read_sessions(SESSIONS), 20, 2 * 3600.0, 3)
+    write_trace(trace_lines(requests, 512, Signals.NONE, 3), tmp_path / "fleet.jsonl")
+    trace = load_trace(tmp_path / "fleet.jsonl")
+    inferred = infer_sessions(trace.chains(), trace.full.tolist(), trace.num_blocks)
+    named, told = _before(trace.session.tolist()), _before(inferred.tolist())
+    wrong = [(a, b) for a, b in zip(named, told, strict=True) if a != b]
+    assert len(wrong) < 0.015 * len(trace)
+    merged = sum(b is not None for _, b in wrong)
+    assert merged < 0.003 * len(trace), "another's turn supersedes what is alive"
+
+
+def _before(sessions: list[int]) -> list[int | None]:
+    """The request before each one in its session."""
+    last: dict[int, int] = {}
+    before = []
+    for request, session in enumerate(sessions):
+        before.append(last.get(session))
+        last[session] = request
+    return before

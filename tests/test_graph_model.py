@@ -257,8 +257,14 @@ class NaiveGraph:
         name = self.block(seen[-1]).session
         session = self.sessions[name or ""]
         left_behind = any(self.block(key).superseded for key in keys)
-        kept = 2 * len(seen) > session.reach
+        kept = 2 * len(seen) > session.reach or (
+            session.turns >= 5 and self.compacts(len(seen), len(keys), session.reach)
+        )
         return name if kept and not session.running and not left_behind else None
+
+    def compacts(self, known: int, blocks: int, before: int) -> bool:
+        full = before * 4 >= 3 * max(each.reach for each in self.sessions.values())
+        return full and 2 * blocks <= before and (blocks - known) * 20 >= before
 
     def supersede(self, name: str, tip: int | None, keys: list[int]) -> None:
         while tip is not None and tip not in keys:

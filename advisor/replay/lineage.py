@@ -23,15 +23,16 @@ def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blo
         num_blocks: Distinct block ids.
     """
     owner = np.full(num_blocks, NO_ROW, dtype=np.int32)
-    reach = np.zeros(len(chains), dtype=np.int32)
+    reach, turns = np.zeros((2, len(chains)), dtype=np.int32)
     sessions = np.empty(len(chains), dtype=np.int32)
     begun = 0
     for request, chain in enumerate(chains):
         walked = owner[np.asarray(chain, dtype=np.int64)]
-        session = continued(walked, reach)
+        session = continued(walked, reach, turns)
         if session == NO_ROW:
             session, begun = begun, begun + 1
         reach[session] = full[request]
+        turns[session] += 1
         sessions[request] = session
         owner[chain] = np.where((walked == NO_ROW) | (walked == session), session, SHARED)
     return sessions
