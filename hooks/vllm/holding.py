@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 _ABOUT_TO_RUN_S: Final = 0.5
 """An engine that ran so short a time ago is between two requests rather than idle: agents' tools
 answer soon. Chosen."""
-_LONGEST_STEP: Final = 0.02
-"""Of the bound, at most: who would be older than the bound after another step like the last goes
-now, so that nobody waits longer. Chosen."""
+_LAST_STEPS: Final = 0.02
+"""Of the bound: who is so close to it goes, since the next step may take long. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 
 
@@ -74,7 +73,7 @@ class Holding:
         self._order = HoldingOrder()
         self._room = RoomLedger()
         self._log = HoldingLog(emit, bounds.most_s)
-        self._ran_at = self._stepped_at = -math.inf
+        self._ran_at = -math.inf
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -115,7 +114,6 @@ class Holding:
     def step(self) -> None:
         """Once an engine step, after its allocations: who may start in the next."""
         now = self._clock()
-        took, self._stepped_at = now - self._stepped_at, now
         if not len(self._order):
             self._ran_at = now
             self._log.quiet(now)
@@ -127,7 +125,7 @@ class Holding:
         if word is None or word.room_blocks is None:
             self._open("silence" if word is None else "open", now)
             return
-        self._release_old(now, min(took, _LONGEST_STEP * self._bounds.most_s))
+        self._release_old(now)
         self._release_fitting(word, now)
         oldest = self._order.oldest()
         self._log.oldest_since = oldest.since if oldest is not None else None
@@ -156,8 +154,8 @@ class Holding:
             self._let_go(held, reason, now)
         self.queue.open()
 
-    def _release_old(self, now: float, ahead: float) -> None:
-        born = now + ahead - self._bounds.most_s
+    def _release_old(self, now: float) -> None:
+        born = now - (1.0 - _LAST_STEPS) * self._bounds.most_s
         while (held := self._order.oldest()) is not None and held.since <= born:
             self._let_go(held, "bound", now)
             self.queue.release(held.request_id)
