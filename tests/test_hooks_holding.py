@@ -290,3 +290,26 @@ def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
         "kvgraph: new sessions wait: 38 are live where 31 fit; each is held 120 s at most"
     )
     assert "start at once again; 2 requests were held" in opened
+
+
+def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None:
+    """It came resident, and stood in vLLM's queue until its blocks were gone."""
+    hall.say(None)
+    hall.ask(4, 1, session_id="a")
+    hall.engine.settle()
+    running = [hall.busy(seed) for seed in range(9000, 9006)]  # as many as run at once
+    hall.say(0)
+    other = hall.ask(4, 2, session_id="b")
+    again = hall.engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id="a").request_id
+    hall.step(2, room=0)
+    assert hall.held == [other]
+    pool = hall.engine.scheduler.kv_cache_manager.block_pool
+    pool.evict_blocks({block.block_id for block in pool.free_block_queue.get_all_free_blocks()})
+    hall.step(2, room=0)
+    assert hall.held == [other, again]
+    hall.abort(running[0])
+    hall.step(4, room=0)
+    assert again not in hall.started
+    hall.step(20, room=100)
+    assert hall.held == []
+    assert again in hall.started

@@ -85,12 +85,7 @@ class Holding:
             self._room.promise(request.request_id, arrival.blocks)
             self._log.passed += 1
             return False
-        held = Held(
-            request.request_id, self._clock(), arrival.blocks, request.priority, arrival.paused,
-            arrival.meaning.session, arrival.meaning.tenant,
-        )  # fmt: skip
-        self._order.add(held)
-        self._log.held(held, word)
+        self._hold(request, arrival, word, self._clock())
         return True
 
     def scheduled(self, request: Request) -> None:
@@ -127,6 +122,7 @@ class Holding:
             return
         self._release_old(now)
         self._release_fitting(word, now)
+        self._ask_again(word, now)
         oldest = self._order.oldest()
         self._log.oldest_since = oldest.since if oldest is not None else None
         if idle and now - self._ran_at >= _ABOUT_TO_RUN_S:
@@ -148,6 +144,24 @@ class Holding:
         if self.queue.idle and self._clock() - self._ran_at >= _ABOUT_TO_RUN_S:
             return False
         return self._room.left(word) <= 0
+
+    def _ask_again(self, word: AdmissionAdvice, now: float) -> None:
+        """Who came resident and lost its context in vLLM's queue waits for room like others."""
+        head = self.queue.head
+        if head is None or self._room.left(word) > 0 or self._room.is_promised(head.request_id):
+            return
+        arrival = self._sessions.again(head)
+        if arrival.blocks and arrival.blocks < self._bounds.pool_blocks:
+            self.queue.hold_head()
+            self._hold(head, arrival, word, now)
+
+    def _hold(self, request: Request, arrival: Arrival, word: AdmissionAdvice, now: float) -> None:
+        held = Held(
+            request.request_id, now, arrival.blocks, request.priority, arrival.paused,
+            arrival.meaning.session, arrival.meaning.tenant,
+        )  # fmt: skip
+        self._order.add(held)
+        self._log.held(held, word)
 
     def _open(self, reason: str, now: float) -> None:
         while (held := self._order.oldest()) is not None:

@@ -58,6 +58,18 @@ class HoldingQueue:
         at_rest: int = scheduler.num_waiting_for_streaming_input  # these wait for their user
         return moving <= at_rest
 
+    @property
+    def head(self) -> Request | None:
+        """Who of those that never ran starts next in vLLM's queue."""
+        head = self._queue.peek_request() if self._queue else None
+        return None if head is None or head.num_preemptions or head.num_computed_tokens else head
+
+    def hold_head(self) -> None:
+        """vLLM's next one is held after all."""
+        request = self._queue.pop_request()
+        self._held[request.request_id] = request
+        self._scheduler.deferred_waiting.add(request)
+
     def release(self, request_id: str) -> None:
         """A held request may start: it stands at the end of vLLM's queue, or by its priority."""
         request = self._held.pop(request_id)

@@ -26,6 +26,10 @@ class RoomLedger:
             self._promised[request_id] = blocks
             self._taken += blocks
 
+    def is_promised(self, request_id: str) -> bool:
+        """Whether a request may start with new context, and has not yet."""
+        return request_id in self._promised
+
     def begin(self, request_id: str, now: float) -> None:
         """A request was scheduled; the sidecar will hear of it."""
         blocks = self._promised.pop(request_id, 0)

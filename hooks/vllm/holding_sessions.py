@@ -72,6 +72,15 @@ class LiveSessions:
         blocks = self._named(name, request, hashes)
         return Arrival(blocks, self._names.is_known(name), meaning)
 
+    def again(self, request: Request) -> Arrival:
+        """A request that has arrived and waits, as it is by now."""
+        meaning = self._read(request)
+        hashes = self._group.hashes(request, request.num_prompt_tokens)
+        if meaning.session is None:
+            return Arrival(self._unknown(request, hashes), False, meaning)
+        name = SessionName(meaning.tenant, meaning.session)
+        return Arrival(self._named(name, request, hashes), self._names.is_known(name), meaning)
+
     def scheduled(self, request_id: str) -> None:
         """A request got blocks: news only the first time, not after a preemption."""
         entry = self._waiting.pop(request_id, None)
