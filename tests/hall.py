@@ -73,6 +73,16 @@ class Hall:
         assert name in self.started
         return name
 
+    def crowd(self) -> None:
+        """As many run as may, and one that is live and resident waits in vLLM's own queue."""
+        self.say(None)
+        self.ask(4, 8000, session_id="at the door")
+        self.engine.settle()
+        for seed in range(9000, 9006):
+            self.busy(seed)
+        longer = tokens_of(4, 8000, range(5 * BLOCK_SIZE))
+        self.engine.ask(longer, 1, session_id="at the door")
+
     def abort(self, request_id: str) -> None:
         self.engine.abort(self.engine.scheduler.requests[request_id])
 

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 from hall import BLOCK_SIZE, Hall, shape, tokens_of
 from kvgraph.graph.events import HOLD_ENDS, RequestHeld
+from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+@pytest.fixture(autouse=True)
+def two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
 
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
@@ -127,7 +133,7 @@ def test_room_for_all_opens(hall: Hall) -> None:
 
 
 def test_nobody_is_held_for_longer_than_the_bound(hall: Hall) -> None:
-    hall.busy()
+    hall.crowd()
     hall.say(0)
     first = hall.ask(2, 1)
     hall.clock.now += 60
@@ -144,7 +150,7 @@ def test_nobody_is_held_for_longer_than_the_bound(hall: Hall) -> None:
 
 
 def test_steps_that_take_long_do_not_make_anybody_wait_longer(hall: Hall) -> None:
-    hall.busy()
+    hall.crowd()
     hall.say(0)
     name = hall.ask(2, 1)
     while hall.held:
@@ -290,6 +296,24 @@ def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
         "kvgraph: new sessions wait: 38 are live where 31 fit; each is held 120 s at most"
     )
     assert "start at once again; 2 requests were held" in opened
+
+
+def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
+    """One at a time: the next one when the prompt of the last is computed."""
+    hall.busy()
+    hall.say(0)
+    first, second = hall.ask(20, 1), hall.ask(2, 2)
+    hall.clock.now += 9.5
+    hall.step(2, room=0)
+    assert hall.held == [first, second]
+    hall.clock.now += 1.0
+    hall.step(room=0)
+    assert hall.held == [second]
+    hall.step(room=0)
+    assert hall.held == [second], "the first one's prompt takes several steps"
+    hall.step(8, room=0)
+    assert hall.held == []
+    assert hall.released() == [(first, "idle"), (second, "idle")]
 
 
 def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None:

@@ -11,9 +11,15 @@ from hall import BLOCK_SIZE, Hall, by_priority, shape, tokens_of
 from kvgraph.bench.paper_engine import PaperEngine
 from kvgraph.hooks.vllm.holding_names import SessionName, SessionNames
 from kvgraph.hooks.vllm.holding_order import Held, HoldingOrder
+from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
 from paper import fail
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+@pytest.fixture(autouse=True)
+def two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
 
 
 @pytest.fixture

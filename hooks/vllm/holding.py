@@ -24,6 +24,8 @@ _ABOUT_TO_RUN_S: Final = 0.5
 answer soon. Chosen."""
 _LAST_STEPS: Final = 0.02
 """Of the bound: who is so close to it goes, since the next step may take long. Chosen."""
+_PATIENCE_S: Final = 10.0
+"""Who waited for room as long may start where nobody else waits. Chosen, as in the replay lab."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 
 
@@ -127,6 +129,9 @@ class Holding:
         self._log.oldest_since = oldest.since if oldest is not None else None
         if idle and now - self._ran_at >= _ABOUT_TO_RUN_S:
             self._release_next("idle", now)
+        elif oldest is not None and now - oldest.since >= _PATIENCE_S and self.queue.free:
+            self._let_go(oldest, "idle", now)
+            self.queue.release(oldest.request_id)
 
     def end(self) -> None:
         """Hold nobody any more, whatever happens."""

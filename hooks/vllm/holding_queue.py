@@ -46,6 +46,7 @@ class HoldingQueue:
         self._holds = holds
         self._gone = gone
         self._held: dict[str, Request] = {}  # in the order of their arrival
+        self._last: Request | None = None  # that was let in
         scheduler.waiting = self
 
     # What we ask --------------------------------------------------------------------------------
@@ -57,6 +58,16 @@ class HoldingQueue:
         moving = len(scheduler.running) + len(self._queue) + len(scheduler.kv_holding_waiting)
         at_rest: int = scheduler.num_waiting_for_streaming_input  # these wait for their user
         return moving <= at_rest
+
+    @property
+    def free(self) -> bool:
+        """Whether nobody else waits, and the prompt of who was let in last is computed."""
+        if self._queue or self._scheduler.kv_holding_waiting:
+            return False
+        last = self._last
+        if last is None or last.is_finished():
+            return True
+        return last.num_computed_tokens >= last.num_prompt_tokens
 
     @property
     def head(self) -> Request | None:
@@ -72,7 +83,7 @@ class HoldingQueue:
 
     def release(self, request_id: str) -> None:
         """A held request may start: it stands at the end of vLLM's queue, or by its priority."""
-        request = self._held.pop(request_id)
+        request = self._last = self._held.pop(request_id)
         self._resume(request)
         self._queue.add_request(request)
 
