@@ -67,7 +67,7 @@ class HoldingQueue:
         last = self._last
         if last is None or last.is_finished():
             return True
-        return last.num_computed_tokens >= last.num_prompt_tokens
+        return bool(last.num_computed_tokens >= last.num_prompt_tokens)
 
     @property
     def head(self) -> Request | None:
