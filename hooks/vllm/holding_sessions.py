@@ -63,23 +63,15 @@ class LiveSessions:
     def arrived(self, request: Request) -> Arrival:
         """A new request came in."""
         meaning = self._read(request)
-        hashes = self._group.hashes(request, request.num_prompt_tokens)
-        if meaning.session is None:
-            return Arrival(self._unknown(request, hashes), False, meaning)
-        name = SessionName(meaning.tenant, meaning.session)
-        self._names.arrived(name)
-        self._waiting[request.request_id] = name, meaning.session_ended
-        blocks = self._named(name, request, hashes)
-        return Arrival(blocks, self._names.is_known(name), meaning)
+        if meaning.session is not None:
+            name = SessionName(meaning.tenant, meaning.session)
+            self._names.arrived(name)
+            self._waiting[request.request_id] = name, meaning.session_ended
+        return self._seen(request, meaning)
 
     def again(self, request: Request) -> Arrival:
         """A request that has arrived and waits, as it is by now."""
-        meaning = self._read(request)
-        hashes = self._group.hashes(request, request.num_prompt_tokens)
-        if meaning.session is None:
-            return Arrival(self._unknown(request, hashes), False, meaning)
-        name = SessionName(meaning.tenant, meaning.session)
-        return Arrival(self._named(name, request, hashes), self._names.is_known(name), meaning)
+        return self._seen(request, self._read(request))
 
     def scheduled(self, request_id: str) -> None:
         """A request got blocks: news only the first time, not after a preemption."""
@@ -97,6 +89,13 @@ class LiveSessions:
             hashes = self._group.hashes(request, request.num_computed_tokens)
             middle = hashes[len(hashes) // 2] if hashes else None
             self._names.finished(name, middle, is_last)
+
+    def _seen(self, request: Request, meaning: Meaning) -> Arrival:
+        hashes = self._group.hashes(request, request.num_prompt_tokens)
+        if meaning.session is None:
+            return Arrival(self._unknown(request, hashes), False, meaning)
+        name = SessionName(meaning.tenant, meaning.session)
+        return Arrival(self._named(name, request, hashes), self._names.is_known(name), meaning)
 
     def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
         if self._names.is_new(name) and not _comes_from_elsewhere(request):
