@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from hall import shape
+from kvgraph.graph.advice import HOLD_MAX_S
 from kvgraph.hooks.vllm.holding_queue import HoldingQueue
 from kvgraph.hooks.vllm.holding_schedulers import follow_schedulers, introduce
 from kvgraph.hooks.vllm.settings import (
     ADMISSION_VARIABLE,
-    HOLD_MAX_S,
     HOLD_MAX_VARIABLE,
     admission_switched_on,
     hold_max_s,

@@ -15,7 +15,7 @@ from kvgraph.advisor.policies.registry import DEFAULT, new_policy
 from kvgraph.advisor.replay.closed import Loop, Played, Queue, play
 from kvgraph.advisor.replay.closed_arms import ClosedCell, Plan, checked_arm, closed_rows, run_cell
 from kvgraph.advisor.replay.closed_cli import Part, part_of
-from kvgraph.advisor.replay.closed_hold import PATIENCE_S, Asked, Hold
+from kvgraph.advisor.replay.closed_hold import Asked, Hold
 from kvgraph.advisor.replay.closed_report import draw_cliff
 from kvgraph.advisor.replay.closed_runs import MAX_PAUSE_S, Runs, runs_for
 from kvgraph.advisor.replay.errors import ReplayError
@@ -24,7 +24,7 @@ from kvgraph.advisor.replay.orders import LruOrder
 from kvgraph.advisor.replay.ranked import GraphOrder
 from kvgraph.advisor.replay.service import ServiceModel
 from kvgraph.advisor.replay.weka import Session, Turn
-from kvgraph.graph.advice import AdmissionAdvice
+from kvgraph.graph.advice import HOLD_PATIENCE_S, AdmissionAdvice
 
 BLOCK = 512
 SERVICE = ServiceModel(prefill_tokens_per_s=4096.0, decode_s_per_token=0.01)
@@ -203,10 +203,10 @@ def test_where_nobody_else_waits_the_oldest_starts_one_at_a_time() -> None:
     hold = Hold(lambda now: advice(0), 100.0)
     both = [asked(0.0), asked(1.0, opens=False)]
     assert all(hold.holds(each, each.at, turn=False) for each in both)
-    assert hold.released(PATIENCE_S - 1.0, 0, False) == []
-    assert hold.released(PATIENCE_S, 1, False) == []
-    assert hold.released(PATIENCE_S + 1.0, 0, False) == both[:1]
-    assert hold.released(PATIENCE_S + 2.0, 0, False) == both[1:]
+    assert hold.released(HOLD_PATIENCE_S - 1.0, 0, False) == []
+    assert hold.released(HOLD_PATIENCE_S, 1, False) == []
+    assert hold.released(HOLD_PATIENCE_S + 1.0, 0, False) == both[:1]
+    assert hold.released(HOLD_PATIENCE_S + 2.0, 0, False) == both[1:]
 
 
 def test_nobody_is_held_while_nothing_else_runs() -> None:

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...graph.advice import AdmissionAdvice
+from ...graph.advice import HOLD_MAX_S, AdmissionAdvice
 from .approaches import HostLink
 from .closed_hold import Asked, Hold, Word
 from .closed_runs import Runs
@@ -20,10 +20,6 @@ from .service import ServiceModel
 
 AGENTS_SERVICE: Final = ServiceModel(prefill_tokens_per_s=9_000.0, decode_s_per_token=0.02)
 """A 70B-class model on H100s, as large agents run on."""
-
-BOUND_S: Final = 300.0
-"""Chosen: half of the patience of common clients (600 s). Who is let in beyond room costs a whole
-prefill, in which no session is answered that is resident."""
 
 
 class Queue(StrEnum):
@@ -55,7 +51,7 @@ class Loop:
     queue: Queue = Queue.FCFS
     service: ServiceModel = AGENTS_SERVICE
     link: HostLink = field(default_factory=HostLink)
-    bound_s: float = BOUND_S
+    bound_s: float = HOLD_MAX_S
     patience_s: float = 0.5
 
 

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ...graph.advice import HOLD_MAX_S
 from .cli import parse_capacities
 from .errors import ReplayError
 from .weka import Session
@@ -41,7 +42,7 @@ def closed(
     hours: Annotated[float, typer.Option(min=0.01, max=100, help="How long.")] = 3.0,
     warm: Annotated[float, typer.Option(min=0, help="Hours that are not counted.")] = 1.0,
     begin: Annotated[float, typer.Option(min=0, help="Hours within which users begin.")] = 0.5,
-    bound: Annotated[float, typer.Option(min=0, help="Seconds of the longest hold.")] = 300.0,
+    bound: Annotated[float, typer.Option(min=0, help="Seconds of the longest hold.")] = HOLD_MAX_S,
     host: Annotated[int, typer.Option(min=0, help="Blocks of host memory.")] = 0,
     prefill: Annotated[float, typer.Option(min=1, help="Tokens computed a second.")] = 9000.0,
     decode: Annotated[float, typer.Option(min=0, help="Seconds an output token.")] = 0.02,

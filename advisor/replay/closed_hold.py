@@ -6,16 +6,11 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
-from ...graph.advice import AdmissionAdvice
+from ...graph.advice import HOLD_PATIENCE_S, AdmissionAdvice
 
 Word = Callable[[float], AdmissionAdvice]
 """What a sidecar has last said of room, as of a time."""
-
-PATIENCE_S: Final = 10.0
-"""Who waited for room as long may start where nobody else waits. Chosen: room comes by then, or an
-engine has time to compute the context again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +42,8 @@ class Hold:
     """What an engine's own hold does, with a sidecar's word on room.
 
     It is decided when a request comes, and again when its turn comes: a long line costs contexts.
-    Sessions that were here before start first, then as they
-    came; nobody is held longer than the bound, nor while nobody else waits.
+    Sessions that were here before start first, then as they came. Nobody is held longer than the
+    bound; who was patient starts where nobody else waits.
 
     Args:
         word: None holds nobody.
@@ -108,7 +103,7 @@ class Hold:
             free.append(self._let_go(self._next(), now))
         if self._held and not free and not line:
             oldest = min(self._held, key=lambda asked: asked.at)
-            if idle or now - oldest.at >= PATIENCE_S:
+            if idle or now - oldest.at >= HOLD_PATIENCE_S:
                 free.append(self._let_go(oldest, now))
         return free
 

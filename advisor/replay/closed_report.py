@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from .closed_arms import ADMISSION, ClosedRow
-from .errors import ReplayError
+from .pictures import pyplot
 
 _GREY: Final = "#9aa0a6"
 _COLORS: Final = ("#1a73e8", "#12a150", "#e37400", "#a142f4", "#d93025", "#00897b")
@@ -48,18 +48,12 @@ def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     Raises:
         ReplayError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ReplayError("the picture needs matplotlib: pip install 'kvgraph[replay]'") from None
-    matplotlib.use("Agg")  # no display is needed, and none is opened
-    from matplotlib import pyplot
-
+    plots = pyplot()
     capacities = sorted({row.capacity for row in rows})
     arms = list(dict.fromkeys(row.arm for row in rows if row.arm != "lru"))
     colors = {"lru": _GREY, **dict(zip(arms, cycle(_COLORS), strict=False))}
     size = (11, 4.2 * len(capacities))
-    figure, grid = pyplot.subplots(
+    figure, grid = plots.subplots(
         len(capacities), 2, figsize=size, layout="constrained", squeeze=False
     )
     for axes, capacity in zip(grid, capacities, strict=True):
@@ -71,7 +65,7 @@ def draw_cliff(rows: Sequence[ClosedRow], path: Path) -> None:
     grid[0][0].legend(frameon=False, fontsize=9)
     figure.suptitle("Recorded agents in a closed loop on one engine", fontweight="bold")
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    plots.close(figure)
 
 
 def _panel(

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from .arms import BOUNDS
-from .errors import ReplayError
+from .pictures import pyplot
 from .table import HitTable
 
 _GREY: Final = "#9aa0a6"
@@ -42,14 +42,8 @@ def draw(table: HitTable, path: Path) -> None:
     Raises:
         ReplayError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError:
-        raise ReplayError("the picture needs matplotlib: pip install 'kvgraph[replay]'") from None
-    matplotlib.use("Agg")  # no display is needed, and none is opened
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5.4), layout="constrained")
+    plots = pyplot()
+    figure, axes = plots.subplots(figsize=(9, 5.4), layout="constrained")
     _draw_band(axes, table)
     for arm, row in table.rates.items():
         if arm not in ("lru", "belady"):
@@ -64,7 +58,7 @@ def draw(table: HitTable, path: Path) -> None:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    plots.close(figure)
 
 
 def write_page(table: HitTable, path: Path, sections: dict[str, dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ...graph.advice import AdmissionAdvice
+from ...graph.advice import HOLD_PATIENCE_S, AdmissionAdvice
 from ...graph.events import AdmissionReport, AnyEvent
 from .holding_log import HoldingLog
 from .holding_order import Held, HoldingOrder
@@ -24,8 +24,7 @@ _ABOUT_TO_RUN_S: Final = 0.5
 answer soon. Chosen."""
 _LAST_STEPS: Final = 0.02
 """Of the bound: who is so close to it goes, since the next step may take long. Chosen."""
-_PATIENCE_S: Final = 10.0
-"""Who waited for room as long may start where nobody else waits. Chosen, as in the replay lab."""
+_ASKED_AGAIN_S: Final = 0.05  # the head of vLLM's queue is, at most so often; chosen
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 
 
@@ -75,7 +74,7 @@ class Holding:
         self._order = HoldingOrder()
         self._room = RoomLedger()
         self._log = HoldingLog(emit, bounds.most_s)
-        self._ran_at = -math.inf
+        self._ran_at = self._asked_at = -math.inf
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -129,7 +128,7 @@ class Holding:
         self._log.oldest_since = oldest.since if oldest is not None else None
         if idle and now - self._ran_at >= _ABOUT_TO_RUN_S:
             self._release_next("idle", now)
-        elif oldest is not None and now - oldest.since >= _PATIENCE_S and self.queue.free:
+        elif oldest is not None and now - oldest.since >= HOLD_PATIENCE_S and self.queue.free:
             self._let_go(oldest, "idle", now)
             self.queue.release(oldest.request_id)
 
@@ -152,9 +151,12 @@ class Holding:
 
     def _ask_again(self, word: AdmissionAdvice, now: float) -> None:
         """Who came resident and lost its context in vLLM's queue waits for room like others."""
-        head = self.queue.head
-        if head is None or self._room.left(word) > 0 or self._room.is_promised(head.request_id):
+        if now - self._asked_at < _ASKED_AGAIN_S or self._room.left(word) > 0:
             return
+        head = self.queue.head
+        if head is None or self._room.is_promised(head.request_id):
+            return
+        self._asked_at = now
         arrival = self._sessions.again(head)
         if arrival.blocks and arrival.blocks < self._bounds.pool_blocks:
             self.queue.hold_head()

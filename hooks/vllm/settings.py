@@ -7,6 +7,8 @@ import math
 import os
 from typing import Final
 
+from ...graph.advice import HOLD_MAX_S
+
 logger = logging.getLogger(__name__)
 
 SWITCH_VARIABLE: Final = "AITHER_KVCACHE_GRAPH"
@@ -25,9 +27,6 @@ dead one does not shape the queue for long."""
 LONGEST_PROTECT_STALE_S: Final = 3600.0
 ADMISSION_VARIABLE: Final = "AITHER_KVCACHE_ADMISSION"
 HOLD_MAX_VARIABLE: Final = "AITHER_KVCACHE_HOLD_MAX_S"
-HOLD_MAX_S: Final = 300.0
-"""Chosen: who is let in by the bound pushes somebody out, so that a short one brings the collapse
-back; and it is half of what clients wait (the OpenAI client's default is 600 s)."""
 LONGEST_HOLD_S: Final = 3600.0
 RESERVED_CPUS_VARIABLE: Final = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vLLM's own
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ..hooks.vllm.settings import HOLD_MAX_S
+from ..graph.advice import HOLD_MAX_S
 from .closed_arms import HOLD, HOLD_TOLD, HOST_HOLD, HOST_LRU, OFF, STOCK, ClosedRun
 from .figures import Figures, quantile
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from ..advisor.replay.pictures import pyplot
 from ..graph.types import PROTECTED_LAYERS
 from .demo import DemoResult
 from .report import PICTURE_FILE, lost_layers
@@ -18,12 +19,8 @@ _BAR: Final = 0.27
 
 def draw(result: DemoResult) -> Path:
     """Draw the three panels and save them as a PNG in ``result.out``."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # no display is needed, and none is opened
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
+    plots = pyplot()
+    figure, axes = plots.subplots(1, 3, figsize=(15, 4.6), layout="constrained")
     _draw_tokens(axes[0], result)
     _draw_evictions(axes[1], result)
     _draw_ttft(axes[2], result)
@@ -33,7 +30,7 @@ def draw(result: DemoResult) -> Path:
     )
     path = result.out / PICTURE_FILE
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    plots.close(figure)
     return path
 
 

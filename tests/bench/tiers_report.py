@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from ..advisor.replay.pictures import pyplot
 from .figures import quantile
 from .tiers_arms import POOL_BLOCKS, WARM_GIB, ArmRecord, PassRecord
 from .tiers_figures import TierResult, context_lost, hit_rate, returning_ttft_ms
@@ -34,18 +35,14 @@ def save_details(result: TierResult) -> Path:
 
 def draw(result: TierResult) -> Path:
     """Draw where prompt tokens came from and how long returning turns waited, as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # no display is needed, and none is opened
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
+    plots = pyplot()
+    figure, axes = plots.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
     arms = {name: arm.concurrent for name, arm in result.arms.items() if arm.concurrent}
     _draw_sources(axes[0], arms)
     _draw_ttft(axes[1], arms, result.workload)
     path = result.out / PICTURE_FILE
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    plots.close(figure)
     return path
 
 
