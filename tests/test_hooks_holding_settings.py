@@ -45,7 +45,7 @@ def test_the_bound(
 ) -> None:
     monkeypatch.setenv(HOLD_MAX_VARIABLE, text)
     with caplog.at_level(logging.WARNING):
-        assert hold_max_s() == seconds
+        assert hold_max_s(HOLD_MAX_S) == seconds
     assert HOLD_MAX_S == 300.0
     assert len(caplog.records) == (text in ("-1", "soon"))
     assert all(HOLD_MAX_VARIABLE in record.getMessage() for record in caplog.records)

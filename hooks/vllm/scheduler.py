@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import vllm
 
-from ...graph.advice import PRESSING_SHARE
+from ...graph.advice import HOLD_MAX_S, PRESSING_SHARE
 from ...graph.events import AdviceApplied, AnyEvent, EngineHello
 from ..client import AdvisorClient, ClientOptions
 from ..tiers.jobs import TierAnswer, TierWork
@@ -94,7 +94,7 @@ class SchedulerSide:
             gone: Tells ``holding`` of a held request that was removed; must not raise.
         """
         sessions = LiveSessions(self._pool, self.group, self.observer.meaning, self._copied)
-        bounds = HoldingBounds(self._pool.num_gpu_blocks - 1, hold_max_s())
+        bounds = HoldingBounds(self._pool.num_gpu_blocks - 1, hold_max_s(HOLD_MAX_S))
         queue = HoldingQueue(scheduler, holds, gone)
         client = self.client
         self.holding = Holding(queue, sessions, client.admission, client.emit, bounds)

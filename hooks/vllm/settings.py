@@ -7,8 +7,6 @@ import math
 import os
 from typing import Final
 
-from ...graph.advice import HOLD_MAX_S
-
 logger = logging.getLogger(__name__)
 
 SWITCH_VARIABLE: Final = "AITHER_KVCACHE_GRAPH"
@@ -49,9 +47,9 @@ def protect_stale_s() -> float:
     return _seconds(PROTECT_STALE_VARIABLE, PROTECT_STALE_S, LONGEST_PROTECT_STALE_S)
 
 
-def hold_max_s() -> float:
+def hold_max_s(default: float) -> float:
     """How long a request is held at most, in seconds; a value that is not allowed as above."""
-    return _seconds(HOLD_MAX_VARIABLE, HOLD_MAX_S, LONGEST_HOLD_S)
+    return _seconds(HOLD_MAX_VARIABLE, default, LONGEST_HOLD_S)
 
 
 def _is_on(variable: str) -> bool:
