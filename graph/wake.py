@@ -25,6 +25,7 @@ class Wake:
             os.read(self.fd, 65536)
 
     def close(self) -> None:
-        """Give the descriptors back."""
-        os.close(self.fd)
-        os.close(self._writer)
+        """Give the descriptors back; who still wakes us writes to nobody, whoever has them next."""
+        reader, writer, self.fd, self._writer = self.fd, self._writer, -1, -1
+        os.close(reader)
+        os.close(writer)

@@ -23,7 +23,7 @@ from ..graph.advice import AnyAdvice, Refused, ResyncRequest
 from ..graph.errors import VersionError, WireError
 from ..graph.events import AnyEvent, BlocksResident, EngineHello
 from ..graph.wake import Wake
-from .link import ADVICE_PER_TICK, Link
+from .link import ADVICE_PER_TICK, Link, has_news
 from .mailbox import Clock, Mailbox
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class ClientOptions:
     batch_limit: int = 1_024  # events a frame
     send_hwm: int = 64  # frames that ZeroMQ may hold for a slow sidecar
     tick_s: float = 0.2
+    alone_tick_s: float = 1.0  # while nobody is there; who connects is noticed at once
     heartbeat_s: float = 0.4  # under the 0.5 s that the sidecar is promised
     max_stale_s: float = 2.0
     protect_stale_s: float = 60.0  # how long protection outlives the sidecar's last word
@@ -89,7 +90,7 @@ class AdvisorClient(Mailbox):
         self.greetings = 0
         self.linked_since = float("inf")  # what was emitted before, the sidecar may have missed
         self._engine = engine
-        self._queue_limit = self.options.queue_limit
+        self._queue_limit = self.options.queue_limit  # none while nobody is there to be told
         self._queue: deque[AnyEvent] = deque()
         self._wake = Wake()
         self._stop = threading.Event()
@@ -130,6 +131,7 @@ class AdvisorClient(Mailbox):
     def close(self, timeout_s: float = 1.0) -> None:
         """Stop the thread and forget all advice; what was still queued is dropped."""
         self._stop.set()
+        self._wake.set()
         self.forget()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
@@ -191,12 +193,12 @@ class AdvisorClient(Mailbox):
 
     def _sleep(self, socket: zmq.Socket[bytes]) -> bool:
         """Until a tick is over, somebody nudges, or advice arrives; whether it did."""
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(self._wake.fd, zmq.POLLIN)
-        ready = dict(poller.poll(round(self.options.tick_s * 1000)))
-        self._wake.clear()
-        return socket in ready
+        if self._queue_limit:
+            return has_news(socket, self._wake, self.options.tick_s)
+        refused_s = self._refused_until - self._clock()
+        if refused_s > 0:
+            return has_news(socket, self._wake, min(refused_s, self.options.alone_tick_s))
+        return has_news(socket, self._wake, self.options.alone_tick_s, or_room=True)
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         for _ in range(ADVICE_PER_TICK):
@@ -249,9 +251,16 @@ class AdvisorClient(Mailbox):
     # Sending ------------------------------------------------------------------------------------
 
     def _keep_nothing(self) -> None:
-        # A sidecar that comes back starts from a hello anyway: keep nothing for it.
-        self.dropped += len(self._queue)
-        self._queue.clear()
+        """Forget what is queued and queue no more: who comes back starts from a hello anyway.
+
+        Piece by piece, since an engine's step may wait for Python's lock meanwhile.
+        """
+        self._queue_limit = 0
+        while count := min(len(self._queue), self.options.batch_limit):
+            for _ in range(count):
+                self._queue.popleft()
+            self.dropped += count
+            time.sleep(0)
         self._greeted = False
         self.linked_since = float("inf")
 
@@ -261,6 +270,7 @@ class AdvisorClient(Mailbox):
         if now - self._last_greeting < self.options.resync_gap_s:
             return False
         self._last_greeting = now
+        self._queue_limit = self.options.queue_limit  # what changes while we list is told after it
         hello, resident = self._engine.hello(), BlocksResident(self._engine.resident())
         self._greeted = self._send(socket, [hello, resident, *self._engine.copies()])
         self.greetings += self._greeted

@@ -7,6 +7,7 @@ from typing import Final
 import zmq
 
 from ..graph import wire
+from ..graph.wake import Wake
 from .access import present, sidecar_token
 
 ADVICE_PER_TICK: Final = 64  # messages that may wait to be read, and are read at once
@@ -63,3 +64,18 @@ class Link:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+
+
+def has_news(socket: zmq.Socket[bytes], wake: Wake, seconds: float, or_room: bool = False) -> bool:
+    """Sleep so long, or until advice arrives or ``wake`` is set; whether advice arrived.
+
+    Args:
+        or_room: Also until there is somebody who takes messages.
+    """
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN | zmq.POLLOUT if or_room else zmq.POLLIN)
+    poller.register(wake.fd, zmq.POLLIN)
+    ready = dict(poller.poll(round(seconds * 1000)))
+    if wake.fd in ready:
+        wake.clear()
+    return bool(ready.get(socket, 0) & zmq.POLLIN)

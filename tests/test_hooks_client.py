@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import select
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from kvgraph.graph.events import (
     EngineHello,
     Pressure,
 )
+from kvgraph.graph.wake import Wake
 from kvgraph.graph.wire import HEADER
 from kvgraph.hooks.client import AdvisorClient, ClientOptions
 
@@ -144,6 +146,44 @@ def test_without_a_sidecar_nothing_piles_up_and_one_line_says_so(
     assert len(said) == 1
     assert "but for what its callers protect" in said[0], "stated protection is held all the same"
     assert client.ranking() is None
+
+
+def test_while_nobody_is_there_the_thread_leaves_the_engine_alone(
+    socket_directory: Path, engine: Engine, new_router: Callable[[str], Any]
+) -> None:
+    endpoint, looks = f"ipc://{socket_directory}/later", list[float]()
+
+    def clock() -> float:
+        if threading.current_thread().name == "kvgraph-client":
+            looks.append(time.monotonic())
+        return time.monotonic()
+
+    options = ClientOptions(tick_s=0.01, absent_s=0.1, alone_tick_s=10.0, resync_gap_s=0.02)
+    client = AdvisorClient(endpoint, engine, options, clock)
+    client.start()
+    try:
+        time.sleep(0.5)
+        before = len(looks)
+        for _ in range(1000):
+            client.emit(BlocksCleared())
+        time.sleep(0.5)
+        assert len(looks) == before, "it slept, and took Python's lock from nobody"
+        assert not client._queue, "nothing is kept that somebody would have to free"
+        late = new_router(endpoint)
+        late.read_until(lambda: client.greetings)
+        assert time.monotonic() - looks[before - 1] < 8.0, "who connects is noticed at once"
+        client.emit(BlocksRemoved(keys(7)))
+        late.read_until(lambda: BlocksRemoved(keys(7)) in late.events)
+    finally:
+        client.close()
+
+
+def test_who_wakes_a_thread_that_has_ended_writes_to_nobody(tmp_path: Path) -> None:
+    wake = Wake()
+    wake.close()
+    with (tmp_path / "a").open("wb", 0) as first, (tmp_path / "b").open("wb", 0) as second:
+        wake.set()  # the numbers of the pipe's ends are those of the two files now
+        assert first.tell() == second.tell() == 0
 
 
 def test_a_sidecar_that_comes_late_gets_a_hello_first(
