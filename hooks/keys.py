@@ -18,6 +18,11 @@ def key_of(block_hash: bytes) -> int:
     return int.from_bytes(block_hash[-KEY_BYTES:], "big")
 
 
+def key_in_pool(block_hash: bytes) -> int:
+    """The key of a hash as the prefix cache keeps it: with a group id."""
+    return int.from_bytes(block_hash[-KEY_BYTES - GROUP_BYTES : -GROUP_BYTES], "big")
+
+
 def pack_hashes(hashes: Sequence[bytes]) -> bytes:
     """Block hashes of one length as packed little-endian uint64 keys."""
     if len(hashes) < _VECTORISE_FROM:
@@ -33,4 +38,7 @@ def pack_keys(keys: Sequence[int]) -> bytes:
 
 def unpack(packed: bytes) -> list[int]:
     """Packed keys as a list of ints."""
+    count = len(packed) // KEY_BYTES
+    if count < _VECTORISE_FROM:
+        return list(struct.unpack(f"<{count}Q", packed))
     return np.frombuffer(packed, dtype="<u8").tolist()  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..keys import GROUP_BYTES, key_of
+from ..keys import key_in_pool
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -77,7 +77,7 @@ class BlockIndex:
         for block_hash in hashes:
             block = block_of(block_hash)
             if block is not None and not block.is_null:
-                self._entries[key_of(block_hash[:-GROUP_BYTES])] = (block, block_hash)
+                self._entries[key_in_pool(block_hash)] = (block, block_hash)
                 self._freed_at[block.block_id] = now
 
     def freed_at(self, block: KVCacheBlock) -> float:

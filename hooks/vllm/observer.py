@@ -18,7 +18,7 @@ from ...graph.events import (
     RequestStarted,
 )
 from ...graph.types import PROTECTED_LAYERS
-from ..keys import GROUP_BYTES, key_of, pack_hashes, pack_keys, unpack
+from ..keys import GROUP_BYTES, key_in_pool, key_of, pack_hashes, pack_keys, unpack
 from .hints import hint_policy
 from .index import BlockIndex
 from .tagging import MAX_NAME, NO_MEANING, Meaning, TagReader
@@ -237,7 +237,7 @@ class EngineObserver:
 
     def _removed(self, hashes: list[bytes]) -> None:
         suffix = self._group.suffix
-        keys = [key_of(h[:-GROUP_BYTES]) for h in hashes if h.endswith(suffix)]
+        keys = [key_in_pool(each) for each in hashes if each.endswith(suffix)]
         gone = self._index.forget(keys)
         if gone:
             self._emit(BlocksRemoved(pack_keys(gone)))

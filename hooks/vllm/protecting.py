@@ -18,7 +18,7 @@ import numpy as np
 
 from ...graph.advice import EvictionRanking
 from ...graph.types import Keys
-from ..keys import GROUP_BYTES, key_of
+from ..keys import key_in_pool
 from .index import BlockIndex
 from .settings import PROTECT_STALE_S
 
@@ -183,7 +183,7 @@ class HeadGuard:
         block_hash = block.block_hash
         if block_hash is None:
             return None
-        key = key_of(block_hash[:-GROUP_BYTES])
+        key = key_in_pool(block_hash)
         return self._place.get(key, -1 if key in self._stated else None)
 
     def _mark(self, block: KVCacheBlock) -> None:

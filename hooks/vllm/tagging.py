@@ -69,6 +69,8 @@ class TagReader:
             session_id: vLLM's own; it wins over the tag's.
             salt: The cache salt: it tells tenants apart where the tag may not.
         """
+        if not params and not session_id and not salt:
+            return NO_MEANING  # nothing is said
         tag = self._tag(params)
         is_operators = self._policy.is_operators(tag.pop("secret", None))
         authority = Authority.OPERATOR if is_operators else Authority.CALLER
