@@ -29,7 +29,7 @@ from kvgraph.bench.faults_replays import (
 )
 from kvgraph.bench.faults_snapshots import bad_loads_of_damage, bad_loads_of_kills
 from kvgraph.bench.figures import Figures
-from kvgraph.bench.step_watch import Moment, StepWatch
+from kvgraph.bench.step_watch import CALL_S, CALLS_A_STEP, Moment, StandIn, StepWatch
 
 
 def test_typed_mutants_harm_no_graph() -> None:
@@ -127,9 +127,13 @@ def test_waiting_counts_and_losing_a_core_does_not() -> None:
     connector.on_new_request()
     assert 0.02 <= watch.take() < 0.04
     assert watch.take() == 0.0
-    early = Moment(1.0, 0.1, gave_way=3, blocked=5)
-    assert early.until(Moment(2.0, 0.2, gave_way=4, blocked=5)) == pytest.approx(0.1)
-    assert early.until(Moment(2.0, 0.2, gave_way=4, blocked=6)) == 1.0
+    early = Moment(1.0, 0.1, waited=5)
+    assert early.until(Moment(2.0, 0.2, waited=5)) == pytest.approx(0.1), "it waited for nothing"
+    assert early.until(Moment(2.0, 0.2, waited=6)) == 1.0, "perhaps for Python's lock"
+    assert early.until(Moment(1.1, 0.9, waited=5)) == pytest.approx(0.1), "the rest is watching"
+    stand_in = StandIn()
+    assert CALLS_A_STEP * CALL_S <= stand_in.step() < 0.5
+    stand_in.leave()
 
 
 def quiet(_: str) -> None:

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import ServerError
-from .step_watch import StepWatch, spin
+from .step_watch import StandIn, StepWatch
 
 BLOCK: Final = 32
 BLOCKS: Final = 192  # of the pool: four for each of the requests at once, and half as many
 WIDTH: Final = 32  # requests at once
 PROMPT_BLOCKS: Final = 3
 OUTPUT: Final = 2  # tokens
-LIKE_OURS_S: Final = 2e-4  # about what our hooks take of a step here
 _START_TIMEOUT_S: Final = 300.0
 _ANSWER_TIMEOUT_S: Final = 300.0
 
@@ -35,8 +34,7 @@ class Served:
     Attributes:
         answered: With all the tokens that were asked for.
         failed: Otherwise, or with an exception.
-        waits: Seconds that each engine step spent in our hooks; of a stock engine, what as much
-            work of its own took.
+        waits: Seconds that each engine step spent in our hooks, or in what stood in their place.
         errors: What was raised, in words.
     """
 
@@ -84,9 +82,13 @@ class EngineChild:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def go(self) -> None:
-        """Serve without end, ``WIDTH`` requests at once."""
-        self._ask("go")
+    def go(self, stand_in: bool = False) -> None:
+        """Serve without end, ``WIDTH`` requests at once.
+
+        Args:
+            stand_in: With a ``StandIn`` in our hooks' place, until it rests.
+        """
+        self._ask("go", stand_in)
 
     def rest(self) -> Served:
         """Serve what has begun, and no more; all that was served since the last rest."""
@@ -154,6 +156,7 @@ class _Engine:
         self._served = Served()
         self._numbers: Iterator[int] = iter(range(1 << 62))
         self._serving = False
+        self._stand_in: StandIn | None = None
 
     @property
     def _side(self) -> Any:
@@ -170,21 +173,23 @@ class _Engine:
                 self._refill()
                 self._step()
 
-    def go(self) -> None:
+    def go(self, stand_in: bool) -> None:
         self._serving = True
+        self._stand_in = StandIn() if stand_in else None
 
     def rest(self) -> Served:
         self._serving = False
         while self._engine.has_unfinished_requests():
             self._step()
+        if self._stand_in is not None:
+            self._stand_in.leave()
+            self._stand_in = None
         served, self._served = self._served, Served()
         return served
 
     def first_tokens(self, count: int) -> list[float]:
         times = []
         for _ in range(count):
-            if self._side is None:
-                self._served.waits.append(spin(LIKE_OURS_S))
             self._ask(output=1)
             started = time.perf_counter()
             while self._engine.has_unfinished_requests():
@@ -236,6 +241,8 @@ class _Engine:
             served.failed += output.finished and not whole
         if self._side is not None:
             served.waits.append(self._watch.take())
+        elif self._stand_in is not None:
+            served.waits.append(self._stand_in.step())
 
 
 def _live(model: str, log: str, endpoint: str | None, line: Connection) -> None:

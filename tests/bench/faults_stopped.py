@@ -1,7 +1,10 @@
 """The sidecar is stopped for a minute, there and deaf, while a real engine serves.
 
 Times to first token are compared with those of a stock engine that serves in turn with it; the
-spread among stock's own passes is what a difference has to be seen against.
+spread among stock's own passes is what a difference has to be seen against. What a step waited for
+us is the sum of all calls of our hooks in it: here up to 32 requests end and as many start at once.
+Beside it stands what a stock engine's steps wait for as much work by as many calls, with a thread
+beside them that wakes as often as ours and does as much: that much is the machine's and Python's.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from .sidecar_process import SidecarProcess, wait_until
 STOPPED_S: Final = 60.0
 _STALE_S: Final = 3.0  # after which no ranking is acted on any more
 _LOADED: Final = 0.5  # share of the time in which requests come all at once
+_STAND_IN: Final = 0.2  # share of it in which they come to the stock engine
 _PATIENCE_S: Final = 30.0
 _PASS: Final = 40  # requests, one at a time
 
@@ -35,14 +39,14 @@ class Stopped:
     Attributes:
         served: While the sidecar was stopped, requests at once.
         ours, stock: Times to first token in seconds, a list a pass.
-        idle_waits: What as much work as our hooks do took of a stock engine meanwhile.
+        stand_in: What a stock engine served meanwhile, with a ``StandIn`` in our hooks' place.
         back_s: From its going on until the engine was in step; None: never.
     """
 
     served: Served = field(default_factory=Served)
     ours: list[list[float]] = field(default_factory=list)
     stock: list[list[float]] = field(default_factory=list)
-    idle_waits: list[float] = field(default_factory=list)
+    stand_in: Served = field(default_factory=Served)
     back_s: float | None = None
 
 
@@ -64,18 +68,18 @@ def stop_for(directory: Path, seconds: float, say: Say) -> Stopped:
         sidecar.stop()
         end = time.monotonic() + seconds
         told.served += _serve(ours, _STALE_S + _LOADED * seconds)
+        told.stand_in += _serve(stock, _STAND_IN * seconds, stand_in=True)
         while time.monotonic() < end or not told.stock:
             told.ours.append(ours.first_tokens(_PASS))
             told.stock.append(stock.first_tokens(_PASS))
         told.served += ours.rest()
-        told.idle_waits = stock.rest().waits
         sidecar.go_on()
         told.back_s = _back_in_step(ours)
     return told
 
 
-def _serve(engine: EngineChild, seconds: float) -> Served:
-    engine.go()
+def _serve(engine: EngineChild, seconds: float, stand_in: bool = False) -> Served:
+    engine.go(stand_in)
     time.sleep(seconds)
     return engine.rest()
 
@@ -96,7 +100,7 @@ def run(figures: Figures, size: Size, say: Say) -> None:
     figures.add("stopped_requests", served.answered, "")
     figures.add("stopped_step_wait_max_ms", float(waits.max()), "ms", "≤ 1")
     figures.add("stopped_step_wait_p99_ms", float(np.percentile(waits, 99)), "ms")
-    without_us = np.array(told.idle_waits) * 1e3
+    without_us = np.array(told.stand_in.waits) * 1e3
     figures.add("stopped_step_wait_max_stock_ms", float(without_us.max()), "ms", "as much work")
     figures.add("stopped_step_wait_p99_stock_ms", float(np.percentile(without_us, 99)), "ms")
     figures.add("stopped_steps", len(waits), "")

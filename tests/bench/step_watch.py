@@ -1,13 +1,13 @@
-"""How long an engine's steps wait for our hooks."""
+"""How long an engine's steps wait for our hooks, and how long they would for somebody else's."""
 
 from __future__ import annotations
 
 import functools
 import resource
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 CALLS: Final = (
     "on_new_request", "get_num_new_matched_tokens", "update_state_after_alloc",
@@ -16,13 +16,15 @@ CALLS: Final = (
 )  # fmt: skip
 """What vLLM's scheduler calls of a connector while it steps."""
 
+CALLS_A_STEP: Final = 99  # three for each of 32 requests that start, and three a step
+CALL_S: Final = 5e-6  # about what one takes; chosen
+TICK_S: Final = 0.2  # as often as our client's thread wakes, …
+TICK_PIECES: Final = 10  # … takes Python's lock so many times, …
+PIECE_S: Final = 5e-5  # … each for about so long
+
 
 class StepWatch:
-    """Sums up what the calls of one step took.
-
-    A call counts with the time on the wall; one during which the kernel gave its core to somebody
-    else, without its having waited for anything, with the time that it ran.
-    """
+    """Sums up what the calls of one step took; what the watching itself takes is left out."""
 
     def __init__(self) -> None:
         self._spent = 0.0
@@ -44,41 +46,82 @@ class StepWatch:
             if self._inside:  # one of the others called it
                 return original(*args, **kwargs)
             self._inside = True
-            started = Moment.now()
+            before = Moment.before()
             try:
                 return original(*args, **kwargs)
             finally:
-                self._spent += started.until(Moment.now())
+                self._spent += before.until(Moment.after())
                 self._inside = False
 
         return call
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A thread's clocks in seconds, and how often it gave its core away, forced and waiting."""
+class Moment(NamedTuple):
+    """A thread's clocks in seconds, and how often it gave its core away to wait for something.
+
+    The clock on the wall is the last that is read before a call and the first after it, so that
+    reading the others, which asks the kernel, is no part of what the call took.
+    """
 
     wall: float
     ran: float
-    gave_way: int
-    blocked: int
+    waited: int
 
     @classmethod
-    def now(cls) -> Moment:
-        """Of the calling thread."""
-        usage = resource.getrusage(resource.RUSAGE_THREAD)
-        return cls(time.perf_counter(), time.thread_time(), usage.ru_nivcsw, usage.ru_nvcsw)
+    def before(cls) -> Moment:
+        """What is measured begins when this returns."""
+        waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        ran = time.thread_time()
+        return cls(time.perf_counter(), ran, waited)
+
+    @classmethod
+    def after(cls) -> Moment:
+        """What is measured ended when this was called."""
+        wall, ran = time.perf_counter(), time.thread_time()
+        return cls(wall, ran, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
 
     def until(self, then: Moment) -> float:
-        """Seconds that count."""
-        if then.gave_way > self.gave_way and then.blocked == self.blocked:
-            return then.ran - self.ran
-        return then.wall - self.wall
+        """Seconds that count: those on the wall, if anything was waited for on the way.
+
+        A thread that waited for nothing, no lock and no other thread, was not kept by anybody of
+        its process: where it still ran for less than passed, its core was given to another process
+        or the whole machine stood still, and what it ran counts.
+        """
+        passed = then.wall - self.wall
+        return passed if then.waited > self.waited else min(passed, then.ran - self.ran)
+
+
+class StandIn:
+    """What stands in a stock engine in our place: as many calls a step, as much work, a thread.
+
+    The thread wakes as often as our client's and does about as much, so that what is waited for
+    in Python, and what the machine makes of it, is the same; only nothing of ours runs.
+    """
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+        self._thread.start()
+
+    def step(self) -> float:
+        """Seconds that the calls of one step took, counted as ours are."""
+        return sum((spin(CALL_S) for _ in range(CALLS_A_STEP)), 0.0)
+
+    def leave(self) -> None:
+        """The engine is alone again."""
+        self._over.set()
+        self._thread.join()
+
+    def _tick(self) -> None:
+        while not self._over.wait(TICK_S):
+            for _ in range(TICK_PIECES):
+                spin(PIECE_S)
+                time.sleep(0)
 
 
 def spin(seconds: float) -> float:
-    """Work for so long, and what that counts as: what the machine makes of it without us."""
-    started, end = Moment.now(), time.thread_time() + seconds
+    """Work for so long, and what that counts as."""
+    before, end = Moment.before(), time.thread_time() + seconds
     while time.thread_time() < end:
         pass
-    return started.until(Moment.now())
+    return before.until(Moment.after())
