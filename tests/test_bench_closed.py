@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hall import tokens_of
 from kvgraph.advisor.replay.weka import read_sessions
 from kvgraph.bench.agents_fleet import SESSIONS
 from kvgraph.bench.client import Answer
 from kvgraph.bench.closed import ClosedScale
-from kvgraph.bench.closed_arms import ClosedRun
+from kvgraph.bench.closed_arms import LONGEST_FIRST, ClosedRun
 from kvgraph.bench.closed_figures import ClosedResult
-from kvgraph.bench.closed_paper import PAPER_ARMS, play_on_paper
+from kvgraph.bench.closed_paper import play_on_paper
+from kvgraph.bench.closed_paper_arms import PAPER_ARMS, PaperArm
 from kvgraph.bench.closed_pass import Clock, ClosedAnswer, ClosedPass
 from kvgraph.bench.closed_sidecar import HoldCounts, parse_holds
 from kvgraph.bench.closed_users import MAX_PAUSE_S, scripts
+from kvgraph.bench.paper_engine import PaperEngine, Shape
 from kvgraph.dashboards.admission import admission_metrics
 from kvgraph.graph.events import HOLD_ENDS, AdmissionReport, EngineHello
 from kvgraph.graph.events import RequestHeld as Waits
@@ -65,16 +69,23 @@ def test_figures_are_of_what_was_answered_while_it_was_measured() -> None:
         run("stock", 12, 59, 0.2),
         run("hold", 12, 59, 0.2, held=HoldCounts(1, 99, 2.0, 2.0, {})),
         run("stock", 32, 19, 8.0),
+        run("lpm", 32, 39, 0.3),
         run("hold", 32, 59, 0.1, held=held, waiting=((True, 61.0), (False, 80.0)), failed=2),
+        run("host_lru", 64, 19, 8.0),
+        run("host_hold", 64, 31, 0.1, held=HoldCounts(1, 99, 2.0, 2.0, {})),
     ]
     scale = ClosedScale(clock=CLOCK, best=20, over=(1.6,))
+    assert scale.agents(20, hosted=False) == [12, 20, 32]
+    assert scale.agents(20, hosted=True) == [64]
     figures = ClosedResult(Path(), 20, scale, runs, {100: [0.1]}).figures().figures
     assert figures["turns_ratio_over_at_32"].value == pytest.approx(3.0)
     assert figures["ttft_p50_ratio_over_at_32"].value == pytest.approx(0.1 / 8.0)
     assert figures["starved_at_32"].value == 1
     assert 30 < figures["first_turn_wait_p95_s_at_32"].value <= 61
-    assert figures["turns_ratio_under"].value == pytest.approx(1.0)
-    assert figures["held_share_under"].value == pytest.approx(0.01)
+    assert figures["turns_ratio_lpm_at_32"].value == pytest.approx(1.5)
+    assert figures["turns_ratio_host_at_64"].value == pytest.approx(1.6)
+    assert figures["turns_ratio_under_at_12"].value == pytest.approx(1.0)
+    assert figures["held_share_under_at_12"].value == pytest.approx(0.01)
     assert figures["longest_hold_s"].value == 31.0
     assert figures["failed"].value == 2
     assert runs[0].passed.cached_share == pytest.approx(0.6)
@@ -111,9 +122,8 @@ def test_the_graph_knows_who_waits_where() -> None:
     assert graph.stats().engines["one"].held == []
 
 
-@pytest.mark.parametrize("name", ["stock", "off", "hold", "hold_told"])
-def test_the_loop_on_paper_serves_every_arm(paper_config: Any, name: str) -> None:
-    arm = next(each for each in PAPER_ARMS if each.name == name)
+@pytest.mark.parametrize("arm", PAPER_ARMS, ids=lambda arm: arm.name)
+def test_the_loop_on_paper_serves_every_arm(paper_config: Any, arm: PaperArm) -> None:
     clock = Clock(pace=1.0, warm_up_s=30.0, measured_s=300.0)
     users = scripts(read_sessions(SESSIONS), 5, 1, clock.end_s, 2048)
     done = play_on_paper(paper_config, arm, 200, users, clock)
@@ -124,3 +134,38 @@ def test_the_loop_on_paper_serves_every_arm(paper_config: Any, name: str) -> Non
     if done.held is not None:
         assert done.held.passed > 0
         assert done.held.longest_s <= 120.0
+
+
+def test_host_memory_on_paper_is_worth_some_of_a_larger_pool(paper_config: Any) -> None:
+    clock = Clock(pace=1.0, warm_up_s=30.0, measured_s=600.0)
+    users = scripts(read_sessions(SESSIONS), 6, 1, clock.end_s, 2048)
+    arms = {each.name: each for each in PAPER_ARMS}
+
+    def found(name: str, blocks: int) -> float:
+        return play_on_paper(paper_config, arms[name], blocks, users, clock).passed.cached_share
+
+    small, large = found("stock", 200), found("stock", 399)
+    assert large > small
+    assert small + (large - small) / 2 < found("host_lru", 200) <= large + 0.02
+
+
+def test_the_longest_cached_prefix_goes_first(paper_config: Any) -> None:
+    """Preempted ones stay in front, and where nothing is cached the first comes first."""
+    config = copy.copy(paper_config)
+    config.scheduler_config = copy.copy(config.scheduler_config)
+    config.scheduler_config.scheduler_cls = LONGEST_FIRST
+    engine = PaperEngine(config, Shape(blocks=65, warm=None, stock=True))
+    try:
+        engine.serve(tokens_of(6, 1))
+        engine.serve(tokens_of(3, 2))
+        for seed in range(9000, 9006):  # as many as run at once
+            engine.ask(tokens_of(1, seed), 300)
+        engine.step()
+        asked = [engine.ask(tokens_of(6, seed), 1).request_id for seed in (3, 2, 4, 1)]
+        engine.step()
+        waiting = [each.request_id for each in engine.scheduler.waiting]
+        assert waiting == [asked[3], asked[1], asked[0], asked[2]]
+        engine.settle()
+        assert engine.is_whole()
+    finally:
+        engine.close()

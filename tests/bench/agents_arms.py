@@ -31,6 +31,7 @@ class AgentArm:
         telling: What callers say.
         hosted: Whether the arm has host memory.
         settings: Further environment variables.
+        options: Further words of the server's command line.
     """
 
     name: str
@@ -38,6 +39,7 @@ class AgentArm:
     telling: Telling = SILENT
     hosted: bool = False
     settings: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()
 
 
 STOCK: Final = AgentArm("stock", graph=False)
@@ -78,7 +80,7 @@ class Room:
             settings = (*settings, ("AITHER_KVCACHE_WARM_GIB", f"{gib:.6f}"))
         return ServerPlan(
             self.model, arm.graph, self.out, blocks=self.pool, max_model_len=self.max_model_len,
-            name=name, settings=settings, options=OPTIONS,
+            name=name, settings=settings, options=(*OPTIONS, *arm.options),
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from ..advisor.replay.weka import read_sessions
 from .agents_arms import AgentArm, Room
 from .agents_fleet import SESSIONS
-from .closed_arms import HOLD, HOLD_TOLD, HOST_HOLD, HOST_LRU, OFF, STOCK, ClosedRun, run_closed
+from .closed_arms import CLOSED_ARMS, HOLD, HOST_HOLD, HOST_LRU, LPM, STOCK, ClosedRun, run_closed
 from .closed_figures import ClosedResult
 from .closed_hold import measure_hold
 from .closed_pass import Clock
@@ -32,10 +32,12 @@ sessions that are smaller by ``SHRINK``."""
 POOL: Final = 480
 """Blocks: contexts of about twenty agents."""
 
+UNDER: Final = (0.6, 1.0)
 OVER: Final = (1.6, 2.4)
-UNDER: Final = 0.6
 """Numbers of agents, as multiples of the one at which stock is at its best."""
 
+HOSTED: Final = (3.2,)
+"""The same where host memory holds as much as the pool: its cliff is twice as far out."""
 
 CLOCK: Final = Clock(PACE, 20.0, 100.0)
 
@@ -46,21 +48,32 @@ class ClosedScale:
 
     Attributes:
         best: Agents at which stock is at its best; None: searched among ``searched``.
-        over: Multiples of it that are past the cliff.
+        under: Multiples of it that are not past the cliff.
+        over: Those that are.
+        hosted: Those that are past it for arms with host memory.
         repeats: Runs of each arm past the cliff.
     """
 
     clock: Clock = CLOCK
     best: int | None = None
     searched: tuple[int, ...] = (12, 16, 20, 24, 28)
+    under: tuple[float, ...] = UNDER
     over: tuple[float, ...] = OVER
-    repeats: int = 2
-    arms: tuple[AgentArm, ...] = (STOCK, OFF, HOLD, HOLD_TOLD, HOST_LRU, HOST_HOLD)
+    hosted: tuple[float, ...] = HOSTED
+    repeats: int = 1
+    arms: tuple[AgentArm, ...] = CLOSED_ARMS
+
+    def agents(self, best: int, hosted: bool) -> list[int]:
+        """Numbers of agents that an arm is to play with, below the cliff first."""
+        past = self.hosted if hosted else self.over
+        shares = (*(() if hosted else self.under), *(past * self.repeats))
+        return [round(share * best) for share in shares]
 
 
 QUICK_CLOSED: Final = ClosedScale(
-    clock=Clock(PACE, 15.0, 45.0), best=20, over=OVER[:1], repeats=1, arms=(STOCK, HOLD, HOLD_TOLD)
-)
+    clock=Clock(PACE, 15.0, 45.0), best=20, under=UNDER[1:], over=OVER[:1],
+    arms=(STOCK, LPM, HOLD, HOST_LRU, HOST_HOLD),
+)  # fmt: skip
 
 
 def run_closed_bench(
@@ -118,17 +131,16 @@ class _ClosedBench:
     def play(self) -> None:
         """Find stock's best number of agents, then play all arms at multiples of it."""
         self.best = self.scale.best or self._search()
-        for arm in self.arms:
-            if not arm.hosted:
-                self._run(arm, round(UNDER * self.best))
-        for _ in range(self.scale.repeats):
-            for over in self.scale.over:
+        for hosted in (False, True):
+            for agents in self.scale.agents(self.best, hosted):
                 for arm in self.arms:
-                    if not arm.hosted:
-                        self._run(arm, round(over * self.best))
-        for arm in self.arms:
-            if arm.hosted:  # its cliff is further out: two pools' worth
-                self._run(arm, round(2 * self.scale.over[-1] * self.best))
+                    if arm.hosted is hosted and not self._is_known(arm, agents):
+                        self._run(arm, agents)
+
+    def _is_known(self, arm: AgentArm, agents: int) -> bool:
+        """Whether the search for the best number has played this."""
+        searched = not self.scale.best and arm is STOCK
+        return searched and agents in self.scale.searched
 
     def _search(self) -> int:
         tried = [self._run(STOCK, agents) for agents in self.scale.searched]

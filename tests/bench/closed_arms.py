@@ -17,7 +17,12 @@ from .server import Server, check_advised
 
 _HOLD: Final = ("AITHER_KVCACHE_ADMISSION", "1")
 
+LONGEST_FIRST: Final = f"{__package__}.longest_prefix.LongestPrefixFirst"
+"""A scheduler class, as vLLM takes it by name."""
+
 STOCK: Final = AgentArm("stock", graph=False)
+LPM: Final = AgentArm("lpm", graph=False, options=("--scheduler-cls", LONGEST_FIRST))
+"""Stock, but who waits starts by the longest cached prefix: SGLang's order."""
 OFF: Final = AgentArm("off", graph=True, settings=(("AITHER_KVCACHE_ADMISSION", "0"),))
 HOLD: Final = AgentArm("hold", graph=True, settings=(_HOLD,))
 HOLD_TOLD: Final = AgentArm(
@@ -30,8 +35,9 @@ _PLAIN: Final = (
     ("AITHER_KVCACHE_PREFETCH", "0"),
 )
 HOST_LRU: Final = AgentArm("host_lru", graph=True, hosted=True, settings=_PLAIN)
+"""Host memory that takes all that goes and drops the oldest; nothing is known of it."""
 HOST_HOLD: Final = AgentArm("host_hold", graph=True, hosted=True, settings=(_HOLD,))
-CLOSED_ARMS: Final = (STOCK, OFF, HOLD, HOLD_TOLD, HOST_LRU, HOST_HOLD)
+CLOSED_ARMS: Final = (STOCK, LPM, OFF, HOLD, HOLD_TOLD, HOST_LRU, HOST_HOLD)
 
 
 @dataclass(frozen=True, slots=True)

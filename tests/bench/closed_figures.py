@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ..graph.advice import HOLD_MAX_S
-from .closed_arms import HOLD, HOLD_TOLD, HOST_HOLD, HOST_LRU, OFF, STOCK, ClosedRun
+from .closed_arms import HOLD, HOLD_TOLD, HOST_HOLD, HOST_LRU, LPM, OFF, STOCK, ClosedRun
 from .figures import Figures, quantile
 
 if TYPE_CHECKING:
@@ -68,24 +68,30 @@ class ClosedResult:
             waits = [_quantile(_first_waits(run), 95) for run in ours]
             figures.add(f"first_turn_wait_p95_s{at}", median(waits), "s")
             figures.add(f"starved{at}", sum(map(_starved, ours)), "sessions", "0")
+            if other := self.of(LPM.name, agents):
+                ratio = _turns(ours) / _turns(other)
+                figures.add(f"turns_ratio_lpm{at}", ratio, "of longest prefix first", "≥ 1")
 
     def _add_under(self, figures: Figures, arm: str, suffix: str) -> None:
-        below = [run for run in self.runs if run.agents < self.best]
-        stock = [run for run in below if run.arm == STOCK.name]
-        ours = [run for run in below if run.arm == arm]
-        if not stock or not ours or stock[0].agents != ours[0].agents:
-            return
-        ratio = _turns(ours) / _turns([r for r in stock if r.agents == ours[0].agents])
-        figures.add(f"turns_ratio_under{suffix}", ratio, "of stock", "≥ .99")
-        shares = [run.held.share for run in ours if run.held is not None]
-        figures.add(f"held_share_under{suffix}", max(shares, default=0.0), "of requests", "≤ .01")
+        numbers = (round(share * self.best) for share in self.scale.under)
+        for agents in dict.fromkeys(numbers):
+            stock, ours = self.of(STOCK.name, agents), self.of(arm, agents)
+            if not stock or not ours:
+                continue
+            at = f"{suffix}_at_{agents}"
+            ratio = _turns(ours) / _turns(stock)
+            figures.add(f"turns_ratio_under{at}", ratio, "of stock", "≥ .99")
+            shares = [run.held.share for run in ours if run.held is not None]
+            figures.add(f"held_share_under{at}", max(shares, default=0.0), "of requests", "≤ .01")
 
     def _add_hosts(self, figures: Figures) -> None:
-        plain = [run for run in self.runs if run.arm == HOST_LRU.name]
-        ours = [run for run in self.runs if run.arm == HOST_HOLD.name]
-        if plain and ours:
-            ratio = _turns(ours) / _turns(plain)
-            figures.add("turns_ratio_host", ratio, "of plain host memory", "≥ 1.5")
+        numbers = (round(share * self.best) for share in self.scale.hosted)
+        for agents in dict.fromkeys(numbers):
+            plain, ours = self.of(HOST_LRU.name, agents), self.of(HOST_HOLD.name, agents)
+            if plain and ours:
+                ratio = _turns(ours) / _turns(plain)
+                unit = "of plain host memory"
+                figures.add(f"turns_ratio_host_at_{agents}", ratio, unit, "≥ 1.5")
 
 
 def _turns(runs: Sequence[ClosedRun]) -> float:

@@ -10,17 +10,15 @@ import copy
 import heapq
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ..advisor.config import Config
-from ..advisor.planner import GraphEvictionAdvisor
-from ..graph.events import HOLD_ENDS
-from ..graph.kvcache_graph import KVCacheGraph
-from ..hooks.vllm.holding_schedulers import introduce
 from .agents_requests import SHRINK
 from .client import Answer
-from .closed_arms import ClosedRun
+from .closed_arms import LONGEST_FIRST, ClosedRun
+from .closed_paper_arms import PaperArm
+from .closed_paper_link import PaperLink
+from .closed_paper_sidecar import PaperSidecar
 from .closed_pass import STARTING_S, Clock, ClosedAnswer, ClosedPass
 from .closed_sidecar import HoldCounts
 from .closed_users import ClosedTurn, Script
@@ -35,32 +33,9 @@ PREFILL: Final = 9_000.0 / SHRINK  # tokens a second
 DECODE_S: Final = 0.02 * SHRINK  # a token
 """A 70B-class model on H100s, in this fleet's smaller tokens."""
 
-TOLD_S: Final = 0.5  # between rounds of the sidecar
 _IDLE_S: Final = 0.05  # a step that schedules nothing
 _BATCH_TOKENS: Final = 192  # what prefill reaches beside one decoding step
 _SEQUENCES: Final = 64
-_QUEUE: Final = 1 << 20  # events: none is dropped between two rounds
-
-
-@dataclass(frozen=True, slots=True)
-class PaperArm:
-    """One way to serve: with or without our connector, holding or not.
-
-    Attributes:
-        hinted: Whether clients name sessions, and say when they end or wait for a tool.
-    """
-
-    name: str
-    stock: bool = False
-    hold: bool = False
-    hinted: bool = False
-
-
-PAPER_STOCK: Final = PaperArm("stock", stock=True)
-PAPER_OFF: Final = PaperArm("off")
-PAPER_HOLD: Final = PaperArm("hold", hold=True)
-PAPER_TOLD: Final = PaperArm("hold_told", hold=True, hinted=True)
-PAPER_ARMS: Final = (PAPER_STOCK, PAPER_OFF, PAPER_HOLD, PAPER_TOLD)
 
 
 def play_on_paper(
@@ -94,9 +69,13 @@ class _PaperLoop:
     ) -> None:
         self._arm, self._clock = arm, clock
         self.now = 0.0
-        self.engine = PaperEngine(_larger(base), Shape(blocks=blocks, warm=None, stock=arm.stock))
+        warm = blocks if arm.hosted else None
+        shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, stock=arm.stock)
+        self.engine = PaperEngine(_larger(base, arm.longest_first), shape)
         self._scheduler = self.engine.scheduler
-        self._sidecar = None if arm.stock else _Sidecar(self, arm.hold)
+        self._link = PaperLink(self.engine) if self.engine.has_tiers else None
+        sidecar = PaperSidecar
+        self._sidecar = None if arm.stock else sidecar(self.engine, arm, lambda: self.now)
         self._scripts = [iter(script) for script in users]
         starts = ((STARTING_S * n / len(users), n) for n in range(len(users)))
         self._due: list[tuple[float, int]] = list(starts)
@@ -150,8 +129,14 @@ class _PaperLoop:
             prefilled += count if not said else 0
             whole = request.num_computed_tokens >= request.num_tokens
             tokens[name] = [self._open[name].turn.request.answer[said]] if whole else []
+        if self._link is not None:
+            self._link.order(order, self.now)
         self.now += _step_s(prefilled, decodes)
-        outputs = self._scheduler.update_from_output(order, runner_output(tokens))
+        if self._link is None:
+            done = runner_output(tokens)
+        else:
+            done = self._link.reported(order, tokens, self.now)
+        outputs = self._scheduler.update_from_output(order, done)
         for each in itertools.chain.from_iterable(o.outputs for o in outputs.values()):
             self._said(each)
 
@@ -185,70 +170,13 @@ class _Open:
     cached: int = 0
 
 
-class _Sidecar:
-    """Graph and planner, told and heard in rounds, as over the wire."""
-
-    def __init__(self, loop: _PaperLoop, hold: bool) -> None:
-        self._loop, side = loop, loop.engine.side
-        self._side, self._client = side, side.client
-        if hold:
-            introduce(loop.engine.scheduler)
-            side.holding._clock = self._time
-        self._client._clock = side.index._clock = self._time
-        self._client.close()  # its thread would talk by another clock
-        self._client._queue_limit = _QUEUE
-        self._client.linked_since = 0.0
-        config = Config()
-        self._graph = KVCacheGraph(
-            profile=config.profile(),
-            policy=config.policy.policy(config.profile()),
-            referee=config.policy.referee(),
-            limits=config.graph.limits(),
-            clock=self._time,
-        )
-        hello = side.hello()
-        self._name = hello.engine
-        self._graph.apply(self._name, [hello])
-        self._planner = GraphEvictionAdvisor(
-            self._graph, lambda: [self._name], interval_s=TOLD_S,
-            max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=self._time,
-        )  # fmt: skip
-        self._next = 0.0
-
-    def _time(self) -> float:
-        return self._loop.now
-
-    def turn(self) -> None:
-        """Once in a round: all that happened, and advice of it."""
-        now = self._loop.now
-        if now < self._next:
-            return
-        self._next = now + TOLD_S
-        queue = self._client._queue
-        events = [*queue, *self._side.heartbeat(0)]
-        queue.clear()
-        self._graph.apply(self._name, events)
-        self._planner.tick()
-        ranking = self._planner.latest.get(self._name)
-        word = self._planner.admissions.get(self._name)
-        self._client._held = None if ranking is None else replace(ranking, known_of=now)
-        self._client._admission = None if word is None else replace(word, known_of=now)
-
-    def held(self) -> HoldCounts | None:
-        if self._side.holding is None:
-            return None
-        report = self._side.holding.report()
-        ends = dict(zip(HOLD_ENDS, report.released, strict=True))
-        return HoldCounts(report.held, report.passed, report.longest_s, report.waited_s, ends)
-
-
 def _step_s(prefilled: int, decodes: bool) -> float:
     if not prefilled and not decodes:
         return _IDLE_S
     return max(prefilled / PREFILL, DECODE_S if decodes else 0.0)
 
 
-def _larger(base: VllmConfig) -> VllmConfig:
+def _larger(base: VllmConfig, longest_first: bool) -> VllmConfig:
     config = copy.copy(base)
     config.model_config = copy.copy(base.model_config)
     config.scheduler_config = copy.copy(base.scheduler_config)
@@ -257,4 +185,5 @@ def _larger(base: VllmConfig) -> VllmConfig:
     config.scheduler_config.max_num_batched_tokens = _BATCH_TOKENS
     config.scheduler_config.max_num_scheduled_tokens = None
     config.scheduler_config.max_num_seqs = _SEQUENCES
+    config.scheduler_config.scheduler_cls = LONGEST_FIRST if longest_first else None
     return config

@@ -12,7 +12,8 @@ from .closed import ClosedScale
 from .closed_arms import ClosedRun
 from .closed_figures import ClosedResult
 from .closed_hold import measure_hold
-from .closed_paper import PAPER_ARMS, PAPER_STOCK, PaperArm, play_on_paper
+from .closed_paper import play_on_paper
+from .closed_paper_arms import PAPER_ARMS, PAPER_STOCK, PaperArm
 from .closed_pass import Clock
 from .closed_users import scripts
 from .model import TINY, ModelShape, ensure_model
@@ -24,7 +25,6 @@ BLOCKS: Final = 1000
 
 _SCALE: Final = ClosedScale(clock=Clock(1.0, 600.0, 3600.0), searched=(16, 18, 20, 22, 24))
 _QUICK: Final = replace(_SCALE, clock=Clock(1.0, 600.0, 1800.0), best=20)
-_UNDER: Final = 0.6
 _VOCABULARY: Final = ModelShape().vocab
 
 
@@ -57,8 +57,10 @@ class _PaperBench:
         if not self.best:
             tried = [self._run(agents, PAPER_STOCK) for agents in self._scale.searched]
             self.best = max(tried, key=lambda run: run.passed.turns_per_minute).agents
-        for share in (_UNDER, *self._scale.over):
-            self._run(round(share * self.best), *PAPER_ARMS)
+        for hosted in (False, True):
+            arms = [arm for arm in PAPER_ARMS if arm.hosted is hosted]
+            for agents in self._scale.agents(self.best, hosted):
+                self._run(agents, *arms)
 
     def _run(self, agents: int, *arms: PaperArm) -> ClosedRun:
         clock = self._scale.clock

@@ -40,6 +40,7 @@ class Shape:
         blocks: In the pool, the null block among them.
         asynchronous: Whether a batch is scheduled while another is computed.
         warm: Blocks in host memory; None for an engine without tiers.
+        plain: Tiers keep all that goes, drop the oldest, and bring nothing back unasked.
         cold: Blocks on disk.
         workers: That hold a shard each (tensor or pipeline parallel).
         drafts: Speculative tokens in a step.
@@ -52,6 +53,7 @@ class Shape:
     blocks: int = 33
     asynchronous: bool = False
     warm: int | None = 64
+    plain: bool = False
     cold: int = 0
     workers: int = 1
     drafts: int = 0
@@ -291,7 +293,10 @@ def tiers_of(shape: Shape) -> TierSettings | None:
         return None
     size = page_bytes()
     directory = Path("/nowhere") if shape.cold else None
-    return TierSettings(shape.warm * size, shape.cold * size, directory)
+    return TierSettings(
+        shape.warm * size, shape.cold * size, directory,
+        prefetch=not shape.plain, spill_all=shape.plain,
+    )  # fmt: skip
 
 
 def cache_of(shape: Shape) -> Any:

@@ -111,6 +111,11 @@ class PaperWorker:
                 self._finish(head)
         return True
 
+    def leading(self, lane: int) -> int | None:
+        """How many copies the job has that leads a lane; None without one."""
+        head = self._lanes[lane][0] if self._lanes[lane] else None
+        return len(head.job.copies) if isinstance(head, _Move) else None
+
     def finish_all(self) -> None:
         """Do whatever can be done."""
         for lane in range(len(self._lanes)):

@@ -1,0 +1,40 @@
+"""The arms of the closed loop on paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class PaperArm:
+    """One way to serve.
+
+    Attributes:
+        stock: Without our connector.
+        longest_first: Who waits starts by the longest cached prefix: SGLang's order.
+        hold: Whether new sessions wait for room.
+        hinted: Whether clients name sessions, and say when they end or wait for a tool.
+        hosted: Whether there is host memory, as many blocks as in the pool.
+        plain: That memory takes all that goes and drops the oldest: nothing is known of it.
+    """
+
+    name: str
+    stock: bool = False
+    longest_first: bool = False
+    hold: bool = False
+    hinted: bool = False
+    hosted: bool = False
+    plain: bool = False
+
+
+PAPER_STOCK: Final = PaperArm("stock", stock=True)
+PAPER_LPM: Final = PaperArm("lpm", stock=True, longest_first=True)
+PAPER_OFF: Final = PaperArm("off")
+PAPER_HOLD: Final = PaperArm("hold", hold=True)
+PAPER_TOLD: Final = PaperArm("hold_told", hold=True, hinted=True)
+PAPER_HOST_LRU: Final = PaperArm("host_lru", hosted=True, plain=True)
+PAPER_HOST_HOLD: Final = PaperArm("host_hold", hosted=True, hold=True)
+PAPER_ARMS: Final = (
+    PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD, PAPER_HOST_LRU, PAPER_HOST_HOLD,
+)  # fmt: skip
