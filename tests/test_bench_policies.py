@@ -16,10 +16,10 @@ from kvgraph.bench import policies
 from kvgraph.bench.errors import BenchError
 from kvgraph.bench.policies_cells import NONSENSE_ARM, Cell, Rates, hit_rate, play
 from kvgraph.bench.policies_fleets import FAST, faster, fleet, halves
-from kvgraph.bench.policies_loop import ADMITTED, LoopScale, cliff
+from kvgraph.bench.policies_loop import ADMITTED, PLAIN_TIER, TIERED, LoopScale, cliff
 from kvgraph.bench.policies_nonsense import NONSENSE
 
-LOOP = LoopScale({20: (1, 2)}, 0.2, 0.1)
+LOOP = LoopScale({20: (1, 2)}, {20: (1, 3)}, 0.2, 0.1)
 TINY = policies.Scale(0.6, 4, (8,), (30, 60), (30, 60, 5000), (20,), (40,), 1.0, LOOP)
 
 
@@ -70,7 +70,8 @@ def test_every_figure_is_measured_and_every_rate_saved(
         "worst_points_vs_lru", "fast_clock_gap", "nonsense_points",
         "mooncake_gap_inferred", "mooncake_gap_ends", "lab_turns_ratio_over",
         "lab_agents_before_cliff_ratio", "lab_turns_ratio_lpm", "lab_turns_ratio_under",
-        "lab_held_under", "lab_longest_hold_s", "lab_starved",
+        "lab_held_under", "lab_turns_ratio_over_host", "lab_turns_ratio_over_host_without",
+        "lab_longest_hold_s", "lab_starved",
     ]  # fmt: skip
     assert found["gap_inferred"].n == 2
     assert found["gap_inferred_least"].value == found["gap_inferred"].spread[0]
@@ -86,7 +87,9 @@ def test_every_figure_is_measured_and_every_rate_saved(
         for capacity, rate in row.get("default", {}).items()
     ]
     assert found["worst_points_vs_lru"].value == pytest.approx(min(plain), abs=1e-3)
-    assert {row["arm"] for row in saved["loops"]} == {"lru", "lpm", ADMITTED}
+    assert {row["arm"] for row in saved["loops"]} == {
+        "lru", "lpm", ADMITTED, PLAIN_TIER, TIERED,
+    }  # fmt: skip
 
 
 def test_a_cliff_is_where_an_arm_first_computes_too_much() -> None:

@@ -236,7 +236,7 @@ def test_an_abort_while_held_leaves_nothing_behind(hall: Hall) -> None:
     assert hall.engine.is_whole()
     assert not hall.engine.scheduler.deferred_waiting
     assert {reason for _, reason in hall.released()} == {"gone"}
-    assert hall.holding._room._taken == 0
+    assert hall.holding._rule._room._taken == 0
 
 
 def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
@@ -251,7 +251,7 @@ def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
             hall.abort("twice")
     hall.step(4, room=5)
     assert hall.started[-1] == "twice"
-    assert hall.holding._order.next() is None
+    assert hall.holding._rule._order.next() is None
 
 
 def test_vllm_counts_and_lists_who_is_held(hall: Hall) -> None:

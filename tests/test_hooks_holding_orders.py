@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hall import BLOCK_SIZE, Hall, by_priority, shape, tokens_of
 from kvgraph.bench.paper_engine import PaperEngine
+from kvgraph.graph.holding_order import Held, HoldingOrder
 from kvgraph.hooks.vllm.holding_names import SessionName, SessionNames
-from kvgraph.hooks.vllm.holding_order import Held, HoldingOrder
 from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
 from paper import fail
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from array import array
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from kvgraph.advisor.admission import Admission
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.policies.registry import DEFAULT, new_policy
 from kvgraph.advisor.replay.closed import Loop, Played, Queue, play
-from kvgraph.advisor.replay.closed_arms import ClosedCell, Plan, checked_arm, closed_rows, run_cell
+from kvgraph.advisor.replay.closed_arms import Arm, ClosedCell, Plan, closed_rows, run_cell
 from kvgraph.advisor.replay.closed_cli import Part, part_of
 from kvgraph.advisor.replay.closed_hold import Asked, Hold
 from kvgraph.advisor.replay.closed_report import draw_cliff
@@ -24,7 +27,8 @@ from kvgraph.advisor.replay.orders import LruOrder
 from kvgraph.advisor.replay.ranked import GraphOrder
 from kvgraph.advisor.replay.service import ServiceModel
 from kvgraph.advisor.replay.weka import Session, Turn
-from kvgraph.graph.advice import HOLD_PATIENCE_S, AdmissionAdvice
+from kvgraph.graph.advice import AdmissionAdvice
+from kvgraph.graph.holding_rule import HoldingBounds
 
 BLOCK = 512
 SERVICE = ServiceModel(prefill_tokens_per_s=4096.0, decode_s_per_token=0.01)
@@ -167,69 +171,39 @@ def advice(room: int | None, known_of: float = 0.0) -> AdmissionAdvice:
     return AdmissionAdvice(1, 0.0, room, 2, 1, known_of)
 
 
-def asked(at: float, *, opens: bool = True, brings: int = 10) -> Asked:
-    return Asked(0, 0, 0, at, opens, brings)
+NUMBERS = itertools.count()
 
 
-def test_who_is_resident_is_never_held() -> None:
-    hold = Hold(lambda now: advice(0), 100.0)
-    assert not hold.holds(asked(1.0, opens=False, brings=0), 1.0, turn=False)
+def hold(word: Callable[[float], AdmissionAdvice]) -> Hold:
+    return Hold(word, HoldingBounds(1000, 100.0))
 
 
-def test_paused_sessions_start_before_new_ones_as_room_comes() -> None:
-    room = 0
-    hold = Hold(lambda now: advice(room), 100.0)
-    new, paused = asked(1.0), asked(2.0, opens=False)
-    assert hold.holds(new, 1.0, turn=False)
-    assert hold.holds(paused, 2.0, turn=False)
-    assert hold.released(3.0, 1, False) == []
-    room = 5
-    assert hold.released(4.0, 1, False) == [paused], "its context is more than the room"
-    assert hold.released(4.5, 1, False) == [], "what just began is off the room"
-    room = 20
-    assert hold.released(5.0, 1, False) == [new]
+def asked(*, opens: bool = True, brings: int = 10) -> Asked:
+    return Asked(next(NUMBERS), 0, 0, opens, brings)
 
 
-def test_nobody_is_held_beyond_the_bound() -> None:
-    hold = Hold(lambda now: advice(0), 100.0)
-    early, late = asked(0.0), asked(90.0)
-    assert hold.holds(early, 0.0, turn=False)
-    assert hold.holds(late, 90.0, turn=False)
-    assert hold.released(99.0, 3, False) == []
-    assert hold.released(100.0, 3, False) == [early]
-
-
-def test_where_nobody_else_waits_the_oldest_starts_one_at_a_time() -> None:
-    hold = Hold(lambda now: advice(0), 100.0)
-    both = [asked(0.0), asked(1.0, opens=False)]
-    assert all(hold.holds(each, each.at, turn=False) for each in both)
-    assert hold.released(HOLD_PATIENCE_S - 1.0, 0, False) == []
-    assert hold.released(HOLD_PATIENCE_S, 1, False) == []
-    assert hold.released(HOLD_PATIENCE_S + 1.0, 0, False) == both[:1]
-    assert hold.released(HOLD_PATIENCE_S + 2.0, 0, False) == both[1:]
-
-
-def test_nobody_is_held_while_nothing_else_runs() -> None:
-    hold = Hold(lambda now: advice(0), 100.0)
-    both = [asked(0.0), asked(1.0)]
-    assert all(hold.holds(each, each.at, turn=False) for each in both)
-    assert hold.released(1.0, 0, True) == both[:1]
-
-
-def test_all_go_when_there_is_no_limit_any_more() -> None:
-    words = iter([advice(0), advice(0), advice(None)])
-    hold = Hold(lambda now: next(words), 100.0)
-    both = [asked(0.0), asked(1.0)]
-    assert all(hold.holds(each, each.at, turn=False) for each in both)
-    assert hold.released(2.0, 5, False) == both
-
-
-def test_a_context_that_was_lost_while_it_waited_in_line_is_held_when_its_turn_comes() -> None:
-    hold = Hold(lambda now: advice(0), 100.0)
-    warm = asked(0.0, opens=False, brings=0)
-    assert not hold.holds(warm, 0.0, turn=False)
+def test_a_request_is_asked_about_when_it_comes_and_when_its_turn_comes() -> None:
+    room = 15
+    held = hold(lambda now: advice(room))
+    early, warm, late = asked(), asked(opens=False, brings=0), asked(opens=False)
+    assert not held.arrives(early, 1.0, False)
+    assert not held.arrives(warm, 1.0, False)
+    assert not held.arrives(asked(), 1.5, False), "the one that takes it may be larger"
+    assert held.arrives(late, 2.0, False), "what was let in is off the room"
+    assert not held.turn_comes(early, 60.0), "room was taken for it"
     warm.brings = 10
-    assert hold.holds(warm, 60.0, turn=True)
+    assert held.turn_comes(warm, 60.0), "its context was lost in the line"
+    assert held.still_held() == [late, warm]
+    room = 100
+    assert held.released(61.0, idle=False, free=False) == [late, warm]
+    assert (late.held_s, warm.held_s) == (59.0, 1.0)
+
+
+def test_without_a_word_nobody_is_held() -> None:
+    held = Hold(None, HoldingBounds(1000, 100.0))
+    assert not held.arrives(asked(), 1.0, False)
+    assert not held.turn_comes(asked(), 1.0)
+    assert held.released(2.0, idle=False, free=True) == []
 
 
 def test_rows_are_what_the_loops_gave(tmp_path: Path) -> None:
@@ -246,12 +220,32 @@ def test_rows_are_what_the_loops_gave(tmp_path: Path) -> None:
     assert (tmp_path / "cliff.png").stat().st_size > 10_000
 
 
-def test_unknown_arms_are_refused_by_name() -> None:
-    for good in ("lru", "lpm", "default+hints+admission", "lru+hints+admission", "lpm+admission"):
-        assert checked_arm(good) == good
-    for bad in ("arc", "lpm+hints", "default+admission+hints", "+admission"):
+def test_an_arm_is_its_parts_in_order() -> None:
+    assert Arm.of("default+hints+host+admission") == Arm("default", True, True, True)
+    assert Arm.of("lru+host") == Arm("lru", False, True, False)
+    assert Arm.of("lpm+host+admission") == Arm("lpm", False, True, True)
+    assert [Arm.of(name).is_stock for name in ("lru", "lpm+host", "lru+admission")] == [
+        True, True, False,
+    ]  # fmt: skip
+    for bad in ("arc", "lpm+hints", "default+admission+host", "lru+host+hints", "+admission"):
         with pytest.raises(ReplayError, match="allowed"):
-            checked_arm(bad)
+            Arm.of(bad)
+
+
+def test_copies_are_no_regret_and_what_host_memory_lost_is() -> None:
+    """A pool and its host memory that hold everybody hold nobody back; too small ones do."""
+    plan = Plan(fleet(), loop(1), host=4.0)
+    roomy, tight, bare = (
+        run_cell(each, ClosedCell(arm, 100, 24))
+        for each, arm in (
+            (plan, "lru+host+admission"),
+            (replace(plan, host=0.5), "lru+host+admission"),
+            (plan, "lru+admission"),
+        )
+    )
+    assert roomy.held == 0.0
+    assert tight.held > 0.0
+    assert roomy.turns_per_hour > tight.turns_per_hour > bare.turns_per_hour
 
 
 def test_parts_are_disjoint_and_by_rank() -> None:

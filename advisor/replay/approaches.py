@@ -14,7 +14,7 @@ from .cells import run_cells
 from .instance import HostTier, Instance
 from .orders import EvictionOrder
 from .routers import PrefixAffinity, RoundRobin, SessionSticky
-from .service import ServiceModel
+from .service import HostLink, ServiceModel
 from .simulator import Outcome, Router, simulate
 from .trace import Trace
 
@@ -28,26 +28,6 @@ ROUTERS: Final[dict[str, Callable[[Trace], Router]]] = {
     "prefix-affinity": PrefixAffinity,
     "session-sticky": SessionSticky,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class HostLink:
-    """What loading from host memory costs; the defaults are PCIe 5 x16 and an 8B model in bf16.
-
-    Attributes:
-        bytes_per_s: Bandwidth.
-        s_per_transfer: Fixed cost of each block's transfer.
-        bytes_per_token: KV of one token, all layers.
-    """
-
-    bytes_per_s: float = 50e9
-    s_per_transfer: float = 10e-6
-    bytes_per_token: int = 131_072
-
-    def seconds(self, blocks: int, block_size: int) -> float:
-        """To load ``blocks`` blocks."""
-        size = blocks * block_size * self.bytes_per_token
-        return size / self.bytes_per_s + blocks * self.s_per_transfer
 
 
 @dataclass(frozen=True, slots=True)

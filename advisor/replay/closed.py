@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -12,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ...graph.advice import HOLD_MAX_S, AdmissionAdvice
-from .approaches import HostLink
+from ...graph.holding_rule import HoldingBounds, brought
 from .closed_hold import Asked, Hold, Word
 from .closed_runs import Runs
 from .instance import Instance
-from .service import ServiceModel
+from .service import HostLink, ServiceModel
 
 AGENTS_SERVICE: Final = ServiceModel(prefill_tokens_per_s=9_000.0, decode_s_per_token=0.02)
 """A 70B-class model on H100s, as large agents run on."""
+AGENTS_LINK: Final = HostLink(bytes_per_token=327_680)
+"""Its KV in bf16 (80 layers, 8 heads of 128) over one PCIe 5 x16 link."""
 
 
 class Queue(StrEnum):
@@ -50,7 +52,7 @@ class Loop:
     warm_s: float = 3600.0
     queue: Queue = Queue.FCFS
     service: ServiceModel = AGENTS_SERVICE
-    link: HostLink = field(default_factory=HostLink)
+    link: HostLink = AGENTS_LINK
     bound_s: float = HOLD_MAX_S
     patience_s: float = 0.5
 
@@ -107,7 +109,7 @@ class _Play:
         self._input, self._output = trace.input_tokens.tolist(), trace.output_tokens.tolist()
         self._pause, self._first = runs.pause.tolist(), runs.first.tolist()
         self._size = trace.block_size
-        self._hold = Hold(word, loop.bound_s)
+        self._hold = Hold(word, HoldingBounds(instance.capacity, loop.bound_s))
         self._line: list[Asked] = []  # who may start, and waits for the engine
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = 0
@@ -134,7 +136,7 @@ class _Play:
             if number % 500 == 0:
                 progress(now)
         for asked in self._hold.still_held():
-            self._held_s[asked.request] = loop.seconds - asked.at
+            self._held_s[asked.request] = asked.held_s + loop.seconds - asked.since
         opens = np.zeros(len(self._runs.trace), dtype=np.bool_)
         opens[self._runs.first[:-1]] = True
         prompt = self._runs.trace.matchable
@@ -168,29 +170,33 @@ class _Play:
             self._refused += 1  # as vLLM does; the user goes on without an answer
             self._answered(request, user, run, now)
             return
-        asked = Asked(request, user, run, now, request == self._first[run])
-        if not self._must_wait(asked, now, turn=False):
+        asked = Asked(request, user, run, request == self._first[run])
+        asked.brings = self._brings(asked)
+        if not self._hold.arrives(asked, now, self._idle):
             self._line.append(asked)
 
-    def _must_wait(self, asked: Asked, now: float, *, turn: bool) -> bool:
+    @property
+    def _idle(self) -> bool:
+        return not self._instance.running and not self._line
+
+    def _must_wait(self, asked: Asked, now: float) -> bool:
         asked.brings = self._brings(asked)
-        return self._hold.holds(asked, now, turn=turn)
+        return self._hold.turn_comes(asked, now)
 
     def _brings(self, asked: Asked) -> int:
-        """Blocks of new context; none where half of a session that was here before still is."""
         prompt = self._limits[asked.request]
-        need = prompt - self._instance.reach(self._chains[asked.request], prompt)
-        return need if asked.opens or 2 * need > prompt else 0
+        found = self._instance.reach(self._chains[asked.request], prompt)
+        return brought(prompt, found, new=asked.opens)
 
     def _serve(self, now: float) -> None:
         """Start who may start; one prompt is computed at a time."""
-        waiting = len(self._line) + self._busy
-        self._line += self._hold.released(now, waiting, not self._instance.running)
+        free = not self._line and not self._busy
+        self._line += self._hold.released(now, idle=self._idle, free=free)
         while not self._busy and self._loaded:
             self._loaded.pop(0)(now)
         while not self._busy and self._line:
             asked = self._next()
-            if self._must_wait(asked, now, turn=True):
+            if self._must_wait(asked, now):
                 self._line.remove(asked)
             elif not self._start(asked, now):
                 break
@@ -218,7 +224,8 @@ class _Play:
             return False
         self._line.remove(asked)
         self._times["started"][request] = now
-        self._held_s[request] = asked.released - asked.at if asked.held else 0.0
+        self._held_s[request] = asked.held_s
+        self._hold.started(asked, now)
         self._found[request] = admission.hit + admission.warmed
         if admission.warmed:
             seconds = self._loop.link.seconds(admission.warmed, self._size)

@@ -26,6 +26,8 @@ from .weka import Session
 
 ADMISSION: Final = "+admission"
 """Suffix of an arm: new and cold sessions are held as the sidecar advises."""
+HOST: Final = "+host"
+"""Suffix of an arm, before the other: evicted blocks are copied to host memory, and loaded."""
 LPM: Final = "lpm"
 """LRU, and those that wait start with the longest prefix match first: SGLang's order."""
 CLIENT_PATIENCE_S: Final = 600.0
@@ -49,12 +51,12 @@ class Plan:
     Attributes:
         sessions: What users play.
         loop: How; the number of users is a cell's own.
-        host: Blocks of host memory below the pool; 0: none.
+        host: Host memory of the arms that have some, in pools.
     """
 
     sessions: Sequence[Session]
     loop: Loop
-    host: int = 0
+    host: float = 1.0
     seed: int = 1
 
 
@@ -92,20 +94,44 @@ class ClosedRow:
         return {k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(self).items()}
 
 
-def checked_arm(name: str) -> str:
-    """The name of an arm.
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """An arm by its parts.
 
-    Raises:
-        ReplayError: There is none of that name.
+    Attributes:
+        order: ``lru``, ``lpm`` or a graph policy: who is evicted first.
+        hints: Callers name their sessions and say what the trace knows.
+        host: There is host memory below the pool.
+        admission: New and cold sessions are held.
     """
-    base = name.removesuffix(ADMISSION)
-    known = {"lru", LPM, *graph_policies()}
-    if base not in known and base.removesuffix(HINTS) not in known - {LPM}:
-        raise ReplayError(
-            f"arm {name!r}: allowed: {', '.join(sorted(known))}; {HINTS} and then {ADMISSION} may "
-            "stand behind"
-        )
-    return name
+
+    order: str
+    hints: bool
+    host: bool
+    admission: bool
+
+    @classmethod
+    def of(cls, name: str) -> Arm:
+        """The parts of an arm's name.
+
+        Raises:
+            ReplayError: There is none of that name.
+        """
+        bare = name.removesuffix(ADMISSION)
+        named = bare.removesuffix(HOST)
+        order = named.removesuffix(HINTS)
+        known = {"lru", LPM, *graph_policies()}
+        if order not in known or (order == LPM and order != named):
+            raise ReplayError(
+                f"arm {name!r}: allowed: {', '.join(sorted(known))}; {HINTS}, then {HOST} and then "
+                f"{ADMISSION} may stand behind"
+            )
+        return cls(order, named != order, bare != named, name != bare)
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether it needs no sidecar."""
+        return self.order in ("lru", LPM) and not self.hints and not self.admission
 
 
 def closed_rows(
@@ -124,25 +150,23 @@ def closed_rows(
 
 def run_cell(plan: Plan, cell: ClosedCell) -> ClosedRow:
     """Play one cell; the same plan and cell give the same row."""
-    loop = replace(plan.loop, users=cell.users)
-    base = cell.arm.removesuffix(ADMISSION)
-    if base == LPM:
-        loop = replace(loop, queue=Queue.LPM)
+    arm = Arm.of(cell.arm)
+    queue = Queue.LPM if arm.order == LPM else plan.loop.queue
+    loop = replace(plan.loop, users=cell.users, queue=queue)
     runs = runs_for(
         plan.sessions, cell.users, loop.seconds, block_size=_BLOCK, seed=plan.seed,
         signals=Signals.ALL,
     )  # fmt: skip
-    host = HostTier(plan.host) if plan.host else None
-    if cell.arm in ("lru", LPM):
+    host = HostTier(round(plan.host * cell.capacity), plain=arm.is_stock) if arm.host else None
+    if arm.is_stock:
         return _row(cell, loop, play(runs, Instance(cell.capacity, LruOrder(), host=host), loop))
-    order = GraphOrder(runs.trace, _policy(base), hints=base.endswith(HINTS))
-    word = partial(order.advised, Admission()) if cell.arm.endswith(ADMISSION) else None
+    order = GraphOrder(runs.trace, _policy(arm.order), hints=arm.hints)
+    word = partial(order.advised, Admission()) if arm.admission else None
     instance = Instance(cell.capacity, order, host=host)
     return _row(cell, loop, play(runs, instance, loop, word=word))
 
 
-def _policy(base: str) -> Policy:
-    name = base.removesuffix(HINTS)
+def _policy(name: str) -> Policy:
     return LruPolicy() if name in ("lru", LPM) else graph_policies()[name](Settings())
 
 

@@ -37,13 +37,13 @@ def closed(
     capacity: Annotated[str, typer.Option(help="Blocks of 512 tokens, by commas.")] = "2000",
     users: Annotated[str, typer.Option(help="How many agents at once, by commas.")] = "12,16,20,24",
     arm: Annotated[
-        str, typer.Option(help="lru, lpm or policies; +hints, +admission behind; by commas.")
+        str, typer.Option(help="lru, lpm or policies; +hints, +host, +admission behind; by commas.")
     ] = "lru,default,default+admission",
     hours: Annotated[float, typer.Option(min=0.01, max=100, help="How long.")] = 3.0,
     warm: Annotated[float, typer.Option(min=0, help="Hours that are not counted.")] = 1.0,
     begin: Annotated[float, typer.Option(min=0, help="Hours within which users begin.")] = 0.5,
     bound: Annotated[float, typer.Option(min=0, help="Seconds of the longest hold.")] = HOLD_MAX_S,
-    host: Annotated[int, typer.Option(min=0, help="Blocks of host memory.")] = 0,
+    host: Annotated[float, typer.Option(min=0, help="Host memory of +host arms, in pools.")] = 1.0,
     prefill: Annotated[float, typer.Option(min=1, help="Tokens computed a second.")] = 9000.0,
     decode: Annotated[float, typer.Option(min=0, help="Seconds an output token.")] = 0.02,
     part: Annotated[Part, typer.Option(help="Which sessions, by rank.")] = Part.ALL,
@@ -54,14 +54,16 @@ def closed(
 ) -> None:
     """Play recorded agents who wait for answers: where does an engine collapse?"""
     from .closed import Loop
-    from .closed_arms import ClosedCell, Plan, checked_arm, closed_rows
+    from .closed_arms import Arm, ClosedCell, Plan, closed_rows
     from .closed_report import closed_table, draw_cliff
     from .service import ServiceModel
     from .weka import read_sessions
 
     if not warm < hours:
         raise ReplayError(f"--warm {warm:g}: allowed: less than the {hours:g} hours played")
-    arms = [checked_arm(name.strip()) for name in arm.split(",")]
+    arms = [name.strip() for name in arm.split(",")]
+    for name in arms:
+        Arm.of(name)
     cells = [
         ClosedCell(name, blocks, agents)
         for blocks in parse_capacities(capacity)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...graph.advice import HOLD_PATIENCE_S, AdmissionAdvice
+from ...graph.advice import AdmissionAdvice
+from ...graph.holding_order import Held
+from ...graph.holding_rule import HoldingBounds, HoldingRule
 
 Word = Callable[[float], AdmissionAdvice]
 """What a sidecar has last said of room, as of a time."""
@@ -18,112 +19,93 @@ class Asked:
     """A request that came.
 
     Attributes:
-        at: Seconds.
         opens: It is its session's first.
         brings: Blocks of context that neither the pool nor a tier holds; 0 for a session that is
             live and resident.
-        passed: Room was taken for it.
-        held: It had to wait for room.
-        released: When it had to no longer; NaN: it never did, or still does.
+        since: When it began to wait for room, in seconds; NaN: it never did.
+        held_s: How long it waited for room, while it did.
     """
 
     request: int
     user: int
     run: int
-    at: float
     opens: bool
     brings: int = 0
-    passed: bool = False
-    held: bool = False
-    released: float = math.nan
+    since: float = math.nan
+    held_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As the rule knows it."""
+        return str(self.request)
+
+    def as_held(self, now: float) -> Held:
+        """As the rule sees it."""
+        return Held(self.name, now, self.brings, paused=not self.opens)
 
 
 class Hold:
-    """What an engine's own hold does, with a sidecar's word on room.
+    """Has simulated requests wait that ``HoldingRule`` says shall, with a sidecar's word on room.
 
-    It is decided when a request comes, and again when its turn comes: a long line costs contexts.
-    Sessions that were here before start first, then as they came. Nobody is held longer than the
-    bound; who was patient starts where nobody else waits.
+    It is asked when a request comes, and again when its turn comes: a long line costs contexts.
 
     Args:
         word: None holds nobody.
-        bound_s: The bound.
+        bounds: What holding keeps to.
     """
 
-    def __init__(self, word: Word | None, bound_s: float) -> None:
+    def __init__(self, word: Word | None, bounds: HoldingBounds) -> None:
         self._word = word
-        self._bound_s = bound_s
-        self._held: list[Asked] = []
-        self._begun: deque[tuple[float, int]] = deque()  # what the last word may not know of
+        self._rule = HoldingRule(bounds)
+        self._held: dict[str, Asked] = {}
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def holds(self, asked: Asked, now: float, *, turn: bool) -> bool:
-        """Whether a request must wait for room.
+    def arrives(self, asked: Asked, now: float, idle: bool) -> bool:
+        """A request came; whether it must wait for room.
 
         Args:
-            turn: It is its turn to start; else it just came.
+            idle: Nothing runs, and nobody else waits for the engine.
         """
-        if self._word is None or not asked.brings or asked.passed:
+        if self._word is None:
             return False
-        left = self._left(self._word(now))
-        if left is None:
-            if turn:
-                self._begins(asked, now)
+        return self._noted(
+            asked, now, self._rule.arrives(asked.as_held(now), self._word(now), idle)
+        )
+
+    def turn_comes(self, asked: Asked, now: float) -> bool:
+        """It is a request's turn to start; whether it must wait for room after all."""
+        if self._word is None:
             return False
-        if left > 0 and not self._held:
-            self._begins(asked, now)
-            return False
-        asked.held = True
-        self._held.append(asked)
-        return True
+        held = self._rule.turn_comes(asked.as_held(now), self._word(now))
+        return self._noted(asked, now, held)
+
+    def started(self, asked: Asked, now: float) -> None:
+        """A request got blocks."""
+        self._rule.started(asked.name, now)
 
     def still_held(self) -> list[Asked]:
         """Those that wait for room now."""
-        return list(self._held)
+        return list(self._held.values())
 
-    def released(self, now: float, line: int, idle: bool) -> list[Asked]:
+    def released(self, now: float, *, idle: bool, free: bool) -> list[Asked]:
         """Those that may start now, in this order.
 
-        Without room, who was patient starts where nobody else waits, one at a time: what stands in
-        line before a session that is resident may cost it its blocks.
-
         Args:
-            line: Requests that wait for the engine, and prompts that it computes.
-            idle: Nothing runs.
+            idle: Nothing runs, and nobody else waits for the engine.
+            free: Nobody else waits for the engine, and it computes no prompt.
         """
-        if self._word is None or not self._held:
+        if self._word is None:
             return []
-        word = self._word(now)
-        free = [each for each in self._held if now - each.at >= self._bound_s]
-        for asked in free:
-            self._let_go(asked, now)
-        while self._held and ((left := self._left(word)) is None or left > 0):
-            free.append(self._let_go(self._next(), now))
-        if self._held and not free and not line:
-            oldest = min(self._held, key=lambda asked: asked.at)
-            if idle or now - oldest.at >= HOLD_PATIENCE_S:
-                free.append(self._let_go(oldest, now))
-        return free
+        found = self._rule.released(self._word(now), now, idle=idle, free=free)
+        gone = [self._held.pop(held.request_id) for held, _ in found]
+        for asked in gone:
+            asked.held_s += now - asked.since
+        return gone
 
-    def _next(self) -> Asked:
-        return min(self._held, key=lambda asked: (asked.opens, asked.at))
-
-    def _let_go(self, asked: Asked, now: float) -> Asked:
-        self._held.remove(asked)
-        asked.released = now
-        self._begins(asked, now)
-        return asked
-
-    def _begins(self, asked: Asked, now: float) -> None:
-        asked.passed = True
-        self._begun.append((now, asked.brings))
-
-    def _left(self, word: AdmissionAdvice) -> int | None:
-        """Blocks of new context that may still start; None: as many as come."""
-        while self._begun and self._begun[0][0] < word.known_of:
-            self._begun.popleft()
-        if word.room_blocks is None:
-            return None
-        return word.room_blocks - sum(blocks for _, blocks in self._begun)
+    def _noted(self, asked: Asked, now: float, held: bool) -> bool:
+        if held:
+            asked.since = now
+            self._held[asked.name] = asked
+        return held

@@ -33,15 +33,23 @@ class HostTier:
     def __contains__(self, block: int) -> bool:
         return block in self._held
 
-    def store(self, blocks: Sequence[int]) -> None:
-        """Keep copies of evicted blocks, the first of them the first to go."""
+    def store(self, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Keep copies of evicted blocks, the first of them the first to go.
+
+        Returns:
+            Copies that were made, and then copies that are gone, perhaps of the same blocks.
+        """
+        made, gone = [], []
         for block in blocks:
             if block in self._held:
                 self._held.leaves(block)
-            else:
-                self._held.add(block)
+                continue
+            self._held.add(block)
+            made.append(block)
             if len(self._held) > self._capacity:
-                self._held.discard(next(self._held.first()))
+                gone.append(next(self._held.first()))
+                self._held.discard(gone[-1])
+        return made, gone
 
     def touch(self, blocks: Sequence[int]) -> None:
         """These copies were read; tail first, so that a chain loses its tail first here too."""
@@ -130,6 +138,8 @@ class Instance:
         self._order.started(request, hit, new, now)
         if evicted:
             self._order.evicted(evicted, now)
+            if self._host is not None:
+                self._order.copied(*self._host.store(evicted), now)
         return Admission(hit, warmed, len(new))
 
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:
@@ -158,8 +168,6 @@ class Instance:
         for block in evicted:
             del self._references[block]
         self._free -= len(evicted)
-        if evicted and self._host is not None:
-            self._host.store(evicted)
         return evicted
 
     def _warm(self, chain: Sequence[int], hit: int, limit: int) -> int:

@@ -34,6 +34,9 @@ class EvictionOrder(ABC):
     def evicted(self, blocks: Sequence[int], now: float) -> None:  # noqa: B027
         """What ``victims`` gave is gone."""
 
+    def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:  # noqa: B027
+        """The tier below holds copies of blocks that it ``made``, and then none of ``gone``."""
+
     def finished(self, request: int, now: float) -> None:  # noqa: B027
         """A request ended; its blocks are about to be freed."""
 

@@ -119,6 +119,12 @@ class GraphOrder(EvictionOrder):
     def evicted(self, blocks: Sequence[int], now: float) -> None:
         self._news.append(_News(now, None, blocks))
 
+    def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:
+        if made:
+            self._news.append(_News(now, self._teller.copied(made)))
+        if gone:
+            self._news.append(_News(now, self._teller.dropped(gone)))
+
     def finished(self, request: int, now: float) -> None:
         self._news.append(_News(now, self._teller.finished(request, now)))
 

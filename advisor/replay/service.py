@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+BYTES_PER_TOKEN: Final = 131_072
+"""KV of one token, all layers, of an 8B model in bf16 (32 layers, 8 heads of 128)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +28,23 @@ class ServiceModel:
     def seconds(self, computed_tokens: int, output_tokens: int) -> float:
         """From being scheduled to being done."""
         return self.prefill_seconds(computed_tokens) + output_tokens * self.decode_s_per_token
+
+
+@dataclass(frozen=True, slots=True)
+class HostLink:
+    """What loading from host memory costs; the defaults are PCIe 5 x16 and an 8B model in bf16.
+
+    Attributes:
+        bytes_per_s: Bandwidth.
+        s_per_transfer: Fixed cost of each block's transfer.
+        bytes_per_token: KV of one token, all layers.
+    """
+
+    bytes_per_s: float = 50e9
+    s_per_transfer: float = 10e-6
+    bytes_per_token: int = BYTES_PER_TOKEN
+
+    def seconds(self, blocks: int, block_size: int) -> float:
+        """To load ``blocks`` blocks."""
+        size = blocks * block_size * self.bytes_per_token
+        return size / self.bytes_per_s + blocks * self.s_per_transfer

@@ -8,11 +8,15 @@ import numpy as np
 
 from ...graph.events import (
     BlocksRemoved,
+    BlocksSpilled,
     BlocksStored,
+    CopiesDropped,
     RequestFinished,
     RequestStarted,
     Segment,
 )
+from ...graph.types import Tier
+from .service import BYTES_PER_TOKEN
 from .trace import Ints, Trace
 
 
@@ -55,6 +59,15 @@ class Teller:
     def removed(self, blocks: Sequence[int]) -> BlocksRemoved:
         """Blocks were evicted."""
         return BlocksRemoved(self.keys[list(blocks)].tobytes())
+
+    def copied(self, blocks: Sequence[int]) -> BlocksSpilled:
+        """Copies of blocks are in host memory."""
+        size = BYTES_PER_TOKEN * self._trace.block_size
+        return BlocksSpilled(self.keys[list(blocks)].tobytes(), Tier.WARM, size)
+
+    def dropped(self, blocks: Sequence[int]) -> CopiesDropped:
+        """These copies are gone."""
+        return CopiesDropped(self.keys[list(blocks)].tobytes(), Tier.WARM)
 
     def finished(self, request: int, now: float) -> RequestFinished:
         """A request ended at ``now``."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from ...graph.advice import AdmissionAdvice
 from ...graph.events import HOLD_ENDS, AdmissionReport, AnyEvent, RequestHeld, RequestReleased
-from .holding_order import Held
+from ...graph.holding_order import Held
 from .tagging import MAX_NAME
 
 logger = logging.getLogger(__name__)

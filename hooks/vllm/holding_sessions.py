@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...graph.holding_rule import brought
 from .holding_names import SessionName, SessionNames
 from .observer import ObservedGroup
 from .tagging import Meaning
@@ -99,7 +100,7 @@ class LiveSessions:
 
     def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
         if self._names.is_new(name) and not _comes_from_elsewhere(request):
-            return len(hashes) and max(1, len(hashes) - self._found(hashes))
+            return brought(len(hashes), self._found(hashes), new=True)
         middle = self._names.middle(name)
         if self._names.is_running(name) or (middle is not None and self._found([middle])):
             return 0
@@ -108,8 +109,7 @@ class LiveSessions:
     def _unknown(self, request: Request, hashes: Sequence[bytes]) -> int:
         if _comes_from_elsewhere(request):
             return 0
-        found = self._found(hashes)
-        return 0 if 2 * found >= len(hashes) else len(hashes) - found
+        return brought(len(hashes), self._found(hashes), new=False)
 
     def _found(self, hashes: Sequence[bytes]) -> int:
         """How many of a chain's blocks, from the first on, need not be computed.

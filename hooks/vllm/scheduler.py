@@ -12,11 +12,12 @@ import vllm
 
 from ...graph.advice import HOLD_MAX_S, PRESSING_SHARE
 from ...graph.events import AdviceApplied, AnyEvent, EngineHello
+from ...graph.holding_rule import HoldingBounds
 from ..client import AdvisorClient, ClientOptions
 from ..tiers.jobs import TierAnswer, TierWork
 from ..tiers.settings import TierSettings
 from .eviction import FreeQueueArranger
-from .holding import Holding, HoldingBounds
+from .holding import Holding
 from .holding_queue import HoldingQueue
 from .holding_sessions import LiveSessions
 from .index import BlockIndex

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from ...graph.advice import AdmissionAdvice
+from .advice import AdmissionAdvice
 
 _SURELY_KNOWN_S: Final = 1.0
 """What began so long before a word was true, the word knows of: events are sent every 0.2 s."""

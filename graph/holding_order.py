@@ -16,10 +16,10 @@ class Held:
     """One request that waits for room.
 
     Attributes:
-        request_id: vLLM's name of it.
-        since: When it arrived, in monotonic seconds.
+        request_id: The engine's name of it.
+        since: When it began to wait, in seconds.
         blocks: Of context that the pool does not hold yet.
-        priority: vLLM's: lower goes first.
+        priority: As in vLLM: lower goes first.
         paused: Whether its session was here before and lost its blocks.
         session: Its session's name, if it has one.
         tenant: Whose it is, if that is known.
@@ -37,7 +37,7 @@ class Held:
 class HoldingOrder:
     """Held requests, oldest first for the bound on waiting, and by turn for the room.
 
-    The turn goes by vLLM's priority, then to sessions that were here before, then fairly: each
+    The turn goes by priority, then to sessions that were here before, then fairly: each
     tenant's requests stand in the order in which they came, and tenants share by blocks of context
     (start-time fair queueing, Goyal et al., 1996), so that whoever opens a thousand sessions waits
     behind himself. Every operation costs O(log n) of those that wait.
