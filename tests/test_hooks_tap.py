@@ -102,10 +102,12 @@ def test_a_pool_that_lacks_what_is_read_is_not_followed() -> None:
     "part", ["BlockIndex", "FreeQueueArranger", "AdvisorClient", "EngineObserver"]
 )
 def test_a_failure_while_binding_leaves_the_pool_alone(
-    part: str, monkeypatch: pytest.MonkeyPatch
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    import torch
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     monkeypatch.setattr(scheduler, part, fail)
     config = SimpleNamespace(
@@ -116,12 +118,17 @@ def test_a_failure_while_binding_leaves_the_pool_alone(
         ),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=4),
     )
-    kv_cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=None)])
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
+    )
+    kv_cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
     role = KVConnectorRole.SCHEDULER
     connector = connector_module.KvGraphConnector(config, role, kv_cache)
     pool = new_pool(16)
     before = set(vars(pool))
-    connector.bind_gpu_block_pool(pool)
+    with caplog.at_level(logging.WARNING):
+        connector.bind_gpu_block_pool(pool)
+    assert "disabled after RuntimeError in bind_gpu_block_pool" in caplog.text, "it was tried"
     assert connector._side is None
     assert set(vars(pool)) == before
 
