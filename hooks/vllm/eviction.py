@@ -109,6 +109,10 @@ class FreeQueueArranger:
         else:
             self._guard.step()
 
+    def heeds(self, ranking: EvictionRanking) -> bool:
+        """Whether the queue is arranged by this ranking already."""
+        return ranking.order is self._order  # not the epoch: a restarted sidecar counts anew
+
     def evicted(self, keys: Sequence[int]) -> None:
         """Take note that the engine evicted ``keys``."""
         self._guard.evicted(keys)
@@ -123,7 +127,7 @@ class FreeQueueArranger:
 
     def _is_window_enough(self, ranking: EvictionRanking) -> bool:
         """Lay the window if that is due: whether it, or blanks, are all that a step can take."""
-        if ranking.order is not self._order:  # not the epoch: a restarted sidecar counts anew
+        if not self.heeds(ranking):
             self._adopt(ranking)
         if self._many_blanks_ahead():
             return True

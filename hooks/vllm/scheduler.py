@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import vllm
 
-from ...graph.advice import HOLD_MAX_S, PRESSING_SHARE
+from ...graph.advice import HOLD_MAX_S, PRESSING_SHARE, EvictionRanking
 from ...graph.events import AdviceApplied, AnyEvent, EngineHello
 from ...graph.holding_rule import HoldingBounds
 from ..client import AdvisorClient, ClientOptions
@@ -111,6 +111,7 @@ class SchedulerSide:
     def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """The prefix cache holds ``computed_tokens``: what more can a load bring?"""
         self._catch_up()
+        self._heed_news()
         self.observer.request_looked_up(request, computed_tokens)
         if self.bridge is None:
             return 0, False
@@ -155,7 +156,7 @@ class SchedulerSide:
             self._told_of = self.observer.stored
             self.client.nudge()
         ranking = self.client.ranking()
-        self.arranger.step(ranking, self.client.remembered(), self.client.linked_since)
+        self._arrange(ranking)
         if self.holding is not None:
             self.holding.step()
         if self.bridge is None:
@@ -227,6 +228,16 @@ class SchedulerSide:
 
     def _copied(self, hashes: Sequence[bytes]) -> int:
         return self.bridge.copied(hashes) if self.bridge is not None else 0
+
+    def _heed_news(self) -> None:
+        """Apply advice that came since the last step: an idle engine takes none, and allocates."""
+        ranking = self.client.ranking()
+        if ranking is not None and not self.arranger.heeds(ranking):
+            self.observer.blocks_changed(self.tap.take())
+            self._arrange(ranking)
+
+    def _arrange(self, ranking: EvictionRanking | None) -> None:
+        self.arranger.step(ranking, self.client.remembered(), self.client.linked_since)
 
     def _catch_up(self) -> None:
         """After a reset there may be new weights: nothing old is offered or registered any more."""
