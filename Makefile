@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 .PHONY: demo test check bench clean
 
-demo: $(STAMP)  ## recorded coding agents on a real vLLM: stock, with the graph, with hints
+demo: $(STAMP)  ## too many agents, on paper; then recorded ones on a real vLLM: stock, with the graph, with hints
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
 
 test: $(STAMP)  ## the whole suite, the tests against a real engine among it

@@ -16,17 +16,19 @@ from .errors import BenchError
 
 if TYPE_CHECKING:
     from .agents_arms import AgentArm
+    from .cliff import CliffResult
     from .demo import DemoResult
     from .figures import Figures
 
 app = typer.Typer(no_args_is_help=True, help="Measure every figure that the README claims.")
-demo_app = typer.Typer(help="One agent workload on a real vLLM: stock, then with the graph.")
+demo_app = typer.Typer(help="What becomes of too many agents, and of what a cache holds.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of a table.")]
 Model = Annotated[
     str | None,
     typer.Option(help="Any model that vLLM loads; without it, a small random Llama is written."),
 ]
+Part = Annotated[str, typer.Option(help="all; cliff: on paper; hits: on a real engine.")]
 Out = Annotated[Path, typer.Option(help="Where the picture, the figures and the logs go.")]
 
 DEFAULT_OUT = Path(".demo")
@@ -246,32 +248,72 @@ def faults(
 
 
 @app.command()
-def demo(as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT) -> None:
-    """Real vLLM under memory pressure: what the graph gains over stock, in figures."""
-    _run_demo(model, out).figures().print(as_json)
+def demo(
+    as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
+) -> None:
+    """The cliff on paper, and real vLLM under memory pressure: kvgraph beside stock, in figures."""
+    cliff, hits = _run_demo(model, out, part)
+    from .figures import Figures
+
+    figures = Figures("demo")
+    for half in (cliff, hits):
+        if half is not None:
+            half.add_to(figures)
+    figures.print(as_json)
 
 
 @demo_app.callback(invoke_without_command=True)
-def demo_for_people(as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT) -> None:
-    """Run the demo; ends with one table and one picture."""
-    result = _run_demo(model, out)
+def demo_for_people(
+    as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
+) -> None:
+    """Run the demo; each half ends with one table and one picture."""
     if as_json:
-        result.figures().print(as_json=True)
+        demo(True, model, out, part)
         return
-    from .report import print_report
+    cliff, hits = _run_demo(model, out, part)
+    if cliff is not None:
+        from .cliff_report import print_cliff
 
-    print_report(result)
+        print_cliff(cliff)
+    if hits is not None:
+        from .report import print_report
+
+        print_report(hits)
 
 
-def _run_demo(model: str | None, out: Path) -> DemoResult:
+def _run_demo(
+    model: str | None, out: Path, part: str
+) -> tuple[CliffResult | None, DemoResult | None]:
+    if part not in ("all", "cliff", "hits"):
+        raise typer.BadParameter(f"{part!r}; allowed: all, cliff, hits", param_hint="--part")
     with _explained():
-        from .demo import run_demo
-        from .picture import draw
-        from .report import save_figures
+        out = out.resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        return (
+            _run_cliff(out) if part != "hits" else None,
+            _run_hits(model, out) if part != "cliff" else None,
+        )
 
-        result = run_demo(model, out, progress=True)
-        save_figures(result)
-        draw(result)
+
+def _run_cliff(out: Path) -> CliffResult:
+    from .cliff import run_cliff
+    from .cliff_report import save_cliff
+    from .progress import DemoProgress
+
+    with DemoProgress(0) as shown:
+        result = run_cliff(out, shown)
+    save_cliff(result)
+    return result
+
+
+def _run_hits(model: str | None, out: Path) -> DemoResult:
+    from .demo import run_demo
+    from .picture import draw
+    from .report import save_figures
+
+    result = run_demo(model, out, progress=True)
+    save_figures(result)
+    draw(result)
     return result
 
 

@@ -39,7 +39,12 @@ _SEQUENCES: Final = 64
 
 
 def play_on_paper(
-    base: VllmConfig, arm: PaperArm, blocks: int, users: Sequence[Script], clock: Clock
+    base: VllmConfig,
+    arm: PaperArm,
+    blocks: int,
+    users: Sequence[Script],
+    clock: Clock,
+    starting_s: float = STARTING_S,
 ) -> ClosedRun:
     """Every user plays its script until the time is up.
 
@@ -47,8 +52,9 @@ def play_on_paper(
         base: vLLM's configuration of an engine on paper.
         blocks: Of the pool, the null block among them.
         clock: In the service model's seconds, a recorded one each.
+        starting_s: Users begin within so many of them, evenly.
     """
-    loop = _PaperLoop(base, arm, blocks, users, clock)
+    loop = _PaperLoop(base, arm, blocks, users, clock, starting_s)
     try:
         loop.run()
         return ClosedRun(arm.name, len(users), loop.passed(), loop.held())
@@ -66,6 +72,7 @@ class _PaperLoop:
         blocks: int,
         users: Sequence[Script],
         clock: Clock,
+        starting_s: float,
     ) -> None:
         self._arm, self._clock = arm, clock
         self.now = 0.0
@@ -77,7 +84,7 @@ class _PaperLoop:
         sidecar = PaperSidecar
         self._sidecar = None if arm.stock else sidecar(self.engine, arm, lambda: self.now)
         self._scripts = [iter(script) for script in users]
-        starts = ((STARTING_S * n / len(users), n) for n in range(len(users)))
+        starts = ((starting_s * n / len(users), n) for n in range(len(users)))
         self._due: list[tuple[float, int]] = list(starts)
         self._open: dict[str, _Open] = {}
         self._numbers = itertools.count()

@@ -75,9 +75,14 @@ class DemoResult:
     arms: tuple[ArmResult, ...]
 
     def figures(self) -> Figures:
-        """The figures of ``kvgraph bench demo``."""
-        stock, plain, hints = self.arms
+        """The figures of this half alone."""
         figures = Figures("demo")
+        self.add_to(figures)
+        return figures
+
+    def add_to(self, figures: Figures) -> None:
+        """This half's figures of ``kvgraph bench demo``."""
+        stock, plain, hints = self.arms
         figures.add("stock_share", stock.hit_rate, "share of prompt")
         gain = 100 * (hints.hit_rate - stock.hit_rate)
         figures.add("hit_gain_points", gain, "points", "> 0")
@@ -88,7 +93,6 @@ class DemoResult:
         for percentile in (50, 95):
             ratio = quantile(hints.ttft_ms, percentile) / quantile(stock.ttft_ms, percentile)
             figures.add(f"ttft_p{percentile}_ratio", ratio, "hints / stock")
-        return figures
 
 
 def run_demo(model: str | None, out: Path, progress: bool = True) -> DemoResult:
