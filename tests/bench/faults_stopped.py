@@ -5,6 +5,7 @@ spread among stock's own passes is what a difference has to be seen against. Wha
 us is the sum of all calls of our hooks in it: here up to 32 requests end and as many start at once.
 Beside it stands what a stock engine's steps wait for as much work by as many calls, with a thread
 beside them that wakes as often as ours and does as much: that much is the machine's and Python's.
+What our client's thread takes of a step outside of those calls shows in the times to first token.
 """
 
 from __future__ import annotations

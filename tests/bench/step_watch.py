@@ -46,11 +46,14 @@ class StepWatch:
             if self._inside:  # one of the others called it
                 return original(*args, **kwargs)
             self._inside = True
-            before = Moment.before()
+            ran, waited = _of_this_thread()
+            started = time.perf_counter()
             try:
                 return original(*args, **kwargs)
             finally:
-                self._spent += before.until(Moment.after())
+                ended = time.perf_counter()
+                then = Moment(ended, *_of_this_thread())
+                self._spent += Moment(started, ran, waited).until(then)
                 self._inside = False
 
         return call
@@ -59,26 +62,13 @@ class StepWatch:
 class Moment(NamedTuple):
     """A thread's clocks in seconds, and how often it gave its core away to wait for something.
 
-    The clock on the wall is the last that is read before a call and the first after it, so that
-    reading the others, which asks the kernel, is no part of what the call took.
+    The clock on the wall is the last to be read before what is measured and the first after it, so
+    that reading the others, which asks the kernel, is no part of it.
     """
 
     wall: float
     ran: float
     waited: int
-
-    @classmethod
-    def before(cls) -> Moment:
-        """What is measured begins when this returns."""
-        waited = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-        ran = time.thread_time()
-        return cls(time.perf_counter(), ran, waited)
-
-    @classmethod
-    def after(cls) -> Moment:
-        """What is measured ended when this was called."""
-        wall, ran = time.perf_counter(), time.thread_time()
-        return cls(wall, ran, resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw)
 
     def until(self, then: Moment) -> float:
         """Seconds that count: those on the wall, if anything was waited for on the way.
@@ -121,7 +111,14 @@ class StandIn:
 
 def spin(seconds: float) -> float:
     """Work for so long, and what that counts as."""
-    before, end = Moment.before(), time.thread_time() + seconds
+    ran, waited = _of_this_thread()
+    started, end = time.perf_counter(), time.thread_time() + seconds
     while time.thread_time() < end:
         pass
-    return before.until(Moment.after())
+    ended = time.perf_counter()
+    return Moment(started, ran, waited).until(Moment(ended, *_of_this_thread()))
+
+
+def _of_this_thread() -> tuple[float, int]:
+    """Seconds that it ran, and how often it gave its core away to wait."""
+    return time.thread_time(), resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
