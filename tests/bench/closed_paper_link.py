@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from ..advisor.replay.approaches import HostLink
+from ..advisor.replay.service import HostLink
 from ..hooks.vllm.worker import TierMetadata, TierWorkerMetadata
 from .agents_requests import SHRINK
 from .paper_engine import BLOCK_SIZE, PaperEngine
