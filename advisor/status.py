@@ -122,6 +122,11 @@ class StatusBoard:
         why = fit_and_live(room.fitting_sessions, room.live_sessions) if room else "for room"
         return f"held {seconds:.0f} s: {why}"
 
+    def waiting(self) -> dict[str, float]:
+        """Requests that engines hold until there is room, and since how many seconds."""
+        with self._questions.turn():
+            return self._graph.waiting()
+
     def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
         """Node-link data around a block; raises GraphError for an unknown one."""
         with self._questions.turn():

@@ -32,6 +32,7 @@ _CONTENTS: Final = {
     "/blocks/KEY/explain": "why a block ranks where it does; needs the token",
     "/blocks/KEY/subgraph": "what is around a block; needs the token",
     "/sessions/NAME/explain": "what a session does and holds; needs the token",
+    "/waiting": "requests that engines hold until there is room; needs the token",
 }
 
 BlockParam = Annotated[str, Path(max_length=24)]
@@ -122,6 +123,10 @@ def _queries(source: StatusSource) -> APIRouter:
     @app.get("/blocks/{key}/subgraph")
     def subgraph(key: BlockParam, hops: HopsParam = 1, limit: LimitParam = 200) -> Response:
         return _json(source.subgraph(parse_key(key), hops, limit))
+
+    @app.get("/waiting")
+    def waiting() -> Response:
+        return _json(source.waiting())
 
     @app.get("/sessions/{name:anything}/explain")
     def explain_session(name: NameParam, tenant: TenantParam = None) -> Response:

@@ -86,5 +86,8 @@ class StatusSource(Protocol):
     def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
         """What a session is doing and holds; raises GraphError for an unknown one."""
 
+    def waiting(self) -> dict[str, float]:
+        """Requests that engines hold until there is room, by their engines' names; seconds."""
+
     def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
         """Node-link data around a block; raises GraphError for an unknown one."""

@@ -39,10 +39,9 @@ class HeldBook:
         """It waits no longer."""
         self._held.get(engine, {}).pop(event.request_id, None)
 
-    def of(self, engine: int, most: int) -> list[HeldRequest]:
-        """Those who wait longest on ``engine``, at most ``most``."""
-        waiting = self._held.get(engine, {}).values()
-        return [held for _, held in zip(range(most), waiting, strict=False)]
+    def all(self) -> list[HeldRequest]:
+        """Whoever waits, engine by engine, each engine's in the order in which they came."""
+        return [held for waiting in self._held.values() for held in waiting.values()]
 
     def of_session(self, session: str, tenant: str | None) -> list[tuple[int, HeldRequest]]:
         """Engines, and what waits there of a session; of any tenant's where none is named."""

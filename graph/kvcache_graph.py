@@ -246,6 +246,11 @@ class KVCacheGraph:
             found[name] = max(now - held.since, found.get(name, 0.0))
         return found
 
+    def waiting(self) -> dict[str, float]:
+        """Requests that engines hold until there is room, and seconds since."""
+        now = self.clock()
+        return {held.request.request_id: now - held.since for held in self._ingest.held.all()}
+
     def stats(self) -> GraphStats:
         """Counts and sizes as of now."""
         return graph_stats(self.tables, self._ingest, self.profile, self.clock())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from .events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
-from .held import HeldRequest
 from .ingest import Ingest
 from .protection import demoted
 from .rules import is_protected
@@ -16,8 +14,6 @@ from .scoring import ScoreProfile
 from .spill import COPIES
 from .tables import Tables
 from .types import EDGE_NAMES, LAYER_NAMES, SessionState
-
-_SHOWN_HELD: Final = 32  # requests of an engine; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +30,6 @@ class EngineStats:
     applied: AdviceApplied | None
     tiers: TierReport | None
     admission: AdmissionReport | None  # None: nobody is ever held there
-    held: list[HeldRequest]  # who waits longest for room
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,6 @@ def _engine_stats(
         applied=ingest.applied.get(column),
         tiers=ingest.tier_reports.get(column),
         admission=ingest.admission_reports.get(column),
-        held=ingest.held.of(column, _SHOWN_HELD),
     )
 
 

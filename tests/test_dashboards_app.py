@@ -24,6 +24,8 @@ from kvgraph.graph.events import (
     BlocksStored,
     EngineHello,
     Pressure,
+    RequestHeld,
+    RequestReleased,
     RequestStarted,
     TierReport,
 )
@@ -117,6 +119,9 @@ class Source:
 
     def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
         return self.graph.explain_session(name, tenant)
+
+    def waiting(self) -> dict[str, float]:
+        return self.graph.waiting()
 
     def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
         return self.graph.subgraph(key, hops, limit)
@@ -359,6 +364,7 @@ def test_a_server_that_is_stopped_at_once_ends(source: Source) -> None:
         "/blocks/1/explain",
         "/blocks/1/subgraph",
         "/sessions/chat/explain",
+        "/waiting",
         "/blocks/nonsense/explain",
     ],
 )
@@ -381,11 +387,21 @@ def test_health_status_and_metrics_need_no_token_and_name_no_caller(source: Sour
         source.graph.apply(
             "e1", [RequestStarted(f"r{key}", pack(key), 16, 0, 16, "wanda", "acme-corp")]
         )
+    source.graph.apply("e1", [RequestHeld("of wanda", 7, "wanda", "acme-corp")])
     for path in ("/healthz", "/status", "/metrics"):
         answer = client.get(path)
         assert answer.status_code == 200
         assert "wanda" not in answer.text
         assert "acme" not in answer.text
+
+
+def test_who_waits_is_listed_by_request(client: TestClient, source: Source) -> None:
+    assert client.get("/waiting").json() == {}
+    source.graph.apply("e1", [RequestHeld("cmpl-a-0", 7, "s"), RequestHeld("cmpl-b-0", 7)])
+    source.graph.apply("e1", [RequestReleased("cmpl-a-0", 1.0, "room")])
+    ((name, seconds),) = client.get("/waiting").json().items()
+    assert name == "cmpl-b-0"
+    assert 0 <= seconds < 60
 
 
 def test_too_many_questions_are_answered_with_503(client: TestClient, source: Source) -> None:

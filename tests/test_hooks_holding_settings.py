@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hall import shape
 from kvgraph.graph.advice import HOLD_MAX_S
+from kvgraph.hooks.vllm import settings
 from kvgraph.hooks.vllm.holding_queue import HoldingQueue
 from kvgraph.hooks.vllm.holding_schedulers import follow_schedulers, introduce
 from kvgraph.hooks.vllm.settings import (
@@ -31,10 +33,23 @@ def stock_scheduler() -> Iterator[None]:
     Scheduler.__init__ = original
 
 
-@pytest.mark.parametrize(("text", "on"), [("1", True), ("", False), ("0", False), ("off", False)])
-def test_the_switch(monkeypatch: pytest.MonkeyPatch, text: str, on: bool) -> None:
+@pytest.mark.parametrize("by_default", [False, True])
+@pytest.mark.parametrize(
+    ("text", "on"), [("1", True), ("auto", True), ("", None), ("0", False), ("off", False)]
+)
+def test_the_switch(
+    monkeypatch: pytest.MonkeyPatch, text: str, on: bool | None, by_default: bool
+) -> None:
+    monkeypatch.setattr(settings, "ADMISSION_BY_DEFAULT", by_default)
     monkeypatch.setenv(ADMISSION_VARIABLE, text)
-    assert admission_switched_on() is on
+    assert admission_switched_on() is (by_default if on is None else on)
+    monkeypatch.delenv(ADMISSION_VARIABLE)
+    assert admission_switched_on() is by_default
+
+
+def test_what_people_are_told_of_the_default_is_so() -> None:
+    told = (Path(__file__).parent.parent / "README.md").read_text()
+    assert ("unset or 0: never" in told) is not settings.ADMISSION_BY_DEFAULT
 
 
 @pytest.mark.parametrize(
@@ -61,10 +76,11 @@ def test_schedulers_that_are_made_hold_where_it_is_switched_on(
     from vllm.v1.core.sched.scheduler import Scheduler
 
     original = Scheduler.__init__
-    monkeypatch.delenv(ADMISSION_VARIABLE, raising=False)
+    monkeypatch.setenv(ADMISSION_VARIABLE, "0")
     follow_schedulers()
     assert Scheduler.__init__ is original, "off, nothing of vLLM's is touched"
-    monkeypatch.setenv(ADMISSION_VARIABLE, "1")
+    monkeypatch.delenv(ADMISSION_VARIABLE)
+    monkeypatch.setattr(settings, "ADMISSION_BY_DEFAULT", True)
     follow_schedulers()
     follow_schedulers()
     engine = paper(shape(asynchronous=asynchronous))

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from .beside import WATCH
-from .settings import ADMISSION_VARIABLE, admission_switched_on
+from .settings import admission_switched_on
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -34,8 +34,7 @@ def follow_schedulers() -> None:
             introduce(self)
         except Exception as error:
             logger.warning(
-                "kvgraph: %s=1 has no effect in this engine (%s: %s): new sessions are never held",
-                ADMISSION_VARIABLE,
+                "kvgraph: no admission in this engine, new sessions are never held (%s: %s)",
                 type(error).__name__,
                 error,
             )

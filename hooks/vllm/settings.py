@@ -24,8 +24,13 @@ PROTECT_STALE_S: Final = 60.0
 dead one does not shape the queue for long."""
 LONGEST_PROTECT_STALE_S: Final = 3600.0
 ADMISSION_VARIABLE: Final = "AITHER_KVCACHE_ADMISSION"
+ADMISSION_BY_DEFAULT: Final = False
+"""Whether new sessions may be held where the variable is not set. Either way, nobody is held but
+while the sidecar measures that the engine computes again what it held a moment ago."""
 HOLD_MAX_VARIABLE: Final = "AITHER_KVCACHE_HOLD_MAX_S"
 LONGEST_HOLD_S: Final = 3600.0
+REFUSE_AFTER_VARIABLE: Final = "AITHER_KVCACHE_REFUSE_AFTER_S"
+REFUSE_AFTER_S: Final = 60.0  # for who asks for refusals and names no time; chosen
 RESERVED_CPUS_VARIABLE: Final = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vLLM's own
 
 
@@ -35,8 +40,8 @@ def switched_on() -> bool:
 
 
 def admission_switched_on() -> bool:
-    """Whether new sessions may be held while there is no room for them; unset, they are not."""
-    return _is_on(ADMISSION_VARIABLE)
+    """Whether new sessions may be held while there is no room for them."""
+    return _is_on(ADMISSION_VARIABLE, ADMISSION_BY_DEFAULT)
 
 
 def protect_stale_s() -> float:
@@ -52,9 +57,14 @@ def hold_max_s(default: float) -> float:
     return _seconds(HOLD_MAX_VARIABLE, default, LONGEST_HOLD_S)
 
 
-def _is_on(variable: str) -> bool:
+def refuse_after_s() -> float:
+    """After how many seconds a held request is refused, where that is asked for; as above."""
+    return _seconds(REFUSE_AFTER_VARIABLE, REFUSE_AFTER_S, LONGEST_HOLD_S)
+
+
+def _is_on(variable: str, unset: bool = False) -> bool:
     value = os.environ.get(variable, "").strip().lower()
-    return value not in ("", "0", "false", "off", "no")
+    return value not in ("0", "false", "off", "no") if value else unset
 
 
 def _seconds(variable: str, default: float, longest: float) -> float:
