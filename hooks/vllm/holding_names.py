@@ -49,15 +49,20 @@ class SessionNames:
         """Whether a request of ``name`` was scheduled here before, and did not end it."""
         return name in self._known
 
-    def is_running(self, name: SessionName) -> bool:
-        """Whether requests of ``name`` run, few enough for one session."""
+    def is_one(self, name: SessionName, waiting: int) -> bool:
+        """Whether ``name`` has few enough requests for one session, with those that wait."""
         known = self._known.get(name)
-        return known is not None and 0 < known.running <= _MOST_AT_ONCE
+        return known is not None and known.running + waiting <= _MOST_AT_ONCE
+
+    def is_running(self, name: SessionName) -> bool:
+        """Whether requests of ``name`` run."""
+        known = self._known.get(name)
+        return known is not None and known.running > 0
 
     def middle(self, name: SessionName) -> bytes | None:
-        """Hash of the block halfway through the last context of ``name``, if it is one session."""
+        """Hash of the block halfway through the last context of ``name``."""
         known = self._known.get(name)
-        return known.middle if known is not None and known.running <= _MOST_AT_ONCE else None
+        return known.middle if known is not None else None
 
     def started(self, name: SessionName) -> None:
         """A request of ``name`` was scheduled for the first time."""

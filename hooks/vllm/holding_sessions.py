@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ class LiveSessions:
         self._copied = copied
         self._names = SessionNames()
         self._waiting: dict[str, tuple[SessionName, bool]] = {}  # by request, until scheduled
+        self._queued: Counter[SessionName] = Counter()  # how many of each name these are
         self._running: dict[str, tuple[SessionName, bool]] = {}  # and then; whether it is the last
 
     def arrived(self, request: Request) -> Arrival:
@@ -67,7 +69,9 @@ class LiveSessions:
         if meaning.session is not None:
             name = SessionName(meaning.tenant, meaning.session)
             self._names.arrived(name)
+            self._left(request.request_id)
             self._waiting[request.request_id] = name, meaning.session_ended
+            self._queued[name] += 1
         return self._seen(request, meaning)
 
     def again(self, request: Request) -> Arrival:
@@ -76,20 +80,29 @@ class LiveSessions:
 
     def scheduled(self, request_id: str) -> None:
         """A request got blocks: news only the first time, not after a preemption."""
-        entry = self._waiting.pop(request_id, None)
+        entry = self._left(request_id)
         if entry is not None:
             self._running[request_id] = entry
             self._names.started(entry[0])
 
     def finished(self, request: Request) -> None:
         """A request ended, in whatever state it was."""
-        self._waiting.pop(request.request_id, None)
+        self._left(request.request_id)
         entry = self._running.pop(request.request_id, None)
         if entry is not None:
             name, is_last = entry
             hashes = self._group.hashes(request, request.num_computed_tokens)
             middle = hashes[len(hashes) // 2] if hashes else None
             self._names.finished(name, middle, is_last)
+
+    def _left(self, request_id: str) -> tuple[SessionName, bool] | None:
+        """A request waits no longer, if it did."""
+        entry = self._waiting.pop(request_id, None)
+        if entry is not None:
+            self._queued[entry[0]] -= 1
+            if not self._queued[entry[0]]:
+                del self._queued[entry[0]]
+        return entry
 
     def _seen(self, request: Request, meaning: Meaning) -> Arrival:
         hashes = self._group.hashes(request, request.num_prompt_tokens)
@@ -101,10 +114,14 @@ class LiveSessions:
     def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
         if self._names.is_new(name) and not _comes_from_elsewhere(request):
             return brought(len(hashes), self._found(hashes), new=True)
-        middle = self._names.middle(name)
-        if self._names.is_running(name) or (middle is not None and self._found([middle])):
+        if self._names.is_one(name, self._queued[name]) and self._is_here(name):
             return 0
         return self._unknown(request, hashes)
+
+    def _is_here(self, name: SessionName) -> bool:
+        """Whether a session runs, or half of its last context is resident."""
+        middle = self._names.middle(name)
+        return self._names.is_running(name) or (middle is not None and bool(self._found([middle])))
 
     def _unknown(self, request: Request, hashes: Sequence[bytes]) -> int:
         if _comes_from_elsewhere(request):

@@ -1,0 +1,91 @@
+"""What may come at admission, on vLLM's own schedulers: greedy, endless and nonsensical callers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hall import BLOCK_SIZE, Hall, shape, tokens_of
+from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+@pytest.fixture
+def hall(paper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Hall:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
+    return Hall(paper(shape()))
+
+
+def test_a_tenant_that_opens_sessions_does_not_starve_another(hall: Hall) -> None:
+    hall.busy()
+    hall.say(0)
+    greedy = [hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)]
+    modest = [
+        hall.ask(3, 500 + seed, session_id=f"m{seed}", cache_salt="modest") for seed in range(3)
+    ]
+    assert hall.held == greedy + modest
+    for _ in range(40):
+        hall.step(1, room=1)  # for one at a time
+        hall.step(2, room=0)
+        if all(name in hall.started for name in modest):
+            break
+    else:
+        pytest.fail("the other tenant still waits")
+    before = sum(name in greedy for name in hall.started)
+    assert before <= len(modest) + 1, "turn and turn about"
+
+
+def test_sessions_that_never_end_keep_nobody_out_for_longer_than_the_bound(hall: Hall) -> None:
+    """Two that are live and resident ask without an end; there never is room."""
+    hall.say(None)
+    texts = {name: tokens_of(6, at) for at, name in enumerate("ab")}
+    for name in texts:
+        hall.engine.ask(texts[name], 1, session_id=name)
+        hall.engine.settle()
+    hall.busy()
+    hall.say(0)
+    new = [hall.ask(3, 100 + at, session_id=f"new-{at}") for at in range(5)]
+    asked: list[str] = []
+    for _ in range(80):
+        for name in texts:
+            asked.append(hall.engine.ask(texts[name], 1, session_id=name).request_id)
+        assert not set(asked) & set(hall.held), "who is live and resident is never held"
+        hall.clock.now += 1.5
+        hall.step(3, room=0)
+    assert hall.held == []
+    assert set(new) <= set(hall.started)
+    assert set(asked) <= set(hall.started)
+    assert hall.holding.report().longest_s <= 120
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 20_000, "\ud800", "a\nb\0c", "🦆" * 300])
+def test_a_nonsensical_session_id_is_held_like_any_other(hall: Hall, name: str) -> None:
+    hall.busy()
+    hall.say(0)
+    held = hall.ask(4, 1, session_id=name)
+    assert hall.held == [held]
+    hall.step(3, room=None)
+    assert held in hall.started
+    again = hall.engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id=name).request_id
+    hall.step(3, room=0)
+    assert again in hall.started or hall.held == [again]
+    hall.step(3, room=None)
+    assert len(hall.engine.outputs[held]) == len(hall.engine.outputs[again]) == 1
+    assert hall.side is hall.engine.side, "nothing of ours failed"
+
+
+def test_the_name_of_a_running_session_lets_a_few_in_and_not_a_crowd(hall: Hall) -> None:
+    """Few requests may run at once here: those that wait for that count, too."""
+    hall.say(None)
+    hall.engine.ask(tokens_of(3, 1), 400, session_id="a")
+    hall.step(3)
+    hall.say(0)
+    for seed in range(40):
+        hall.ask(4, 100 + seed, session_id="a")
+    assert len(hall.held) == 33, "one runs, and seven more may be of one session"
+    hall.step(1, room=None)
+    assert hall.held == []
+    hall.engine.settle()
+    assert not hall.holding._sessions._queued
