@@ -94,7 +94,10 @@ WAYS: Final[dict[str, Callable[[Publisher, random.Random], None]]] = {
 
 
 def replay(directory: Path, way: str, rng: random.Random) -> tuple[bool, bool, int]:
-    """One round: whether the picture is right, whether it says that it is not, the attempts."""
+    """One round: whether the picture is right, whether it says that it is not, attempts a gap.
+
+    A round has several gaps, each with attempts of its own: their mean, rounded up.
+    """
     with watched(directory) as (publisher, watcher):
         log = TrueLog(rng)
         publisher.mute = {seq for seq in range(1, _BATCHES) if rng.random() < 0.15}
@@ -109,7 +112,8 @@ def replay(directory: Path, way: str, rng: random.Random) -> tuple[bool, bool, i
         visible = watcher.source.state != "synced"
         # What is known of an engine that is not followed whole is at least true.
         right = watcher.blocks == log.cached or (visible and watcher.blocks <= log.cached)
-        return right, visible, publisher.requests - before
+        gaps = max(1, watcher.source.counters["kv_gaps"])
+        return right, visible, -(-(publisher.requests - before) // gaps)
 
 
 def _is_through(publisher: Publisher, watcher: Watcher) -> bool:
