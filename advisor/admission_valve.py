@@ -10,8 +10,8 @@ from .admission_demand import Demand
 # All chosen in the closed loop of the replay lab, on other sessions than those of the figures.
 _MEMORY: Final = 2.0  # pools' worth of asked blocks over which regret fades by half
 _CLOSES: Final = 0.35  # of the asked blocks, computed again
-_HIGH: Final = 0.25  # above this the limit falls …
-_CALM: Final = 0.10  # … and below this it rises, and what was closed may open
+_HIGH: Final = 0.12  # above this the limit falls …
+_CALM: Final = 0.06  # … and below this it rises, and what was closed may open
 _FALL: Final = 0.15  # of the limit, for a pool's worth of asked blocks
 _RISE: Final = 0.05  # of the pool, for as much
 _LEAST, _MOST = 0.5, 1.1  # bounds of the limit, in pools
