@@ -17,10 +17,10 @@ from .. import __version__
 from ..graph.errors import ConfigError, KvGraphError
 from .remote import RemoteError, UnknownError, ask, sidecar_urls
 from .replay.cli import record, replay, tune
-from .replay.closed_cli import closed
-from .replay.prior_cli import prior
-from .replay.traffic_cli import traffic
-from .report import facts_report, status_report
+from .replay.closed.cli import closed
+from .replay.lab.prior_cli import prior
+from .replay.recordings.cli import traffic
+from .terminal import facts_report, status_report
 
 COMMAND_GROUP: Final = "kvgraph.commands"
 

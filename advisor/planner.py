@@ -11,13 +11,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
-from ..graph.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
 from ..graph.kvcache_graph import KVCacheGraph
-from ..graph.scoring import ScoreProfile
+from ..graph.messages.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
+from ..graph.ranking.scoring import ScoreProfile
 from ..graph.types import Keys
-from .admission import Admission
-from .config import PrefetchConfig
-from .notices import Notices
+from .admission.admission import Admission
+from .config.config import PrefetchConfig
+from .process.notices import Notices
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

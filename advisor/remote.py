@@ -10,7 +10,7 @@ from http.client import HTTPException
 from typing import Any, Final
 
 from ..graph.errors import KvGraphError
-from ..graph.runtime import running_sidecars, token_of
+from ..graph.ipc.runtime import running_sidecars, token_of
 
 TIMEOUT_S: Final = 5.0
 TOKEN_VARIABLE: Final = "KVGRAPH_SIDECAR__TOKEN"

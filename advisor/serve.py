@@ -14,8 +14,8 @@ import typer
 from threadpoolctl import threadpool_limits
 
 from ..graph.errors import ConfigError
-from ..graph.runtime import RunningSidecar, RuntimeNote
-from .config import config_path, load
+from ..graph.ipc.runtime import RunningSidecar, RuntimeNote
+from .config.config import config_path, load
 from .service import Service, Tap
 
 logger = logging.getLogger(__name__)

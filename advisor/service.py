@@ -13,26 +13,26 @@ import zmq
 
 from ..dashboards.app import create_app
 from ..dashboards.server import HttpServer
-from ..graph.addresses import LOOPBACK_HOSTS, is_loopback
 from ..graph.errors import ConfigError, GraphError
-from ..graph.events import AnyEvent
+from ..graph.ipc.addresses import LOOPBACK_HOSTS, is_loopback
+from ..graph.ipc.runtime import runtime_dir
+from ..graph.ipc.wake import Wake
 from ..graph.kvcache_graph import KVCacheGraph
-from ..graph.runtime import runtime_dir
+from ..graph.messages.events import AnyEvent
+from ..graph.messages.wire import MAX_FRAME_BYTES
 from ..graph.types import MAX_ENGINES
-from ..graph.wake import Wake
-from ..graph.wire import MAX_FRAME_BYTES
-from . import endpoints
-from .config import Config, HttpConfig
-from .door import Door
-from .kv_event_source import KvEventSource
-from .notices import Notices
-from .parent import ParentWatch
+from .config.config import Config, HttpConfig
+from .config.reload import ConfigWatch
 from .planner import GraphEvictionAdvisor
-from .publisher import AdvicePublisher
-from .reload import ConfigWatch
-from .snapshots import SnapshotKeeper
+from .process.notices import Notices
+from .process.parent import ParentWatch
+from .process.snapshots import SnapshotKeeper
+from .sockets import endpoints
+from .sockets.door import Door
+from .sockets.kv_event_source import KvEventSource
+from .sockets.publisher import AdvicePublisher
+from .sockets.subscriber import EventSubscriber
 from .status import StatusBoard
-from .subscriber import EventSubscriber
 
 logger = logging.getLogger(__name__)
 

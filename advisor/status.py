@@ -11,15 +11,15 @@ from .. import __version__
 from ..dashboards.source import BusyError, EngineStatus, SidecarStatus
 from ..graph.errors import GraphError
 from ..graph.kvcache_graph import KVCacheGraph
-from ..graph.stats import GraphStats
-from .admission_words import fit_and_live
-from .kv_event_source import KvEventSource
+from ..graph.queries.stats import GraphStats
+from .admission.wording import fit_and_live
+from .config.reload import ConfigWatch
 from .planner import GraphEvictionAdvisor
-from .publisher import AdvicePublisher
+from .process.snapshots import SnapshotKeeper
 from .questions import Questions
-from .reload import ConfigWatch
-from .snapshots import SnapshotKeeper
-from .subscriber import EventSubscriber, Peer
+from .sockets.kv_event_source import KvEventSource
+from .sockets.publisher import AdvicePublisher
+from .sockets.subscriber import EventSubscriber, Peer
 
 STALLED_AFTER_S = 5.0
 FRESH_S = 0.25  # an older status is looked up anew

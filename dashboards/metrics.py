@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .admission import admission_metrics, room_metrics
+from .admission_metrics import admission_metrics, room_metrics
 from .source import EngineStatus, SidecarStatus, StatusSource
 
 _LABEL_LENGTH = 64

@@ -9,11 +9,11 @@ import threading
 import uvicorn
 from starlette.types import ASGIApp
 
-from .patience import PatientProtocol
+from .timeouts import TimeoutProtocol
 
 
 class HttpServer:
-    """Listens at once, serves after ``start``; see ``patience`` for what clients may not do.
+    """Listens at once, serves after ``start``; see ``timeouts`` for what clients may not do.
 
     Args:
         port: 0 picks a free one; ``url`` tells which.
@@ -34,7 +34,7 @@ class HttpServer:
                 access_log=False,
                 lifespan="off",
                 loop="asyncio",
-                http=PatientProtocol,
+                http=TimeoutProtocol,
                 ws="none",
                 timeout_keep_alive=5,
                 timeout_graceful_shutdown=1,

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..graph.advice import AdmissionAdvice
 from ..graph.errors import KvGraphError
-from ..graph.events import TierReport
-from ..graph.policy import Ruling
-from ..graph.stats import EngineStats, GraphStats
+from ..graph.messages.advice import AdmissionAdvice
+from ..graph.messages.events import TierReport
+from ..graph.queries.stats import EngineStats, GraphStats
+from ..graph.ranking.policy import Ruling
 
 
 class BusyError(KvGraphError):

@@ -8,10 +8,10 @@ from typing import Any
 import networkx as nx
 import numpy as np
 
-from .edges import BLOCK_TO_BLOCK
 from .kvcache_graph import KVCacheGraph
-from .queries import ROOT, block_attributes, edge_link
-from .tables import Tables
+from .queries.views import ROOT, block_attributes, edge_link
+from .tables.edges import BLOCK_TO_BLOCK
+from .tables.tables import Tables
 from .types import NO_ROW, EdgeType
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import queries
-from .advice import EvictionRanking
 from .errors import GraphError
-from .events import (
+from .ingest.ingest import Ingest
+from .messages.advice import EvictionRanking
+from .messages.events import (
     AdmissionReport,
     AdviceApplied,
     AnyEvent,
@@ -26,14 +26,22 @@ from .events import (
     RequestReleased,
     TierReport,
 )
-from .ingest import Ingest
-from .integrity import check_integrity
-from .places import Order
-from .policy import Policy, Referee, Ruling
-from .prefetch import prefetch_candidates
-from .scoring import ClassicPolicy, LruPolicy, Ranking, ScoreProfile, Weighted, rank, whole_scores
-from .stats import GraphStats, graph_stats
-from .tables import GraphLimits, Tables
+from .queries import views
+from .queries.stats import GraphStats, graph_stats
+from .ranking.candidates import prefetch_candidates
+from .ranking.places import Order
+from .ranking.policy import Policy, Referee, Ruling
+from .ranking.scoring import (
+    ClassicPolicy,
+    LruPolicy,
+    Ranking,
+    ScoreProfile,
+    Weighted,
+    rank,
+    whole_scores,
+)
+from .tables.integrity import check_integrity
+from .tables.tables import GraphLimits, Tables
 from .types import MAX_ENGINES, NO_ROW, BlockKey, Keys, as_keys
 
 _SIGNS_OF_LIFE = (
@@ -205,11 +213,11 @@ class KVCacheGraph:
 
     def neighbors(self, key: BlockKey) -> list[dict[str, Any]]:
         """The edges at a block: other node, type, direction and weight."""
-        return queries.neighbors(self.tables, self._row(key))
+        return views.neighbors(self.tables, self._row(key))
 
     def subgraph(self, key: BlockKey, hops: int = 1, limit: int = 200) -> dict[str, Any]:
         """Blocks within ``hops`` of a block, as node-link data; at most ``limit`` nodes."""
-        return queries.subgraph(self.tables, self._row(key), hops, limit)
+        return views.subgraph(self.tables, self._row(key), hops, limit)
 
     def explain(
         self, key: BlockKey, known: Mapping[str, EvictionRanking] | None = None
@@ -226,7 +234,7 @@ class KVCacheGraph:
         row, engines = self._row(key), self.tables.engines
         under_lru = frozenset(name for name, column in engines.items() if self._is_lrus(column))
         order = Order(self.policy, self.profile, known or {}, under_lru)
-        return queries.explain(self.tables, order, row, self.clock())
+        return views.explain(self.tables, order, row, self.clock())
 
     def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:
         """What a session is doing, and what it holds in which tier.
@@ -234,7 +242,7 @@ class KVCacheGraph:
         Raises:
             GraphError: No such session, or several tenants have one and none was named.
         """
-        return queries.explain_session(self.tables, self.profile, name, tenant, self.clock())
+        return views.explain_session(self.tables, self.profile, name, tenant, self.clock())
 
     def held(self, session: str, tenant: str | None = None) -> dict[str, float]:
         """Engines that hold a request of this session until there is room, and seconds since."""

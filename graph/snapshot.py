@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import SnapshotError
-from .integrity import check_integrity
-from .interner import Interner
 from .kvcache_graph import KVCacheGraph
-from .tables import Tables
+from .tables.integrity import check_integrity
+from .tables.interner import Interner
+from .tables.tables import Tables
 from .types import EdgeType
 
 _MAGIC: Final = b"KVGSNAP\x07"

@@ -7,7 +7,7 @@ from typing import Final
 
 import zmq
 
-from ..graph.runtime import token_of
+from ..graph.ipc.runtime import token_of
 
 TOKEN_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR_TOKEN"
 _NAME: Final = b"engine"

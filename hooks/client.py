@@ -18,11 +18,11 @@ from typing import Protocol
 
 import zmq
 
-from ..graph import wire
-from ..graph.advice import AnyAdvice, Refused, ResyncRequest
 from ..graph.errors import VersionError, WireError
-from ..graph.events import AnyEvent, BlocksResident, EngineHello
-from ..graph.wake import Wake
+from ..graph.ipc.wake import Wake
+from ..graph.messages import wire
+from ..graph.messages.advice import AnyAdvice, Refused, ResyncRequest
+from ..graph.messages.events import AnyEvent, BlocksResident, EngineHello
 from .link import ADVICE_PER_TICK, Link, has_news
 from .mailbox import Clock, Mailbox
 

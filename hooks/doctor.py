@@ -16,20 +16,20 @@ from typing import Annotated, Final
 import typer
 import zmq
 
-from ..graph import wire
 from ..graph.errors import ConfigError, VersionError, WireError
-from ..graph.events import Pressure
+from ..graph.messages import wire
+from ..graph.messages.events import Pressure
 from .access import present, sidecar_token
-from .lodging import Lodging
 from .reliance import HOOKS, misfits
-from .tiers.host_memory import available_bytes
-from .tiers.settings import (
+from .socket_directory import SocketDirectory
+from .tiers.budget import (
     COLD_VARIABLE,
     DIRECTORY_VARIABLE,
     DISK_SUFFIX,
     WARM_VARIABLE,
     read_settings,
 )
+from .tiers.host_memory import available_bytes
 from .vllm.plugin import rival_plugins
 from .vllm.settings import (
     PLUGIN_GROUP,
@@ -193,14 +193,14 @@ def _gib(size: int) -> str:
 
 def check_ipc() -> Check:
     """Can a private ipc socket be made."""
-    lodging = Lodging()
+    sockets = SocketDirectory()
     try:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
-            socket.bind(f"ipc://{lodging.path}/doctor.sock")
+            socket.bind(f"ipc://{sockets.path}/doctor.sock")
     except zmq.ZMQError as error:
         return Check("ipc socket", False, str(error), "point TMPDIR at a writable local directory")
     finally:
-        lodging.close()
+        sockets.close()
     return Check("ipc socket", True, "can be created")
 
 

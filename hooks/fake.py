@@ -12,8 +12,8 @@ import struct
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ..graph.advice import EvictionRanking
-from ..graph.events import (
+from ..graph.messages.advice import EvictionRanking
+from ..graph.messages.events import (
     AdviceApplied,
     AnyEvent,
     BlocksCleared,

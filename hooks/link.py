@@ -6,8 +6,8 @@ from typing import Final
 
 import zmq
 
-from ..graph import wire
-from ..graph.wake import Wake
+from ..graph.ipc.wake import Wake
+from ..graph.messages import wire
 from .access import present, sidecar_token
 
 ADVICE_PER_TICK: Final = 64  # messages that may wait to be read, and are read at once

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from ..graph.advice import (
+from ..graph.messages.advice import (
     AdmissionAdvice,
     AdmissionMessage,
     EvictionRanking,

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from .lodging import Lodging
+from .socket_directory import SocketDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class SidecarChild:
         backoff_s: float = 0.25,
         rest_s: float = REST_S,
     ) -> None:
-        self._lodging = Lodging()
-        self.endpoint = f"ipc://{self._lodging.path}/kvgraph.sock"
+        self._sockets = SocketDirectory()
+        self.endpoint = f"ipc://{self._sockets.path}/kvgraph.sock"
         self.gave_up = False
         self._command = command
         self._clock = clock
@@ -90,7 +90,7 @@ class SidecarChild:
         if self._process is not None:
             _end(self._process, timeout_s)
         self._thread.join(timeout_s)
-        self._lodging.close()
+        self._sockets.close()
 
     def _supervise(self) -> None:
         try:

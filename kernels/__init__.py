@@ -1,4 +1,6 @@
 """Moving KV bytes: spill, warm, splice to a new position; torch, native CPU and CUDA back ends.
 
-Needs torch and numpy; CUDA kernels need ``cuda-core`` and NVRTC as well (extra ``cuda``).
+``ops`` is the face: it checks arguments and takes the fastest back end that works. Needs torch and
+numpy; CUDA kernels need ``cuda-core`` and NVRTC as well (extra ``cuda``). ``cpu`` and ``cuda``
+hold the sources that are compiled at first use.
 """

@@ -11,10 +11,10 @@ import os
 from types import ModuleType
 from typing import Any, Final
 
-from . import native, reference
+from .backends import native, reference
 from .errors import BuildError, KernelError, SlotError
-from .layout import PagedKv
-from .rope import Rope
+from .layout.layout import PagedKv
+from .maths.rope import Rope
 
 SWITCH: Final = "AITHER_KVCACHE_KERNELS"
 CHOICES: Final = ("auto", "reference")
@@ -87,7 +87,7 @@ def backend(*memories: PagedKv) -> ModuleType:
     if chosen == "reference":
         return reference
     if any(kv.memory.is_cuda for kv in memories):
-        from . import device
+        from .backends import device
 
         return device
     return reference if native_problem() else native

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 import zmq
-from kvgraph.graph import wire
-from kvgraph.graph.advice import AnyAdvice
-from kvgraph.graph.events import AnyEvent
+from kvgraph.graph.messages import wire
+from kvgraph.graph.messages.advice import AnyAdvice
+from kvgraph.graph.messages.events import AnyEvent
 
 pytest.register_assert_rewrite("pool_engine")
 
@@ -101,7 +101,7 @@ class EngineRun:
 
 
 class EngineProcess:
-    """A script of this directory with a vLLM engine in it, running beside the test.
+    """A script of ``engine/programs`` with a vLLM engine in it, running beside the test.
 
     Args:
         script: Its file name; it takes its options as JSON.
@@ -110,17 +110,17 @@ class EngineProcess:
     """
 
     def __init__(self, script: str, options: dict[str, Any], **env: str) -> None:
-        tests = Path(__file__).parent
+        programs = Path(__file__).parent / "engine" / "programs"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
         fixed = {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_COLOR": "0",
             "AITHER_KVCACHE_HINTS": "all",
-            "PYTHONPATH": str(tests),
+            "PYTHONPATH": str(programs),
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(tests / script), json.dumps(options)],
+            [sys.executable, "-P", str(programs / script), json.dumps(options)],
             env={**inherited, **fixed, **env},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
@@ -208,7 +208,7 @@ def vllm_loaded() -> None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Llama with its tokenizer, written once a session."""
-    from kvgraph.bench.model import TINY, ensure_model
+    from kvgraph.bench.serving.model import TINY, ensure_model
 
     return ensure_model(TINY, tmp_path_factory.mktemp("model") / "tiny")
 
@@ -216,7 +216,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def paper_config(vllm_loaded: None, tiny_model: Path) -> Any:
     """vLLM's configuration for engines on paper."""
-    from kvgraph.bench.paper_engine import base_config
+    from kvgraph.bench.paper.paper_engine import base_config
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -226,7 +226,7 @@ def paper_config(vllm_loaded: None, tiny_model: Path) -> Any:
 @pytest.fixture
 def paper(paper_config: Any) -> Iterator[Callable[..., Any]]:
     """Makes a ``PaperEngine`` of a shape; what it started is ended after the test."""
-    from kvgraph.bench.paper_engine import PaperEngine
+    from kvgraph.bench.paper.paper_engine import PaperEngine
 
     with contextlib.ExitStack() as stack:
 

@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from ...graph.blocks import Picked
-from ...graph.policy import Ruling, Scores
-from ...graph.tables import Tables
-from ...graph.walks import Walk
+from ...graph.ranking.policy import Ruling, Scores
+from ...graph.tables.blocks import Selection
+from ...graph.tables.tables import Tables
+from ...graph.tables.walks import Walk
 from .shadow import LruShadow, RankedShadow
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Guard:
             for engine, case in self._cases.items()
         }
 
-    def watch(self, tables: Tables, engine: int, scores: Callable[[Picked], Scores]) -> None:
+    def watch(self, tables: Tables, engine: int, scores: Callable[[Selection], Scores]) -> None:
         """Compare what was found since the last ranking, and decide who rules now.
 
         Args:
@@ -74,7 +74,7 @@ class Guard:
             self._say(tables, engine, case)
         if not case.trusted:
             rows = case.ranked.rows(tables.blocks.keys)
-            order = np.argsort(-scores(Picked(tables.blocks, rows)), kind="stable")
+            order = np.argsort(-scores(Selection(tables.blocks, rows)), kind="stable")
             case.ranked.adopt(rows[order])
 
     def forget(self, engine: int) -> None:

@@ -7,10 +7,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...graph.blocks import Picked
-from ...graph.policy import Scores
-from ...graph.scoring import ScoreProfile, graph_worth
-from ...graph.tables import Tables
+from ...graph.ranking.policy import Scores
+from ...graph.ranking.scoring import ScoreProfile, graph_worth
+from ...graph.tables.blocks import Selection
+from ...graph.tables.tables import Tables
 from ...graph.types import BlockFlag, Rows, SessionState
 from .hazard import Floats
 from .returns import Returns
@@ -49,7 +49,7 @@ class LifecyclePolicy:
         """Notice who returned, and learn from it."""
         self._returns.observe(tables.sessions, now)
 
-    def scores(self, tables: Tables, engine: int, picked: Picked, now: float) -> Scores:
+    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
         """float64 ``[len(picked)]``, higher goes first."""
         scores = np.multiply(picked.of(tables.blocks.depth), _DEPTH_TIE, dtype=np.float64)
         scores -= self._claims(tables, picked, now)
@@ -58,14 +58,14 @@ class LifecyclePolicy:
         scores -= self._steered(tables, picked, now)
         return scores
 
-    def _steered(self, tables: Tables, picked: Picked, now: float) -> Floats:
+    def _steered(self, tables: Tables, picked: Selection, now: float) -> Floats:
         """float64 ``[len(picked)]``: what edges and importance add, by the configured weights."""
         worth = graph_worth(tables, self.profile, picked, now)
         return np.asarray(_SCALE * _STEER * np.tanh((worth - _USUAL_WORTH) / _WORTH))
 
     def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
         """The score's parts: the session's rate of return, sharing, its place in the chain."""
-        only = Picked(tables.blocks, np.array([row], dtype=np.int32))
+        only = Selection(tables.blocks, np.array([row], dtype=np.int32))
         own = -self._claims(tables, only, now)
         shared = own.copy()
         self._score_shared(shared, tables, only, now)
@@ -76,7 +76,7 @@ class LifecyclePolicy:
             "off_chain": 0.0 if _on_chain(tables, only)[0] else _SCALE * _OFF_CHAIN,
         }
 
-    def _claims(self, tables: Tables, picked: Picked, now: float) -> Floats:
+    def _claims(self, tables: Tables, picked: Selection, now: float) -> Floats:
         """float64 ``[len(picked)]``: 1000 · ln of the rate at which each one's session returns."""
         session = picked.of(tables.blocks.session)
         worth = np.append(np.log(self._session_rates(tables, session, now)), 0.0)
@@ -100,13 +100,13 @@ class LifecyclePolicy:
         rates[quiet] = self._returns.rates(sessions, quiet, now)
         return np.asarray(np.maximum(rates, _LEAST_RATE))
 
-    def _score_shared(self, scores: Scores, tables: Tables, picked: Picked, now: float) -> None:
+    def _score_shared(self, scores: Scores, tables: Tables, picked: Selection, now: float) -> None:
         """A block that several sessions walk is worth at least the rate at which they do."""
         blocks = tables.blocks
         places = np.flatnonzero(picked.of(blocks.flags) & int(BlockFlag.SHARED))
         if not places.size:
             return
-        shared = Picked(blocks, picked.rows[places])
+        shared = Selection(blocks, picked.rows[places])
         idle = now - shared.last_used()
         usual = (now - idle - shared.of(blocks.created)) / np.maximum(shared.of(blocks.walkers), 1)
         seconds = (_IDLE_FACTOR * idle + usual) * self._returns.speed
@@ -114,7 +114,7 @@ class LifecyclePolicy:
         scores[places] = np.minimum(scores[places], -_SCALE * np.log(rate))
 
 
-def _on_chain(tables: Tables, picked: Picked) -> Mask:
+def _on_chain(tables: Tables, picked: Selection) -> Mask:
     """bool ``[len(picked)]``: what the next turn of a block's session may match.
 
     Not what lies behind the end of its last turn (a partial block), nor what that left behind.

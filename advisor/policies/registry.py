@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ...graph.policy import Policy
-from ...graph.scoring import ClassicPolicy, LruPolicy, ScoreProfile
+from ...graph.ranking.policy import Policy
+from ...graph.ranking.scoring import ClassicPolicy, LruPolicy, ScoreProfile
 from .lifecycle import LifecyclePolicy
 
 DEFAULT: Final = "lifecycle"

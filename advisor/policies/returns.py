@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from ...graph.sessions import SessionTable
+from ...graph.sessions.sessions import SessionTable
 from .drift import Drift
 from .hazard import AGES, FAR, OLDEST, Floats, ReturnModel, Singles, gittins
 from .prior import Prior, load_prior

@@ -39,9 +39,9 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Replay traces: what would each eviction policy have found in the cache?"""
-    from .arms import Settings, chosen_arms
-    from .ranked import Planning
-    from .simulator import Load
+    from .engine.simulator import Load
+    from .lab.arms import Settings, chosen_arms
+    from .orders.graph_order import Planning
 
     capacities = parse_capacities(capacity)
     settings = Settings(Planning(interval), load=Load() if service else None)
@@ -81,9 +81,9 @@ def _table(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    from .analysis import analyze
-    from .report import draw, rates_table, write_page
-    from .table import hit_table
+    from .lab.analysis import analyze
+    from .lab.hit_table import hit_table
+    from .lab.page import draw, rates_table, write_page
 
     with _bar("policies × capacities", as_json) as update:
         table = hit_table(trace, arms, capacities, settings, processes=processes, progress=update)
@@ -103,7 +103,7 @@ def _table(
 
 
 def _analyze(trace: Any, capacities: list[int], as_json: bool) -> None:
-    from .analysis import analyze, losses_table
+    from .lab.analysis import analyze, losses_table
 
     losses = [analyze(trace, capacity) for capacity in capacities]
     if as_json:
@@ -116,7 +116,7 @@ def _analyze(trace: Any, capacities: list[int], as_json: bool) -> None:
 def _approaches(
     trace: Any, capacities: list[int], instances: int, settings: Any, processes: int, as_json: bool
 ) -> None:
-    from .approaches import approaches_table, compare_approaches
+    from .lab.approaches import approaches_table, compare_approaches
 
     with _bar("approaches", as_json) as update:
         rows = compare_approaches(
@@ -130,7 +130,7 @@ def _approaches(
 
 
 def _load(path: Path, block_size: int | None, quiet: bool) -> Any:
-    from .reader import load_trace
+    from .traces.reader import load_trace
 
     with Console(stderr=True, quiet=quiet).status(f"reading {path.name}"):
         return load_trace(path, block_size=block_size)
@@ -156,8 +156,8 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search the score's weights on a trace's first part; the sidecar loads what is written."""
-    from .tuning import tune as search
-    from .tuning import write_toml
+    from .lab.tuning import tune as search
+    from .lab.tuning import write_toml
 
     capacities = parse_capacities(capacity)
     loaded = _load(trace, block_size, as_json)
@@ -185,7 +185,7 @@ def record(
 ) -> None:
     """Run a sidecar that also writes what its engines do, as a trace without texts or names."""
     from ..serve import serve
-    from .recorder import Recorder
+    from .traces.recorder import Recorder
 
     recorder = Recorder(out)
     overrides = {} if endpoint is None else {"sidecar.endpoint": endpoint}

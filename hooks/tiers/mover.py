@@ -11,15 +11,15 @@ from typing import Final
 import torch
 
 from ...kernels import ops
-from ...kernels.arena import Arena
-from ...kernels.disk import DiskTier
 from ...kernels.errors import KernelError, StorageError
-from ...kernels.layout import PagedKv
-from ...kernels.streams import Fence, TransferStream
+from ...kernels.gpu.streams import Fence, TransferStream
+from ...kernels.layout.layout import PagedKv
+from ...kernels.store.arena import Arena
+from ...kernels.store.disk import DiskTier
 from .answers import Answers
 from .disk_watch import DiskWatch
 from .jobs import Job, Load, Sink, Spill, TierWork, WorkerStart
-from .lane import Lane
+from .task_thread import TaskThread
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class TierMover:
         self._cache, self._arena, self._disk = cache, arena, disk
         self._handles: dict[int, int] = {}  # copy → record of the arena; the memory's thread's own
         self._stream = TransferStream(cache.memory.device)
-        self._memory = Lane("kvgraph-memory")
-        self._storage = Lane("kvgraph-disk") if disk is not None else self._memory
+        self._memory = TaskThread("kvgraph-memory")
+        self._storage = TaskThread("kvgraph-disk") if disk is not None else self._memory
         self._watch = DiskWatch(time.monotonic)
         self._on_disk: set[int] = set()  # copies that the disk's thread has
         self._freed_late: set[int] = set()  # those of them that were released meanwhile

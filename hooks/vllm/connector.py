@@ -18,15 +18,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from ..tiers.budget import TierSettings
 from ..tiers.jobs import TierAnswer
-from ..tiers.settings import TierSettings
-from .guard import guarded
+from .barrier import guarded
 from .logs import log_where_vllm_logs
-from .rescue import Rescue
 from .scheduler import SchedulerSide
 from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY
 from .shapes import reason_to_leave_alone
-from .worker import TierMetadata, TierWorkerMetadata, WorkerSide
+from .transfers.rescue import Rescue
+from .transfers.worker import TierMetadata, TierWorkerMetadata, WorkerSide
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .aggregation import spare_aggregation
 from .beside import follow_connectors
-from .holding_schedulers import follow_schedulers
 from .logs import log_where_vllm_logs
+from .scheduler_hook import follow_schedulers
 from .settings import (
     CHILD_VARIABLE,
     CONNECTOR,
@@ -36,7 +36,7 @@ from .shapes import reason_for_no_tiers, reason_to_decline
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig, VllmConfig
 
-    from ..tiers.settings import TierSettings
+    from ..tiers.budget import TierSettings
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def attach(config: VllmConfig) -> None:
 def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
     """The tiers that the environment asks for, where this engine can have them."""
     from ...graph.errors import ConfigError  # not above: switched off, nothing of ours is loaded
-    from ..tiers.settings import read_settings
+    from ..tiers.budget import read_settings
 
     try:
         tiers = read_settings(os.environ)
@@ -144,8 +144,8 @@ def _is_a_strangers_child(endpoint: str) -> bool:
 
 
 def _checked(endpoint: str) -> str:
-    from ...graph.addresses import check_endpoint
     from ...graph.errors import ConfigError
+    from ...graph.ipc.addresses import check_endpoint
 
     try:
         return check_endpoint(endpoint, connects=True)

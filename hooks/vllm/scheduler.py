@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 
 import vllm
 
-from ...graph.advice import HOLD_MAX_S, PRESSING_SHARE, EvictionRanking
-from ...graph.events import AdviceApplied, AnyEvent, EngineHello
-from ...graph.holding_rule import HoldingBounds
+from ...graph.messages.advice import HOLD_MAX_S, PRESSING_SHARE, EvictionRanking
+from ...graph.messages.events import AdviceApplied, AnyEvent, EngineHello
+from ...graph.waiting.holding_rule import HoldingBounds
 from ..client import AdvisorClient, ClientOptions
+from ..tiers.budget import TierSettings
 from ..tiers.jobs import TierAnswer, TierWork
-from ..tiers.settings import TierSettings
-from .eviction import FreeQueueArranger
-from .holding import Holding
-from .holding_queue import HoldingQueue
-from .holding_sessions import LiveSessions
-from .index import BlockIndex
-from .observer import EngineObserver, EvictionListener, ObservedGroup
-from .promises import Promises
+from .free_queue.arranger import FreeQueueArranger
+from .holding.arrivals import LiveSessions
+from .holding.holding import Holding
+from .holding.holding_queue import HoldingQueue
+from .observe.index import BlockIndex
+from .observe.observer import EngineObserver, EvictionListener, ObservedGroup
+from .observe.tags import MAX_NAME
+from .observe.tap import PoolTap
 from .settings import hold_max_s, protect_stale_s
 from .shapes import is_full_attention
-from .tagging import MAX_NAME
-from .tap import PoolTap
-from .tiering import TierCacheBridge, new_bridge, reason_to_refuse
+from .transfers.bridge import TierCacheBridge, new_bridge, reason_to_refuse
+from .transfers.promises import Promises
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

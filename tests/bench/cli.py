@@ -15,9 +15,9 @@ from rich.console import Console
 from .errors import BenchError
 
 if TYPE_CHECKING:
-    from .agents_arms import AgentArm
-    from .cliff import CliffResult
-    from .demo import DemoResult
+    from .agents.agents_arms import AgentArm
+    from .demo.cliff import CliffResult
+    from .demo.demo import DemoResult
     from .figures import Figures
 
 app = typer.Typer(no_args_is_help=True, help="Measure every figure that the README claims.")
@@ -37,7 +37,7 @@ DEFAULT_OUT = Path(".demo")
 @app.command()
 def graph(as_json: Json = False) -> None:
     """Ranking time, memory, ingest rate and idle load of the graph; beside its peer."""
-    from .graph import run
+    from .graph.graph import run
 
     run(progress=not as_json).print(as_json)
 
@@ -86,7 +86,7 @@ def policies(
 ) -> None:
     """The default policy on fleets of recorded agents: how far from LRU to Belady it goes."""
     with _explained():
-        from .policies import run
+        from .policies.policies import run
 
         figures: Figures = run(
             progress=not as_json,
@@ -103,7 +103,7 @@ def policies(
 def kernels(as_json: Json = False, model: Model = None) -> None:
     """Moving KV: on the GPU where there is one, else on this CPU; beside copies and prefill."""
     with _explained():
-        from .kernels import run
+        from .kernels.kernels import run
 
         figures: Figures = run(progress=not as_json, model=model)
     figures.print(as_json)
@@ -122,8 +122,8 @@ def tiers(
 ) -> None:
     """Real vLLM, agents with tool pauses under pressure: stock, tiers, and tiers without parts."""
     with _explained():
-        from .tiers import Part, run
-        from .tiers_report import draw, save_details
+        from .tiers.tiers import Part, run
+        from .tiers.tiers_report import draw, save_details
 
         if part not in tuple(Part):
             raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
@@ -175,10 +175,10 @@ def agents(
         _closed(as_json, quick, paper, best, arms, seed, sessions, pace, model, out)
         return
     with _explained():
-        from .agents import QUICK, Scale, run
-        from .agents_arms import ARMS
-        from .agents_fleet import SESSIONS
-        from .agents_report import save_details
+        from .agents.agents import QUICK, Scale, run
+        from .agents.agents_arms import ARMS
+        from .agents.agents_report import save_details
+        from .recorded.agents_fleet import SESSIONS
 
         result = run(
             progress=not as_json, scale=(QUICK if quick else Scale()).cut(requests, pools),
@@ -194,11 +194,11 @@ def _closed(
     sessions: Path | None, pace: float | None, model: str | None, out: Path,
 ) -> None:  # fmt: skip
     with _explained():
-        from .agents_fleet import SESSIONS
-        from .closed import run_closed_bench
-        from .closed_arms import CLOSED_ARMS
-        from .closed_paper_run import run_paper
-        from .closed_report import save_closed
+        from .closed.closed import run_closed_bench
+        from .closed.closed_arms import CLOSED_ARMS
+        from .closed.closed_report import save_closed
+        from .closed.on_paper.closed_paper_run import run_paper
+        from .recorded.agents_fleet import SESSIONS
 
         sessions = sessions or SESSIONS
         if paper:
@@ -240,7 +240,7 @@ def faults(
 ) -> None:
     """What holds when things go wrong: each fault by name, or all in at most forty minutes."""
     with _explained():
-        from .faults import run
+        from .faults.faults import run
 
         chosen = secrets.randbelow(1 << 30) if seed is None else seed
         figures: Figures = run(names or [], full, chosen, out, not as_json, hours)
@@ -272,11 +272,11 @@ def demo_for_people(
         return
     cliff, hits = _run_demo(model, out, part)
     if cliff is not None:
-        from .cliff_report import print_cliff
+        from .demo.cliff_report import print_cliff
 
         print_cliff(cliff)
     if hits is not None:
-        from .report import print_report
+        from .demo.demo_report import print_report
 
         print_report(hits)
 
@@ -296,9 +296,9 @@ def _run_demo(
 
 
 def _run_cliff(out: Path) -> CliffResult:
-    from .cliff import run_cliff
-    from .cliff_report import save_cliff
-    from .progress import DemoProgress
+    from .demo.cliff import run_cliff
+    from .demo.cliff_report import save_cliff
+    from .serving.progress import DemoProgress
 
     with DemoProgress(0) as shown:
         result = run_cliff(out, shown)
@@ -307,9 +307,9 @@ def _run_cliff(out: Path) -> CliffResult:
 
 
 def _run_hits(model: str | None, out: Path) -> DemoResult:
-    from .demo import run_demo
-    from .picture import draw
-    from .report import save_figures
+    from .demo.demo import run_demo
+    from .demo.demo_report import save_figures
+    from .demo.picture import draw
 
     result = run_demo(model, out, progress=True)
     save_figures(result)

@@ -19,11 +19,11 @@ import numpy as np
 from rich.console import Console
 
 from ..graph.types import SourceLayer
-from .client import complete, open_client
 from .figures import Figures
-from .model import ensure_model, vocabulary_size
-from .server import Server, ServerPlan, check_advised
-from .workload import Span, Turn
+from .serving.completions import complete, open_client
+from .serving.model import ensure_model, vocabulary_size
+from .serving.vllm_server import Server, ServerPlan, check_advised
+from .serving.workload import Span, Turn
 
 REQUESTS: Final = 32
 CONCURRENCY: Final = 8

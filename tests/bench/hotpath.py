@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..graph.advice import EvictionRanking
+from ..graph.messages.advice import EvictionRanking
 from ..graph.types import Keys, as_keys
 from ..hooks.client import AdvisorClient, EngineEnd
 from ..hooks.keys import pack_hashes, unpack
-from ..hooks.vllm.eviction import FreeQueueArranger
-from ..hooks.vllm.index import BlockIndex
+from ..hooks.vllm.free_queue.arranger import FreeQueueArranger
+from ..hooks.vllm.observe.index import BlockIndex
 from .figures import Figures
 
 BLOCK_SIZE: Final = 16
@@ -233,7 +233,7 @@ def tiered_connector(pool: Any) -> Any:
     import torch
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    from ..hooks.tiers.settings import TierSettings
+    from ..hooks.tiers.budget import TierSettings
     from ..hooks.vllm.scheduler import SchedulerSide
 
     connector = connected(pool)
@@ -256,7 +256,7 @@ def tiered_connector(pool: Any) -> Any:
 def _answer(connector: Any, metadata: Any) -> None:
     """What a worker says to a step's orders, if there are any: all done."""
     from ..hooks.tiers.jobs import JobDone, TierAnswer
-    from ..hooks.vllm.worker import TierMetadata, TierWorkerMetadata
+    from ..hooks.vllm.transfers.worker import TierMetadata, TierWorkerMetadata
 
     if isinstance(metadata, TierMetadata):
         done = tuple(JobDone(job.id, frozenset(), 0.001, 1) for job in metadata.work.jobs)

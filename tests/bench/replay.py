@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..advisor.replay.arms import Settings, arm_names, graph_policies
-from ..advisor.replay.lru import lru_hits
-from ..advisor.replay.reader import load_trace
-from ..advisor.replay.table import hit_table
-from ..advisor.replay.trace import Trace
+from ..advisor.replay.fast.lru import lru_hits
+from ..advisor.replay.lab.arms import Settings, arm_names, graph_policies
+from ..advisor.replay.lab.hit_table import hit_table
+from ..advisor.replay.traces.reader import load_trace
+from ..advisor.replay.traces.trace import Trace
 from .errors import BenchError
 from .figures import Figures
-from .graph import timed
-from .graphs import ENGINE, build_graph
+from .graph.graph import timed
+from .graph.graphs import ENGINE, build_graph
 
 CAPACITIES = (1000, 2000, 5000, 10_000, 20_000)
 _ROUNDS = 7

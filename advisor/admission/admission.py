@@ -1,0 +1,70 @@
+"""``Admission``: how much new context an engine has room for, while it thrashes.
+
+An engine whose live contexts do not fit computes again what it held a moment ago: that is regret.
+While there is little of it, everybody may start. Where there is much, new context may start only as
+far as those leave room that are live and resident.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from ...graph.messages.advice import AdmissionAdvice
+from ...graph.tables.tables import Tables
+from .demand import Demand, demand
+from .valve import Valve
+
+logger = logging.getLogger(__name__)
+
+_UNUSED_BLOCKS: Final = 1  # of every pool: vLLM keeps one for itself
+
+
+class Admission:
+    """Gives each engine a word on room; the object that the sidecar and the replay lab run."""
+
+    def __init__(self) -> None:
+        self._valves: dict[int, Valve] = {}
+        self._epoch = 0
+
+    def advise(self, tables: Tables, engine: int, now: float) -> AdmissionAdvice:
+        """The word on one engine, by its residency column; called under the graph's lock."""
+        valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
+        prompts, wanted = tables.regret.of(engine), demand(tables, engine, now)
+        was_open = valve.limit is None
+        valve.turn(prompts.asked, prompts.again, wanted)
+        self._epoch += 1
+        advice = _advice(self._epoch, now, valve, wanted)
+        if was_open != (valve.limit is None):
+            _say(tables, engine, valve, advice)
+        return advice
+
+    def forget_all_but(self, engines: set[int]) -> None:
+        """Only ``engines`` are there still."""
+        self._valves = {engine: self._valves[engine] for engine in self._valves.keys() & engines}
+
+    def _valve(self, engine: int, pool: int) -> Valve:
+        valve = self._valves.get(engine)
+        if valve is None or valve.pool != max(1, pool):
+            valve = self._valves[engine] = Valve(max(1, pool))
+        return valve
+
+
+def _advice(epoch: int, now: float, valve: Valve, wanted: Demand) -> AdmissionAdvice:
+    left = (valve.pool if valve.limit is None else int(valve.limit)) - wanted.blocks
+    fits = wanted.warm + max(0, left) // wanted.usual
+    room = None if valve.limit is None else max(0, left)
+    return AdmissionAdvice(epoch, now, room, wanted.live, fits)
+
+
+def _say(tables: Tables, engine: int, valve: Valve, advice: AdmissionAdvice) -> None:
+    name = next((name for name, column in tables.engines.items() if column == engine), "?")
+    if valve.limit is None:
+        logger.info("engine %s: all sessions have room again: nobody needs to wait", name)
+        return
+    logger.info(
+        "engine %s computes %d %% of its prompts again: %d sessions are live and %d fit; new ones "
+        "wait for room where %s is on",
+        name, round(100 * valve.regret), advice.live_sessions, advice.fitting_sessions,
+        "AITHER_KVCACHE_ADMISSION",
+    )  # fmt: skip

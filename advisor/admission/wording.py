@@ -1,0 +1,45 @@
+"""Admission in words: why somebody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...graph.messages.events import HOLD_ENDS
+
+
+def fit_and_live(fitting: int, live: int) -> str:
+    """How many sessions fit, beside how many there are."""
+    return f"{fitting:,} agents fit, {live:,} are live"
+
+
+def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:
+    """An engine's rows of ``kvgraph status``; empty where nobody is or was held, nor would be.
+
+    Args:
+        engine: As in a sidecar's ``/status``.
+    """
+    room, report = engine["room"], (engine["graph"] or {}).get("admission")
+    if room is None or (report is None and room["room_blocks"] is None):
+        return {}
+    words = fit_and_live(room["fitting_sessions"], room["live_sessions"])
+    if room["room_blocks"] is None:
+        facts = {"room": f"for all: {words}"}
+    else:
+        facts = {"room": f"for {room['room_blocks']:,} blocks of new context: {words}"}
+    return facts | (_held(report) if report else {"held": "nobody: admission is off there"})
+
+
+def _held(report: Mapping[str, Any]) -> dict[str, str]:
+    now = "nobody"
+    if report["waiting"]:
+        blocks = report["waiting_blocks"]
+        now = f"{report['waiting']:,}, the first for {report['oldest_s']:.0f} s, {blocks:,} blocks"
+    ends = zip(HOLD_ENDS, report["released"], strict=False)
+    why = ", ".join(f"{name} {count:,}" for name, count in ends if count) or "-"
+    total = report["held"] + report["passed"]
+    return {
+        "held": now,
+        "held so far": f"{report['held']:,} of {total:,}, {report['longest_s']:.0f} s at most",
+        "wait no longer": why,
+    }

@@ -1,0 +1,281 @@
+"""A closed loop: users who wait for an answer before they ask again, and one engine."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ....graph.messages.advice import HOLD_MAX_S, AdmissionAdvice
+from ....graph.waiting.holding_rule import HoldingBounds, brought
+from ..engine.instance import Instance
+from ..traces.duration import HostLink, ServiceModel
+from .hold import Asked, Hold, Word
+from .played_runs import Runs
+
+AGENTS_SERVICE: Final = ServiceModel(prefill_tokens_per_s=9_000.0, decode_s_per_token=0.02)
+"""A 70B-class model on H100s, as large agents run on."""
+AGENTS_LINK: Final = HostLink(bytes_per_token=327_680)
+"""Its KV in bf16 (80 layers, 8 heads of 128) over one PCIe 5 x16 link."""
+
+
+class Queue(StrEnum):
+    """In which order an engine takes those that wait."""
+
+    FCFS = "fcfs"
+    """First come, first served: vLLM."""
+    LPM = "lpm"
+    """Longest prefix match first: SGLang."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How a loop runs.
+
+    Attributes:
+        users: Each plays one run after the other.
+        seconds: How long.
+        begin_s: Users begin within this, evenly.
+        warm_s: What happens before is not counted.
+        bound_s: Nobody is held longer.
+        patience_s: How often a held request is asked about anew.
+    """
+
+    users: int
+    seconds: float
+    begin_s: float = 1800.0
+    warm_s: float = 3600.0
+    queue: Queue = Queue.FCFS
+    service: ServiceModel = AGENTS_SERVICE
+    link: HostLink = AGENTS_LINK
+    bound_s: float = HOLD_MAX_S
+    patience_s: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """What became of each request, in the runs' order; NaN and 0 for those that never came.
+
+    Attributes:
+        at, started, first_token, done: float64 ``[requests]``, seconds.
+        prompt, found: int32 ``[requests]``, blocks.
+        opens: bool ``[requests]``: it opens its session.
+        held_s: float64 ``[requests]``: how long it waited for room; 0: not at all.
+        ended: float64 ``[runs]``: when each run was over; NaN: it was not.
+        refused: Requests larger than the pool.
+    """
+
+    at: npt.NDArray[np.float64]
+    started: npt.NDArray[np.float64]
+    first_token: npt.NDArray[np.float64]
+    done: npt.NDArray[np.float64]
+    prompt: npt.NDArray[np.int32]
+    found: npt.NDArray[np.int32]
+    opens: npt.NDArray[np.bool_]
+    held_s: npt.NDArray[np.float64]
+    ended: npt.NDArray[np.float64]
+    refused: int
+
+
+def play(
+    runs: Runs,
+    instance: Instance,
+    loop: Loop,
+    *,
+    word: Callable[[float], AdmissionAdvice] | None = None,
+    progress: Callable[[float], None] = lambda now: None,
+) -> Played:
+    """Let users play ``runs`` on one engine; deterministic.
+
+    Args:
+        word: A sidecar's latest word on room; None: nobody is held.
+        progress: Told the time, now and then.
+    """
+    return _Play(runs, instance, loop, word).play(progress)
+
+
+class _Play:
+    """The state of a loop."""
+
+    def __init__(self, runs: Runs, instance: Instance, loop: Loop, word: Word | None) -> None:
+        trace = runs.trace
+        self._runs, self._instance, self._loop = runs, instance, loop
+        self._chains, self._limits = trace.chains(), trace.matchable.tolist()
+        self._input, self._output = trace.input_tokens.tolist(), trace.output_tokens.tolist()
+        self._pause, self._first = runs.pause.tolist(), runs.first.tolist()
+        self._size = trace.block_size
+        self._hold = Hold(word, HoldingBounds(instance.capacity, loop.bound_s))
+        self._line: list[Asked] = []  # who may start, and waits for the engine
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._number = 0
+        self._next_run = 0
+        self._busy = False  # the prefill server
+        self._loaded: list[Callable[[float], None]] = []  # whose copies are there, in order
+        self._asking = False  # a held request is asked about again soon
+        self._refused = 0
+        count = len(trace)
+        self._times = {
+            name: np.full(count, np.nan) for name in ("at", "started", "first_token", "done")
+        }
+        self._found = np.zeros(count, dtype=np.int32)
+        self._held_s = np.zeros(count)
+        self._ended = np.full(len(runs), np.nan)
+
+    def play(self, progress: Callable[[float], None]) -> Played:
+        loop = self._loop
+        for user in range(loop.users):
+            self._at(loop.begin_s * user / loop.users, self._opener(user))
+        for number, (now, event) in enumerate(self._happenings()):
+            event(now)
+            self._serve(now)
+            if number % 500 == 0:
+                progress(now)
+        for asked in self._hold.still_held():
+            self._held_s[asked.request] = asked.held_s + loop.seconds - asked.since
+        opens = np.zeros(len(self._runs.trace), dtype=np.bool_)
+        opens[self._runs.first[:-1]] = True
+        prompt = self._runs.trace.matchable
+        return Played(
+            **self._times, prompt=prompt, found=self._found, opens=opens,
+            held_s=self._held_s, ended=self._ended, refused=self._refused,
+        )  # fmt: skip
+
+    def _happenings(self) -> Iterator[tuple[float, Callable[[float], None]]]:
+        while self._events and self._events[0][0] < self._loop.seconds:
+            now, _, event = heapq.heappop(self._events)
+            yield now, event
+
+    def _at(self, now: float, event: Callable[[float], None]) -> None:
+        self._number += 1
+        heapq.heappush(self._events, (now, self._number, event))
+
+    def _opener(self, user: int) -> Callable[[float], None]:
+        """The user's next session begins."""
+
+        def open_(now: float) -> None:
+            if self._next_run < len(self._runs):
+                run, self._next_run = self._next_run, self._next_run + 1
+                self._ask(self._first[run], user, run, now)
+
+        return open_
+
+    def _ask(self, request: int, user: int, run: int, now: float) -> None:
+        self._times["at"][request] = now
+        if len(self._chains[request]) + self._unhashed(request) > self._instance.capacity:
+            self._refused += 1  # as vLLM does; the user goes on without an answer
+            self._answered(request, user, run, now)
+            return
+        asked = Asked(request, user, run, request == self._first[run])
+        asked.brings = self._brings(asked)
+        if not self._hold.arrives(asked, now, self._idle):
+            self._line.append(asked)
+
+    @property
+    def _idle(self) -> bool:
+        return not self._instance.running and not self._line
+
+    def _must_wait(self, asked: Asked, now: float) -> bool:
+        asked.brings = self._brings(asked)
+        return self._hold.turn_comes(asked, now)
+
+    def _brings(self, asked: Asked) -> int:
+        prompt = self._limits[asked.request]
+        found = self._instance.reach(self._chains[asked.request], prompt)
+        return brought(prompt, found, new=asked.opens)
+
+    def _serve(self, now: float) -> None:
+        """Start who may start; one prompt is computed at a time."""
+        free = not self._line and not self._busy
+        self._line += self._hold.released(now, idle=self._idle, free=free)
+        while not self._busy and self._loaded:
+            self._loaded.pop(0)(now)
+        while not self._busy and self._line:
+            asked = self._next()
+            if self._must_wait(asked, now):
+                self._line.remove(asked)
+            elif not self._start(asked, now):
+                break
+        if len(self._hold) and not self._asking:
+            self._asking = True
+            self._at(now + self._loop.patience_s, self._ask_again)
+
+    def _next(self) -> Asked:
+        if self._loop.queue is Queue.FCFS:
+            return self._line[0]
+        return max(self._line, key=lambda asked: self._matched(asked.request))
+
+    def _matched(self, request: int) -> int:
+        return self._instance.match(self._chains[request], self._limits[request])
+
+    def _ask_again(self, now: float) -> None:
+        self._asking = False
+
+    def _start(self, asked: Asked, now: float) -> bool:
+        """Whether there were blocks for it."""
+        request, instance = asked.request, self._instance
+        chain, limit = self._chains[request], self._limits[request]
+        admission = instance.admit(request, chain, limit, self._unhashed(request), now)
+        if admission is None:
+            return False
+        self._line.remove(asked)
+        self._times["started"][request] = now
+        self._held_s[request] = asked.held_s
+        self._hold.started(asked, now)
+        self._found[request] = admission.hit + admission.warmed
+        if admission.warmed:
+            seconds = self._loop.link.seconds(admission.warmed, self._size)
+            self._at(now + seconds, lambda _: self._loaded.append(self._prefiller(asked)))
+        else:
+            self._prefiller(asked)(now)
+        return True
+
+    def _prefiller(self, asked: Asked) -> Callable[[float], None]:
+        request = asked.request
+        tokens = max(1, self._input[request] - int(self._found[request]) * self._size)
+
+        def prefill(now: float) -> None:
+            self._busy = True
+            seconds = self._loop.service.prefill_seconds(tokens)
+            self._at(now + seconds, self._first_token(asked))
+
+        return prefill
+
+    def _first_token(self, asked: Asked) -> Callable[[float], None]:
+        request = asked.request
+
+        def decode(now: float) -> None:
+            self._busy = False
+            self._times["first_token"][request] = now
+            seconds = self._loop.service.seconds(0, self._output[request])
+            self._at(now + seconds, self._finish(asked))
+
+        return decode
+
+    def _finish(self, asked: Asked) -> Callable[[float], None]:
+        def finish(now: float) -> None:
+            request = asked.request
+            self._instance.finish(request, self._chains[request], now)
+            self._answered(request, asked.user, asked.run, now)
+
+        return finish
+
+    def _answered(self, request: int, user: int, run: int, now: float) -> None:
+        """The user reads, and asks again after the recorded pause; or begins another session."""
+        self._times["done"][request] = now
+        after = request + 1
+        if after == self._first[run + 1]:
+            self._ended[run] = now
+            self._at(now, self._opener(user))
+        else:
+            self._at(now + self._pause[after], lambda at: self._ask(after, user, run, at))
+
+    def _unhashed(self, request: int) -> int:
+        """Blocks for output that the runs know no hashes of, while the request runs."""
+        tokens = self._input[request] + self._output[request]
+        unhashed: int = max(0, -(-tokens // self._size) - len(self._chains[request]))
+        return unhashed

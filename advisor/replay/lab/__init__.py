@@ -1,0 +1,1 @@
+"""Compares: arms by name, tables of cells, losses explained, weights tuned, priors learned."""

@@ -1,0 +1,144 @@
+"""The arms of a replay: every policy by its name, as one function of trace and capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from ....graph.ranking.policy import Policy
+from ....graph.ranking.scoring import ScoreProfile
+from ...policies.registry import DEFAULT, POLICIES, new_policy
+from ..engine.instance import Instance
+from ..engine.simulator import Load, simulate
+from ..errors import ReplayError
+from ..fast.bounds import belady_hits, infinite_for_multi_turn_hits, infinite_hits
+from ..fast.library import ALGORITHMS, is_installed, library_hits
+from ..fast.lru import lru_hits
+from ..orders.baselines import LfuHistoryOrder, SessionTailOrder, SessionTtlOrder
+from ..orders.foresight import BeladyOrder
+from ..orders.graph_order import GraphOrder, Planning
+from ..orders.orders import EvictionOrder, LruOrder
+from ..traces.trace import Ints, Trace
+
+HINTS: Final = "+hints"
+"""Suffix of a graph policy's name: callers name their sessions and say what the trace knows.
+
+Without it nobody says anything: sessions are inferred from chains, as live.
+"""
+
+BY_DEFAULT: Final = "default"
+"""The graph policy that a sidecar runs with no configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What arms share.
+
+    Attributes:
+        planning: How graph policies plan.
+        profile: The score's weights; None takes the defaults.
+        load: With it time passes while requests run, for the arms that know of it.
+        session_ttl_s: Of the session TTL baseline.
+    """
+
+    planning: Planning = field(default_factory=Planning)
+    profile: ScoreProfile | None = None
+    load: Load | None = None
+    session_ttl_s: float = 300.0
+
+
+OrderMaker = Callable[[Trace, Settings], EvictionOrder]
+Fast = Callable[[Trace, int], Ints]
+
+
+def graph_policies() -> dict[str, Callable[[Settings], Policy]]:
+    """The live policies by name: the objects that a sidecar runs."""
+    names = {BY_DEFAULT: DEFAULT, **{name: name for name in POLICIES}}
+    return {arm: partial(_policy, name) for arm, name in names.items()}
+
+
+def _policy(name: str, settings: Settings) -> Policy:
+    return new_policy(name, settings.profile)
+
+
+ORDERS: Final[dict[str, OrderMaker]] = {
+    "lru": lambda trace, settings: LruOrder(),
+    "lfu-history": lambda trace, settings: LfuHistoryOrder(),
+    "session-ttl": lambda trace, settings: SessionTtlOrder(trace, settings.session_ttl_s),
+    "session-tail": lambda trace, settings: SessionTailOrder(trace),
+    "belady-pool": lambda trace, settings: BeladyOrder(trace),
+}
+"""Orders that the simulator runs, beside those of graph policies."""
+
+FAST: Final[dict[str, Fast]] = {
+    "lru": lru_hits,
+    **{name: partial(library_hits, policy=name) for name in ALGORITHMS},
+    "belady": belady_hits,
+    "infinite": lambda trace, capacity: infinite_hits(trace),
+    "infinite-multi-turn": infinite_for_multi_turn_hits,
+}
+"""Arms with an inner loop of their own; requests take no time there."""
+
+BOUNDS: Final = ("belady-pool", "belady", "infinite-multi-turn", "infinite")
+"""Arms that know the future: no policy to choose, but what policies are measured against."""
+
+
+def arm_names() -> list[str]:
+    """What ``all`` means here: baselines, then graph policies, then bounds.
+
+    Every graph policy can be told what callers say, but a table shows that for the default only:
+    what hints are worth is seen there, and graph policies take most of a table's time. The default
+    stands there under its own name.
+    """
+    graph = [*(name for name in POLICIES if name not in ORDERS), DEFAULT + HINTS]
+    online = [name for name in {**ORDERS, **FAST} if name not in BOUNDS]
+    if not is_installed():
+        online = [name for name in online if name not in ALGORITHMS]
+    return [*online, *graph, *BOUNDS]
+
+
+def chosen_arms(names: Sequence[str]) -> list[str]:
+    """The arms that ``names`` ask for; ``all`` is every one that can run here.
+
+    Raises:
+        ReplayError: There is no such arm.
+    """
+    known = arm_names()
+    more = [*ALGORITHMS, *graph_policies(), *(name + HINTS for name in graph_policies())]
+    allowed = [*known, *(name for name in more if name not in known)]
+    for name in names:
+        if name != "all" and name not in allowed:
+            raise ReplayError(f"policy {name!r}: allowed: all, {', '.join(allowed)}")
+    return known if "all" in names else list(dict.fromkeys(names))
+
+
+def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
+    """A fresh eviction order of a simulated instance.
+
+    Raises:
+        ReplayError: The arm has none: it is no policy of an engine.
+    """
+    if name in ORDERS:
+        return ORDERS[name](trace, settings)
+    policies = graph_policies()
+    policy = policies.get(name.removesuffix(HINTS))
+    if policy is None:
+        allowed = [*ORDERS, *policies, *(each + HINTS for each in policies)]
+        raise ReplayError(f"policy {name!r} cannot run here: allowed: {', '.join(allowed)}")
+    return GraphOrder(
+        trace,
+        policy(settings),
+        profile=settings.profile,
+        planning=settings.planning,
+        hints=name.endswith(HINTS),
+    )
+
+
+def run_arm(name: str, trace: Trace, capacity: int, settings: Settings) -> Ints:
+    """int32 ``[requests]``: prompt blocks matched by prefix, with one engine of ``capacity``."""
+    if name in FAST and (settings.load is None or name not in ORDERS):
+        return FAST[name](trace, capacity)
+    instance = Instance(capacity, new_order(name, trace, settings))
+    return simulate(trace, [instance], load=settings.load).hits

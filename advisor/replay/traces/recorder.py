@@ -1,0 +1,146 @@
+"""Writes what a live engine does as a trace that replay reads: yesterday's traffic, replayable.
+
+No token and no name is written: a block is a keyed hash of the engine's own block hash, a session
+or a tenant a keyed hash of its name, and the key is forgotten with the recording.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TextIO, cast
+
+import msgspec
+
+from ....graph.messages.events import AnyEvent, RequestFinished, RequestStarted, Segment
+from ....graph.types import LAYER_NAMES
+from ..errors import TraceError
+from .formats import HEADER_VERSION
+
+logger = logging.getLogger(__name__)
+
+_MAX_RUNNING: Final = 65_536
+
+
+class Recorder:
+    """Shown a sidecar's events, writes one line a finished request.
+
+    Args:
+        path: The file to write, gzipped if it ends in ``.gz``; must not exist.
+        clock: Monotonic seconds.
+        secret: The key of the hashes.
+
+    Raises:
+        TraceError: The file exists or cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        secret: bytes | None = None,
+    ) -> None:
+        self.requests = 0
+        self.failed = False
+        self._clock = clock
+        self._began = clock()
+        self._secret = secret or secrets.token_bytes(32)
+        self._running: dict[tuple[str, str], tuple[float, RequestStarted]] = {}
+        self._block_size: int | None = None
+        self._path = path
+        try:
+            opened = gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x")  # noqa: SIM115
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
+        self._file = cast(TextIO, opened)
+
+    def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
+        """Take note of what an engine did just now; a disk that is full ends the recording."""
+        now = self._clock() - self._began
+        try:
+            for event in events if not self.failed else ():
+                if isinstance(event, RequestStarted):
+                    self._started(engine, event, now)
+                elif isinstance(event, RequestFinished):
+                    self._finished(engine, event, now)
+        except OSError as error:
+            self.failed = True
+            logger.error("the recording ends here: %s: %s", self._path, error.strerror)
+
+    def close(self) -> None:
+        """Finish the file."""
+        try:
+            self._file.close()
+        except OSError as error:
+            self.failed = True
+            logger.error("the recording is cut short: %s: %s", self._path, error.strerror)
+
+    def _started(self, engine: str, event: RequestStarted, now: float) -> None:
+        if len(self._running) >= _MAX_RUNNING:  # requests whose end we never heard of
+            del self._running[next(iter(self._running))]
+        self._running[engine, event.request_id] = (now, event)
+
+    def _finished(self, engine: str, event: RequestFinished, now: float) -> None:
+        at, started = self._running.pop((engine, event.request_id), (0.0, None))
+        if started is None or started.prompt_tokens < 1 or not self._fits(started.block_size):
+            return
+        line = {
+            "at": round(at, 6),
+            "seconds": round(now - at, 6),
+            "input_length": started.prompt_tokens,
+            "output_length": event.total_tokens - started.prompt_tokens,
+            "cached_tokens": started.cached_tokens,
+            "session": self._name(event.tenant, event.session),
+            "ended": event.session_ended,
+            **self._said(started, event),
+            "hash_ids": self._hashed(started.hashes),
+            "output_hash_ids": self._hashed(event.hashes[len(started.hashes) :]),
+        }
+        self._write(line)
+        self.requests += 1
+
+    def _said(self, started: RequestStarted, event: RequestFinished) -> dict[str, Any]:
+        """What the caller said beside the session; what nobody said is absent."""
+        said = {
+            "tenant": event.tenant and self._digest(f"\0\0{event.tenant}".encode()).hex(),
+            "waiting_for_tool": event.waiting_for_tool,
+            "expected_return_s": event.expected_return_s,
+            "layers": [_part(segment, started) for segment in started.segments] or None,
+        }
+        return {name: value for name, value in said.items() if value is not None}
+
+    def _fits(self, block_size: int) -> bool:
+        """Whether blocks of this size belong into the file; the first request decides."""
+        if self._block_size is None:
+            self._block_size = block_size
+            self._write({"kvgraph_trace": HEADER_VERSION, "block_size": block_size})
+        return self._block_size == block_size
+
+    def _hashed(self, hashes: bytes) -> list[int]:
+        return [
+            int.from_bytes(self._digest(hashes[i : i + 8]), "little")
+            for i in range(0, len(hashes) - 7, 8)
+        ]
+
+    def _name(self, tenant: str | None, session: str | None) -> str | None:
+        if session is None:
+            return None
+        return self._digest(f"{tenant or ''}\0{session}".encode("utf-8", "replace")).hex()
+
+    def _digest(self, data: bytes) -> bytes:
+        return hashlib.blake2b(data, digest_size=8, key=self._secret).digest()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(msgspec.json.encode(line).decode() + "\n")
+
+
+def _part(segment: Segment, started: RequestStarted) -> tuple[str, int, int]:
+    """A source layer and the tokens of the prompt that are of it."""
+    end = min(segment.end, started.prompt_tokens)
+    return LAYER_NAMES[segment.layer], min(segment.start, end), end

@@ -1,0 +1,128 @@
+"""A trace in columns: who asked for which blocks, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from ....graph.types import Keys
+from .statements import Said
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Requests in order of arrival.
+
+    A block id stands for a block and everything before it: equal ids have equal prefixes.
+
+    Attributes:
+        name: Where it came from, for people.
+        block_size: Tokens a block.
+        at: float64 ``[requests]``, arrival in seconds since the trace began.
+        input_tokens, output_tokens: ``[requests]``.
+        starts: int64 ``[requests + 1]``; request i's chain is ``blocks[starts[i]:starts[i+1]]``.
+        blocks: int32 block ids ``0 … num_blocks - 1``, prompt first, then known output blocks.
+        prompts: ``[requests]``, how many blocks of the chain are prompt; the last may be partial.
+        full: ``[requests]``, how many of those are full blocks.
+        matchable: ``[requests]``, how many of those a prefix match may cover.
+        session: ``[requests]``, numbered in order of appearance.
+        last: bool ``[requests]``, whether its session never comes back after it.
+        has_sessions: Whether sessions were named in the file; else they are inferred from chains.
+        said: What callers said of the requests; None where the format knows no such thing.
+    """
+
+    name: str
+    block_size: int
+    at: npt.NDArray[np.float64]
+    input_tokens: Ints
+    output_tokens: Ints
+    starts: npt.NDArray[np.int64]
+    blocks: Ints
+    prompts: Ints
+    full: Ints
+    matchable: Ints
+    session: Ints
+    last: npt.NDArray[np.bool_]
+    has_sessions: bool
+    said: Said | None = None
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @property
+    def num_blocks(self) -> int:
+        """Distinct blocks."""
+        return int(self.blocks.max()) + 1 if len(self.blocks) else 0
+
+    @property
+    def prompt_blocks(self) -> int:
+        """Prompt blocks of all requests: what hit rates are shares of."""
+        return int(self.prompts.sum())
+
+    def chain(self, request: int) -> Ints:
+        """The block ids of a request, the first block first."""
+        return self.blocks[self.starts[request] : self.starts[request + 1]]
+
+    def chains(self) -> list[list[int]]:
+        """All chains as lists: what a simulation's inner loop wants."""
+        flat, starts = self.blocks.tolist(), self.starts.tolist()
+        return [flat[a:b] for a, b in pairwise(starts)]
+
+    def keys(self) -> Keys:
+        """uint64, the key that stands for each block id; as spread out as real hashes are."""
+        # The finalizer of SplitMix64 (Steele et al., OOPSLA 2014): a bijection, so keys are unique.
+        keys = np.arange(1, self.num_blocks + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return keys ^ (keys >> np.uint64(31))
+
+    def turns(self) -> Ints:
+        """``[requests]``: which turn of its session each request is, from 0."""
+        order = np.argsort(self.session, kind="stable")
+        ordered = self.session[order]
+        first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+        counts = np.diff(np.append(first, len(order)))
+        turns = np.empty(len(order), dtype=np.int32)
+        turns[order] = np.arange(len(order)) - np.repeat(first, counts)
+        return turns
+
+    def unnamed(self) -> Trace:
+        """The same requests from callers that name no session."""
+        return replace(self, has_sessions=False)
+
+    def head(self, share: float) -> Trace:
+        """The first ``share`` of the requests, knowing nothing of the rest."""
+        return self._slice(slice(0, round(len(self) * share)), f"{self.name} (first {share:.0%})")
+
+    def _slice(self, part: slice, name: str) -> Trace:
+        session = self.session[part]
+        starts = self.starts[part.start : part.stop + 1]
+        return Trace(
+            name,
+            self.block_size,
+            self.at[part],
+            self.input_tokens[part],
+            self.output_tokens[part],
+            starts - starts[0],
+            self.blocks[starts[0] : starts[-1]],
+            self.prompts[part],
+            self.full[part],
+            self.matchable[part],
+            session,
+            last_turns(session),
+            self.has_sessions,
+            self.said and self.said.rows(part),
+        )
+
+
+def last_turns(session: Ints) -> npt.NDArray[np.bool_]:
+    """Whether no later request is of the same session."""
+    last = np.zeros(len(session), dtype=np.bool_)
+    _, newest_first = np.unique(session[::-1], return_index=True)
+    last[len(session) - 1 - newest_first] = True
+    return last

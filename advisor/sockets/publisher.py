@@ -1,0 +1,160 @@
+"""The advice's way out: rankings, prefetches and resync requests, over the events' own ROUTER."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import zmq
+
+from ...graph.messages import wire
+from ...graph.messages.advice import (
+    AdmissionAdvice,
+    AdmissionMessage,
+    AnyAdvice,
+    EvictionRanking,
+    PrefetchMessage,
+    RankingMessage,
+    Refused,
+    ResyncRequest,
+    StillValid,
+)
+from ...graph.types import Keys
+from ..planner import PrefetchOrder
+from .subscriber import Peer
+
+_NO_WORD: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
+
+
+class AdvicePublisher:
+    """Sends each engine its newest ranking, or a few bytes when that has not changed.
+
+    Nothing here waits: what an engine cannot take now is dropped and counted, and the next
+    ranking supersedes it anyway.
+
+    Args:
+        socket: The bound ROUTER, with ``ROUTER_MANDATORY`` set; used by the calling thread only.
+        clock: Monotonic seconds, the clock that rankings are dated in.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes], clock: Callable[[], float]) -> None:
+        self._socket = socket
+        self._clock = clock
+        self._unreachable: set[bytes] = set()
+        self._seq: dict[bytes, int] = {}
+        self._epoch: dict[bytes, int] = {}  # the last ranking that an engine was sent whole
+        self._ts: dict[bytes, float] = {}
+        self._wanted: dict[bytes, PrefetchOrder] = {}  # the last that an engine was sent
+        self._admitted: dict[bytes, float] = {}  # when the last word on room was true
+        self.counters: Counter[str] = Counter()
+
+    def publish(
+        self,
+        peers: Iterable[Peer],
+        rankings: Mapping[str, EvictionRanking],
+        wanted: Mapping[str, PrefetchOrder],
+        admissions: Mapping[str, AdmissionAdvice] = _NO_WORD,
+    ) -> None:
+        """Send every synced peer what is new: its ranking, what to bring back, its room."""
+        peers = list(peers)
+        self._forget_all_but({peer.identity for peer in peers})
+        for peer in peers:
+            if not peer.synced:
+                self._epoch.pop(peer.identity, None)  # whole again after the resync
+                continue
+            if (ranking := rankings.get(peer.engine)) is not None:
+                self._send_ranking(peer.identity, ranking)
+            if (order := wanted.get(peer.engine)) is not None:
+                self._send_order(peer.identity, order)
+            if (word := admissions.get(peer.engine)) is not None:
+                self._send_admission(peer.identity, word)
+
+    def take_unreachable(self) -> set[bytes]:
+        """Engines that had no connection when they were last written to; each is told once."""
+        gone, self._unreachable = self._unreachable, set()
+        return gone
+
+    def request_resync(self, identity: bytes, reason: str) -> None:
+        """Ask the engine at ``identity`` to introduce itself and list its blocks again."""
+        self._send(identity, ResyncRequest(reason))
+
+    def refuse(self, identity: bytes, reason: str) -> None:
+        """Tell the engine at ``identity`` why it gets no advice."""
+        self._send(identity, Refused(reason))
+
+    def _send_ranking(self, identity: bytes, ranking: EvictionRanking) -> None:
+        if self._ts.get(identity) == ranking.ts:
+            return
+        age = max(0.0, self._clock() - ranking.ts)
+        whole = self._epoch.get(identity) != ranking.epoch
+        if not self._send(identity, _message(ranking, age) if whole else _still(ranking, age)):
+            return
+        self._epoch[identity] = ranking.epoch
+        self._ts[identity] = ranking.ts
+        self.counters["rankings" if whole else "still_valid"] += 1
+
+    def _send_order(self, identity: bytes, order: PrefetchOrder) -> None:
+        """Each round anew while there is something to bring back, and once when that is over.
+
+        An engine that had no room for all of an order waits for the next one.
+        """
+        before = self._wanted.get(identity)
+        told = len(before.keys) if before is not None else 0
+        if (before is not None and before.ts == order.ts) or not (told or len(order.keys)):
+            return
+        if self._send(identity, PrefetchMessage(_packed(order.keys))):
+            self._wanted[identity] = order
+            self.counters["prefetch"] += 1
+
+    def _send_admission(self, identity: bytes, word: AdmissionAdvice) -> None:
+        if self._admitted.get(identity) == word.ts:
+            return
+        age = max(0.0, self._clock() - word.ts)
+        message = AdmissionMessage(
+            word.epoch, age, word.room_blocks, word.live_sessions, word.fitting_sessions
+        )
+        if self._send(identity, message):
+            self._admitted[identity] = word.ts
+            self.counters["admissions"] += 1
+
+    def _send(self, identity: bytes, advice: AnyAdvice) -> bool:
+        seq = self._seq.get(identity, 0)
+        try:
+            self._socket.send_multipart([identity, *wire.encode_advice(seq, advice)], zmq.NOBLOCK)
+        except zmq.Again:
+            self.counters["dropped_full"] += 1
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self.counters["dropped_unreachable"] += 1
+            self._unreachable.add(identity)
+            return False
+        self._seq[identity] = seq + 1
+        return True
+
+    def _forget_all_but(self, live: set[bytes]) -> None:
+        for table in (self._seq, self._epoch, self._ts, self._wanted, self._admitted):
+            for identity in [known for known in table if known not in live]:
+                del table[identity]
+
+
+def _message(ranking: EvictionRanking, age: float) -> RankingMessage:
+    return RankingMessage(
+        ranking.epoch,
+        age,
+        _packed(ranking.order),
+        _packed(ranking.protected),
+        _packed(ranking.spill_first),
+        _packed(ranking.sink_first),
+    )
+
+
+def _packed(keys: Keys) -> bytes:
+    return keys.astype("<u8", copy=False).tobytes()
+
+
+def _still(ranking: EvictionRanking, age: float) -> StillValid:
+    return StillValid(ranking.epoch, age)

@@ -1,0 +1,295 @@
+"""The engines' end of the wire: receives batches, tracks their sequence, asks for a resync."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import zmq
+
+from ...graph.errors import VersionError, WireError
+from ...graph.messages import wire
+from ...graph.messages.events import AnyEvent, BlocksResident, EngineHello
+from ...graph.messages.wire import EventMessage
+from ...graph.types import MAX_ENGINES
+from ..process.notices import Notices
+from .sequence import Arrival, SequenceTracker
+
+logger = logging.getLogger(__name__)
+
+RESYNC_EVERY_S = 0.5
+PATIENT_RESYNCS = 4  # that bring an engine no nearer; after them the pauses double
+LONGEST_RESYNC_PAUSE_S = 30.0
+MAX_STRANGERS = 256  # identities without a hello whose last resync request we remember
+
+Tell = Callable[[bytes, str], None]
+
+
+@dataclass(slots=True)
+class Peer:
+    """One engine process that said hello.
+
+    Attributes:
+        engine: Stable id of the process, which anyone may know: see ``engine_id``.
+        synced: Whether our picture of its residency is complete; advice is withheld until then.
+        last_seen: When its last new batch arrived, in our clock's seconds.
+    """
+
+    identity: bytes
+    hello: EngineHello
+    last_seen: float
+    sequence: SequenceTracker = field(default_factory=SequenceTracker)
+    synced: bool = False
+    last_resync: float = float("-inf")
+    resyncs: int = 0
+    fruitless: int = 0  # resyncs since it was last in step
+    engine: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = engine_id(self.identity)
+
+    @property
+    def resync_pause_s(self) -> float:
+        """How long to wait before asking again: longer where asking did not help."""
+        doubled = min(max(0, self.fruitless - PATIENT_RESYNCS), 10)
+        return float(min(RESYNC_EVERY_S * 2**doubled, LONGEST_RESYNC_PAUSE_S))
+
+
+def engine_id(identity: bytes) -> str:
+    """The public name of a socket identity: whoever knew the identity could take its place."""
+    return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
+
+
+class EventSubscriber:
+    """Turns what arrives at the sidecar's ROUTER into (engine, events).
+
+    Garbage is dropped and counted by reason. A batch from an identity that never said hello, or
+    one that follows a gap, makes us ask that engine to say hello and list its blocks again.
+
+    Args:
+        socket: The bound ROUTER; only the thread that calls ``receive`` may use it.
+        request_resync: Sends a ``ResyncRequest`` with a reason to an identity.
+        refuse: Sends a ``Refused`` with a reason to an identity.
+        capacity: Engines known at once; more are refused and counted.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        request_resync: Tell,
+        refuse: Tell,
+        clock: Callable[[], float],
+        *,
+        engine_timeout_s: float,
+        capacity: int = MAX_ENGINES,
+    ) -> None:
+        self._socket = socket
+        self._request_resync = request_resync
+        self._refuse = refuse
+        self._clock = clock
+        self._timeout_s = engine_timeout_s
+        self._capacity = capacity
+        self._strangers: OrderedDict[bytes, float] = OrderedDict()
+        self._notices = Notices(logger, clock)
+        self._peers: dict[bytes, Peer] = {}
+        self._emptied_at: float | None = None  # when the socket was last read empty
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def peers(self) -> list[Peer]:
+        """The engines that are known now (a copy, safe to walk from another thread)."""
+        return list(self._peers.copy().values())
+
+    def receive(
+        self, limit: int, seconds: float = float("inf")
+    ) -> Iterator[tuple[str, list[AnyEvent]]]:
+        """Messages that have arrived: (engine, events) to apply, in order.
+
+        Args:
+            limit: So many at most; the others wait in the socket.
+            seconds: After so long no further one is read, however long the caller took for each.
+        """
+        self._emptied_at = None
+        until = self._clock() + seconds
+        for _ in range(limit):
+            if self._clock() > until:
+                return
+            try:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                self._emptied_at = self._clock()
+                return
+            events = self._take(identity, frames)
+            if events:
+                yield engine_id(identity), events
+
+    def expire(self) -> list[str]:
+        """Forget engines that have been silent for too long; their ids.
+
+        Silence is judged as of the moment when the socket was last read empty: after a stall of
+        our own the engines' messages wait there.
+        """
+        if self._emptied_at is None:
+            return []
+        oldest = self._emptied_at - self._timeout_s
+        gone = [peer for peer in self._peers.values() if peer.last_seen <= oldest]
+        return self._forget(gone, "silent")
+
+    def hang_up(self, identities: set[bytes]) -> list[str]:
+        """Forget engines whose connection is gone; their ids. One that lives greets anew."""
+        gone = [peer for peer in self._peers.values() if peer.identity in identities]
+        return self._forget(gone, "gone")
+
+    def _forget(self, gone: list[Peer], why: str) -> list[str]:
+        for peer in gone:
+            del self._peers[peer.identity]
+            logger.warning("engine %r is %s: its residency is forgotten", peer.hello.engine, why)
+        self.counters["engines_lost"] += len(gone)
+        return [peer.engine for peer in gone]
+
+    def next_expiry(self) -> float | None:
+        """When the next engine will have been silent for too long, if none speaks until then."""
+        return min((p.last_seen + self._timeout_s for p in self._peers.values()), default=None)
+
+    def lose(self, engine: str) -> None:
+        """Our picture of ``engine`` is no longer sure: withhold advice and ask for a resync."""
+        peer = next((each for each in self.peers if each.engine == engine), None)
+        if peer is not None:
+            peer.synced = False
+            self._resync(peer, "apply failed")
+
+    def _take(self, identity: bytes, frames: list[bytes]) -> list[AnyEvent]:
+        self.counters["messages"] += 1
+        try:
+            message = wire.decode_events(frames)
+        except VersionError as error:
+            self.counters["refused_version"] += 1
+            self._notices.once("version", "a message was refused: %s", error)
+            return []
+        except WireError as error:
+            self.counters["refused_wire"] += 1
+            self._notices.warn("wire", "a message was refused: %s", error)
+            return []
+        self._count(message)
+        peer = self._peers.get(identity)
+        if peer is None:
+            return self._meet(identity, message)
+        return self._follow(peer, message)
+
+    def _count(self, message: EventMessage) -> None:
+        self.counters["events"] += len(message.events)
+        if message.unknown:
+            self.counters["unknown_events"] += message.unknown
+            self._notices.once(
+                "unknown", "an engine sends events of a kind that this build does not know: skipped"
+            )
+        if message.refused:
+            self.counters["refused_wire"] += 1
+            self._notices.warn("event", "an event was refused: %s", message.refused)
+
+    def _meet(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
+        """The first batch that we see of an identity: it must introduce itself."""
+        events = message.events
+        start = next((i for i, event in enumerate(events) if isinstance(event, EngineHello)), None)
+        if start is None:
+            self.counters["batches_before_hello"] += 1
+            if events:
+                self._ask_stranger(identity)
+            return []
+        if len(self._peers) >= self._capacity:
+            self.counters["engines_refused"] += 1
+            self._turn_away(identity)
+            return []
+        hello, now = events[start], self._clock()
+        assert isinstance(hello, EngineHello)
+        peer = Peer(identity, hello, now, SequenceTracker(message.seq + 1), last_resync=now)
+        self._peers[identity] = peer
+        self._strangers.pop(identity, None)
+        logger.info("engine %r connected (%r)", hello.engine, hello.version)
+        return self._noted(peer, message._replace(events=events[start:]))
+
+    def _follow(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
+        arrival = peer.sequence.accept(message.seq)
+        if arrival is Arrival.DUPLICATE:
+            self.counters["duplicates"] += 1
+            return []
+        if arrival is Arrival.GAP:
+            self.counters["gaps"] += 1
+            peer.synced = False
+        peer.last_seen = self._clock()
+        events = self._noted(peer, message)
+        if not peer.synced:
+            self._resync(peer, _REASONS.get((arrival, message.torn), "not in step"))
+        return events
+
+    def _noted(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
+        """Take from a batch what concerns the connection; what the graph is to have of it."""
+        events: list[AnyEvent] = []
+        for event in message.events:
+            if isinstance(event, EngineHello):
+                peer.hello = event
+            elif isinstance(event, BlocksResident):
+                if self._is_excessive(peer, event):
+                    peer.synced = False
+                    continue
+                peer.synced, peer.fruitless = True, 0
+            events.append(event)
+        if message.torn:
+            peer.synced = False
+        return events
+
+    def _is_excessive(self, peer: Peer, event: BlocksResident) -> bool:
+        """Whether an engine lists more blocks than it said its pool has."""
+        listed, most = len(event.hashes) // 8, peer.hello.num_blocks
+        if listed <= most:
+            return False
+        self.counters["refused_listings"] += 1
+        self._notices.warn("listing", "engine %r lists %d blocks of a pool of %d: refused",
+                           peer.hello.engine, listed, most)  # fmt: skip
+        return True
+
+    def _resync(self, peer: Peer, reason: str) -> None:
+        now = self._clock()
+        if now - peer.last_resync < peer.resync_pause_s:
+            return
+        peer.last_resync = now
+        peer.resyncs += 1
+        peer.fruitless += 1
+        self.counters["resyncs"] += 1
+        self._notices.warn("resync", "engine %r is asked to resync: %s", peer.hello.engine, reason)
+        self._request_resync(peer.identity, reason)
+
+    def _ask_stranger(self, identity: bytes) -> None:
+        if self._answered_lately(identity):
+            return
+        self.counters["resyncs"] += 1
+        self._request_resync(identity, "unknown engine")
+
+    def _turn_away(self, identity: bytes) -> None:
+        self._notices.warn(
+            "capacity", "an engine was refused: %d are served already", self._capacity
+        )
+        if not self._answered_lately(identity):
+            self._refuse(identity, f"it serves {self._capacity} engines already; start another "
+                                   "sidecar for this one (AITHER_KVCACHE_SIDECAR)")  # fmt: skip
+
+    def _answered_lately(self, identity: bytes) -> bool:
+        """Whether a stranger was answered just now; if not, it is noted that it is."""
+        now = self._clock()
+        if now - self._strangers.get(identity, float("-inf")) < RESYNC_EVERY_S:
+            return True
+        self._strangers[identity] = now
+        self._strangers.move_to_end(identity)
+        if len(self._strangers) > MAX_STRANGERS:
+            self._strangers.popitem(last=False)
+        return False
+
+
+_REASONS = {
+    (Arrival.GAP, False): "gap",
+    (Arrival.GAP, True): "gap",
+    (Arrival.NEXT, True): "refused",
+}

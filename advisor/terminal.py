@@ -1,0 +1,183 @@
+"""What ``kvgraph status`` and ``kvgraph explain`` print for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .admission.wording import admission_facts
+
+
+def status_report(status: Mapping[str, Any]) -> RenderableType:
+    """A sidecar's ``/status`` as tables."""
+    parts: list[RenderableType] = [_summary(status), _engines(status["engines"])]
+    if any(engine["graph"] for engine in status["engines"]):
+        parts.append(_layers(status["engines"]))
+    for engine in status["engines"]:
+        if facts := admission_facts(engine):
+            parts.append(facts_report(f"admission of {engine['name']}", facts))
+    parts += [_tiers(engine) for engine in status["engines"] if engine["tiers"]]
+    return Group(*parts)
+
+
+def facts_report(title: str, facts: Mapping[str, Any]) -> RenderableType:
+    """One explained thing: a row a fact, nested ones indented below their name."""
+    table = Table(title=plain(title), show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(plain(name), plain(_line(value)))
+    return table
+
+
+def plain(text: object) -> Text:
+    """Text as it is: no markup, and nothing that moves the cursor or turns the writing round."""
+    return Text(
+        "".join(
+            c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(text)
+        )
+    )
+
+
+def _summary(status: Mapping[str, Any]) -> RenderableType:
+    graph, counters, snapshot = status["graph"], status["counters"], status["snapshot"]
+    ingest = counters["ingest"]
+    facts = {
+        "endpoint": status["endpoint"],
+        "blocks known": f"{graph['blocks']:,} in {graph['bytes'] / 1e6:.1f} MB",
+        "edges": _pairs(graph["edges"]),
+        "sessions": _pairs(graph["sessions"]),
+        "events": f"{ingest.get('events', 0):,} in {ingest.get('messages', 0):,} messages",
+        "refused": sum(count for name, count in ingest.items() if "refused" in name),
+        "gaps": ingest.get("gaps", 0) + ingest.get("kv_gaps", 0),
+        "engines lost": ingest.get("engines_lost", 0),
+        "protected evicted": graph["counters"].get("protected_evicted", 0),
+    }
+    if snapshot["error"]:
+        facts["snapshot"] = snapshot["error"]
+    if status["config"]["error"]:
+        facts["configuration"] = status["config"]["error"]
+    title = f"kvgraph {status['version']}, process {status['pid']}, {status['http']}"
+    return facts_report(title, facts)
+
+
+_ENGINE_COLUMNS = ("name", "model", "state", "ranks", "resident", "ranking age", "moved",
+                   "dropped", "gaps")  # fmt: skip
+
+
+def _engines(engines: list[Mapping[str, Any]]) -> RenderableType:
+    if not engines:
+        return Text("no engine is connected")
+    table = Table(title="engines", title_justify="left")
+    for column in _ENGINE_COLUMNS:
+        numeric = column not in ("name", "model", "state", "ranks")
+        table.add_column(column, justify="right" if numeric else "left")
+    for engine in engines:
+        graph = engine["graph"] or {}
+        applied = graph.get("applied") or {}
+        cells = (
+            engine["name"],
+            engine["model"],
+            engine["state"],
+            _ruler(engine["ruling"]),
+            graph.get("resident", 0),
+            _seconds(engine["ranking_age_s"]),
+            applied.get("moved", "-"),
+            applied.get("dropped", "-"),
+            engine["gaps"],
+        )
+        table.add_row(*map(plain, cells))
+    return table
+
+
+def _ruler(ruling: Mapping[str, Any] | None) -> str:
+    """Who ranks, and by how many blocks the policy is ahead of LRU of late."""
+    if ruling is None:
+        return "policy"
+    name = "policy" if ruling["policy_rules"] else "LRU"
+    return f"{name} (policy {ruling['ahead']:+,.0f} blocks)"
+
+
+def _layers(engines: list[Mapping[str, Any]]) -> RenderableType:
+    table = Table(title="resident blocks by layer", title_justify="left")
+    table.add_column("layer")
+    shown = [engine for engine in engines if engine["graph"]]
+    for engine in shown:
+        table.add_column(plain(engine["name"]), justify="right")
+    for layer in shown[0]["graph"]["layers"]:
+        table.add_row(layer, *(f"{engine['graph']['layers'][layer]:,}" for engine in shown))
+    return table
+
+
+def _tiers(engine: Mapping[str, Any]) -> RenderableType:
+    """What an engine's tiers hold, what moved between them, and what came of it."""
+    tiers, graph = engine["tiers"], engine["graph"]
+    size, pool = tiers["bytes_per_block"], graph["pressure"] or {}
+    facts = {
+        "hot": _fill(graph["resident"], pool.get("total_blocks", 0), size),
+        "warm": _fill(tiers["warm_blocks"], tiers["warm_capacity"], size),
+        "cold": _fill(tiers["cold_blocks"], tiers["cold_capacity"], size),
+        "spilled": _moved(tiers["spilled"], size, tiers["spill_bytes_per_s"]),
+        "passed over": f"{tiers['passed_over']:,} evicted, and not worth a copy",
+        "without a copy": f"{tiers['spill_lost']:,} lost before it was made, "
+        f"{tiers['spill_failed']:,} failed, {tiers['dropped']:,} dropped for want of room",
+        "brought back": _moved(
+            tiers["loaded"] + tiers["prefetched"], size, tiers["load_bytes_per_s"]
+        ),
+        "stalls": f"{tiers['stalls']:,} requests waited {tiers['stall_s']:.2f} s in all for "
+        f"{tiers['loaded']:,} blocks ({tiers['load_failed']:,} failed)",
+        "computed instead": f"{tiers['recomputed']:,} blocks: judged faster than a load",
+        "prefetch": _prefetch(tiers),
+    }
+    return facts_report(f"tiers of {engine['name']}", facts)
+
+
+def _fill(blocks: int, capacity: int, size: int) -> str:
+    share = f", {100 * blocks / capacity:.0f} %" if capacity else ""
+    return f"{blocks:,} of {capacity:,} blocks ({_bytes(blocks * size)}{share})"
+
+
+def _moved(blocks: int, size: int, rate: float) -> str:
+    return f"{blocks:,} blocks, {_bytes(blocks * size)}, at {_bytes(rate)}/s"
+
+
+def _prefetch(tiers: Mapping[str, Any]) -> str:
+    useful, wasted = tiers["prefetch_useful"], tiers["prefetch_wasted"]
+    known = useful + wasted
+    accuracy = f"{100 * useful / known:.0f} % useful ({useful:,} of {known:,})" if known else "-"
+    return (
+        f"{accuracy}, {tiers['prefetched']:,} blocks ahead of demand, "
+        f"{tiers['prefetch_cancelled']:,} not begun for want of room"
+    )
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value) or "none"
+
+
+def _line(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "\n".join(f"{name}: {_flat(each)}" for name, each in value.items()) or "-"
+    if isinstance(value, list):
+        return "\n".join(map(_flat, value)) or "-"
+    return "-" if value is None else str(value)
+
+
+def _flat(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_flat(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value)

@@ -1,0 +1,88 @@
+"""HTTP connections that must get on with it: silence and slow readers are cut, not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any, Final
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+DEADLINE_S: Final = 10.0
+"""For a whole request to arrive, and for its answer to be read: chosen, far above any need."""
+
+MAX_CONNECTIONS: Final = 256
+MAX_OF_A_CLIENT: Final = 64
+"""Of one remote address. On loopback all clients share one, and what is bounded is the silence."""
+
+LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
+
+
+class TimeoutProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, with deadlines: it has none for a request that does not come.
+
+    When there are too many connections, the one that has been silent for the longest makes room.
+    """
+
+    deadline_s: float = DEADLINE_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._since = self.loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take the connection, if there is room or a silent one to cut."""
+        super().connection_made(transport)
+        self._since = self.loop.time()
+        self._watch()
+        self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """An answer was written: from here on the client has to read it, or to ask again."""
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    @property
+    def _is_computing(self) -> bool:
+        """Whether we owe it an answer that it could already read."""
+        asked = self.cycle is not None and not self.cycle.response_complete
+        return asked and not self.cycle.more_body and not self.transport.get_write_buffer_size()
+
+    def _watch(self) -> None:
+        self._timer = self.loop.call_later(self.deadline_s / 4, self._judge)
+
+    def _judge(self) -> None:
+        if self._is_computing:
+            self._since = self.loop.time()
+        elif self.loop.time() - self._since >= self.deadline_s:
+            self._cut()
+            return
+        self._watch()
+
+    def _cut(self) -> None:
+        """End the connection, and give back what the kernel holds for it."""
+        connection = self.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connections.discard(self)  # the loop calls connection_lost later only
+        self.transport.abort()
+
+    def _make_room(self) -> None:
+        others = [each for each in self.connections if isinstance(each, TimeoutProtocol)]
+        if self.client is not None and self.client[0] not in LOOPBACK:
+            own = [each for each in others if each.client and each.client[0] == self.client[0]]
+            if len(own) > MAX_OF_A_CLIENT:
+                self._cut()
+                return
+        if len(others) <= MAX_CONNECTIONS:
+            return
+        idle = [each for each in others if not each._is_computing]
+        min(idle or [self], key=lambda each: each._since)._cut()

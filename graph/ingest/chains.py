@@ -1,0 +1,173 @@
+"""Prefix chains: which block follows which, how deep it stands, and who walked the link."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.tables import Tables
+from ..types import NO_ROW, EdgeType, Rows
+
+Flags = npt.NDArray[np.bool_]
+_REPAIR_PASSES: Final = 64
+
+
+class ChainLinker:
+    """Sets ``parent`` and ``depth``; keeps every parent strictly shallower than its child.
+
+    That invariant is what makes a cycle impossible, whatever an engine or an attacker sends: a
+    link that cannot hold it is cut and counted.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self.cut_links = 0
+
+    def extend(
+        self, rows: Rows, new: Flags, before: Rows, counts: npt.NDArray[np.int64], now: float
+    ) -> None:
+        """Runs of consecutive blocks were stored, each behind a block of its own.
+
+        Args:
+            rows: int32 ``[n]``, run after run.
+            new: bool ``[n]``: the row was created for this.
+            before: int32 ``[runs]``: the row before each run, ``NO_ROW`` at the start of a chain.
+            counts: int64 ``[runs]``: blocks in each run, at least one.
+        """
+        depth = self._tables.blocks.depth
+        starts = np.cumsum(counts) - counts
+        parents = np.empty_like(rows)
+        parents[1:] = rows[:-1]
+        parents[starts] = before
+        starts, before, counts = _joined(rows, starts, before)
+        if np.isin(before, rows).any():
+            self._deepen_in_order(rows, new, before, starts, counts)
+            depths = depth[rows]
+        else:
+            base = np.where(before == NO_ROW, 0, depth[before] + 1)
+            within = np.arange(len(rows)) - np.repeat(starts, counts)
+            depths = np.where(new, np.repeat(base, counts) + within, depth[rows])
+        self._link(rows, new, parents, depths, now)
+
+    def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64], now: float) -> None:
+        """Whole chains from their start are known: each one's ``i``-th row has depth ``i``.
+
+        Args:
+            rows: int32 ``[n]``, chain after chain.
+            new: bool ``[n]``: the row was created for this.
+            counts: int64 ``[chains]``: blocks in each.
+        """
+        starts = np.cumsum(counts) - counts
+        parents = np.empty_like(rows)
+        parents[1:] = rows[:-1]
+        parents[starts[counts > 0]] = NO_ROW
+        self._link(rows, new, parents, np.arange(len(rows)) - np.repeat(starts, counts), now)
+
+    def link_walked(self, rows: Rows, now: float) -> None:
+        """Requests walked these blocks (repeats allowed): note on the links how many did so far.
+
+        To the first block of a chain the link is from the root; see ``edges``.
+        """
+        blocks = self._tables.blocks
+        parents = blocks.parent[rows]
+        first = (parents == NO_ROW) & (blocks.depth[rows] == 0)
+        sources = np.where(first, rows, parents)
+        shared = (blocks.walkers[rows] >= 2) & (sources != NO_ROW)
+        if shared.any():
+            weights = blocks.walkers[rows[shared]].astype(np.float32)
+            self._tables.edges.upsert(
+                EdgeType.PREFIX_SHARE, sources[shared], rows[shared], weights, now
+            )
+
+    def ancestors(self, row: int, until: Rows) -> Rows:
+        """int32: ``row`` and its ancestors, up to the first that stands in the chain ``until``.
+
+        Args:
+            until: int32 ``[n]``: a chain by depth (``until[d]`` has depth ``d``).
+        """
+        blocks, path = self._tables.blocks, []
+        while row != NO_ROW:
+            depth = int(blocks.depth[row])
+            if depth < len(until) and until[depth] == row:
+                break
+            path.append(row)
+            row = int(blocks.parent[row])
+        return np.array(path, dtype=np.int32)
+
+    def _deepen_in_order(
+        self,
+        rows: Rows,
+        new: Flags,
+        before: Rows,
+        starts: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+    ) -> None:
+        """Depths where a run goes on behind another of the same batch."""
+        depth = self._tables.blocks.depth
+        for start, count, row in zip(
+            starts.tolist(), counts.tolist(), before.tolist(), strict=True
+        ):
+            base = 0 if row == NO_ROW else int(depth[row]) + 1
+            run = rows[start : start + count]
+            fresh = np.arange(base, base + count, dtype=np.int32)
+            depth[run] = np.where(new[start : start + count], fresh, depth[run])
+
+    def _link(
+        self, rows: Rows, new: Flags, parents: Rows, depths: npt.NDArray[Any], now: float
+    ) -> None:
+        """Give rows that have no parent theirs, and all of them their depth."""
+        blocks = self._tables.blocks
+        moved = blocks.depth[rows] != depths
+        blocks.depth[rows[moved]] = depths[moved]
+        orphan = (blocks.parent[rows] == NO_ROW) & (parents != NO_ROW) & (parents != rows)
+        if orphan.any():
+            linked = rows[orphan]
+            known = linked[~new[orphan]]
+            if known.size:  # what was taken for the first of a chain is not
+                self._tables.edges.remove_between(EdgeType.PREFIX_SHARE, known, known)
+            # Backwards, so that of two parents of one block the first to be told has it.
+            blocks.parent[linked[::-1]] = parents[orphan][::-1]
+            to = blocks.parent[linked]
+            self._tables.edges.upsert(
+                EdgeType.TEMPORAL, to, linked, np.ones(len(to), dtype=np.float32), now
+            )
+        parents = blocks.parent[rows]
+        upside_down = (parents != NO_ROW) & (blocks.depth[parents] >= blocks.depth[rows])
+        if (moved & ~new).any() or upside_down.any():  # rare: an old row may have children
+            self._repair_depths()
+
+    def _repair_depths(self) -> None:
+        """Push children below parents that became deeper; cut what does not settle."""
+        blocks = self._tables.blocks
+        size = blocks.size
+        for _ in range(_REPAIR_PASSES):
+            sunk = self._too_shallow(size)
+            if sunk.size == 0:
+                return
+            blocks.depth[sunk] = blocks.depth[blocks.parent[sunk]] + 1
+        self._cut(self._too_shallow(size))
+
+    def _too_shallow(self, size: int) -> Rows:
+        blocks = self._tables.blocks
+        parent = blocks.parent[:size]
+        bad = (parent != NO_ROW) & (blocks.depth[:size] <= blocks.depth[parent])
+        return np.flatnonzero(bad & blocks.alive[:size]).astype(np.int32)
+
+    def _cut(self, rows: Rows) -> None:
+        blocks = self._tables.blocks
+        for kind in (EdgeType.TEMPORAL, EdgeType.PREFIX_SHARE):
+            self._tables.edges.remove_between(kind, blocks.parent[rows], rows)
+        blocks.parent[rows] = NO_ROW
+        self.cut_links += len(rows)
+
+
+def _joined(
+    rows: Rows, starts: npt.NDArray[np.int64], before: Rows
+) -> tuple[npt.NDArray[np.int64], Rows, npt.NDArray[np.int64]]:
+    """The runs with those joined that go on exactly where the one before them stopped."""
+    opens = np.ones(len(starts), dtype=np.bool_)
+    opens[1:] = before[1:] != rows[starts[1:] - 1]
+    starts = starts[opens]
+    return starts, before[opens], np.diff(starts, append=len(rows))

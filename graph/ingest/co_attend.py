@@ -1,0 +1,71 @@
+"""CO_ATTEND edges: blocks that decode steps read together, from the third time on."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.tables import Tables
+from ..types import EdgeType, Rows
+
+_MAX_BLOCKS_A_STEP: Final = 16  # the most attended ones: 120 pairs
+_SWEEP_S: Final = 60.0
+_FLOOR: Final = 0.05
+_KIND: Final = EdgeType.CO_ATTEND
+
+
+class CoAttendance:
+    """Counts block pairs until they make an edge; then the edge carries the count, decaying."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._counts: dict[tuple[int, int], int] = {}
+        self._swept: float | None = None
+
+    def observe(self, rows: Rows, mass: npt.NDArray[np.float32], now: float) -> None:
+        """One sampled step read these block rows (distinct), with this softmax mass."""
+        self._sweep(now)
+        top = np.sort(rows[np.argsort(-mass, kind="stable")[:_MAX_BLOCKS_A_STEP]])
+        pairs = np.array(list(combinations(top.tolist(), 2)), dtype=np.int32).reshape(-1, 2)
+        weights = self._tables.edges.weight_between(_KIND, pairs[:, 0], pairs[:, 1])
+        known = weights > 0
+        self._write(pairs[known], weights[known] + 1, now)
+        ripe = [pair for pair in map(tuple, pairs[~known].tolist()) if self._is_ripe(pair)]
+        after = self._tables.limits.co_attend_after
+        self._write(
+            np.array(ripe, dtype=np.int32).reshape(-1, 2),
+            np.full(len(ripe), after, dtype=np.float32),
+            now,
+        )
+
+    def forget(self, rows: Rows) -> None:
+        """These block rows are about to be reused."""
+        gone = set(rows.tolist())
+        self._counts = {
+            pair: count for pair, count in self._counts.items() if gone.isdisjoint(pair)
+        }
+
+    def _is_ripe(self, pair: tuple[int, int]) -> bool:
+        count = self._counts.pop(pair, 0) + 1
+        if count >= self._tables.limits.co_attend_after:
+            return True
+        self._counts[pair] = count  # at the end: the dict keeps the longest untouched first
+        if len(self._counts) > self._tables.limits.max_pairs:
+            del self._counts[next(iter(self._counts))]
+        return False
+
+    def _write(self, pairs: Rows, weights: npt.NDArray[np.float32], now: float) -> None:
+        if len(pairs):
+            self._tables.edges.upsert(_KIND, pairs[:, 0], pairs[:, 1], weights, now)
+
+    def _sweep(self, now: float) -> None:
+        if self._swept is None:
+            self._swept = now
+        elapsed = now - self._swept
+        if elapsed >= _SWEEP_S:
+            factor = 0.5 ** (elapsed / self._tables.limits.co_attend_half_life_s)
+            self._tables.edges.decay(_KIND, factor, _FLOOR, now)
+            self._swept = now

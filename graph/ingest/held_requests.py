@@ -1,0 +1,57 @@
+"""Requests that engines hold until there is room for them, for people to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ..messages.events import RequestHeld, RequestReleased
+
+_MOST: Final = 16_384  # remembered for one engine; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRequest:
+    """One that waits.
+
+    Attributes:
+        request: As its engine named it, and what it wants.
+        since: When we heard of it, in monotonic seconds.
+    """
+
+    request: RequestHeld
+    since: float
+
+
+class HeldBook:
+    """Who waits on which engine, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, dict[str, HeldRequest]] = {}
+
+    def held(self, engine: int, event: RequestHeld, now: float) -> None:
+        """A request waits from now on."""
+        of_engine = self._held.setdefault(engine, {})
+        if len(of_engine) < _MOST:
+            of_engine[event.request_id] = HeldRequest(event, now)
+
+    def released(self, engine: int, event: RequestReleased) -> None:
+        """It waits no longer."""
+        self._held.get(engine, {}).pop(event.request_id, None)
+
+    def all(self) -> list[HeldRequest]:
+        """Whoever waits, engine by engine, each engine's in the order in which they came."""
+        return [held for waiting in self._held.values() for held in waiting.values()]
+
+    def of_session(self, session: str, tenant: str | None) -> list[tuple[int, HeldRequest]]:
+        """Engines, and what waits there of a session; of any tenant's where none is named."""
+        return [
+            (engine, held)
+            for engine, waiting in self._held.items()
+            for held in waiting.values()
+            if held.request.session == session and tenant in (None, held.request.tenant)
+        ]
+
+    def forget(self, engine: int) -> None:
+        """The engine is gone, or tells everything anew."""
+        self._held.pop(engine, None)

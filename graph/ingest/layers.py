@@ -1,0 +1,68 @@
+"""Whose word on a block's source layer counts, where several speak of one block."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.tables import Tables
+from ..types import DEFAULT_IMPORTANCE, NO_ROW, Authority, Rows, SessionState, SourceLayer
+
+
+class LayerBook:
+    """Sets layers and importances of blocks.
+
+    What an operator stated holds against callers, and what a caller stated against what is
+    inferred. Of equals the most precious word holds, as long as a session that gave it lives: only
+    the tenant that raised a block may lower it before that.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+
+    def state(
+        self,
+        rows: Rows,
+        layer: SourceLayer,
+        importance: float | None,
+        authority: Authority,
+        session: int,
+    ) -> None:
+        """``session`` says what these block rows are; ``NO_ROW`` is nobody's word."""
+        blocks = self._tables.blocks
+        worth = np.float32(DEFAULT_IMPORTANCE[layer] if importance is None else importance)
+        rows = rows[self._may_state(rows, layer, worth, authority, session)]
+        blocks.layer[rows] = int(layer)
+        blocks.importance[rows] = worth
+        blocks.stated[rows] = int(authority)
+        blocks.raised_by[rows] = session
+
+    def forget_session(self, session: int) -> None:
+        """A session row is about to be reused: its word is nobody's from now on."""
+        blocks = self._tables.blocks
+        raised_by = blocks.raised_by[: blocks.size]
+        raised_by[raised_by == session] = NO_ROW
+
+    def _may_state(
+        self,
+        rows: Rows,
+        layer: SourceLayer,
+        worth: np.float32,
+        authority: Authority,
+        session: int,
+    ) -> npt.NDArray[np.bool_]:
+        blocks = self._tables.blocks
+        stated, before = blocks.stated[rows], blocks.layer[rows]
+        less = (before < layer) | ((before == layer) & (blocks.importance[rows] > worth))
+        same = (before == layer) & (blocks.importance[rows] == worth)  # who raised it, did
+        holds = (
+            (stated == authority) & (less | same) & ~self._yields(blocks.raised_by[rows], session)
+        )
+        return np.asarray((stated <= authority) & ~holds)
+
+    def _yields(self, raised_by: Rows, session: int) -> npt.NDArray[np.bool_]:
+        """Whether ``session`` may take back what others said: its own tenant's, or of the gone."""
+        sessions = self._tables.sessions
+        gone = (raised_by == NO_ROW) | (sessions.state[raised_by] == SessionState.ENDED)
+        tenant = sessions.tenant[session] if session != NO_ROW else NO_ROW
+        return np.asarray(gone | (sessions.tenant[raised_by] == tenant))

@@ -1,0 +1,101 @@
+"""SEMANTIC edges: near key embeddings of one tenant's and model's blocks, by an ANN index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.tables import Tables
+from ..types import NO_ROW, EdgeType, Rows
+
+Vectors = npt.NDArray[np.float32]
+
+
+class SemanticLinker:
+    """Keeps one embedding a block and links near ones; created at the first embedding."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._index: Any = None
+        self._dim = 0
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._index.memory_usage) if self._index is not None else 0
+
+    def accepts(self, dim: int) -> bool:
+        """Whether vectors of this width fit those already here."""
+        return self._dim in (0, dim)
+
+    def embed(self, rows: Rows, vectors: Vectors, now: float) -> None:
+        """Set the embedding of each block row (distinct) and link it to its neighbours.
+
+        Args:
+            rows: int32 ``[n]``.
+            vectors: float32 ``[n, dim]``, finite and not zero; ``accepts(dim)`` holds.
+        """
+        index = self._ensure(vectors.shape[1])
+        self._drop(rows)
+        index.add(rows.astype(np.uint64), vectors)
+        self._tables.blocks.embedding[rows] = rows
+        sources, targets, cosines = self._near(index, rows, vectors)
+        if sources.size:
+            low, high = np.minimum(sources, targets), np.maximum(sources, targets)
+            self._tables.edges.upsert(EdgeType.SEMANTIC, low, high, cosines, now)
+
+    def vectors(self) -> dict[str, npt.NDArray[Any]]:
+        """Every embedding: ``rows`` int32 ``[n]`` and ``vectors`` float16 ``[n, dim]``."""
+        if self._index is None:
+            return {}
+        embedded = self._tables.blocks.embedding[: self._tables.blocks.size]
+        rows = np.flatnonzero(embedded != NO_ROW).astype(np.int32)
+        found = np.asarray(self._index.get(rows.astype(np.uint64)), dtype=np.float16)
+        return {"rows": rows, "vectors": found.reshape(len(rows), self._dim)}
+
+    def load_vectors(self, vectors: dict[str, npt.NDArray[Any]]) -> None:
+        """Take over what ``vectors()`` gave; their edges are the store's own."""
+        self._tables.blocks.embedding[:] = NO_ROW
+        if vectors and len(vectors["rows"]):
+            rows, values = vectors["rows"], vectors["vectors"].astype(np.float32)
+            self._ensure(values.shape[1]).add(rows.astype(np.uint64), values)
+            self._tables.blocks.embedding[rows] = rows
+
+    def forget(self, rows: Rows) -> None:
+        """These block rows are about to be reused."""
+        if self._index is not None:
+            self._drop(rows)
+
+    def _ensure(self, dim: int) -> Any:
+        if self._index is None:
+            from usearch.index import Index  # imported on use: most engines send no embeddings
+
+            self._index, self._dim = Index(ndim=dim, metric="cos", dtype="f16"), dim
+        return self._index
+
+    def _drop(self, rows: Rows) -> None:
+        embedded = rows[self._tables.blocks.embedding[rows] != NO_ROW]
+        if embedded.size:
+            self._index.remove(embedded.astype(np.uint64))
+            self._tables.blocks.embedding[embedded] = NO_ROW
+
+    def _near(
+        self, index: Any, rows: Rows, vectors: Vectors
+    ) -> tuple[Rows, Rows, npt.NDArray[np.float32]]:
+        limits = self._tables.limits
+        count = min(limits.semantic_neighbors + 1, len(index))  # a block finds itself first
+        matches = index.search(vectors, count)
+        keys = np.asarray(matches.keys).reshape(len(rows), -1)
+        cosines = 1.0 - np.asarray(matches.distances, dtype=np.float32).reshape(keys.shape)
+        targets = keys.astype(np.int64)
+        sources = np.repeat(rows.astype(np.int64), keys.shape[1]).reshape(keys.shape)
+        blocks = self._tables.blocks
+        near = (cosines > limits.semantic_threshold) & (targets != sources)
+        for owner in (blocks.tenant, blocks.salt):  # what is one's is nothing to another
+            near &= owner[sources] == owner[targets]
+        return (
+            sources[near].astype(np.int32),
+            targets[near].astype(np.int32),
+            cosines[near].astype(np.float32),
+        )

@@ -1,0 +1,72 @@
+"""Copies of blocks in colder tiers: which engine has which, and what became of evicted blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from ..messages.events import BlocksSpilled, CopiesDropped
+from ..ranking.copy_worth import COPIES, worth_spilling
+from ..tables.edges import copy_id
+from ..tables.tables import Tables
+from ..types import NO_ROW, EdgeType, Keys, Rows, Tier, as_keys
+
+
+class CopyRecorder:
+    """Applies what engines tell of their copies: tier bits, and a SPILL_LINK for each copy."""
+
+    def __init__(self, tables: Tables, counters: Counter[str]) -> None:
+        self._tables = tables
+        self._counters = counters
+
+    def spilled(self, engine: int, event: BlocksSpilled, now: float) -> None:
+        """Copies were completed; a block that we never heard of becomes known by its copy."""
+        keys = self._keys(event)
+        if keys is None:
+            return
+        tier, blocks = Tier(event.tier), self._tables.blocks
+        rows = np.unique(blocks.ensure(keys, now, self._tables.salt(engine))[0])
+        blocks.tiers[engine, rows] |= np.uint8(tier)
+        ones = np.ones(len(rows), dtype=np.float32)
+        self._tables.edges.upsert(EdgeType.SPILL_LINK, rows, copy_id(rows, tier), ones, now)
+        self._counters["blocks_spilled"] += len(rows)
+        self._counters["bytes_spilled"] += len(rows) * event.bytes_per_block
+
+    def dropped(self, engine: int, event: CopiesDropped) -> None:
+        """Copies are gone."""
+        keys = self._keys(event)
+        if keys is not None:
+            rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
+            self._drop(engine, rows[rows != NO_ROW], Tier(event.tier))
+
+    def forget(self, engine: int) -> None:
+        """An engine's copies are gone, or about to be announced anew."""
+        held = self._tables.blocks.tiers[engine, : self._tables.blocks.size]
+        rows = np.flatnonzero(held & COPIES).astype(np.int32)
+        for tier in (Tier.WARM, Tier.COLD):
+            self._drop(engine, rows, tier)
+
+    def count_evicted(self, engine: int, rows: Rows, now: float) -> None:
+        """An engine with tiers lost these blocks: is there a copy, and should there be?"""
+        copied = (self._tables.blocks.tiers[engine, rows] & COPIES) != 0
+        lost = rows[~copied]
+        missed = int(worth_spilling(self._tables, lost, now).sum())
+        self._counters["evicted_with_copy"] += len(rows) - len(lost)
+        self._counters["evicted_without_copy"] += missed
+        self._counters["evicted_not_worth_copy"] += len(lost) - missed
+
+    def _drop(self, engine: int, rows: Rows, tier: Tier) -> None:
+        """Clear an engine's bits; a copy that no engine has any more loses its link."""
+        tiers = self._tables.blocks.tiers
+        rows = rows[(tiers[engine, rows] & int(tier)) != 0]
+        tiers[engine, rows] &= ~np.uint8(tier)
+        gone = rows[(np.bitwise_or.reduce(tiers[:, rows], axis=0) & int(tier)) == 0]
+        self._tables.edges.remove_between(EdgeType.SPILL_LINK, gone, copy_id(gone, tier))
+
+    def _keys(self, event: BlocksSpilled | CopiesDropped) -> Keys | None:
+        """The event's blocks; None, and it is counted, if it has no meaning."""
+        if len(event.hashes) % 8 == 0 and Tier(event.tier) in (Tier.WARM, Tier.COLD):
+            return as_keys(event.hashes)
+        self._counters["events_refused"] += 1
+        return None

@@ -1,0 +1,149 @@
+"""What the sidecar tells an engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import msgspec
+
+from ..types import Keys, as_keys
+from .events import Count, Hashes, Seconds
+
+PRESSING_SHARE: Final = 0.02
+"""Of a pool's blocks: when so many were stored since the last ranking, it is made anew without
+waiting for its time: the faster an engine forgets, the younger is the advice. Chosen."""
+
+HOLD_MAX_S: Final = 300.0
+"""How long a request waits for room at most. Chosen: who is let in by the bound costs a whole
+prefill, in which no session is answered that is resident, so that a short one brings the collapse
+back; and it is half of what clients wait (the OpenAI client's default is 600 s)."""
+
+HOLD_PATIENCE_S: Final = 10.0
+"""Who waited for room as long may start where nobody else waits. Chosen: room comes by then, or an
+engine has time to compute the context again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvictionRanking:
+    """One immutable opinion about which blocks an engine should lose first.
+
+    Attributes:
+        epoch: Rises by one with each new ranking.
+        ts: When it was true, in monotonic seconds of the process that holds it.
+        order: uint64 ``[k]`` block keys, evict first → evict last. Holds no protected block.
+        protected: uint64 ``[p]`` keys that should go only when nothing else is left,
+            least precious first.
+        spill_first: uint64 ``[s]`` resident keys without a copy that are worth one before they go,
+            in the order in which they will.
+        sink_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
+        known_of: What the engine did after this, in the same seconds, the ranking does not know.
+    """
+
+    epoch: int
+    ts: float
+    order: Keys
+    protected: Keys
+    spill_first: Keys
+    sink_first: Keys
+    known_of: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionAdvice:
+    """One opinion about how much new context an engine has room for.
+
+    Attributes:
+        epoch: Rises by one with each new opinion.
+        ts: When it was true, in monotonic seconds of the process that holds it.
+        room_blocks: Blocks of context of new or cold sessions that may still start, counted from
+            ``ts``; None: as many as come.
+        live_sessions: Sessions that are live on the engine.
+        fitting_sessions: Sessions that fit, for people to read.
+        known_of: What the engine started after this, in the same seconds, the opinion does not
+            know: it is to be taken off the room.
+    """
+
+    epoch: int
+    ts: float
+    room_blocks: int | None
+    live_sessions: int
+    fitting_sessions: int
+    known_of: float = math.inf
+
+
+class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of every sidecar → engine message."""
+
+
+class RankingMessage(Advice, tag=1, frozen=True):
+    """An ``EvictionRanking`` on the wire; ``age_s`` is its age when it was sent."""
+
+    epoch: int
+    age_s: Seconds
+    order: Hashes
+    protected: Hashes
+    spill_first: Hashes
+    sink_first: Hashes = b""
+
+    def at(self, now: float) -> EvictionRanking:
+        """The ranking, dated in the receiver's own clock."""
+        return EvictionRanking(
+            self.epoch,
+            now - self.age_s,
+            as_keys(self.order),
+            as_keys(self.protected),
+            as_keys(self.spill_first),
+            as_keys(self.sink_first),
+        )
+
+
+class StillValid(Advice, tag=2, frozen=True):
+    """Ranking ``epoch`` is still our opinion: nothing changed since."""
+
+    epoch: int
+    age_s: Seconds
+
+
+class PrefetchMessage(Advice, tag=3, frozen=True):
+    """Spilled blocks worth bringing back, best first."""
+
+    order: Hashes
+
+
+class ResyncRequest(Advice, tag=4, frozen=True):
+    """Say hello again and send ``BlocksResident``: we lost the thread."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class Refused(Advice, tag=5, frozen=True):
+    """This engine gets no advice here; it should not ask again for a while."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class AdmissionMessage(Advice, tag=6, frozen=True):
+    """An ``AdmissionAdvice`` on the wire; ``age_s`` is its age when it was sent."""
+
+    epoch: Count
+    age_s: Seconds
+    room_blocks: Count | None
+    live_sessions: Count
+    fitting_sessions: Count
+
+    def at(self, now: float) -> AdmissionAdvice:
+        """The opinion, dated in the receiver's own clock."""
+        return AdmissionAdvice(
+            self.epoch,
+            now - self.age_s,
+            self.room_blocks,
+            self.live_sessions,
+            self.fitting_sessions,
+        )
+
+
+AnyAdvice = (
+    RankingMessage | StillValid | PrefetchMessage | ResyncRequest | Refused | AdmissionMessage
+)

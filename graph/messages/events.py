@@ -1,0 +1,291 @@
+"""What an engine tells the sidecar: one message a line of its life, and nothing of its text.
+
+Hashes travel packed: ``bytes`` of little-endian uint64, in chain order (the parent first).
+Times inside messages are durations in seconds; a receiver stamps arrival with its own clock.
+No message carries prompt text or token ids.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Annotated
+
+import msgspec
+
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+MAX_KEYS = 1 << 20  # in one list
+Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_KEYS)]
+Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Total = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # counted since a start: never too big
+PoolSize = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]  # blocks; ten times the largest pools
+Listing = Annotated[bytes, msgspec.Meta(max_length=8 * 7 * (1 << 20))]  # 7.3 M keys fit a frame
+BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_535)]  # tokens
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Base of every engine → sidecar message."""
+
+
+class EngineHello(Event, tag=1, frozen=True):
+    """First message of a connection: who is speaking."""
+
+    engine: Name  # stable name, e.g. "host:pid"
+    model: Name
+    block_size: BlockSize
+    num_blocks: PoolSize
+    version: Name  # "vllm 0.32.0"
+
+
+class BlocksStored(Event, tag=2, frozen=True):
+    """Full blocks entered the engine's prefix cache, consecutive in one chain."""
+
+    hashes: Hashes
+    parent: Hash | None  # the block before hashes[0]; None at the start of a chain
+    block_size: BlockSize
+    session: Name | None = None
+
+
+class BlocksRemoved(Event, tag=3, frozen=True):
+    """Blocks left the engine's prefix cache."""
+
+    hashes: Hashes
+
+
+class BlocksCleared(Event, tag=4, frozen=True):
+    """The engine's whole prefix cache was reset."""
+
+
+class BlocksResident(Event, tag=5, frozen=True):
+    """All blocks in the engine's prefix cache: the answer to a resync request."""
+
+    hashes: Listing
+
+
+class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The meaning of prompt tokens ``[start, end)``, as the caller stated it."""
+
+    layer: Annotated[int, msgspec.Meta(ge=0, le=9)]  # types.SourceLayer
+    start: Count
+    end: Count
+    importance: Unit | None = None
+    name: Name | None = None
+    memory_id: Name | None = None
+    authority: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1  # types.Authority: who states it
+
+
+class RequestStarted(Event, tag=6, frozen=True):
+    """A request was first scheduled."""
+
+    request_id: Name
+    hashes: Hashes  # every full block of the prompt
+    prompt_tokens: Count
+    cached_tokens: Count  # of which the prefix cache held
+    block_size: BlockSize
+    session: Name | None = None
+    tenant: Name | None = None
+    segments: tuple[Segment, ...] = ()
+
+
+class RequestFinished(Event, tag=7, frozen=True):
+    """A request ended; its blocks are about to become free."""
+
+    request_id: Name
+    hashes: Hashes  # every full block, prompt and output
+    prompt_tokens: Count
+    total_tokens: Count
+    reason: Name
+    session: Name | None = None
+    tenant: Name | None = None
+    waiting_for_tool: bool | None = None  # False: the answer ended its turn; None: nobody said
+    expected_return_s: Seconds | None = None
+    session_ended: bool = False
+    tool: Name | None = None  # that it waits for
+
+
+class SessionSignal(Event, tag=8, frozen=True):
+    """What a caller says of a session outside of any request."""
+
+    session: Name
+    tenant: Name | None = None
+    waiting_for_tool: bool | None = None  # as in ``RequestFinished``
+    expected_return_s: Seconds | None = None
+    ended: bool = False
+    tool: Name | None = None
+
+
+class BlocksAttended(Event, tag=9, frozen=True):
+    """Blocks that one sampled decode step attended to, with their softmax mass."""
+
+    hashes: Hashes
+    mass: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]  # little-endian float32, one a hash
+
+
+class ConfidenceSampled(Event, tag=10, frozen=True):
+    """The model's confidence while it wrote the tokens of these blocks."""
+
+    hashes: Hashes
+    confidence: Unit
+
+
+class BlocksEmbedded(Event, tag=11, frozen=True):
+    """Key embeddings: float16 rows, one a hash."""
+
+    hashes: Hashes
+    dim: Annotated[int, msgspec.Meta(ge=2, le=4096)]
+    vectors: Annotated[bytes, msgspec.Meta(max_length=64 << 20)]
+
+
+class BlocksSpilled(Event, tag=12, frozen=True):
+    """Copies of blocks were completed in a colder tier."""
+
+    hashes: Hashes
+    tier: Annotated[int, msgspec.Meta(ge=2, le=4)]  # types.Tier.WARM or COLD
+    bytes_per_block: Count
+
+
+class BlocksLoaded(Event, tag=13, frozen=True):
+    """Blocks came back from a colder tier into the engine's pool."""
+
+    hashes: Hashes
+
+
+class CopiesDropped(Event, tag=14, frozen=True):
+    """Copies in a colder tier are gone."""
+
+    hashes: Hashes
+    tier: Annotated[int, msgspec.Meta(ge=2, le=4)]
+
+
+class Pressure(Event, tag=15, frozen=True):
+    """The engine's load, sent about twice a second; also its sign of life."""
+
+    total_blocks: Count
+    free_blocks: Count  # allocatable: never used, or cached and unreferenced
+    cached_blocks: Count  # holding a prefix-cache hash
+    running: Count
+    waiting: Count
+
+
+class AdviceApplied(Event, tag=16, frozen=True):
+    """What the engine did with our rankings; every number counts from the engine's start."""
+
+    epoch: Total  # the last ranking applied
+    moved: Total  # blocks moved in the free queue
+    recycled: Total  # ranked blocks left alone: gone, reused or referenced by then
+    stale: Total  # steps without a ranking young enough
+    protected_evicted: Total  # protected blocks that the engine evicted all the same
+    dropped: Total  # events dropped because our queue was full
+
+
+class TierReport(Event, tag=17, frozen=True):
+    """What the engine's colder tiers hold and did; counts of blocks run from the engine's start."""
+
+    bytes_per_block: Count  # on one worker
+    warm_blocks: Count
+    warm_capacity: Count
+    cold_blocks: Count
+    cold_capacity: Count
+    spilled: Total  # copies completed
+    spill_lost: Total  # overwritten before the copy was complete: discarded
+    spill_failed: Total
+    passed_over: Total  # about to be evicted, and not worth a copy
+    sunk: Total  # moved on from WARM to COLD
+    dropped: Total  # copies given up for want of room
+    loaded: Total  # brought back for a request that waited for them
+    load_failed: Total
+    stalls: Total  # requests that waited for a load
+    stall_s: Seconds  # how long they waited in all
+    recomputed: Total  # in a colder tier, but computing them again was judged faster
+    prefetched: Total  # brought back before anyone asked
+    prefetch_useful: Total  # of which a request then hit
+    prefetch_wasted: Total  # of which were evicted unused
+    prefetch_cancelled: Total  # wanted, and not begun for want of room
+    load_bytes_per_s: Rate
+    spill_bytes_per_s: Rate
+    prefill_tokens_per_s: Rate
+
+
+class RequestHeld(Event, tag=18, frozen=True):
+    """A request of a new or cold session waits until there is room for its context."""
+
+    request_id: Name
+    blocks: Count  # of context that the pool does not hold yet
+    session: Name | None = None
+    tenant: Name | None = None
+
+
+class RequestReleased(Event, tag=19, frozen=True):
+    """A held request waits no longer, for one of ``HOLD_ENDS``."""
+
+    request_id: Name
+    waited_s: Seconds
+    reason: Name
+
+
+class AdmissionReport(Event, tag=20, frozen=True):
+    """Whom the engine holds, and held; every number but the first three counts from its start."""
+
+    waiting: Count  # requests that are held now
+    waiting_blocks: Total  # that they want
+    oldest_s: Seconds  # how long the first of them waits by now
+    held: Total
+    released: tuple[Total, ...]  # one for each of ``HOLD_ENDS``
+    waited_s: Seconds  # in all
+    longest_s: Seconds
+    passed: Total  # requests that started without being held
+
+
+HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone")
+"""Why a request is held no longer: its turn came; it waited as long as one may; the engine had
+nothing else to do; there is room for all; the sidecar says nothing; its client went away."""
+
+AnyEvent = (
+    EngineHello
+    | BlocksStored
+    | BlocksRemoved
+    | BlocksCleared
+    | BlocksResident
+    | RequestStarted
+    | RequestFinished
+    | SessionSignal
+    | BlocksAttended
+    | ConfidenceSampled
+    | BlocksEmbedded
+    | BlocksSpilled
+    | BlocksLoaded
+    | CopiesDropped
+    | Pressure
+    | AdviceApplied
+    | TierReport
+    | RequestHeld
+    | RequestReleased
+    | AdmissionReport
+)
+
+
+RESIDENCY: tuple[type[Event], ...] = (
+    EngineHello, BlocksStored, BlocksRemoved, BlocksCleared, BlocksResident, BlocksSpilled,
+    BlocksLoaded, CopiesDropped,
+)  # fmt: skip
+"""Kinds that say where blocks are: to miss one is to have a wrong picture until a resync."""
+
+KINDS: dict[int, type[Event]] = {
+    kind.__struct_config__.tag: kind for kind in typing.get_args(AnyEvent)
+}
+"""Every kind by its tag on the wire."""
+
+MAX_EVENTS = 65_536
+
+
+class Unreadable(Event, tag=0, frozen=True):
+    """Stands in a refusal for what does not even say which kind it is; nobody sends it."""
+
+
+class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The payload of one frame."""
+
+    events: Annotated[list[AnyEvent], msgspec.Meta(max_length=MAX_EVENTS)]

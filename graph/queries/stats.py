@@ -1,0 +1,94 @@
+"""The graph in numbers, for status pages and metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ingest.ingest import Ingest
+from ..messages.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
+from ..ranking.copy_worth import COPIES
+from ..ranking.protection import demoted
+from ..ranking.rules import is_protected
+from ..ranking.scoring import ScoreProfile
+from ..tables.tables import Tables
+from ..types import EDGE_NAMES, LAYER_NAMES, SessionState
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One engine, as it last described itself."""
+
+    resident: int
+    spilled: int  # blocks with a copy in a colder tier
+    protected: int  # by their layer
+    demoted: int  # of these: beyond the share that may be
+    layers: dict[str, int]  # resident blocks by layer
+    hello: EngineHello | None
+    pressure: Pressure | None
+    applied: AdviceApplied | None
+    tiers: TierReport | None
+    admission: AdmissionReport | None  # None: nobody is ever held there
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStats:
+    """Counts and sizes at one moment."""
+
+    blocks: int  # known, resident or not
+    edges: dict[str, int]
+    sessions: dict[str, int]  # by state
+    engines: dict[str, EngineStats]
+    counters: dict[str, int]
+    bytes: int
+    bytes_per_block: float
+    bytes_per_edge: float
+
+
+def graph_stats(tables: Tables, ingest: Ingest, profile: ScoreProfile, now: float) -> GraphStats:
+    """Count everything; vector operations over the columns."""
+    blocks, edges, sessions = tables.blocks, tables.edges, tables.sessions
+    states = np.bincount(_live_states(tables), minlength=len(SessionState))
+    names = sum(each.nbytes for each in (tables.segment_names, tables.tenants, tables.memories))
+    per_block = blocks.nbytes + ingest.semantic.nbytes
+    return GraphStats(
+        blocks=len(blocks),
+        edges=dict(zip(EDGE_NAMES, edges.counts.tolist(), strict=True)),
+        sessions={state.name.lower(): int(states[state]) for state in SessionState},
+        engines={
+            engine: _engine_stats(tables, ingest, profile, column, now)
+            for engine, column in tables.engines.items()
+        },
+        counters=dict(ingest.counters),
+        bytes=per_block + edges.nbytes + sessions.nbytes + names,
+        bytes_per_block=per_block / max(1, len(blocks)),
+        bytes_per_edge=edges.nbytes / max(1, len(edges)),
+    )
+
+
+def _engine_stats(
+    tables: Tables, ingest: Ingest, profile: ScoreProfile, column: int, now: float
+) -> EngineStats:
+    blocks = tables.blocks
+    resident = blocks.pick(blocks.resident(column))
+    spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
+    protected = is_protected(tables, profile, resident, now)
+    beyond = demoted(tables, profile, column, resident, protected)
+    layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
+    return EngineStats(
+        resident=len(resident),
+        spilled=int(spilled.sum()),
+        protected=int(protected.sum()),
+        demoted=int(beyond.sum()),
+        layers=dict(zip(LAYER_NAMES, layers.tolist(), strict=True)),
+        hello=ingest.hello.get(column),
+        pressure=ingest.pressure.get(column),
+        applied=ingest.applied.get(column),
+        tiers=ingest.tier_reports.get(column),
+        admission=ingest.admission_reports.get(column),
+    )
+
+
+def _live_states(tables: Tables) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    return tables.sessions.state[: tables.sessions.size]

@@ -1,0 +1,279 @@
+"""Questions that people ask of the graph. Nothing here changes it.
+
+Answers are plain dicts for JSON; a block is named by its key in hexadecimal, since JavaScript
+cannot hold 64 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import GraphError
+from ..ranking.copy_worth import not_worth
+from ..ranking.places import Order, places, who_ranks
+from ..ranking.protection import demoted
+from ..ranking.rules import is_protected, is_superseded, standing
+from ..ranking.scoring import ScoreProfile
+from ..tables.blocks import Selection
+from ..tables.edges import BLOCK_TO_BLOCK, is_from_root
+from ..tables.identity import salt_of
+from ..tables.tables import Tables
+from ..types import (
+    EDGE_NAMES,
+    LAYER_NAMES,
+    NEVER,
+    NO_ROW,
+    BlockFlag,
+    BlockKey,
+    EdgeType,
+    Rows,
+    SessionState,
+    Tier,
+)
+
+ROOT = "root"
+"""The node before every first block: the empty prefix."""
+
+_TIERS = {"hot": Tier.HOT, "warm": Tier.WARM, "cold": Tier.COLD}
+
+
+def block_name(key: BlockKey) -> str:
+    """How a block is written wherever people read it."""
+    return f"{key:#018x}"
+
+
+def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
+    """The edges at a block row."""
+    edges = tables.edges
+    found = []
+    for edge in edges.at(row).tolist():
+        kind, source, target = _ends(tables, edge)
+        outward = source == row and not is_from_root(kind, source, target)
+        there = _node_name(tables, kind, target) if outward else _source(tables, edge)
+        found.append(
+            {
+                "node": there,
+                "type": EDGE_NAMES[kind],
+                "direction": "out" if outward else "in",
+                "weight": round(float(edges.weight[edge]), 6),
+            }
+        )
+    return found
+
+
+def subgraph(tables: Tables, row: int, hops: int, limit: int) -> dict[str, Any]:
+    """Node-link data (networkx's shape) of what lies within ``hops`` edges of a block row."""
+    rows = _within(tables, row, hops, limit)
+    edges = tables.edges
+    inside = np.zeros(tables.blocks.size, dtype=np.bool_)
+    inside[rows] = True
+    live = edges.alive[: edges.size] & inside[edges.source[: edges.size]]
+    links, others = [], set()
+    for edge in np.flatnonzero(live).tolist():
+        kind, _, target = _ends(tables, edge)
+        if kind in BLOCK_TO_BLOCK and not inside[target]:
+            continue
+        links.append(edge_link(tables, edge))
+        if kind not in BLOCK_TO_BLOCK:
+            others.add(links[-1]["target"])
+        elif links[-1]["source"] == ROOT:
+            others.add(ROOT)
+    nodes = [block_attributes(tables, each) for each in rows.tolist()]
+    nodes += [{"id": name, "kind": name.partition(":")[0]} for name in sorted(others)]
+    return {"directed": True, "multigraph": True, "graph": {}, "nodes": nodes, "edges": links}
+
+
+def edge_link(tables: Tables, edge: int) -> dict[str, Any]:
+    """One edge in node-link form."""
+    kind, _, target = _ends(tables, edge)
+    return {
+        "source": _source(tables, edge),
+        "target": _node_name(tables, kind, target),
+        "key": EDGE_NAMES[kind],
+        "type": EDGE_NAMES[kind],
+        "weight": round(float(tables.edges.weight[edge]), 6),
+    }
+
+
+def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
+    """The properties of one block that mean something to a person."""
+    blocks, sessions = tables.blocks, tables.sessions
+    session, depth, tokens = int(blocks.session[row]), int(blocks.depth[row]), blocks.tokens[row]
+    start = depth * int(tokens)
+    return {
+        "id": _block(tables, row),
+        "kind": "block",
+        "layer": LAYER_NAMES[blocks.layer[row]],
+        "depth": depth,
+        "tokens": [start, start + int(tokens)],
+        "importance": round(float(blocks.importance[row]), 4),
+        "hits": int(blocks.hit_count[row]),
+        "requests": int(blocks.walkers[row]),
+        "tiers": _tiers(tables, row),
+        "session": None if session == NO_ROW else sessions.names[session],
+        "tenant": tables.tenants.name(int(blocks.tenant[row])),
+        "model": _model(tables, row),
+        "identity": _identity(tables, row),
+        "shared": bool(blocks.flags[row] & BlockFlag.SHARED),
+        "superseded": bool(blocks.flags[row] & BlockFlag.SUPERSEDED),
+    }
+
+
+def explain(tables: Tables, order: Order, row: int, now: float) -> dict[str, Any]:
+    """Every term of a block's score, its rank, and what protects it or sends it away."""
+    blocks, policy, profile = tables.blocks, order.policy, order.profile
+    only = Selection(blocks, np.array([row], dtype=np.int32))
+    terms = policy.terms(tables, row, now)
+    ranks = places(tables, order, row, now)
+    return {
+        **block_attributes(tables, row),
+        "age_s": round(now - float(only.last_used()[0]), 3),
+        "confidence": round(float(blocks.confidence[row]), 4),
+        "attention": round(float(blocks.attention[row]), 6),
+        "policy": policy.name,
+        "who_ranks": who_ranks(order, ranks),
+        "terms": {name: round(value, 4) for name, value in terms.items()},
+        "score": round(sum(terms.values()), 4),
+        "standing": standing(tables, profile, only, now),
+        "demoted_on": _demoted_on(tables, profile, row, now),
+        "copies": _copies(tables, row, now),
+        "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),
+        "ranks": ranks,
+        "edges": neighbors(tables, row),
+    }
+
+
+def explain_session(
+    tables: Tables, profile: ScoreProfile, name: str, tenant: str | None, now: float
+) -> dict[str, Any]:
+    """What a session is doing and what it holds."""
+    row = _session_row(tables, name, tenant)
+    sessions, blocks = tables.sessions, tables.blocks
+    mine = blocks.pick((blocks.session[: blocks.size] == row) & blocks.alive[: blocks.size])
+    tiers = np.bitwise_or.reduce(blocks.tiers[:, mine.rows], axis=0)
+    due = float(sessions.expected_return[row])
+    tip = int(sessions.tip[row])
+    return {
+        "session": name,
+        "tenant": tables.tenants.name(int(sessions.tenant[row])),
+        "state": SessionState(int(sessions.state[row])).name.lower(),
+        "turns": int(sessions.turns[row]),
+        "waits_for": sessions.tools.name(int(sessions.tool[row])),
+        "mean_gap_s": round(float(sessions.gap[row]), 3),
+        "idle_s": round(now - float(sessions.last_seen[row]), 3),
+        "expected_return_in_s": round(due - now, 3) if due > NEVER else None,
+        "return_probability": round(float(sessions.return_probability()[row]), 4),
+        "credit": round(float(sessions.credit(now, profile.session_memory_s)[row]), 4),
+        "blocks": len(mine),
+        **{
+            f"blocks_{name}": int((tiers & int(tier)).astype(bool).sum())
+            for name, tier in _TIERS.items()
+        },
+        "blocks_superseded": int(is_superseded(tables, profile, mine, now).sum()),
+        "tip": None if tip == NO_ROW else _block(tables, tip),
+    }
+
+
+def _session_row(tables: Tables, name: str, tenant: str | None) -> int:
+    if tenant is not None:
+        row = tables.sessions.find(name, tables.tenants.find(tenant))
+        if row == NO_ROW:
+            raise GraphError(f"no session of that name is known for tenant {tenant!r}")
+        return row
+    rows = tables.sessions.rows_named(name)
+    if not rows:
+        raise GraphError("no session of that name is known: never seen, or long forgotten")
+    if len(rows) > 1:
+        owners = [tables.tenants.name(int(tables.sessions.tenant[row])) for row in rows]
+        raise GraphError(f"{len(rows)} tenants have a session of that name; name one of {owners}")
+    return rows[0]
+
+
+def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
+    """Block rows within ``hops``, nearest first, at most ``limit``."""
+    edges = tables.edges
+    size = edges.size
+    inner = edges.alive[:size] & np.isin(edges.kind[:size], [int(kind) for kind in BLOCK_TO_BLOCK])
+    source, target = edges.source[:size][inner], edges.target[:size][inner]
+    seen = np.zeros(tables.blocks.size, dtype=np.bool_)
+    seen[row] = True
+    found = [np.array([row], dtype=np.int32)]
+    total = 1
+    for _ in range(hops):
+        reached = np.concatenate([target[seen[source]], source[seen[target]]])
+        fresh = np.unique(reached[~seen[reached]])[: limit - total]
+        if fresh.size == 0:
+            break
+        seen[fresh] = True
+        found.append(fresh)
+        total += len(fresh)
+    return np.concatenate(found)
+
+
+def _demoted_on(tables: Tables, profile: ScoreProfile, row: int, now: float) -> list[str]:
+    """Engines in which more is protected than may be, so that this block is not."""
+    found = []
+    for engine, column in tables.engines.items():
+        resident = tables.blocks.pick(tables.blocks.resident(column))
+        protected = is_protected(tables, profile, resident, now)
+        if row in resident.rows[demoted(tables, profile, column, resident, protected)]:
+            found.append(engine)
+    return found
+
+
+def _ends(tables: Tables, edge: int) -> tuple[EdgeType, int, int]:
+    edges = tables.edges
+    return EdgeType(int(edges.kind[edge])), int(edges.source[edge]), int(edges.target[edge])
+
+
+def _block(tables: Tables, row: int) -> str:
+    return block_name(int(tables.blocks.wire_keys(row)))
+
+
+def _source(tables: Tables, edge: int) -> str:
+    kind, source, target = _ends(tables, edge)
+    return ROOT if is_from_root(kind, source, target) else _block(tables, source)
+
+
+def _node_name(tables: Tables, kind: EdgeType, node: int) -> str:
+    if kind is EdgeType.SPILL_LINK:
+        return f"copy:{'cold' if node & 1 else 'warm'}:{_block(tables, node >> 1)}"
+    if kind is EdgeType.MEMORY_REF:
+        return f"memory:{tables.memories.name(node)}"
+    return _block(tables, node)
+
+
+def _tiers(tables: Tables, row: int) -> dict[str, list[str]]:
+    held = {}
+    for engine, column in tables.engines.items():
+        bits = Tier(int(tables.blocks.tiers[column, row]))
+        if bits:
+            held[engine] = [tier.name.lower() for tier in bits if tier.name]
+    return held
+
+
+def _copies(tables: Tables, row: int, now: float) -> str:
+    """Where copies of a block are, or why there is none."""
+    held = _tiers(tables, row)
+    copied = {engine: [tier for tier in tiers if tier != "hot"] for engine, tiers in held.items()}
+    places = [f"{' and '.join(tiers)} on {engine}" for engine, tiers in copied.items() if tiers]
+    if places:
+        return ", ".join(places)
+    found = not_worth(tables, np.array([row], dtype=np.int32), now)
+    against = [reason.replace("_", " ") for reason, applies in found.items() if applies[0]]
+    if against:
+        return f"none: not worth one ({', '.join(against)})"
+    return "none yet" if held else "none: worth one, and lost before it was made"
+
+
+def _model(tables: Tables, row: int) -> str | None:
+    """The model that computed a block, as long as an engine that runs it is here."""
+    salt = tables.blocks.salt[row]
+    return next((name for name in tables.models.values() if name and salt_of(name) == salt), None)
+
+
+def _identity(tables: Tables, row: int) -> str | None:
+    name = tables.segment_names.name(int(tables.blocks.identity[row]))
+    return None if name is None else f"{name}#{int(tables.blocks.chunk[row])}"

@@ -1,0 +1,175 @@
+"""Which copies are worth bringing back before anyone asks."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.blocks import Places, Selection
+from ..tables.edges import BLOCK_TO_BLOCK
+from ..tables.tables import Tables
+from ..types import NO_ROW, EdgeType, Rows, SessionState, Tier
+from .copy_worth import COPIES, worth_spilling
+from .scoring import ScoreProfile
+
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+_IN_USE_S: Final = 1.0  # a block read within this belongs to the working set
+_PROBABLE: Final = 0.5  # how often a block must have been read where one in use was
+_LINKS: Final = BLOCK_TO_BLOCK - {EdgeType.TEMPORAL, EdgeType.PREFIX_SHARE}  # those make chains
+_SCHEDULED: Final = (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
+
+
+def prefetch_candidates(
+    tables: Tables, profile: ScoreProfile, engine: int, n: int, active: Rows, now: float
+) -> Rows:
+    """int32 ``[≤ n]``: rows with a copy and out of the engine's pool, best first.
+
+    Sessions that are due come first, each as a whole, the earliest before the others; then what
+    usually follows, or is attended with, the blocks in use. A block is among them only if
+    whatever stands before it in its chain is in the pool or comes before it in this order.
+
+    Args:
+        engine: A residency column: only its copies, and its pool.
+        active: Rows in use, beside those that the graph knows to be.
+    """
+    blocks = tables.blocks
+    held = blocks.tiers[engine, : blocks.size]
+    rows = np.flatnonzero(((held & int(Tier.HOT)) == 0) & ((held & COPIES) != 0)).astype(np.int32)
+    if not len(rows) or n <= 0:
+        return rows[:0]
+    pull = _due_pull(tables, profile, rows, now)
+    in_use = _in_use(tables, engine, active, now)
+    if in_use.any():
+        np.maximum(pull, _followers_pull(tables, profile, rows, in_use), out=pull)
+    if not pull.any():
+        return rows[:0]
+    pull *= worth_spilling(tables, rows, now)
+    return _chains_first(tables, blocks.pick(held != 0), rows, pull)[:n]
+
+
+def _chains_first(tables: Tables, held: Selection, rows: Rows, pull: Floats) -> Rows:
+    """The pulled ones of ``rows`` and all before them in their chains, the strongest pull first.
+
+    Leaves out what could not be matched anyhow, since a block before it is not ``held``.
+    """
+    blocks = tables.blocks
+    above = held.parents()
+    top = held.rows[_top(above)]
+    whole = (blocks.parent[top] == NO_ROW) & (blocks.depth[top] == 0)
+    lifted = np.zeros(blocks.size)
+    lifted[rows] = pull
+    lifted[held.rows] = _lifted(held.of(lifted), above)
+    kept = np.zeros(blocks.size, dtype=np.bool_)
+    kept[held.rows] = whole
+    wanted = rows[kept[rows] & (lifted[rows] > 0)]
+    order: Rows = wanted[np.lexsort((blocks.depth[wanted], -lifted[wanted]))]
+    return order
+
+
+def _top(above: Places) -> Places:
+    """intp ``[n]``: the uppermost of each one's ancestors, by pointer doubling."""
+    nobody = len(above) - 1
+    top = np.arange(nobody + 1)
+    while (above != nobody).any():
+        top = np.where(above == nobody, top, np.take(top, above))
+        above = np.take(above, above)
+    return top[:-1]
+
+
+def _lifted(pull: Floats, above: Places) -> Floats:
+    """float64 ``[n]``: each one's pull raised to the highest among its descendants."""
+    nobody = len(above) - 1
+    highest = np.append(pull, 0.0)
+    while (above[:-1] != nobody).any():
+        np.maximum.at(highest, above[:-1], highest[:-1])
+        above = np.take(above, above)
+    return highest[:-1]
+
+
+def _states(tables: Tables) -> npt.NDArray[np.uint8]:
+    """uint8 ``[sessions.size + 1]``; the last one, of nobody, is idle."""
+    return np.append(tables.sessions.state[: tables.sessions.size], np.uint8(SessionState.IDLE))
+
+
+def _in_use(tables: Tables, engine: int, active: Rows, now: float) -> Mask:
+    """bool ``[blocks.size]``: the working set: ``active``, just read, or of a running session."""
+    blocks = tables.blocks
+    resident = blocks.pick(blocks.resident(engine))
+    running = _states(tables) == SessionState.RUNNING
+    read = np.take(running, resident.of(blocks.session), mode="wrap")
+    read |= resident.last_used() >= now - _IN_USE_S
+    in_use = np.zeros(blocks.size, dtype=np.bool_)
+    in_use[resident.rows[read]] = True
+    in_use[active] = True
+    return in_use
+
+
+def _due_pull(tables: Tables, profile: ScoreProfile, rows: Rows, now: float) -> Floats:
+    """float64 ``[n]`` in (1, 2] for blocks of sessions that are due, another one for each."""
+    sessions = tables.sessions
+    soon = sessions.soon(profile.horizon_s, now)
+    pull = np.zeros(sessions.size + 1)  # the last one stands for NO_ROW
+    pull[soon] = 2.0 - np.arange(len(soon)) / max(1, len(soon))
+    return np.take(pull, tables.blocks.session[rows], mode="wrap")
+
+
+def _followers_pull(tables: Tables, profile: ScoreProfile, rows: Rows, in_use: Mask) -> Floats:
+    """float64 ``[n]`` up to 1: how probably the working set leads on to each block.
+
+    Not for sessions that run, whose own requests load what they need, nor for those that wait:
+    when they return is known better.
+    """
+    pull = _next_pull(tables, rows, in_use)
+    np.maximum(pull, _linked_pull(tables, profile, rows, in_use), out=pull)
+    pull[np.isin(_states(tables)[tables.blocks.session[rows]], _SCHEDULED)] = 0.0
+    return pull
+
+
+def _next_pull(tables: Tables, rows: Rows, in_use: Mask) -> Floats:
+    """float64 ``[n]`` up to 1: how many of those who walked a block in use went on to this one.
+
+    That block is the last before it in its chain which is not among ``rows`` itself.
+    """
+    blocks = tables.blocks
+    before = blocks.parent[rows[_top(Selection(blocks, rows).parents())]]
+    share = blocks.walkers[rows] / np.maximum(1.0, blocks.walkers[before])
+    follows = (before != NO_ROW) & in_use[before] & (share >= _PROBABLE)
+    return np.where(follows, np.minimum(share, 1.0), 0.0)
+
+
+def _linked_pull(tables: Tables, profile: ScoreProfile, rows: Rows, in_use: Mask) -> Floats:
+    """float64 ``[n]`` up to 1: a link to a block in use, against that block's strongest link.
+
+    What is always read with it has its strongest link; so the quotient says how often this one is.
+    """
+    blocks, edges = tables.blocks, tables.edges
+    pull = np.zeros(blocks.size)
+    wanted = np.zeros(blocks.size, dtype=np.bool_)
+    wanted[rows] = True
+    for kind in _LINKS:
+        links = edges.of_kind(kind) if edges.counts[kind] else np.empty(0, dtype=np.int32)
+        source, target = edges.source[links], edges.target[links]
+        out, back = in_use[source] & wanted[target], in_use[target] & wanted[source]
+        used = np.concatenate([source[out], target[back]])
+        found = np.concatenate([target[out], source[back]])
+        if not len(used):
+            continue
+        weight = edges.weight[np.concatenate([links[out], links[back]])].astype(np.float64)
+        share = weight / _strongest(tables, links, used)
+        np.maximum.at(pull, found, profile.edge_types.get(kind, 0.0) * share)
+    return np.where(pull[rows] >= _PROBABLE, np.minimum(pull[rows], 1.0), 0.0)
+
+
+def _strongest(tables: Tables, links: Rows, used: Rows) -> npt.NDArray[np.float32]:
+    """float32 ``[n]``: the weight of the strongest of ``links`` at each of ``used``."""
+    edges, strongest = tables.edges, np.zeros(tables.blocks.size, dtype=np.float32)
+    is_used = np.zeros(tables.blocks.size, dtype=np.bool_)
+    is_used[used] = True
+    for ends in (edges.source[links], edges.target[links]):
+        at_used = is_used[ends]
+        np.maximum.at(strongest, ends[at_used], edges.weight[links[at_used]])
+    return strongest[used]

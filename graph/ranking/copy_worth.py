@@ -1,0 +1,67 @@
+"""Admission to the colder tiers: which blocks are worth a copy before the engine loses them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.tables import Tables
+from ..types import BlockFlag, Rows, SessionState, Tier
+
+Mask = npt.NDArray[np.bool_]
+
+COPIES: Final = int(Tier.WARM | Tier.COLD)
+_UNLIKELY, _OVER = 1, 2
+# A session whose return is less probable is not worth copies of what was never hit. A caller who
+# names a session means to come back; of a request without one, nothing points that way.
+_LIKELY: Final = 0.5
+_LIKELY_IF_NAMED: Final = 0.1
+_RETURN_MEMORY_S: Final = 300.0  # over how long a session that says nothing becomes unlikely
+
+
+def worth_spilling(tables: Tables, rows: Rows, now: float) -> Mask:
+    """bool ``[len(rows)]``: whether these blocks are likely to be asked for again.
+
+    A block of which nothing is known is worth a copy: where the graph is silent, an engine does
+    what it would do without it.
+    """
+    superseded, over, unlikely = not_worth(tables, rows, now).values()
+    superseded |= over
+    superseded |= unlikely
+    return np.invert(superseded, out=superseded)
+
+
+def not_worth(tables: Tables, rows: Rows, now: float) -> dict[str, Mask]:
+    """Reasons against a copy, each with a bool ``[len(rows)]`` that says where it applies.
+
+    A block that several sessions share outlives any of them. One that was never hit is kept for a
+    session that runs, waits for a tool or otherwise probably returns: what it wrote last is part
+    of its next prompt.
+    """
+    blocks = tables.blocks
+    flags = np.take(blocks.flags, rows)
+    outlook = np.take(_outlooks(tables, now), np.take(blocks.session, rows), mode="wrap")
+    outlook *= (flags & int(BlockFlag.SHARED)) == 0
+    never_hit = np.take(blocks.hit_count, rows) == 0
+    return {
+        "superseded": (flags & int(BlockFlag.SUPERSEDED)) != 0,
+        "session_over": outlook == _OVER,
+        "not_likely_to_return": (outlook == _UNLIKELY) & never_hit,
+    }
+
+
+def _outlooks(tables: Tables, now: float) -> npt.NDArray[np.uint8]:
+    """uint8 ``[sessions.size + 1]``: what is expected of each session; 0: a return.
+
+    The last one stands for NO_ROW: of blocks that no session walked, nothing is known.
+    """
+    sessions = tables.sessions
+    outlooks = np.zeros(sessions.size + 1, dtype=np.uint8)
+    inferred = sessions.inferred[: sessions.size]
+    least = np.where(inferred, _LIKELY, _LIKELY_IF_NAMED)
+    outlooks[:-1] = sessions.credit(now, _RETURN_MEMORY_S) < least
+    outlooks[:-1] *= sessions.turns[: sessions.size] > 0  # of one that never began, as little
+    outlooks[:-1][sessions.state[: sessions.size] == SessionState.ENDED] = _OVER
+    return outlooks

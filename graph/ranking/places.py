@@ -1,0 +1,95 @@
+"""Where a block stands among those that an engine may lose, and by whose order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..messages.advice import EvictionRanking
+from ..tables.tables import Tables
+from ..types import BlockKey
+from .policy import Policy
+from .protection import demoted
+from .rules import is_protected
+from .scoring import LruPolicy, ScoreProfile, resident_scores
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What decides which block an engine loses first.
+
+    Attributes:
+        policy: Scores blocks, under the rules.
+        known: Rankings by engine, not old: whoever is named there need not be ranked anew.
+        under_lru: Engines that go by their own order all the same.
+    """
+
+    policy: Policy
+    profile: ScoreProfile
+    known: Mapping[str, EvictionRanking]
+    under_lru: frozenset[str] = frozenset()
+
+
+def places(tables: Tables, order: Order, row: int, now: float) -> dict[str, dict[str, Any]]:
+    """For each engine that has the block in its pool: who ranks, and how many go before it.
+
+    Where LRU rules and the policy is another, ``policy_rank`` is where that would have put it.
+    """
+    found = {}
+    for engine, column in tables.engines.items():
+        resident = tables.blocks.resident(column)
+        if not resident[row]:
+            continue
+        lru = engine in order.under_lru
+        place = _lru_place if lru else _policy_place
+        found[engine] = {
+            "ranked_by": LruPolicy.name if lru else order.policy.name,
+            "rank": place(tables, order, engine, row, now),
+            "of": int(np.count_nonzero(resident)),
+        }
+        if lru and not isinstance(order.policy, LruPolicy):
+            found[engine]["policy_rank"] = _policy_place(tables, order, engine, row, now)
+    return found
+
+
+def who_ranks(order: Order, engines: Mapping[str, Any]) -> str:
+    """A sentence: whether score and terms are what these engines go by."""
+    name, others = order.policy.name, sorted(order.under_lru.intersection(engines))
+    if not others or isinstance(order.policy, LruPolicy):
+        return name
+    return (
+        f"LRU on {', '.join(others)}: there the longest unused block goes first, and of the rules "
+        f"only protection holds; score and terms are what {name} would say"
+    )
+
+
+def _policy_place(tables: Tables, order: Order, engine: str, row: int, now: float) -> int:
+    place = _place_in(order.known.get(engine), int(tables.blocks.wire_keys(row)))
+    if place is not None:
+        return place
+    column = tables.engines[engine]
+    rows, scores = resident_scores(tables, order.policy, order.profile, column, now)
+    return int((scores > scores[rows == row][0]).sum())
+
+
+def _lru_place(tables: Tables, order: Order, engine: str, row: int, now: float) -> int:
+    """By the engine's own order: the longest unused first, and last what is protected."""
+    column, blocks = tables.engines[engine], tables.blocks
+    resident = blocks.pick(blocks.resident(column))
+    safe = is_protected(tables, order.profile, resident, now)
+    safe &= ~demoted(tables, order.profile, column, resident, safe)
+    idle = LruPolicy().scores(tables, column, resident, now)
+    mine = int(np.flatnonzero(resident.rows == row)[0])
+    before = np.where(safe == safe[mine], idle > idle[mine], safe[mine])
+    return int(before.sum())
+
+
+def _place_in(ranking: EvictionRanking | None, key: BlockKey) -> int | None:
+    """How many go before ``key``; None where the ranking does not name it."""
+    if ranking is None:
+        return None
+    found = np.flatnonzero(ranking.order == np.uint64(key))
+    return int(found[0]) if len(found) else None

@@ -1,0 +1,163 @@
+"""The rules that bind every policy: what goes first, what holds, and what is lost last.
+
+Each rule has a weight, a small integer, and each weight is more than all lighter ones together: so
+the weightiest rule by which two blocks differ decides between them, whatever the others say. A
+policy's score decides between blocks of equal standing only: it is held to a band that is narrower
+than one step of the ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.blocks import Selection
+from ..tables.tables import Tables
+from ..types import BlockFlag, Rows, SessionState, SourceLayer
+from .copy_worth import COPIES
+from .policy import Scores
+from .protection import Shares, demoted
+
+_T = TypeVar("_T", bound=np.generic)
+Mask = npt.NDArray[np.bool_]
+Ranks = npt.NDArray[np.int8]
+
+SCORE_BOUND: Final = 1e7
+"""A policy's score counts up to this, either way; what is beyond counts as much."""
+
+_STEP: Final = 2.0**25
+"""Of a score, from one rank to the next: more than two bounds, so that bands never meet; and small
+enough that a float64 tells blocks of one band apart by a ten-millionth of a point."""
+
+
+class Bindings(Shares, Protocol):
+    """What the rules are told by configuration; ``scoring.ScoreProfile`` is this."""
+
+    @property
+    def protected_layers(self) -> frozenset[SourceLayer]:
+        """Never evicted while an unprotected block exists."""
+
+    @property
+    def horizon_s(self) -> float:
+        """A session that is expected back within this is due."""
+
+
+class Rule(NamedTuple):
+    """One rule: ``weight`` is added to the rank of the blocks to which it ``applies``.
+
+    Attributes:
+        with_copies: Counts only in an engine that holds copies: in others a loss is final for all
+            alike, and the policy's own claim decides.
+        bounded: Holds for a share of a pool only; see ``protection.demoted``.
+    """
+
+    name: str
+    weight: int
+    applies: Callable[[Tables, Bindings, Selection, float], Mask]
+    with_copies: bool = False
+    bounded: bool = False
+
+
+def is_superseded(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> Mask:
+    """Only an abandoned branch used it."""
+    return flagged(tables, picked, BlockFlag.SUPERSEDED)
+
+
+def is_over(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> Mask:
+    """Only sessions that ended used it."""
+    sessions = tables.sessions
+    ended = sessions.state[: sessions.size] == SessionState.ENDED
+    over = of_session(ended, picked.of(tables.blocks.session))
+    over &= ~flagged(tables, picked, BlockFlag.SHARED)
+    return over
+
+
+def is_due(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> Mask:
+    """Its session waits for a tool, and is expected back any moment."""
+    sessions = tables.sessions
+    due = np.zeros(sessions.size, dtype=np.bool_)
+    due[sessions.soon(bindings.horizon_s, now)] = True
+    return of_session(due, picked.of(tables.blocks.session))
+
+
+def is_pinned(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> Mask:
+    """A lease on it has not run out."""
+    return np.asarray(picked.of(tables.blocks.pinned_until) > now)
+
+
+def is_protected(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> Mask:
+    """Its layer is protected."""
+    protected = np.zeros(256, dtype=np.bool_)
+    protected[[int(layer) for layer in bindings.protected_layers]] = True
+    return np.take(protected, picked.of(tables.blocks.layer))
+
+
+RULES: Final = (
+    Rule("superseded", 4, is_superseded),
+    Rule("session_over", 2, is_over),
+    Rule("due", -1, is_due, with_copies=True),
+    Rule("pinned", -8, is_pinned),
+    Rule("protected_layer", -16, is_protected, bounded=True),
+)
+"""Higher ranks go first. This list is all there is: rankings and explanations walk it."""
+
+PROTECTED_BELOW: Final = (sum(min(0, rule.weight) for rule in RULES[:-1]) - 0.5) * _STEP
+"""Scores under the rules: those of protected blocks are below this, all others above."""
+
+
+def lay_rules(
+    scores: Scores, tables: Tables, bindings: Bindings, engine: int, picked: Selection, now: float
+) -> Scores:
+    """float64 ``[len(picked)]``: a policy's scores of blocks that ``engine`` holds, ruled.
+
+    The scores are left as they are: they may be a view of the graph's columns.
+    """
+    ruled = _in_band(scores)
+    ranks = _ranks(tables, bindings, engine, picked, now)
+    if ranks.any():
+        ruled += np.multiply(ranks, _STEP)
+    return ruled
+
+
+def standing(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> list[str]:
+    """The names of the rules that apply to the first of ``picked``, in the rules' order."""
+    return [rule.name for rule in RULES if rule.applies(tables, bindings, picked, now)[0]]
+
+
+def flagged(tables: Tables, picked: Selection, flag: BlockFlag) -> Mask:
+    """bool ``[len(picked)]``: which of them carry a flag."""
+    return np.asarray((picked.of(tables.blocks.flags) & int(flag)) != 0)
+
+
+def of_session(values: npt.NDArray[_T], session: Rows) -> npt.NDArray[_T]:
+    """``values[session]``, and zero for blocks of no session."""
+    padded = np.append(values, values.dtype.type(0))  # the last one stands for NO_ROW
+    return np.take(padded, session, mode="wrap")
+
+
+def _in_band(scores: npt.NDArray[Any]) -> Scores:
+    """A copy within ``±SCORE_BOUND``; what is no number counts as the median of those that are."""
+    banded = np.clip(np.asarray(scores, dtype=np.float64), -SCORE_BOUND, SCORE_BOUND)
+    nonsense = np.isnan(banded)
+    if nonsense.any():
+        known = banded[~nonsense]
+        banded[nonsense] = np.median(known) if known.size else 0.0
+    return banded
+
+
+def _ranks(tables: Tables, bindings: Bindings, engine: int, picked: Selection, now: float) -> Ranks:
+    """int8 ``[len(picked)]``: the weights of the rules that apply to each, summed."""
+    ranks = np.zeros(len(picked), dtype=np.int8)
+    has_copies = bool((picked.of(tables.blocks.tiers[engine]) & COPIES).any())
+    for rule in RULES:
+        if rule.with_copies and not has_copies:
+            continue
+        applies = rule.applies(tables, bindings, picked, now)
+        if rule.bounded:
+            applies &= ~demoted(tables, bindings, engine, picked, applies)
+        if applies.any():
+            ranks += applies * np.int8(rule.weight)
+    return ranks

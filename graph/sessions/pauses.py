@@ -1,0 +1,59 @@
+"""What a session's pauses tell: the columns that remember them, in natural logarithms of seconds.
+
+Pauses spread over five orders of magnitude, from a tool that answers at once to a person who comes
+back tomorrow; only their logarithms have means that say something.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ..types import StopReason
+
+if TYPE_CHECKING:
+    from .sessions import SessionTable
+
+PAUSE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
+    "last_pause": (np.float32, np.nan),  # before its last turn; NaN: there was none
+    "second_pause": (np.float32, np.nan),  # the one before that
+    "third_pause": (np.float32, np.nan),
+    "mean_pause": (np.float32, np.nan),  # of all
+    "recent_pause": (np.float32, np.nan),  # exponential mean
+    "longest_pause": (np.float32, np.nan),
+    "tool_pause": (np.float32, np.nan),  # exponential mean of those that a tool caused
+    "other_pause": (np.float32, np.nan),  # … of those after an answer that ended its turn
+    "mean_written": (np.float32, np.nan),  # exponential mean of ln(1 + tokens answered)
+}
+
+_LEAST_S: Final = 0.01  # what is shorter counts as this: nobody acts on it
+_SHARE: Final = 0.2  # of the newest in an exponential mean; chosen
+
+
+def note_pause(sessions: SessionTable, row: int, seconds: float) -> None:
+    """A session came back after ``seconds``; ``turns`` is still the number of turns before."""
+    pause = math.log(max(seconds, _LEAST_S))
+    pauses = int(sessions.turns[row])
+    sessions.third_pause[row] = sessions.second_pause[row]
+    sessions.second_pause[row] = sessions.last_pause[row]
+    sessions.last_pause[row] = pause
+    mean = sessions.mean_pause[row]
+    sessions.mean_pause[row] = pause if math.isnan(mean) else mean + (pause - mean) / pauses
+    sessions.longest_pause[row] = np.fmax(sessions.longest_pause[row], pause)
+    _move_mean(sessions.recent_pause, row, pause)
+    if sessions.stop[row] == StopReason.TOOL_CALL:
+        _move_mean(sessions.tool_pause, row, pause)
+    elif sessions.stop[row] == StopReason.END_OF_TURN:
+        _move_mean(sessions.other_pause, row, pause)
+
+
+def note_answer(sessions: SessionTable, row: int, tokens: int) -> None:
+    """A turn of a session answered so many tokens."""
+    _move_mean(sessions.mean_written, row, math.log1p(tokens))
+
+
+def _move_mean(column: np.ndarray[Any, Any], row: int, value: float) -> None:
+    known = column[row]
+    column[row] = value if math.isnan(known) else known + _SHARE * (value - known)

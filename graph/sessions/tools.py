@@ -1,0 +1,91 @@
+"""How long tools take, where callers name them: learned from the pauses that they cause."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import NO_ROW
+
+# All chosen.
+A_TENANTS_TOOLS: Final = 64
+MOST_TOOLS: Final = 4096
+_FEW: Final = 3  # pauses before which nothing is known
+_MEMORY: Final = 50.0  # pauses over which a mean moves on
+_KNOWN_WITHIN: Final = math.log(4.0)  # what a caller's own word may be wrong by
+_LEAST_S: Final = 0.01
+_OTHERS: Final = ""
+
+
+class ToolBook:
+    """Tools by tenant and name, with the logarithms of what they took; bounded.
+
+    Beyond ``A_TENANTS_TOOLS`` a tenant's further tools are one; beyond ``MOST_TOOLS`` nothing
+    further is remembered.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._of_tenant: Counter[int] = Counter()
+        self._stats: list[list[float]] = []  # by number: pauses seen, mean, variance
+
+    def __len__(self) -> int:
+        return len(self._stats)
+
+    @property
+    def names(self) -> list[tuple[int, str]]:
+        """Tenant and name of each tool, by number."""
+        return list(self._numbers)
+
+    def stats(self) -> npt.NDArray[np.float64]:
+        """float64 ``[tools, 3]``: pauses seen, the mean of ln(pause / s), its variance."""
+        return np.array(self._stats, dtype=np.float64).reshape(-1, 3)
+
+    def restore(self, names: Sequence[Sequence[int | str]], stats: npt.NDArray[np.float64]) -> None:
+        """Fill an empty book with what ``names`` and ``stats()`` gave."""
+        for tenant, name in names:
+            self._create(int(tenant), str(name))
+        self._stats = stats.tolist()
+
+    def number(self, name: str, tenant: int) -> int:
+        """The tool of this name, noted if it is new; ``NO_ROW`` where there is no room for it."""
+        found = self._numbers.get((tenant, name))
+        if found is not None:
+            return found
+        if self._of_tenant[tenant] >= A_TENANTS_TOOLS and name != _OTHERS:
+            return self.number(_OTHERS, tenant)
+        return NO_ROW if len(self) >= MOST_TOOLS else self._create(tenant, name)
+
+    def name(self, tool: int) -> str | None:
+        """What callers call it; None for ``NO_ROW``, and for the others of a tenant with many."""
+        return None if tool == NO_ROW else list(self._numbers)[tool][1] or None
+
+    def note(self, tool: int, seconds: float) -> None:
+        """A session came back from this tool after ``seconds``."""
+        seen, mean, variance = self._stats[tool]
+        share = 1.0 / min(seen + 1.0, _MEMORY)
+        off = math.log(max(seconds, _LEAST_S)) - mean
+        self._stats[tool] = [
+            seen + 1.0, mean + share * off, (1.0 - share) * (variance + share * off * off)
+        ]  # fmt: skip
+
+    def expected_s(self, tool: int) -> float | None:
+        """Seconds that it usually takes; None where that is not known within a factor of 4."""
+        if tool == NO_ROW:
+            return None
+        seen, mean, variance = self._stats[tool]
+        if seen < _FEW or math.sqrt(variance) > _KNOWN_WITHIN:
+            return None
+        return math.exp(mean)
+
+    def _create(self, tenant: int, name: str) -> int:
+        number = len(self._numbers)
+        self._numbers[tenant, name] = number
+        self._of_tenant[tenant] += 1
+        self._stats.append([0.0, 0.0, 0.0])
+        return number

@@ -1,0 +1,74 @@
+"""Everything the graph holds, and how much of it there may be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..sessions.sessions import SessionTable
+from .blocks import BlockTable
+from .edges import EdgeStore
+from .identity import salt_of
+from .interner import Interner, TenantNames
+from .regret import RegretBook
+from .walks import WalkLog
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """Bounds on what the graph keeps.
+
+    Attributes:
+        max_ghosts: Blocks remembered after the last copy of them is gone (their history tells
+            what returned, and why a request missed).
+        max_sessions: Sessions remembered.
+        max_names: Distinct segment names, tenants and memory ids, each. Beyond it names are not
+            kept; tenants are told apart all the same.
+        max_pairs: Block pairs watched for CO_ATTEND that are no edge yet.
+        co_attend_after: Co-occurrences that make a CO_ATTEND edge.
+        co_attend_half_life_s: After which an untouched CO_ATTEND weight has halved.
+        semantic_threshold: Cosine above which two blocks get a SEMANTIC edge.
+        semantic_neighbors: Neighbours looked up for each embedded block.
+    """
+
+    max_ghosts: int = 65_536
+    max_sessions: int = 100_000
+    max_names: int = 65_536
+    max_pairs: int = 65_536
+    co_attend_after: int = 3
+    co_attend_half_life_s: float = 300.0
+    semantic_threshold: float = 0.8
+    semantic_neighbors: int = 8
+
+
+@dataclass(slots=True)
+class Tables:
+    """The graph's data, shared by the rooms that read and write it."""
+
+    limits: GraphLimits
+    blocks: BlockTable = field(init=False)
+    edges: EdgeStore = field(init=False)
+    sessions: SessionTable = field(init=False)
+    segment_names: Interner = field(init=False)
+    tenants: TenantNames = field(init=False)
+    memories: Interner = field(init=False)
+    engines: dict[str, int] = field(default_factory=dict)  # engine id → residency column
+    models: dict[int, str] = field(default_factory=dict)  # residency column → model
+    pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
+    stored: Counter[int] = field(default_factory=Counter)  # residency column → blocks, ever
+    walks: WalkLog = field(default_factory=WalkLog)
+    regret: RegretBook = field(default_factory=RegretBook)
+
+    def __post_init__(self) -> None:
+        self.blocks = BlockTable()
+        self.edges = EdgeStore(self.blocks)
+        self.sessions = SessionTable(self.limits.max_sessions)
+        self.segment_names = Interner(self.limits.max_names)
+        self.tenants = TenantNames(self.limits.max_names)
+        self.memories = Interner(self.limits.max_names)
+
+    def salt(self, engine: int) -> np.uint64:
+        """What the model of a residency column adds to the keys of its blocks."""
+        return salt_of(self.models.get(engine, ""))

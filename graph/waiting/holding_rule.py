@@ -1,0 +1,174 @@
+"""Who of the requests that bring new context waits for room, and who may start: the one rule.
+
+An engine's hook asks it in its steps, and the replay lab as its clock runs; it knows neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from ..messages.advice import HOLD_PATIENCE_S, AdmissionAdvice
+from .release_order import Held, HoldingOrder
+from .room_left import RoomLedger
+
+_ABOUT_TO_RUN_S: Final = 0.5
+"""An engine that ran so short a time ago is between two requests rather than idle: agents' tools
+answer soon. Chosen."""
+_LAST_STEPS: Final = 0.02
+"""Of the bound: who is so close to it goes, since the next step may take long. Chosen."""
+_MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
+
+
+def brought(prompt: int, found: int, *, new: bool) -> int:
+    """Blocks of context that a request brings; 0: its session is live and resident.
+
+    Args:
+        prompt: Full blocks of the prompt.
+        found: Of these, from the first on: not to be computed.
+        new: Its session was never here; else it is resident while half of the prompt is found.
+    """
+    if new:
+        return prompt and max(1, prompt - found)
+    return 0 if 2 * found >= prompt else prompt - found
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingBounds:
+    """What holding keeps to.
+
+    Attributes:
+        pool_blocks: A request that wants as many would never fit: it is not held.
+        most_s: How long a request is held at most, in seconds.
+    """
+
+    pool_blocks: int
+    most_s: float
+
+
+class HoldingRule:
+    """Decides who waits, for how long, and in which order they start.
+
+    Nobody waits who brings no context, while the sidecar says nothing or sees room for all, or
+    while nothing else runs; nobody longer than the bound. All times are in one clock's seconds.
+    """
+
+    def __init__(self, bounds: HoldingBounds) -> None:
+        self._bounds = bounds
+        self._order = HoldingOrder()
+        self._room = RoomLedger()
+        self._ran_at = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    # Requests -----------------------------------------------------------------------------------
+
+    def arrives(self, asks: Held, word: AdmissionAdvice | None, idle: bool) -> bool:
+        """A request came in at ``asks.since``; whether it waits from now on.
+
+        Args:
+            idle: The engine has nothing to do but for those that wait.
+        """
+        resting = idle and asks.since - self._ran_at >= _ABOUT_TO_RUN_S
+        if resting and not len(self._order):
+            return self._let_in(asks)
+        return self.turn_comes(asks, word)
+
+    def turn_comes(self, asks: Held, word: AdmissionAdvice | None) -> bool:
+        """A request that nobody held is about to start; whether it waits from now on after all.
+
+        It may have come resident, and lost its context in the engine's own line.
+        """
+        if self.is_let_in(asks.request_id):
+            return False
+        if not asks.blocks or word is None or not self._must_wait(asks, word):
+            return self._let_in(asks)
+        self._order.add(asks)
+        return True
+
+    def is_let_in(self, request_id: str) -> bool:
+        """Whether a request may start with new context, and has not yet."""
+        return self._room.is_promised(request_id)
+
+    def is_full(self, word: AdmissionAdvice | None) -> bool:
+        """Whether no new context may start."""
+        return word is not None and self._room.left(word) <= 0
+
+    def started(self, request_id: str, now: float) -> None:
+        """A request got blocks."""
+        self._room.begin(request_id, now)
+
+    def removed(self, request_id: str) -> Held | None:
+        """A request's client went away; what waited, if it did."""
+        return self._order.take(request_id)
+
+    def ended(self, request_id: str) -> None:
+        """A request that did not wait is over, in whatever state it was."""
+        self._room.drop(request_id)
+
+    # Steps --------------------------------------------------------------------------------------
+
+    def released(
+        self, word: AdmissionAdvice | None, now: float, *, idle: bool, free: bool
+    ) -> list[tuple[Held, str]]:
+        """Who waits no longer, in the order in which they start, and why: of ``HOLD_ENDS``.
+
+        Without room, who was patient starts where nobody else waits, one at a time: what stands in
+        line before a session that is resident may cost it its blocks.
+
+        Args:
+            idle: The engine has nothing to do but for those that wait.
+            free: Nobody else waits, and the prompt of who was let in last is computed.
+        """
+        if not idle or not len(self._order):
+            self._ran_at = now
+        if word is None or word.room_blocks is None:
+            return list(self._all("open" if word is not None else "silence"))
+        found = [*self._old(now), *self._fitting(word)]
+        if not found and (held := self._without_room(now, idle, free)) is not None:
+            found = [(self._let_go(held), "idle")]
+        return found
+
+    def oldest(self) -> Held | None:
+        """Who waits longest."""
+        return self._order.oldest()
+
+    def _must_wait(self, asks: Held, word: AdmissionAdvice) -> bool:
+        if word.room_blocks is None or asks.blocks >= self._bounds.pool_blocks:
+            return False
+        return len(self._order) > 0 or self._room.left(word) <= 0  # behind those that wait
+
+    def _all(self, reason: str) -> Iterator[tuple[Held, str]]:
+        while (held := self._order.oldest()) is not None:
+            yield self._let_go(held), reason
+
+    def _old(self, now: float) -> Iterator[tuple[Held, str]]:
+        born = now - (1.0 - _LAST_STEPS) * self._bounds.most_s
+        while (held := self._order.oldest()) is not None and held.since <= born:
+            yield self._let_go(held), "bound"
+
+    def _fitting(self, word: AdmissionAdvice) -> Iterator[tuple[Held, str]]:
+        for _ in range(_MOST_RELEASED):
+            held = self._order.next()
+            if held is None or self._room.left(word) <= 0:
+                return
+            yield self._let_go(held), "room"
+
+    def _without_room(self, now: float, idle: bool, free: bool) -> Held | None:
+        if idle and now - self._ran_at >= _ABOUT_TO_RUN_S:
+            return self._order.next()
+        oldest = self._order.oldest()
+        patient = oldest is not None and now - oldest.since >= HOLD_PATIENCE_S
+        return oldest if patient and free else None
+
+    def _let_in(self, asks: Held) -> bool:
+        self._room.promise(asks.request_id, asks.blocks)
+        return False
+
+    def _let_go(self, held: Held) -> Held:
+        self._order.take(held.request_id)
+        self._let_in(held)
+        return held

@@ -1,0 +1,235 @@
+"""Which blocks have copies, and where: the scheduler's book of the WARM and COLD tiers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...graph.ranking.copy_order import CopyOrder
+from ..keys import key_of
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """One block's bytes in every worker's memory.
+
+    Attributes:
+        id: Its number, used once.
+        block_hash: Whose bytes they are.
+        era: How often the directory had been cleared when it was begun.
+        may_sink: Whether it may reach the disk, and so another process.
+        pins: Jobs under way that read or write it.
+    """
+
+    id: int
+    block_hash: bytes
+    era: int
+    may_sink: bool
+    pins: int = 0
+
+
+class CopyDirectory:
+    """Copies by block hash. Only what is complete is found.
+
+    Attributes:
+        warm_capacity: Copies that fit into every worker's memory; 0 before they said so.
+        cold_capacity: Records that fit on every worker's disk.
+
+    Args:
+        plain: Give up the least recently used copy first, whatever is known of it.
+    """
+
+    def __init__(self, warm_capacity: int = 0, cold_capacity: int = 0, plain: bool = False) -> None:
+        self.warm_capacity = warm_capacity
+        self.cold_capacity = cold_capacity
+        self._warm: dict[bytes, Copy] = {}
+        self._order: CopyOrder[bytes] = CopyOrder(plain)  # of those in memory
+        self._cold: OrderedDict[bytes, None] = OrderedDict()
+        self._hashes: dict[int, bytes] = {}  # by the key that advice uses
+        self._held = 0  # records in memory, complete or not
+        self._next = self._era = 0
+        self._released: list[int] = []
+        self._erased: list[bytes] = []
+        self._cleared = False
+
+    @property
+    def warm_blocks(self) -> int:
+        """Complete copies in memory."""
+        return len(self._warm)
+
+    @property
+    def cold_blocks(self) -> int:
+        """Complete records on disk."""
+        return len(self._cold)
+
+    @property
+    def room(self) -> int:
+        """Copies that can be begun now."""
+        return self.warm_capacity - self._held
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._warm or block_hash in self._cold
+
+    def warm(self, block_hash: bytes) -> Copy | None:
+        """The copy in memory."""
+        return self._warm.get(block_hash)
+
+    def is_cold(self, block_hash: bytes) -> bool:
+        """Whether there is a record on disk."""
+        return block_hash in self._cold
+
+    def hash_of(self, key: int) -> bytes | None:
+        """The full hash of a block with a copy, by the key that advice uses."""
+        return self._hashes.get(key)
+
+    def warm_hashes(self) -> list[bytes]:
+        """Blocks in memory, the first to go first; safe to call from another thread."""
+        return list(self._order)
+
+    def cold_hashes(self) -> list[bytes]:
+        """Blocks on disk, least recently used first; safe to call from another thread."""
+        return list(self._cold)
+
+    def run(self, hashes: Sequence[bytes]) -> int:
+        """How many of ``hashes``, from the first on without a gap, can be loaded now."""
+        reads = 0
+        for count, block_hash in enumerate(hashes):
+            if block_hash in self._warm:
+                continue
+            reads += 1
+            if block_hash not in self._cold or reads > self.room:
+                return count
+        return len(hashes)
+
+    # Copies in memory ---------------------------------------------------------------------------
+
+    def begin(self, block_hash: bytes, may_sink: bool = True) -> Copy:
+        """A new copy, pinned and not found before ``complete``; there must be ``room``."""
+        assert self.room > 0
+        self._held += 1
+        self._next += 1
+        return Copy(self._next, block_hash, self._era, may_sink, pins=1)
+
+    def complete(self, copy: Copy) -> bool:
+        """The copy's bytes are there. False, and it is given up, if the block has one already or
+        the directory was cleared meanwhile."""
+        copy.pins -= 1
+        if copy.block_hash in self._warm or copy.era != self._era:
+            self._release(copy)
+            return False
+        self._warm[copy.block_hash] = copy
+        self._order.add(copy.block_hash)
+        self._hashes[key_of(copy.block_hash)] = copy.block_hash
+        return True
+
+    def holds(self, copy: Copy) -> bool:
+        """Whether the copy's bytes are still what its hash says: nothing was cleared since."""
+        return copy.era == self._era
+
+    def abandon(self, copy: Copy) -> None:
+        """The copy did not become complete."""
+        self._release(copy)
+
+    def used(self, hashes: Sequence[bytes]) -> None:
+        """A request uses this chain in the pool; of its records on disk the tail goes first."""
+        self._order.used(hashes)
+        for block_hash in reversed(hashes):
+            if block_hash in self._cold:
+                self._cold.move_to_end(block_hash)
+
+    def leaves(self, block_hash: bytes) -> None:
+        """The pool is about to lose this block, or lost it: its copy is wanted now."""
+        self._order.leaves(block_hash)
+
+    def stands_twice(self, block_hash: bytes) -> bool:
+        """Whether the block is in use in the pool, as far as we heard."""
+        return self._order.stands_twice(block_hash)
+
+    def victims(self, count: int, first: Iterable[bytes]) -> list[Copy]:
+        """Copies in memory to give up or sink; ``first`` is advice, see ``CopyOrder``."""
+        found: dict[int, Copy] = {}
+        for block_hash in self._order.first(first):
+            if len(found) >= count:
+                break
+            copy = self._warm.get(block_hash)
+            if copy is not None and not copy.pins:
+                found.setdefault(copy.id, copy)
+        return list(found.values())
+
+    def drop(self, copy: Copy) -> None:
+        """Give up a complete copy; its memory is free once the jobs that have it are done."""
+        if self._warm.get(copy.block_hash) is copy:
+            del self._warm[copy.block_hash]
+            self._order.discard(copy.block_hash)
+            self._forget_key(copy.block_hash)
+            if not copy.pins:
+                self._release(copy)
+
+    def unpin(self, copy: Copy) -> None:
+        """A job that had this copy is done."""
+        copy.pins -= 1
+        if not copy.pins and self._warm.get(copy.block_hash) is not copy:
+            self._release(copy)
+
+    # Records on disk ----------------------------------------------------------------------------
+
+    def add_cold(self, block_hash: bytes) -> None:
+        """A record is complete on every worker's disk."""
+        self._cold[block_hash] = None
+        self._hashes[key_of(block_hash)] = block_hash
+
+    def drop_cold(self, block_hash: bytes) -> None:
+        """Give up a record."""
+        if block_hash in self._cold:
+            del self._cold[block_hash]
+            self._forget_key(block_hash)
+        self._erased.append(block_hash)
+
+    def oldest_cold(self, count: int) -> list[bytes]:
+        """The least recently used records."""
+        return [block_hash for block_hash, _ in zip(self._cold, range(count), strict=False)]
+
+    def clear(self) -> None:
+        """Give up everything: what blocks hold no longer follows from their hashes."""
+        self._era += 1
+        self._cleared = True
+        for copy in list(self._warm.values()):
+            self.drop(copy)
+        for block_hash in list(self._cold):
+            self.drop_cold(block_hash)
+
+    # For the workers ----------------------------------------------------------------------------
+
+    def take_released(self) -> tuple[int, ...]:
+        """Copies whose memory became free since the last call."""
+        released, self._released = tuple(self._released), []
+        return released
+
+    def take_erased(self) -> tuple[bytes, ...]:
+        """Records that were given up since the last call."""
+        erased, self._erased = tuple(self._erased), []
+        return erased
+
+    def take_cleared(self) -> bool:
+        """Whether everything was given up since the last call."""
+        cleared, self._cleared = self._cleared, False
+        return cleared
+
+    def _release(self, copy: Copy) -> None:
+        self._held -= 1
+        self._released.append(copy.id)
+
+    def _forget_key(self, block_hash: bytes) -> None:
+        if block_hash not in self:
+            self._hashes.pop(key_of(block_hash), None)
+
+    def check_integrity(self) -> None:
+        """Assert the invariants; for tests."""
+        assert 0 <= self._held <= self.warm_capacity
+        assert len(self._warm) <= self._held
+        assert set(self._order) == self._warm.keys()
+        assert len(self._order) == len(self._warm)
+        assert len(self._cold) <= self.cold_capacity
+        assert {key_of(h) for h in (*self._warm, *self._cold)} == self._hashes.keys()
+        assert all(copy.block_hash == h for h, copy in self._warm.items())

@@ -1,0 +1,240 @@
+"""What the scheduler's tier decisions share: the book of copies, open jobs, costs, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+
+from ...graph.messages.events import AnyEvent, BlocksSpilled, CopiesDropped, TierReport
+from ...graph.types import Tier
+from ..keys import key_of, pack_keys
+from .costs import TransferCosts
+from .directory import Copy, CopyDirectory
+from .jobs import JobBook, JobDone, Sink, WorkerStart
+
+_ANNOUNCED_AT_ONCE = 65_536  # keys in one event
+_SINKS_AT_ONCE = 64  # copies on their way to the disk
+_PATIENCE_S = 1.0  # beyond that, computing is no longer than waiting for who is not heard of
+_USUAL_TIMES = 2.0  # of what a load usually takes, others' wait for it too
+_LOW_WATER = 16  # with a disk, one record in so many is kept free
+
+
+@dataclass(slots=True)
+class TierCounts:
+    """Blocks (or requests, or seconds) since the engine's start; see ``events.TierReport``."""
+
+    spilled: int = 0
+    spill_lost: int = 0
+    spill_failed: int = 0
+    passed_over: int = 0
+    sunk: int = 0
+    dropped: int = 0
+    loaded: int = 0
+    load_failed: int = 0
+    stalls: int = 0
+    stall_s: float = 0.0
+    recomputed: int = 0
+    prefetched: int = 0
+    prefetch_useful: int = 0
+    prefetch_wasted: int = 0
+    prefetch_cancelled: int = 0
+
+    def since(self, before: TierCounts) -> TierCounts:
+        """What happened after ``before``."""
+        names = (field.name for field in fields(self))
+        return TierCounts(**{name: getattr(self, name) - getattr(before, name) for name in names})
+
+
+class TierLedger:
+    """The WARM and COLD tiers as the scheduler sees them; one thread changes them.
+
+    Attributes:
+        coming: Hashes of blocks that a load is bringing back now, and until when others wait.
+        adapted: Keys of blocks in the pool that an adapter computed. Their hashes name it and not
+            its weights, which may be trained on under the same name: no copy of theirs may
+            outlive this process.
+
+    Args:
+        block_bytes: One block's bytes on one worker.
+        workers: How many workers answer for each job.
+        emit: Takes each event for the sidecar; must not wait.
+        clock: Monotonic seconds.
+        plain: Keep the most recently used copies, whatever is known of them.
+    """
+
+    def __init__(
+        self,
+        block_bytes: int,
+        workers: int,
+        emit: Callable[[AnyEvent], None],
+        clock: Callable[[], float],
+        plain: bool = False,
+    ) -> None:
+        self.block_bytes = block_bytes
+        self.directory = CopyDirectory(plain=plain)
+        self.book = JobBook(workers)
+        self.costs = TransferCosts(clock)
+        self.counts = TierCounts()
+        self.coming: dict[bytes, float] = {}
+        self.adapted: set[int] = set()
+        self.clock = clock
+        self._emit = emit
+        self._sinking = 0
+
+    def expect(self, hashes: Sequence[bytes], warm_bytes: int, cold_bytes: int) -> None:
+        """A load of so many bytes begins: others wait for it, if it is not unusually slow."""
+        usual_s = self.costs.load_s(warm_bytes, cold_bytes)
+        until = self.clock() + _PATIENCE_S + _USUAL_TIMES * usual_s
+        self.coming.update(dict.fromkeys(hashes, until))
+
+    def arrived(self, hashes: Sequence[bytes]) -> None:
+        """A load is over, well or not."""
+        for block_hash in hashes:
+            self.coming.pop(block_hash, None)
+
+    def make_room(self, count: int, first: Iterable[bytes]) -> int:
+        """How many copies of ``count`` can be begun now; gives up or sinks the least worth.
+
+        Args:
+            count: Copies wanted.
+            first: Hashes in the order in which their copies should go; then the least recent.
+        """
+        directory = self.directory
+        missing = count - directory.room
+        if directory.cold_capacity:
+            self._sink(missing + directory.warm_capacity // _LOW_WATER, first)
+        elif missing > 0:
+            self.give_up(directory.victims(missing, first))
+        return min(count, directory.room)
+
+    def give_up(self, copies: Sequence[Copy]) -> None:
+        """Drop complete copies; those that were replaced meanwhile are gone already."""
+        copies = [copy for copy in copies if self.directory.warm(copy.block_hash) is copy]
+        for copy in copies:
+            self.directory.drop(copy)
+        self.counts.dropped += len(copies)
+        self.announce_dropped([copy.block_hash for copy in copies], Tier.WARM)
+
+    def lose_cold(self, hashes: Sequence[bytes]) -> None:
+        """Drop records on disk."""
+        for block_hash in hashes:
+            self.directory.drop_cold(block_hash)
+        self.announce_dropped(hashes, Tier.COLD)
+
+    def clear(self) -> None:
+        """The engine's prefix cache was reset: perhaps for new weights, so nothing holds."""
+        warm, cold = self.directory.warm_hashes(), self.directory.cold_hashes()
+        self.directory.clear()
+        self.adapted.clear()
+        self.announce_dropped(warm, Tier.WARM)
+        self.announce_dropped(cold, Tier.COLD)
+
+    def started(self, starts: Sequence[WorkerStart]) -> None:
+        """What the workers have: the least of each, and the records that are on every disk."""
+        directory = self.directory
+        directory.warm_capacity = min(start.warm_capacity for start in starts)
+        directory.cold_capacity = min(start.cold_capacity for start in starts)
+        common = set.intersection(*(set(start.on_disk) for start in starts))
+        for block_hash in sorted(common)[: directory.cold_capacity]:
+            directory.add_cold(block_hash)
+
+    def _sink(self, count: int, first: Iterable[bytes]) -> None:
+        """Send up to ``count`` copies on to the disk; drop what need not or may not go there."""
+        count = min(count, min(_SINKS_AT_ONCE, self.directory.cold_capacity) - self._sinking)
+        if count <= 0:
+            return
+        directory = self.directory
+        victims = directory.victims(count, first)
+        new = [copy for copy in victims if self._is_to_sink(copy)]
+        sinking = {copy.id for copy in new}
+        self.give_up([copy for copy in victims if copy.id not in sinking])
+        if new:
+            self._begin_sink(new)
+
+    def _is_to_sink(self, copy: Copy) -> bool:
+        directory, block_hash = self.directory, copy.block_hash
+        twice = directory.stands_twice(block_hash)  # it will have a copy again when it leaves
+        return copy.may_sink and not twice and not directory.is_cold(block_hash)
+
+    def _begin_sink(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            copy.pins += 1
+        self._sinking += len(copies)
+        self._make_cold_room()
+        job = Sink(
+            self.book.number(),
+            tuple(copy.id for copy in copies),
+            tuple(copy.block_hash for copy in copies),
+        )
+        self.book.open(job, lambda done: self._sunk(copies, done))
+
+    def _sunk(self, copies: list[Copy], done: JobDone) -> None:
+        self._sinking -= len(copies)
+        directory = self.directory
+        for copy in copies:
+            directory.unpin(copy)
+        kept = [copy for copy in copies if directory.warm(copy.block_hash) is copy]
+        refused = {copies[at].id for at in done.failed}
+        written = [copy.block_hash for copy in kept if copy.id not in refused]
+        # Cleared meanwhile: what was written no longer counts.
+        self.lose_cold([copy.block_hash for copy in copies if copy not in kept])
+        for block_hash in written:
+            directory.add_cold(block_hash)
+        self.counts.sunk += len(written)
+        self.announce(written, Tier.COLD)
+        # A copy that the disk did not take goes all the same: memory is what is short.
+        self.give_up(kept)
+        self.counts.dropped -= len(written)
+
+    def _make_cold_room(self) -> None:
+        """For all that is on its way: the disk would otherwise choose victims of its own."""
+        excess = self.directory.cold_blocks + self._sinking - self.directory.cold_capacity
+        if excess > 0:
+            gone = self.directory.oldest_cold(excess)
+            self.counts.dropped += len(gone)
+            self.lose_cold(gone)
+
+    # For the sidecar ----------------------------------------------------------------------------
+
+    def announce(self, hashes: Sequence[bytes], tier: Tier) -> None:
+        """Tell of copies that were completed."""
+        for event in self._spilled_events(hashes, tier):
+            self._emit(event)
+
+    def announce_dropped(self, hashes: Sequence[bytes], tier: Tier) -> None:
+        """Tell of copies that are gone."""
+        if hashes:
+            self._emit(CopiesDropped(pack_keys([key_of(h) for h in hashes]), int(tier)))
+
+    def all_copies(self) -> list[AnyEvent]:
+        """Every copy there is, for a sidecar that starts anew; from any thread."""
+        directory = self.directory
+        return [
+            *self._spilled_events(directory.warm_hashes(), Tier.WARM),
+            *self._spilled_events(directory.cold_hashes(), Tier.COLD),
+        ]
+
+    def _spilled_events(self, hashes: Sequence[bytes], tier: Tier) -> list[AnyEvent]:
+        return [
+            BlocksSpilled(
+                pack_keys([key_of(h) for h in hashes[start : start + _ANNOUNCED_AT_ONCE]]),
+                int(tier),
+                self.block_bytes,
+            )
+            for start in range(0, len(hashes), _ANNOUNCED_AT_ONCE)
+        ]
+
+    def report(self) -> TierReport:
+        """Levels and counters."""
+        directory, costs = self.directory, self.costs
+        return TierReport(
+            bytes_per_block=self.block_bytes,
+            warm_blocks=directory.warm_blocks,
+            warm_capacity=directory.warm_capacity,
+            cold_blocks=directory.cold_blocks,
+            cold_capacity=directory.cold_capacity,
+            load_bytes_per_s=costs.load_bytes_per_s,
+            spill_bytes_per_s=costs.spill_bytes_per_s,
+            prefill_tokens_per_s=costs.prefill_tokens_per_s,
+            **asdict(self.counts),
+        )

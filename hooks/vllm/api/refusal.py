@@ -1,0 +1,107 @@
+"""429 for who waits too long: middleware of vLLM's API process, which an operator asks for.
+
+    vllm serve … --middleware kvgraph.hooks.vllm.api.refusal.RefuseWhoWaits
+
+The engine alone knows whose session is live and resident, and holds none of those. So a client is
+refused only while the sidecar names its request among those that engines hold; who waits in vLLM's
+own queue is never refused, nor is anybody while the sidecar cannot be asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+from uuid import uuid4
+
+from ..settings import refuse_after_s
+from .refusal_call import Call, Receive, Scope, Send
+from .waiting_requests import WaitingRequests
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_ASK_S: Final = 1.0  # between questions about one request; chosen
+_LEAST_NAME: Final = 16
+"""Characters of an ``X-Request-Id`` below which it may be part of another's; chosen."""
+_END_S: Final = 5.0  # for vLLM to abort a request whose client has gone; chosen
+_HEADER: Final = b"x-request-id"
+
+
+class RefuseWhoWaits:
+    """Answers 429 with ``Retry-After`` to who was held for ``AITHER_KVCACHE_REFUSE_AFTER_S``.
+
+    An answer begins when its first bytes are known rather than before: until then it can be a
+    refusal. Nothing else of an answer changes. To vLLM a refused client is one that went away.
+
+    Args:
+        app: vLLM's, with all other middleware.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._after_s = refuse_after_s()
+        self._waiting = WaitingRequests()
+        self._names: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request of a client."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        name, scope = _named(scope)
+        self._names[name] += 1
+        call = Call(receive, send)
+        task = asyncio.ensure_future(self._app(scope, call.receive, call.send))
+        try:
+            await self._follow(name, call, task)
+        finally:
+            task.cancel()
+            self._names[name] -= 1
+            if not self._names[name]:
+                del self._names[name]
+
+    async def _follow(self, name: str, call: Call, task: asyncio.Future[None]) -> None:
+        """Until the answer is over, or the client was refused."""
+        wait_s = self._after_s
+        while not await call.begins(task, wait_s):
+            wait_s = _ASK_S
+            if await self._is_held(name) and not call.began:
+                call.hang_up()
+                await asyncio.wait({task}, timeout=_END_S)
+                task.add_done_callback(_forget)
+                await call.refuse(_refusal(self._after_s), math.ceil(self._after_s))
+                return
+        await task
+
+    async def _is_held(self, name: str) -> bool:
+        """Whether an engine holds the request of this name, and no other can be meant."""
+        if len(name) < _LEAST_NAME or self._names[name] > 1:
+            return False
+        return await self._waiting.holds(name)
+
+
+def _forget(task: asyncio.Future[None]) -> None:
+    """What becomes of a request that was hung up on is nobody's business."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _named(scope: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+    """What vLLM will call a request, by the header that it heeds; one is given where none is."""
+    for key, value in scope["headers"]:
+        if key.lower() == _HEADER:
+            return value.decode("latin-1"), scope
+    name = uuid4().hex
+    return name, {**scope, "headers": [*scope["headers"], (_HEADER, name.encode())]}
+
+
+def _refusal(after_s: float) -> bytes:
+    message = (
+        f"this engine has no room for another session's context and let this one wait for "
+        f"{after_s:.0f} s; try again later"
+    )
+    error = {"message": message, "type": "Too Many Requests", "param": None, "code": 429}
+    return json.dumps({"error": error}).encode()

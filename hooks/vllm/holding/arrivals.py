@@ -1,0 +1,144 @@
+"""Whose request it is that arrives: of a session that is live and resident, or of another."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....graph.waiting.holding_rule import brought
+from ..observe.observer import ObservedGroup
+from ..observe.tags import Meaning
+from .session_names import SessionName, SessionNames
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request as admission sees it.
+
+    Attributes:
+        blocks: Of context that it brings; 0 for a session that is live and resident, and for one
+            that brings no full block.
+        paused: Whether its session was here before.
+        meaning: What its caller says.
+    """
+
+    blocks: int
+    paused: bool
+    meaning: Meaning
+
+
+class LiveSessions:
+    """Tells live sessions' requests from those of new and cold ones.
+
+    A session that was here is resident when the block halfway through its last context is. One
+    without a name, and one whose name tells nothing, is when half of the prompt is.
+
+    Args:
+        pool: The live block pool.
+        group: The observed KV cache group.
+        read: What a request's caller says of it.
+        copied: How many of these hashes, from the first on, a tier can bring back.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group: ObservedGroup,
+        read: Callable[[Request], Meaning],
+        copied: Callable[[Sequence[bytes]], int],
+    ) -> None:
+        self._pool = pool
+        self._group = group
+        self._read = read
+        self._copied = copied
+        self._names = SessionNames()
+        self._waiting: dict[str, tuple[SessionName, bool]] = {}  # by request, until scheduled
+        self._queued: Counter[SessionName] = Counter()  # how many of each name these are
+        self._running: dict[str, tuple[SessionName, bool]] = {}  # and then; whether it is the last
+
+    def arrived(self, request: Request) -> Arrival:
+        """A new request came in."""
+        meaning = self._read(request)
+        if meaning.session is not None:
+            name = SessionName(meaning.tenant, meaning.session)
+            self._names.arrived(name)
+            self._left(request.request_id)
+            self._waiting[request.request_id] = name, meaning.session_ended
+            self._queued[name] += 1
+        return self._seen(request, meaning)
+
+    def again(self, request: Request) -> Arrival:
+        """A request that has arrived and waits, as it is by now."""
+        return self._seen(request, self._read(request))
+
+    def scheduled(self, request_id: str) -> None:
+        """A request got blocks: news only the first time, not after a preemption."""
+        entry = self._left(request_id)
+        if entry is not None:
+            self._running[request_id] = entry
+            self._names.started(entry[0])
+
+    def finished(self, request: Request) -> None:
+        """A request ended, in whatever state it was."""
+        self._left(request.request_id)
+        entry = self._running.pop(request.request_id, None)
+        if entry is not None:
+            name, is_last = entry
+            hashes = self._group.hashes(request, request.num_computed_tokens)
+            middle = hashes[len(hashes) // 2] if hashes else None
+            self._names.finished(name, middle, is_last)
+
+    def _left(self, request_id: str) -> tuple[SessionName, bool] | None:
+        """A request waits no longer, if it did."""
+        entry = self._waiting.pop(request_id, None)
+        if entry is not None:
+            self._queued[entry[0]] -= 1
+            if not self._queued[entry[0]]:
+                del self._queued[entry[0]]
+        return entry
+
+    def _seen(self, request: Request, meaning: Meaning) -> Arrival:
+        hashes = self._group.hashes(request, request.num_prompt_tokens)
+        if meaning.session is None:
+            return Arrival(self._unknown(request, hashes), False, meaning)
+        name = SessionName(meaning.tenant, meaning.session)
+        return Arrival(self._named(name, request, hashes), self._names.is_known(name), meaning)
+
+    def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
+        if self._names.is_new(name) and not _comes_from_elsewhere(request):
+            return brought(len(hashes), self._found(hashes), new=True)
+        if self._names.is_one(name, self._queued[name]) and self._is_here(name):
+            return 0
+        return self._unknown(request, hashes)
+
+    def _is_here(self, name: SessionName) -> bool:
+        """Whether a session runs, or half of its last context is resident."""
+        middle = self._names.middle(name)
+        return self._names.is_running(name) or (middle is not None and bool(self._found([middle])))
+
+    def _unknown(self, request: Request, hashes: Sequence[bytes]) -> int:
+        if _comes_from_elsewhere(request):
+            return 0
+        return brought(len(hashes), self._found(hashes), new=False)
+
+    def _found(self, hashes: Sequence[bytes]) -> int:
+        """How many of a chain's blocks, from the first on, need not be computed.
+
+        A chain goes tail first, so where it ends is found in O(log n).
+        """
+        suffix, block_of = self._group.suffix, self._pool.cached_block_hash_to_block.get_one_block
+        here = bisect_left(hashes, True, key=lambda each: block_of(each + suffix) is None)
+        return here + self._copied(hashes[here:])
+
+
+def _comes_from_elsewhere(request: Request) -> bool:
+    """Whether another engine computed the prompt: it waits to be fetched, and blocks that one."""
+    params = request.kv_transfer_params
+    return bool(params) and bool(params.get("do_remote_prefill"))

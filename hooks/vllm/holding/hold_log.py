@@ -1,0 +1,99 @@
+"""What people are told of admission: counts, events, a line when it closes and when it opens."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from ....graph.messages.advice import AdmissionAdvice
+from ....graph.messages.events import (
+    HOLD_ENDS,
+    AdmissionReport,
+    AnyEvent,
+    RequestHeld,
+    RequestReleased,
+)
+from ....graph.waiting.release_order import Held
+from ..observe.tags import MAX_NAME
+
+logger = logging.getLogger(__name__)
+
+_OPEN_AFTER_S: Final = 10.0  # nobody is held for so long: it is open again. Chosen
+
+
+class HoldingLog:
+    """Counts what happens to held requests and says it.
+
+    Args:
+        emit: Takes each event; must not wait.
+        most_s: How long a request is held at most.
+    """
+
+    def __init__(self, emit: Callable[[AnyEvent], None], most_s: float) -> None:
+        self.passed = 0
+        self._emit = emit
+        self._most_s = most_s
+        self.oldest_since: float | None = None  # since when the first of those waits
+        self._waiting = 0
+        self._blocks = 0  # that they want
+        self._held = 0
+        self._ends: Counter[str] = Counter()
+        self._waited_s = self._longest_s = 0.0
+        self._closed = False
+        self._last_held = 0.0
+        self._since_closed = 0  # held before it last closed
+
+    def held(self, held: Held, word: AdmissionAdvice) -> None:
+        """``held`` waits from now on, for what ``word`` says."""
+        if not self._closed:
+            self._closed, self._since_closed = True, self._held
+            logger.info(
+                "kvgraph: new sessions wait: %d are live where %d fit; each is held %d s at most",
+                word.live_sessions,
+                word.fitting_sessions,
+                self._most_s,
+            )
+        self._held += 1
+        self._waiting += 1
+        self._blocks += held.blocks
+        name = held.request_id[:MAX_NAME]
+        self._emit(RequestHeld(name, held.blocks, held.session, held.tenant))
+
+    def ended(self, held: Held, reason: str, now: float) -> None:
+        """``held`` waits no longer, for one of ``HOLD_ENDS``."""
+        waited = max(0.0, now - held.since)
+        self._waiting -= 1
+        self._blocks -= held.blocks
+        self._ends[reason] += 1
+        self._waited_s += waited
+        self._longest_s = max(self._longest_s, waited)
+        self._last_held = now
+        self._emit(RequestReleased(held.request_id[:MAX_NAME], waited, reason))
+
+    def quiet(self, now: float) -> None:
+        """Nobody is held."""
+        self.oldest_since = None
+        if self._closed and now - self._last_held >= _OPEN_AFTER_S:
+            self._closed = False
+            logger.info(
+                "kvgraph: new sessions start at once again; %d requests were held, none longer "
+                "than %.1f s since the engine's start",
+                self._held - self._since_closed,
+                self._longest_s,
+            )
+
+    def report(self, now: float) -> AdmissionReport:
+        """Levels and counters; read on another thread, one attribute at a time."""
+        since = self.oldest_since
+        return AdmissionReport(
+            waiting=max(0, self._waiting),
+            waiting_blocks=max(0, self._blocks),
+            oldest_s=max(0.0, now - since) if since is not None else 0.0,
+            held=self._held,
+            released=tuple(self._ends[reason] for reason in HOLD_ENDS),
+            waited_s=self._waited_s,
+            longest_s=self._longest_s,
+            passed=self.passed,
+        )

@@ -1,0 +1,134 @@
+"""Admission in the engine: new sessions wait while those that are live leave no room for them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from ....graph.messages.advice import AdmissionAdvice
+from ....graph.messages.events import AdmissionReport, AnyEvent
+from ....graph.waiting.holding_rule import HoldingBounds, HoldingRule
+from ....graph.waiting.release_order import Held
+from .arrivals import Arrival, LiveSessions
+from .hold_log import HoldingLog
+from .holding_queue import HoldingQueue
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+_ASKED_AGAIN_S: Final = 0.05  # the head of vLLM's queue is, at most so often; chosen
+
+
+class Holding:
+    """Has the new requests wait that ``HoldingRule`` says shall.
+
+    Requests are held by not standing in the scheduler's queue: a step costs the same whether ten
+    wait or a thousand.
+
+    Args:
+        queue: Where they wait.
+        sessions: Knows which sessions are live here.
+        advice: The sidecar's latest word on room, if it is young.
+        emit: Takes each event; must not wait.
+        bounds: What holding keeps to.
+        clock: Monotonic seconds, the clock that advice is dated in.
+    """
+
+    def __init__(
+        self,
+        queue: HoldingQueue,
+        sessions: LiveSessions,
+        advice: Callable[[], AdmissionAdvice | None],
+        emit: Callable[[AnyEvent], None],
+        bounds: HoldingBounds,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.queue = queue
+        self._sessions = sessions
+        self._advice = advice
+        self._clock = clock
+        self._rule = HoldingRule(bounds)
+        self._log = HoldingLog(emit, bounds.most_s)
+        self._asked_at = -math.inf
+
+    # Requests -----------------------------------------------------------------------------------
+
+    def arrived(self, request: Request) -> bool:
+        """A new request came in; whether it is to be held."""
+        asks, word = self._asks(request, self._sessions.arrived(request)), self._advice()
+        if not self._rule.arrives(asks, word, self.queue.idle):
+            self._log.passed += 1
+            return False
+        assert word is not None
+        self._log.held(asks, word)
+        return True
+
+    def scheduled(self, request: Request) -> None:
+        """A request got blocks."""
+        self._rule.started(request.request_id, self._clock())
+        self._sessions.scheduled(request.request_id)
+
+    def removed(self, request_id: str) -> None:
+        """A held request's client went away."""
+        held = self._rule.removed(request_id)
+        if held is not None:
+            self._log.ended(held, "gone", self._clock())
+
+    def finished(self, request: Request) -> None:
+        """A request ended, in whatever state it was."""
+        self._rule.ended(request.request_id)
+        self._sessions.finished(request)
+
+    # Steps --------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Once an engine step, after its allocations: who may start in the next."""
+        now, word = self._clock(), self._advice()
+        self._release(word, now)
+        if word is not None:
+            self._ask_again(word, now)
+        oldest = self._rule.oldest()
+        if oldest is None:
+            self._log.quiet(now)
+        else:
+            self._log.oldest_since = oldest.since
+
+    def end(self) -> None:
+        """Hold nobody any more, whatever happens."""
+        self.queue.detach()
+
+    def report(self) -> AdmissionReport:
+        """For the sidecar, from the client's thread."""
+        return self._log.report(self._clock())
+
+    def _release(self, word: AdmissionAdvice | None, now: float) -> None:
+        queue = self.queue
+        found = self._rule.released(word, now, idle=queue.idle, free=queue.free)
+        for held, reason in found:
+            self._log.ended(held, reason, now)
+        if found and (word is None or word.room_blocks is None):
+            queue.open()
+            return
+        for held, _ in found:
+            queue.release(held.request_id)
+
+    def _ask_again(self, word: AdmissionAdvice, now: float) -> None:
+        """Who came resident and lost its context in vLLM's queue waits for room like others."""
+        if now - self._asked_at < _ASKED_AGAIN_S or not self._rule.is_full(word):
+            return
+        head = self.queue.head
+        if head is None or self._rule.is_let_in(head.request_id):
+            return
+        self._asked_at = now
+        asks = self._asks(head, self._sessions.again(head))
+        if self._rule.turn_comes(asks, word):
+            self.queue.hold_head()
+            self._log.held(asks, word)
+
+    def _asks(self, request: Request, arrival: Arrival) -> Held:
+        return Held(
+            request.request_id, self._clock(), arrival.blocks, request.priority, arrival.paused,
+            arrival.meaning.session, arrival.meaning.tenant,
+        )  # fmt: skip

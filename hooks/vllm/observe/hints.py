@@ -1,0 +1,118 @@
+"""Whose word counts: what ``AITHER_KVCACHE_HINTS`` lets callers say of sessions and blocks.
+
+A hint is the client's word. ``session`` (the default) takes what a caller says of its sessions,
+and keeps sessions of different cache salts apart; ``all`` also takes segments and tenants, which
+move blocks that others share; ``off`` takes nothing from anybody; ``secret:FILE`` takes everything
+from requests that carry the file's content, and nothing from others. Who has the secret speaks for
+the operator: what it says of blocks holds against callers of all engines that share a sidecar.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from ....graph.errors import ConfigError
+from ....graph.types import Authority
+
+logger = logging.getLogger(__name__)
+
+HINTS_VARIABLE: Final = "AITHER_KVCACHE_HINTS"
+ALLOWED: Final = "all, session, off, or secret:FILE"
+_SHORTEST_SECRET: Final = 16  # characters: chosen, so that nobody finds it by trying
+
+
+class Trust(Enum):
+    """How much of what a request says is taken."""
+
+    ALL = "all"
+    SESSION = "session"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class HintPolicy:
+    """Who is trusted how far.
+
+    Attributes:
+        trust: What a request may say that carries no secret.
+        secret: What makes a request trusted in everything; None: there is no such thing.
+    """
+
+    trust: Trust
+    secret: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As it was asked for, without the secret."""
+        return self.trust.value if self.secret is None else "secret:…"
+
+    def is_operators(self, presented: object) -> bool:
+        """Whether a request that carries ``presented`` as its secret speaks for the operator."""
+        if self.secret is None or not isinstance(presented, str):
+            return False
+        ours, theirs = self.secret.encode(), presented.encode("utf-8", "surrogatepass")
+        return hmac.compare_digest(ours, theirs)
+
+    def trust_in(self, authority: Authority) -> Trust:
+        """What a request may say that speaks for ``authority``."""
+        return Trust.ALL if authority is Authority.OPERATOR else self.trust
+
+
+NOBODY: Final = HintPolicy(Trust.OFF)
+
+
+def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
+    """The policy that an environment asks for.
+
+    Raises:
+        ConfigError: The variable's value is not allowed, or its file cannot be read.
+    """
+    value = environment.get(HINTS_VARIABLE, "").strip() or Trust.SESSION.value
+    if value.startswith("secret:"):
+        return HintPolicy(Trust.OFF, _secret_in(Path(value.removeprefix("secret:"))))
+    try:
+        return HintPolicy(Trust(value.lower()))
+    except ValueError:
+        raise ConfigError(f"{HINTS_VARIABLE}={value!r}; allowed: {ALLOWED}") from None
+
+
+def hint_policy(environment: Mapping[str, str]) -> HintPolicy:
+    """The same; a mistake leaves a warning, and nobody is trusted."""
+    try:
+        return read_hint_policy(environment)
+    except ConfigError as error:
+        logger.warning("kvgraph: hints are ignored: %s", error)
+        return NOBODY
+
+
+def tenant_of_salt(salt: str | None) -> str | None:
+    """Who a request belongs to as far as the engine knows: those who share a cache salt.
+
+    The salt itself is a secret and goes nowhere.
+    """
+    if not salt:
+        return None
+    digest = hashlib.blake2b(
+        salt.encode("utf-8", "surrogatepass"), digest_size=12, person=b"kvgraph salt"
+    )
+    return f"salt-{digest.hexdigest()}"
+
+
+def _secret_in(path: Path) -> str:
+    try:
+        secret = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"{HINTS_VARIABLE}: cannot read {str(path)!r}: {reason}") from None
+    if len(secret) < _SHORTEST_SECRET:
+        raise ConfigError(
+            f"{HINTS_VARIABLE}: {str(path)!r} holds less than {_SHORTEST_SECRET} characters"
+        )
+    return secret

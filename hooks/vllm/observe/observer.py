@@ -1,0 +1,279 @@
+"""What happens to an engine's blocks and requests, told as events."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ....graph.messages.events import (
+    AnyEvent,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Pressure,
+    RequestFinished,
+    RequestStarted,
+)
+from ....graph.types import PROTECTED_LAYERS
+from ...keys import GROUP_BYTES, key_in_pool, key_of, pack_hashes, pack_keys, unpack
+from .hints import hint_policy
+from .index import BlockIndex
+from .tags import MAX_NAME, NO_MEANING, Meaning, TagReader
+from .tap import Cached, Change
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.request import Request
+
+_SCAN_SLICE: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedGroup:
+    """The KV cache group whose blocks we observe; sizes in tokens."""
+
+    index: int
+    block_size: int
+    hash_block_size: int
+
+    @property
+    def scale(self) -> int:
+        """Hashes of a request for each of its blocks."""
+        return self.block_size // self.hash_block_size
+
+    @property
+    def suffix(self) -> bytes:
+        """What ends the prefix cache's keys of this group."""
+        return self.index.to_bytes(GROUP_BYTES, "big")
+
+    def hashes(self, request: Request, tokens: int) -> Sequence[bytes]:
+        """The hashes of the full blocks in the request's first ``tokens`` tokens."""
+        scale = self.scale
+        # A hash covers its whole prefix, so a larger block's hash is that of its last part.
+        hashes: Sequence[bytes] = request.block_hashes
+        return hashes[scale - 1 : tokens // self.hash_block_size : scale]
+
+
+class EvictionListener(Protocol):
+    """Who wants to know what left the prefix cache."""
+
+    def evicted(self, keys: Sequence[int]) -> None:
+        """The engine evicted ``keys``."""
+
+    def clear(self) -> None:
+        """The prefix cache was reset."""
+
+
+def _nobody_asks(keys: Sequence[int]) -> None:
+    pass
+
+
+class EngineObserver:
+    """Turns a scheduler's calls and a pool's changes into our events.
+
+    Args:
+        pool: The live block pool.
+        group: The KV cache group to observe.
+        index: Learns which block holds which key.
+        listeners: Are told of evictions.
+        emit: Takes each event; must not wait.
+        stated: Is told which keys a caller says are protected.
+        adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group: ObservedGroup,
+        index: BlockIndex,
+        listeners: Sequence[EvictionListener],
+        emit: Callable[[AnyEvent], None],
+        stated: Callable[[Sequence[int]], None] = _nobody_asks,
+        adapted: Callable[[Sequence[int]], None] = _nobody_asks,
+    ) -> None:
+        self.stored = 0  # blocks, since the start
+        self._pool = pool
+        self._group = group
+        self._index = index
+        self._listeners = listeners
+        self._emit = emit
+        self._stated = stated
+        self._adapted = adapted
+        self._tags = TagReader(hint_policy(os.environ))
+        self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
+        self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
+        self._running: dict[str, tuple[Request, Meaning]] = {}
+
+    # Requests -----------------------------------------------------------------------------------
+
+    def request_queued(self, request: Request) -> None:
+        """A request arrived."""
+        self._waiting[request.request_id] = 0
+
+    def meaning(self, request: Request) -> Meaning:
+        """What the caller says of a request that was not scheduled yet."""
+        meaning = self._meant[request.request_id] = self._read(request)
+        return meaning
+
+    def request_looked_up(self, request: Request, cached_tokens: int) -> None:
+        """The prefix cache holds the request's first ``cached_tokens`` tokens."""
+        if request.request_id in self._waiting:
+            self._waiting[request.request_id] = cached_tokens
+
+    def request_scheduled(self, request: Request) -> None:
+        """A request got blocks: news only the first time, not after a preemption."""
+        if request.request_id in self._running:
+            return
+        prompt = request.num_prompt_tokens
+        meaning = self._meant.pop(request.request_id, None) or self._read(request)
+        self._running[request.request_id] = request, meaning
+        hashes = self._group.hashes(request, prompt)
+        for segment in meaning.segments:
+            if segment.layer in PROTECTED_LAYERS:
+                size = self._group.block_size
+                covered = hashes[segment.start // size : -(-segment.end // size)]
+                self._stated([key_of(block_hash) for block_hash in covered])
+        self._emit(
+            RequestStarted(
+                request_id=request.request_id[:MAX_NAME],
+                hashes=pack_hashes(hashes),
+                prompt_tokens=prompt,
+                cached_tokens=self._waiting.pop(request.request_id, 0),
+                block_size=self._group.block_size,
+                session=meaning.session,
+                tenant=meaning.tenant,
+                segments=meaning.segments,
+            )
+        )
+
+    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
+        """A request ended and its blocks are about to be freed."""
+        self._waiting.pop(request.request_id, None)
+        self._meant.pop(request.request_id, None)
+        _, meaning = self._running.pop(request.request_id, (None, None))
+        if meaning is None:
+            return  # aborted before it was ever scheduled: it touched no block
+        packed = self._remember(request, block_ids[self._group.index])
+        self._emit(
+            RequestFinished(
+                request_id=request.request_id[:MAX_NAME],
+                hashes=packed,
+                prompt_tokens=request.num_prompt_tokens,
+                total_tokens=request.num_tokens,
+                reason=request.status.name.lower(),
+                session=meaning.session,
+                tenant=meaning.tenant,
+                waiting_for_tool=meaning.waiting_for_tool,
+                expected_return_s=meaning.expected_return_s,
+                session_ended=meaning.session_ended,
+                tool=meaning.tool,
+            )
+        )
+
+    def requests_preempted(self, request_ids: Iterable[str]) -> None:
+        """Requests lost their blocks, and will be scheduled again: the blocks can be evicted."""
+        for request_id in request_ids:
+            request, _ = self._running.get(request_id, (None, None))
+            if request is not None:
+                hashes = self._group.hashes(request, request.num_tokens)
+                self._index.rediscover([each + self._group.suffix for each in hashes])
+
+    def _read(self, request: Request) -> Meaning:
+        return self._tags.read(
+            request.kv_transfer_params,
+            request.num_prompt_tokens,
+            request.session_id,
+            request.cache_salt,
+        )
+
+    def _remember(self, request: Request, block_ids: Sequence[int]) -> bytes:
+        """Index the request's cached blocks; their packed keys."""
+        hashes, blocks = self._group.hashes(request, request.num_computed_tokens), self._pool.blocks
+        count = min(len(hashes), len(block_ids))
+        while count and blocks[block_ids[count - 1]].block_hash is None:
+            count -= 1  # full, but not in the prefix cache: the request ended before
+        packed = pack_hashes(hashes[:count])
+        self._index.remember(unpack(packed), block_ids)
+        return packed
+
+    # Blocks -------------------------------------------------------------------------------------
+
+    def blocks_changed(self, changes: Sequence[Change]) -> None:
+        """What the pool cached and evicted in one step; on the engine's hot path."""
+        removed: list[bytes] = []
+        for change in changes:
+            if type(change) is list:
+                removed += change
+                continue
+            if removed:
+                self._removed(removed)
+                removed = []
+            if type(change) is Cached:
+                self._stored(change.request, change.first, change.end)
+            else:
+                self._cleared()
+        if removed:
+            self._removed(removed)
+
+    def _stored(self, request: Request, first: int, end: int) -> None:
+        hashes = request.block_hashes
+        _, meaning = self._running.get(request.request_id, (request, NO_MEANING))
+        scale = self._group.scale
+        self.stored += end - first
+        packed = pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale])
+        if request.lora_request is not None:
+            self._adapted(unpack(packed))
+        self._emit(
+            BlocksStored(
+                packed,
+                key_of(hashes[scale * first - 1]) if first else None,
+                self._group.block_size,
+                meaning.session if meaning.tenant is None else None,  # a name is its tenant's
+            )
+        )
+
+    def _removed(self, hashes: list[bytes]) -> None:
+        suffix = self._group.suffix
+        keys = [key_in_pool(each) for each in hashes if each.endswith(suffix)]
+        gone = self._index.forget(keys)
+        if gone:
+            self._emit(BlocksRemoved(pack_keys(gone)))
+            for listener in self._listeners:
+                listener.evicted(gone)
+
+    def _cleared(self) -> None:
+        self._index.clear()
+        for listener in self._listeners:
+            listener.clear()
+        self._emit(BlocksCleared())
+
+    # Asked from the client's thread -------------------------------------------------------------
+
+    def resident(self) -> bytes:
+        """Keys of all cached blocks, packed, each once.
+
+        Reads the pool's list of blocks, which never changes, in slices that let the engine's
+        thread in between. Blocks that change meanwhile are corrected by the events queued since.
+        """
+        suffix = self._group.suffix
+        hashes: set[bytes] = set()
+        for start in range(0, len(self._pool.blocks), _SCAN_SLICE):
+            for block in self._pool.blocks[start : start + _SCAN_SLICE]:
+                block_hash = block.block_hash
+                if block_hash is not None and block_hash.endswith(suffix):
+                    hashes.add(block_hash[:-GROUP_BYTES])
+            time.sleep(0)
+        return pack_hashes(list(hashes))
+
+    def pressure(self) -> Pressure:
+        """The pool's load now."""
+        return Pressure(
+            total_blocks=self._pool.num_gpu_blocks - 1,  # without the null block
+            free_blocks=self._pool.get_num_free_blocks(),
+            cached_blocks=len(self._pool.cached_block_hash_to_block),
+            running=len(self._running),
+            waiting=len(self._waiting),
+        )

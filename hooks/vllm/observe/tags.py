@@ -1,0 +1,214 @@
+"""What a caller says of a request in ``kv_transfer_params["kvgraph"]``.
+
+    {"segments": [{"layer": "rules", "start": 0, "end": 96, "importance": 0.9,
+                   "name": "policy.md", "memory_id": "m-17"}],
+     "tenant": "acme", "session": "chat-7",
+     "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash",
+     "session_ended": false}
+
+Every key is optional; ranges are prompt tokens; the signals describe the session once this request
+has finished. What is malformed, unknown or not allowed (``hints.py``; ``"secret"`` may allow it) is
+left out, with one warning for each field name: a request never fails for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from ....graph.messages.events import Segment
+from ....graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority
+from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
+
+logger = logging.getLogger(__name__)
+
+KEY: Final = "kvgraph"
+MAX_NAME: Final = 256
+MAX_SEGMENTS: Final = 1024
+MAX_SECONDS: Final = 1e9
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """One request's meaning, checked and clipped."""
+
+    segments: tuple[Segment, ...] = ()
+    tenant: str | None = None
+    session: str | None = None
+    waiting_for_tool: bool | None = None
+    expected_return_s: float | None = None
+    session_ended: bool = False
+    tool: str | None = None
+
+
+NO_MEANING: Final = Meaning()
+_SEGMENT_KEYS: Final = frozenset({"layer", "start", "end", "importance", "name", "memory_id"})
+
+
+class TagReader:
+    """Reads tags as far as ``policy`` trusts them, and warns of each bad field once."""
+
+    def __init__(self, policy: HintPolicy) -> None:
+        self._policy = policy
+        self._warned: set[str] = set()
+
+    def read(
+        self,
+        params: object,
+        prompt_tokens: int,
+        session_id: str | None = None,
+        salt: str | None = None,
+    ) -> Meaning:
+        """What counts of a request's ``kv_transfer_params``, and whose it is.
+
+        Args:
+            prompt_tokens: Ranges are clipped to so many.
+            session_id: vLLM's own; it wins over the tag's.
+            salt: The cache salt: it tells tenants apart where the tag may not.
+        """
+        if not params and not session_id and not salt:
+            return NO_MEANING  # nothing is said
+        tag = self._tag(params)
+        is_operators = self._policy.is_operators(tag.pop("secret", None))
+        authority = Authority.OPERATOR if is_operators else Authority.CALLER
+        trust = self._policy.trust_in(authority)
+        fields: dict[str, Any] = {"tenant": tenant_of_salt(salt)}
+        for name, value in tag.items():
+            if name not in ("segments", *_READERS):
+                self._warn("an unknown key", f"is not one of segments, {', '.join(_READERS)}")
+            elif not self._may(trust, name) or value is None:
+                continue
+            elif name == "segments":
+                fields[name] = self._segments(value, prompt_tokens, authority)
+            elif (read := self._field(name, value, _READERS[name])) is not None:
+                fields[name] = read
+        if session_id and trust is not Trust.OFF:
+            fields["session"] = _name(session_id)
+        known = {name: value for name, value in fields.items() if value is not None}
+        return Meaning(**known) if known else NO_MEANING
+
+    def _tag(self, params: object) -> dict[str, Any]:
+        tag = params.get(KEY) if isinstance(params, dict) else None
+        if tag is None:
+            return {}
+        if not isinstance(tag, dict):
+            self._warn(KEY, "must be an object")
+            return {}
+        return dict(tag)
+
+    def _may(self, trust: Trust, name: str) -> bool:
+        """Whether a request so trusted may say ``name``."""
+        if trust is Trust.ALL or (trust is Trust.SESSION and name in _OF_A_SESSION):
+            return True
+        self._warn(name, f"not allowed by {HINTS_VARIABLE}={self._policy.name}")
+        return False
+
+    def _segments(
+        self, value: object, prompt_tokens: int, authority: Authority
+    ) -> tuple[Segment, ...]:
+        if not isinstance(value, list):
+            self._warn("segments", "must be a list")
+            return ()
+        if len(value) > MAX_SEGMENTS:
+            self._warn("segments", f"holds more than {MAX_SEGMENTS} entries; the rest is ignored")
+        read = (self._segment(item, prompt_tokens, authority) for item in value[:MAX_SEGMENTS])
+        return tuple(segment for segment in read if segment is not None)
+
+    def _segment(self, item: object, prompt_tokens: int, authority: Authority) -> Segment | None:
+        if not isinstance(item, dict):
+            self._warn("segments", "must hold objects")
+            return None
+        if not _SEGMENT_KEYS.issuperset(item):
+            self._warn(
+                "an unknown segment key", f"is not one of {', '.join(sorted(_SEGMENT_KEYS))}"
+            )
+        layer = self._field("segments.layer", item.get("layer"), _layer)
+        start = self._field("segments.start", item.get("start"), _token)
+        end = self._field("segments.end", item.get("end"), _token)
+        if layer is None or start is None or end is None:
+            return None
+        end = min(end, prompt_tokens)
+        if start >= end:
+            return None  # outside the prompt, or empty: nothing to say
+        return Segment(
+            layer,
+            start,
+            end,
+            self._optional("segments.importance", item.get("importance"), _unit),
+            self._optional("segments.name", item.get("name"), _name),
+            self._optional("segments.memory_id", item.get("memory_id"), _name),
+            int(authority),
+        )
+
+    def _optional(self, name: str, value: object, read: Callable[[object], T]) -> T | None:
+        return None if value is None else self._field(name, value, read)
+
+    def _field(self, name: str, value: object, read: Callable[[object], T]) -> T | None:
+        try:
+            return read(value)
+        except (ValueError, TypeError) as error:
+            self._warn(name, str(error))
+            return None
+
+    def _warn(self, field: str, problem: str) -> None:
+        if field not in self._warned:
+            self._warned.add(field)
+            logger.warning(
+                'kvgraph: kv_transfer_params["%s"]: %s %s; ignored (said once)', KEY, field, problem
+            )
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("must be a string")
+    # Lone surrogates cannot be encoded on the wire; they come in through JSON escapes.
+    return value[:MAX_NAME].encode("utf-8", "replace").decode()
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError("must be true or false")
+    return value
+
+
+def _seconds(value: object) -> float:
+    return _number(value, MAX_SECONDS)
+
+
+def _unit(value: object) -> float:
+    return _number(value, 1.0)
+
+
+def _number(value: object, most: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
+        raise ValueError(f"must be a number from 0 to {most:g}")
+    return float(value)
+
+
+def _token(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+        raise ValueError("must be a token position, an integer from 0")
+    return value
+
+
+def _layer(value: object) -> int:
+    layer = LAYER_BY_NAME.get(value) if isinstance(value, str) else None
+    if layer is None:
+        raise ValueError(f"must be one of {', '.join(LAYER_NAMES)}")
+    return int(layer)
+
+
+_OF_A_SESSION: Final = frozenset(
+    {"session", "waiting_for_tool", "expected_return_s", "tool", "session_ended"}
+)
+_READERS: Final[dict[str, Callable[[object], Any]]] = {
+    "tenant": _name,
+    "session": _name,
+    "waiting_for_tool": _flag,
+    "expected_return_s": _seconds,
+    "tool": _name,
+    "session_ended": _flag,
+}

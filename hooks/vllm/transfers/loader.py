@@ -1,0 +1,166 @@
+"""Brings copies back for a request that needs them, unless computing them again is faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ....graph.types import Tier
+from ...tiers.directory import Copy
+from ...tiers.jobs import JobDone, Load
+from ...tiers.ledger import TierLedger
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from ..observe.observer import ObservedGroup
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """Blocks of a request that a load can fill: from ``first`` on, these hashes."""
+
+    first: int
+    hashes: Sequence[bytes]
+
+
+class Loader:
+    """Answers vLLM's question what of a prompt is held outside of its pool.
+
+    Args:
+        group: The observed KV cache group.
+        ledger: Where copies are booked.
+    """
+
+    def __init__(self, group: ObservedGroup, ledger: TierLedger) -> None:
+        self._group = group
+        self._ledger = ledger
+        self._matches: dict[str, _Match] = {}  # looked up, not yet allocated
+        self._declined: set[str] = set()
+        self.under_way = 0  # loads that requests wait for
+        self._begun = 0  # blocks that loads took since ``take_begun``
+
+    def lookup(
+        self, request_id: str, hashes: Sequence[bytes], first: int
+    ) -> tuple[int | None, bool]:
+        """Tokens that a load can bring, and that it takes a while.
+
+        None says: ask again, somebody else is bringing the first of them right now. Who brings it
+        for too long is not waited for: a disk may hang, and to compute is always possible.
+
+        Args:
+            request_id: Whose tokens they are.
+            hashes: Of its blocks that the pool does not hold.
+            first: How many it holds, before them.
+        """
+        coming = self._ledger.coming
+        if hashes and coming.get(hashes[0], 0.0) > self._ledger.clock():
+            return None, False
+        count = self._ledger.directory.run(hashes)
+        count = next((n for n in range(count) if hashes[n] in coming), count)
+        if not count or not self._is_faster(request_id, hashes[:count]):
+            self._matches.pop(request_id, None)
+            return 0, False
+        self._matches[request_id] = _Match(first, hashes[:count])
+        return count * self._group.block_size, True
+
+    def allocated(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
+        """vLLM took us up on ``tokens`` tokens and gave the request its blocks: begin to load."""
+        match = self._matches.pop(request.request_id, None)
+        self._declined.discard(request.request_id)
+        if not tokens:
+            return
+        assert match is not None, "a load that nobody offered"
+        count = tokens // self._group.block_size
+        hashes = match.hashes[:count]
+        self._begin(request.request_id, hashes, block_ids[match.first : match.first + count])
+
+    def finished(self, request_id: str) -> None:
+        """A request ended before it was ever allocated."""
+        self._matches.pop(request_id, None)
+        self._declined.discard(request_id)
+
+    def take_begun(self) -> int:
+        """How many blocks loads took from the pool since the last call."""
+        begun, self._begun = self._begun, 0
+        return begun
+
+    def _is_faster(self, request_id: str, hashes: Sequence[bytes]) -> bool:
+        if request_id in self._declined:
+            return False  # asked again at each step that the request waits: decide once
+        ledger = self._ledger
+        size = ledger.block_bytes
+        warm = sum(ledger.directory.warm(block_hash) is not None for block_hash in hashes)
+        cold = len(hashes) - warm
+        tokens = len(hashes) * self._group.block_size
+        if ledger.costs.worth_loading(tokens, warm * size, cold * size):
+            return True
+        self._declined.add(request_id)
+        ledger.counts.recomputed += len(hashes)
+        return False
+
+    def _begin(self, request_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        ledger = self._ledger
+        copies, from_disk = take_copies(ledger, hashes)
+        job = Load(
+            ledger.book.number(),
+            tuple(copy.id for copy in copies),
+            tuple(blocks),
+            from_disk,
+            request_id,
+        )
+        began, size = ledger.clock(), len(copies) * ledger.block_bytes
+        cold = len(from_disk) * ledger.block_bytes
+        ledger.expect(hashes, size - cold, cold)
+        ledger.counts.stalls += 1
+        ledger.costs.queued_bytes += size
+        self.under_way += 1
+        self._begun += len(hashes)
+
+        def ended(done: JobDone) -> None:
+            waited = ledger.clock() - began
+            ledger.costs.queued_bytes -= size
+            ledger.costs.loaded(done.bytes, done.seconds, bool(from_disk))
+            ledger.counts.stall_s += waited
+            ledger.counts.loaded += len(copies) - len(done.failed)
+            ledger.arrived(hashes)
+            self.under_way -= 1
+            settle_copies(ledger, copies, from_disk, done)
+
+        ledger.book.open(job, ended)
+
+
+def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> tuple[list[Copy], dict[int, bytes]]:
+    """Copies for a load, pinned; those that are only on disk are new ones, by position."""
+    directory, copies, from_disk = ledger.directory, [], {}
+    for at, block_hash in enumerate(hashes):
+        copy = directory.warm(block_hash)
+        if copy is None:
+            copy = directory.begin(block_hash)
+            from_disk[at] = block_hash
+        else:
+            copy.pins += 1
+        copies.append(copy)
+    directory.used(hashes)
+    return copies, from_disk
+
+
+def settle_copies(
+    ledger: TierLedger, copies: Sequence[Copy], from_disk: dict[int, bytes], done: JobDone
+) -> None:
+    """Unpin a load's copies; what could not be read is given up."""
+    ledger.counts.load_failed += len(done.failed)
+    read, broken = [], []
+    for at, copy in enumerate(copies):
+        if at not in from_disk:
+            ledger.directory.unpin(copy)
+            if at in done.failed:
+                broken.append(copy)
+        elif at in done.failed:
+            ledger.directory.abandon(copy)
+        elif ledger.directory.complete(copy):
+            read.append(copy.block_hash)
+    ledger.give_up(broken)
+    ledger.lose_cold([key for at, key in from_disk.items() if at in done.failed])
+    ledger.announce(read, Tier.WARM)

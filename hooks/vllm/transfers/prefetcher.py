@@ -1,0 +1,183 @@
+"""Brings copies back into free blocks before anyone asks, as the sidecar suggests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from ....graph.messages.events import BlocksLoaded
+from ....graph.types import Keys
+from ...keys import GROUP_BYTES, key_of, pack_keys
+from ...tiers.jobs import JobDone, Load
+from ...tiers.ledger import TierLedger
+from .loader import settle_copies, take_copies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+    from ....graph.messages.events import AnyEvent
+    from ..observe.index import BlockIndex
+    from ..observe.observer import ObservedGroup
+
+_MOST_AT_ONCE: Final = 64  # blocks begun in one step
+_MOST_UNUSED_SHARE: Final = 2  # one block of the pool in so many may wait to be hit, at best
+_MEMORY: Final = 128  # blocks over which it is judged how many are hit
+_LEAST_TRUST: Final = 0.25  # who is never tried cannot become better
+_LEAST_FREE_SHARE: Final = 8  # and one in so many stays free for requests
+_SCAN: Final = 512  # suggestions looked at in one step
+
+
+class Prefetcher:
+    """Fills free blocks from copies and registers them in the prefix cache, unreferenced.
+
+    Args:
+        pool: The live block pool.
+        group: The observed KV cache group.
+        index: Learns which block holds which key.
+        ledger: Where copies are booked.
+        emit: Takes each event for the sidecar; must not wait.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group: ObservedGroup,
+        index: BlockIndex,
+        ledger: TierLedger,
+        emit: Callable[[AnyEvent], None],
+    ) -> None:
+        self._pool = pool
+        self._block_size = group.block_size
+        self._suffix = group.index.to_bytes(GROUP_BYTES, "big")
+        self._index = index
+        self._ledger = ledger
+        self._emit = emit
+        self._order: Keys | None = None
+        self._next = 0
+        self._unused: set[int] = set()  # keys that were brought back and not hit yet
+        self._under_way = 0  # blocks that loads are filling
+        self._cancelled: int | None = None  # the key that there was no room for last
+        self._trust = 0.5  # how many of the last blocks that were brought back were hit
+        self.held: list[KVCacheBlock] = []  # blocks that a load is filling
+
+    def offered(self, order: Keys) -> int:
+        """Take the sidecar's newest order; how many blocks a step would take for it at most."""
+        if order is not self._order:
+            self._order, self._next = order, 0
+        return min(len(order) - self._next, _MOST_AT_ONCE)
+
+    def step(self, spare: int, needed: int) -> None:
+        """Begin with the next suggestions.
+
+        Args:
+            spare: Blocks that can be taken without losing anything.
+            needed: Blocks to leave for requests that wait.
+        """
+        assert self._order is not None
+        hashes = self._next_hashes(self._order, self._room(spare, needed))
+        if hashes:
+            self._begin(hashes)
+
+    def hit(self, hashes: Sequence[bytes]) -> None:
+        """A request found these blocks in the prefix cache."""
+        if self._unused:
+            for block_hash in hashes:
+                key = key_of(block_hash)
+                if key in self._unused:
+                    self._unused.remove(key)
+                    self._ledger.counts.prefetch_useful += 1
+                    self._trust += (1.0 - self._trust) / _MEMORY
+
+    def evicted(self, keys: Sequence[int]) -> None:
+        """Take note that the engine evicted ``keys``."""
+        if self._unused:
+            wasted = self._unused.intersection(keys)
+            self._unused -= wasted
+            self._ledger.counts.prefetch_wasted += len(wasted)
+            self._trust *= (1.0 - 1.0 / _MEMORY) ** len(wasted)
+
+    def clear(self) -> None:
+        """The prefix cache was reset: what waited to be hit is gone."""
+        self._ledger.counts.prefetch_wasted += len(self._unused)
+        self._unused.clear()
+
+    def _room(self, spare: int, needed: int) -> int:
+        pool = self._pool
+        free: int = pool.get_num_free_blocks() - needed - pool.num_gpu_blocks // _LEAST_FREE_SHARE
+        unused = len(self._unused) + self._under_way
+        most = pool.num_gpu_blocks // _MOST_UNUSED_SHARE
+        allowed = int(most * max(self._trust, _LEAST_TRUST)) - unused
+        return max(0, min(spare, free, allowed, _MOST_AT_ONCE))
+
+    def _next_hashes(self, order: Keys, room: int) -> list[bytes]:
+        """The next suggested blocks that have a copy and are not in the pool."""
+        ledger = self._ledger
+        found: list[bytes] = []
+        keys = order[self._next : self._next + _SCAN].tolist()
+        for key in keys:
+            self._next += 1
+            block_hash = ledger.directory.hash_of(key)
+            if block_hash is None or block_hash in ledger.coming or self._is_hot(block_hash):
+                continue
+            if len(found) >= room:
+                # The chain's next blocks are unreachable without this one: the rest must wait
+                # for the sidecar's next suggestion.
+                ledger.counts.prefetch_cancelled += key != self._cancelled
+                self._cancelled, self._next = key, len(order)
+                break
+            found.append(block_hash)
+        return found[: ledger.directory.run(found)]
+
+    def _is_hot(self, block_hash: bytes) -> bool:
+        cached = self._pool.cached_block_hash_to_block
+        return cached.get_one_block(block_hash + self._suffix) is not None
+
+    def _begin(self, hashes: list[bytes]) -> None:
+        ledger = self._ledger
+        blocks = self._pool.get_new_blocks(len(hashes))
+        self.held += blocks
+        self._under_way += len(hashes)
+        copies, from_disk = take_copies(ledger, hashes)
+        cold = len(from_disk) * ledger.block_bytes
+        ledger.expect(hashes, len(hashes) * ledger.block_bytes - cold, cold)
+        job = Load(
+            ledger.book.number(),
+            tuple(copy.id for copy in copies),
+            tuple(block.block_id for block in blocks),
+            from_disk,
+            None,
+        )
+
+        def ended(done: JobDone) -> None:
+            ledger.arrived(hashes)
+            self._under_way -= len(hashes)
+            valid = ledger.directory.holds
+            good = [at for at in range(len(hashes)) if at not in done.failed and valid(copies[at])]
+            adapted = (key_of(hashes[at]) for at in good if not copies[at].may_sink)
+            ledger.adapted.update(adapted)
+            self._register([hashes[at] for at in good], [blocks[at] for at in good])
+            held = set(map(id, blocks))
+            self.held[:] = [block for block in self.held if id(block) not in held]
+            # Head first in the list, so that the tail is freed, and lost, before it.
+            self._pool.free_blocks(reversed(blocks))
+            settle_copies(ledger, copies, from_disk, done)
+
+        ledger.book.open(job, ended)
+
+    def _register(self, hashes: list[bytes], blocks: list[KVCacheBlock]) -> None:
+        """Enter filled blocks into the prefix cache, unless a request computed them meanwhile."""
+        new: list[tuple[int, KVCacheBlock]] = []
+        for block_hash, block in zip(hashes, blocks, strict=True):
+            if not self._is_hot(block_hash):
+                full_hash = block_hash + self._suffix
+                self._pool._insert_block_hash(full_hash, block, self._block_size)
+                new.append((key_of(block_hash), block))
+        keys = [key for key, _ in new]
+        self._index.remember(keys, [block.block_id for _, block in new])
+        self._unused.update(keys)
+        self._ledger.counts.prefetched += len(keys)
+        if keys:
+            self._emit(BlocksLoaded(pack_keys(keys)))

@@ -1,0 +1,153 @@
+"""A worker's end of the connector: its shard of the cache, and the mover that serves it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from ...tiers.answers import Answers
+from ...tiers.budget import TierSettings
+from ...tiers.host_memory import share_of
+from ...tiers.jobs import TierAnswer, TierWork, WorkerStart
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from ....kernels.layout.layout import PagedKv
+    from ...tiers.mover import TierMover
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TierMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """One step's orders, on vLLM's way from the scheduler to its workers."""
+
+    work: TierWork
+
+
+@dataclass
+class TierWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """The workers' answers, on vLLM's way back."""
+
+    answer: TierAnswer
+
+    def aggregate(self, other: TierWorkerMetadata) -> TierWorkerMetadata:
+        """Both workers' answers: ``JobBook`` counts until the last."""
+        return TierWorkerMetadata(self.answer + other.answer)
+
+
+class WorkerSide:
+    """Moves this worker's shard as it is told; what cannot be done is answered as failed.
+
+    Args:
+        config: The engine's configuration.
+        settings: Budgets of one worker.
+    """
+
+    def __init__(self, config: VllmConfig, settings: TierSettings) -> None:
+        self._config = config
+        self._settings = settings
+        self._mover: TierMover | None = None
+        self._answers = Answers(WorkerStart())
+        self._failed_blocks: set[int] = set()
+
+    def register(self, views: dict[str, Any]) -> None:
+        """Take vLLM's cache, a view a layer. Memory is committed when the first copies come."""
+        try:
+            self._mover = self._new_mover(described(views, self._config))
+            self._answers = self._mover.answers
+        except Exception as error:
+            logger.warning(
+                "kvgraph: no tiers on this worker (%s: %s); blocks are computed again",
+                type(error).__name__,
+                error,
+            )
+
+    def submit(self, work: TierWork) -> None:
+        """Begin a step's work."""
+        if self._mover is not None:
+            self._mover.submit(work)
+        else:
+            self._answers.refuse(work)
+
+    def take_finished(self) -> set[str]:
+        """Requests whose loads ended; their blocks that failed are kept for ``take_failed``."""
+        if self._mover is not None:
+            self._mover.give_up_on_disk()
+        finished, self._failed_blocks = self._answers.take_loaded()
+        return finished
+
+    def take_failed(self) -> set[int]:
+        """Blocks of the requests that ``take_finished`` named last that hold nothing."""
+        return self._failed_blocks
+
+    def take_answer(self) -> TierAnswer:
+        """What was done since the last call."""
+        return self._answers.take_answer()
+
+    def close(self) -> None:
+        """Let memory and disk go."""
+        if self._mover is not None:
+            self._mover.close()
+
+    def _new_mover(self, cache: PagedKv) -> TierMover:
+        from ....kernels import ops
+        from ....kernels.store.arena import Arena
+        from ...tiers.mover import TierMover
+        from .disk_file import open_disk
+
+        arena = Arena.for_cache(cache.layout, self._warm_bytes())
+        ops.prepare(cache, arena.kv)  # compiled and measured now, where it holds up no request
+        disk = open_disk(self._config, self._settings, cache, arena.record_bytes)
+        mover = TierMover(cache, arena, disk, hash_bytes(self._config))
+        logger.info(
+            "kvgraph: tiers on: %d blocks of %d bytes in host memory%s",
+            arena.capacity,
+            arena.record_bytes,
+            f", {disk.capacity} on disk" if disk is not None else "",
+        )
+        return mover
+
+    def _warm_bytes(self) -> int:
+        settings = self._settings
+        given = share_of(settings.warm_bytes, settings.sharers)
+        if given < settings.warm_bytes:
+            logger.warning(
+                "kvgraph: %.1f GiB of host memory for copies instead of the %.1f asked for: there "
+                "is no more for each of the %d workers that share this machine or container",
+                given / 2**30,
+                settings.warm_bytes / 2**30,
+                settings.sharers,
+            )
+        return given
+
+
+def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
+    """The engine's cache as one paged memory.
+
+    Raises:
+        LayoutError: Its layout is not one that we know.
+    """
+    from vllm.platforms import current_platform
+
+    from ....kernels.layout import engines
+
+    ordered = sorted(views.values(), key=lambda view: int(view.storage_offset()))
+    _, _, tokens, cell = ordered[0].shape
+    on_cpu = current_platform.is_cpu()
+    isa = engines.cpu_isa(ordered[0].dtype, tokens, cell // 2) if on_cpu else None
+    return engines.from_views(ordered, isa=isa, mla=config.model_config.use_mla)
+
+
+def hash_bytes(config: VllmConfig) -> int:
+    """Length of the engine's block hashes."""
+    from vllm.utils.hashing import get_hash_fn_by_name
+
+    return len(get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)(None))

@@ -1,0 +1,98 @@
+"""The CUDA kernels on a CPU, for tests: the same sources by g++, over a grid of coroutines.
+
+Nothing here is fast; what it computes, barriers and asynchronous copies included, is what a GPU
+would, and what a driver or a GPU would refuse is refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+
+from ..compilers.gxx import load_library
+from ..compilers.nvrtc import ARCHITECTURES, SOURCES
+from ..errors import TransferError
+from ..gpu.calls import KernelCall, attention_mass_call, confidence_call, copy_call, move_call
+from ..gpu.limits import check_launch
+from ..layout.layout import PagedKv
+from ..maths.rope import Rope
+from .attention import Confidence
+
+GRID = 3
+_FAULTS = {1: "an access to a misaligned address", 2: "an access beyond shared memory"}
+
+
+def run(call: KernelCall) -> None:
+    """Run a launch to its end, as ``launch.run`` queues it.
+
+    Raises:
+        TransferError: A driver would not launch it, or a GPU would stop it at a wrong address.
+    """
+    for architecture in ARCHITECTURES:
+        check_launch(call, architecture, call.shared_to_ask_for)
+    args = (ctypes.c_void_p * len(call.args))(*(ctypes.addressof(value) for value in call.args))
+    run_entry(call.kernel, call.defines, call.grid, call.threads, call.shared, args)
+
+
+def run_entry(
+    kernel: str, defines: tuple[str, ...], grid: int, threads: int, shared: int, args: Any
+) -> None:
+    """Run a kernel as a driver is told to: ``args`` are addresses of its arguments.
+
+    Raises:
+        TransferError: It accesses memory that is not aligned to the access, or not its own.
+    """
+    if fault := _entry(kernel, defines)(grid, threads, shared, args):
+        raise TransferError(f"{kernel}: {_FAULTS[fault]}")
+
+
+@functools.cache
+def _entry(kernel: str, defines: tuple[str, ...]) -> Any:
+    sources = [SOURCES / f"{kernel}.cu", SOURCES / "common.cuh", SOURCES / "host.hpp"]
+    options = ["-x", "c++", "-O1", "-ffp-contract=off", "-DKVGRAPH_HOST", "-fsanitize=alignment"]
+    options += [f"-D{define}" for define in defines]
+    entry = getattr(load_library(f"emulated_{kernel}", sources, options), f"launch_{kernel}")
+    entry.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
+    entry.restype = ctypes.c_int
+    return entry
+
+
+def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
+    """``reference.spill``."""
+    run(copy_call(cache, blocks, arena, records, grid=GRID))
+
+
+def warm(arena: PagedKv, records: Any, cache: PagedKv, blocks: Any) -> None:
+    """``reference.warm``."""
+    run(copy_call(arena, records, cache, blocks, grid=GRID))
+
+
+def splice(
+    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope
+) -> None:
+    """``reference.splice``."""
+    run(move_call(source, source_slots, target, target_slots, delta, rope, grid=GRID))
+
+
+def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope) -> None:
+    """``reference.rotate_in_place``."""
+    run(move_call(cache, slots, cache, slots, delta, rope, keys_only=True, grid=GRID))
+
+
+def attention_mass(
+    cache: PagedKv, layer: int, queries: Any, block_table: Any, lengths: Any, scale: float
+) -> Any:
+    """``attention.attention_mass``."""
+    call, mass = attention_mass_call(cache, layer, queries, block_table, lengths, scale)
+    run(call)
+    return mass.mean(1)
+
+
+def confidence(logits: Any) -> Confidence:
+    """``attention.confidence``."""
+    call, out = confidence_call(logits.contiguous())
+    run(call)
+    return Confidence(*torch.unbind(out, -1))

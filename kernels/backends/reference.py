@@ -1,0 +1,150 @@
+"""Spill, warm, splice and rotate in plain torch: the truth for the other back ends, on any device.
+
+Each works through the layout's address functions, a layer at a time and all its tokens at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..layout.block_runs import check_same_model, copy_plan
+from ..layout.layout import KvLayout, PagedKv, Plane
+from ..maths.quant import dequantize, quantize
+from ..maths.rope import Rope
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
+    """Copy whole blocks of a cache, byte for byte, to records of the arena.
+
+    Args:
+        cache: The engine's paged memory.
+        blocks: int64 [n], block numbers in the cache.
+        arena: Memory in ``cache.layout.record(…)``.
+        records: int64 [n], block numbers in the arena; no number twice.
+
+    Raises:
+        LayoutError: The two differ inside a block.
+    """
+    _copy_blocks(cache, blocks, arena, records)
+
+
+def warm(arena: PagedKv, records: Any, cache: PagedKv, blocks: Any) -> None:
+    """Copy records of the arena back, byte for byte; the reverse of ``spill``."""
+    _copy_blocks(arena, records, cache, blocks)
+
+
+def splice(
+    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope
+) -> None:
+    """Copy tokens to other positions: K rotated by Δ in fp32, V as it is.
+
+    Where the dtypes differ values are converted: int8 cells are dequantised when read and quantised
+    when written. A token with Δ = 0 and equal dtypes is copied bit for bit.
+
+    Args:
+        source_slots: int64 [T]; a pair in which either slot is negative is skipped.
+        target_slots: int64 [T]; no slot twice.
+        delta: int64 [T], new position minus old.
+
+    Raises:
+        LayoutError: The layouts hold different models.
+    """
+    check_same_model(source.layout, target.layout)
+    keep = (source_slots >= 0) & (target_slots >= 0)
+    taken, given, delta = source_slots[keep], target_slots[keep], delta[keep]
+    cos, sin = rope.rotation(delta)
+    for layer in range(source.layout.layers):
+        _move_plane(source, taken, target, given, layer, "value", None)
+        still = delta == 0
+        _move_plane(source, taken[still], target, given[still], layer, "key", None)
+        turned = ~still
+        turn = (rope, cos[turned], sin[turned])
+        _move_plane(source, taken[turned], target, given[turned], layer, "key", turn)
+
+
+def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope) -> None:
+    """Rotate the keys of ``slots`` by Δ where they stand; see ``splice``."""
+    keep = (slots >= 0) & (delta != 0)
+    slots, (cos, sin) = slots[keep], rope.rotation(delta[keep])
+    for layer in range(cache.layout.layers):
+        _move_plane(cache, slots, cache, slots, layer, "key", (rope, cos, sin))
+
+
+def read_plane(kv: PagedKv, plane: Plane, layer: int, slots: Any) -> Any:
+    """K or V of tokens in float32, dequantised; [T, heads, dims]."""
+    values = kv.memory[_addresses(kv.layout, plane, layer, slots)]
+    if plane.scale is None:
+        return values.to(torch.float32)
+    return dequantize(values, _scales(kv)[_scale_addresses(kv.layout, plane, layer, slots)])
+
+
+def write_plane(kv: PagedKv, plane: Plane, layer: int, slots: Any, values: Any) -> None:
+    """Store float32 values [T, heads, dims], rounded to the memory's dtype or quantised."""
+    addresses = _addresses(kv.layout, plane, layer, slots)
+    if plane.scale is None:
+        kv.memory[addresses] = values.to(kv.memory.dtype)
+        return
+    cells, scales = quantize(values)
+    kv.memory[addresses] = cells
+    _scales(kv)[_scale_addresses(kv.layout, plane, layer, slots)] = scales
+
+
+def _move_plane(
+    source: PagedKv, taken: Any, target: PagedKv, given: Any, layer: int, name: str, turn: Any
+) -> None:
+    plane, other = getattr(source.layout, name), getattr(target.layout, name)
+    if plane.dims == 0 or taken.numel() == 0:
+        return
+    if turn is None and source.layout.dtype == target.layout.dtype:
+        _copy_tokens(source, plane, taken, target, other, given, layer)
+        return
+    values = read_plane(source, plane, layer, taken)
+    if turn is not None:
+        rope, cos, sin = turn
+        values = rope.rotate(values, cos, sin)
+    write_plane(target, other, layer, given, values)
+
+
+def _copy_tokens(
+    source: PagedKv, plane: Plane, taken: Any, target: PagedKv, other: Plane, given: Any, layer: int
+) -> None:
+    """Bit for bit: as integers, so that no NaN is touched."""
+    bits = _BITS[source.layout.itemsize]
+    values = source.memory.view(bits)[_addresses(source.layout, plane, layer, taken)]
+    target.memory.view(bits)[_addresses(target.layout, other, layer, given)] = values
+    if plane.scale is not None:
+        scales = _scales(source)[_scale_addresses(source.layout, plane, layer, taken)]
+        _scales(target)[_scale_addresses(target.layout, other, layer, given)] = scales
+
+
+def _copy_blocks(source: PagedKv, blocks: Any, target: PagedKv, others: Any) -> None:
+    plan = copy_plan(source.layout, target.layout)
+    extents = [extent for extent, _, _ in plan.axes]
+    views = []
+    for kv, which in ((source, 1), (target, 2)):
+        layout = kv.layout
+        strides = [layout.block_stride, *(axis[which] for axis in plan.axes), 1]
+        bits = kv.memory.view(_BITS[layout.itemsize])
+        views.append(bits.as_strided((layout.blocks, *extents, plan.run), strides))
+    views[1][others] = views[0][blocks]
+
+
+def _addresses(layout: KvLayout, plane: Plane, layer: int, slots: Any) -> Any:
+    heads = torch.arange(layout.heads, device=slots.device)[None, :, None]
+    dims = torch.arange(plane.dims, device=slots.device)[None, None, :]
+    return layout.address(plane, layer, slots[:, None, None], heads, dims)
+
+
+def _scale_addresses(layout: KvLayout, plane: Plane, layer: int, slots: Any) -> Any:
+    """Indices into the memory seen as float32."""
+    heads = torch.arange(layout.heads, device=slots.device)[None, :]
+    return layout.scale_address(plane, layer, slots[:, None], heads) // 4
+
+
+def _scales(kv: PagedKv) -> Any:
+    whole = kv.memory.numel() // 4 * 4
+    return kv.memory[:whole].view(torch.float32)

@@ -1,0 +1,121 @@
+"""Runs of bytes by the GPU's copy engines: all of them in one driver call.
+
+``cuMemcpyBatchAsync`` (CUDA 12.8 and later) takes addresses and sizes as C arrays. It is called
+through its pointer, so that numpy's arrays go in as they stand; the Python binding would make an
+object of every address. Where the driver lacks it, or refuses it, each run is a ``cuMemcpyAsync``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from ..errors import BuildError, LayoutError, TransferError
+
+_POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
+_SINGLE: Final = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER, _SIZE, _POINTER)
+_HEAD: Final = (_POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE)
+_BATCH: Final = ctypes.CFUNCTYPE(ctypes.c_int, *_HEAD, _POINTER)
+_BATCH_12: Final = ctypes.CFUNCTYPE(ctypes.c_int, *_HEAD, _POINTER, _POINTER)  # says which failed
+# CUmemcpyAttributes: the source is read in stream order; two location hints that only managed
+# memory needs; a preference for engines that leave the multiprocessors to compute.
+_ATTRIBUTES: Final = np.array([1, 0, 0, 0, 0, 1], np.int32)
+_FIRST: Final = np.zeros(1, np.uintp)
+
+Batch = Callable[[Any, Any, Any, int], int]
+
+
+class CopyEngine:
+    """The driver's asynchronous copies.
+
+    Attributes:
+        problem: Why runs are copied one by one; None while they go in batches.
+    """
+
+    def __init__(self, single: Callable[..., int], batch: Batch | None) -> None:
+        self._single = single
+        self._batch = batch
+        self.problem = None if batch else "the driver has no cuMemcpyBatchAsync"
+
+    def copy(self, sources: Any, targets: Any, size: int, stream: int) -> None:
+        """Queue copies of ``size`` bytes each; in no order among themselves.
+
+        Args:
+            sources: int64 [R], addresses: page-locked host memory or a GPU's.
+            targets: int64 [R], likewise.
+            stream: Handle of a CUDA stream, not the default one.
+
+        Raises:
+            TransferError: The driver refuses.
+        """
+        if self._batch and len(sources):
+            error = self._batch(sources, targets, np.full(len(sources), size, np.uintp), stream)
+            if not error:
+                return
+            self._batch, self.problem = None, f"cuMemcpyBatchAsync gave error {error}"
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            error = self._single(target, source, size, stream)
+            if error:
+                raise TransferError(f"a copy of {size} bytes: the driver gives error {error}")
+
+
+@functools.cache
+def copy_engine() -> CopyEngine:
+    """This process's.
+
+    Raises:
+        BuildError: ``cuda.bindings`` is missing (names the pip command).
+    """
+    single = _function("cuMemcpyAsync", 12000, _SINGLE)
+    newest = _function("cuMemcpyBatchAsync", 13000, _BATCH)
+    older = None if newest else _function("cuMemcpyBatchAsync", 12080, _BATCH_12)
+    return CopyEngine(single, batched(newest, ()) if newest else batched(older, (None,)))
+
+
+def batched(function: Any, extra: tuple[Any, ...]) -> Batch | None:
+    """``cuMemcpyBatchAsync`` on numpy arrays; ``extra`` is what CUDA 12 has before the stream."""
+    if not function:
+        return None
+
+    def batch(sources: Any, targets: Any, sizes: Any, stream: int) -> int:
+        return int(function(
+            targets.ctypes.data, sources.ctypes.data, sizes.ctypes.data, len(sources),
+            _ATTRIBUTES.ctypes.data, _FIRST.ctypes.data, 1, *extra, stream,
+        ))  # fmt: skip
+
+    return batch
+
+
+def check_page_locked(address: int, name: str) -> None:
+    """Refuse host memory that a GPU cannot read at its own address: kernels would fault, and so
+    would batches of copies.
+
+    Raises:
+        LayoutError: The memory is pageable, or this platform maps it to another address.
+    """
+    driver = _driver()
+    known = driver.CUpointer_attribute
+    unknown, _ = driver.cuPointerGetAttribute(known.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
+    error, mapped = driver.cuPointerGetAttribute(known.CU_POINTER_ATTRIBUTE_DEVICE_POINTER, address)
+    if int(unknown) or int(error) or int(mapped) != address:
+        raise LayoutError(
+            f"{name}: a GPU moves host memory that is page-locked and mapped at its own address;"
+            " take it from an Arena that pins, and allocate its records first"
+        )
+
+
+def _function(name: str, version: int, prototype: Any) -> Any:
+    error, pointer, _ = _driver().cuGetProcAddress(name.encode(), version, 0)
+    return prototype(int(pointer)) if not int(error) and pointer else None
+
+
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise BuildError("GPU copies need cuda.bindings: pip install 'kvgraph[cuda]'") from error
+    return driver

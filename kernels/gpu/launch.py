@@ -1,0 +1,89 @@
+"""How work is queued on a GPU: the device made current, torch's stream, cuda.core's launch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..compilers.nvrtc import compile_kernel
+from ..errors import BuildError, TransferError
+from .calls import KernelCall
+
+
+def run(call: KernelCall) -> None:
+    """Launch on torch's current stream; returns at once.
+
+    Raises:
+        BuildError: The kernel cannot be compiled, or a part that it needs is missing.
+        TransferError: The device has less shared memory than the kernel needs.
+    """
+    with bound(next(tensor.device for tensor in call.held if tensor.is_cuda)) as index:
+        from cuda.core import LaunchConfig, Stream, launch
+
+        config = LaunchConfig(grid=call.grid, block=call.threads, shmem_size=call.shared)
+        stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
+        kernel = _kernel(call.kernel, call.defines, call.shared_to_ask_for, index)
+        launch(stream, config, kernel, *call.args)
+
+
+@contextlib.contextmanager
+def bound(device: Any) -> Iterator[int]:
+    """The device, current for torch and for the driver, also in a thread that is new to CUDA."""
+    try:
+        from cuda.core import Device
+    except ImportError as error:
+        raise BuildError("CUDA kernels need cuda.core: pip install 'kvgraph[cuda]'") from error
+    with torch.cuda.device(device):
+        Device(device.index).set_current()
+        yield device.index
+
+
+@contextlib.contextmanager
+def batch_stream() -> Iterator[int]:
+    """Handle of the current stream; in place of the default one, which batches refuse, another
+    that is ordered with it."""
+    current = torch.cuda.current_stream()
+    if current.cuda_stream:
+        yield current.cuda_stream
+        return
+    side = side_stream(current.device.index)
+    side.wait_stream(current)
+    try:
+        yield side.cuda_stream
+    finally:
+        current.wait_stream(side)
+
+
+@functools.cache
+def side_stream(index: int) -> Any:
+    """A device's stream for copies beside the current one."""
+    return torch.cuda.Stream(torch.device("cuda", index))
+
+
+@functools.cache
+def _kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Any:
+    from cuda.core import ObjectCode
+
+    major, minor = torch.cuda.get_device_capability(index)
+    made = compile_kernel(name, defines, f"sm_{major}{minor}")
+    kernel = ObjectCode.from_cubin(made.code).get_kernel(name)
+    if shared:
+        _allow_shared(kernel, name, shared, index)
+    return kernel
+
+
+def _allow_shared(kernel: Any, name: str, shared: int, index: int) -> None:
+    """Have the driver launch ``kernel`` with more dynamic shared memory than it does by itself."""
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    device = driver.CUdevice(index)
+    (error,) = driver.cuKernelSetAttribute(attribute, shared, kernel.handle, device)
+    if int(error):
+        raise TransferError(
+            f"{name} needs {shared} bytes of shared memory: the driver gives error {int(error)}"
+        )

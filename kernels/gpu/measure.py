@@ -1,0 +1,100 @@
+"""Which method is best on this machine, measured once a process, device and kind of move.
+
+A table costs a fraction of a second, and waits for the device; ``device.prepare`` asks for those
+that an engine will need.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from ..layout.block_runs import block_runs
+from ..layout.layout import PagedKv, gpu_layout
+from ..maths.rope import Rope
+from .method import (
+    COPY_CELLS,
+    COPY_METHODS,
+    SPLICE_CELLS,
+    SPLICE_METHODS,
+    Method,
+    MethodTable,
+    measured,
+)
+from .moves import copy_by, splice_by
+
+_ROPE: Final = Rope(10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128))
+
+
+@functools.cache
+def copy_table(index: int, to_host: bool, /) -> MethodTable:
+    """For copies between page-locked host memory and GPU ``index``, in one direction."""
+    most = max(size * count for size, count in COPY_CELLS)
+    memories = _memories(index, most, most)
+    if to_host:
+        memories.reverse()
+
+    def seconds(method: Method, size: int, count: int) -> float:
+        layout = gpu_layout("BLHNC", 1, count, 1, 1, size // 4, 0, torch.float32)
+        source, target = (
+            PagedKv(memory[: count * size].view(torch.float32), layout) for memory in memories
+        )
+        order = _shuffled(count)
+        runs = block_runs(layout, order, layout, order)
+        return device_seconds(index, lambda: copy_by(method, source, target, runs))
+
+    return measured(seconds, COPY_METHODS, COPY_CELLS)
+
+
+@functools.cache
+def splice_table(index: int, dtype: Any, target_dtype: Any, /) -> MethodTable:
+    """For splices from page-locked host memory to GPU ``index``; by the source's bytes."""
+    layouts = [gpu_layout("BLHNC", 4, 1, 8, 16, 128, dtype=of) for of in (dtype, target_dtype)]
+    each = layouts[0].block_bytes
+    most = max(size for _, size in SPLICE_CELLS) // each
+    memories = _memories(index, *(most * layout.block_bytes for layout in layouts))
+    source, target = (
+        PagedKv(memory.view(layout.dtype), layout.record(most))
+        for memory, layout in zip(memories, layouts, strict=True)
+    )
+
+    def seconds(method: Method, _: int, size: int) -> float:
+        blocks = _shuffled(most)[: max(1, size // each)]
+        slots = (blocks[:, None] * 16 + torch.arange(16)).reshape(-1)
+        delta = torch.full_like(slots, 777)
+        return device_seconds(
+            index, lambda: splice_by(method, source, slots, target, slots, delta, _ROPE)
+        )
+
+    return measured(seconds, SPLICE_METHODS, SPLICE_CELLS)
+
+
+def device_seconds(index: int, action: Callable[[], None], rounds: int = 3) -> float:
+    """What an idle device takes for an action, queueing included: the best of some rounds."""
+    times = []
+    with torch.cuda.device(index):
+        for _ in range(1 + rounds):  # the first warms up
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.current_stream().synchronize()
+            start.record()
+            action()
+            end.record()
+            end.synchronize()
+            times.append(float(start.elapsed_time(end)) / 1e3)
+    return min(times[1:])
+
+
+def _shuffled(count: int) -> Any:
+    """By a generator of our own: the engine's must not notice."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(count))
+
+
+def _memories(index: int, host_bytes: int, device_bytes: int) -> list[Any]:
+    """Zeros: what is moved must be numbers, so that int8 scales and rotations meet no NaN."""
+    return [
+        torch.zeros(host_bytes, dtype=torch.uint8, pin_memory=True),
+        torch.zeros(device_bytes, dtype=torch.uint8, device=torch.device("cuda", index)),
+    ]

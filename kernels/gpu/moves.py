@@ -1,0 +1,110 @@
+"""The same move by each of the methods that ``measure`` compares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..layout.block_runs import Runs, block_runs
+from ..layout.layout import PagedKv
+from ..maths.rope import Rope
+from .calls import DEFAULT_GRID, RESIDENT_GRID, move_call, part_of, runs_call
+from .copy_engine import copy_engine
+from .launch import batch_stream, bound, run, side_stream
+from .method import COPY_ENGINE, Method
+from .staging import Chunks, chunks, worth_staging
+
+
+def device_of(*memories: PagedKv) -> Any:
+    """The GPU that the first of the memories on one is on."""
+    return next(kv.memory.device for kv in memories if kv.memory.is_cuda)
+
+
+def copy_by(method: Method, source: PagedKv, target: PagedKv, runs: Runs) -> None:
+    """Copy runs by a method of ``COPY_METHODS``."""
+    device = device_of(source, target)
+    if method != COPY_ENGINE:
+        run(runs_call(source, target, runs, method.grid, str(device)))
+        return
+    with bound(device), batch_stream() as stream:
+        copy_engine().copy(
+            source.memory.data_ptr() + runs.sources, target.memory.data_ptr() + runs.targets,
+            runs.size, stream,
+        )  # fmt: skip
+
+
+def splice_by(
+    method: Method, source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any,
+    delta: Any, rope: Rope,
+) -> None:  # fmt: skip
+    """``reference.splice`` by a method of ``SPLICE_METHODS``; all but dense slots go directly."""
+    known = not any(numbers.is_cuda for numbers in (source_slots, target_slots, delta))
+    if method.name == "staged" and known and worth_staging(source, source_slots):
+        _splice_staged(source, source_slots, target, target_slots, delta, rope)
+        return
+    run(move_call(
+        source, source_slots, target, target_slots, delta, rope,
+        grid=method.grid or DEFAULT_GRID, device=str(device_of(source, target)),
+    ))  # fmt: skip
+
+
+def _splice_staged(
+    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope
+) -> None:
+    keep = (source_slots >= 0) & (target_slots >= 0)
+    parts = chunks(source, source_slots[keep])
+    if not parts.ends:
+        return
+    device = device_of(target)
+    belt, compute = _Belt(source, parts, device), torch.cuda.current_stream(device)
+    try:
+        belt.fetch(0)  # on its way while the kernels are prepared
+        target_slots, delta = (values[keep][parts.order] for values in (target_slots, delta))
+        whole = move_call(
+            belt.buffers[0], parts.slots, target, target_slots, delta, rope, grid=RESIDENT_GRID,
+            device=str(device),
+        )  # fmt: skip
+        start = 0
+        for number, end in enumerate(parts.ends):
+            if number + 1 < len(parts.ends):
+                belt.fetch(number + 1)
+            compute.wait_event(belt.arrived[number])
+            run(part_of(whole, belt.buffers[number % 2].memory, start, end - start))
+            belt.read.append(compute.record_event())
+            start = end
+    finally:  # also after an error, before what follows is given the buffers' memory
+        compute.wait_stream(belt.copies)
+
+
+class _Belt:
+    """Two buffers on a GPU that the copy engine fills in turns, ordered by events.
+
+    Attributes:
+        arrived: An event a chunk that was fetched; ``read`` likewise a chunk that was used.
+    """
+
+    def __init__(self, source: PagedKv, parts: Chunks, device: Any) -> None:
+        layout = source.layout.record(min(parts.per_chunk, len(parts.records)))
+        self._source, self._parts = source, parts
+        self.buffers = [
+            PagedKv(torch.empty(layout.elements, dtype=layout.dtype, device=device), layout)
+            for _ in range(2)
+        ]
+        self.copies = side_stream(device.index)
+        # The records may have been written just now, the buffers' memory may still be in use.
+        self.copies.wait_stream(torch.cuda.current_stream(device))
+        self.arrived: list[Any] = []
+        self.read: list[Any] = []
+
+    def fetch(self, number: int) -> None:
+        """Queue a chunk's copy; it begins when the chunk before the last is read."""
+        parts, buffer = self._parts, self.buffers[number % 2]
+        records = parts.records[number * parts.per_chunk :][: parts.per_chunk]
+        if number >= 2:
+            self.copies.wait_event(self.read[number - 2])
+        with torch.cuda.stream(self.copies):
+            here = torch.arange(len(records))
+            runs = block_runs(self._source.layout, records, buffer.layout, here)
+            copy_by(COPY_ENGINE, self._source, buffer, runs)
+        self.arrived.append(self.copies.record_event())

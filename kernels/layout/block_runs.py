@@ -1,0 +1,97 @@
+"""How whole blocks go from one layout to another unchanged: the longest runs that both share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..errors import LayoutError
+from .layout import KvLayout
+
+
+class CopyPlan(NamedTuple):
+    """How a block's bytes in one layout map to another's: runs that repeat over axes.
+
+    Attributes:
+        run: Elements of one contiguous run.
+        axes: (extent, source stride, target stride) of what repeats within a block.
+    """
+
+    run: int
+    axes: list[tuple[int, int, int]]
+
+
+def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
+    """The longest runs in which whole blocks go from ``source`` to ``target`` unchanged.
+
+    Raises:
+        LayoutError: The two hold different things, so that bytes cannot be copied as they are.
+    """
+    check_same_model(source, target)
+    if source.dtype != target.dtype or _interior(source) != _interior(target):
+        raise LayoutError(
+            f"{source.name} ({source.dtype}) and {target.name} ({target.dtype}) differ inside a"
+            " block: splice converts, spill and warm copy"
+        )
+    axes = [
+        (extent, stride, other)
+        for (extent, stride), (_, other) in zip(source.axes(), target.axes(), strict=True)
+        if extent > 1
+    ]
+    axes.sort(key=lambda axis: axis[1])
+    run = source.unit
+    while axes and axes[0][1] == axes[0][2] == run:
+        run *= axes.pop(0)[0]
+    return CopyPlan(run, axes)
+
+
+class Runs(NamedTuple):
+    """What a copy moves: runs of equal size.
+
+    Attributes:
+        sources: int64 [R], where each begins in the source memory, in bytes.
+        targets: int64 [R], likewise.
+        size: Bytes of one run.
+    """
+
+    sources: Any
+    targets: Any
+    size: int
+
+
+def block_runs(source: KvLayout, blocks: Any, target: KvLayout, others: Any) -> Runs:
+    """The runs of whole blocks that go from one memory to another; raises like ``copy_plan``."""
+    plan = copy_plan(source, target)
+    sources, targets = (
+        _starts(layout, numbers, [(axis[0], axis[which]) for axis in plan.axes])
+        for layout, numbers, which in ((source, blocks, 1), (target, others, 2))
+    )
+    return Runs(sources, targets, plan.run * source.itemsize)
+
+
+def _starts(layout: KvLayout, numbers: Any, axes: list[tuple[int, int]]) -> Any:
+    starts = torch.as_tensor(numbers, dtype=torch.int64).cpu().numpy() * layout.block_stride
+    for extent, stride in axes:
+        starts = np.add.outer(np.arange(extent) * stride, starts)
+    return np.ascontiguousarray(starts.reshape(-1) * layout.itemsize)
+
+
+def check_same_model(source: KvLayout, target: KvLayout) -> None:
+    """Raise ``LayoutError`` unless both hold the K and V of the same layers and heads."""
+    for what in ("layers", "heads", "tokens"):
+        if getattr(source, what) != getattr(target, what):
+            raise LayoutError(
+                f"{source.name} has {getattr(source, what)} {what}, "
+                f"{target.name} {getattr(target, what)}; they must be equal"
+            )
+    if (source.key.dims, source.value.dims) != (target.key.dims, target.value.dims):
+        raise LayoutError(f"{source.name} and {target.name} differ in head size")
+
+
+def _interior(layout: KvLayout) -> tuple[Any, ...]:
+    if layout.interleaved:
+        return layout.key, layout.value
+    return tuple(replace(plane, token_outer=0) for plane in (layout.key, layout.value))

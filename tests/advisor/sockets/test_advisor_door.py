@@ -1,0 +1,215 @@
+"""Who gets in: tokens at tcp endpoints and HTTP questions, and what is left for whom to read."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from kvgraph.advisor.cli import main
+from kvgraph.advisor.config.config import load
+from kvgraph.advisor.remote import RemoteError, ask
+from kvgraph.advisor.serve import _leave_note, _ready_line
+from kvgraph.advisor.service import Service
+from kvgraph.graph.ipc.runtime import RunningSidecar, RuntimeNote, token_of
+from kvgraph.graph.messages import wire
+from kvgraph.graph.messages.events import BlocksResident, BlocksStored, EngineHello, Pressure
+from kvgraph.hooks.client import ClientOptions
+from kvgraph.hooks.doctor import check_sidecar
+from kvgraph.hooks.fake import FakeEngine
+
+QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05, absent_s=0.3)
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("AITHER_KVCACHE_SIDECAR_TOKEN", raising=False)
+    monkeypatch.delenv("KVGRAPH_SIDECAR__TOKEN", raising=False)
+
+
+class OverTcp:
+    def __init__(self, endpoint: str = "tcp://127.0.0.1:0") -> None:
+        settings = {"sidecar.endpoint": endpoint, "sidecar.interval_s": 0.05}
+        self.service = Service(load(overrides=settings), overrides=settings)
+        self._thread = threading.Thread(target=self.service.run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.service.stop()
+        self._thread.join(timeout=20)
+
+
+@pytest.fixture
+def sidecar() -> Iterator[OverTcp]:
+    sidecar = OverTcp()
+    yield sidecar
+    sidecar.stop()
+
+
+def until(condition: object, what: str, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def test_an_engine_of_this_user_finds_the_token_by_itself(sidecar: OverTcp) -> None:
+    note = _leave_note(sidecar.service)
+    assert note is not None
+    with FakeEngine(sidecar.service.endpoint, options=QUICK) as engine:
+        engine.run(range(64), "chat")
+        until(lambda: engine.client.ranking() is not None, "advice over tcp")
+    assert check_sidecar(sidecar.service.endpoint).ok
+
+
+def test_an_engine_elsewhere_is_given_the_token(
+    sidecar: OverTcp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR_TOKEN", sidecar.service.token)
+    with FakeEngine(sidecar.service.endpoint, options=QUICK) as engine:
+        engine.run(range(64), "chat")
+        until(lambda: engine.client.ranking() is not None, "advice over tcp")
+
+
+@pytest.mark.parametrize("token", [None, b"x", b"wrong", b"x" * 255])
+def test_without_the_token_nothing_is_heard(sidecar: OverTcp, token: bytes | None) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    if token is not None:
+        socket.setsockopt(zmq.PLAIN_USERNAME, b"engine")
+        socket.setsockopt(zmq.PLAIN_PASSWORD, token)
+    socket.connect(sidecar.service.endpoint)
+    hello = EngineHello("stranger", "m", 16, 100, "v")
+    for seq in range(20):
+        socket.send_multipart(wire.encode_events(seq, [hello, BlocksResident(b"")]))
+    assert not socket.poll(700)
+    assert sidecar.service._subscriber.counters["messages"] == 0
+    assert sidecar.service._subscriber.peers == []
+    socket.close(0)
+    context.term()
+
+
+def test_knowing_an_engines_public_id_does_not_give_its_place(
+    sidecar: OverTcp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR_TOKEN", sidecar.service.token)
+    with FakeEngine(sidecar.service.endpoint, options=QUICK) as engine:
+        engine.run(range(64), "chat")
+        until(lambda: engine.client.ranking() is not None, "advice over tcp")
+        shown = json.dumps(ask(sidecar.service.http, "/status"))
+        assert engine.client.identity.hex() not in shown
+        (public,) = sidecar.service.graph.engines
+        with FakeEngine(sidecar.service.endpoint, options=QUICK) as thief:
+            thief.client.identity = bytes.fromhex(public)
+            until(lambda: len(sidecar.service.graph.engines) == 2, "it is somebody else")
+            assert engine.client.ranking() is not None
+
+
+def test_a_sidecar_that_starts_anew_with_another_token_is_found_again() -> None:
+    first = OverTcp()
+    endpoint = first.service.endpoint
+    note = _leave_note(first.service)
+    assert note is not None
+    with FakeEngine(endpoint, options=QUICK) as engine:
+        engine.run(range(64), "chat")
+        until(lambda: engine.client.ranking() is not None, "advice")
+        first.stop()
+        note.remove()
+        second = OverTcp(endpoint)
+        try:
+            assert second.service.token != first.service.token
+            _leave_note(second.service)
+            until(lambda: len(second.service._subscriber.peers) == 1, "it is back")
+        finally:
+            second.stop()
+
+
+def test_an_ipc_endpoint_needs_no_token(tmp_path: Path) -> None:
+    sidecar = OverTcp(f"ipc://{tmp_path}/s")
+    try:
+        with FakeEngine(sidecar.service.endpoint, options=QUICK) as engine:
+            engine.run(range(64), "chat")
+            until(lambda: engine.client.ranking() is not None, "advice")
+    finally:
+        sidecar.stop()
+
+
+def test_the_note_is_its_owners_and_the_ready_line_tells_no_token(sidecar: OverTcp) -> None:
+    before = os.umask(0)
+    try:
+        note = _leave_note(sidecar.service)
+    finally:
+        os.umask(before)
+    assert note is not None
+    assert stat.S_IMODE(note.path.stat().st_mode) == 0o600
+    assert token_of(sidecar.service.endpoint) == sidecar.service.token
+    assert token_of(sidecar.service.http) == sidecar.service.token
+    assert token_of("tcp://127.0.0.1:1") == ""
+    for machine in (True, False):
+        assert sidecar.service.token not in _ready_line(sidecar.service, machine=machine)
+
+
+def test_the_note_of_a_dead_sidecar_gives_no_token() -> None:
+    dead = RunningSidecar(2**22 - 3, "tcp://127.0.0.1:9", "http://127.0.0.1:9", "old token")
+    RuntimeNote.write(dead)
+    assert token_of(dead.http) == ""
+
+
+def command(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--json"])
+    assert not end.value.code
+
+
+def test_explain_reads_the_token_by_itself(
+    sidecar: OverTcp, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = (1).to_bytes(8, "little")
+    with sidecar.service.graph.lock:
+        sidecar.service.graph.apply("e", [BlocksStored(keys, None, 16, "chat")])
+    with pytest.raises(RemoteError, match="token"):
+        ask(sidecar.service.http, "/blocks/1/explain")
+    _leave_note(sidecar.service)
+    command("explain", "1")
+    assert json.loads(capsys.readouterr().out)["session"] == "chat"
+    command("explain", "chat", "--url", sidecar.service.http)
+    assert json.loads(capsys.readouterr().out)["session"] == "chat"
+    command("status")
+    (status,) = json.loads(capsys.readouterr().out)
+    assert status["http"] == sidecar.service.http
+    assert sidecar.service.token not in json.dumps(status)
+
+
+def test_rows_beyond_an_engines_pool_are_forgotten(sidecar: OverTcp) -> None:
+    service = sidecar.service
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.PLAIN_USERNAME, b"engine")
+    socket.setsockopt(zmq.PLAIN_PASSWORD, service.token.encode())
+    socket.connect(service.endpoint)
+    hello = EngineHello("liar", "m", 16, 10, "v")
+    socket.send_multipart(wire.encode_events(0, [hello, BlocksResident(b"")]))
+    stored = [
+        BlocksStored(b"".join(key.to_bytes(8, "little") for key in range(n, n + 500)), None, 16)
+        for n in range(1, 5000, 500)
+    ]
+    for seq, event in enumerate(stored, 1):
+        socket.send_multipart(wire.encode_events(seq, [event]))
+    for seq in range(len(stored) + 1, len(stored) + 40):
+        if service.board.loop_counters["engines_overfull"]:
+            break
+        socket.send_multipart(wire.encode_events(seq, [Pressure(10, 0, 10, 0, 0)]))
+        time.sleep(0.1)
+    assert service.board.loop_counters["engines_overfull"] >= 1
+    assert sum(service.graph.resident_count(engine) for engine in service.graph.engines) == 0
+    socket.close(0)
+    context.term()

@@ -1,0 +1,213 @@
+"""Watching an engine through vLLM's own KV-event publisher: order, gaps, replay, restarts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kvgraph.advisor.sockets import kv_event_source
+from kvgraph.bench.sidecars.kv_publisher import Publisher, Watcher, removed, stored
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_event_source, "REPLAY_TIMEOUT_S", 0.1)
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    publisher = Publisher(tmp_path)
+    yield publisher
+    publisher.close()
+
+
+@pytest.fixture
+def watcher(publisher: Publisher) -> Iterator[Watcher]:
+    watcher = Watcher.of(publisher)
+    watcher.until(lambda: watcher.source.state == "synced")
+    publisher.wait_for_subscriber()
+    yield watcher
+    watcher.close()
+
+
+def test_events_are_applied_in_order(publisher: Publisher, watcher: Watcher) -> None:
+    publisher.publish(stored(1, 2, 3))
+    publisher.publish(removed(2), stored(4))
+    watcher.until(lambda: watcher.blocks == {1, 3, 4})
+    assert watcher.source.sequence.gaps == 0
+
+
+def test_what_happened_before_we_came_is_replayed(publisher: Publisher) -> None:
+    publisher.publish(stored(1, 2))
+    publisher.publish(removed(1))
+    watcher = Watcher.of(publisher)
+    try:
+        watcher.until(lambda: watcher.blocks == {2} and watcher.settled())
+        assert watcher.source.state == "synced"
+    finally:
+        watcher.close()
+
+
+def test_a_beginning_that_the_publisher_forgot_leaves_a_partial_picture(
+    publisher: Publisher,
+) -> None:
+    for key in range(5):
+        publisher.publish(stored(key))
+    publisher.forgets_before = 3
+    watcher = Watcher.of(publisher)
+    try:
+        watcher.until(lambda: watcher.blocks == {3, 4} and watcher.settled())
+        assert watcher.source.state == "partial"
+    finally:
+        watcher.close()
+
+
+def test_a_gap_is_replayed_in_order(publisher: Publisher, watcher: Watcher) -> None:
+    """A block stored in a lost batch and removed in a live one must end up absent."""
+    publisher.mute = {1}
+    publisher.publish(stored(1))
+    publisher.publish(stored(7))
+    publisher.publish(removed(7), stored(2))
+    watcher.until(lambda: watcher.blocks == {1, 2})
+    assert watcher.source.state == "synced"
+    assert watcher.source.sequence.gaps == 1
+    assert watcher.forgotten == 0
+
+
+def test_a_replay_with_holes_is_asked_for_again(publisher: Publisher, watcher: Watcher) -> None:
+    publisher.mute = {1, 2, 3}
+    publisher.holes = {2: 2}
+    for key in range(5):
+        publisher.publish(stored(key))
+    watcher.until(lambda: watcher.blocks == set(range(5)))
+    assert watcher.source.state == "synced"
+    assert publisher.requests >= 3
+
+
+def test_after_five_attempts_the_engine_is_degraded_and_forgotten(
+    publisher: Publisher, watcher: Watcher
+) -> None:
+    before = publisher.requests
+    publisher.mute = {1}
+    publisher.holes = {1: 100}
+    publisher.publish(stored(1))
+    publisher.publish(removed(1))
+    publisher.publish(stored(9))
+    watcher.until(lambda: watcher.source.state == "degraded")
+    watcher.until(lambda: watcher.blocks == {9})
+    assert watcher.forgotten == 1
+    assert publisher.requests - before == kv_event_source.MAX_ATTEMPTS
+    publisher.publish(stored(10))
+    watcher.until(lambda: watcher.blocks == {9, 10})
+    assert watcher.source.counters["kv_replays_failed"] == 1
+
+
+def test_a_replay_socket_that_never_answers_degrades(
+    publisher: Publisher, watcher: Watcher
+) -> None:
+    publisher.answers = False
+    publisher.mute = {0}
+    publisher.publish(stored(1))
+    publisher.publish(stored(2))
+    watcher.until(lambda: watcher.source.state == "degraded")
+    watcher.until(lambda: watcher.blocks == {2})
+
+
+def test_repeated_late_and_overlapping_batches_change_nothing(
+    publisher: Publisher, watcher: Watcher
+) -> None:
+    publisher.publish(stored(1, 2))
+    publisher.publish(removed(1))
+    publisher.publish(stored(3))
+    for seq, payload in (publisher.buffer[0], publisher.buffer[0], publisher.buffer[1]):
+        publisher.send(seq, payload)
+    publisher.publish(stored(4))
+    watcher.until(lambda: 4 in watcher.blocks)
+    assert watcher.blocks == {2, 3, 4}
+    assert watcher.source.sequence.duplicates == 3
+
+
+def test_a_restarted_publisher_starts_from_nothing(publisher: Publisher, watcher: Watcher) -> None:
+    publisher.publish(stored(1, 2))
+    watcher.until(lambda: watcher.blocks == {1, 2})
+    publisher.kill()
+    watcher.until(lambda: watcher.blocks == set())
+    assert watcher.source.state == "waiting"
+    publisher.start()
+    publisher.publish(stored(5))
+    watcher.until(lambda: watcher.blocks == {5})
+    watcher.until(lambda: watcher.source.state == "synced")
+
+
+def test_a_restart_under_our_eyes_is_noticed_by_its_first_batch(
+    publisher: Publisher, watcher: Watcher
+) -> None:
+    publisher.publish(stored(1))
+    publisher.publish(stored(2))
+    watcher.until(lambda: watcher.blocks == {1, 2})
+    publisher.seq, publisher.buffer = 0, []
+    publisher.publish(stored(8))
+    watcher.until(lambda: watcher.blocks == {8})
+
+
+def test_without_a_replay_socket_a_gap_costs_the_picture(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, replay=False)
+    watcher = Watcher.of(publisher)
+    try:
+        watcher.until(lambda: watcher.source.state == "synced")
+        publisher.wait_for_subscriber()
+        publisher.mute = {1}
+        publisher.publish(stored(1))
+        publisher.publish(removed(1))
+        publisher.publish(stored(2))
+        watcher.until(lambda: watcher.blocks == {2})
+        assert watcher.source.state == "degraded"
+    finally:
+        watcher.close()
+        publisher.close()
+
+
+def test_garbage_is_refused_and_the_rest_goes_on(publisher: Publisher, watcher: Watcher) -> None:
+    publisher.publish(stored(1))
+    for frames in (
+        [b""],
+        [b"", b"\0" * 7, b""],
+        [b"", b"\0" * 8, b"\xc1"],
+        [b"", b"\xff" * 8, b""],
+    ):
+        publisher.pub.send_multipart(frames)
+    publisher.publish(stored(2))
+    watcher.until(lambda: watcher.blocks == {1, 2})
+    assert watcher.source.counters["kv_refused"] == 4
+
+
+@pytest.mark.engine
+def test_vllms_own_publisher(tmp_path: Path) -> None:
+    kv_events = pytest.importorskip("vllm.distributed.kv_events")
+    endpoint, replay = f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay"
+    publisher = kv_events.ZmqEventPublisher(0, endpoint, replay, buffer_steps=100)
+
+    def publish(*keys: int) -> None:
+        event = kv_events.BlockStored(
+            block_hashes=list(keys),
+            parent_block_hash=None,
+            token_ids=[0] * 16,
+            block_size=16,
+            lora_id=None,
+            medium="GPU",
+            lora_name=None,
+        )
+        publisher.publish(kv_events.KVEventBatch(ts=time.time(), events=[event]))
+
+    watcher = Watcher(endpoint, replay)
+    try:
+        publish(1, 2)  # before anybody listens: only the replay can bring it
+        watcher.until(lambda: watcher.blocks == {1, 2} and watcher.settled())
+        publish((1 << 64) - 1)
+        watcher.until(lambda: (1 << 64) - 1 in watcher.blocks)
+        assert watcher.source.state == "synced"
+    finally:
+        watcher.close()
+        publisher.shutdown()

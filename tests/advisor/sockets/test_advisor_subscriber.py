@@ -1,0 +1,417 @@
+"""The sidecar's ROUTER over real sockets: garbage, gaps, strangers, silence."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from kvgraph.advisor.sockets.publisher import AdvicePublisher
+from kvgraph.advisor.sockets.subscriber import EventSubscriber, engine_id
+from kvgraph.graph.messages import wire
+from kvgraph.graph.messages.advice import AnyAdvice, Refused, ResyncRequest
+from kvgraph.graph.messages.events import (
+    AdviceApplied,
+    AnyEvent,
+    BlocksRemoved,
+    BlocksResident,
+    EngineHello,
+    Pressure,
+)
+
+PRESSURE = Pressure(10, 5, 5, 1, 0)
+REMOVED = BlocksRemoved(b"\1" * 8)
+
+
+def hello(name: str = "engine") -> list[AnyEvent]:
+    return [EngineHello(name, "model", 16, 100, "test 1"), BlocksResident(b"")]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Engine:
+    """A hand-rolled DEALER."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str) -> None:
+        self.identity = os.urandom(16)
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, self.identity)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(endpoint)
+
+    def send(self, seq: int, events: list[AnyEvent]) -> None:
+        self.socket.send_multipart(wire.encode_events(seq, events))
+
+    def advice(self) -> AnyAdvice:
+        assert self.socket.poll(5000), "no advice arrived"
+        return wire.decode_advice(self.socket.recv_multipart())[1]
+
+    def has_advice(self) -> bool:
+        return bool(self.socket.poll(50))
+
+
+class Bench:
+    """A subscriber on a real ROUTER, with a clock that only tests move."""
+
+    def __init__(self, endpoint: str, capacity: int = 8) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.clock = Clock()
+        self.endpoint = endpoint
+        router = self.router = self.context.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.bind(endpoint)
+        self.publisher = AdvicePublisher(router, self.clock)
+        self.subscriber = EventSubscriber(
+            router,
+            self.publisher.request_resync,
+            self.publisher.refuse,
+            self.clock,
+            engine_timeout_s=1.8,
+            capacity=capacity,
+        )
+        self.engines: list[Engine] = []
+
+    def engine(self) -> Engine:
+        self.engines.append(Engine(self.context, self.endpoint))
+        return self.engines[-1]
+
+    def receive(self, messages: int) -> list[tuple[str, list[AnyEvent]]]:
+        """What the subscriber makes of the next ``messages`` messages."""
+        wanted = self.subscriber.counters["messages"] + messages
+        taken: list[tuple[str, list[AnyEvent]]] = []
+        deadline = time.monotonic() + 10
+        while self.subscriber.counters["messages"] < wanted:
+            assert time.monotonic() < deadline, "messages are missing"
+            self.router.poll(100)
+            taken += self.subscriber.receive(1000)
+        return taken
+
+    def close(self) -> None:
+        for socket in (self.router, *(engine.socket for engine in self.engines)):
+            socket.close(linger=0)
+        self.context.term()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench(f"inproc://subscriber-{os.urandom(4).hex()}")
+    yield bench
+    bench.close()
+
+
+def test_a_hello_makes_an_engine_and_its_events_are_handed_on(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    engine.send(1, [PRESSURE])
+    taken = bench.receive(2)
+    assert taken == [
+        (engine_id(engine.identity), hello()),
+        (engine_id(engine.identity), [PRESSURE]),
+    ]
+    (peer,) = bench.subscriber.peers
+    assert peer.synced
+    assert not engine.has_advice()
+
+
+def test_a_stranger_is_asked_to_introduce_itself(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(41, [REMOVED])
+    assert bench.receive(1) == []
+    assert engine.advice() == ResyncRequest("unknown engine")
+    engine.send(42, hello())
+    engine.send(43, [PRESSURE])
+    assert len(bench.receive(2)) == 2
+    assert bench.subscriber.peers[0].sequence.gaps == 0
+
+
+def test_a_stranger_is_asked_at_most_twice_a_second(bench: Bench) -> None:
+    engine = bench.engine()
+    for seq in range(10):
+        engine.send(seq, [PRESSURE])
+    bench.receive(10)
+    bench.clock.now += 0.6
+    engine.send(10, [PRESSURE])
+    bench.receive(1)
+    assert [engine.advice(), engine.advice()] == [ResyncRequest("unknown engine")] * 2
+    assert not engine.has_advice()
+
+
+def test_a_gap_withholds_advice_until_the_engine_is_back_in_step(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    bench.clock.now += 1
+    engine.send(3, [REMOVED])
+    assert bench.receive(1) == [(engine_id(engine.identity), [REMOVED])]
+    (peer,) = bench.subscriber.peers
+    assert not peer.synced
+    assert (peer.sequence.gaps, peer.sequence.missed) == (1, 2)
+    assert engine.advice() == ResyncRequest("gap")
+    engine.send(4, hello())
+    bench.receive(1)
+    assert bench.subscriber.peers[0].synced
+
+
+def test_an_engine_that_ignores_the_request_is_asked_again(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    for seq in (5, 6, 7):
+        bench.clock.now += 0.6
+        engine.send(seq, [PRESSURE])
+        bench.receive(1)
+    asked = [engine.advice() for _ in range(3)]
+    assert asked == [ResyncRequest(why) for why in ("gap", "not in step", "not in step")]
+
+
+def test_repeated_and_late_batches_are_dropped(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    for seq in (1, 2, 2, 1, 0, 3):
+        engine.send(seq, [REMOVED])
+    assert len(bench.receive(7)) == 4
+    assert bench.subscriber.counters["duplicates"] == 3
+    assert bench.subscriber.peers[0].synced
+
+
+def test_a_silent_engine_is_forgotten_and_must_say_hello_again(bench: Bench) -> None:
+    engine, other = bench.engine(), bench.engine()
+    engine.send(0, hello("one"))
+    other.send(0, hello("two"))
+    bench.receive(2)
+    bench.clock.now += 1.0
+    other.send(1, [PRESSURE])
+    bench.receive(1)
+    bench.clock.now += 1.0
+    assert bench.subscriber.expire() == []  # nobody looked since: its messages may be waiting
+    assert list(bench.subscriber.receive(1)) == []
+    assert bench.subscriber.expire() == [engine_id(engine.identity)]
+    assert [peer.hello.engine for peer in bench.subscriber.peers] == ["two"]
+    engine.send(1, [REMOVED])
+    assert bench.receive(1) == []
+    assert engine.advice() == ResyncRequest("unknown engine")
+
+
+def test_nobody_is_judged_silent_while_messages_wait(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    bench.clock.now += 60  # as if this process had been stopped
+    for seq in range(1, 4):
+        engine.send(seq, [PRESSURE])
+    assert bench.router.poll(5000)
+    list(bench.subscriber.receive(1))
+    assert bench.subscriber.expire() == []
+    bench.receive(2)
+    assert bench.subscriber.expire() == []
+
+
+def test_engines_beyond_the_capacity_are_refused_and_counted() -> None:
+    bench = Bench(f"inproc://capacity-{os.urandom(4).hex()}", capacity=2)
+    try:
+        for _ in range(3):
+            bench.engine().send(0, hello())
+            bench.receive(1)
+        assert len(bench.subscriber.peers) == 2
+        assert bench.subscriber.counters["engines_refused"] == 1
+        refused = bench.engines[-1].advice()
+        assert isinstance(refused, Refused)
+        assert "serves 2 engines already" in refused.reason
+        assert not any(engine.has_advice() for engine in bench.engines)
+    finally:
+        bench.close()
+
+
+GOOD = wire.encode_events(1, [PRESSURE])
+GARBAGE = {
+    "one empty frame": [b""],
+    "one frame": [b"x"],
+    "two frames": [b"a", b"b"],
+    "four frames": [*GOOD, b""],
+    "a hundred frames": [b"x"] * 100,
+    "no sequence number": [GOOD[0], b"", GOOD[2]],
+    "7 bytes of sequence number": [GOOD[0], b"\0" * 7, GOOD[2]],
+    "9 bytes of sequence number": [GOOD[0], b"\0" * 9, GOOD[2]],
+    "64 bytes of sequence number": [GOOD[0], b"\0" * 64, GOOD[2]],
+    "sequence number 2**64 - 1": [GOOD[0], b"\xff" * 8, GOOD[2]],
+    "another header": [b"HTTP", *GOOD[1:]],
+    "an empty payload": [*GOOD[:2], b""],
+    "a cut payload": [*GOOD[:2], GOOD[2][:-1]],
+    "a length that claims 4 G": [*GOOD[:2], b"\xdd\xff\xff\xff\xff"],
+    "nested too deep": [*GOOD[:2], b"\x91" * 100_000],
+    "text that is not UTF-8": [*GOOD[:2], b"\x91\x91\x92\x08\xa2\xff\xfe"],
+    "5 MB of empty maps": [*GOOD[:2], b"\x91\xdd\x00\x4c\x4b\x40" + b"\x80" * 5_000_000],
+    "a tag that is text": [*GOOD[:2], b"\x91\x91\x91\xa1x"],
+}
+
+
+@pytest.mark.parametrize("frames", GARBAGE.values(), ids=GARBAGE.keys())
+def test_garbage_is_counted_and_harms_nobody(bench: Bench, frames: list[bytes]) -> None:
+    engine, vandal = bench.engine(), bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    vandal.socket.send_multipart(frames)
+    engine.send(1, [PRESSURE])
+    assert bench.receive(2) == [(engine_id(engine.identity), [PRESSURE])]
+    assert bench.subscriber.counters["refused_wire"] == 1
+    assert len(bench.subscriber.peers) == 1
+
+
+def test_counters_of_a_long_life_are_read(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    applied = AdviceApplied(1, 2**31, 2**40, 0, 0, 2**62)
+    for seq in range(1, 4):
+        bench.clock.now += 0.6
+        engine.send(seq, [PRESSURE, applied])
+    assert [events[-1] for _, events in bench.receive(4)[1:]] == [applied] * 3
+    assert bench.subscriber.counters["refused_wire"] == 0
+
+
+def refused_report(seq: int) -> list[bytes]:
+    """A heartbeat whose second event is out of range."""
+    payload = msgspec.msgpack.encode([[[15, 10, 5, 5, 1, 0], [16, 1, -1, 0, 0, 0, 0]]])
+    return [GOOD[0], seq.to_bytes(8, "big"), payload]
+
+
+def test_a_refused_report_costs_neither_its_number_nor_the_advice(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    for seq in range(1, 4):
+        bench.clock.now += 0.6
+        engine.socket.send_multipart(refused_report(seq))
+    taken = bench.receive(4)
+    assert [events for _, events in taken[1:]] == [[PRESSURE]] * 3
+    (peer,) = bench.subscriber.peers
+    assert (peer.synced, peer.sequence.gaps, peer.resyncs) == (True, 0, 0)
+    assert bench.subscriber.counters["refused_wire"] == 3
+    assert not engine.has_advice()
+
+
+def test_a_refused_event_of_residency_is_made_good_by_a_resync(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    bench.clock.now += 1
+    payload = msgspec.msgpack.encode([[[2, b"\1" * 8, None, 0], [3, b"\1" * 8]]])
+    engine.socket.send_multipart([GOOD[0], (1).to_bytes(8, "big"), payload])
+    assert bench.receive(1) == [(engine_id(engine.identity), [REMOVED])]
+    assert engine.advice() == ResyncRequest("refused")
+    (peer,) = bench.subscriber.peers
+    assert (peer.synced, peer.sequence.gaps) == (False, 0)
+    engine.send(2, hello())
+    bench.receive(1)
+    assert bench.subscriber.peers[0].synced
+
+
+def test_an_event_of_a_newer_kind_costs_only_itself(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    for seq in range(1, 4):
+        payload = msgspec.msgpack.encode([[[99, "new", {"a": 1}], [3, b"\1" * 8, "a new field"]]])
+        engine.socket.send_multipart([GOOD[0], seq.to_bytes(8, "big"), payload])
+    assert [events for _, events in bench.receive(4)[1:]] == [[REMOVED]] * 3
+    assert bench.subscriber.peers[0].synced
+    assert bench.subscriber.counters["unknown_events"] == 3
+    assert caplog.text.count("of a kind that this build does not know") == 1
+
+
+def test_an_engine_that_no_resync_helps_is_asked_ever_less_often(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    for seq in range(2, 302):
+        bench.clock.now += 0.4
+        engine.send(seq, [PRESSURE])
+        bench.receive(1)
+    assert bench.subscriber.peers[0].resyncs < 15, "in two minutes"
+
+
+def test_more_blocks_than_the_pool_has_are_refused(bench: Bench) -> None:
+    engine = bench.engine()
+    greeting = [EngineHello("liar", "model", 16, 3, "test 1"), BlocksResident(b"\1" * 32)]
+    engine.send(0, greeting)
+    assert bench.receive(1) == [(engine_id(engine.identity), greeting[:1])]
+    assert not bench.subscriber.peers[0].synced
+    assert bench.subscriber.counters["refused_listings"] == 1
+
+
+def test_a_pool_of_two_million_blocks_of_one_token_is_listed_whole(bench: Bench) -> None:
+    engine, keys = bench.engine(), b"\1" * (8 << 21)
+    engine.send(0, [EngineHello("mla", "model", 1, 1 << 21, "test 1"), BlocksResident(keys)])
+    ((_, events),) = bench.receive(1)
+    assert len(events[1].hashes) == len(keys)
+    assert bench.subscriber.peers[0].synced
+
+
+def test_no_log_line_is_forged_and_no_identity_told(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    engine = bench.engine()
+    nasty = "v\n2026-01-01 WARNING all is well\x1b[31m\0\u202e"
+    engine.send(0, [EngineHello(nasty, nasty, 16, 100, nasty), BlocksResident(b"")])
+    bench.receive(1)
+    bench.clock.now += 10
+    list(bench.subscriber.receive(1))
+    bench.subscriber.expire()
+    assert len(caplog.records) == 2
+    for record in caplog.records:
+        assert record.getMessage().isprintable(), record.getMessage()
+    assert engine_id(engine.identity) not in engine.identity.hex()
+
+
+def test_another_protocol_version_is_logged_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = bench.engine()
+    for _ in range(5):
+        engine.socket.send_multipart([b"KVG\x63", *GOOD[1:]])
+    bench.receive(5)
+    assert bench.subscriber.counters["refused_version"] == 5
+    assert caplog.text.count("protocol version 99") == 1
+
+
+def test_reading_ends_in_time_however_much_has_arrived(bench: Bench) -> None:
+    engine = bench.engine()
+    engine.send(0, hello())
+    bench.receive(1)
+    for seq in range(1, 101):
+        engine.send(seq, [PRESSURE])
+    bench.router.poll(1000)
+    taken = 0
+    for _ in bench.subscriber.receive(1000, seconds=1.0):
+        bench.clock.now += 0.3  # what applying them took
+        taken += 1
+    assert taken == 4
+    assert bench.subscriber.expire() == [], "what still waits may be a sign of life"
+    assert len(bench.receive(96)) == 96
+
+
+def test_a_flood_of_garbage_costs_one_log_line(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = bench.engine()
+    for _ in range(200):
+        engine.socket.send_multipart([b"x"])
+    bench.receive(200)
+    assert len(caplog.records) == 1
+
+
+def test_many_strangers_are_remembered_in_bounded_memory(bench: Bench) -> None:
+    for index in range(400):
+        bench.subscriber._ask_stranger(index.to_bytes(16, "big"))
+    assert len(bench.subscriber._strangers) <= 256

@@ -1,0 +1,210 @@
+"""Room for new context: no limit where nothing thrashes; else what live contexts leave."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+from kvgraph.advisor.admission.admission import Admission
+from kvgraph.advisor.admission.demand import LIVE_S, demand
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.advice import AdmissionAdvice
+from kvgraph.graph.messages.events import (
+    AnyEvent,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksSpilled,
+    BlocksStored,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+)
+from kvgraph.graph.types import Tier
+
+SIZE = 16
+CONTEXT = 10  # blocks of a session
+POOL = 100  # blocks: ten sessions
+
+
+class Engine:
+    """An LRU pool of whole sessions, and the graph that hears of it."""
+
+    def __init__(self, name: str = "e", graph: KVCacheGraph | None = None) -> None:
+        self.now = 100.0
+        self.name = name
+        self.graph = graph or KVCacheGraph(clock=lambda: self.now)
+        self.admission = Admission()
+        self.held: OrderedDict[int, None] = OrderedDict()  # sessions in the pool, LRU first
+        self.requests = 0
+        self.tell(EngineHello(name, "m", SIZE, POOL + 1, ""))
+
+    @property
+    def column(self) -> int:
+        return self.graph.tables.engines[self.name]
+
+    def tell(self, *events: AnyEvent) -> None:
+        self.graph.apply(self.name, list(events))
+
+    def word(self) -> AdmissionAdvice:
+        return self.admission.advise(self.graph.tables, self.column, self.now)
+
+    def turn(self, session: int, *, named: bool = True, ended: bool = False,
+             tool_s: float | None = None, seconds: float = 1.0) -> None:  # fmt: skip
+        """A request of a session: found whole, or computed at the cost of who is idle longest."""
+        chain = keys(session)
+        found = CONTEXT if session in self.held else 0
+        self.held.pop(session, None)
+        while len(self.held) >= POOL // CONTEXT:
+            self.tell(BlocksRemoved(keys(self.held.popitem(last=False)[0])))
+        self.held[session] = None
+        self.requests += 1
+        name, request = f"s{session}" if named else None, f"r{self.requests}"
+        tokens = CONTEXT * SIZE + 1
+        self.tell(RequestStarted(request, chain, tokens, found * SIZE, SIZE, session=name))
+        if not found:
+            self.tell(BlocksStored(chain, None, SIZE))
+        self.now += seconds
+        self.tell(
+            RequestFinished(
+                request, chain, tokens, tokens + 2, "stop", session=name, session_ended=ended,
+                waiting_for_tool=None if tool_s is None else True, expected_return_s=tool_s,
+            )
+        )  # fmt: skip
+        self.word()
+
+    def rounds(self, sessions: int, rounds: int, *, named: bool = True) -> None:
+        for _ in range(rounds):
+            for session in range(sessions):
+                self.turn(session, named=named)
+
+
+def keys(session: int) -> bytes:
+    first = 1 + session * 1000
+    return np.arange(first, first + CONTEXT, dtype="<u8").tobytes()
+
+
+def test_everybody_may_start_where_contexts_fit() -> None:
+    engine = Engine()
+    engine.rounds(9, 20)
+    word = engine.word()
+    assert word.room_blocks is None
+    assert (word.live_sessions, word.fitting_sessions) == (9, 10)
+
+
+def test_new_sessions_alone_are_no_regret() -> None:
+    engine = Engine()
+    for session in range(300):
+        engine.turn(session)
+        assert engine.word().room_blocks is None
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_thrashing_engine_has_no_room(named: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine = Engine()
+    engine.rounds(14, 8, named=named)
+    word = engine.word()
+    assert word.room_blocks == 0
+    assert word.live_sessions == 14
+    assert word.fitting_sessions <= 10
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "of its prompts again: 14 sessions are live" in said[0] or "are live" in said[0]
+
+
+def test_sessions_that_are_over_make_room_and_calm_opens(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine = Engine()
+    engine.rounds(14, 8)
+    for session in range(6, 14):
+        engine.turn(session, ended=True)
+    room = engine.word().room_blocks
+    assert room is not None
+    assert room >= CONTEXT, "those that are over want nothing"
+    engine.rounds(6, 40)
+    assert engine.word().room_blocks is None
+    assert "nobody needs to wait" in caplog.records[-1].getMessage()
+
+
+def test_who_is_silent_for_long_makes_room_by_and_by() -> None:
+    engine = Engine()
+    engine.rounds(14, 8)
+    engine.now += LIVE_S / 2
+    before = demand(engine.graph.tables, engine.column, engine.now)
+    assert 0 < before.blocks < before.warm * CONTEXT
+    engine.now += LIVE_S
+    after = demand(engine.graph.tables, engine.column, engine.now)
+    assert (after.live, after.blocks) == (0, 0)
+
+
+def test_a_tool_that_takes_long_keeps_its_context_wanted() -> None:
+    engine = Engine()
+    engine.turn(0, tool_s=200.0)
+    engine.turn(1)
+    engine.now += 190.0
+    found = demand(engine.graph.tables, engine.column, engine.now)
+    idle = math.exp(-190.0 / 300.0)
+    assert found.blocks == pytest.approx(CONTEXT * (1 + idle), abs=0.6)
+
+
+def test_a_context_that_is_gone_wants_nothing_here() -> None:
+    engine = Engine()
+    engine.rounds(12, 1)
+    found = demand(engine.graph.tables, engine.column, engine.now)
+    assert (found.live, found.warm, found.usual) == (12, 10, CONTEXT)
+
+
+def test_an_emptied_cache_is_nobodys_regret() -> None:
+    engine = Engine()
+    engine.rounds(9, 10)
+    engine.tell(BlocksCleared())
+    engine.held.clear()
+    engine.rounds(9, 3)
+    assert engine.word().room_blocks is None
+
+
+def test_what_a_tier_holds_is_no_regret() -> None:
+    engine = Engine()
+    for session in range(14):
+        engine.turn(session)
+        engine.tell(BlocksSpilled(keys(session), int(Tier.WARM), 1))
+    engine.rounds(14, 8)
+    assert engine.word().room_blocks is None
+
+
+def test_engines_thrash_each_for_itself() -> None:
+    busy = Engine("busy")
+    calm = Engine("calm", busy.graph)
+    for _ in range(8):
+        for session in range(14):
+            busy.turn(session)
+        calm.turn(50)
+    assert busy.word().room_blocks == 0
+    assert busy.admission.advise(calm.graph.tables, calm.column, busy.now).room_blocks is None
+
+
+def test_an_engine_in_the_place_of_one_that_is_gone_begins_open() -> None:
+    engine = Engine()
+    engine.rounds(14, 8)
+    engine.graph.forget_engine("e")
+    engine.admission.forget_all_but(set())
+    engine.held.clear()
+    engine.tell(EngineHello("e", "m", SIZE, POOL + 1, ""))
+    engine.rounds(5, 2)
+    assert engine.word().room_blocks is None
+
+
+def test_one_session_larger_than_the_pool_says_something_sane() -> None:
+    engine = Engine()
+    chain = np.arange(1, 3 * POOL, dtype="<u8").tobytes()
+    for number in range(6):
+        engine.tell(RequestStarted(f"r{number}", chain, 3 * POOL * SIZE, 0, SIZE, session="huge"))
+        engine.tell(RequestFinished(f"r{number}", chain, 3 * POOL * SIZE, 3 * POOL * SIZE, "stop",
+                                    session="huge"))  # fmt: skip
+        engine.now += 1.0
+        word = engine.word()
+        assert word.room_blocks is None or word.room_blocks >= 0
+        assert word.fitting_sessions >= 0

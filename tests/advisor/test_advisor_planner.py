@@ -1,0 +1,235 @@
+"""The advisor's thread: one immutable opinion per engine, fresh or re-dated."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+from kvgraph.advisor.config.config import PrefetchConfig
+from kvgraph.advisor.planner import RERANK_AFTER_S, GraphEvictionAdvisor
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+)
+from kvgraph.graph.ranking.scoring import Ranking, ScoreProfile
+from kvgraph.graph.types import SourceLayer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Planned:
+    """A graph of two engines, and the advisor over it."""
+
+    def __init__(self, max_ranked: int = 100, interval_s: float = 0.01) -> None:
+        self.clock = Clock()
+        self.ranked = threading.Event()
+        self.graph = KVCacheGraph(clock=self.clock)
+        self.engines = ["a", "b"]
+        for engine, first in (("a", 1), ("b", 1000)):
+            self.graph.apply(engine, [BlocksResident(b"")])
+            self.store(engine, first)
+        self.planner = GraphEvictionAdvisor(
+            self.graph,
+            lambda: self.engines,
+            interval_s=interval_s,
+            max_ranked=max_ranked,
+            prefetch=PrefetchConfig(),
+            clock=self.clock,
+            wake=self.ranked.set,
+        )
+
+    def store(self, engine: str, first: int) -> None:
+        keys = np.arange(first, first + 10, dtype="<u8").tobytes()
+        self.graph.apply(engine, [BlocksStored(keys, None, 16)])
+
+    def pause(self, expected_return_s: float) -> bytes:
+        """An agent takes all of a's blocks and waits for a tool; the blocks' keys."""
+        keys = np.arange(1, 11, dtype="<u8").tobytes()
+        turn = RequestFinished(
+            "r", keys, 160, 160, "stop", "agent",
+            waiting_for_tool=True, expected_return_s=expected_return_s,
+        )  # fmt: skip
+        self.graph.apply("a", [RequestStarted("r", keys, 160, 0, 16, "agent"), turn])
+        return keys
+
+    def protect(self) -> None:
+        """A request tags the first of a's blocks as rules."""
+        rules = Segment(int(SourceLayer.RULES), 0, 16)
+        keys = np.arange(1, 11, dtype="<u8").tobytes()
+        started = RequestStarted("r", keys, 160, 0, 16, None, None, (rules,))
+        self.graph.apply("a", [started])
+        self.planner.applied()
+
+    def tick(self, after_s: float = 0.5) -> None:
+        self.clock.now += after_s
+        self.planner.tick()
+
+
+def test_each_engine_is_told_of_its_own_blocks() -> None:
+    planned = Planned()
+    planned.tick()
+    latest = planned.planner.latest
+    assert sorted(latest["a"].order.tolist()) == list(range(1, 11))
+    assert sorted(latest["b"].order.tolist()) == list(range(1000, 1010))
+
+
+def test_no_more_than_max_ranked_blocks_are_named() -> None:
+    planned = Planned(max_ranked=4)
+    planned.tick()
+    assert len(planned.planner.latest["a"].order) == 4
+
+
+def test_an_unchanged_graph_is_only_dated_again() -> None:
+    planned = Planned()
+    planned.tick()
+    first = planned.planner.latest["a"]
+    planned.tick()
+    second = planned.planner.latest["a"]
+    assert second.epoch == first.epoch
+    assert second.ts == first.ts + 0.5
+    assert second.order is first.order
+    assert planned.planner.counters == {"ranked": 2, "redated": 2}
+
+
+def test_a_changed_graph_is_ranked_again() -> None:
+    planned = Planned()
+    planned.tick()
+    before = planned.planner.latest["a"].epoch
+    planned.store("a", 500)
+    planned.tick()
+    after = planned.planner.latest["a"]
+    assert after.epoch > before
+    assert 500 in after.order
+
+
+def test_new_weights_are_ranked_with_at_once() -> None:
+    planned = Planned()
+    planned.tick()
+    before = planned.planner.latest["a"].epoch
+    planned.graph.profile = ScoreProfile(age=5.0)
+    planned.tick()
+    assert planned.planner.latest["a"].epoch > before
+
+
+def test_even_an_unchanged_graph_is_ranked_again_in_the_end() -> None:
+    planned = Planned()
+    planned.tick()
+    planned.tick(after_s=RERANK_AFTER_S)
+    assert planned.planner.counters["ranked"] == 4
+
+
+def test_an_engine_that_left_has_no_ranking() -> None:
+    planned = Planned()
+    planned.tick()
+    planned.engines = ["b"]
+    planned.tick()
+    assert set(planned.planner.latest) == {"b"}
+
+
+def test_an_unchanged_graph_is_ranked_again_when_somebody_is_due() -> None:
+    planned = Planned()
+    planned.pause(expected_return_s=5.0)
+    planned.tick()
+    planned.tick()
+    assert planned.planner.counters == {"ranked": 2, "redated": 2}
+    planned.tick(after_s=2.0)
+    assert planned.planner.counters == {"ranked": 4, "redated": 2}
+
+
+def test_what_to_bring_back_changes_with_time_alone() -> None:
+    planned = Planned()
+    keys = planned.pause(expected_return_s=30.0)
+    planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
+    planned.tick()
+    assert planned.planner.wanted["a"].keys.tolist() == []
+    planned.tick(after_s=27.0)
+    assert planned.planner.wanted["a"].keys.tolist() == list(range(1, 11))
+    assert planned.planner.wanted["a"].ts == planned.clock.now
+    assert planned.planner.wanted["b"].keys.tolist() == []
+    planned.planner.prefetch = PrefetchConfig(max_blocks=3)
+    planned.tick()
+    assert planned.planner.wanted["a"].keys.tolist() == [1, 2, 3]
+    planned.planner.prefetch = PrefetchConfig(enabled=False)
+    planned.tick()
+    assert planned.planner.wanted["a"].keys.tolist() == []
+
+
+def test_readers_hold_an_immutable_snapshot() -> None:
+    planned = Planned()
+    planned.tick()
+    held = planned.planner.latest
+    with pytest.raises(TypeError):
+        held["c"] = held["a"]  # type: ignore[index]
+    planned.store("a", 500)
+    planned.tick()
+    assert 500 not in held["a"].order
+
+
+def test_a_failing_ranking_leaves_the_other_engine_its_advice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    planned = Planned()
+    planned.tick()
+    rank = planned.graph.rank
+
+    def rank_but_not_a(engine: str, limit: int) -> Ranking:
+        if engine == "a":
+            raise ZeroDivisionError("no luck")
+        return rank(engine, limit)
+
+    monkeypatch.setattr(planned.graph, "rank", rank_but_not_a)
+    stale = planned.planner.latest["a"]
+    planned.store("a", 500)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            planned.tick()
+    assert planned.planner.latest["a"] is stale, "dated as of before: it grows too old to be used"
+    assert planned.planner.latest["b"].ts == planned.clock.now
+    assert planned.planner.counters["failed"] == 3
+    assert len(caplog.records) == 1
+
+
+def test_the_first_protected_block_is_not_kept_waiting() -> None:
+    planned = Planned(interval_s=3600.0)
+    planned.planner.start()
+    try:
+        planned.store("a", 500)
+        planned.planner.applied()
+        assert not planned.ranked.wait(0.2), "what nobody protects waits for the interval"
+        planned.protect()
+        assert planned.ranked.wait(30.0)
+        assert planned.planner.latest["a"].protected.tolist() == [1]
+        planned.ranked.clear()
+        planned.protect()
+        assert not planned.ranked.wait(0.2), "a ranking names what is protected: the next can wait"
+    finally:
+        planned.planner.stop()
+
+
+def test_every_engine_hears_of_its_room_as_of_now() -> None:
+    planned = Planned()
+    planned.tick()
+    before = planned.planner.admissions
+    planned.tick()
+    after = planned.planner.admissions
+    assert set(after) == {"a", "b"}
+    assert after["a"].room_blocks is None
+    assert after["a"].epoch > before["a"].epoch
+    assert after["a"].ts == before["a"].ts + 0.5
+    planned.engines = ["b"]
+    planned.tick()
+    assert set(planned.planner.admissions) == {"b"}

@@ -1,0 +1,597 @@
+"""A whole sidecar, with hand-rolled engines on real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+from kvgraph.advisor import service
+from kvgraph.advisor.config.config import load
+from kvgraph.advisor.service import Service
+from kvgraph.advisor.sockets.subscriber import engine_id
+from kvgraph.graph.errors import ConfigError
+from kvgraph.graph.messages import wire
+from kvgraph.graph.messages.advice import (
+    AnyAdvice,
+    PrefetchMessage,
+    RankingMessage,
+    ResyncRequest,
+    StillValid,
+)
+from kvgraph.graph.messages.events import (
+    AnyEvent,
+    BlocksLoaded,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    EngineHello,
+    Pressure,
+    RequestFinished,
+    RequestHeld,
+    RequestReleased,
+    RequestStarted,
+    Segment,
+)
+from kvgraph.graph.types import SourceLayer, Tier
+
+PRESSURE = Pressure(100, 50, 50, 1, 0)
+
+
+def packed(keys: range | list[int]) -> bytes:
+    return np.array(list(keys), dtype="<u8").tobytes()
+
+
+class Engine:
+    """A DEALER that plays an engine; a thread of its own keeps it alive when asked to."""
+
+    def __init__(self, endpoint: str, name: str = "engine") -> None:
+        self.name = name
+        self.identity = os.urandom(16)
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.IDENTITY, self.identity)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(endpoint)
+        self.seq = 0
+
+    def send(self, *events: AnyEvent) -> None:
+        self.socket.send_multipart(wire.encode_events(self.seq, list(events)))
+        self.seq += 1
+
+    def greet(self, keys: range | list[int] = range(0)) -> None:
+        hello = EngineHello(self.name, "model", 16, 100, "test 1")
+        self.send(hello, BlocksResident(packed(keys)))
+
+    def advice(self, *kinds: type) -> AnyAdvice:
+        """The next advice of one of ``kinds``; sends its pressure while it waits."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if not self.socket.poll(200):
+                self.send(PRESSURE)
+                continue
+            advice = wire.decode_advice(self.socket.recv_multipart())[1]
+            if isinstance(advice, kinds):
+                return advice
+        raise AssertionError(f"no {kinds} arrived")
+
+    def ranking(self, condition: Callable[[set[int]], bool]) -> RankingMessage:
+        """The first ranking whose keys meet ``condition``."""
+        while True:
+            advice = self.advice(RankingMessage)
+            assert isinstance(advice, RankingMessage)
+            if condition(set(advice.at(0).order.tolist())):
+                return advice
+
+    def close(self) -> None:
+        self.socket.close(linger=0)
+        self.context.term()
+
+
+class Running:
+    """A service in a thread, and what it says of itself over HTTP."""
+
+    def __init__(self, directory: Path, path: Path | None = None, **settings: Any) -> None:
+        overrides = {
+            "sidecar.endpoint": f"ipc://{directory}/s",
+            "sidecar.interval_s": 0.05,
+            **{key.replace("__", "."): value for key, value in settings.items()},
+        }
+        self.service = Service(load(path, overrides), path=path, overrides=overrides)
+        self.thread = threading.Thread(target=self.service.run)
+        self.thread.start()
+
+    def get(self, path: str) -> Any:
+        request = urllib.request.Request(self.service.http + path)
+        request.add_header("Authorization", f"Bearer {self.service.token}")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.loads(answer.read())
+
+    def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + 20
+        while True:
+            status: dict[str, Any] = self.get("/status")
+            if condition(status):
+                return status
+            assert time.monotonic() < deadline, status
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self.service.stop()
+        self.thread.join(timeout=20)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    running: list[Running] = []
+
+    def begin(**settings: Any) -> Running:
+        running.append(Running(tmp_path, **settings))
+        return running[-1]
+
+    yield begin
+    for each in running:
+        each.stop()
+
+
+@pytest.fixture
+def connect(start: Callable[..., Running]) -> Iterator[Callable[..., Engine]]:
+    engines: list[Engine] = []
+
+    def begin(running: Running, name: str = "engine") -> Engine:
+        engines.append(Engine(running.service.endpoint, name))
+        return engines[-1]
+
+    yield begin
+    for each in engines:
+        each.close()
+
+
+Start = Callable[..., Running]
+Connect = Callable[..., Engine]
+
+
+def test_an_engine_gets_a_ranking_of_its_blocks(start: Start, connect: Connect) -> None:
+    engine = connect(start())
+    engine.greet([1, 2])
+    engine.send(BlocksStored(packed([3, 4, 5]), 2, 16, "chat"))
+    ranking = engine.ranking(lambda keys: keys == {1, 2, 3, 4, 5})
+    order = ranking.at(0).order.tolist()
+    assert order.index(5) < order.index(4) < order.index(3), "a chain goes tail first"
+    assert ranking.protected == b""
+    valid = engine.advice(StillValid)
+    assert isinstance(valid, StillValid)
+    assert valid.epoch == ranking.epoch
+    assert valid.age_s < 2.0
+
+
+def test_protected_blocks_are_ranked_apart(start: Start, connect: Connect) -> None:
+    engine = connect(start())
+    engine.greet()
+    engine.send(
+        BlocksStored(packed(range(1, 5)), None, 16, "chat"),
+        RequestStarted(
+            "r1", packed(range(1, 5)), 64, 0, 16, "chat",
+            segments=(Segment(int(SourceLayer.RULES), 0, 32),),
+        ),
+    )  # fmt: skip
+    ranking = engine.ranking(lambda keys: keys == {3, 4})
+    assert set(ranking.at(0).protected.tolist()) == {1, 2}
+
+
+def test_two_engines_are_advised_apart(start: Start, connect: Connect) -> None:
+    running = start()
+    one, two = connect(running, "one"), connect(running, "two")
+    one.greet(range(1, 11))
+    two.greet(range(5, 21))
+    one.ranking(lambda keys: keys == set(range(1, 11)))
+    two.ranking(lambda keys: keys == set(range(5, 21)))
+
+
+def park(engine: Engine, keys: list[int], session: str, expected_return_s: float) -> None:
+    """A turn that waits for a tool, and whose blocks the engine copies and then evicts."""
+    chain, tokens = packed(keys), 16 * len(keys)
+    engine.send(
+        RequestStarted(session, chain, tokens, 0, 16, session),
+        BlocksStored(chain, None, 16, session),
+        RequestFinished(
+            session, chain, tokens, tokens, "stop", session,
+            waiting_for_tool=True, expected_return_s=expected_return_s,
+        ),
+        BlocksSpilled(chain, int(Tier.WARM), 4096),
+        BlocksRemoved(chain),
+    )  # fmt: skip
+
+
+def test_a_session_that_is_due_is_brought_back_until_it_is_there(
+    start: Start, connect: Connect
+) -> None:
+    running = start()
+    engine, other = connect(running, "engine"), connect(running, "other")
+    engine.greet()
+    other.greet()
+    park(engine, [7, 8, 9], "agent", expected_return_s=30.0)
+    engine.ranking(lambda keys: not keys)
+    park(engine, [1, 2], "soon", expected_return_s=1.0)
+    assert engine.advice(PrefetchMessage) == PrefetchMessage(packed([1, 2]))
+    engine.send(BlocksLoaded(packed([1])))
+    wanted = engine.advice(PrefetchMessage)
+    while wanted == PrefetchMessage(packed([1, 2])):  # said again until the sidecar knew
+        wanted = engine.advice(PrefetchMessage)
+    assert wanted == PrefetchMessage(packed([2]))
+    engine.send(BlocksLoaded(packed([2])))
+    while wanted == PrefetchMessage(packed([2])):
+        wanted = engine.advice(PrefetchMessage)
+    assert wanted == PrefetchMessage(b"")
+    while other.socket.poll(0):
+        _, advice = wire.decode_advice(other.socket.recv_multipart())
+        assert not isinstance(advice, PrefetchMessage), "these are not its copies"
+
+
+def test_prefetching_can_be_switched_off_while_running(
+    tmp_path: Path, start: Start, connect: Connect
+) -> None:
+    file = tmp_path / "kvgraph.toml"
+    file.write_text("[prefetch]\nmax_blocks = 1\n")
+    running = start(path=file)
+    engine = connect(running)
+    engine.greet()
+    park(engine, [1, 2], "soon", expected_return_s=30.0)
+    file.write_text("[prefetch]\nhorizon_s = 60.0\nmax_blocks = 1\n")
+    running.service.reload()
+    assert engine.advice(PrefetchMessage) == PrefetchMessage(packed([1]))
+    file.write_text("[prefetch]\nenabled = false\n")
+    running.service.reload()
+    wanted = engine.advice(PrefetchMessage)
+    while wanted == PrefetchMessage(packed([1])):
+        wanted = engine.advice(PrefetchMessage)
+    assert wanted == PrefetchMessage(b"")
+
+
+def test_copies_and_what_should_be_copied_are_part_of_a_ranking(
+    start: Start, connect: Connect
+) -> None:
+    engine = connect(start())
+    engine.greet()
+    park(engine, [1, 2], "agent", expected_return_s=600.0)
+    chain = packed([11, 12])
+    engine.send(
+        RequestStarted("chat", chain, 32, 0, 16, "chat"), BlocksStored(chain, None, 16, "chat")
+    )
+    ranking = engine.ranking(lambda keys: keys == {11, 12}).at(0)
+    assert ranking.spill_first.tolist() == [12, 11]
+    assert ranking.sink_first.tolist() == [2, 1]
+
+
+def test_a_silent_engine_is_forgotten_and_the_other_is_not(start: Start, connect: Connect) -> None:
+    running = start(sidecar__engine_timeout_s=1.0)
+    quiet, lively = connect(running, "quiet"), connect(running, "lively")
+    quiet.greet([1])
+    lively.greet([2])
+    deadline = time.monotonic() + 20
+    while running.get("/status")["counters"]["ingest"].get("engines_lost") != 1:
+        assert time.monotonic() < deadline
+        lively.send(PRESSURE)
+        time.sleep(0.05)
+    status = running.get("/status")
+    assert [engine["name"] for engine in status["engines"]] == ["lively"]
+    running.until(lambda s: set(s["graph"]["engines"]) == {engine_id(lively.identity)})
+    quiet.send(PRESSURE)
+    assert quiet.advice(ResyncRequest) == ResyncRequest("unknown engine")
+    quiet.greet([1])
+    quiet.ranking(lambda keys: keys == {1})
+
+
+def test_an_engine_whose_connection_is_gone_is_forgotten_before_it_is_silent(
+    start: Start, connect: Connect
+) -> None:
+    running = start(sidecar__engine_timeout_s=60.0)
+    gone, other = connect(running), connect(running)
+    gone.greet([1, 2])
+    other.greet([3])
+    running.until(lambda s: len(s["engines"]) == 2)
+    gone.socket.close(linger=0)
+    running.until(lambda s: [each["graph"]["resident"] for each in s["engines"]] == [1])
+    other.ranking(lambda keys: keys == {3})
+
+
+def test_a_gap_is_made_good_by_a_resync(start: Start, connect: Connect) -> None:
+    running = start()
+    engine = connect(running)
+    engine.greet([1, 2, 3])
+    engine.ranking(lambda keys: keys == {1, 2, 3})
+    engine.seq += 1  # a batch that never arrived: block 1 was removed
+    while True:
+        engine.send(PRESSURE)
+        if engine.socket.poll(100):
+            advice = wire.decode_advice(engine.socket.recv_multipart())[1]
+            if isinstance(advice, ResyncRequest):
+                break
+    engine.greet([2, 3])
+    engine.ranking(lambda keys: keys == {2, 3})
+    status = running.get("/status")
+    assert status["engines"][0]["gaps"] == 1
+    assert status["engines"][0]["state"] == "synced"
+
+
+def test_a_restarted_sidecar_asks_for_what_it_missed(tmp_path: Path) -> None:
+    first = Running(tmp_path)
+    engine = Engine(first.service.endpoint)
+    try:
+        engine.greet([1, 2])
+        engine.ranking(lambda keys: keys == {1, 2})
+        first.stop()
+        second = Running(tmp_path)
+        try:
+            assert engine.advice(ResyncRequest) == ResyncRequest("unknown engine")
+            engine.greet([1, 2])
+            engine.ranking(lambda keys: keys == {1, 2})
+        finally:
+            second.stop()
+    finally:
+        engine.close()
+
+
+def test_garbage_does_not_stop_the_loop(start: Start, connect: Connect) -> None:
+    running = start()
+    vandal, engine = connect(running), connect(running)
+    for frames in ([b""], [b"a", b"b"], [b"x"] * 100, [wire.HEADER, b"\0" * 8, b"\xc1"]):
+        vandal.socket.send_multipart(frames)
+    # decodes, and means nothing: keys that are not whole, a chain that is its own parent
+    vandal.greet()
+    vandal.send(BlocksStored(b"\1\2\3", None, 16), BlocksStored(packed([7]), 7, 16))
+    engine.greet([1])
+    engine.ranking(lambda keys: keys == {1})
+    assert running.get("/status")["counters"]["ingest"]["refused_wire"] == 4
+
+
+def test_a_frame_beyond_the_limit_ends_its_connection_alone(start: Start, connect: Connect) -> None:
+    running = start()
+    vandal, engine = connect(running), connect(running)
+    engine.greet([1])
+    with vandal.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as cut:
+        vandal.socket.send_multipart([wire.HEADER, bytes(8), bytes(wire.MAX_FRAME_BYTES + 1)])
+        assert cut.poll(10_000), "it was read"
+        vandal.socket.disable_monitor()
+    engine.ranking(lambda keys: keys == {1})
+    assert running.get("/status")["counters"]["ingest"].get("refused_wire", 0) == 0
+
+
+def test_a_peer_fills_no_more_than_a_bounded_number_of_messages(tmp_path: Path) -> None:
+    with zmq.Context() as context, service._router(context) as router:
+        router.bind(f"ipc://{tmp_path}/s")
+        with context.socket(zmq.DEALER) as flood:
+            flood.setsockopt(zmq.LINGER, 0)
+            flood.setsockopt(zmq.SNDHWM, 1)
+            flood.connect(f"ipc://{tmp_path}/s")
+            sent = 0
+            while flood.poll(500, zmq.POLLOUT):
+                flood.send(bytes(1 << 20), zmq.NOBLOCK)
+                sent += 1
+                assert sent < 2 * service._RCVHWM, "nobody reads, and still it takes more"
+
+
+def test_a_graph_that_fails_costs_a_resync_and_not_the_loop(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start()
+    engine = connect(running)
+    engine.greet([1])
+    engine.ranking(lambda keys: keys == {1})
+    with monkeypatch.context() as broken:
+        broken.setattr(running.service.graph, "apply", _fail)
+        engine.send(PRESSURE)
+        status = running.until(lambda s: s["counters"]["ingest"].get("apply_failed", 0) > 0)
+    assert status["engines"][0]["state"] == "resyncing"
+    engine.advice(ResyncRequest)
+    engine.greet([2])
+    engine.ranking(lambda keys: keys == {2})
+
+
+def test_health_tells_when_advice_grows_stale(
+    start: Start, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = start(sidecar__max_stale_s=0.2)
+    engine = connect(running)
+    engine.greet([1])
+    engine.ranking(lambda keys: keys == {1})
+    monkeypatch.setattr(running.service.graph, "rank", _fail)
+    engine.send(BlocksStored(packed([2]), 1, 16))
+    deadline = time.monotonic() + 20
+    while running.service.board.is_healthy():
+        assert time.monotonic() < deadline
+        engine.send(PRESSURE)
+        time.sleep(0.05)
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        running.get("/healthz")
+
+
+def _fail(*_: object) -> None:
+    raise ZeroDivisionError("no luck")
+
+
+def test_the_socket_is_its_owners_only_and_goes_with_the_sidecar(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) & 0o177 == 0
+    running.stop()
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_second_sidecar_does_not_take_the_socket_away(start: Start, connect: Connect) -> None:
+    running = start()
+    with pytest.raises(ConfigError, match="another sidecar serves it"):
+        start()
+    engine = connect(running)
+    engine.greet([1])
+    engine.ranking(lambda keys: keys == {1})
+
+
+def test_the_socket_of_a_killed_sidecar_is_taken_over(
+    tmp_path: Path, start: Start, connect: Connect
+) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    dead = context.socket(zmq.ROUTER)
+    dead.bind(f"ipc://{tmp_path}/dead")
+    (tmp_path / "s").hardlink_to(tmp_path / "dead")
+    dead.close(linger=0)
+    context.term()
+    assert (tmp_path / "s").exists()
+    engine = connect(start())
+    engine.greet([1])
+    engine.ranking(lambda keys: keys == {1})
+
+
+def test_a_taken_http_port_is_named(start: Start) -> None:
+    port = int(start().service.http.rpartition(":")[2])
+    with pytest.raises(ConfigError, match=rf"http\.port = {port}"):
+        start(sidecar__endpoint="tcp://127.0.0.1:0", http__port=port)
+
+
+def test_an_engine_without_our_hook_is_watched_through_its_kv_events(
+    tmp_path: Path, start: Start
+) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    publisher = context.socket(zmq.XPUB)
+    endpoint = f"ipc://{tmp_path}/kv"
+    publisher.bind(endpoint)
+    try:
+        running = start(sidecar__observe=[{"endpoint": endpoint, "model": "m"}])
+        assert publisher.poll(10_000)
+        stored = {
+            "type": "BlockStored",
+            "block_hashes": [5, 6],
+            "parent_block_hash": None,
+            "token_ids": [31337] * 32,
+            "block_size": 16,
+            "session_id": "watched",
+        }
+        payload = msgspec.msgpack.encode([1.0, [stored], 0])
+        publisher.send_multipart([b"", (0).to_bytes(8, "big"), payload])
+        status = running.until(lambda s: s["graph"]["blocks"] == 2)
+        (engine,) = status["engines"]
+        assert (engine["kind"], engine["state"]) == ("kv_events", "synced")
+        assert engine["graph"]["resident"] == 2
+        assert running.get("/sessions/watched/explain")["blocks"] == 2
+        explained = running.get("/blocks/5/explain")
+        assert explained["model"] == engine["model"] == "m"
+        assert "31337" not in json.dumps(explained)
+    finally:
+        publisher.close(linger=0)
+    running.until(lambda s: s["engines"][0]["state"] == "waiting")
+    running.until(lambda s: s["graph"]["engines"] == {})
+    context.term()
+
+
+def test_weights_are_reloaded_while_running(tmp_path: Path, start: Start, connect: Connect) -> None:
+    file = tmp_path / "kvgraph.toml"
+    file.write_text("[score]\nage = 1.0\n")
+    running = start(path=file)
+    engine = connect(running)
+    engine.greet([1])
+    file.write_text("[score]\nage = wrong\n")
+    running.service.reload()
+    running.until(lambda s: s["config"]["error"] is not None)
+    assert running.service.graph.profile.age == 1.0
+    file.write_text("[score]\nage = 77.0\n")
+    running.service.reload()
+    running.until(lambda s: s["counters"]["config"].get("reloaded") == 1)
+    assert running.service.graph.profile.age == 77.0
+    engine.ranking(lambda keys: keys == {1})
+
+
+def test_the_graph_survives_a_restart(tmp_path: Path) -> None:
+    snapshot = tmp_path / "graph.kvg"
+    first = Running(tmp_path, sidecar__snapshot_path=snapshot)
+    engine = Engine(first.service.endpoint)
+    engine.greet()
+    engine.send(BlocksStored(packed([11, 12]), None, 16, "chat"))
+    engine.ranking(lambda keys: keys == {11, 12})
+    engine.close()
+    first.stop()
+    second = Running(tmp_path, sidecar__snapshot_path=snapshot)
+    try:
+        assert second.get("/blocks/12/explain")["session"] == "chat"
+        assert second.get("/status")["counters"]["snapshot"]["restored"] == 1
+        assert second.get("/status")["graph"]["engines"] == {}
+    finally:
+        second.stop()
+
+
+@pytest.mark.parametrize("content", [b"", b"KVGSNAP\x01" + b"x" * 100, b"garbage"])
+def test_a_damaged_snapshot_starts_an_empty_graph(
+    tmp_path: Path, start: Start, connect: Connect, content: bytes
+) -> None:
+    snapshot = tmp_path / "graph.kvg"
+    snapshot.write_bytes(content)
+    running = start(sidecar__snapshot_path=snapshot)
+    engine = connect(running)
+    engine.greet([1])
+    engine.ranking(lambda keys: keys == {1})
+    assert running.get("/status")["counters"]["snapshot"]["refused"] == 1
+
+
+def test_a_disk_that_takes_nothing_costs_a_counter_and_one_line(
+    tmp_path: Path, start: Start, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("a directory cannot be made of this")
+    running = start(sidecar__snapshot_path=blocked / "graph", sidecar__snapshot_interval_s=0.02)
+    engine = connect(running)
+    engine.greet([1])
+    running.until(lambda s: s["counters"]["snapshot"].get("failed", 0) >= 3)
+    status = running.get("/status")
+    assert "cannot write snapshot" in status["snapshot"]["error"]
+    engine.ranking(lambda keys: keys == {1})
+    assert caplog.text.count("cannot write snapshot") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_survived(
+    start: Start, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_full(handle: int, mode: str) -> Any:
+        os.close(handle)
+        return open("/dev/full", mode)
+
+    monkeypatch.setattr("kvgraph.graph.snapshot.os.fdopen", open_full)
+    running = start(
+        sidecar__snapshot_path=tmp_path / "graph.kvg", sidecar__snapshot_interval_s=0.02
+    )
+    engine = connect(running)
+    engine.greet([1])
+    status = running.until(lambda s: s["counters"]["snapshot"].get("failed", 0) >= 1)
+    assert "No space left" in status["snapshot"]["error"]
+    engine.ranking(lambda keys: keys == {1})
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".graph")]
+
+
+def test_a_session_that_waits_for_room_can_be_asked_about(start: Start, connect: Connect) -> None:
+    running = start()
+    engine = connect(running)
+    engine.greet([1])
+    engine.send(RequestHeld("r1", 5, session="fresh", tenant="acme"))
+    status = running.until(lambda s: bool(s["engines"]) and bool(s["engines"][0]["room"]))
+    (facts,) = status["engines"]
+    assert facts["room"]["room_blocks"] is None
+    (why,) = running.get("/sessions/fresh/explain")["held"]
+    assert re.fullmatch(r"held \d+ s: [\d,]+ agents fit, 0 are live", why)
+    with pytest.raises(urllib.error.HTTPError):
+        running.get("/sessions/fresh/explain?tenant=other")
+    engine.send(RequestReleased("r1", 1.0, "gone"))
+    running.until(lambda s: not s["engines"][0]["graph"]["held"])
+    with pytest.raises(urllib.error.HTTPError):
+        running.get("/sessions/fresh/explain")

@@ -1,0 +1,290 @@
+"""The command line: real processes, found again by their runtime notes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvgraph.advisor import cli
+from kvgraph.advisor.terminal import plain
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("KVGRAPH_")}
+    return {**kept, "XDG_RUNTIME_DIR": str(tmp_path), "COLUMNS": "120"}
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Run:
+    def begin(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command(*arguments), env=environment, capture_output=True, text=True, timeout=60
+        )
+
+    return begin
+
+
+class Sidecar:
+    """``kvgraph serve`` in a process of its own."""
+
+    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            command("serve", *arguments),
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ready(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def end(self) -> tuple[str, str]:
+        return self.process.communicate(timeout=30)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=30)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "kvgraph", *arguments]
+
+
+@pytest.fixture
+def serve(environment: dict[str, str]) -> Iterator[Callable[..., Sidecar]]:
+    started: list[Sidecar] = []
+
+    def begin(*arguments: str) -> Sidecar:
+        started.append(Sidecar(environment, *arguments))
+        return started[-1]
+
+    yield begin
+    for each in started:
+        each.kill()
+
+
+def test_version(run: Run) -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, "kvgraph 0.1.0\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["serve", "--set", "score.agee=1"], "did you mean score.age?"),
+        (["serve", "--set", "score.age"], "section.key=value"),
+        (["serve", "--set", "score.age=high"], "score.age = 'high' (command line)"),
+        (["serve", "--endpoint", "tcp://0.0.0.0:1"], "CURVE"),
+        (["serve", "--config", "/does/not/exist.toml"], "No such file"),
+        (["status"], "no sidecar of this user is running"),
+        (["status", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
+        (["status", "--url", "ftp://x"], "is not a URL"),
+        (["explain", "12", "--url", "http://127.0.0.1:1"], "no sidecar answers"),
+    ],
+)
+def test_an_expected_failure_is_one_line_and_a_code(
+    run: Run, arguments: list[str], expected: str
+) -> None:
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert expected in done.stderr
+    assert done.stderr.startswith("kvgraph: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_child_says_one_json_line_and_goes_with_its_parent(
+    serve: Callable[..., Sidecar], environment: dict[str, str], tmp_path: Path
+) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        endpoint = f"ipc://{tmp_path}/engine.sock"
+        sidecar = serve("--endpoint", endpoint, "--http-port", "0", "--parent", str(parent.pid))
+        ready = json.loads(sidecar.ready())
+        assert ready["ready"] is True
+        assert ready["pid"] == sidecar.process.pid
+        assert ready["endpoint"] == endpoint
+        assert ready["http"].startswith("http://127.0.0.1:")
+        # Killed and not yet reaped: a zombie still has a process id.
+        parent.kill()
+        out, errors = sidecar.end()
+        assert out == ""
+        assert sidecar.process.returncode == 0, errors
+        assert not (tmp_path / "engine.sock").exists()
+        assert list((tmp_path / f"kvgraph-{os.getuid()}").glob("*.json")) == []
+    finally:
+        parent.communicate()
+
+
+def test_a_child_of_a_dead_parent_ends_at_once(serve: Callable[..., Sidecar]) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", ""])
+    parent.wait()
+    sidecar = serve("--parent", str(parent.pid))
+    sidecar.end()
+    assert sidecar.process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(serve: Callable[..., Sidecar], number: int) -> None:
+    sidecar = serve()
+    assert "AITHER_KVCACHE_SIDECAR=ipc://" in sidecar.ready()
+    sidecar.process.send_signal(number)
+    _, errors = sidecar.end()
+    assert sidecar.process.returncode == 0, errors
+    assert "Traceback" not in errors
+
+
+def test_hangup_rereads_the_configuration(serve: Callable[..., Sidecar], tmp_path: Path) -> None:
+    file = tmp_path / "kvgraph.toml"
+    file.write_text("[score]\nage = 1.0\n")
+    sidecar = serve("--config", str(file))
+    sidecar.ready()
+    file.write_text("[score]\nage = wrong\n")
+    sidecar.process.send_signal(signal.SIGHUP)
+    assert sidecar.process.stderr is not None
+    assert "not reloaded" in sidecar.process.stderr.readline()
+
+
+def test_status_and_explain_find_a_running_sidecar(serve: Callable[..., Sidecar], run: Run) -> None:
+    sidecar = serve()
+    endpoint = sidecar.ready().split("AITHER_KVCACHE_SIDECAR=")[1].split(";")[0]
+    with Engine(endpoint):
+        status = wait_for_engine(run)
+        assert status["engines"][0]["name"] == "node:1 [red]"
+        shown = run("status")
+        assert shown.returncode == 0, shown.stderr
+        assert "node:1 [red]" in shown.stdout
+        assert "user_turn" in shown.stdout
+        assert "tiers of node:1 [red]" in shown.stdout
+        assert "300 of 400 blocks (300.0 MB, 75 %)" in shown.stdout
+        assert "75 % useful (6 of 8)" in shown.stdout
+        block = run("explain", "0x5")
+        assert "importance" in block.stdout
+        assert "LRU on" in block.stdout
+        assert "ranked_by lru, rank 0, of 1, policy_rank 0" in " ".join(block.stdout.split())
+        assert json.loads(run("explain", "chat", "--json").stdout)["blocks"] == 1
+        unknown = run("explain", "nobody")
+        assert unknown.returncode == 1
+        assert "no session of that name" in unknown.stderr
+
+
+def wait_for_engine(run: Run) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        (status,) = json.loads(run("status", "--json").stdout)
+        if status["engines"] and status["graph"]["blocks"]:
+            return dict(status)
+    raise AssertionError("the engine never showed up")
+
+
+class Engine:
+    """An engine that stays alive until it is closed."""
+
+    def __init__(self, endpoint: str) -> None:
+        code = ENGINE.format(endpoint=endpoint)
+        self._process = subprocess.Popen([sys.executable, "-P", "-c", code])
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+ENGINE = """
+import os, time, zmq
+from kvgraph.graph.messages import wire
+from kvgraph.graph.messages.events import *
+socket = zmq.Context().socket(zmq.DEALER)
+socket.setsockopt(zmq.IDENTITY, os.urandom(16))
+socket.connect({endpoint!r})
+hello = EngineHello("node:1 [red]", "model", 16, 100, "test 1")
+chain = BlocksStored((5).to_bytes(8, "little"), None, 16, "chat")
+tiers = TierReport(
+    bytes_per_block=1_000_000, warm_blocks=300, warm_capacity=400, cold_blocks=5, cold_capacity=60,
+    spilled=70, spill_lost=1, spill_failed=2, passed_over=80, sunk=6, dropped=3, loaded=20,
+    load_failed=4, stalls=9, stall_s=1.5, recomputed=7, prefetched=10, prefetch_useful=6,
+    prefetch_wasted=2, prefetch_cancelled=11, load_bytes_per_s=3e9, spill_bytes_per_s=2e9,
+    prefill_tokens_per_s=5e3,
+)
+socket.send_multipart(wire.encode_events(0, [hello, BlocksResident(b""), chain, tiers]))
+for seq in range(1, 10_000):
+    time.sleep(0.3)
+    socket.send_multipart(wire.encode_events(seq, [Pressure(1, 1, 1, 1, 1)]))
+"""
+
+
+def test_a_note_of_a_dead_sidecar_is_removed(run: Run, tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    directory = tmp_path / f"kvgraph-{os.getuid()}"
+    directory.mkdir(mode=0o700)
+    note = directory / f"{gone.pid}.json"
+    note.write_text(json.dumps({"pid": gone.pid, "endpoint": "ipc:///x", "http": "http://x"}))
+    (directory / "garbage.json").write_text("{")
+    assert run("status").returncode == 1
+    assert not note.exists()
+
+
+def test_a_runtime_directory_that_others_may_enter_is_refused(run: Run, tmp_path: Path) -> None:
+    directory = tmp_path / f"kvgraph-{os.getuid()}"
+    directory.mkdir(mode=0o755)
+    done = run("status")
+    assert done.returncode == 1
+    assert "mode 0700" in done.stderr
+
+
+def broken(name: str) -> EntryPoint:
+    return EntryPoint(name, "kvgraph.nowhere_to_be_found:app", cli.COMMAND_GROUP)
+
+
+def test_a_command_without_its_extra_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "importlib.metadata.entry_points", lambda group: [broken("bench"), broken("other")]
+    )
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bench", "graph", "--json"])
+    assert caught.value.code == 1
+    assert "pip install 'kvgraph[bench]'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert "bench" in capsys.readouterr().out
+
+
+def test_commands_that_are_not_asked_for_are_not_imported() -> None:
+    code = (
+        "import sys, contextlib\n"
+        "from kvgraph.advisor.cli import main\n"
+        "with contextlib.suppress(SystemExit): main(['--version'])\n"
+        "names = ('torch', 'vllm', 'fastapi', 'kvgraph.hooks', 'kvgraph.bench')\n"
+        "assert not [n for n in names if n in sys.modules]\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)
+
+
+def test_the_sidecar_needs_no_torch() -> None:
+    code = "import sys, kvgraph.advisor.service\nassert 'torch' not in sys.modules\n"
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True)
+
+
+def test_what_an_engine_calls_itself_moves_no_cursor() -> None:
+    shown = plain("a\x1b[2J\u202eb\nc[bold]d").plain
+    assert shown == "a\ufffd[2J\ufffdb\nc[bold]d"

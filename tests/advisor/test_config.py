@@ -1,0 +1,226 @@
+"""Configuration: where values come from, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvgraph.advisor.config.config import Config, load
+from kvgraph.advisor.config.reload import ConfigWatch
+from kvgraph.graph.errors import ConfigError
+from kvgraph.graph.ranking.scoring import ScoreProfile
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import EdgeType, SourceLayer
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVGRAPH_CONFIG", raising=False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "kvgraph.toml"
+
+
+def test_defaults_are_those_of_the_graph() -> None:
+    config = load()
+    assert config.score.profile() == ScoreProfile()
+    assert config.graph.limits() == GraphLimits()
+
+
+# text of the file, what the message must hold: key, value, what is allowed
+WRONG = [
+    ("[score]\nagee = 1", ["score.agee", "did you mean score.age?"]),
+    ("[scroe]\nage = 1", ["scroe", "did you mean score?"]),
+    ("[score.edge_types]\nprefix_shar = 1", ["did you mean score.edge_types.prefix_share?"]),
+    ("[[sidecar.observe]]\nendpoint = 'tcp://127.0.0.1:5'\ntopc = ''", ["sidecar.observe.0.topc"]),
+    ("[score]\nage = 'abc'", ["score.age", "'abc'", "number"]),
+    ("[score]\nage = nan", ["score.age", "nan", "finite"]),
+    ("[score]\nprotected_layers = ['rule']", ["'rule'", "axioms, identity, rules"]),
+    ("score = 3", ["score = 3", "dictionary"]),
+    ("[sidecar]\ninterval_s = 0", ["sidecar.interval_s = 0", "greater than or equal to 0.01"]),
+    ("[sidecar]\ninterval_s = 60", ["sidecar.interval_s = 60", "less than or equal to 1"]),
+    ("[sidecar]\nengine_timeout_s = 0.1", ["sidecar.engine_timeout_s = 0.1", "equal to 1"]),
+    ("[sidecar]\nmax_stale_s = 3600", ["sidecar.max_stale_s = 3600", "less than or equal to 60"]),
+    ("[sidecar]\nmax_ranked = 2000000", ["sidecar.max_ranked = 2000000", "equal to 1048576"]),
+    ("[prefetch]\nmax_blocks = 2000000", ["prefetch.max_blocks = 2000000", "equal to 1048576"]),
+    ("[sidecar]\ntoken = 'short'", ["sidecar.token = '…'", "at least 16"]),
+    ("[sidecar]\ntoken = 'with a space and a \\n line end'", ["sidecar.token", "pattern"]),
+    (
+        "[[sidecar.observe]]\nendpoint = 'tcp://10.0.0.5:5557'",
+        ["tcp://10.0.0.5:5557", "beyond loopback", "allow_remote"],
+    ),
+    (
+        "[[sidecar.observe]]\nendpoint = 'tcp://127.0.0.1:5'\nreplay_endpoint = 'tcp://[fd00::1]:6'",
+        ["fd00::1", "beyond loopback"],
+    ),
+    ("[sidecar]\nmax_ranked = -5", ["sidecar.max_ranked = -5", "greater than or equal to 1"]),
+    ("[sidecar]\nendpoint = 'sidecar'", ["'sidecar'", "ipc:///path", "tcp://127.0.0.1:PORT"]),
+    ("[sidecar]\nendpoint = 'ipc://relative'", ["ipc://relative", "absolute"]),
+    (f"[sidecar]\nendpoint = 'ipc:///{'x' * 200}'", ["sidecar.endpoint", "107"]),
+    ("[sidecar]\nendpoint = 'tcp://0.0.0.0:1'", ["tcp://0.0.0.0:1", "CURVE"]),
+    ("[sidecar]\nendpoint = 'tcp://*:1'", ["tcp://*:1", "CURVE"]),
+    ("[sidecar]\nendpoint = 'tcp://127.0.0.1:huge'", ["sidecar.endpoint", "host and port"]),
+    ("[http]\nport = 99999", ["http.port = 99999", "65535"]),
+    ("[http]\nhost = '0.0.0.0'", ["http.host", "'0.0.0.0'", "allow_remote"]),
+    ("[graph]\nsemantic_threshold = 2.0", ["graph.semantic_threshold = 2.0", "1"]),
+    ("[prefetch]\nmax_blocks = 0", ["prefetch.max_blocks = 0", "greater than or equal to 1"]),
+    ("[prefetch]\nhorizon_s = inf", ["prefetch.horizon_s = inf", "finite"]),
+    ("[http", ["kvgraph.toml", "not TOML"]),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), WRONG)
+def test_a_wrong_file_names_key_value_and_what_is_allowed(
+    file: Path, text: str, expected: list[str]
+) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    message = str(caught.value)
+    assert all(part in message for part in expected), message
+    assert "\n" not in message
+    assert len(message) < 700
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("KVGRAPH_SCOER__AGE", "1", ["KVGRAPH_SCOER__AGE", "did you mean score?"]),
+        ("KVGRAPH_SCORE__AGEE", "1", ["score.agee", "environment", "score.age"]),
+        ("KVGRAPH_SCORE__AGE", "old", ["score.age", "'old'", "environment"]),
+        ("KVGRAPH_SCORE", "old", ["score", "environment"]),
+    ],
+)
+def test_a_wrong_variable_names_itself(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: list[str]
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError) as caught:
+        load()
+    assert all(part in str(caught.value) for part in expected), caught.value
+
+
+def test_a_missing_file_is_named(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kvgraph\.toml.*No such file"):
+        load(file)
+
+
+def test_a_value_of_many_characters_is_shortened(file: Path) -> None:
+    file.write_text(f"[score]\nage = '{'x' * 10_000}'")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert len(str(caught.value)) < 400
+
+
+def test_command_line_wins_over_environment_over_file_over_defaults(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    file.write_text("[score]\nage = 1.0\ndegree = 1.0\nhit_count = 1.0\n")
+    monkeypatch.setenv("KVGRAPH_SCORE__AGE", "2")
+    monkeypatch.setenv("KVGRAPH_SCORE__DEGREE", "2")
+    score = load(file, {"score.age": "3"}).score
+    assert (score.age, score.degree, score.hit_count) == (3.0, 2.0, 1.0)
+    assert score.importance == ScoreProfile().importance
+
+
+def test_the_environment_names_the_file_and_takes_lists_with_commas(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    file.write_text("[score.edge_types]\ntemporal = 7.0\n")
+    monkeypatch.setenv("KVGRAPH_CONFIG", str(file))
+    monkeypatch.setenv("KVGRAPH_SCORE__PROTECTED_LAYERS", "rules, memories")
+    monkeypatch.setenv("KVGRAPH_SCORE__EDGE_TYPES__SEMANTIC", "0.25")
+    profile = load().score.profile()
+    assert profile.edge_types[EdgeType.TEMPORAL] == 7.0
+    assert profile.edge_types[EdgeType.SEMANTIC] == 0.25
+    assert profile.protected_layers == {SourceLayer.RULES, SourceLayer.MEMORIES}
+
+
+def test_remote_http_is_allowed_when_asked_for(file: Path) -> None:
+    file.write_text("[http]\nhost = '0.0.0.0'\nallow_remote = true\n")
+    assert load(file).http.host == "0.0.0.0"
+
+
+def test_configuration_is_frozen() -> None:
+    with pytest.raises(Exception, match="frozen"):
+        load().score.age = 1.0  # type: ignore[misc]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def watching(file: Path, text: str, **overrides: Any) -> tuple[ConfigWatch, Clock, Config]:
+    file.write_text(text)
+    clock, config = Clock(), load(file, overrides)
+    return ConfigWatch(config, file, overrides, clock), clock, config
+
+
+def test_a_changed_file_is_taken_once(file: Path) -> None:
+    watch, clock, _ = watching(file, "[score]\nage = 1.0\n")
+    file.write_text("[score]\nage = 22.0\n")
+    assert watch.poll() is None, "not looked at before its time"
+    clock.now += 2
+    fresh = watch.poll()
+    assert fresh is not None
+    assert fresh.score.age == 22.0
+    clock.now += 2
+    assert watch.poll() is None
+
+
+def test_a_bad_change_keeps_the_old_values_and_says_so_once(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    watch, clock, config = watching(file, "[score]\nage = 1.0\n")
+    file.write_text("[score]\nage = 'never'\n")
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            clock.now += 2
+            assert watch.poll() is None
+    assert watch.config is config
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "score.age = 'never'" in caplog.text
+    assert watch.last_error is not None
+
+    file.write_text("[score]\nage = 333.0\n")
+    clock.now += 2
+    fresh = watch.poll()
+    assert fresh is not None
+    assert fresh.score.age == 333.0
+    assert watch.last_error is None
+
+
+def test_a_vanished_file_keeps_the_old_values(file: Path) -> None:
+    watch, clock, config = watching(file, "[score]\nage = 1.0\n")
+    file.unlink()
+    clock.now += 2
+    assert watch.poll() is None
+    assert watch.config is config
+
+
+def test_a_reload_can_be_asked_for_at_once(file: Path) -> None:
+    watch, _, _ = watching(file, "[score]\nage = 1.0\n")
+    file.write_text("[score]\nage = 4444.0\n")
+    watch.ask()
+    fresh = watch.poll()
+    assert fresh is not None
+    assert fresh.score.age == 4444.0
+
+
+def test_what_needs_a_restart_is_named(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    watch, clock, _ = watching(file, "")
+    file.write_text(
+        "[http]\nport = 1234\n[score]\nage = 1.5\n[graph]\nmax_names = 5\nmax_pairs = 5\n"
+    )
+    clock.now += 2
+    with caplog.at_level(logging.INFO):
+        assert watch.poll() is not None
+    assert "[http], graph.max_names takes effect at the next start" in caplog.text

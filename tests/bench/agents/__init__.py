@@ -1,0 +1,1 @@
+"""``kvgraph bench agents``: recorded coding agents on a real vLLM, arm by arm."""

@@ -1,0 +1,150 @@
+"""The arms of ``bench agents``: how each server is started, what it is told, and what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from ..recorded.agents_forcing import OPTIONS
+from ..recorded.agents_requests import AgentRequest
+from ..serving.progress import DemoProgress
+from ..serving.vllm_server import Server, ServerPlan, check_advised
+from ..serving.workload import BLOCK
+from ..tiers.tiers_arms import prompt_sources
+from .agents_pass import AgentPass, Telling, one_by_one
+
+SILENT: Final = Telling()
+
+_FLOAT_BYTES: Final = 4  # servers of benches run in float32
+
+
+@dataclass(frozen=True, slots=True)
+class AgentArm:
+    """One way to serve recorded agents.
+
+    Attributes:
+        graph: Whether ``AITHER_KVCACHE_GRAPH=1`` is set.
+        telling: What callers say.
+        hosted: Whether the arm has host memory.
+        settings: Further environment variables.
+        options: Further words of the server's command line.
+    """
+
+    name: str
+    graph: bool
+    telling: Telling = SILENT
+    hosted: bool = False
+    settings: tuple[tuple[str, str], ...] = ()
+    options: tuple[str, ...] = ()
+
+
+STOCK: Final = AgentArm("stock", graph=False)
+DEFAULT: Final = AgentArm("default", graph=True)
+HINTS: Final = AgentArm("hints", graph=True, telling=Telling(hinted=True))
+HOST_LRU: Final = AgentArm(
+    "host_lru",
+    graph=True,
+    hosted=True,
+    settings=(
+        ("KVGRAPH_POLICY__NAME", "lru"),
+        ("AITHER_KVCACHE_SPILL", "all"),
+        ("AITHER_KVCACHE_PREFETCH", "0"),
+    ),
+)
+"""A host tier without any knowledge: copies of all that goes, the oldest dropped first."""
+TIERS: Final = AgentArm("tiers", graph=True, telling=Telling(hinted=True), hosted=True)
+BUSY: Final = AgentArm("busy", graph=True, telling=Telling(hinted=True, layered=True))
+"""Stated system prompts while other processes keep every core busy; see ``agents_busy``."""
+ARMS: Final = (STOCK, DEFAULT, HINTS, HOST_LRU, TIERS, BUSY)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What every server of a run has: a model, blocks in the pool, and blocks in host memory."""
+
+    model: str
+    out: Path
+    pool: int
+    max_model_len: int
+    host: int = 0
+
+    def plan(self, arm: AgentArm, name: str) -> ServerPlan:
+        """What to start; ``name`` is the log's."""
+        settings = arm.settings
+        if arm.hosted:
+            gib = self.host * block_bytes(self.model) / 2**30
+            settings = (*settings, ("AITHER_KVCACHE_WARM_GIB", f"{gib:.6f}"))
+        return ServerPlan(
+            self.model, arm.graph, self.out, blocks=self.pool, max_model_len=self.max_model_len,
+            name=name, settings=settings, options=(*OPTIONS, *arm.options),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRun:
+    """One arm on one pool, once.
+
+    Attributes:
+        name: Of its log and its recording.
+        pace: Seconds that a recorded second took; None: no clock was waited for.
+        sources: vLLM's own count of prompt tokens by where they came from.
+    """
+
+    arm: str
+    name: str
+    pool: int
+    host: int
+    pace: float | None
+    passed: AgentPass
+    sources: dict[str, float]
+
+
+def run_arm(
+    arm: AgentArm,
+    room: Room,
+    requests: Sequence[AgentRequest],
+    pace: float | None,
+    shown: DemoProgress,
+    number: int = 0,
+) -> AgentRun:
+    """Start the arm's server, send it every request, end it.
+
+    Args:
+        number: Of the run, where an arm runs several times; in the log's name.
+
+    Raises:
+        ServerError: It did not start, or a graph's arm ran without its graph.
+        CompletionError: A request was refused.
+        AnswerError: The server did not give the recorded answers.
+    """
+    host = room.host if arm.hosted else 0
+    room = replace(room, host=host)
+    tag = "-".join(str(part) for part in (arm.name, room.pool, host, number) if part)
+    shown.starting(tag)
+    with Server(room.plan(arm, tag)) as server:
+        if arm.graph:
+            check_advised(server)
+        shown.passing(tag, "one at a time", len(requests))
+        passed = asyncio.run(one_by_one(server.url, requests, arm.telling, shown.answered, pace))
+        return AgentRun(arm.name, tag, room.pool, host, pace, passed, prompt_sources(server.url))
+
+
+def longest(requests: Sequence[AgentRequest]) -> int:
+    """Tokens of the longest prompt with its answer, in whole blocks: what a pool must hold."""
+    tokens = max(len(request.prompt) + len(request.answer) for request in requests)
+    return math.ceil(tokens / BLOCK) * BLOCK
+
+
+def block_bytes(model: str) -> int:
+    """Bytes of one KV block of ``model``, all layers together, from its configuration."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    per_token = 2 * config.num_hidden_layers * (config.num_key_value_heads or heads) * width
+    return int(per_token) * _FLOAT_BYTES * BLOCK

@@ -1,0 +1,75 @@
+"""The lab on the very requests that a real engine got: what LRU, Belady and policies find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ...advisor.replay.fast.lru import lru_hits
+from ...advisor.replay.lab.arms import BY_DEFAULT, HINTS, Settings
+from ...advisor.replay.lab.arms import run_arm as replay
+from ...advisor.replay.traces.trace import Trace
+from ..errors import TrafficError
+from ..recorded.agents_requests import AgentRequest
+from ..recorded.agents_trace import engine_trace
+from ..serving.workload import BLOCK
+
+KEPT_BACK: Final = 2
+"""Blocks of a pool that hold nothing cached: vLLM's null block, and a running prompt's last one."""
+
+LRU: Final = "lru"
+BELADY: Final = "belady"
+
+
+@dataclass(frozen=True, slots=True)
+class LabRun:
+    """One policy on one pool; ``hits`` are prompt blocks found, a request."""
+
+    policy: str
+    pool: int
+    hits: npt.NDArray[np.int32]
+    prompt_tokens: int
+
+    @property
+    def share(self) -> float:
+        """Share of all prompt tokens that were found."""
+        return int(self.hits.sum()) * BLOCK / self.prompt_tokens
+
+
+def default_policy(hinted: bool) -> str:
+    """The lab's name of the policy that a sidecar runs with no configuration."""
+    return BY_DEFAULT + HINTS if hinted else BY_DEFAULT
+
+
+def lab_run(trace: Trace, policy: str, pool: int) -> LabRun:
+    """Replay ``trace`` with what a pool of ``pool`` blocks can hold."""
+    hits = replay(policy, trace, pool - KEPT_BACK, Settings())
+    return LabRun(policy, pool, hits, int(trace.input_tokens.sum()))
+
+
+def pool_for(requests: Sequence[AgentRequest], share: float, least: int, scratch: Path) -> int:
+    """The least pool of at least ``least`` blocks in which LRU finds ``share`` of the prompt.
+
+    Raises:
+        TrafficError: No pool is that large: too little of these requests returns.
+    """
+    trace = engine_trace(requests, [request.at for request in requests], 1.0, scratch)
+    wanted = share * float(trace.input_tokens.sum()) / BLOCK
+    low, high = least, max(least, trace.num_blocks + KEPT_BACK)
+    if lru_hits(trace, high - KEPT_BACK).sum() < wanted:
+        raise TrafficError(
+            f"no pool lets LRU find {share:.0%} of these prompts: more requests or fewer users "
+            "would do"
+        )
+    while low < high:
+        middle = (low + high) // 2
+        if lru_hits(trace, middle - KEPT_BACK).sum() < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,100 @@
+"""What a held request costs a step of vLLM's scheduler, and what vLLM's own way would cost."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from ...graph.messages.advice import AdmissionAdvice
+from ...hooks.vllm.scheduler_hook import introduce
+from ..paper.paper_engine import PaperEngine, Shape, base_config
+from ..serving.model import TINY, ensure_model
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+HELD: Final = (100, 1000)
+_STEPS: Final = 300
+_REPEATS: Final = 9
+_PROMPT_BLOCKS: Final = 8
+
+
+def measure_hold() -> dict[int, list[float]]:
+    """Microseconds a step for each held request, by how many are held.
+
+    The difference between a decode step with so many held and one with none, of vLLM's own
+    scheduler with ours, above workers on paper.
+    """
+    config = base_config(ensure_model(TINY))
+    alone = _steps(config, 0)
+    return {count: [(s - median(alone)) / count for s in _steps(config, count)] for count in HELD}
+
+
+def measure_asking(count: int) -> list[float]:
+    """The same where vLLM is told to ask again in each step (``None`` to every lookup)."""
+    config = base_config(ensure_model(TINY))
+    alone = median(_steps(config, 0))
+    return [(s - alone) / count for s in _steps(config, count, _asked_again)]
+
+
+def _steps(
+    config: VllmConfig, held: int, prepare: Callable[[Any], None] | None = None
+) -> list[float]:
+    """Microseconds that steps take while ``held`` requests wait."""
+    engine = PaperEngine(_roomy(config), Shape(blocks=257, warm=None))
+    try:
+        (prepare or _held_by_us)(engine)
+        engine.ask(range(100), 400)
+        engine.step()
+        _shut(engine)
+        for number in range(held):
+            engine.ask([number, *range(16 * _PROMPT_BLOCKS)], 1)
+        return [_timed(engine) for _ in range(_REPEATS)]
+    finally:
+        engine.close()
+
+
+def _roomy(config: VllmConfig) -> VllmConfig:
+    config = copy.copy(config)
+    config.model_config = copy.copy(config.model_config)
+    config.model_config.max_model_len = 4096
+    return config
+
+
+def _timed(engine: PaperEngine) -> float:
+    steps = _STEPS // _REPEATS
+    took = 0.0
+    for _ in range(steps):
+        began = time.thread_time()
+        order = engine.scheduler.schedule()
+        took += time.thread_time() - began
+        engine._dispatch(order)
+        engine._end(engine._batches.popleft())
+        _shut(engine)
+    return took / steps * 1e6
+
+
+def _held_by_us(engine: PaperEngine) -> None:
+    introduce(engine.scheduler)
+
+
+def _asked_again(engine: PaperEngine) -> None:
+    lookup = engine.side.request_looked_up
+    begun: list[str] = []
+
+    def ask_again(request: Any, computed: int) -> tuple[int | None, bool]:
+        found = lookup(request, computed)
+        if not begun or request.request_id in begun:
+            begun.append(request.request_id)
+            return found  # type: ignore[no-any-return]
+        return None, False
+
+    engine.side.request_looked_up = ask_again
+
+
+def _shut(engine: PaperEngine) -> None:
+    now = time.monotonic()
+    engine.side.client._admission = AdmissionAdvice(1, now, 0, 2, 1, now)

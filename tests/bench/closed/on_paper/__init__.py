@@ -1,0 +1,1 @@
+"""The closed loop on vLLM's own scheduler above workers on paper, by a clock of its own."""

@@ -1,0 +1,69 @@
+"""The link between an engine on paper and its host memory, by the engine's own clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from ....advisor.replay.traces.duration import HostLink
+from ....hooks.vllm.transfers.worker import TierMetadata, TierWorkerMetadata
+from ...paper.paper_engine import BLOCK_SIZE, PaperEngine
+from ...paper.paper_model import Batch, aggregated, runner_output
+from ...recorded.agents_requests import SHRINK
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+_MEMORY: Final = 0  # the worker's lane between pool and host memory
+
+
+class PaperLink:
+    """Moves blocks one job after the other, each in its time.
+
+    Args:
+        engine: With one worker, and host memory.
+        link: What moving a recorded token's KV takes.
+    """
+
+    def __init__(self, engine: PaperEngine, link: HostLink | None = None) -> None:
+        self._engine = engine
+        (self._worker,) = engine.workers
+        self._block_s = (link or HostLink()).seconds(1, BLOCK_SIZE * SHRINK)
+        self._free_at = 0.0  # when the job that leads the lane began, or may begin
+
+    def order(self, step: SchedulerOutput, now: float) -> None:
+        """Take a step's orders; they begin at ``now``, behind those under way."""
+        metadata = step.kv_connector_metadata
+        if not self._worker.busy:
+            self._free_at = now
+        if isinstance(metadata, TierMetadata):
+            self._worker.submit(metadata.work, self._worker.forwards)
+
+    def reported(
+        self, step: SchedulerOutput, tokens: dict[str, list[int]], now: float
+    ) -> ModelRunnerOutput:
+        """What a runner tells at the end of a step that gave ``tokens``, at ``now``."""
+        batch = Batch(step, {}, [self._said(now)], runner_output(tokens))
+        return aggregated(batch, self._engine._aggregator)
+
+    def _said(self, now: float) -> KVConnectorOutput:
+        from vllm.v1.outputs import KVConnectorOutput
+
+        self._move(now)
+        self._worker.forwards += 1
+        finished, failed = self._worker.answers.take_loaded()
+        answer = self._worker.answers.take_answer()
+        return KVConnectorOutput(
+            finished_recving=finished,
+            invalid_block_ids=failed,
+            kv_connector_worker_meta=TierWorkerMetadata(answer) if answer else None,
+        )
+
+    def _move(self, now: float) -> None:
+        while (copies := self._worker.leading(_MEMORY)) is not None:
+            ends = self._free_at + copies * self._block_s
+            if ends > now:
+                return
+            self._free_at = ends
+            for _half in range(2):
+                self._worker.advance(_MEMORY)

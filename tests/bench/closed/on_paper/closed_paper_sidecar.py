@@ -1,0 +1,90 @@
+"""Graph and planner beside an engine on paper, told and heard in rounds, as over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from ....advisor.config.config import Config, PolicyConfig
+from ....advisor.planner import GraphEvictionAdvisor
+from ....graph.kvcache_graph import KVCacheGraph
+from ....graph.messages.events import HOLD_ENDS
+from ....hooks.vllm.scheduler_hook import introduce
+from ...paper.paper_engine import PaperEngine
+from ..closed_sidecar import HoldCounts
+from .closed_paper_arms import PaperArm
+
+TOLD_S: Final = 0.5  # between rounds of the sidecar
+_QUEUE: Final = 1 << 20  # events: none is dropped between two rounds
+
+
+class PaperSidecar:
+    """What a sidecar knows of one engine, and what it says to it.
+
+    Args:
+        time: Seconds of the engine's own clock, which starts at 0.
+    """
+
+    def __init__(self, engine: PaperEngine, arm: PaperArm, time: Callable[[], float]) -> None:
+        self._side, self._time = engine.side, time
+        if arm.hold:
+            introduce(engine.scheduler)
+            self._side.holding._clock = time
+        self._take_over_clocks()
+        policy = PolicyConfig(name="lru") if arm.plain else PolicyConfig()
+        config = Config(policy=policy)
+        self._graph = KVCacheGraph(
+            profile=config.profile(),
+            policy=config.policy.policy(config.profile()),
+            referee=config.policy.referee(),
+            limits=config.graph.limits(),
+            clock=time,
+        )
+        hello = self._side.hello()
+        self._name = hello.engine
+        self._graph.apply(self._name, [hello])
+        self._planner = GraphEvictionAdvisor(
+            self._graph, lambda: [self._name], interval_s=TOLD_S,
+            max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=time,
+        )  # fmt: skip
+        self._next = 0.0
+
+    def turn(self) -> None:
+        """Once in a round: all that happened, and advice of it."""
+        now = self._time()
+        if now < self._next:
+            return
+        self._next = now + TOLD_S
+        client = self._side.client
+        events = [*client._queue, *self._side.heartbeat(0)]
+        client._queue.clear()
+        self._graph.apply(self._name, events)
+        self._planner.tick()
+        ranking = self._planner.latest.get(self._name)
+        word = self._planner.admissions.get(self._name)
+        order = self._planner.wanted.get(self._name)
+        client._held = None if ranking is None else replace(ranking, known_of=now)
+        client._admission = None if word is None else replace(word, known_of=now)
+        client._wanted = None if order is None else order.keys
+
+    def held(self) -> HoldCounts | None:
+        """What the engine counted; None where nobody is held."""
+        if self._side.holding is None:
+            return None
+        report = self._side.holding.report()
+        ends = dict(zip(HOLD_ENDS, report.released, strict=True))
+        return HoldCounts(report.held, report.passed, report.longest_s, report.waited_s, ends)
+
+    def _take_over_clocks(self) -> None:
+        """Nothing of ours goes by the clock on the wall any more."""
+        side, time = self._side, self._time
+        side.client._clock = side.index._clock = time
+        side.client.close()  # its thread would talk by another clock
+        side.client._queue_limit = _QUEUE
+        side.client.linked_since = 0.0
+        if side.bridge is not None:
+            ledger: Any = side.bridge.ledger
+            ledger.clock = ledger.costs._clock = time
+            spiller = side.bridge._spiller
+            spiller._seen_at = spiller._rest_until = 0.0

@@ -1,0 +1,1 @@
+"""``kvgraph bench faults``: what holds when things go wrong."""

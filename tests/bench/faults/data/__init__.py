@@ -1,0 +1,1 @@
+"""Faults of what is told and kept: mutants, lost events, torn snapshots, random traffic."""

@@ -1,0 +1,52 @@
+"""One of two engines stops reading: what the other one notices of it."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from ....hooks.client import ClientOptions
+from ....hooks.fake import FakeEngine
+from ...figures import Figures
+from ...sidecars.sidecar_process import SidecarProcess, wait_until
+from ..faults import Say, Size
+from .faults_engines import EngineProcess
+
+_POOL: Final = 500
+_PATIENCE_S: Final = 30.0
+
+
+def ages_beside_a_stopped_engine(directory: Path, seconds: float, seed: int) -> list[float]:
+    """Ages in seconds of the ranking that an engine holds while another one is stopped."""
+    rng, ages = random.Random(seed), []
+    with (
+        SidecarProcess(directory) as sidecar,
+        FakeEngine(
+            sidecar.endpoint, num_blocks=_POOL, options=ClientOptions(tick_s=0.05)
+        ) as engine,
+    ):
+        other = EngineProcess(sidecar.endpoint, 1)
+        try:
+            wait_until(lambda: engine.client.ranking() is not None, _PATIENCE_S)
+            other.stop()
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                engine.run([rng.randrange(50_000) for _ in range(160)])
+                held = engine.client.ranking()
+                ages.append(seconds if held is None else time.monotonic() - held.ts)
+                time.sleep(0.02)
+        finally:
+            other.kill()
+    return ages
+
+
+def run(figures: Figures, size: Size, say: Say) -> None:
+    """Ten seconds, or a minute."""
+    seconds = size.of(10, 60)
+    say(f"one of two engines is stopped for {seconds} s")
+    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
+        ages = ages_beside_a_stopped_engine(Path(folder), seconds, size.seed)
+    figures.add("apart_advice_age_max_s", max(ages), "s", "≤ 2")

@@ -1,0 +1,198 @@
+"""HTTP clients that say nothing, do not read, or ask without end: what engines notice of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import random
+import socket
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from multiprocessing import connection
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ....graph.ipc.runtime import RunningSidecar
+from ....hooks.client import ClientOptions
+from ....hooks.fake import FakeEngine
+from ...figures import Figures
+from ...sidecars.sidecar_process import SidecarProcess, wait_until
+from ..faults import Say, Size
+
+SILENT: Final = 256
+ASKING: Final = 200
+ASK_EVERY_S: Final = 0.5
+DEAF: Final = 50  # of those who ask: they do not read
+_POOL: Final = 20_000
+
+
+@dataclass
+class Crowd:
+    """Clients of one sidecar, each on a thread of its own, all in a process of their own.
+
+    Attributes:
+        waits: Seconds until an answer, of those who read.
+        refused: Answers that were 503.
+        failed: Questions without any answer.
+    """
+
+    http: str
+    token: str
+    keys: list[int]
+    waits: list[float] = field(default_factory=list)
+    refused: int = 0
+    failed: int = 0
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def ask(self, seed: int) -> None:
+        """Ask this and that, over and over."""
+        rng = random.Random(seed)
+        while not self.stopping.is_set():
+            key = rng.choice(self.keys)
+            path = rng.choice(("/status", "/metrics", f"/blocks/{key}/explain",
+                               f"/blocks/{key}/subgraph?hops=2"))  # fmt: skip
+            self._ask_once(path)
+            time.sleep(ASK_EVERY_S)
+
+    def be_silent(self) -> None:
+        """Connect and say nothing; again when cut."""
+        host, port = self._address
+        while not self.stopping.is_set():
+            with contextlib.suppress(OSError), socket.create_connection((host, port), 5) as line:
+                line.settimeout(1.0)
+                while not self.stopping.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        if not line.recv(1):
+                            break
+            time.sleep(0.1)
+
+    def be_deaf(self) -> None:
+        """Ask, and do not read."""
+        host, port = self._address
+        question = f"GET /blocks/{self.keys[0]}/subgraph?hops=4&limit=2000 HTTP/1.1\r\n"
+        question += f"Host: 127.0.0.1\r\nAuthorization: Bearer {self.token}\r\n\r\n"
+        while not self.stopping.is_set():
+            with contextlib.suppress(OSError), socket.create_connection((host, port), 5) as line:
+                for _ in range(20):
+                    line.sendall(question.encode())
+                self.stopping.wait(15)
+
+    @property
+    def _address(self) -> tuple[str, int]:
+        host, _, port = self.http.removeprefix("http://").partition(":")
+        return host, int(port)
+
+    def _ask_once(self, path: str) -> None:
+        request = urllib.request.Request(self.http + path)
+        request.add_header("Authorization", f"Bearer {self.token}")
+        started = time.monotonic()
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                self.refused += error.code == 503
+        except (OSError, HTTPException):
+            self.failed += 1
+            return
+        self.waits.append(time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the crowd and the engine saw."""
+
+    waits: list[float]
+    refused: int
+    failed: int
+    ages: list[float]  # seconds: of the ranking that the engine held, looked at every 20 ms
+    rss_growth: int  # bytes
+
+
+def crowded(directory: Path, seconds: float, seed: int) -> Seen:
+    """An engine under advice while the crowd is there for so long."""
+    with (
+        SidecarProcess(directory) as sidecar,
+        FakeEngine(
+            sidecar.endpoint, num_blocks=_POOL, options=ClientOptions(tick_s=0.05)
+        ) as engine,
+    ):
+        rng = random.Random(seed)
+        for _ in range(_POOL // 50):
+            engine.run([rng.randrange(50_000) for _ in range(16 * 50)])
+        wait_until(lambda: is_advised(engine), 30.0)
+        before = sidecar.rss()
+        context = multiprocessing.get_context("spawn")
+        mine, theirs = context.Pipe()
+        who = (sidecar.http, token_in(directory), list(engine.cached)[:500])
+        crowd = context.Process(target=gather, args=(*who, seconds, theirs), daemon=True)
+        crowd.start()
+        mine.recv()  # they are there
+        ages = _watch(engine, seconds, rng)
+        growth = sidecar.rss() - before
+        waits, refused, failed = mine.recv()
+        crowd.join()
+        return Seen(waits, refused, failed, ages, growth)
+
+
+def gather(
+    http: str, token: str, keys: list[int], seconds: float, answer: connection.Connection
+) -> None:
+    """Be the crowd for so long; tell ``answer`` when all are there, and what they saw."""
+    crowd = Crowd(http, token, keys)
+    threads = [threading.Thread(target=crowd.be_silent) for _ in range(SILENT)]
+    threads += [threading.Thread(target=crowd.be_deaf) for _ in range(DEAF)]
+    threads += [threading.Thread(target=crowd.ask, args=(i,)) for i in range(ASKING - DEAF)]
+    for thread in threads:
+        thread.start()
+    answer.send(len(threads))
+    time.sleep(seconds)
+    crowd.stopping.set()
+    for thread in threads:
+        thread.join()
+    answer.send((crowd.waits, crowd.refused, crowd.failed))
+
+
+def is_advised(engine: FakeEngine) -> bool:
+    """Whether it holds a ranking; of a pool this large it names a part."""
+    ranking = engine.client.ranking()
+    return ranking is not None and len(ranking.order) > 0
+
+
+def token_in(directory: Path) -> str:
+    """The token of the sidecar whose runtime directory this is."""
+    (note,) = directory.glob("kvgraph-*/*.json")
+    return RunningSidecar(**json.loads(note.read_text())).token
+
+
+def _watch(engine: FakeEngine, seconds: float, rng: random.Random) -> list[float]:
+    ages, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        engine.run([rng.randrange(50_000) for _ in range(160)])
+        held = engine.client._held
+        ages.append(time.monotonic() - held.ts if held is not None else seconds)
+        time.sleep(0.02)
+    return ages
+
+
+def run(figures: Figures, size: Size, say: Say) -> None:
+    """Half a minute, or two."""
+    seconds = size.of(30, 120)
+    say(f"{SILENT} silent and {ASKING} asking clients, {seconds} s")
+    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
+        seen = crowded(Path(folder), seconds, size.seed)
+    figures.add("advice_age_max_s", max(seen.ages), "s", "≤ 2")
+    waits = seen.waits or [10.0]
+    figures.add("http_answer_p99_s", float(np.percentile(waits, 99)), "s", "< 1")
+    figures.add("http_answers", len(seen.waits), "")
+    figures.add("http_refused_503", seen.refused, "")
+    figures.add("http_unanswered", seen.failed, "")
+    figures.add("http_rss_growth_mb", seen.rss_growth / 1e6, "MB", "< 50")

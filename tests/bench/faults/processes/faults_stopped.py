@@ -1,0 +1,122 @@
+"""The sidecar is stopped for a minute, there and deaf, while a real engine serves.
+
+Times to first token are compared with those of a stock engine that serves in turn with it; the
+spread among stock's own passes is what a difference has to be seen against. What a step waited for
+us is the sum of all calls of our hooks in it: here up to 32 requests end and as many start at once.
+Beside it stands what a stock engine's steps wait for as much work by as many calls, with a thread
+beside them that wakes as often as ours and does as much: that much is the machine's and Python's.
+What our client's thread takes of a step outside of those calls shows in the times to first token.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from ...figures import Figures
+from ...serving.engine_child import EngineChild, Served
+from ...serving.model import TINY, ensure_model
+from ...sidecars.sidecar_process import SidecarProcess, wait_until
+from ..faults import Say, Size
+
+STOPPED_S: Final = 60.0
+_STALE_S: Final = 3.0  # after which no ranking is acted on any more
+_LOADED: Final = 0.5  # share of the time in which requests come all at once
+_STAND_IN: Final = 0.2  # share of it in which they come to the stock engine
+_PATIENCE_S: Final = 30.0
+_PASS: Final = 40  # requests, one at a time
+
+
+@dataclass
+class Stopped:
+    """How it went.
+
+    Attributes:
+        served: While the sidecar was stopped, requests at once.
+        ours, stock: Times to first token in seconds, a list a pass.
+        stand_in: What a stock engine served meanwhile, with a ``StandIn`` in our hooks' place.
+        back_s: From its going on until the engine was in step; None: never.
+    """
+
+    served: Served = field(default_factory=Served)
+    ours: list[list[float]] = field(default_factory=list)
+    stock: list[list[float]] = field(default_factory=list)
+    stand_in: Served = field(default_factory=Served)
+    back_s: float | None = None
+
+
+def stop_for(directory: Path, seconds: float, say: Say) -> Stopped:
+    """Stop the sidecar for so long.
+
+    Raises:
+        ServerError: An engine ended, or hangs.
+    """
+    told, model = Stopped(), ensure_model(TINY, directory / "tiny")
+    with ExitStack() as stack:
+        sidecar = stack.enter_context(SidecarProcess(directory))
+        ours = stack.enter_context(EngineChild(model, directory / "ours.log", sidecar.endpoint))
+        stock = stack.enter_context(EngineChild(model, directory / "stock.log", None))
+        _serve(ours, 2.0)
+        stock.first_tokens(_PASS)
+        wait_until(ours.is_in_step, _PATIENCE_S)
+        say(f"stopped for {seconds:.0f} s")
+        sidecar.stop()
+        end = time.monotonic() + seconds
+        told.served += _serve(ours, _STALE_S + _LOADED * seconds)
+        told.stand_in += _serve(stock, _STAND_IN * seconds, stand_in=True)
+        while time.monotonic() < end or not told.stock:
+            told.ours.append(ours.first_tokens(_PASS))
+            told.stock.append(stock.first_tokens(_PASS))
+        told.served += ours.rest()
+        sidecar.go_on()
+        told.back_s = _back_in_step(ours)
+    return told
+
+
+def _serve(engine: EngineChild, seconds: float, stand_in: bool = False) -> Served:
+    engine.go(stand_in)
+    time.sleep(seconds)
+    return engine.rest()
+
+
+def _back_in_step(engine: EngineChild) -> float | None:
+    started = time.monotonic()
+    if not wait_until(engine.is_in_step, _PATIENCE_S):
+        return None
+    return time.monotonic() - started
+
+
+def run(figures: Figures, size: Size, say: Say) -> None:
+    """One minute, short or full."""
+    with tempfile.TemporaryDirectory(prefix="kvg-") as folder:
+        told = stop_for(Path(folder), STOPPED_S, say)
+    served, waits = told.served, np.array(told.served.waits) * 1e3
+    figures.add("stopped_failures", served.failed, "", "0")
+    figures.add("stopped_requests", served.answered, "")
+    figures.add("stopped_step_wait_max_ms", float(waits.max()), "ms", "≤ 1")
+    figures.add("stopped_step_wait_p99_ms", float(np.percentile(waits, 99)), "ms")
+    without_us = np.array(told.stand_in.waits) * 1e3
+    figures.add("stopped_step_wait_max_stock_ms", float(without_us.max()), "ms", "as much work")
+    figures.add("stopped_step_wait_p99_stock_ms", float(np.percentile(without_us, 99)), "ms")
+    figures.add("stopped_steps", len(waits), "")
+    figures.add(
+        "stopped_back_s", told.back_s if told.back_s is not None else _PATIENCE_S, "s", "≤ 5"
+    )
+    _add_first_tokens(figures, told)
+
+
+def _add_first_tokens(figures: Figures, told: Stopped) -> None:
+    ours = [float(np.median(each)) * 1e3 for each in told.ours]
+    stock = [float(np.median(each)) * 1e3 for each in told.stock]
+    middle = float(np.median(ours))
+    figures.add("stopped_ttft_p50_ms", ours, "ms", f"within {min(stock):.1f} – {max(stock):.1f}")
+    figures.add("stopped_ttft_p50_stock_ms", stock, "ms")
+    figures.add("stopped_ttft_within", min(stock) <= middle <= max(stock), "bool", "yes")
+    tails = [float(np.percentile(np.concatenate(each), 99)) for each in (told.ours, told.stock)]
+    figures.add("stopped_ttft_p99_ratio", tails[0] / tails[1], "×", "≤ 1.02 on an idle machine")

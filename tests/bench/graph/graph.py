@@ -1,0 +1,63 @@
+"""``kvgraph bench graph``: ranking, memory, ingest and idle cost of the graph and its sidecar."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+
+from ..figures import Figures
+from .graphs import ENGINE, build_graph
+from .peer import peer_speedups
+from .sidecar_load import idle_cpu_percent, ingest_rates
+
+_ROUNDS = 50
+
+
+def run(progress: bool) -> Figures:
+    """Measure every figure; with ``progress`` say on stderr what is being measured."""
+    figures = Figures("graph")
+    console = Console(stderr=True, quiet=not progress)
+    with console.status("ranking 20,000 blocks, 60,000 edges") as status:
+        _small(figures)
+        status.update("ranking 1,000,000 blocks, 3,000,000 edges")
+        _large(figures)
+        status.update("ingesting through ZeroMQ")
+        figures.add("ingest_blocks_per_s", ingest_rates(), "blocks/s", "≥ 400,000")
+        status.update("sidecar idling over 20,000 blocks")
+        figures.add("idle_cpu_percent", idle_cpu_percent(), "%", "≤ 0.5")
+        status.update("aither-kvcache on the same graph")
+        with contextlib.suppress(ModuleNotFoundError):
+            figures.add("peer_speedup", peer_speedups(), "×", "≥ 1,000")
+    if progress and importlib.util.find_spec("aither_kvcache") is None:
+        console.print("peer_speedup left out: pip install 'kvgraph[peer]' for the peer")
+    return figures
+
+
+def _small(figures: Figures) -> None:
+    graph = build_graph(20_000, 60_000)
+    stats = graph.stats()
+    rank = timed(lambda: graph.rank(ENGINE, 20_000), _ROUNDS)
+    figures.add("rank_20k_ms", [seconds * 1e3 for seconds in rank], "ms", "≤ 2")
+    figures.add("bytes_per_block", stats.bytes_per_block, "B", "≤ 200")
+    figures.add("bytes_per_edge", stats.bytes_per_edge, "B", "≤ 64")
+
+
+def _large(figures: Figures) -> None:
+    graph = build_graph(1_000_000, 3_000_000)
+    rank = timed(lambda: graph.rank(ENGINE, 4096), 10)
+    figures.add("rank_1m_top4096_ms", [seconds * 1e3 for seconds in rank], "ms", "≤ 60")
+
+
+def timed(action: Callable[[], object], rounds: int) -> list[float]:
+    """Seconds that each of ``rounds`` calls took, after one that is not counted."""
+    action()
+    samples = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        action()
+        samples.append(time.perf_counter() - started)
+    return samples

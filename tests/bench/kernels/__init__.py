@@ -1,0 +1,1 @@
+"""``kvgraph bench kernels``: what moving KV costs, beside copying and beside computing it again."""

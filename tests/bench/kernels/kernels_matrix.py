@@ -1,0 +1,158 @@
+"""What ``kvgraph bench kernels`` measures on a GPU: pages × counts × models × dtype × alignment.
+
+A *page* is one block of a paged cache, a single run of memory; its size is reached by taking as
+many tokens, heads and layers of a model as fit. Needs torch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from ...kernels.layout.layout import KvLayout, gpu_layout
+from ...kernels.maths.rope import Pairing, Rope
+
+PAGE_BYTES: Final = tuple(1 << bits for bits in range(11, 22, 2))  # 2 KiB … 2 MiB
+PAGES: Final = (16, 64, 256, 1024, 8192)
+DELTA: Final = 777
+BLOCK_TOKENS: Final = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model as far as its cache goes; ``value_dims`` 0 is MLA's latent vector."""
+
+    name: str
+    layers: int
+    heads: int
+    key_dims: int
+    value_dims: int
+    theta: float
+    rotated: int
+    start: int = 0
+    pairing: Pairing = Pairing.NEOX
+
+    def rope(self) -> Rope:
+        """Its rotation, unscaled."""
+        exponents = torch.arange(0, self.rotated, 2, dtype=torch.float64) / self.rotated
+        return Rope(self.theta**-exponents, self.start, self.pairing)
+
+
+LLAMA: Final = Shape("llama-8b", 32, 8, 128, 128, 5e5, 128)
+SHAPES: Final = (
+    LLAMA,
+    Shape("qwen2.5-7b", 28, 4, 128, 128, 1e6, 128),
+    Shape("mla", 61, 1, 576, 0, 1e4, 64, start=512, pairing=Pairing.GPTJ),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of the matrix.
+
+    Attributes:
+        page: About how many bytes a page of the bf16 cache has; ``cache(1)`` says exactly.
+        int8: Whether the arena holds int8 copies.
+        aligned: Whether tokens move by whole blocks.
+    """
+
+    shape: Shape
+    page: int
+    pages: int
+    int8: bool
+    aligned: bool
+
+    def cache(self, blocks: int) -> KvLayout:
+        """The engine's side, in bf16."""
+        shape, (layers, heads, tokens) = self.shape, self.geometry()
+        return gpu_layout(
+            "BLHNC", layers, blocks, heads, tokens, shape.key_dims, shape.value_dims
+        )  # fmt: skip
+
+    def record(self) -> KvLayout:
+        """The arena's side."""
+        cache = self.cache(1)
+        return cache.int8_record(self.pages) if self.int8 else cache.record(self.pages)
+
+    def geometry(self) -> tuple[int, int, int]:
+        """Layers, heads and tokens that fill a page: a block's tokens first, more of them last."""
+        left = self.page / (2 * (self.shape.key_dims + self.shape.value_dims))
+        counts = []
+        for most in (BLOCK_TOKENS, self.shape.heads, self.shape.layers):
+            counts.append(max(1, min(most, round(left))))
+            left /= counts[-1]
+        tokens, heads, layers = counts
+        return layers, heads, tokens * max(1, round(left))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the engine's side."""
+        return self.cache(1).block_bytes * self.pages
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that cross the bus: those of the arena's side."""
+        return self.record().block_bytes * self.pages
+
+    def describe(self) -> dict[str, Any]:
+        """The cell's key in the report."""
+        layers, heads, tokens = self.geometry()
+        return {
+            "shape": self.shape.name, "page_bytes": self.cache(1).block_bytes,
+            "pages": self.pages, "dtype": "int8" if self.int8 else "bf16",
+            "aligned": self.aligned, "layers": layers, "heads": heads, "tokens": tokens,
+            "bytes": self.wire_bytes, "bf16_bytes": self.cache_bytes,
+        }  # fmt: skip
+
+
+class Places(NamedTuple):
+    """Where a cell's tokens stand; blocks are scattered on both sides.
+
+    Attributes:
+        records: int64 [pages], the arena's; ``blocks`` likewise the cache's.
+        old: int64 [pages · tokens], slots in the arena; ``new`` likewise in the cache.
+        delta: int64 [pages · tokens].
+    """
+
+    records: Any
+    blocks: Any
+    old: Any
+    new: Any
+    delta: Any
+
+
+def places(cell: Cell) -> Places:
+    """The same for the same cell; a cache needs ``pages + 1`` blocks."""
+    random = torch.Generator().manual_seed(cell.pages)
+    blocks = torch.randperm(cell.pages + 1, generator=random)
+    records = torch.randperm(cell.pages, generator=random)
+    tokens = cell.geometry()[2]
+    old = slots_of(records, tokens)
+    shift = 0 if cell.aligned else max(1, tokens // 3)
+    new = slots_of(blocks, tokens)[shift : shift + len(old)]
+    return Places(records, blocks[: cell.pages], old, new, torch.full_like(old, DELTA))
+
+
+def slots_of(blocks: Any, tokens: int) -> Any:
+    """All token slots of blocks, in order."""
+    return (blocks[:, None] * tokens + torch.arange(tokens)).reshape(-1)
+
+
+def cells() -> Iterator[Cell]:
+    """The matrix, the smallest first; a page of one token cannot be unaligned."""
+    made = [
+        Cell(shape, page, pages, int8, aligned)
+        for shape in SHAPES for page in PAGE_BYTES for pages in PAGES
+        for int8 in (False, True) for aligned in (True, False)
+    ]  # fmt: skip
+    for cell in sorted(made, key=lambda cell: cell.cache_bytes):
+        if cell.aligned or cell.geometry()[2] > 1:
+            yield cell
+
+
+def predicted_seconds(wire_bytes: int, peak: float, launch: float) -> float:
+    """Bytes over the copy engine's measured peak (bytes/s), and what an empty move takes."""
+    return wire_bytes / peak + launch

@@ -1,0 +1,1 @@
+"""Engines on paper: vLLM's own scheduler above workers that note what was written."""

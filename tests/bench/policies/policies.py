@@ -1,0 +1,215 @@
+"""``kvgraph bench policies``: the default policy on recorded agents and on conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ...advisor.replay.fast.lru import lru_hits
+from ...advisor.replay.lab.arms import BY_DEFAULT, HINTS
+from ...advisor.replay.recordings.signals import Signals
+from ...advisor.replay.traces.reader import load_trace
+from ...advisor.replay.traces.trace import Trace
+from ..errors import BenchError
+from ..figures import Figures
+from ..replay import SHARED as CONVERSATIONS
+from .policies_cells import NONSENSE_ARM, Cell, Rates, play
+from .policies_fleets import FAST, default_sessions, faster, fleet, halves, sessions_in
+from .policies_loop import FULL as FULL_LOOP
+from .policies_loop import QUICK as QUICK_LOOP
+from .policies_loop import LoopScale, add_loop
+from .policies_nonsense import NONSENSE
+
+HINTED: Final = BY_DEFAULT + HINTS
+STANDS: Final = (0.2, 0.95)
+"""Where LRU is beyond, there is nothing to gain or nothing to lose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is played; capacities are for 40 users, and grow with their number."""
+
+    hours: float
+    main_users: int
+    other_users: tuple[int, ...]
+    main: tuple[int, ...]
+    ladder: tuple[int, ...]
+    conversations: tuple[int, ...]
+    conversations_ladder: tuple[int, ...]
+    conversations_share: float
+    loop: LoopScale
+
+    def capacities(self, users: int) -> list[int]:
+        """Where a fleet of as many users may be worth playing, in blocks."""
+        return sorted({*self.ladder, *self.main} if users == self.main_users else
+                      {rung * users // self.main_users for rung in self.ladder})  # fmt: skip
+
+
+FULL: Final = Scale(
+    3.0, 40, (25, 80), (1000, 2000, 4000), (500, 1000, 2000, 4000, 6000),
+    (2000, 5000, 10_000), (10_000, 20_000), 1.0, FULL_LOOP,
+)  # fmt: skip
+QUICK: Final = Scale(1.0, 25, (), (600, 1200), (600, 1200), (2000,), (10_000,), 0.25, QUICK_LOOP)
+
+
+@dataclass
+class _Plan:
+    """What is to be played, and what of it each figure is made of."""
+
+    scale: Scale
+    traces: dict[str, Trace] = field(default_factory=dict)
+    cells: set[Cell] = field(default_factory=set)
+    fleets: list[str] = field(default_factory=list)
+    plain: set[Cell] = field(default_factory=set)  # arms that nobody tells anything
+    conversations: str | None = None
+
+    def add(self, trace: Trace, arm: str, capacities: list[int] | tuple[int, ...]) -> None:
+        """Play an arm on a trace."""
+        self.traces[trace.name] = trace
+        cells = {Cell(trace.name, arm, capacity) for capacity in capacities}
+        self.cells |= cells
+        if arm == BY_DEFAULT:
+            self.plain |= cells
+
+
+def run(
+    progress: bool,
+    sessions: Path | None = None,
+    conversations: Path | None = None,
+    quick: bool = False,
+    processes: int = 2,
+    raw: Path | None = None,
+) -> Figures:
+    """Measure every figure.
+
+    Args:
+        sessions: Recorded agent sessions; without it those beside the repository, or those shipped.
+        conversations: A trace in the Mooncake format; without it the one beside the repository, if
+            it is there.
+        quick: A short version, whose figures are no claims.
+        raw: Where all hit rates go, as JSON.
+
+    Raises:
+        BenchError: There are no sessions, or the file named does not exist.
+    """
+    plan = _Plan(QUICK if quick else FULL)
+    console = Console(stderr=True, quiet=not progress)
+    with console.status("reading sessions") as status:
+        _plan_fleets(plan, sessions or default_sessions(), status.update)
+        _plan_conversations(plan, conversations)
+    with _bar(console) as update:
+        rates = play(plan.traces, sorted(plan.cells), processes, update)
+    figures = _figures(plan, rates)
+    with _bar(console) as update:
+        found = sessions_in(sessions or default_sessions(), lambda files: None)
+        loops = add_loop(figures, found, plan.scale.loop, processes, update)
+    if raw is not None:
+        facts = {**_raw(plan, rates, figures), "loops": loops}
+        raw.write_text(json.dumps(facts, indent=1) + "\n")
+    return figures
+
+
+def _plan_fleets(plan: _Plan, directory: Path, say: Callable[[str], None]) -> None:
+    scale = plan.scale
+    found = sessions_in(directory, lambda files: say(f"reading sessions: {files}"))
+    say("laying sessions over users")
+    for letter, half in zip("AB", halves(found), strict=True):
+        name = f"{scale.main_users} users {letter}"
+        told = fleet(name, half, scale.main_users, scale.hours, Signals.ALL)
+        stops = fleet(f"{name}, stops", half, scale.main_users, scale.hours, Signals.STOPS)
+        plan.fleets.append(name)
+        plan.add(told, BY_DEFAULT, _standing(told, scale.capacities(scale.main_users), scale.main))
+        plan.add(told, HINTED, scale.main)
+        # An engine can see why answers end, and not which session a request is of.
+        plan.add(stops.unnamed(), HINTED, scale.main)
+        plan.add(faster(told, FAST), BY_DEFAULT, scale.main)
+        for nonsense in NONSENSE if letter == "A" else ():
+            plan.add(told, NONSENSE_ARM + nonsense, scale.main)
+    for users in scale.other_users:
+        other = fleet(f"{users} users", found, users, scale.hours, Signals.NONE)
+        plan.add(other, BY_DEFAULT, _standing(other, scale.capacities(users)))
+
+
+def _plan_conversations(plan: _Plan, path: Path | None) -> None:
+    if path is None and not CONVERSATIONS.exists():
+        return
+    path = path or CONVERSATIONS
+    if not path.exists():
+        raise BenchError(f"{path}: there is no trace; name one with --mooncake")
+    trace, scale = load_trace(path), plan.scale
+    if scale.conversations_share < 1:
+        trace = trace.head(scale.conversations_share)
+    plan.conversations = trace.name
+    standing = _standing(trace, list(scale.conversations_ladder))
+    plan.add(trace, BY_DEFAULT, sorted({*scale.conversations, *standing}))
+    plan.add(trace, HINTED, scale.conversations)
+
+
+def _standing(trace: Trace, capacities: list[int], always: tuple[int, ...] = ()) -> list[int]:
+    """The capacities at which LRU finds neither too little nor nearly everything."""
+
+    def stands(capacity: int) -> bool:
+        rate = lru_hits(trace, capacity).sum() / max(1, trace.prompt_blocks)
+        return bool(STANDS[0] <= rate <= STANDS[1])
+
+    return [capacity for capacity in capacities if capacity in always or stands(capacity)]
+
+
+def _figures(plan: _Plan, rates: Rates) -> Figures:
+    figures, scale = Figures("policies"), plan.scale
+
+    def gaps(arm: str, what: str = "{}") -> list[float]:
+        return [rates.gap(what.format(name), arm, scale.main) for name in plan.fleets]
+
+    inferred = gaps(BY_DEFAULT)
+    fast = gaps(BY_DEFAULT, f"{{}}, {FAST:g} × faster")
+    figures.add("gap_inferred", inferred, "of the gap", "≥ 0.36")
+    figures.add("gap_inferred_least", min(inferred), "of the gap", "≥ 0.33")
+    figures.add("gap_stops", gaps(HINTED, "{}, stops"), "of the gap", "≥ 0.42")
+    figures.add("gap_signalled", gaps(HINTED), "of the gap", "≥ 0.65")
+    worst = min(rates.points(cell) for cell in plan.plain)
+    figures.add("worst_points_vs_lru", worst, "points", "≥ -0.1")
+    shift = [quick - own for quick, own in zip(fast, inferred, strict=True)]
+    figures.add("fast_clock_gap", max(shift, key=abs), "of the gap", "within ± 0.05")
+    wild = [cell for cell in plan.cells if cell.arm.startswith(NONSENSE_ARM)]
+    figures.add("nonsense_points", min(map(rates.points, wild)), "points", "≥ -0.5")
+    if plan.conversations is not None:
+        for figure, arm, target in (("inferred", BY_DEFAULT, "0.25"), ("ends", HINTED, "0.75")):
+            gap = rates.gap(plan.conversations, arm, scale.conversations)
+            figures.add(f"mooncake_gap_{figure}", gap, "of the gap", f"≥ {target}")
+    return figures
+
+
+def _raw(plan: _Plan, rates: Rates, figures: Figures) -> dict[str, Any]:
+    """Every hit rate by trace, arm and capacity, beside the figures that were made of them."""
+    tables: dict[str, Any] = {}
+    for cell, rate in sorted(rates.rates.items()):
+        row = tables.setdefault(cell.trace, {}).setdefault(cell.arm, {})
+        row[str(cell.capacity)] = round(rate, 6)
+    return {**figures.as_dict(), "requests": _sizes(plan), "rates": tables}
+
+
+def _sizes(plan: _Plan) -> dict[str, int]:
+    return {name: len(trace) for name, trace in plan.traces.items()}
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar; where there is no terminal, a line now and then."""
+    columns = (TextColumn("simulations"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=console.quiet) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+            if not console.is_terminal and done % 10 == 0:
+                console.print(f"{done} of {total} simulations")
+
+        yield update

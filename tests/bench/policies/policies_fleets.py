@@ -1,0 +1,75 @@
+"""The traces that `kvgraph bench policies` plays: fleets of recorded agents, and conversations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import numpy as np
+
+from ...advisor.replay.recordings.fleet import lay_over_users
+from ...advisor.replay.recordings.signals import Signals
+from ...advisor.replay.recordings.traffic import trace_lines, write_trace
+from ...advisor.replay.recordings.weka import Session, read_sessions
+from ...advisor.replay.traces.reader import load_trace
+from ...advisor.replay.traces.trace import Trace
+from ..errors import BenchError
+
+BLOCK: Final = 512
+SEED: Final = 1
+FAST: Final = 14.0
+"""How much faster the fast fleet runs."""
+
+SHARED: Final = Path(__file__).parents[4] / "shared" / "traces" / "claude_code"
+SHIPPED: Final = Path(__file__).parents[1] / "sessions"
+
+
+def default_sessions() -> Path:
+    """The recorded sessions beside the repository, or else those that ship with it."""
+    return SHARED if SHARED.is_dir() else SHIPPED
+
+
+def sessions_in(directory: Path, progress: Callable[[int], None]) -> list[Session]:
+    """Recorded sessions.
+
+    Raises:
+        BenchError: There is none.
+        TraceError: Names what cannot be read.
+    """
+    if not directory.exists():
+        raise BenchError(f"{directory}: there are no sessions; name some with --sessions")
+    return read_sessions(directory, progress=progress)
+
+
+def halves(sessions: Sequence[Session]) -> tuple[list[Session], list[Session]]:
+    """Two disjoint halves, of which each is drawn at random; one session is in both."""
+    order = sorted(sessions, key=lambda session: session.name)
+    random.Random(SEED).shuffle(order)
+    middle = len(order) // 2
+    return order[:middle] or order, order[middle:]
+
+
+def fleet(
+    name: str, sessions: Sequence[Session], users: int, hours: float, signals: Signals
+) -> Trace:
+    """A fleet as a trace, through the file format that `kvgraph traffic` writes."""
+    requests = lay_over_users(sessions, users, hours * 3600, SEED)
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "fleet.jsonl"
+        write_trace(trace_lines(requests, BLOCK, signals, SEED), path)
+        trace = load_trace(path)
+    return replace(trace, name=name)
+
+
+def faster(trace: Trace, factor: float) -> Trace:
+    """The same requests, all times divided by ``factor``."""
+    said = trace.said
+    if said is not None:
+        told, took = said.expected_return_s / factor, said.seconds / factor
+        said = replace(said, expected_return_s=told, seconds=took)
+    name = f"{trace.name}, {factor:g} × faster"
+    return replace(trace, name=name, at=np.asarray(trace.at / factor), said=said)

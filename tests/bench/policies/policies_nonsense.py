@@ -1,0 +1,73 @@
+"""Policies that know nothing, or the opposite of what is true: what must not hurt anyone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from ...advisor.policies.registry import DEFAULT, new_policy
+from ...graph.ranking.policy import Policy, Scores
+from ...graph.tables.blocks import Selection
+from ...graph.tables.tables import Tables
+
+_SEED: Final = 20_261_121
+Draw = Callable[[int], Scores]
+
+
+class Oblivious:
+    """Scores blocks without looking at them.
+
+    Args:
+        draw: ``blocks → float64 [blocks]``.
+    """
+
+    def __init__(self, name: str, draw: Draw) -> None:
+        self.name = name
+        self._draw = draw
+
+    def observe(self, tables: Tables, engine: int, now: float) -> None:
+        """There is nothing that it could learn."""
+
+    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+        """float64 ``[len(picked)]``, of no meaning."""
+        return self._draw(len(picked))
+
+    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+        """None: no score is made of anything."""
+        return {}
+
+
+class Reversed:
+    """Lets go first what another policy would keep the longest."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.name = f"reversed {policy.name}"
+        self._policy = policy
+
+    def observe(self, tables: Tables, engine: int, now: float) -> None:
+        """Learn what the other policy learns."""
+        self._policy.observe(tables, engine, now)
+
+    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+        """float64 ``[len(picked)]``, the other's with the wrong sign."""
+        return -self._policy.scores(tables, engine, picked, now)
+
+    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+        """The other's terms with the wrong sign."""
+        terms = self._policy.terms(tables, row, now)
+        return {name: -value for name, value in terms.items()}
+
+
+def _random() -> Policy:
+    return Oblivious("random", np.random.default_rng(_SEED).random)
+
+
+NONSENSE: Final[dict[str, Callable[[], Policy]]] = {
+    "constant": lambda: Oblivious("constant", np.zeros),
+    "random": _random,
+    "nan": lambda: Oblivious("nan", lambda blocks: np.full(blocks, np.nan)),
+    "reversed": lambda: Reversed(new_policy(DEFAULT)),
+}
+"""Fresh policies by name."""

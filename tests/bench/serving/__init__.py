@@ -1,0 +1,1 @@
+"""Real engines under test: model, processes, clients, workload."""

@@ -1,0 +1,200 @@
+"""What each arm's cache kept and lost, by source layer, read from vLLM's own KV events.
+
+Both arms are measured by the same instrument, which is not ours. The events carry token ids; the
+bench may look at them because it wrote the prompts itself, and so knows which layer they are of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import zmq
+
+from ...graph.messages.wire import parse_seq
+from ...graph.types import PROTECTED_LAYERS, SourceLayer
+from ..errors import LedgerError
+from .workload import BLOCK
+
+Digest = bytes
+_ROOT: Final = b""
+_QUIET_S: Final = 0.5
+
+
+class _Stored(msgspec.Struct, tag="BlockStored", gc=False):
+    block_hashes: list[int | bytes]
+    parent_block_hash: int | bytes | None
+    token_ids: list[int]
+    block_size: int
+
+
+class _Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
+    block_hashes: list[int | bytes]
+
+
+class _Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    pass
+
+
+_Event = _Stored | _Removed | _Cleared
+
+
+class _Batch(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[_Event]
+
+
+def chain_digest(parent: Digest, tokens: Iterable[int]) -> Digest:
+    """Identifies a block by its tokens and everything before them."""
+    raw = b"".join(token.to_bytes(4, "little") for token in tokens)
+    return hashlib.blake2b(parent + raw, digest_size=16).digest()
+
+
+@dataclass
+class Tally:
+    """Counts of one pass; a block counts as evicted when its last copy has gone."""
+
+    stored: Counter[SourceLayer] = field(default_factory=Counter)
+    evicted: Counter[SourceLayer] = field(default_factory=Counter)
+    missed_batches: int = 0
+    orphans: int = 0  # blocks whose parent we never saw: of unknown layer, counted nowhere else
+
+    @property
+    def protected_lost(self) -> int:
+        """Evictions of blocks of a protected layer."""
+        return sum(self.evicted[layer] for layer in PROTECTED_LAYERS)
+
+
+class Books:
+    """Applies decoded KV events to a tally; knows what is resident.
+
+    Args:
+        known: Layers of the workload's blocks; any other block is generated text.
+    """
+
+    def __init__(self, known: dict[Digest, SourceLayer]) -> None:
+        self._known = known
+        self._digests: dict[int | bytes, Digest] = {}
+        self._copies: Counter[int | bytes] = Counter()
+        self._decoder = msgspec.msgpack.Decoder(_Batch)
+        self.tally = Tally()
+
+    def apply(self, payload: bytes) -> None:
+        """Book one batch."""
+        for event in self._decoder.decode(payload).events:
+            match event:
+                case _Stored():
+                    self._store(event)
+                case _Removed():
+                    self._remove(event)
+                case _Cleared():
+                    self._copies.clear()
+
+    def _store(self, event: _Stored) -> None:
+        parent = _ROOT
+        if event.parent_block_hash is not None:
+            found = self._digests.get(event.parent_block_hash)
+            if found is None:
+                self.tally.orphans += len(event.block_hashes)
+                return
+            parent = found
+        for i, key in enumerate(event.block_hashes):
+            tokens = event.token_ids[i * event.block_size : (i + 1) * event.block_size]
+            parent = self._digests[key] = chain_digest(parent, tokens)
+            self._copies[key] += 1
+            self.tally.stored[self._layer(key)] += 1
+
+    def _remove(self, event: _Removed) -> None:
+        for key in event.block_hashes:
+            if key not in self._copies:
+                continue  # an orphan
+            self._copies[key] -= 1
+            if self._copies[key] == 0:
+                del self._copies[key]
+                self.tally.evicted[self._layer(key)] += 1
+
+    def _layer(self, key: int | bytes) -> SourceLayer:
+        return self._known.get(self._digests[key], SourceLayer.GENERATION)
+
+
+class Ledger:
+    """Subscribes to one server's KV events on a thread of its own; a context manager.
+
+    Args:
+        endpoint: Where the server publishes; it may come up later.
+    """
+
+    def __init__(self, endpoint: str, known: dict[Digest, SourceLayer]) -> None:
+        self._endpoint = endpoint
+        self._books = Books(known)
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._last_message = time.monotonic()
+        self._expected_seq: int | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="demo-ledger", daemon=True)
+
+    def __enter__(self) -> Ledger:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def take(self) -> Tally:
+        """What was counted since the last call, once no message has come for half a second.
+
+        Raises:
+            LedgerError: A message could not be read.
+        """
+        asked = time.monotonic()
+        while time.monotonic() - max(asked, self._last_message) < _QUIET_S:
+            time.sleep(0.05)
+        if self._error is not None:
+            raise LedgerError("vLLM's KV events could not be read") from self._error
+        with self._lock:
+            tally, self._books.tally = self._books.tally, Tally()
+        return tally
+
+    def _run(self) -> None:
+        try:
+            with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.RCVHWM, 0)
+                socket.setsockopt(zmq.SUBSCRIBE, b"")
+                socket.connect(self._endpoint)
+                while not self._stopping.is_set():
+                    if socket.poll(100):
+                        self._book(socket.recv_multipart())
+        except Exception as error:
+            self._error = error
+
+    def _book(self, frames: list[bytes]) -> None:
+        _, raw_seq, payload = frames
+        seq = parse_seq(raw_seq)
+        with self._lock:
+            missed = 0 if self._expected_seq is None else max(0, seq - self._expected_seq)
+            self._books.tally.missed_batches += missed
+            self._books.apply(payload)
+        self._expected_seq = seq + 1
+        self._last_message = time.monotonic()
+
+
+def layers_of(
+    tokens: Sequence[int], layers: Sequence[SourceLayer]
+) -> Iterable[tuple[Digest, SourceLayer]]:
+    """The layer of each full block of a prompt, of whose tokens each is of one layer.
+
+    A block that two layers share belongs to the more precious one, as in the graph.
+    """
+    digest = _ROOT
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        digest = chain_digest(digest, tokens[start : start + BLOCK])
+        yield digest, min(layers[start : start + BLOCK])

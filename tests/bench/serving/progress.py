@@ -1,0 +1,64 @@
+"""What the demo shows while it runs."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .completions import Answer
+
+
+class DemoProgress:
+    """One line a pass, on stderr: requests answered, and the prefix cache's share so far.
+
+    Args:
+        requests: Requests of one pass.
+        shown: False shows nothing.
+    """
+
+    def __init__(self, requests: int, shown: bool = True) -> None:
+        self._requests = requests
+        self._prompt = self._cached = 0
+        self._progress = Progress(
+            TextColumn("{task.description:<28}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=Console(stderr=True),
+            disable=not shown,
+        )
+        # Bars need a terminal; a log file gets a line a step.
+        self._plain = shown and not self._progress.console.is_terminal
+        self._task = self._progress.add_task("", total=0, visible=False, note="")
+
+    def __enter__(self) -> DemoProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def starting(self, arm: str) -> None:
+        """A server is coming up."""
+        self._begin(f"{arm}: vLLM starts", None)
+
+    def passing(self, arm: str, how: str, requests: int | None = None) -> None:
+        """A pass begins; ``requests`` if it has not as many as the others."""
+        self._begin(f"{arm}: {how}", self._requests if requests is None else requests)
+
+    def answered(self, answer: Answer) -> None:
+        """A request of the pass was answered."""
+        self._prompt += answer.prompt_tokens
+        self._cached += answer.cached_tokens
+        share = self._cached / self._prompt
+        self._progress.update(self._task, advance=1, note=f"{share:.0%} of prompt from cache")
+
+    def _begin(self, description: str, total: int | None) -> None:
+        self._progress.stop_task(self._task)
+        if self._progress.tasks[-1].total is None:
+            self._progress.update(self._task, total=1, completed=1)
+        if self._plain:
+            self._progress.console.print(description)
+        self._prompt = self._cached = 0
+        self._task = self._progress.add_task(description, total=total, note="")

@@ -1,0 +1,1 @@
+"""``kvgraph bench tiers``: agents that wait for tools, with and without host memory."""

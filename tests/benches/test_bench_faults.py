@@ -1,0 +1,188 @@
+"""The faults of ``kvgraph bench faults``, in short: each runs, and finds what it looks for."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvgraph.bench.errors import BenchError
+from kvgraph.bench.faults.data import faults_churn
+from kvgraph.bench.faults.data.faults_churn import churn
+from kvgraph.bench.faults.data.faults_mutants import apply_mutants
+from kvgraph.bench.faults.data.faults_replays import (
+    WAYS,
+    absent_after_a_late_replay,
+    is_the_same_when_repeated,
+    replay,
+)
+from kvgraph.bench.faults.data.faults_snapshots import bad_loads_of_damage, bad_loads_of_kills
+from kvgraph.bench.faults.faults import FAULTS, Fault, Say, Size, run
+from kvgraph.bench.faults.processes import faults_clock
+from kvgraph.bench.faults.processes.faults_apart import ages_beside_a_stopped_engine
+from kvgraph.bench.faults.processes.faults_burst import burst
+from kvgraph.bench.faults.processes.faults_chaos import Chaos
+from kvgraph.bench.faults.processes.faults_engines import kill_engines, kill_publishers
+from kvgraph.bench.faults.processes.faults_kills import kill_over_and_over
+from kvgraph.bench.faults.processes.faults_load import SHARES, lose
+from kvgraph.bench.figures import Figures
+from kvgraph.bench.serving.step_watch import CALL_S, CALLS_A_STEP, Moment, StandIn, StepWatch
+
+
+def test_typed_mutants_harm_no_graph() -> None:
+    seed = random.randrange(1 << 30)
+    done = apply_mutants(seed, 6_000)
+    assert done["crashes"] == 0, f"seed {seed}"
+    assert done["applied"] > 1_000, "a quarter still decodes: what it means is checked, too"
+    assert done["unknown"] > 0
+
+
+@pytest.mark.parametrize("share", SHARES)
+def test_every_lost_batch_is_noticed_and_made_good(socket_directory: Path, share: float) -> None:
+    seed = random.randrange(1 << 30)
+    loss = lose(socket_directory, share, 4.0, seed)
+    assert loss.noticed >= loss.holes, f"seed {seed}"
+    assert loss.noticed == loss.holes or loss.forgotten, f"seed {seed}"
+    assert loss.in_step, f"seed {seed}"
+    assert loss.holes > 0 or share < 0.01
+
+
+def test_a_burst_costs_an_engine_nothing_and_is_caught_up_with(socket_directory: Path) -> None:
+    waits, took, _ = burst(socket_directory, 1.0)
+    assert took is not None
+    assert float(np.median(waits)) < 1e-3
+
+
+@pytest.mark.engine
+def test_a_real_engine_serves_on_while_its_sidecar_is_killed(socket_directory: Path) -> None:
+    killed = kill_over_and_over(socket_directory, 1, 20, quiet)
+    assert killed.served.failed == 0
+    assert killed.served.answered >= 20
+    assert None not in killed.took, "its ranking is of its pool again, block for block"
+
+
+def test_a_killed_engine_is_forgotten_and_nobody_gets_its_advice(socket_directory: Path) -> None:
+    gone = kill_engines(socket_directory, 2, quiet)
+    kill_publishers(socket_directory, 2, gone, quiet)
+    assert gone.foreign == gone.strange == 0
+    assert max(gone.hooked + gone.observed) < 20, "forgotten, not waited for"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_bad_replay_leaves_a_true_picture_or_one_that_says_so(
+    socket_directory: Path, way: str
+) -> None:
+    seed = random.randrange(1 << 30)
+    right, visible, attempts = replay(socket_directory, way, random.Random(seed))
+    assert right, f"seed {seed}"
+    assert visible or way != "never", f"seed {seed}"
+    assert attempts <= 5 or visible is False, f"seed {seed}"
+
+
+def test_what_was_removed_while_its_storing_was_lost_is_absent(socket_directory: Path) -> None:
+    assert absent_after_a_late_replay(socket_directory)
+
+
+def test_batches_repeated_in_any_order_leave_the_same_bytes(socket_directory: Path) -> None:
+    seed = random.randrange(1 << 30)
+    assert is_the_same_when_repeated(socket_directory, random.Random(seed)), f"seed {seed}"
+
+
+def test_an_engine_beside_one_that_is_stopped_keeps_its_advice(socket_directory: Path) -> None:
+    ages = ages_beside_a_stopped_engine(socket_directory, 3.0, 1)
+    assert float(np.median(ages)) < 2.0
+
+
+@pytest.mark.parametrize("name", ["disk", "clock"])
+def test_a_fault_of_a_few_seconds_runs_as_it_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults_clock, "_A_JUMP_S", 0.5)
+    figures = run([name], False, 1, tmp_path, progress=False).figures
+    bad = [each for each in figures if figures[each].target == "0" and figures[each].value]
+    assert bad == []
+
+
+def test_after_faults_on_top_of_each_other_all_is_well_again(socket_directory: Path) -> None:
+    seed = random.randrange(1 << 30)
+    chaos = Chaos(socket_directory, seed)
+    chaos.play(1, quiet)
+    assert chaos.happened
+    assert None not in chaos.back, f"seed {seed}: {chaos.happened}"
+
+
+def test_waiting_counts_and_losing_a_core_does_not() -> None:
+    class Connector:
+        def build_connector_meta(self) -> None:
+            time.sleep(0.02)  # blocked
+
+        def on_new_request(self) -> None:
+            self.build_connector_meta()  # counted once
+
+    connector, watch = Connector(), StepWatch()
+    watch.over(connector, ("build_connector_meta", "on_new_request"))
+    connector.on_new_request()
+    assert 0.02 <= watch.take() < 0.04
+    assert watch.take() == 0.0
+    early = Moment(1.0, 0.1, waited=5)
+    assert early.until(Moment(2.0, 0.2, waited=5)) == pytest.approx(0.1), "it waited for nothing"
+    assert early.until(Moment(2.0, 0.2, waited=6)) == 1.0, "perhaps for Python's lock"
+    assert early.until(Moment(1.1, 0.9, waited=5)) == pytest.approx(0.1), "the rest is watching"
+    stand_in = StandIn()
+    assert CALLS_A_STEP * CALL_S <= stand_in.step() < 0.5
+    stand_in.leave()
+
+
+def quiet(_: str) -> None:
+    """What a bench says while it goes on."""
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_snapshot(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 30)
+    bad, _ = bad_loads_of_kills(tmp_path, 4, seed, quiet)
+    assert bad == 0, f"seed {seed}"
+    assert bad_loads_of_damage(tmp_path, 40, seed) == 0, f"seed {seed}"
+
+
+def test_churn_goes_through_a_graph_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults_churn, "RESIDENT", 2000)
+    monkeypatch.setattr(faults_churn, "GHOSTS", 2000)
+    monkeypatch.setattr(faults_churn, "SESSIONS", 300)
+    monkeypatch.setattr(faults_churn, "AT_ONCE", 10)
+    _, series, blocks, sessions = churn(2000)
+    assert blocks <= 4500
+    assert sessions <= 300
+    assert series <= 2000
+
+
+def test_faults_run_by_name_and_are_kept_and_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[str] = []
+
+    def fault(name: str) -> Fault:
+        def run(figures: Figures, size: Size, say: Say) -> None:
+            runs.append(f"{name} {size.of(1, 2)} {size.seed}")
+            figures.add(f"{name}_figure", 7, "")
+
+        return run
+
+    for name, place in FAULTS.items():
+        module, _, function = place.partition(":")
+        imported = importlib.import_module(module, "kvgraph.bench.faults")
+        monkeypatch.setattr(imported, function, fault(name))
+    figures = run(["burst"], False, 5, tmp_path, progress=False)
+    assert runs == ["burst 1 5"]
+    assert list(figures.figures) == ["burst_figure"]
+    assert json.loads((tmp_path / "burst.json").read_text())["figures"]["burst_figure"]["n"] == 1
+    run(["http"], True, 5, tmp_path, progress=False)
+    everything = run([], True, 5, tmp_path, progress=False)
+    assert set(everything.figures) == {f"{name}_figure" for name in FAULTS}, "kept ones too"
+    full = [each.split()[0] for each in runs[2:]]
+    assert full == [name for name in FAULTS if name != "http"], "a short result is no full one"
+    with pytest.raises(BenchError, match=r"no fault is called gremlins; there are load, losses"):
+        run(["gremlins"], False, 5, tmp_path, progress=False)

@@ -1,0 +1,503 @@
+"""The HTTP surface: what it answers, and what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+from fastapi.testclient import TestClient
+from kvgraph.dashboards.app import create_app
+from kvgraph.dashboards.server import HttpServer
+from kvgraph.dashboards.source import BusyError, EngineStatus, SidecarStatus
+from kvgraph.dashboards.timeouts import TimeoutProtocol
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    AdviceApplied,
+    BlocksSpilled,
+    BlocksStored,
+    EngineHello,
+    Pressure,
+    RequestHeld,
+    RequestReleased,
+    RequestStarted,
+    TierReport,
+)
+from prometheus_client.parser import text_string_to_metric_families
+
+BIG = (1 << 64) - 1
+TIERS = TierReport(
+    bytes_per_block=1000, warm_blocks=30, warm_capacity=40, cold_blocks=5, cold_capacity=60,
+    spilled=70, spill_lost=1, spill_failed=2, passed_over=80, sunk=6, dropped=3, loaded=20,
+    load_failed=4, stalls=9, stall_s=1.5, recomputed=7, prefetched=10, prefetch_useful=6,
+    prefetch_wasted=2, prefetch_cancelled=11, load_bytes_per_s=3e9, spill_bytes_per_s=2e9,
+    prefill_tokens_per_s=5e3,
+)  # fmt: skip
+NASTY = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "javascript:alert(1)",
+    'a"}\n# HELP forged x\nforged 1',
+    "../../etc/passwd",
+    "\u202egnp.exe",
+    "🦆",
+    "back\\slash",
+    "line\u2028separator",
+    "a\0b",
+]
+
+
+TOKEN = "a token that nobody guesses"
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
+
+
+class Source:
+    """A graph with three blocks and a session of each name."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.graph = KVCacheGraph()
+        self.healthy = True
+        hello = EngineHello(names[0], names[0], 16, 100, names[0])
+        applied = AdviceApplied(3, 7, 1, 0, 0, 2)
+        self.graph.apply("e1", [hello, Pressure(1, 1, 1, 1, 1), applied, TIERS])
+        keys = np.array([1, 2, BIG], dtype="<u8").tobytes()
+        self.graph.apply("e1", [BlocksStored(keys, None, 16, names[0])])
+        for index, name in enumerate(names):
+            key = np.array([100 + index], dtype="<u8").tobytes()
+            self.graph.apply("e1", [BlocksStored(key, None, 16, name)])
+
+    def is_healthy(self) -> bool:
+        return self.healthy
+
+    def status(self) -> SidecarStatus:
+        stats = self.graph.stats()
+        hello = stats.engines["e1"].hello
+        assert hello is not None
+        engine = EngineStatus(
+            id="e1",
+            name=hello.engine,
+            model=hello.model,
+            version=hello.version,
+            kind="hook",
+            state="synced",
+            silent_s=0.1,
+            gaps=2,
+            resyncs=1,
+            ranking_epoch=4,
+            ranking_age_s=0.3,
+            ranked=3,
+            ranked_protected=0,
+            graph=stats.engines["e1"],
+            tiers=stats.engines["e1"].tiers,
+        )
+        return SidecarStatus(
+            version="0",
+            pid=1,
+            uptime_s=1.0,
+            endpoint="ipc:///x",
+            http="http://127.0.0.1:1",
+            engines=(engine,),
+            graph=stats,
+            counters={"ingest": {"messages": 12}, "graph": stats.counters},
+            snapshot={"path": None, "age_s": 3.0, "error": None},
+            config={"error": None},
+        )
+
+    def explain_block(self, key: int) -> dict[str, Any]:
+        return self.graph.explain(key)
+
+    def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
+        return self.graph.explain_session(name, tenant)
+
+    def waiting(self) -> dict[str, float]:
+        return self.graph.waiting()
+
+    def subgraph(self, key: int, hops: int, limit: int) -> dict[str, Any]:
+        return self.graph.subgraph(key, hops, limit)
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source(["chat", *NASTY])
+
+
+@pytest.fixture
+def client(source: Source) -> TestClient:
+    app = create_app(source, {"127.0.0.1", "localhost"}, TOKEN)
+    return TestClient(app, "http://127.0.0.1:8000", headers=AUTHORIZED)
+
+
+def test_health_tells_a_stalled_sidecar(client: TestClient, source: Source) -> None:
+    assert client.get("/healthz").status_code == 200
+    source.healthy = False
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "stalled"})
+
+
+def test_status_names_engines_and_what_they_did(client: TestClient) -> None:
+    status = client.get("/status").json()
+    (engine,) = status["engines"]
+    assert engine["graph"]["resident"] == 3 + 1 + len(NASTY)
+    assert engine["graph"]["applied"]["dropped"] == 2
+    assert engine["graph"]["hello"]["block_size"] == 16
+    assert status["counters"]["ingest"]["messages"] == 12
+
+
+def test_status_tells_all_that_an_engine_reports_of_its_tiers(client: TestClient) -> None:
+    (engine,) = client.get("/status").json()["engines"]
+    assert engine["tiers"] == msgspec.structs.asdict(TIERS)
+
+
+def test_metrics_tell_of_tiers(client: TestClient) -> None:
+    samples = {
+        (sample.name, *(v for label, v in sample.labels.items() if label != "engine")): sample.value
+        for family in text_string_to_metric_families(client.get("/metrics").text)
+        for sample in family.samples
+    }
+    assert samples["kvgraph_tier_blocks", "warm"] == 30
+    assert samples["kvgraph_tier_capacity_blocks", "cold"] == 60
+    assert samples["kvgraph_tier_events_total", "passed_over"] == 80
+    assert samples["kvgraph_tier_bytes_total", "load"] == (20 + 10) * 1000
+    assert samples["kvgraph_tier_bytes_per_second", "spill"] == 2e9
+    assert samples["kvgraph_stall_seconds_total",] == 1.5
+
+
+def test_a_block_tells_where_its_copies_are(client: TestClient, source: Source) -> None:
+    assert client.get("/blocks/1/explain").json()["copies"] == "none yet"
+    packed = np.array([1], dtype="<u8").tobytes()
+    source.graph.apply("e1", [BlocksSpilled(packed, 2, 1000), BlocksSpilled(packed, 4, 1000)])
+    assert client.get("/blocks/1/explain").json()["copies"] == "warm and cold on e1"
+
+
+@pytest.mark.parametrize("key", [str(BIG), hex(BIG), "0XFFFFFFFFFFFFFFFF"])
+def test_a_block_is_found_by_its_key_which_javascript_can_hold(
+    client: TestClient, key: str
+) -> None:
+    answer = client.get(f"/blocks/{key}/explain").json()
+    assert answer["id"] == "0xffffffffffffffff"
+    assert set(answer["terms"]) >= {"age", "degree", "importance"}
+
+
+def test_a_subgraph_is_node_link_data(client: TestClient) -> None:
+    networkx = pytest.importorskip("networkx")
+    data = client.get(f"/blocks/{BIG}/subgraph?hops=2").json()
+    graph = networkx.node_link_graph(data, edges="edges")
+    assert set(graph.nodes) == {f"{key:#018x}" for key in (1, 2, BIG)}
+
+
+@pytest.mark.parametrize(
+    "key", ["-1", "1.5", "0x", "0xg", "1_0", "abc", "%20", "nan", str(1 << 64), "٣", "0" * 23]
+)
+def test_what_is_no_key_is_refused(client: TestClient, key: str) -> None:
+    for question in ("explain", "subgraph"):
+        answer = client.get(f"/blocks/{key}/{question}")
+        if key == "0" * 23:
+            assert answer.status_code == 404  # a long way to write 0, which nobody stored
+        else:
+            assert answer.status_code == 400
+            assert "a block key is" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/blocks/{BIG}/subgraph?hops=0",
+        f"/blocks/{BIG}/subgraph?hops=5",
+        f"/blocks/{BIG}/subgraph?hops=many",
+        f"/blocks/{BIG}/subgraph?limit=0",
+        f"/blocks/{BIG}/subgraph?limit=2001",
+        f"/blocks/{'1' * 100}/explain",
+        f"/sessions/{'x' * 300}/explain",
+        f"/sessions/chat/explain?tenant={'x' * 300}",
+    ],
+)
+def test_parameters_out_of_bounds_are_refused(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 422
+    assert len(answer.text) < 300
+
+
+def test_the_root_says_what_there_is(client: TestClient) -> None:
+    """The engine's log names this address."""
+    answer = client.get("/")
+    assert answer.status_code == 200
+    for path in ("/healthz", "/status", "/metrics"):
+        assert path in answer.json()["see"]
+        assert client.get(path).status_code == 200
+
+
+def test_the_unknown_is_404(client: TestClient) -> None:
+    for path in ("/blocks/77/explain", "/blocks/77/subgraph", "/sessions/nobody/explain", "/nope"):
+        answer = client.get(path)
+        assert answer.status_code == 404
+        assert answer.json()["detail"]
+
+
+@pytest.mark.parametrize("name", ["chat", *NASTY])
+def test_any_session_name_is_text(client: TestClient, name: str) -> None:
+    answer = client.get(f"/sessions/{quote(name, safe='')}/explain")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.json()["session"] == name
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_metrics_stay_valid_whatever_an_engine_is_called(name: str) -> None:
+    client = TestClient(create_app(Source([name]), {"127.0.0.1"}, TOKEN), "http://127.0.0.1")
+    text = client.get("/metrics").text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert "forged" not in families
+    (info,) = families["kvgraph_engine_info"].samples
+    assert info.labels["name"] == name
+
+
+def test_metrics_are_few_and_tell_what_matters(client: TestClient) -> None:
+    text = client.get("/metrics").text
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    values = {(s.name, *s.labels.values()): s.value for s in samples}
+    assert len(samples) < 100
+    assert values["kvgraph_blocks",] == 4 + len(NASTY)
+    assert values["kvgraph_ranking_age_seconds", "e1"] == 0.3
+    assert values["kvgraph_engine_state", "e1", "synced"] == 1
+    assert values["kvgraph_sequence_gaps_total", "e1"] == 2
+    assert values["kvgraph_ingest_total", "messages"] == 12
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "", "[::1]", "127.0.0.1@evil", "a b"]
+)
+def test_a_foreign_host_is_refused(client: TestClient, host: str) -> None:
+    assert client.get("/status", headers={"Host": host}).status_code == 400
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:1"])
+def test_an_own_host_is_served(client: TestClient, host: str) -> None:
+    assert client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "file://"])
+def test_a_foreign_origin_is_refused(client: TestClient, origin: str) -> None:
+    answer = client.get("/status", headers={"Origin": origin})
+    assert answer.status_code == 403
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/../etc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/docs", "/x"])
+def test_there_is_nothing_else_to_see(client: TestClient, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_changed(client: TestClient, method: str) -> None:
+    assert client.request(method, "/status", content=b"x" * 1_000_000).status_code == 405
+
+
+def test_a_body_of_a_hundred_megabytes_is_not_kept(source: Source) -> None:
+    """It is refused by its head, and what follows is let go or cut off."""
+    server, before = serving(source), psutil.Process().memory_info().rss
+    head = b"POST /status HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000000\r\n\r\n"
+    try:
+        with connection(server) as client:
+            client.settimeout(10)
+            client.sendall(head)
+            with contextlib.suppress(OSError):
+                for _ in range(100):
+                    client.sendall(b"x" * 1_000_000)
+            with contextlib.suppress(ConnectionResetError):
+                answer = client.recv(65536)
+                assert answer.split(b" ", 2)[1] == b"405"
+        assert psutil.Process().memory_info().rss - before < 30_000_000
+    finally:
+        server.stop()
+
+
+def serving(source: Source) -> HttpServer:
+    server = HttpServer(create_app(source, {"127.0.0.1"}, TOKEN), "127.0.0.1", 0)
+    server.start()
+    return server
+
+
+def raw(url: str, request: bytes) -> bytes:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(request)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+    return answer
+
+
+def test_the_server_picks_a_port_and_ends_when_told(source: Source) -> None:
+    server = serving(source)
+    request = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    try:
+        assert b"200 OK" in raw(server.url, request)
+    finally:
+        server.stop()
+    with pytest.raises(OSError, match="refused"):
+        raw(server.url, request)
+
+
+def test_a_server_that_is_stopped_at_once_ends(source: Source) -> None:
+    for pause in (0, 0.05):
+        server = serving(source)
+        time.sleep(pause)
+        server.stop()
+        assert not server._thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/blocks/1/explain",
+        "/blocks/1/subgraph",
+        "/sessions/chat/explain",
+        "/waiting",
+        "/blocks/nonsense/explain",
+    ],
+)
+@pytest.mark.parametrize(
+    "header", [None, "", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ", "Bearer \u00e4"]
+)
+def test_names_and_blocks_need_the_token(source: Source, path: str, header: str | None) -> None:
+    client = TestClient(create_app(source, {"127.0.0.1"}, TOKEN), "http://127.0.0.1")
+    headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+    answer = client.get(path, headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert TOKEN not in answer.text
+    assert "chat" not in answer.text
+
+
+def test_health_status_and_metrics_need_no_token_and_name_no_caller(source: Source) -> None:
+    client = TestClient(create_app(source, {"127.0.0.1"}, TOKEN), "http://127.0.0.1")
+    for key in range(100, 110):
+        source.graph.apply(
+            "e1", [RequestStarted(f"r{key}", pack(key), 16, 0, 16, "wanda", "acme-corp")]
+        )
+    source.graph.apply("e1", [RequestHeld("of wanda", 7, "wanda", "acme-corp")])
+    for path in ("/healthz", "/status", "/metrics"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert "wanda" not in answer.text
+        assert "acme" not in answer.text
+
+
+def test_who_waits_is_listed_by_request(client: TestClient, source: Source) -> None:
+    assert client.get("/waiting").json() == {}
+    source.graph.apply("e1", [RequestHeld("cmpl-a-0", 7, "s"), RequestHeld("cmpl-b-0", 7)])
+    source.graph.apply("e1", [RequestReleased("cmpl-a-0", 1.0, "room")])
+    ((name, seconds),) = client.get("/waiting").json().items()
+    assert name == "cmpl-b-0"
+    assert 0 <= seconds < 60
+
+
+def test_too_many_questions_are_answered_with_503(client: TestClient, source: Source) -> None:
+    def busy(*_: object) -> dict[str, Any]:
+        raise BusyError("many ask")
+
+    source.explain_block = busy  # type: ignore[method-assign]
+    answer = client.get("/blocks/1/explain")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json() == {"detail": "many ask"}
+
+
+@pytest.fixture
+def impatient(source: Source, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
+    """A server whose deadline is a second."""
+    monkeypatch.setattr(TimeoutProtocol, "deadline_s", 1.0)
+    server = serving(source)
+    yield server
+    server.stop()
+
+
+def connection(server: HttpServer) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET /healthz HTT",
+        b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000000\r\n\r\nx",
+        HEALTH.replace(b"Connection: close\r\n", b"") + b"GET /hea",
+    ],
+)
+def test_a_client_that_does_not_finish_its_request_is_cut(
+    impatient: HttpServer, sent: bytes
+) -> None:
+    with connection(impatient) as silent:
+        silent.sendall(sent)
+        silent.settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            while silent.recv(65536):
+                pass
+
+
+def test_a_client_that_does_not_read_is_cut(
+    impatient: HttpServer, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "subgraph", lambda *_: {"nodes": ["x" * 1000] * 20_000})
+    question = (
+        f"GET /blocks/1/subgraph HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}"
+    )
+    with connection(impatient) as slow:
+        slow.sendall(f"{question}\r\n\r\n".encode())
+        connections = impatient._server.server_state.connections
+        deadline = time.monotonic() + 10
+        time.sleep(0.2)
+        while connections and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not connections
+        received = 0
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := slow.recv(1 << 20):
+                received += len(chunk)
+    assert received < 20_000_000, "the rest is gone with the connection"
+
+
+def test_hundreds_of_silent_clients_keep_nobody_out(source: Source) -> None:
+    server = serving(source)
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(connection(server))
+        for _ in range(5):
+            assert b"200 OK" in raw(server.url, HEALTH)
+        assert len(server._server.server_state.connections) <= 257
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET /status HTTP/1.1\r\n\r\n",
+        b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil\r\n\r\n",
+        b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+        b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: -1\r\n\r\n",
+    ],
+)
+def test_malformed_http_is_4xx(source: Source, request_bytes: bytes) -> None:
+    server = serving(source)
+    try:
+        assert raw(server.url, request_bytes).split(b" ", 2)[1].startswith(b"4")
+    finally:
+        server.stop()

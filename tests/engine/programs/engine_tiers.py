@@ -1,0 +1,407 @@
+"""One real vLLM engine in a process of its own: the tiers' faults, one after the other.
+
+Called as ``python -P engine_tiers.py OPTIONS_JSON``; prints one line ``RESULT {json}``. Without the
+tiers the same requests run and no fault is made: the texts to compare with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+BLOCK = 32
+CONTEXT = 7 * BLOCK  # tokens of a session that is parked
+PATIENCE_S = 60.0
+SPILLER_RESTS_S = 1.1  # after a copy that failed nothing is copied for a second
+POOL = 24  # blocks
+WARM, COLD = 3, 7  # sessions that push one out of the pool, and out of a memory of 40 blocks
+
+
+class Stage:
+    """An engine that is stepped by hand."""
+
+    def __init__(self, model: str) -> None:
+        from vllm import LLM
+
+        self.model = Path(model)
+        self.engine = LLM(
+            model, dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
+            max_model_len=512, num_gpu_blocks_override=POOL, enforce_eager=True, max_num_seqs=4,
+        ).llm_engine  # fmt: skip
+        self.scheduler = self.engine.engine_core.engine_core.scheduler
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        self.connector = self.scheduler.connector
+        self.texts: dict[str, list[int]] = {}
+        self.cached: dict[str, int] = {}
+        self.preempted: set[str] = set()
+        self._pushed = 0
+        self.trust_no_cost()
+
+    @property
+    def tiers(self) -> bool:
+        return self.connector is not None
+
+    @property
+    def bridge(self) -> Any:
+        return self.connector._side.bridge
+
+    @property
+    def counts(self) -> dict[str, float]:
+        return asdict(self.bridge.ledger.counts)
+
+    @property
+    def loaded(self) -> float:
+        return self.counts["loaded"] if self.tiers else 0
+
+    @property
+    def sunk(self) -> float:
+        return self.counts["sunk"] if self.tiers else 0
+
+    @property
+    def worker(self) -> Any:
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group()._worker
+
+    def trust_no_cost(self) -> None:
+        """A model as small as this computes faster than it loads: loads are to be seen here."""
+        if self.tiers:
+            self.bridge.ledger.costs.worth_loading = lambda *_: True
+
+    def add(self, name: str, prompt: list[int], tokens: int = 8, tag: Any = None) -> None:
+        from vllm import SamplingParams, TokensPrompt
+
+        sampling = SamplingParams(
+            max_tokens=tokens, temperature=0, ignore_eos=True,
+            extra_args={"kv_transfer_params": {"kvgraph": {"session": name, **(tag or {})}}},
+        )  # fmt: skip
+        self.engine.add_request(name, TokensPrompt(prompt_token_ids=prompt), sampling)
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            if output.finished:
+                self.texts[output.request_id] = list(output.outputs[0].token_ids)
+                self.cached[output.request_id] = output.num_cached_tokens or 0
+        running = self.scheduler.requests.values()
+        self.preempted |= {r.request_id for r in running if r.num_preemptions}
+
+    def until(self, done: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not done():
+            self.step()
+            if time.monotonic() > deadline:
+                raise SystemExit("what was awaited did not come")
+
+    def serve(self, name: str, prompt: list[int], tag: Any = None) -> int:
+        """Serve one request to its end; how many of its prompt's tokens were computed."""
+        self.add(name, prompt, tag=tag)
+        self.until(lambda: name in self.texts)
+        self.settle()
+        return len(prompt) - self.cached[name]
+
+    def settle(self) -> None:
+        self.until(lambda: not self.scheduler.has_requests())
+        if self.tiers and self.connector._side is not None:
+            self.until(self.all_written)
+
+    def all_written(self) -> bool:
+        """Of what reached the disk, an idle engine would hear with its next step only."""
+        self.bridge.answered(self.worker.take_answer())
+        return not len(self.bridge.ledger.book)
+
+    def push_out(self, prompts: int = WARM) -> None:
+        """Other sessions take the whole pool."""
+        for _ in range(prompts):
+            self._pushed += 1
+            self.serve(f"other-{self._pushed}", prompt(200 + self._pushed))
+
+    def park(self, name: str, seed: int, prompts: int = WARM) -> list[int]:
+        """A session's first turn, and then others, so that its blocks leave the pool."""
+        self.serve(f"{name} first", prompt(seed))
+        self.push_out(prompts)
+        return [*prompt(seed), 7, 8, 9]
+
+    def begin_load(self, name: str, prompt: list[int]) -> int:
+        """A session comes back; how many requests wait for a load after a step."""
+        from vllm.v1.request import RequestStatus
+
+        self.add(name, prompt)
+        self.step()
+        waits = RequestStatus.WAITING_FOR_REMOTE_KVS
+        return sum(r.status == waits for r in self.scheduler.requests.values())
+
+    def restart(self) -> None:
+        """All of ours anew, as in an engine that starts; its own prefix cache is empty then."""
+        if not self.tiers:
+            self.pool.reset_prefix_cache()
+            return
+        self.connector._detach(wait_s=1.0)
+        self.settle()
+        self.pool.reset_prefix_cache()
+        mover = self.worker._mover
+        mover.close()
+        worker = self.worker
+        worker._mover = worker._new_mover(mover._cache)
+        worker._answers = worker._mover.answers
+        self.connector._rescue = type(self.connector._rescue)()
+        self.connector.bind_gpu_block_pool(self.pool)
+        self.trust_no_cost()
+
+    def whole(self) -> bool:
+        """Every block is free, once, and the engine knows of no request any more."""
+        free = self.pool.free_block_queue.get_all_free_blocks()
+        count = self.pool.get_num_free_blocks()
+        single = len(free) == count == len({block.block_id for block in free})
+        return single and count == self.pool.num_gpu_blocks - 1 and not self.scheduler.requests
+
+
+def prompt(seed: int) -> list[int]:
+    return [3 + seed % 500, 3 + seed // 500, *range(10, 8 + CONTEXT)]
+
+
+# Faults -----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def held(stage: Stage, where: Any, name: str) -> Iterator[threading.Event]:
+    """Calls of ``where.name`` wait until the event is set."""
+    leave = threading.Event()
+    real = getattr(where, name) if stage.tiers else None
+
+    def waiting(*args: Any) -> Any:
+        leave.wait(PATIENCE_S)
+        return real(*args)
+
+    with mock.patch.object(where, name, waiting) if stage.tiers else contextlib.nullcontext():
+        try:
+            yield leave
+        finally:
+            leave.set()
+
+
+def failing(stage: Stage, where: Any, name: str) -> Any:
+    """Calls of ``where.name`` fail; a transfer does so after its first block."""
+    if not stage.tiers:
+        return contextlib.nullcontext()
+    real = getattr(where, name)
+
+    def fail(*args: Any) -> Any:
+        if len(args) == 4:  # a transfer
+            source, source_slots, target, target_slots = args
+            real(source, source_slots[:1], target, target_slots[:1])
+        raise RuntimeError("an injected fault")
+
+    return mock.patch.object(where, name, fail)
+
+
+def no_space(*_: Any) -> int:
+    raise OSError(28, "No space left on device")
+
+
+# Scenes -----------------------------------------------------------------------------------------
+
+Facts = dict[str, Any]
+
+
+def returns(stage: Stage) -> Facts:
+    """Nothing fails: a parked session comes back from memory, another from the disk."""
+    cold = stage.park("cold", 1, prompts=COLD)
+    computed = stage.serve("cold again", cold)
+    warm = stage.park("warm", 2)
+    return {"cold": computed, "warm": stage.serve("warm again", warm)}
+
+
+def arena_full(stage: Stage) -> Facts:
+    """The book believes in more room than there is."""
+    context = stage.park("full", 11)
+    if stage.tiers:
+        stage.bridge.ledger.directory.warm_capacity += 1000
+    stage.push_out(COLD)
+    facts = {"computed": stage.serve("full again", context)}
+    if stage.tiers:
+        stage.bridge.ledger.directory.warm_capacity -= 1000
+    stage.restart()
+    return facts
+
+
+def spill_fails(stage: Stage) -> Facts:
+    from kvgraph.kernels import ops
+
+    with failing(stage, ops, "spill"):
+        context = stage.park("torn", 21)
+    facts = {"computed": stage.serve("torn again", context)}
+    time.sleep(SPILLER_RESTS_S)
+    return facts
+
+
+def load_fails(stage: Stage) -> Facts:
+    from kvgraph.kernels import ops
+
+    context = stage.park("half", 31)
+    with failing(stage, ops, "warm"):
+        return {"computed": stage.serve("half again", context)}
+
+
+def disk_corrupt(stage: Stage) -> Facts:
+    context = stage.park("rotten", 41, prompts=COLD)
+    if stage.tiers:
+        disk = stage.worker._mover._disk
+        junk = os.urandom(1000)
+        for slot in range(disk.capacity):
+            os.pwrite(disk._file, junk, disk._data_start + slot * disk.record_bytes + 500)
+    return {"computed": stage.serve("rotten again", context)}
+
+
+def disk_full(stage: Stage) -> Facts:
+    """Nothing more reaches the disk until it has room again."""
+    before = stage.sunk
+    with mock.patch.object(os, "pwrite", no_space) if stage.tiers else contextlib.nullcontext():
+        context = stage.park("lost", 51, prompts=COLD)
+    sunk = stage.sunk - before
+    return {"computed": stage.serve("lost again", context), "sunk": sunk}
+
+
+def disk_slow(stage: Stage) -> Facts:
+    """A session waits for the disk; others are served meanwhile."""
+    context = stage.park("slow", 61, prompts=COLD)
+    with held(stage, stage.worker._mover._disk if stage.tiers else None, "read") as leave:
+        waits = stage.begin_load("slow again", context)
+        stage.add("quick", prompt(62))
+        stage.until(lambda: "quick" in stage.texts)
+        waited = "slow again" not in stage.texts
+        leave.set()
+        stage.until(lambda: "slow again" in stage.texts)
+    return {"waits": waits, "waited": waited}
+
+
+def abort_during_load(stage: Stage) -> Facts:
+    from kvgraph.kernels import ops
+
+    context = stage.park("gone", 71)
+    with held(stage, ops, "warm") as leave:
+        waits = stage.begin_load("gone again", context)
+        stage.engine.abort_request(["gone again"])
+        stage.step()
+        kept = not stage.whole()
+        leave.set()
+        stage.settle()
+    whole = stage.whole()
+    return {"waits": waits, "kept": kept, "whole": whole,
+            "computed": stage.serve("gone once more", context)}  # fmt: skip
+
+
+def preemption(stage: Stage) -> Facts:
+    """While a session loads, others grow until one is preempted, and comes back by a load."""
+    from kvgraph.kernels import ops
+
+    context = stage.park("patient", 81)
+    with held(stage, ops, "warm") as leave:
+        waits = stage.begin_load("patient again", context)
+        for number in range(3):
+            stage.add(f"growing-{number}", prompt(82 + number), tokens=100)
+        stage.until(lambda: stage.preempted)
+        leave.set()
+        stage.until(lambda: not stage.scheduler.has_requests())
+    return {"waits": waits, "preempted": len(stage.preempted)}
+
+
+def reset(stage: Stage) -> Facts:
+    """New weights, and every cache emptied: nothing of before may be used."""
+    context = stage.park("renewed", 91)
+    runner = stage.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    weights = runner.model.model.embed_tokens.weight.data
+    weights.copy_(weights.roll(1, 0))
+    done = stage.pool.reset_prefix_cache()
+    before = stage.loaded
+    computed = stage.serve("renewed again", context)
+    loaded = stage.loaded - before
+    # The checkpoint is the old one: what is on disk by now must not be taken for its KV.
+    kept = stage.park("after all", 96, prompts=COLD)
+    stage.restart()
+    restarted = stage.serve("after all again", kept)
+    return {"done": done, "computed": computed, "loaded": loaded, "restarted": restarted}
+
+
+def restart_same(stage: Stage) -> Facts:
+    context = stage.park("kept", 101, prompts=COLD)
+    stage.restart()
+    return {"computed": stage.serve("kept again", context)}
+
+
+def restart_other(stage: Stage) -> Facts:
+    context = stage.park("strange", 111, prompts=COLD)
+    os.utime(stage.model / "model.safetensors")
+    stage.restart()
+    return {"computed": stage.serve("strange again", context)}
+
+
+def broken_side(stage: Stage) -> Facts:
+    """Every call of the scheduler's side raises, once before and once while a session loads."""
+    facts: Facts = {}
+    for number, (method, early) in enumerate(BROKEN):
+        name = f"{method} {'early' if early else 'late'}"
+        facts[name] = _break(stage, name, method, early, 131 + 10 * number)
+        stage.restart()
+    return facts
+
+
+BROKEN = (
+    ("request_queued", False), ("request_looked_up", False), ("request_scheduled", True),
+    ("request_scheduled", False), ("step", True), ("step", False), ("step_ended", True),
+    ("step_ended", False), ("request_finished", False),
+)  # fmt: skip
+
+
+def _break(stage: Stage, name: str, method: str, early: bool, seed: int) -> Facts:
+    from kvgraph.kernels import ops
+
+    context = stage.park(name, seed)
+    side = stage.connector._side if stage.tiers else None
+    with contextlib.ExitStack() as faults:
+        leave = faults.enter_context(held(stage, ops, "warm"))
+        if early:
+            faults.enter_context(failing(stage, side, method))
+        waits = stage.begin_load(f"{name} again", context)
+        if not early:
+            faults.enter_context(failing(stage, side, method))
+        stage.add(f"{name} other", prompt(seed + 1))
+        stage.until(lambda: f"{name} other" in stage.texts)
+        leave.set()
+        stage.until(lambda: f"{name} again" in stage.texts)
+        stage.settle()
+    detached = stage.tiers and stage.connector._side is None
+    return {"waits": waits, "detached": detached, "whole": stage.whole()}
+
+
+SCENES = (
+    returns, arena_full, spill_fails, load_fails, disk_corrupt, disk_full, disk_slow,
+    abort_during_load, preemption, reset, restart_same, restart_other, broken_side,
+)  # fmt: skip
+
+
+def main(options: dict[str, Any]) -> Facts:
+    stage, scenes = Stage(options["model"]), dict[str, Facts]()
+    for scene in SCENES:
+        if scene.__name__ in options.get("scenes", [scene.__name__]):
+            before = stage.counts if stage.tiers else {}
+            facts = scene(stage)
+            stage.settle()
+            after = stage.counts if stage.tiers else {}
+            # Where a scene ended in a restart, the counters began anew.
+            facts["counts"] = {name: after[name] - before[name] for name in after}
+            scenes[scene.__name__] = {"whole at the end": stage.whole(), **facts}
+    return {"texts": stage.texts, "scenes": scenes}
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")

@@ -1,0 +1,129 @@
+"""A forced reset succeeds wherever stock vLLM's does, and nothing old is read after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
+from kvgraph.hooks.tiers.jobs import Load
+from paper import begin_load, fail, park, text
+
+SCHEDULERS = pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+PARKED = text(6, 1)
+
+
+@SCHEDULERS
+@pytest.mark.parametrize("connector", [False, True])
+def test_while_a_request_waits_for_a_load(paper: Any, asynchronous: bool, connector: bool) -> None:
+    engine = paper(Shape(asynchronous=asynchronous))
+    park(engine, PARKED)
+    request = begin_load(engine, PARKED, output=4)
+    assert engine.reset(reset_running_requests=True, reset_connector=connector)
+    engine.settle()  # the load ends, and what it brought is of old weights
+    assert len(engine.outputs[request.request_id]) == 4
+    assert engine.is_whole()
+
+
+@SCHEDULERS
+def test_after_a_load_that_nobody_scheduled_yet(paper: Any, asynchronous: bool) -> None:
+    """As in ``pause(mode="keep")``: the request holds its blocks, and vLLM has heard of the end."""
+    engine = paper(Shape(asynchronous=asynchronous))
+    park(engine, PARKED)
+    request = begin_load(engine, PARKED, output=4)
+    pause(engine)
+    for _ in range(6):
+        engine.step()
+        engine.finish_copies()
+    assert request.request_id in engine.scheduler.finished_recving_kv_req_ids
+    assert engine.reset(reset_running_requests=True, reset_connector=True)
+    pause(engine, over=True)
+    engine.settle()
+    assert len(engine.outputs[request.request_id]) == 4
+    assert engine.is_whole()
+
+
+@pytest.mark.parametrize("warm", [None, 64])
+def test_with_a_step_in_flight(paper: Any, warm: int | None) -> None:
+    engine = paper(Shape(asynchronous=True, warm=warm))
+    requests = [engine.ask(text(3, seed), output=9) for seed in range(3)]
+    for _ in range(4):
+        engine.step()
+    assert engine._batches
+    assert engine.reset(reset_running_requests=True)
+    engine.settle()
+    assert [len(engine.outputs[each.request_id]) for each in requests] == [9, 9, 9]
+    assert engine.is_whole()
+
+
+def test_a_reset_that_stock_refuses_is_refused(paper: Any) -> None:
+    engine = paper(Shape())
+    park(engine, PARKED)
+    begin_load(engine, PARKED)
+    engine.ask(text(2, 5), output=50)
+    engine.step()
+    assert engine.scheduler.running
+    assert not engine.reset()
+    engine.settle()
+    assert engine.is_whole()
+
+
+@SCHEDULERS
+def test_an_aborted_load_does_not_stop_a_reset(paper: Any, asynchronous: bool) -> None:
+    engine = paper(Shape(asynchronous=asynchronous))
+    park(engine, PARKED)
+    engine.abort(begin_load(engine, PARKED))
+    assert engine.reset()
+    engine.settle()
+    assert engine.is_whole()
+    assert len(engine.serve(PARKED, 3)) == 3
+
+
+@SCHEDULERS
+def test_a_load_that_fails_after_a_reset_touches_nobody_else(
+    paper: Any, asynchronous: bool
+) -> None:
+    engine = paper(Shape(asynchronous=asynchronous))
+    park(engine, PARKED)
+    request = begin_load(engine, PARKED, output=4)
+    assert engine.reset(reset_running_requests=True)
+    others = [engine.ask(text(3, seed), output=20) for seed in range(40, 43)]
+    engine.step()
+    for worker in engine.workers:
+        worker.failing = lambda job: range(len(job.copies)) if isinstance(job, Load) else ()
+    engine.settle()
+    lengths = [len(engine.outputs[each.request_id]) for each in (request, *others)]
+    assert lengths == [4, 20, 20, 20]
+    assert engine.is_whole()
+
+
+@SCHEDULERS
+@pytest.mark.parametrize("broken", ["step", "request_looked_up", "step_ended"])
+def test_a_side_that_failed_does_not_stop_a_reset(
+    paper: Any, asynchronous: bool, broken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = paper(Shape(asynchronous=asynchronous))
+    park(engine, PARKED)
+    request = begin_load(engine, PARKED, output=4)
+    monkeypatch.setattr(engine.side, broken, fail)
+    engine.ask(text(2, 5))
+    for _ in range(4):
+        engine.step()
+    assert engine.side is None
+    assert engine.reset(reset_running_requests=True)
+    engine.settle()
+    assert len(engine.outputs[request.request_id]) == 4
+    assert engine.is_whole()
+    again = engine.ask(text(2, 6), output=30)
+    for _ in range(4):
+        engine.step()
+    assert engine.reset(reset_running_requests=True), "long after"
+    engine.settle()
+    assert len(engine.outputs[again.request_id]) == 30
+
+
+def pause(engine: PaperEngine, over: bool = False) -> None:
+    from vllm.v1.core.sched.interface import PauseState
+
+    state = PauseState.UNPAUSED if over else PauseState.PAUSED_ALL
+    engine.scheduler.set_pause_state(state)

@@ -1,0 +1,79 @@
+"""Our LRU against a real vLLM: the same hits, request by request, block for block."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvgraph.advisor.replay.engine.instance import Instance
+from kvgraph.advisor.replay.engine.simulator import Load, simulate
+from kvgraph.advisor.replay.fast.lru import lru_hits
+from kvgraph.advisor.replay.orders.orders import LruOrder
+from kvgraph.advisor.replay.traces.reader import load_trace
+
+pytestmark = pytest.mark.engine
+BLOCK, ANSWER, PARTIAL = 32, 4, 5
+POOL = 30
+SEED = 11
+
+
+def workload(requests: int) -> list[list[int]]:
+    """Prompts as token ids: chats over a shared system prompt, that return, branch or do not."""
+    rng = random.Random(SEED)
+
+    def text(blocks: int) -> list[int]:
+        return [rng.randrange(10, 500) for _ in range(blocks * BLOCK)]
+
+    system, chats, prompts = text(2), [], []
+    for _ in range(requests):
+        chat = list(rng.choice(chats[-25:])) if chats and rng.random() < 0.6 else list(system)
+        if rng.random() < 0.15:
+            chat = chat[: max(len(system), len(chat) - 2 * BLOCK)]  # its history was edited
+        if len(chat) > 9 * BLOCK:
+            chat = list(system)
+        chat += text(rng.randrange(1, 5))
+        chats.append(chat)
+        prompts.append([*chat, *[7] * PARTIAL])
+    return prompts
+
+
+def as_trace(prompts: list[list[int]], path: Path) -> Path:
+    ids: dict[tuple[int, ...], int] = {}
+    lines = [json.dumps({"kvgraph_trace": 1, "block_size": BLOCK})]
+    for number, prompt in enumerate(prompts):
+        ends = range(BLOCK, len(prompt) + 1, BLOCK)
+        chain = [ids.setdefault(tuple(prompt[:end]), len(ids)) for end in ends]
+        line = {"at": 100.0 * number, "input_length": len(prompt), "output_length": ANSWER}
+        lines.append(json.dumps(line | {"hash_ids": chain}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def real_hits(tiny_model: Path, new_engine: Any) -> Callable[[list[list[int]]], list[int]]:
+    """Blocks of each prompt that a stock vLLM's prefix cache held."""
+
+    def hits(prompts: list[list[int]]) -> list[int]:
+        options = {"model": str(tiny_model), "blocks": POOL, "prompts": prompts}
+        return [tokens // BLOCK for tokens in new_engine("engine_replay.py", options).run().result]
+
+    return hits
+
+
+def test_our_lru_hits_what_vllm_hits(
+    real_hits: Callable[[list[list[int]]], list[int]], tmp_path: Path
+) -> None:
+    prompts = workload(80)
+    trace = load_trace(as_trace(prompts, tmp_path / "small.jsonl"))
+    # vLLM keeps one block of its pool for itself, the null block.
+    ours = simulate(trace, [Instance(POOL - 1, LruOrder())], load=Load())
+    real = real_hits(prompts)
+    assert sum(real) > 0
+    assert lru_hits(trace, 10_000).sum() > sum(real), "there was no memory pressure"
+    assert ours.hits.tolist() == real
+    # Another block is never cached: the partial one at the end of whatever runs.
+    assert lru_hits(trace, POOL - 2).tolist() == real

@@ -1,0 +1,156 @@
+"""Whose word on a block counts, and how much of a pool may be protected."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    BlocksStored,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+    SessionSignal,
+)
+from kvgraph.graph.ranking.scoring import ScoreProfile
+from kvgraph.graph.types import Authority, SourceLayer
+
+SIZE = 16
+RULES, IDENTITY, AXIOMS = SourceLayer.RULES, SourceLayer.IDENTITY, SourceLayer.AXIOMS
+GENERATION, CONTEXT = SourceLayer.GENERATION, SourceLayer.CONTEXT
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
+
+
+class World:
+    def __init__(self, pool: int = 100) -> None:
+        self.now = 1000.0
+        self.graph = KVCacheGraph(clock=lambda: self.now)
+        self.graph.apply("e", [EngineHello("e", "m", SIZE, pool, "v")])
+
+    def say(
+        self,
+        tenant: str | None,
+        layer: SourceLayer,
+        *keys: int,
+        session: str = "s",
+        authority: Authority = Authority.CALLER,
+        importance: float | None = None,
+        ended: bool = False,
+    ) -> None:
+        """A request whose whole prompt is tagged."""
+        self.now += 1.0
+        packed, tokens = pack(*keys), len(keys) * SIZE
+        segment = Segment(int(layer), 0, tokens, importance, None, None, int(authority))
+        started = RequestStarted("r", packed, tokens, 0, SIZE, session, tenant, (segment,))
+        finished = RequestFinished(
+            "r", packed, tokens, tokens, "stop", session, tenant, session_ended=ended
+        )
+        self.graph.apply("e", [started, BlocksStored(packed, None, SIZE), finished])
+
+    def layer(self, key: int) -> str:
+        return str(self.graph.explain(key)["layer"])
+
+    def protected(self) -> set[int]:
+        return set(self.graph.rank("e", 1000).protected.tolist())
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_an_operators_word_holds_against_callers(world: World) -> None:
+    world.say("a", RULES, 1, authority=Authority.OPERATOR)
+    world.say("a", GENERATION, 1)
+    assert world.layer(1) == "rules"
+    world.say("b", AXIOMS, 1)
+    assert world.layer(1) == "rules"
+    world.say("a", CONTEXT, 2)
+    world.say("b", GENERATION, 2, authority=Authority.OPERATOR)
+    assert world.layer(2) == "generation"
+
+
+def test_a_callers_word_holds_against_what_is_inferred(world: World) -> None:
+    world.say("a", RULES, 1)
+    written = RequestFinished("x", pack(1, 2), 0, 2 * SIZE, "stop", "t", "b")
+    world.graph.apply("e", [written])
+    assert (world.layer(1), world.layer(2)) == ("rules", "generation")
+
+
+def test_only_the_tenant_that_raised_a_shared_block_lowers_it(world: World) -> None:
+    world.say("a", RULES, 1)
+    world.say("b", GENERATION, 1)
+    assert world.layer(1) == "rules"
+    world.say("b", IDENTITY, 1)
+    world.say("a", GENERATION, 1)
+    assert world.layer(1) == "identity", "the most precious word, whoever's it is"
+    world.say("b", CONTEXT, 1)
+    assert world.layer(1) == "context"
+
+
+def test_the_word_of_a_session_that_is_over_no_longer_binds(world: World) -> None:
+    world.say("a", RULES, 1, session="one", ended=True)
+    world.say("b", GENERATION, 1)
+    assert world.layer(1) == "generation"
+
+
+def test_importance_too_is_lowered_by_its_own_tenant_only(world: World) -> None:
+    world.say("a", RULES, 1, importance=0.8)
+    world.say("b", RULES, 1, importance=0.1)
+    assert world.graph.explain(1)["importance"] == pytest.approx(0.8)
+    world.say("a", RULES, 1, importance=0.1)
+    assert world.graph.explain(1)["importance"] == pytest.approx(0.1)
+
+
+def test_a_signal_reaches_its_tenants_session_only(world: World) -> None:
+    world.say("a", CONTEXT, 1, session="chat-7")
+    world.graph.apply("e", [SessionSignal("chat-7", tenant="b", ended=True)])
+    world.graph.apply("e", [SessionSignal("chat-7", ended=True)])
+    assert world.graph.explain_session("chat-7")["state"] == "idle"
+    assert len(world.graph.tables.sessions) == 1
+    world.graph.apply("e", [SessionSignal("chat-7", tenant="a", ended=True)])
+    assert world.graph.explain_session("chat-7")["state"] == "ended"
+
+
+def test_no_more_than_its_share_of_a_pool_is_protected(world: World) -> None:
+    for number in range(8):
+        world.say(None, RULES, *range(100 * number, 100 * number + 10), session=str(number))
+    assert len(world.protected()) == 50
+    assert world.graph.stats().engines["e"].protected == 80
+    assert world.graph.stats().engines["e"].demoted == 30
+    assert len(world.graph.rank("e", 1000).order) == 30
+
+
+def test_the_most_precious_keep_their_protection(world: World) -> None:
+    world.say(None, RULES, *range(100, 140), session="rules")
+    world.say(None, AXIOMS, *range(200, 230), session="axioms")
+    world.say(None, RULES, *range(300, 310), session="young")
+    kept = world.protected()
+    assert kept == {*range(200, 230), *range(300, 310), *range(100, 110)}
+    assert world.graph.explain(120)["standing"] == ["protected_layer"]
+    assert world.graph.explain(120)["demoted_on"] == ["e"]
+    assert world.graph.explain(200)["demoted_on"] == []
+
+
+def test_one_named_tenant_cannot_take_all_of_it(world: World) -> None:
+    world.say("greedy", AXIOMS, *range(100, 180), session="g")
+    world.say("modest", RULES, *range(200, 210), session="m")
+    assert world.protected() == {*range(100, 125), *range(200, 210)}
+
+
+def test_the_shares_are_configuration(world: World) -> None:
+    world.graph.profile = ScoreProfile(protected_share=0.1, tenant_share=0.05)
+    world.say("a", RULES, *range(100, 120))
+    world.say(None, RULES, *range(200, 220))
+    assert len(world.protected()) == 10
+
+
+def test_an_engine_that_never_said_how_large_it_is_has_no_bound() -> None:
+    world = World()
+    world.graph.tables.pool_blocks.clear()
+    world.say("a", RULES, *range(100, 200))
+    assert len(world.protected()) == 100

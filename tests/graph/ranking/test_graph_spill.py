@@ -1,0 +1,261 @@
+"""Copies: which blocks are worth one, which go first, and what is known of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.graph import snapshot
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    CopiesDropped,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+    TierReport,
+)
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import SourceLayer
+
+SIZE = 16
+WARM, COLD = 2, 4
+REPORT = TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0)
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
+
+
+class Cache:
+    """A graph, one engine with tiers, and a clock that the test moves."""
+
+    def __init__(self, limits: GraphLimits | None = None) -> None:
+        self.now = 1000.0
+        self.graph = KVCacheGraph(limits=limits, clock=lambda: self.now)
+        self.apply(REPORT)
+
+    def apply(self, *events: Any, engine: str = "e") -> None:
+        self.graph.apply(engine, list(events))
+        self.graph.check_integrity()
+
+    def turn(
+        self,
+        session: str | None,
+        *keys: int,
+        prompt: int | None = None,
+        cached: int = 0,
+        **signals: Any,
+    ) -> None:
+        """A turn of these blocks, of which the first ``prompt`` are read and the others written."""
+        packed, tokens, name = pack(*keys), len(keys) * SIZE, session or f"r{keys}"
+        read = len(keys) if prompt is None else prompt
+        self.apply(
+            RequestStarted(
+                name, packed[: 8 * read], read * SIZE, cached * SIZE, SIZE, session
+            ),
+            BlocksStored(packed, None, SIZE, session),
+            RequestFinished(name, packed, read * SIZE, tokens, "stop", session, **signals),
+        )  # fmt: skip
+
+    @property
+    def spilling(self) -> list[int]:
+        return self.graph.rank("e", 100).spill_first.tolist()
+
+    @property
+    def sinking(self) -> list[int]:
+        return self.graph.rank("e", 100).sink_first.tolist()
+
+
+@pytest.fixture
+def cache() -> Cache:
+    return Cache()
+
+
+def test_spills_come_in_the_order_of_loss_the_protected_last(cache: Cache) -> None:
+    rules = Segment(int(SourceLayer.RULES), 0, SIZE)
+    packed = pack(1, 2, 3)
+    cache.apply(
+        RequestStarted("r", packed, 3 * SIZE, 0, SIZE, "s", None, (rules,)),
+        BlocksStored(packed, None, SIZE, "s"),
+    )
+    assert cache.spilling == [3, 2, 1]
+    assert cache.graph.select_spill_candidates(2) == [3, 2]
+    cache.apply(BlocksSpilled(pack(1, 3), WARM, 4096))
+    assert cache.spilling == [2], "the others have a copy"
+
+
+def test_a_waiting_session_gets_copies_of_what_it_wrote_too(cache: Cache) -> None:
+    cache.turn("agent", 1, 2, 3, prompt=2, waiting_for_tool=True)
+    assert cache.graph.explain(3)["layer"] == "generation"
+    assert cache.spilling == [3, 2, 1]
+
+
+def test_nothing_is_copied_for_a_session_that_is_over(cache: Cache) -> None:
+    cache.turn("chat", 1, 2, session_ended=True)
+    assert cache.spilling == []
+    cache.turn("other", 1, 5, waiting_for_tool=True)
+    assert cache.spilling == [5, 1], "what another session shares is copied"
+
+
+def test_nothing_is_copied_of_an_abandoned_branch(cache: Cache) -> None:
+    cache.turn("agent", 1, 2, 3)
+    cache.turn("agent", 1, 4, cached=1, waiting_for_tool=True)
+    assert cache.spilling == [4, 1]
+
+
+def test_what_was_never_hit_is_copied_only_if_its_session_probably_returns(cache: Cache) -> None:
+    cache.turn(None, 1, 2)
+    assert cache.spilling == [], "one of four first turns is followed by another"
+    cache.turn(None, 1, 2, 3, cached=2)
+    assert cache.spilling == [2, 1], "what was hit once is copied"
+    for number in range(60):
+        cache.turn(f"lively {number}", 10)
+        cache.turn(f"lively {number}", 10, session_ended=True)
+    cache.turn(None, 20)
+    assert 20 in cache.spilling, "here, first turns are followed by another"
+
+
+def test_who_names_a_session_means_to_come_back_for_a_while(cache: Cache) -> None:
+    cache.turn("chat", 1, 2)
+    assert cache.spilling == [2, 1]
+    cache.now += 600
+    assert cache.spilling == []
+
+
+def test_an_agent_that_waits_for_ages_is_given_up(cache: Cache) -> None:
+    cache.turn("agent", 1, waiting_for_tool=True, expected_return_s=60.0)
+    cache.now += 100
+    assert cache.spilling == [1]
+    cache.now += 1200
+    assert cache.spilling == []
+
+
+def test_a_block_of_which_nothing_is_known_is_copied(cache: Cache) -> None:
+    cache.apply(BlocksResident(pack(7)))
+    assert cache.spilling == [7]
+
+
+def test_evictions_are_counted_by_what_was_left_of_them(cache: Cache) -> None:
+    cache.turn("agent", 1, 2, waiting_for_tool=True)
+    cache.turn("chat", 5, 6, 7, session_ended=True)
+    cache.apply(BlocksSpilled(pack(1), COLD, 4096))
+    cache.apply(BlocksRemoved(pack(1, 2, 5, 6, 7)))
+    assert cache.graph.counters["evicted_with_copy"] == 1
+    assert cache.graph.counters["evicted_without_copy"] == 1
+    assert cache.graph.counters["evicted_not_worth_copy"] == 3
+    cache.apply(BlocksStored(pack(50), None, SIZE), BlocksRemoved(pack(50)), engine="no tiers")
+    assert cache.graph.counters["evicted_without_copy"] == 1
+
+
+def test_a_block_that_was_lost_tells_why_it_has_no_copy(cache: Cache) -> None:
+    cache.turn("agent", 1, waiting_for_tool=True)
+    cache.turn("chat", 5, session_ended=True)
+    assert cache.graph.explain(1)["copies"] == "none yet"
+    assert cache.graph.explain(5)["copies"] == "none: not worth one (session over)"
+    cache.apply(BlocksRemoved(pack(1, 5)))
+    assert cache.graph.explain(1)["copies"] == "none: worth one, and lost before it was made"
+    cache.now += 3000
+    expected = "none: not worth one (not likely to return)"
+    assert cache.graph.explain(1)["copies"] == expected
+
+
+def test_a_session_tells_what_it_holds_in_which_tier(cache: Cache) -> None:
+    cache.turn("agent", 1, 2, 3)
+    cache.apply(BlocksSpilled(pack(2, 3), WARM, 4096), BlocksSpilled(pack(3), COLD, 4096))
+    cache.apply(BlocksRemoved(pack(3)))
+    held = cache.graph.explain_session("agent")
+    assert (held["blocks_hot"], held["blocks_warm"], held["blocks_cold"]) == (2, 2, 1)
+
+
+def test_idle_copies_sink_tail_first_those_of_lost_sessions_before_others(cache: Cache) -> None:
+    cache.turn("agent", 1, 2, 3, waiting_for_tool=True)
+    cache.turn("chat", 11, 12, session_ended=True)
+    cache.apply(BlocksSpilled(pack(1, 2, 3, 11, 12), WARM, 4096))
+    assert cache.sinking == [], "the pool still holds them all"
+    cache.apply(BlocksRemoved(pack(2, 3, 11, 12)))
+    assert cache.sinking == [12, 11, 3, 2]
+    cache.apply(CopiesDropped(pack(12), WARM), BlocksSpilled(pack(3), COLD, 4096))
+    assert cache.sinking == [11, 3, 2]
+    assert cache.graph.rank("e", 2).sink_first.tolist() == [11, 3]
+
+
+def test_copies_that_nobody_holds_are_not_sunk_elsewhere(cache: Cache) -> None:
+    cache.turn("agent", 1)
+    cache.apply(BlocksSpilled(pack(1), COLD, 4096), BlocksRemoved(pack(1)))
+    assert cache.sinking == []
+    assert cache.graph.rank("stranger", 10).sink_first.tolist() == []
+
+
+def test_who_is_due_is_kept_once_there_are_copies_to_make_room(cache: Cache) -> None:
+    cache.turn("soon", 1, 2, waiting_for_tool=True, expected_return_s=10.0)
+    cache.now += 8
+    cache.turn("late", 11, 12, waiting_for_tool=True, expected_return_s=60.0)
+    order = [2, 1, 12, 11]
+    assert cache.graph.rank("e", 10).order.tolist() == order, "the longer unused go first"
+    cache.apply(BlocksSpilled(pack(12), WARM, 4096))
+    assert cache.graph.rank("e", 10).order.tolist() == [12, 11, 2, 1]
+    assert cache.graph.explain(1)["standing"] == ["due"]
+    cache.now += 13
+    assert cache.graph.rank("e", 10).order.tolist() == order, "no longer: it is overdue"
+
+
+def test_a_copy_keeps_its_block_known_when_ghosts_are_forgotten() -> None:
+    cache = Cache(GraphLimits(max_ghosts=100))
+    cache.turn("agent", 1, 2)
+    cache.apply(BlocksSpilled(pack(1), WARM, 4096), BlocksRemoved(pack(1, 2)))
+    for batch in range(1, 40):
+        cache.now += 1
+        keys = pack(*range(1000 * batch, 1000 * batch + 20))
+        cache.apply(BlocksStored(keys, None, SIZE), BlocksRemoved(keys))
+    assert cache.graph.explain(1)["tiers"] == {"e": ["warm"]}
+    with pytest.raises(Exception, match="long forgotten"):
+        cache.graph.explain(2)
+
+
+def test_after_a_resync_only_what_is_announced_again_counts(cache: Cache) -> None:
+    cache.turn("agent", 1, 2, 3)
+    cache.apply(BlocksSpilled(pack(1, 2), WARM, 4096), BlocksSpilled(pack(3), COLD, 4096))
+    cache.apply(BlocksResident(pack(1)))
+    assert cache.graph.explain(3)["tiers"] == {}
+    assert cache.graph.stats().edges["spill_link"] == 0
+    cache.apply(BlocksSpilled(pack(2, 99), WARM, 4096))
+    assert cache.graph.explain(2)["tiers"] == {"e": ["warm"]}
+    assert cache.graph.explain(99)["tiers"] == {"e": ["warm"]}, "known by its copy alone"
+
+
+def test_a_reset_of_the_pool_leaves_the_copies_until_the_engine_drops_them(cache: Cache) -> None:
+    cache.turn("agent", 1)
+    cache.apply(BlocksSpilled(pack(1), WARM, 4096), BlocksCleared())
+    assert cache.graph.explain(1)["tiers"] == {"e": ["warm"]}
+    cache.apply(CopiesDropped(pack(1), WARM))
+    assert cache.graph.explain(1)["tiers"] == {}
+
+
+def test_a_copy_of_two_engines_is_linked_until_neither_has_it(cache: Cache) -> None:
+    cache.turn("agent", 1)
+    for engine in ("e", "other"):
+        cache.apply(BlocksSpilled(pack(1), WARM, 4096), engine=engine)
+    cache.graph.forget_engine("other")
+    cache.graph.check_integrity()
+    assert cache.graph.stats().edges["spill_link"] == 1
+    cache.graph.forget_engine("e")
+    cache.graph.check_integrity()
+    assert cache.graph.stats().edges["spill_link"] == 0
+
+
+def test_a_snapshot_holds_no_copies(cache: Cache, tmp_path: Path) -> None:
+    cache.turn("agent", 1, 2)
+    cache.apply(BlocksSpilled(pack(1), WARM, 4096))
+    snapshot.save(cache.graph, tmp_path / "s")
+    back = KVCacheGraph(clock=lambda: cache.now)
+    snapshot.load(back, tmp_path / "s")
+    back.check_integrity()
+    assert back.stats().edges["spill_link"] == 0
+    assert back.stats().edges["temporal"] == 1

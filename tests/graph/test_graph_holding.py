@@ -1,0 +1,149 @@
+"""The rule that engine and lab hold by: who waits, how long, and who starts when."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from kvgraph.graph.messages.advice import HOLD_PATIENCE_S, AdmissionAdvice
+from kvgraph.graph.waiting.holding_rule import HoldingBounds, HoldingRule, brought
+from kvgraph.graph.waiting.release_order import Held
+
+POOL, MOST_S = 1000, 100.0
+
+
+def word(room: int | None, ts: float = 0.0) -> AdmissionAdvice:
+    return AdmissionAdvice(1, ts, room, 2, 1, ts)
+
+
+def asks(name: str, since: float, blocks: int = 10, **facts: object) -> Held:
+    return Held(name, since, blocks, **facts)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def rule() -> HoldingRule:
+    """Of an engine that ran a moment ago."""
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
+    step(rule, 0.0, None)
+    return rule
+
+
+def step(
+    rule: HoldingRule, now: float, room: int | None, *, idle: bool = False, free: bool = False
+) -> list[str]:
+    found = rule.released(word(room, now), now, idle=idle, free=free)
+    return [f"{held.request_id} {reason}" for held, reason in found]
+
+
+def test_what_a_request_brings_is_nothing_where_half_of_a_session_is_there() -> None:
+    assert brought(10, 5, new=False) == 0
+    assert brought(10, 4, new=False) == 6
+    assert brought(10, 9, new=True) == 1
+    assert brought(10, 10, new=True) == 1, "a new session wants room, whatever it shares"
+    assert brought(0, 0, new=True) == brought(0, 0, new=False) == 0
+
+
+def test_who_brings_nothing_or_would_never_fit_is_not_held(rule: HoldingRule) -> None:
+    assert not rule.arrives(asks("warm", 1.0, 0), word(0), False)
+    assert not rule.arrives(asks("huge", 1.0, POOL), word(0), False)
+    assert rule.arrives(asks("new", 1.0), word(0), False)
+
+
+def test_nobody_is_held_without_a_word_or_with_room_for_all(rule: HoldingRule) -> None:
+    assert not rule.arrives(asks("a", 1.0), None, False)
+    assert not rule.arrives(asks("b", 1.0), word(None), False)
+
+
+def test_nobody_is_held_by_an_engine_that_has_been_at_rest(rule: HoldingRule) -> None:
+    assert rule.arrives(asks("a", 0.4), word(0), True), "it ran a moment ago"
+    assert step(rule, 0.45, 0, idle=True) == []
+    assert step(rule, 0.6, 0, idle=True) == ["a idle"]
+    assert not rule.arrives(asks("b", 1.2), word(0), True)
+
+
+def test_what_was_let_in_is_off_the_room_until_a_word_knows_of_it(rule: HoldingRule) -> None:
+    assert not rule.arrives(asks("a", 1.0), word(15, 1.0), False)
+    assert not rule.arrives(asks("b", 1.0), word(15, 1.0), False)
+    assert rule.is_full(word(15, 1.0))
+    assert rule.arrives(asks("c", 1.0), word(15, 1.0), False)
+    assert step(rule, 9.0, 15) == [], "let in, and waiting for the engine ever since"
+    rule.started("a", 9.0)
+    rule.ended("b")
+    unaware = AdmissionAdvice(1, 9.1, 5, 2, 1, known_of=8.9)
+    assert rule.released(unaware, 9.1, idle=False, free=False) == []
+    assert step(rule, 11.0, 5) == ["c room"]
+
+
+def test_who_came_with_its_context_and_lost_it_in_the_line_is_held_at_its_turn(
+    rule: HoldingRule,
+) -> None:
+    assert not rule.arrives(asks("warm", 1.0, 0), word(0), False)
+    assert rule.turn_comes(asks("warm", 60.0, 10), word(0))
+    assert step(rule, 61.0, 10) == ["warm room"]
+    assert not rule.turn_comes(asks("warm", 90.0, 10), word(0)), "room was taken for it"
+
+
+def test_nobody_is_held_beyond_the_bound(rule: HoldingRule) -> None:
+    assert rule.arrives(asks("early", 0.0), word(0), False)
+    assert rule.arrives(asks("late", 50.0), word(0), False)
+    assert step(rule, 97.0, 0) == []
+    assert step(rule, 98.0, 0) == ["early bound"], "a little ahead of it: a step takes its time"
+
+
+def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: HoldingRule) -> None:
+    assert rule.arrives(asks("oldest", 0.0), word(0), False)
+    assert rule.arrives(asks("paused", 1.0, paused=True), word(0), False)
+    assert step(rule, HOLD_PATIENCE_S - 1.0, 0, free=True) == []
+    assert step(rule, HOLD_PATIENCE_S, 0) == []
+    assert step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True) == ["oldest idle"]
+    assert step(rule, HOLD_PATIENCE_S + 2.0, 0, free=True) == ["paused idle"]
+
+
+def test_urgent_ones_start_first_then_paused_sessions_then_new_ones(rule: HoldingRule) -> None:
+    assert rule.arrives(asks("new", 1.0), word(0), False)
+    assert rule.arrives(asks("paused", 2.0, paused=True), word(0), False)
+    assert rule.arrives(asks("urgent", 3.0, priority=-1), word(0), False)
+    assert step(rule, 4.0, 5) == ["urgent room"], "its context is more than the room"
+    assert step(rule, 4.1, 5) == []
+    assert step(rule, 4.2, 30) == ["paused room", "new room"]
+
+
+def test_all_start_when_the_sidecar_is_silent_or_sees_room_for_all(rule: HoldingRule) -> None:
+    for reason, said in (("silence", None), ("open", word(None))):
+        for name in "ab":
+            assert rule.arrives(asks(name + reason, 1.0), word(0), False)
+        found = rule.released(said, 2.0, idle=False, free=False)
+        assert [(held.request_id, why) for held, why in found] == [
+            (f"a{reason}", reason), (f"b{reason}", reason),
+        ]  # fmt: skip
+
+
+def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest() -> None:
+    rng = random.Random(11)
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
+    now, number, rest, waiting = 0.0, 0, 0.0, dict[str, Held]()
+    for _ in range(20_000):
+        now += rng.expovariate(5.0)
+        room = rng.choice([0, 0, 0, 5, 40])
+        idle, free = rng.random() < 0.1, rng.random() < 0.2
+        if rng.random() < 0.3:
+            number += 1
+            held = asks(
+                str(number), now, rng.choice([0, 5, 90, POOL]), paused=rng.random() < 0.5,
+                priority=rng.choice([0, 0, 1]), tenant=rng.choice("ab"),
+            )  # fmt: skip
+            if rule.arrives(held, word(room, now), idle):
+                assert 0 < held.blocks < POOL
+                waiting[held.request_id] = held
+        if waiting and rng.random() < 0.02:
+            gone = rng.choice(sorted(waiting))
+            assert rule.removed(gone) is waiting.pop(gone)
+        rest = now if not idle or not waiting else rest
+        found = rule.released(word(room, now), now, idle=idle, free=free)
+        for held, reason in found:
+            assert waiting.pop(held.request_id) is held
+            rule.started(held.request_id, now)
+            assert reason != "room" or room > 0
+        assert len(rule) == len(waiting)
+        assert all(now - held.since < MOST_S for held in waiting.values())
+        assert not waiting or now - rest < 0.5 or found

@@ -1,0 +1,232 @@
+"""Two models in one sidecar: the same hash of two models is two blocks, and each hears its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvgraph.graph import snapshot
+from kvgraph.graph.export import to_networkx
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    AnyEvent,
+    BlocksAttended,
+    BlocksEmbedded,
+    BlocksLoaded,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    ConfidenceSampled,
+    CopiesDropped,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+)
+from kvgraph.graph.types import NO_ROW, Tier
+
+SIZE = 16
+KEYS = (11, 12, 13)
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
+
+
+def hello(model: str) -> EngineHello:
+    return EngineHello("e", model, SIZE, 100, "v")
+
+
+def started(request: str, keys: tuple[int, ...], session: str | None = None) -> RequestStarted:
+    return RequestStarted(request, pack(*keys), SIZE * len(keys) + 1, 0, SIZE, session)
+
+
+def finished(request: str, keys: tuple[int, ...], session: str | None = None) -> RequestFinished:
+    total = SIZE * len(keys) + 1
+    return RequestFinished(request, pack(*keys), total, total, "stop", session)
+
+
+class World:
+    """A graph whose clock moves a second with every batch."""
+
+    def __init__(self, models: dict[str, str] | None = None) -> None:
+        self.now = 1000.0
+        self.graph = KVCacheGraph(models=models, clock=lambda: self.now)
+
+    def tell(self, engine: str, *events: AnyEvent) -> None:
+        self.now += 1.0
+        self.graph.apply(engine, list(events))
+        self.graph.check_integrity()
+
+    def serve(self, engine: str, request: str, *keys: int) -> None:
+        """A request of a session that is called like the engine."""
+        head = BlocksStored(pack(keys[0]), None, SIZE)
+        tail = BlocksStored(pack(*keys[1:]), keys[0], SIZE)
+        start, end = started(request, keys, engine), finished(request, keys, engine)
+        self.tell(engine, start, head, tail, end)
+
+
+@pytest.fixture
+def world() -> World:
+    """Two engines with a model each; the same prompt in both, and more of it in the first."""
+    world = World()
+    for engine in ("a", "b"):
+        world.tell(engine, hello(f"model-{engine}"))
+    world.serve("a", "a1", *KEYS, 14)
+    world.serve("b", "b1", *KEYS)
+    return world
+
+
+def test_the_same_hash_of_two_models_is_two_blocks(world: World) -> None:
+    stats = world.graph.stats()
+    assert len(world.graph.tables.blocks) == 7
+    assert stats.engines["a"].resident == 4
+    assert stats.engines["b"].resident == 3
+    for row in world.graph.tables.blocks.live_rows().tolist():
+        held = np.flatnonzero(world.graph.tables.blocks.tiers[:, row])
+        assert len(held) == 1
+        assert world.graph.tables.blocks.walkers[row] == 1
+
+
+def test_engines_with_one_model_share_a_block(world: World) -> None:
+    world.tell("c", hello("model-a"))
+    world.serve("c", "c1", *KEYS)
+    assert len(world.graph.tables.blocks) == 7
+    assert set(world.graph.explain(11)["tiers"]) == {"a", "c"}
+
+
+def test_rankings_name_blocks_as_their_engine_does(world: World) -> None:
+    for engine, keys in (("a", {*KEYS, 14}), ("b", set(KEYS))):
+        ranking = world.graph.rank(engine, 100)
+        assert set(ranking.order.tolist()) == keys
+        assert set(ranking.spill_first.tolist()) <= keys
+        assert set(world.graph.suggest_eviction(100, engine)) == keys
+        assert set(world.graph.select_spill_candidates(100, engine)) <= keys
+    assert world.graph.rank("a", 100).order.tolist() == [14, 13, 12, 11]  # a chain, its tail first
+
+
+def test_what_one_engine_loses_the_other_keeps(world: World) -> None:
+    world.tell("a", BlocksRemoved(pack(*KEYS)))
+    assert world.graph.resident_count("a") == 1
+    assert set(world.graph.rank("b", 100).order.tolist()) == set(KEYS)
+
+
+def test_copies_are_ordered_back_by_the_engines_own_keys(world: World) -> None:
+    spilled = BlocksSpilled(pack(*KEYS), int(Tier.WARM), 1)
+    world.tell("b", spilled, BlocksRemoved(pack(*KEYS)))
+    assert world.graph.rank("b", 9).sink_first.tolist() == [13, 12, 11]
+    ended = finished("b1", KEYS, "b")
+    ended = RequestFinished(*[getattr(ended, name) for name in ended.__struct_fields__[:7]],
+                            waiting_for_tool=True, expected_return_s=0.5)  # fmt: skip
+    world.tell("b", ended)
+    assert world.graph.prefetch_order("b", 9).tolist() == list(KEYS)
+    assert world.graph.prefetch_order("a", 9).tolist() == []
+    world.tell("b", BlocksLoaded(pack(*KEYS)), CopiesDropped(pack(*KEYS), int(Tier.WARM)))
+    assert set(world.graph.explain(11)["tiers"]["b"]) == {"hot"}
+    assert len(world.graph.tables.blocks) == 7
+
+
+def test_active_keys_are_those_of_the_engine_that_asks(world: World) -> None:
+    blocks = world.graph.tables.blocks
+    world.graph.tables.sessions.end(world.graph.tables.sessions.rows_named("a")[0])
+    for n in range(3):  # others walk the same chain, so that what follows 11 is what comes next
+        world.tell("a", started(f"n{n}", (*KEYS, 14)), finished(f"n{n}", (*KEYS, 14)))
+    world.tell("a", BlocksSpilled(pack(14), int(Tier.WARM), 1), BlocksRemoved(pack(14)))
+    world.now += 10_000
+    blocks.hit_count[:] = 1  # worth a copy, though nobody is expected back
+    assert world.graph.suggest_prefetch([13], 5) == [14]
+
+
+def test_signals_of_attention_confidence_and_embeddings_reach_the_right_model(
+    world: World,
+) -> None:
+    vectors = np.eye(4, dtype="<f2")[:1].tobytes()
+    for engine in ("a", "b"):
+        world.tell(engine, BlocksEmbedded(pack(11), 4, vectors))
+    mass = np.array([0.5], dtype="<f4").tobytes()
+    world.tell("b", BlocksAttended(pack(11), mass), ConfidenceSampled(pack(11), 0.0))
+    tables = world.graph.tables
+    mine, other = (int(tables.blocks.find(np.array([11], np.uint64), tables.salt(each))[0])
+                   for each in (1, 0))  # fmt: skip
+    assert tables.blocks.attention[mine] > 0 == tables.blocks.attention[other]
+    assert tables.blocks.confidence[mine] < 1 == tables.blocks.confidence[other]
+    assert world.graph.stats().edges["semantic"] == 0  # what one model means is nothing to another
+
+
+def test_a_key_is_asked_for_as_engines_say_it(world: World) -> None:
+    told = world.graph.explain(11)
+    assert told["id"] == f"{11:#018x}"
+    assert told["model"] == "model-b"  # of two that are held, the last used
+    assert told["ranks"] == {"b": {"ranked_by": "classic", "rank": 2, "of": 3}}
+    world.tell("b", BlocksRemoved(pack(11)))
+    assert world.graph.explain(11)["model"] == "model-a"  # one that is held before one that is not
+    assert world.graph.explain(14)["parent"] == f"{13:#018x}"
+    assert {each["node"] for each in world.graph.neighbors(14)} == {f"{13:#018x}"}
+    nodes = world.graph.subgraph(14, hops=5)["nodes"]
+    assert [node["id"] for node in nodes] == [f"{key:#018x}" for key in (14, 13, 12, 11)]
+
+
+def test_an_engine_that_comes_back_with_another_model_holds_nothing_of_before(
+    world: World,
+) -> None:
+    world.tell("b", BlocksSpilled(pack(*KEYS), int(Tier.WARM), 1))
+    world.tell("b", hello("model-c"))
+    assert world.graph.stats().engines["b"].resident == 0
+    assert not world.graph.rank("b", 9).sink_first.size
+    world.tell("b", BlocksResident(pack(11)))
+    assert world.graph.explain(11)["model"] == "model-c"
+    assert world.graph.rank("b", 9).order.tolist() == [11]
+
+
+def test_a_repeated_hello_changes_nothing(world: World) -> None:
+    world.tell("b", hello("model-b"))
+    assert world.graph.resident_count("b") == 3
+
+
+def test_an_engine_that_says_no_model_has_blocks_of_its_own() -> None:
+    world = World()
+    world.tell("observed", BlocksStored(pack(*KEYS), None, SIZE))
+    world.tell("a", hello("m"), BlocksStored(pack(*KEYS), None, SIZE))
+    assert len(world.graph.tables.blocks) == 6
+    assert world.graph.tables.blocks.find(np.array([11], np.uint64))[0] != NO_ROW
+    world.graph.forget_engine("a")
+    world.tell("new", BlocksStored(pack(11), None, SIZE))  # in the column that "a" had
+    assert set(world.graph.explain(11)["tiers"]) == {"observed", "new"}
+
+
+def test_an_engine_that_is_only_watched_runs_what_configuration_says() -> None:
+    world = World({"watched": "m", "other": "kv:other"})
+    for _ in range(2):  # also once it was forgotten: its events have a hole, or it was restarted
+        world.graph.forget_engine("watched")
+        for engine in ("watched", "other"):
+            world.tell(engine, BlocksStored(pack(*KEYS), None, SIZE))
+        world.tell("a", hello("m"), BlocksResident(pack(*KEYS)))
+        assert len(world.graph.tables.blocks) == 6
+        world.tell("a", BlocksLoaded(pack(*KEYS)))
+        assert set(world.graph.explain(11)["tiers"]) == {"a", "watched"}
+
+
+def test_a_session_that_asks_two_models_leaves_neither_chain_behind(world: World) -> None:
+    for turn in range(2):
+        for engine in ("a", "b"):
+            request = f"{engine}-{turn}"
+            world.tell(engine, started(request, KEYS, "both"), finished(request, KEYS, "both"))
+    assert world.graph.stats().counters.get("blocks_superseded", 0) == 0
+
+
+def test_a_snapshot_knows_whose_each_block_is(world: World, tmp_path: Path) -> None:
+    snapshot.save(world.graph, tmp_path / "graph.kvg")
+    restored = World()
+    snapshot.load(restored.graph, tmp_path / "graph.kvg")
+    restored.tell("b", hello("model-b"), BlocksResident(pack(*KEYS)))
+    assert len(restored.graph.tables.blocks) == 7
+    assert restored.graph.explain(11)["requests"] == 1
+    assert restored.graph.explain(14)["id"] == f"{14:#018x}"
+    assert set(restored.graph.rank("b", 9).order.tolist()) == set(KEYS)
+
+
+def test_an_export_keeps_models_apart(world: World) -> None:
+    exported = to_networkx(world.graph)
+    assert len(exported) == 7
+    assert exported.number_of_edges() == len(world.graph.tables.edges)

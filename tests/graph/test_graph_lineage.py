@@ -1,0 +1,205 @@
+"""Sessions that nobody names: whose turn a request is, told from its blocks."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvgraph.advisor.replay.recordings.fleet import lay_over_users
+from kvgraph.advisor.replay.recordings.signals import Signals
+from kvgraph.advisor.replay.recordings.traffic import trace_lines, write_trace
+from kvgraph.advisor.replay.recordings.weka import read_sessions
+from kvgraph.advisor.replay.traces.inferred_sessions import infer_sessions
+from kvgraph.advisor.replay.traces.reader import load_trace
+from kvgraph.bench.recorded.agents_fleet import SESSIONS
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import RequestFinished, RequestStarted
+
+SIZE = 16
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
+
+
+class Traffic:
+    """Requests without a name; a key stands for its whole prefix."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.graph = KVCacheGraph(clock=lambda: self.now)
+        self._numbers = count()
+
+    def begin(self, *keys: int, tenant: str | None = None) -> str:
+        self.now += 1.0
+        request, tokens = f"r{next(self._numbers)}", len(keys) * SIZE
+        started = RequestStarted(request, pack(*keys), tokens, 0, SIZE, None, tenant)
+        self.graph.apply("e", [started])
+        return request
+
+    def end(self, request: str, *keys: int, prompt: int) -> None:
+        tokens = len(keys) * SIZE
+        finished = RequestFinished(request, pack(*keys), prompt * SIZE, tokens, "stop")
+        self.graph.apply("e", [finished])
+
+    def turn(self, *keys: int, tenant: str | None = None) -> str:
+        """A request comes and ends; the session that it is taken for."""
+        request = self.begin(*keys, tenant=tenant)
+        self.end(request, *keys, prompt=len(keys))
+        return self.session(keys[-1])
+
+    def session(self, key: int) -> str:
+        return str(self.graph.explain(key)["session"])
+
+    def superseded(self, *keys: int) -> list[bool]:
+        return [bool(self.graph.explain(key)["superseded"]) for key in keys]
+
+
+@pytest.fixture
+def traffic() -> Traffic:
+    return Traffic()
+
+
+def test_a_prompt_that_extends_a_turn_is_its_next(traffic: Traffic) -> None:
+    first = traffic.turn(1, 2, 3)
+    assert traffic.turn(1, 2, 3, 4, 5) == first
+
+
+def test_a_system_prompt_that_sessions_share_is_nobodys(traffic: Traffic) -> None:
+    a = traffic.turn(1, 2, 11, 12, 13)
+    b = traffic.turn(1, 2, 21, 22, 23)
+    c = traffic.turn(1, 2, 31)
+    assert len({a, b, c}) == 3
+    assert traffic.turn(1, 2, 11, 12, 13, 14) == a
+
+
+def test_a_compacted_history_leaves_its_old_branch_behind(traffic: Traffic) -> None:
+    """Also where nobody names the session."""
+    first = traffic.turn(1, 2, 3, 4, 5)
+    assert traffic.turn(1, 2, 3, 6) == first
+    assert traffic.superseded(1, 2, 3, 4, 5, 6) == [False, False, False, True, True, False]
+
+
+HISTORY = range(1, 41)
+
+
+def grown(traffic: Traffic) -> str:
+    """A session of some turns, with ``HISTORY``."""
+    return [traffic.turn(*HISTORY[:end]) for end in (25, 30, 34, 37, 40)][-1]
+
+
+def test_a_summary_takes_the_place_of_a_history_that_was_near_to_full(traffic: Traffic) -> None:
+    first = grown(traffic)
+    assert traffic.turn(1, 2, 3, 101, 102, 103) == first
+    assert traffic.superseded(3, 4, 40) == [False, True, True]
+    assert traffic.turn(1, 2, 3, 101, 102, 103, 104) == first
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        (1, 2, 3, 101),  # a subagent, with a task of a few words
+        (1, 2, 3, *range(101, 131)),  # neither as long, nor a summary
+    ],
+)
+def test_what_begins_beside_a_session_supersedes_nothing(
+    traffic: Traffic, prompt: tuple[int, ...]
+) -> None:
+    first = grown(traffic)
+    assert traffic.turn(*prompt) != first
+    assert traffic.superseded(4, 5, 40) == [False] * 3
+    assert traffic.turn(*HISTORY, 41) == first
+
+
+def test_first_prompts_of_equal_length_are_sessions_of_their_own(traffic: Traffic) -> None:
+    """However long they are, and whatever they share."""
+    begun = [traffic.turn(1, 2, *range(10 * n, 10 * n + 8)) for n in range(1, 6)]
+    assert len(set(begun)) == 5
+    assert traffic.superseded(17, 27, 37) == [False] * 3
+
+
+def test_a_history_with_room_left_is_not_taken_for_compacted(traffic: Traffic) -> None:
+    traffic.turn(*range(1001, 1081))
+    first = grown(traffic)
+    assert traffic.turn(1, 2, 3, 101, 102, 103) != first
+    assert traffic.superseded(4, 40) == [False] * 2
+
+
+def test_another_tenants_request_continues_nothing(traffic: Traffic) -> None:
+    first = traffic.turn(1, 2, 3, tenant="a")
+    assert traffic.turn(1, 2, 3, 4, tenant="b") != first
+
+
+def test_a_request_beside_a_running_one_is_a_session_of_its_own(traffic: Traffic) -> None:
+    first = traffic.turn(1, 2, 3)
+    running = traffic.begin(1, 2, 3, 4)
+    assert traffic.session(4) == first
+    other = traffic.turn(1, 2, 3, 5)
+    assert other != first
+    traffic.end(running, 1, 2, 3, 4, 6, prompt=4)
+    assert traffic.turn(1, 2, 3, 4, 6, 7) == first
+    assert traffic.turn(1, 2, 3, 5, 8) == other
+
+
+def test_two_branches_that_both_go_on_are_two_sessions(traffic: Traffic) -> None:
+    """The first look at a second branch is that of an edited history; then both are alive."""
+    traffic.turn(1, 2, 3, 4)
+    left = traffic.turn(1, 2, 3, 4, 10)
+    traffic.turn(1, 2, 3, 4, 20)
+    back = traffic.turn(1, 2, 3, 4, 10, 11)
+    right = traffic.session(20)
+    assert back != right == left
+    for step in range(3):
+        assert traffic.turn(1, 2, 3, 4, 10, 11, *range(100, 101 + step)) == back
+        assert traffic.turn(1, 2, 3, 4, 20, *range(200, 201 + step)) == right
+    assert traffic.superseded(10, 11, 100, 20, 200) == [False] * 5
+
+
+def test_live_and_lab_tell_sessions_apart_alike() -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    rng, traffic, fresh = random.Random(seed), Traffic(), count(100)
+    talks: list[list[int]] = [[1, 2, 3]]
+    chains = []
+    for _ in range(300):
+        if rng.random() < 0.1:
+            talks.append([1, 2])
+        talk = rng.randrange(len(talks))
+        kept = talks[talk][: rng.choice([999, 999, rng.randrange(1, len(talks[talk]) + 1)])]
+        talks[talk] = kept + [next(fresh) for _ in range(rng.randrange(1, 4))]
+        chains.append(talks[talk])
+    live = [traffic.turn(*chain) for chain in chains]
+    lab = infer_sessions(chains, [len(chain) for chain in chains], next(fresh)).tolist()
+    assert _numbered(live) == _numbered(lab)
+    assert 10 < len(set(lab)) < 250
+
+
+def _numbered(names: list[object]) -> list[int]:
+    order = list(dict.fromkeys(names))
+    return [order.index(name) for name in names]
+
+
+def test_recorded_sessions_are_told_apart_by_their_blocks_alone(tmp_path: Path) -> None:
+    """Each request is taken for the next of the one before it in its session, nearly always."""
+    requests = lay_over_users(read_sessions(SESSIONS), 20, 2 * 3600.0, 3)
+    write_trace(trace_lines(requests, 512, Signals.NONE, 3), tmp_path / "fleet.jsonl")
+    trace = load_trace(tmp_path / "fleet.jsonl")
+    inferred = infer_sessions(trace.chains(), trace.full.tolist(), trace.num_blocks)
+    named, told = _before(trace.session.tolist()), _before(inferred.tolist())
+    wrong = [(a, b) for a, b in zip(named, told, strict=True) if a != b]
+    assert len(wrong) < 0.015 * len(trace)
+    merged = sum(b is not None for _, b in wrong)
+    assert merged < 0.003 * len(trace), "another's turn supersedes what is alive"
+
+
+def _before(sessions: list[int]) -> list[int | None]:
+    """The request before each one in its session."""
+    last: dict[int, int] = {}
+    before = []
+    for request, session in enumerate(sessions):
+        before.append(last.get(session))
+        last[session] = request
+    return before

@@ -1,0 +1,177 @@
+"""Snapshots: whole or not at all; and the graph for analysis."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+from kvgraph.graph import snapshot
+from kvgraph.graph.errors import SnapshotError
+from kvgraph.graph.export import to_networkx, write_graphml
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    BlocksEmbedded,
+    BlocksRemoved,
+    BlocksStored,
+    RequestStarted,
+    Segment,
+)
+from kvgraph.graph.tables.tables import GraphLimits
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
+
+
+@pytest.fixture
+def graph() -> KVCacheGraph:
+    graph = KVCacheGraph(clock=lambda: 5000.0)
+    segments = (Segment(2, 0, 16, None, "policy"), Segment(5, 16, 48, 0.6, None, "memory-7"))
+    for request, session in (("r1", "s"), ("r2", "t")):
+        prompt = RequestStarted(request, pack(1, 2, 3), 48, 16, 16, session, "acme", segments)
+        graph.apply("e", [prompt, BlocksStored(pack(1, 2, 3), None, 16, session)])
+    graph.apply("e", [BlocksStored(pack(8, 9), None, 16), BlocksRemoved(pack(8))])
+    return graph
+
+
+def restored(path: Path, now: float) -> KVCacheGraph:
+    graph = KVCacheGraph(clock=lambda: now)
+    snapshot.load(graph, path)
+    graph.check_integrity()
+    return graph
+
+
+def test_a_snapshot_restores_all_but_residency(graph: KVCacheGraph, tmp_path: Path) -> None:
+    snapshot.save(graph, tmp_path / "graph.snap")
+    back = restored(tmp_path / "graph.snap", now=17.0)
+    for key in (1, 2, 3, 8, 9):
+        before, after = graph.explain(key), back.explain(key)
+        for gone in ("tiers", "ranks"):
+            assert after.pop(gone) == {}
+            before.pop(gone)
+        before.pop("copies"), after.pop("copies")  # they tell of residency, too
+        assert after["age_s"] == before["age_s"], "ages survive a clock that started anew"
+        credit = "session_credit"  # a restored session is idle: whoever ran it is gone
+        assert before["terms"].pop(credit) <= after["terms"].pop(credit)
+        before.pop("score"), after.pop("score")
+        assert after == before
+    back.apply("e", [BlocksStored(pack(1, 2, 3), None, 16)])
+    assert sorted(back.suggest_eviction(9)) == [1, 2, 3]
+
+
+def test_a_snapshot_of_more_names_than_are_allowed_now(graph: KVCacheGraph, tmp_path: Path) -> None:
+    for number in range(4):
+        keys = pack(100 + number)
+        segments = (Segment(5, 0, 16, None, f"file-{number}", f"memory-{number}"),)
+        graph.apply(
+            "e",
+            [RequestStarted(f"n{number}", keys, 16, 0, 16, "s", f"tenant-{number}", segments)],
+        )
+    snapshot.save(graph, tmp_path / "graph.snap")
+    back = KVCacheGraph(limits=GraphLimits(max_names=1), clock=lambda: 5001.0)
+    snapshot.load(back, tmp_path / "graph.snap")
+    back.check_integrity()
+    for key in (1, 100, 103):
+        before, after = graph.explain(key), back.explain(key)
+        assert (after["tenant"], after["identity"]) == (before["tenant"], before["identity"])
+        assert back.subgraph(key, 2, 50)["nodes"]
+    assert back.explain_session("s", "tenant-3")["tenant"] == "tenant-3"
+
+
+def test_a_row_of_a_name_that_is_not_there_is_noticed(graph: KVCacheGraph, tmp_path: Path) -> None:
+    graph.tables.blocks.identity[0] = 99
+    with pytest.raises(AssertionError, match="identity is of no name"):
+        graph.check_integrity()
+    snapshot.save(graph, tmp_path / "graph.snap")
+    with pytest.raises(SnapshotError, match="identity is of no name"):
+        snapshot.load(KVCacheGraph(), tmp_path / "graph.snap")
+
+
+def test_every_bit_flip_and_every_cut_is_noticed(graph: KVCacheGraph, tmp_path: Path) -> None:
+    path = tmp_path / "graph.snap"
+    snapshot.save(graph, path)
+    whole, rng = path.read_bytes(), random.Random(4)
+    damaged = [whole[:cut] for cut in range(0, len(whole), 997)]
+    for _ in range(100):
+        flipped = bytearray(whole)
+        flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        damaged.append(bytes(flipped))
+    for content in damaged:
+        path.write_bytes(content)
+        empty = KVCacheGraph()
+        with pytest.raises(SnapshotError, match=r"graph\.snap"):
+            snapshot.load(empty, path)
+        assert len(empty.tables.blocks) == 0
+
+
+def test_a_failed_write_leaves_the_last_snapshot(graph: KVCacheGraph, tmp_path: Path) -> None:
+    path = tmp_path / "graph.snap"
+    snapshot.save(graph, path)
+    good = path.read_bytes()
+    full = Path("/dev/full")
+    with pytest.raises(SnapshotError, match="cannot write"):
+        snapshot.save(graph, full / "graph.snap")
+    assert path.read_bytes() == good
+    assert [each.name for each in tmp_path.iterdir()] == ["graph.snap"]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SnapshotError, match=r"nowhere\.snap"):
+        snapshot.load(KVCacheGraph(), tmp_path / "nowhere.snap")
+
+
+def test_networkx_has_the_same_nodes_edges_and_attributes(graph: KVCacheGraph) -> None:
+    exported = to_networkx(graph)
+    kinds = nx.get_node_attributes(exported, "kind")
+    assert sorted(kinds.values()) == ["block"] * 5 + ["memory", "root"]
+    assert exported.number_of_edges() == len(graph.tables.edges)
+    first, second = "0x0000000000000001", "0x0000000000000002"
+    assert exported.nodes[first]["layer"] == "rules"
+    assert exported.nodes[first]["identity"] == "policy#0"
+    assert exported.edges[first, second, "prefix_share"]["weight"] == 2
+    assert exported.edges["root", first, "prefix_share"]["weight"] == 2
+    assert exported.edges[second, "memory:memory-7", "memory_ref"]["weight"] == pytest.approx(0.6)
+
+
+def test_graphml_can_be_read_again(graph: KVCacheGraph, tmp_path: Path) -> None:
+    write_graphml(graph, tmp_path / "graph.xml")
+    read = nx.read_graphml(tmp_path / "graph.xml", force_multigraph=True)
+    assert read.number_of_edges() == len(graph.tables.edges)
+
+
+def test_what_sessions_taught_is_kept(tmp_path: Path) -> None:
+    """Return probabilities and the mean tool pause come back as they were learned."""
+    graph = KVCacheGraph(clock=lambda: 100.0)
+    sessions = graph.tables.sessions
+    for number in range(60):
+        row, _ = sessions.ensure(f"s{number}", -1, 0.0)
+        sessions.begin_turn(row, 0, 0.0, 10)
+        sessions.end_turn(row, -1, 0.0, 10, 20)
+        sessions.wait(row, 0.0)
+        if number < 6:
+            sessions.begin_turn(row, 0, 7.0, 30)
+    snapshot.save(graph, tmp_path / "graph.snap")
+    restored = KVCacheGraph(clock=lambda: 5.0)
+    snapshot.load(restored, tmp_path / "graph.snap")
+    taught = restored.tables.sessions
+    np.testing.assert_array_equal(taught.return_probability(), sessions.return_probability())
+    assert taught.learned()["pause"] == sessions.learned()["pause"] == 7.0
+
+
+def test_embeddings_are_found_again(tmp_path: Path) -> None:
+    """After a restart a new block is linked to those of before."""
+    graph = KVCacheGraph()
+    old, new = np.array([[1, 0, 0, 0], [0.98, 0.1, 0, 0]], dtype="<f2")
+    graph.apply("e", [BlocksStored(pack(1), None, 16), BlocksEmbedded(pack(1), 4, old.tobytes())])
+    snapshot.save(graph, tmp_path / "graph.snap")
+    restored = KVCacheGraph()
+    snapshot.load(restored, tmp_path / "graph.snap")
+    events = [BlocksStored(pack(2), None, 16), BlocksEmbedded(pack(2), 4, new.tobytes())]
+    restored.apply("e", events)
+    restored.apply("e", [BlocksEmbedded(pack(1), 4, old.tobytes())])  # told once more
+    links = [link for link in restored.neighbors(2) if link["type"] == "semantic"]
+    assert [link["node"] for link in links] == ["0x0000000000000001"]
+    restored.check_integrity()

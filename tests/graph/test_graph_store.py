@@ -1,0 +1,282 @@
+"""Rows, edges, sessions and names under growth, reuse and hostile input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvgraph.graph.errors import GraphError
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    BlocksEmbedded,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+)
+from kvgraph.graph.tables.hash_index import HashIndex
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import MAX_ENGINES, NO_ROW, EdgeType, as_keys
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.sets(st.integers(0, 300), max_size=60)), max_size=40))
+def test_the_index_is_a_dict(script: list[tuple[bool, set[int]]]) -> None:
+    index, model, fresh = HashIndex(16), {}, 0
+    for adds, numbers in script:
+        keys = sorted(number * 2**55 + number for number in numbers)
+        if adds:
+            new = [key for key in keys if key not in model]
+            rows = list(range(fresh, fresh + len(new)))
+            fresh += len(new)
+            index.grow(max(fresh, 16))
+            index.insert(np.array(new, np.uint64), np.array(rows, np.int32))
+            model.update(zip(new, rows, strict=True))
+        else:
+            gone = [model.pop(key) for key in keys if key in model]
+            index.remove(np.array(gone, np.int32))
+        assert len(index) == len(model)
+        probe = np.array([n * 2**55 + n for n in range(301)], np.uint64)
+        assert index.find(probe).tolist() == [model.get(int(key), NO_ROW) for key in probe]
+
+
+def test_ghosts_are_remembered_up_to_their_limit_the_latest_used_longest() -> None:
+    now = [0.0]
+    graph = KVCacheGraph(limits=GraphLimits(max_ghosts=100), clock=lambda: now[0])
+    for batch in range(40):
+        now[0] += 1
+        keys = pack(*range(1000 * batch + 1, 1000 * batch + 21))
+        graph.apply("e", [BlocksStored(keys, None, 16), BlocksRemoved(keys)])
+        graph.check_integrity()
+        assert len(graph.tables.blocks) <= 145
+    assert graph.explain(39_001)["tiers"] == {}
+    with pytest.raises(GraphError, match="long forgotten"):
+        graph.explain(1)
+
+
+def test_a_block_that_returns_has_its_history() -> None:
+    graph = KVCacheGraph()
+    prompt = RequestStarted("r", pack(1), 16, 16, 16, "s")
+    graph.apply("e", [BlocksStored(pack(1), None, 16), prompt, BlocksRemoved(pack(1))])
+    graph.apply("e", [BlocksStored(pack(1), None, 16)])
+    assert graph.explain(1)["hits"] == 1
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [BlocksStored(pack(1, 2, 3), 3, 16)],
+        [BlocksStored(pack(1), 1, 16)],
+        [BlocksStored(pack(1), 2, 16), BlocksStored(pack(2), 1, 16)],
+        [BlocksStored(pack(1, 2), None, 16), BlocksStored(pack(3, 1), 2, 16)],
+        [BlocksStored(pack(1, 1, 1), None, 16)],
+        [BlocksStored(pack(9), 8, 16), BlocksStored(pack(8), 7, 16), BlocksStored(pack(7), 9, 16)],
+    ],
+)
+def test_cycles_cannot_be_made(events: list[BlocksStored]) -> None:
+    graph = KVCacheGraph()
+    graph.apply("e", events)
+    for event in events:
+        graph.apply("e", [event])
+    assert len(graph.rank("e", 10).order) > 0
+
+
+contrary_chains = st.lists(
+    st.lists(st.integers(1, 8), min_size=1, max_size=6).map(
+        lambda keys: RequestStarted("r", pack(*keys), 16 * len(keys), 0, 16, "s")
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(contrary_chains, st.booleans())
+def test_prompts_that_contradict_each_other_break_nothing(
+    turns: list[RequestStarted], together: bool
+) -> None:
+    graph = KVCacheGraph()
+    for batch in [turns] if together else [[turn] for turn in turns]:
+        graph.apply("e", batch)
+        graph.check_integrity()
+    repeated = sum(len(set(keys_of(turn))) < len(keys_of(turn)) for turn in turns)
+    assert graph.counters["events_refused"] == repeated
+    assert graph.counters["requests"] == len(turns) - repeated
+
+
+def keys_of(turn: RequestStarted) -> list[int]:
+    keys: list[int] = np.frombuffer(turn.hashes, "<u8").tolist()
+    return keys
+
+
+def test_a_chain_of_a_million_blocks_is_walked_without_recursion() -> None:
+    graph, length, tokens = KVCacheGraph(), 1_000_000, 16_000_000
+    keys = np.arange(1, length + 1, dtype="<u8").tobytes()
+    started = RequestStarted("r", keys, tokens, 0, 16, "s")
+    graph.apply("e", [started, BlocksStored(keys, None, 16, "s")])
+    graph.apply("e", [RequestFinished("r", keys, tokens, tokens, "stop", "s")])
+    graph.apply("e", [RequestStarted("q", pack(1, 2 * length), 32, 0, 16, "s")])
+    assert graph.explain(length // 2)["superseded"]
+    assert graph.rank("e", 2).order.tolist() == [length, length - 1]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        BlocksStored(b"\0" * 7, None, 16),
+        BlocksRemoved(b"\0" * 9),
+        BlocksResident(b"\0" * 3),
+        RequestStarted("r", b"\0" * 12, 16, 0, 16, "s"),
+        RequestStarted("r", pack(1, 1), 32, 0, 16, "s"),
+        BlocksSpilled(pack(1), 3, 10),
+        BlocksEmbedded(pack(1), 4, b"\0" * 7),
+    ],
+)
+def test_events_without_meaning_change_nothing_and_are_counted(event: object) -> None:
+    graph = KVCacheGraph()
+    graph.apply("e", [event])
+    assert len(graph.tables.blocks) == 0
+    assert graph.counters["events_refused"] == 1
+
+
+def test_near_embeddings_are_linked_and_far_ones_are_not() -> None:
+    graph = KVCacheGraph()
+    vectors = np.array([[1, 0, 0, 0], [0.98, 0.1, 0, 0], [0, 1, 0, 0]], dtype="<f2")
+    stored = [BlocksStored(pack(key), None, 16) for key in (1, 2, 3)]
+    graph.apply("e", [*stored, BlocksEmbedded(pack(1, 2, 3), 4, vectors.tobytes())])
+    links = [link for link in graph.neighbors(1) if link["type"] == "semantic"]
+    assert [link["node"] for link in links] == ["0x0000000000000002"]
+    assert links[0]["weight"] == pytest.approx(0.995, abs=0.01)
+    assert not [link for link in graph.neighbors(3) if link["type"] == "semantic"]
+    graph.check_integrity()
+
+
+def test_embeddings_of_two_tenants_are_not_linked() -> None:
+    graph = KVCacheGraph()
+    for tenant, keys in (("acme", (1, 2)), ("zeta", (3,))):
+        graph.apply(
+            "e", [RequestStarted(tenant, pack(*keys), 16 * len(keys), 0, 16, "chat", tenant)]
+        )
+    same = np.ones((3, 4), dtype="<f2")
+    graph.apply("e", [BlocksEmbedded(pack(1, 2, 3), 4, same.tobytes())])
+    links = [link for link in graph.neighbors(1) if link["type"] == "semantic"]
+    assert [link["node"] for link in links] == ["0x0000000000000002"]
+    assert not [link for link in graph.neighbors(3) if link["type"] == "semantic"]
+
+
+def test_sessions_are_reused_when_full_the_quietest_first() -> None:
+    now = [0.0]
+    graph = KVCacheGraph(limits=GraphLimits(max_sessions=3), clock=lambda: now[0])
+    for number in range(6):
+        now[0] += 1
+        keys = pack(number + 1)
+        graph.apply(
+            "e",
+            [
+                RequestStarted(f"r{number}", keys, 16, 0, 16, f"s{number}"),
+                RequestFinished(f"r{number}", keys, 16, 16, "stop", f"s{number}"),
+            ],
+        )
+        graph.check_integrity()
+    assert sorted(graph.tables.sessions.names) == ["s3", "s4", "s5"]
+    assert graph.explain(1)["session"] is None
+
+
+def test_the_same_session_name_under_two_tenants_is_two_sessions() -> None:
+    graph = KVCacheGraph()
+    for tenant, key in (("acme", 1), ("zeta", 2)):
+        graph.apply("e", [RequestStarted(tenant, pack(key), 16, 0, 16, "chat", tenant)])
+    assert graph.explain_session("chat", "acme")["blocks"] == 1
+    with pytest.raises(GraphError, match="name one of"):
+        graph.explain_session("chat")
+
+
+def test_names_past_their_limit_are_not_kept() -> None:
+    graph = KVCacheGraph(limits=GraphLimits(max_names=2))
+    for number in range(5):
+        keys = pack(number + 1)
+        graph.apply("e", [RequestStarted(f"r{number}", keys, 16, 0, 16, "s", f"tenant{number}")])
+    assert len(graph.tables.tenants) == 2
+    graph.check_integrity()
+
+
+def test_engines_have_columns_of_their_own_and_give_them_back() -> None:
+    graph = KVCacheGraph()
+    for number in range(MAX_ENGINES):
+        graph.apply(f"e{number}", [BlocksStored(pack(1), None, 16)])
+    with pytest.raises(GraphError, match=f"at most {MAX_ENGINES} engines"):
+        graph.apply("one more", [BlocksStored(pack(1), None, 16)])
+    graph.forget_engine("e3")
+    graph.apply("one more", [])
+    assert graph.rank("one more", 5).order.tolist() == []
+    assert graph.rank("e0", 5).order.tolist() == [1]
+
+
+def test_subgraph_stays_within_its_bounds() -> None:
+    graph = KVCacheGraph()
+    keys = list(range(1, 60))
+    graph.apply("e", [BlocksStored(pack(*keys), None, 16)])
+    near = graph.subgraph(30, hops=2, limit=100)
+    assert {node["depth"] for node in near["nodes"]} == {27, 28, 29, 30, 31}
+    assert len(near["edges"]) == 4
+    assert len(graph.subgraph(30, hops=50, limit=7)["nodes"]) == 7
+
+
+def shares(graph: KVCacheGraph, key: int) -> list[tuple[str, str, float]]:
+    """The PREFIX_SHARE edges at a block: direction, other node, weight."""
+    at = [each for each in graph.neighbors(key) if each["type"] == "prefix_share"]
+    return [(each["direction"], each["node"], each["weight"]) for each in at]
+
+
+def test_the_first_block_of_a_chain_is_linked_to_the_root_once_two_walked_it() -> None:
+    graph = KVCacheGraph()
+    graph.apply("e", [RequestStarted("r", pack(1), 17, 0, 16, "s")])
+    assert shares(graph, 1) == []
+    graph.apply("e", [RequestStarted("q", pack(1), 17, 0, 16, "t")])
+    assert shares(graph, 1) == [("in", "root", 2.0)]
+    column = EdgeType.PREFIX_SHARE, graph.tables.blocks.find(as_keys([1]))[0]
+    assert graph.tables.blocks.degree[column] == 1
+    assert graph.tables.blocks.edge_weight[column] == 2
+    part = graph.subgraph(1)
+    assert [(edge["source"], edge["target"]) for edge in part["edges"]] == [("root", f"{1:#018x}")]
+    assert {"id": "root", "kind": "root"} in part["nodes"]
+    graph.check_integrity()
+
+
+def test_a_block_that_turns_out_to_stand_behind_another_is_no_first_one() -> None:
+    graph = KVCacheGraph()
+    for request in "rq":
+        graph.apply("e", [RequestStarted(request, pack(1), 17, 0, 16, request)])
+    graph.apply("e", [BlocksStored(pack(1), 9, 16)])
+    graph.check_integrity()
+    assert shares(graph, 1) == []
+
+
+def test_copies_and_memories_are_not_taken_for_the_root() -> None:
+    """Their numbers may be equal to the row that they are of."""
+    graph = KVCacheGraph()
+    memory = Segment(5, 0, 16, None, None, "m")
+    graph.apply("e", [RequestStarted("r", pack(1), 17, 0, 16, "s", None, (memory,))])
+    graph.apply("e", [BlocksSpilled(pack(1), 2, 100)])
+    found = {(each["direction"], each["node"]) for each in graph.neighbors(1)}
+    assert found == {("out", "memory:m"), ("out", f"copy:warm:{1:#018x}")}
+
+
+def test_residency_columns_are_made_when_engines_come() -> None:
+    graph = KVCacheGraph()
+    graph.apply("first", [BlocksStored(pack(*range(1, 3001)), None, 16)])
+    alone = graph.tables.blocks.nbytes
+    for number in range(20):
+        graph.apply(f"e{number}", [BlocksStored(pack(number + 1), None, 16)])
+    assert len(graph.tables.blocks.tiers) == 21
+    assert graph.tables.blocks.nbytes - alone <= 20 * 1.3 * 3000
+    assert graph.rank("e19", 5).order.tolist() == [20]
+    assert set(graph.explain(20)["tiers"]) == {"first", "e19"}
+    graph.check_integrity()

@@ -1,0 +1,130 @@
+"""How long tools take, where callers name them: learned, bounded, and used where nobody says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvgraph.advisor.policies.registry import DEFAULT, new_policy
+from kvgraph.graph import snapshot
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import BlocksStored, RequestFinished, RequestStarted
+from kvgraph.graph.sessions.tools import A_TENANTS_TOOLS, MOST_TOOLS, ToolBook
+from kvgraph.graph.types import NO_ROW
+
+SIZE = 16
+
+
+class World:
+    """Sessions of one block each, that wait for tools."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.graph = KVCacheGraph(clock=lambda: self.now)
+        self._keys: dict[tuple[str, str], int] = {}
+
+    def turn(
+        self, session: str, tool: str | None, stated: float | None = None, tenant: str = "t"
+    ) -> None:
+        key = self._keys.setdefault((session, tenant), len(self._keys) + 1)
+        packed = np.array([key], dtype="<u8").tobytes()
+        self.graph.apply(
+            "e",
+            [
+                RequestStarted(session, packed, SIZE, 0, SIZE, session, tenant),
+                BlocksStored(packed, None, SIZE),
+                RequestFinished(
+                    session, packed, SIZE, SIZE, "stop", session, tenant, True, stated, tool=tool
+                ),
+            ],
+        )
+
+    def takes(self, tool: str, *seconds: float, tenant: str = "t") -> None:
+        """Sessions wait for a tool, and come back after so long."""
+        for number, pause in enumerate(seconds):
+            self.turn(f"{tool}{number}", tool, tenant=tenant)
+            self.now += pause
+            self.turn(f"{tool}{number}", None, tenant=tenant)
+
+    def expected(self, session: str, tenant: str = "t") -> float | None:
+        seconds: float | None = self.graph.explain_session(session, tenant)["expected_return_in_s"]
+        return seconds
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_what_a_tool_took_is_expected_of_it(world: World) -> None:
+    world.takes("grep", 2.0, 2.0, 2.0)
+    world.takes("build", 100.0, 120.0, 110.0)
+    world.turn("a", "grep")
+    world.turn("b", "build")
+    assert world.expected("a") == pytest.approx(2.0, rel=0.01)
+    assert world.expected("b") == pytest.approx(110.0, rel=0.05)
+    assert world.graph.explain_session("b")["waits_for"] == "build"
+    sessions = world.graph.tables.sessions
+    due = [sessions.names[row] for row in sessions.soon(3.0, world.now)]
+    assert "a" in due
+    assert "b" not in due
+
+
+def test_what_a_caller_states_counts_before_what_was_learned(world: World) -> None:
+    world.takes("grep", 2.0, 2.0, 2.0)
+    world.turn("a", "grep", stated=60.0)
+    assert world.expected("a") == pytest.approx(60.0)
+
+
+def test_nothing_is_expected_of_a_tool_that_few_waited_for_or_that_takes_now_this_now_that(
+    world: World,
+) -> None:
+    world.takes("new", 5.0, 5.0)
+    world.takes("shell", 0.1, 300.0, 1.0, 2000.0, 0.2, 500.0)
+    for tool in ("new", "shell", "unheard"):
+        world.turn(tool, tool)
+        assert world.expected(tool) is None
+
+
+def test_one_tenants_tools_say_nothing_of_anothers(world: World) -> None:
+    world.takes("grep", 2.0, 2.0, 2.0)
+    world.turn("a", "grep", tenant="other")
+    assert world.expected("a", "other") is None
+
+
+def test_the_default_keeps_who_waits_for_a_quick_tool_longer(world: World) -> None:
+    world.graph.policy = new_policy(DEFAULT)
+    for _ in range(4):
+        world.takes("grep", 3.0)
+        world.takes("build", 900.0)
+    world.turn("slow", "build")
+    world.turn("quick", "grep")
+    named = world.graph.tables.sessions.names
+    order = [
+        named[world.graph.tables.blocks.session[row]]
+        for row in world.graph.tables.blocks.find(world.graph.rank("e", 99).order)
+    ]
+    assert order.index("slow") < order.index("quick")
+
+
+def test_tools_beyond_a_tenants_share_are_one_and_all_are_bounded() -> None:
+    book = ToolBook()
+    numbers = [book.number(f"tool {n}", 1) for n in range(A_TENANTS_TOOLS + 10)]
+    assert len(set(numbers)) == A_TENANTS_TOOLS + 1
+    assert len(set(numbers[A_TENANTS_TOOLS:])) == 1
+    assert book.name(numbers[-1]) is None
+    for tenant in range(2, MOST_TOOLS):
+        last = [book.number(f"tool {n}", tenant) for n in range(10)][-1]
+    assert len(book) == MOST_TOOLS
+    assert last == NO_ROW
+    assert book.expected_s(NO_ROW) is None
+
+
+def test_a_snapshot_knows_what_tools_take(world: World, tmp_path: Path) -> None:
+    world.takes("grep", 2.0, 2.0, 2.0)
+    snapshot.save(world.graph, tmp_path / "graph.kvg")
+    restored = World()
+    snapshot.load(restored.graph, tmp_path / "graph.kvg")
+    restored.turn("a", "grep")
+    assert restored.expected("a") == pytest.approx(2.0, rel=0.01)

@@ -1,0 +1,396 @@
+"""The engine's end of the wire: bounded, dated, and deaf to nonsense."""
+
+from __future__ import annotations
+
+import logging
+import select
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from kvgraph.graph.ipc.wake import Wake
+from kvgraph.graph.messages.advice import (
+    EvictionRanking,
+    RankingMessage,
+    Refused,
+    ResyncRequest,
+    StillValid,
+)
+from kvgraph.graph.messages.events import (
+    AdviceApplied,
+    AnyEvent,
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksResident,
+    EngineHello,
+    Pressure,
+)
+from kvgraph.graph.messages.wire import HEADER
+from kvgraph.hooks.client import AdvisorClient, ClientOptions
+
+
+def keys(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}Q", *values)
+
+
+class Engine:
+    """Answers what the client asks."""
+
+    def __init__(self) -> None:
+        self.cached = keys(1, 2, 3)
+
+    def hello(self) -> EngineHello:
+        return EngineHello("test:1", "model", 16, 8, "test 0")
+
+    def resident(self) -> bytes:
+        return self.cached
+
+    def copies(self) -> list[AnyEvent]:
+        return []
+
+    def heartbeat(self, dropped: int) -> list[AnyEvent]:
+        return [Pressure(8, 4, 4, 1, 0), AdviceApplied(0, 0, 0, 0, 0, dropped)]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ranking(epoch: int = 1, age_s: float = 0.0, order: bytes = keys(5, 6)) -> RankingMessage:
+    return RankingMessage(epoch, age_s, order, keys(9), b"")
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def client(router: Any, engine: Engine) -> Iterator[AdvisorClient]:
+    options = ClientOptions(tick_s=0.01, heartbeat_s=0.05, absent_s=0.3, resync_gap_s=0.02)
+    client = AdvisorClient(router.endpoint, engine, options)
+    client.start()
+    router.read_until(lambda: client.greetings)
+    yield client
+    client.close()
+
+
+def test_first_batch_is_hello_and_resident_numbered_from_zero(
+    router: Any, client: AdvisorClient
+) -> None:
+    router.read_until(lambda: router.has(Pressure))
+    seq, first = router.batches[0]
+    assert seq == 0
+    assert isinstance(first[0], EngineHello)
+    assert first[1] == BlocksResident(keys(1, 2, 3))
+    assert [seq for seq, _ in router.batches] == list(range(len(router.batches)))
+    assert router.peers == [client.identity]
+
+
+def test_events_arrive_in_order(router: Any, client: AdvisorClient) -> None:
+    for i in range(3000):
+        client.emit(BlocksRemoved(keys(i)))
+    router.read_until(lambda: sum(isinstance(e, BlocksRemoved) for e in router.events) == 3000)
+    removed = [e.hashes for e in router.events if isinstance(e, BlocksRemoved)]
+    assert removed == [keys(i) for i in range(3000)]
+    assert client.dropped == 0
+
+
+def test_heartbeat_goes_on_without_events(router: Any, client: AdvisorClient) -> None:
+    router.read_until(lambda: sum(isinstance(e, Pressure) for e in router.events) >= 3)
+    assert router.has(AdviceApplied)
+
+
+def test_a_full_queue_drops_counts_and_leaves_a_hole_in_the_numbers(
+    router: Any, engine: Engine
+) -> None:
+    options = ClientOptions(queue_limit=10, tick_s=0.01, heartbeat_s=0.05)
+    client = AdvisorClient(router.endpoint, engine, options)
+    for i in range(25):
+        client.emit(BlocksRemoved(keys(i)))
+    assert client.dropped == 15
+    client.start()
+    try:
+        router.read_until(lambda: sum(isinstance(e, BlocksRemoved) for e in router.events) == 10)
+        assert router.batches[0][0] == 1  # number 0 went with what was dropped
+        router.read_until(lambda: any(getattr(e, "dropped", 0) == 15 for e in router.events))
+    finally:
+        client.close()
+
+
+def test_without_a_sidecar_nothing_piles_up_and_one_line_says_so(
+    socket_directory: Path, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ClientOptions(queue_limit=100, tick_s=0.01, absent_s=0.05, silent_s=0.1)
+    client = AdvisorClient(f"ipc://{socket_directory}/nobody", engine, options)
+    with caplog.at_level(logging.WARNING):
+        client.start()
+        for _ in range(30):
+            for _ in range(50):
+                client.emit(BlocksCleared())
+            time.sleep(0.01)
+            assert len(client._queue) <= 100
+        client.close()
+    assert client.dropped > 1000
+    said = [r.getMessage() for r in caplog.records if "no sidecar answers" in r.message]
+    assert len(said) == 1
+    assert "but for what its callers protect" in said[0], "stated protection is held all the same"
+    assert client.ranking() is None
+
+
+def test_while_nobody_is_there_the_thread_leaves_the_engine_alone(
+    socket_directory: Path, engine: Engine, new_router: Callable[[str], Any]
+) -> None:
+    endpoint, looks = f"ipc://{socket_directory}/later", list[float]()
+
+    def clock() -> float:
+        if threading.current_thread().name == "kvgraph-client":
+            looks.append(time.monotonic())
+        return time.monotonic()
+
+    options = ClientOptions(tick_s=0.01, absent_s=0.1, alone_tick_s=10.0, resync_gap_s=0.02)
+    client = AdvisorClient(endpoint, engine, options, clock)
+    client.start()
+    try:
+        time.sleep(0.5)
+        before = len(looks)
+        for _ in range(1000):
+            client.emit(BlocksCleared())
+        time.sleep(0.5)
+        assert len(looks) == before, "it slept, and took Python's lock from nobody"
+        assert not client._queue, "nothing is kept that somebody would have to free"
+        late = new_router(endpoint)
+        late.read_until(lambda: client.greetings)
+        assert time.monotonic() - looks[before - 1] < 8.0, "who connects is noticed at once"
+        client.emit(BlocksRemoved(keys(7)))
+        late.read_until(lambda: BlocksRemoved(keys(7)) in late.events)
+    finally:
+        client.close()
+
+
+def test_who_wakes_a_thread_that_has_ended_writes_to_nobody(tmp_path: Path) -> None:
+    wake = Wake()
+    wake.close()
+    with (tmp_path / "a").open("wb", 0) as first, (tmp_path / "b").open("wb", 0) as second:
+        wake.set()  # the numbers of the pipe's ends are those of the two files now
+        assert first.tell() == second.tell() == 0
+
+
+def test_a_sidecar_that_comes_late_gets_a_hello_first(
+    socket_directory: Path, engine: Engine, new_router: Callable[[str], Any]
+) -> None:
+    endpoint = f"ipc://{socket_directory}/late"
+    client = AdvisorClient(endpoint, engine, ClientOptions(tick_s=0.01, absent_s=0.05))
+    client.start()
+    client.emit(BlocksCleared())
+    time.sleep(0.2)
+    try:
+        router = new_router(endpoint)
+        router.read_until(lambda: router.has(BlocksResident))
+        assert isinstance(router.batches[0][1][0], EngineHello)
+    finally:
+        client.close()
+
+
+def test_resync_sends_hello_resident_then_what_was_queued_since(
+    router: Any, client: AdvisorClient, engine: Engine
+) -> None:
+    router.read_until(lambda: router.has(Pressure))
+    engine.cached = keys(7)
+    router.advise(ResyncRequest("gap"))
+    router.read_until(lambda: sum(isinstance(e, EngineHello) for e in router.events) == 2)
+    client.emit(BlocksRemoved(keys(7)))
+    router.read_until(lambda: router.has(BlocksRemoved))
+    kinds = [type(e) for e in router.events]
+    second = len(kinds) - 1 - kinds[::-1].index(EngineHello)
+    assert router.events[second + 1] == BlocksResident(keys(7))
+    assert kinds.index(BlocksRemoved) > second + 1
+
+
+def test_a_ranking_is_dated_and_goes_stale() -> None:
+    clock = Clock()
+    client = AdvisorClient("ipc:///nowhere", Engine(), clock=clock)
+    assert client.ranking() is None
+    client._take_advice([HEADER, bytes(8), _payload(ranking(epoch=4, age_s=0.5))])
+    held = client.ranking()
+    assert isinstance(held, EvictionRanking)
+    assert (held.epoch, held.ts, held.order.tolist()) == (4, 99.5, [5, 6])
+    clock.now += 1.4
+    assert client.ranking() is held
+    clock.now += 0.2
+    assert client.ranking() is None
+    client._take_advice([HEADER, bytes(8), _payload(StillValid(4, 0.0))])
+    dated = client.ranking()
+    assert dated is not None
+    assert dated.order is held.order
+    clock.now += 3
+    client._take_advice([HEADER, bytes(8), _payload(StillValid(3, 0.0))])
+    assert client.ranking() is None, "another epoch's word must not revive it"
+
+
+@pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
+def test_an_absurd_age_is_never_fresh(age: float) -> None:
+    client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock())
+    client._take_advice([HEADER, bytes(8), _payload(ranking(age_s=age))])
+    assert client.ranking() is None
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [b"x", b"y"],
+        [HEADER, bytes(8), b""],
+        [HEADER, bytes(7), b"\x90"],
+        [HEADER, bytes(8), b"\xff" * 40],
+        [HEADER, b"\xff" * 8, b"\x90"],
+        [HEADER, bytes(8), b"\x91" * 5000],
+        [b"HTTP", bytes(8), b"\x90"],
+        [HEADER] * 100,
+    ],
+)
+def test_garbage_is_counted_and_ignored(frames: list[bytes]) -> None:
+    client = AdvisorClient("ipc:///nowhere", Engine())
+    client._take_advice(frames)
+    assert client.garbage == 1
+    assert client.ranking() is None
+
+
+def test_a_sidecar_that_refuses_us_is_left_alone_for_a_while(
+    router: Any, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ClientOptions(tick_s=0.01, resync_gap_s=0.01, silent_s=0.1, refused_s=0.5)
+    client = AdvisorClient(router.endpoint, engine, options)
+    client.start()
+    try:
+        router.read_until(lambda: router.has(BlocksResident))
+        with caplog.at_level(logging.WARNING):
+            told = len(router.batches)
+            router.advise(Refused("it serves 64 engines already"))
+            deadline = time.monotonic() + 0.4
+            while time.monotonic() < deadline:
+                client.emit(BlocksRemoved(keys(1)))
+                router.read(0.02)
+        assert client.ranking() is None
+        assert client.dropped > 0
+        hellos = [each for each in router.events if isinstance(each, EngineHello)]
+        assert len(hellos) == 1, "no scan of the pool, no greeting"
+        assert len(router.batches) - told < 10
+        router.read_until(lambda: sum(isinstance(each, EngineHello) for each in router.events) == 2)
+    finally:
+        client.close()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "refuses this engine: it serves 64 engines already" in line
+
+
+def test_keys_that_are_not_whole_are_garbage() -> None:
+    client = AdvisorClient("ipc:///nowhere", Engine())
+    client._take_advice([HEADER, bytes(8), _payload(ranking(order=b"12345"))])
+    assert client.garbage == 1
+    assert client.ranking() is None
+
+
+def test_garbage_and_a_foreign_version_each_leave_one_line_and_the_link_lives(
+    router: Any, client: AdvisorClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    router.read_until(lambda: router.peers)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            router.send_frames([b"nonsense", b"\xff" * 100])
+            router.send_frames([b"KVG\x63", bytes(8), b"\x90"])
+        router.advise(ranking(epoch=7))
+        router.read_until(lambda: client.ranking() is not None)
+    assert client.garbage == 5
+    assert client.refused_version == 5
+    assert sum("not advice" in r.message for r in caplog.records) == 1
+    assert sum("protocol version 99" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_an_engine_that_fails_to_answer_ends_the_link_not_the_engine(
+    router: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Engine):
+        def resident(self) -> bytes:
+            raise RuntimeError("pool is gone")
+
+    client = AdvisorClient(router.endpoint, Broken(), ClientOptions(tick_s=0.01))
+    with caplog.at_level(logging.WARNING):
+        client.start()
+        assert client._thread is not None
+        client._thread.join(5)
+    assert not client._thread.is_alive()
+    client.emit(BlocksCleared())
+    assert client.ranking() is None
+    assert sum("without advice" in r.message for r in caplog.records) == 1
+    client.close()
+
+
+def test_an_endpoint_that_is_none_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    client = AdvisorClient("carrier-pigeon://nest", Engine())
+    with caplog.at_level(logging.WARNING):
+        client.start()
+        assert client._thread is not None
+        client._thread.join(5)
+    client.close()
+    assert len(caplog.records) == 1
+
+
+def test_a_peer_of_another_protocol_is_nobody(engine: Engine) -> None:
+    with zmq.Context() as context, context.socket(zmq.STREAM) as other:
+        other.setsockopt(zmq.LINGER, 0)
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        options = ClientOptions(tick_s=0.01, absent_s=0.1, queue_limit=10)
+        client = AdvisorClient(f"tcp://127.0.0.1:{port}", engine, options)
+        client.start()
+        other.recv_multipart()
+        other.send_multipart([other.recv_multipart()[0], b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+        for _ in range(20):
+            client.emit(BlocksCleared())
+            time.sleep(0.02)
+        client.close()
+        assert client._linked is False
+        assert client.ranking() is None
+
+
+def test_closing_forgets_the_ranking(router: Any, client: AdvisorClient) -> None:
+    router.read_until(lambda: router.peers)
+    router.advise(ranking())
+    router.read_until(lambda: client.ranking() is not None)
+    client.close()
+    assert client.ranking() is None
+    assert client._thread is not None
+    assert not client._thread.is_alive()
+
+
+def test_reading_arrays_are_the_messages_keys() -> None:
+    held = ranking().at(1.0)
+    assert held.order.dtype == np.uint64
+    assert held.protected.tolist() == [9]
+
+
+def _payload(message: Any) -> bytes:
+    import msgspec
+
+    return msgspec.msgpack.encode(message)
+
+
+def test_only_a_sidecar_that_answers_is_nudged(router: Any, engine: Engine) -> None:
+    """Whoever writes to the pipe hands Python's lock to the client's thread, and waits for it."""
+    client = AdvisorClient(router.endpoint, engine)
+    client.nudge()
+    assert not select.select([client._wake.fd], [], [], 0)[0]
+    client._take_advice([HEADER, bytes(8), _payload(ranking())])
+    client.nudge()
+    assert select.select([client._wake.fd], [], [], 0)[0]
+    client.close()

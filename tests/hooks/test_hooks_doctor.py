@@ -1,0 +1,123 @@
+"""``kvgraph doctor``: each failure names its remedy."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvgraph.graph.messages.advice import ResyncRequest
+from kvgraph.hooks import doctor
+from typer.testing import CliRunner
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+def test_vllm_hooks_and_sockets_fit_here() -> None:
+    checks = {check.name: check for check in doctor.run_checks(None)}
+    assert [name for name, check in checks.items() if check.ok is False] == []
+    assert checks["hooks"].ok
+    assert checks["sidecar"].ok is None
+
+
+def test_json_and_exit_code(socket_directory: Path) -> None:
+    arguments = ["--json", "--endpoint", f"ipc://{socket_directory}/nobody"]
+    result = CliRunner().invoke(doctor.app, arguments)
+    report = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert report["ok"] is False
+    (failed,) = [check for check in report["checks"] if check["ok"] is False]
+    assert failed["name"] == "sidecar"
+    assert "kvgraph serve --endpoint" in failed["remedy"]
+
+
+def test_people_see_the_remedy(socket_directory: Path) -> None:
+    result = CliRunner().invoke(doctor.app, ["--endpoint", f"ipc://{socket_directory}/nobody"])
+    assert "FAIL sidecar" in result.stdout
+    assert "→ start one" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("reply", "ok", "words"),
+    [
+        (None, True, "answers"),
+        ([b"KVG\x07", bytes(8), b"\x90"], False, "protocol version 7"),
+        ([b"HTTP", b"/1.1"], False, "is not a sidecar"),
+    ],
+)
+def test_what_answers_is_looked_at(
+    router: Any, reply: list[bytes] | None, ok: bool, words: str
+) -> None:
+    def answer() -> None:
+        router.read_until(lambda: router.peers)
+        if reply is None:
+            router.advise(ResyncRequest("unknown engine"))
+        else:
+            router.send_frames(reply)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    check = doctor.check_sidecar(router.endpoint, timeout_s=10)
+    thread.join()
+    assert check.ok is ok
+    assert words in check.detail
+
+
+def test_an_endpoint_that_is_none(socket_directory: Path) -> None:
+    check = doctor.check_sidecar("pigeon://nest")
+    assert check.ok is False
+    assert "tcp://HOST:PORT" in check.remedy
+
+
+def test_vllm_plugins_that_leave_us_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    assert doctor.check_plugin().ok is False
+    monkeypatch.setenv("VLLM_PLUGINS", "other,kvgraph")
+    assert doctor.check_plugin().ok
+
+
+def test_a_hook_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    monkeypatch.delattr(BlockPool, "cache_full_blocks")
+    check = doctor.check_hooks()
+    assert check.ok is False
+    assert "BlockPool.cache_full_blocks is missing" in check.detail
+
+
+def test_a_check_that_breaks_is_a_failed_check() -> None:
+    def broken() -> doctor.Check:
+        raise RuntimeError("odd machine")
+
+    ask: Callable[[], doctor.Check] = broken
+    assert doctor._check("x", ask).ok is False
+
+
+@pytest.mark.parametrize(
+    ("environment", "detail"),
+    [
+        ({"AITHER_KVCACHE_WARM_GIB": "lots"}, "AITHER_KVCACHE_WARM_GIB='lots'; allowed: GiB"),
+        ({"AITHER_KVCACHE_WARM_GIB": "900000"}, "900000.0 GiB of host memory asked for"),
+        ({"AITHER_KVCACHE_COLD_GIB": "1"}, "AITHER_KVCACHE_COLD_GIB needs"),
+        (
+            {
+                "AITHER_KVCACHE_WARM_GIB": "0.001",
+                "AITHER_KVCACHE_COLD_GIB": "900000",
+                "AITHER_KVCACHE_COLD_DIR": "/tmp/kvgraph-none/tiers",
+            },
+            "GiB free of 900000.0",
+        ),
+    ],
+)
+def test_tiers_that_cannot_be_had_are_told(
+    environment: dict[str, str], detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    check = doctor.check_tiers()
+    assert check.ok is False
+    assert detail in check.detail
+    assert check.remedy

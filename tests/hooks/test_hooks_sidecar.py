@@ -1,0 +1,169 @@
+"""The child sidecar: started without waiting, restarted when it dies, ended with the engine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from kvgraph.hooks.sidecar import MAX_STARTS_PER_MINUTE, SidecarChild, serve_command
+from kvgraph.hooks.socket_directory import SocketDirectory
+
+LIVES = """
+import json, time
+print(json.dumps({"ready": True, "http": "http://127.0.0.1:1"}), flush=True)
+time.sleep(60)
+"""
+
+
+def python(code: str) -> Callable[[str], Sequence[str]]:
+    return lambda endpoint: [sys.executable, "-c", code]
+
+
+def wait_for(done: Callable[[], object], timeout_s: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline, "what was awaited did not happen"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def child(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[str], SidecarChild]]:
+    children: list[SidecarChild] = []
+
+    def start(code: str) -> SidecarChild:
+        caplog.set_level(logging.INFO)
+        children.append(SidecarChild(python(code), backoff_s=0.005))
+        children[-1].start()
+        return children[-1]
+
+    yield start
+    for each in children:
+        each.stop()
+
+
+def lines(caplog: pytest.LogCaptureFixture, text: str) -> int:
+    return sum(text in record.getMessage() for record in caplog.records)
+
+
+def test_one_line_says_where(
+    child: Callable[[str], SidecarChild], caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar = child(LIVES)
+    wait_for(lambda: lines(caplog, "listens on"))
+    (record,) = [r for r in caplog.records if "listens on" in r.getMessage()]
+    assert sidecar.endpoint in record.getMessage()
+    assert "http://127.0.0.1:1" in record.getMessage()
+    assert sidecar.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, sidecar.pid) >= 5
+
+
+def test_the_socket_lies_where_only_this_user_can_reach_it(
+    child: Callable[[str], SidecarChild],
+) -> None:
+    directory = Path(child(LIVES).endpoint.removeprefix("ipc://")).parent
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_it_is_restarted_when_it_is_killed(
+    child: Callable[[str], SidecarChild], caplog: pytest.LogCaptureFixture
+) -> None:
+    sidecar = child(LIVES)
+    wait_for(lambda: lines(caplog, "listens on") == 1)
+    first = sidecar.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: lines(caplog, "listens on") == 2)
+    assert sidecar.pid != first
+    assert lines(caplog, "ended unexpectedly (exit code -9)") == 1
+
+
+def test_one_that_always_dies_is_tried_again_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    sidecar = SidecarChild(python("raise SystemExit(3)"), backoff_s=0.001, rest_s=0.02)
+    sidecar.start()
+    wait_for(lambda: lines(caplog, "ended unexpectedly") > MAX_STARTS_PER_MINUTE + 2)
+    sidecar.stop()
+    assert not sidecar.gave_up
+    assert lines(caplog, "once a minute") == 1
+
+
+def test_after_a_bad_minute_the_next_child_lives(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Five kills for want of memory, and then there is some."""
+    caplog.set_level(logging.INFO)
+    code = (
+        f"from pathlib import Path; n = Path({str(tmp_path / 'n')!r}); "
+        "n.write_text((n.read_text() if n.exists() else '') + 'x')\n"
+        f"if len(n.read_text()) <= {MAX_STARTS_PER_MINUTE}: raise SystemExit(9)\n" + LIVES
+    )
+    sidecar = SidecarChild(python(code), backoff_s=0.001, rest_s=0.1)
+    sidecar.start()
+    wait_for(lambda: lines(caplog, "listens on"))
+    sidecar.stop()
+
+
+def test_a_killed_engines_directory_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = (
+        "import os, signal, tempfile\n"
+        f"tempfile.tempdir = {str(tmp_path)!r}\n"
+        "from kvgraph.hooks.socket_directory import SocketDirectory\n"
+        "(SocketDirectory().path / 'kvgraph.sock').touch()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=False)
+    (deserted,) = tmp_path.glob("kvgraph-*")
+    (tmp_path / "kvgraph-of-somebody-else").mkdir()
+    inhabited = SocketDirectory()
+    assert not deserted.exists()
+    next_one = SocketDirectory()
+    assert inhabited.path.exists()
+    assert (tmp_path / "kvgraph-of-somebody-else").exists()
+    inhabited.close()
+    next_one.close()
+    assert not inhabited.path.exists()
+
+
+def test_one_that_cannot_be_started_leaves_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    sidecar = SidecarChild(lambda endpoint: ["/nonexistent/python"])
+    sidecar.start()
+    wait_for(lambda: sidecar.gave_up)
+    sidecar.stop()
+    assert lines(caplog, "could not be started") == 1
+
+
+def test_stopping_ends_the_child_and_its_directory(child: Callable[[str], SidecarChild]) -> None:
+    sidecar = child("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + LIVES)
+    wait_for(lambda: sidecar.pid is not None)
+    pid = sidecar.pid
+    assert pid is not None
+    time.sleep(0.3)
+    sidecar.stop(timeout_s=0.3)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not Path(sidecar.endpoint.removeprefix("ipc://")).parent.exists()
+
+
+def test_a_child_that_talks_a_lot_is_read_to_the_end(
+    child: Callable[[str], SidecarChild], caplog: pytest.LogCaptureFixture
+) -> None:
+    child("print('x' * 1_000_000); print('[1, 2]')" + LIVES)
+    wait_for(lambda: lines(caplog, "listens on"))
+
+
+def test_the_command_names_the_engine_as_parent() -> None:
+    command = serve_command("ipc:///tmp/x")
+    assert command[command.index("--parent") + 1] == str(os.getpid())
+    assert command[1:5] == ["-P", "-m", "kvgraph", "serve"]

@@ -1,0 +1,339 @@
+"""New sessions wait for room, on vLLM's own schedulers: who, how long, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hall import BLOCK_SIZE, Hall, shape, tokens_of
+from kvgraph.graph.messages.events import HOLD_ENDS, RequestHeld
+from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+@pytest.fixture(autouse=True)
+def two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def hall(request: pytest.FixtureRequest, paper: Callable[..., Any]) -> Hall:
+    return Hall(paper(shape(asynchronous=request.param)))
+
+
+def test_new_sessions_wait_while_the_room_is_used_up(hall: Hall) -> None:
+    busy = hall.busy()
+    hall.say(0)
+    first, second = hall.ask(4, 1), hall.ask(4, 2)
+    assert hall.held == [first, second]
+    hall.step(20, room=0)
+    assert hall.started == [busy]
+    hall.step(2, room=3)  # the one that takes it may be larger than what is left
+    assert hall.held == [second]
+    hall.step(2, room=3)
+    assert hall.started == [busy, first, second]
+    assert hall.released() == [(first, "room"), (second, "room")]
+
+
+def test_what_starts_is_taken_off_a_room_that_does_not_know_of_it(hall: Hall) -> None:
+    hall.busy()
+    before = hall.clock.now
+    hall.say(10, known_of=before)
+    names = [hall.ask(4, seed) for seed in range(1, 6)]
+    assert hall.held == names[3:], "three of four blocks fill ten"
+    for _ in range(30):
+        hall.say(10, known_of=before)
+        hall.step()
+    assert hall.held == names[3:], "scheduled by now, and not known yet"
+    hall.step(2, room=4)
+    assert hall.held == names[4:]
+
+
+def test_a_live_and_resident_session_is_never_held(hall: Hall) -> None:
+    hall.say(None)
+    hall.ask(4, 1, session_id="a")
+    hall.engine.settle()
+    hall.busy()
+    hall.say(0)
+    again = hall.engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id="a").request_id
+    other = hall.ask(4, 2, session_id="b")
+    assert hall.held == [other]
+    hall.step(2, room=0)
+    assert again in hall.started
+
+
+def test_a_session_whose_context_is_gone_waits_before_new_ones(hall: Hall) -> None:
+    hall.say(None)
+    hall.ask(4, 1, session_id="a")
+    hall.engine.settle()
+    assert hall.engine.reset()
+    hall.busy()
+    hall.say(0)
+    new, cold = hall.ask(4, 2, session_id="b"), hall.ask(5, 1, session_id="a")
+    assert hall.held == [new, cold]
+    hall.step(2, room=1)
+    assert hall.held == [new]
+
+
+def test_parallel_requests_of_a_running_session_are_not_held(hall: Hall) -> None:
+    hall.say(None)
+    hall.engine.ask(tokens_of(3, 1), 300, session_id="a")
+    hall.step(3)
+    hall.say(0)
+    hall.ask(6, 2, session_id="a")
+    assert hall.held == []
+
+
+def test_without_a_word_everybody_starts(hall: Hall) -> None:
+    hall.busy()
+    names = [hall.ask(2, seed) for seed in range(1, 4)]
+    assert hall.held == []
+    hall.step(3)
+    assert hall.started[1:] == names
+
+
+def test_a_sidecar_that_dies_lets_all_start_at_once_and_in_order(hall: Hall) -> None:
+    hall.say(None)
+    hall.ask(4, 1, session_id="a")
+    hall.engine.settle()
+    hall.busy()
+    hall.say(0)
+    names = [hall.ask(2, seed) for seed in range(10, 14)]
+    hall.step(5, room=0)
+    late = hall.engine.ask(tokens_of(4, 1, [5]), 1, session_id="a").request_id
+    assert hall.held == names
+    hall.clock.now += 2.5  # nothing was heard for longer than a word is acted on
+    hall.step()
+    assert hall.held == []
+    hall.step(4)
+    assert hall.started[2:] in ([late, *names], [*names, late])
+    assert [reason for _, reason in hall.released()] == ["silence"] * 4
+
+
+def test_those_that_wait_stand_in_the_order_of_their_arrival_again(hall: Hall) -> None:
+    hall.busy()
+    hall.say(0)
+    held = [hall.ask(2, seed) for seed in range(10, 13)]
+    hall.side.client._admission = None
+    late = hall.ask(2, 20)
+    hall.holding.step()
+    assert [each.request_id for each in hall.engine.scheduler.waiting] == [*held, late]
+
+
+def test_room_for_all_opens(hall: Hall) -> None:
+    hall.busy()
+    hall.say(0)
+    names = [hall.ask(2, seed) for seed in range(10, 14)]
+    hall.step(2, room=None)
+    assert hall.held == []
+    hall.step(2)
+    assert hall.started[1:] == names
+
+
+def test_nobody_is_held_for_longer_than_the_bound(hall: Hall) -> None:
+    hall.crowd()
+    hall.say(0)
+    first = hall.ask(2, 1)
+    hall.clock.now += 60
+    hall.say(0)
+    second = hall.ask(2, 2)
+    hall.clock.now += 57
+    hall.step(1, room=0)
+    assert hall.held == [first, second]
+    hall.clock.now += 2.9
+    hall.step(2, room=0)
+    assert hall.held == [second]
+    assert hall.released() == [(first, "bound")]
+    assert hall.side.heartbeat(0)[-1].longest_s == pytest.approx(120, abs=0.2)
+
+
+def test_steps_that_take_long_do_not_make_anybody_wait_longer(hall: Hall) -> None:
+    hall.crowd()
+    hall.say(0)
+    name = hall.ask(2, 1)
+    while hall.held:
+        hall.clock.now += 1.7
+        hall.step(1, room=0)
+    assert hall.released() == [(name, "bound")]
+    assert 116 < hall.holding.report().longest_s <= 120
+
+
+def test_an_idle_engine_lets_one_start_after_a_moment(hall: Hall) -> None:
+    busy = hall.busy()
+    hall.say(0)
+    names = [hall.ask(2, seed) for seed in range(1, 4)]
+    hall.abort(busy)
+    hall.step(10, room=0)
+    assert hall.held == names, "a tool may answer any moment"
+    hall.step(45, room=0)
+    assert hall.held == names[1:]
+    assert hall.released() == [(names[0], "idle")]
+
+
+def test_an_engine_that_was_idle_starts_whoever_comes_first(hall: Hall) -> None:
+    hall.clock.now += 10
+    hall.say(0)
+    first, second = hall.ask(2, 1, output=50), hall.ask(2, 2)
+    assert hall.held == [second]
+    hall.step(2, room=0)
+    assert hall.started == [first]
+
+
+def test_one_who_waits_for_its_user_does_not_keep_the_engine_busy(hall: Hall) -> None:
+    hall.say(None)
+    hall.engine.ask(tokens_of(2, 1), 1, resumable=True)
+    hall.step(6, room=None)
+    assert hall.engine.scheduler.num_waiting_for_streaming_input == 1
+    hall.say(0)
+    held = hall.ask(2, 2)
+    assert hall.held == [held]
+    hall.step(80, room=0)
+    assert held in hall.started
+
+
+def test_a_session_larger_than_the_pool_is_not_held(paper: Callable[..., Any]) -> None:
+    hall = Hall(paper(shape(blocks=17)))
+    hall.busy()
+    hall.say(0)
+    hall.ask(16, 1)
+    other = hall.ask(4, 2)
+    assert hall.held == [other]
+
+
+def test_what_brings_no_block_is_not_held(hall: Hall) -> None:
+    hall.busy()
+    hall.say(0)
+    hall.engine.ask([1, 2, 3], 1)
+    assert hall.held == []
+
+
+def test_a_prompt_that_another_engine_computed_is_not_held(hall: Hall) -> None:
+    from kvgraph.hooks.vllm.holding.arrivals import _comes_from_elsewhere
+
+    hall.busy()
+    hall.say(0)
+    request = hall.engine._make("remote", tokens_of(4, 1), 1)
+    request.kv_transfer_params = {"do_remote_prefill": True}
+    assert _comes_from_elsewhere(request)
+    hall.engine.outputs["remote"] = []
+    hall.engine.scheduler.add_request(request)
+    assert hall.held == []
+
+
+def test_an_abort_while_held_leaves_nothing_behind(hall: Hall) -> None:
+    busy = hall.busy()
+    hall.say(0)
+    names = [hall.ask(4, seed) for seed in range(1, 5)]
+    hall.abort(names[1])
+    assert hall.held == [names[0], *names[2:]]
+    assert names[1] not in hall.engine.scheduler.requests
+    for name in (busy, names[0], *names[2:]):
+        hall.abort(name)
+    hall.step(3, room=0)
+    hall.engine.settle()
+    assert hall.engine.is_whole()
+    assert not hall.engine.scheduler.deferred_waiting
+    assert {reason for _, reason in hall.released()} == {"gone"}
+    assert hall.holding._rule._room._taken == 0
+
+
+def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
+    hall.busy()
+    hall.say(0)
+    for seed in (1, 2):
+        request = hall.engine._make("twice", tokens_of(3, seed), 1)
+        hall.engine.outputs["twice"] = []
+        hall.engine.scheduler.add_request(request)
+        assert hall.held == ["twice"]
+        if seed == 1:
+            hall.abort("twice")
+    hall.step(4, room=5)
+    assert hall.started[-1] == "twice"
+    assert hall.holding._rule._order.next() is None
+
+
+def test_vllm_counts_and_lists_who_is_held(hall: Hall) -> None:
+    from vllm.v1.core.sched.interface import PauseState
+
+    hall.busy()
+    hall.say(0)
+    names = [hall.ask(2, seed) for seed in range(1, 4)]
+    scheduler = hall.engine.scheduler
+    assert scheduler.get_request_counts() == (1, 3)
+    assert scheduler.get_num_unfinished_requests() == 4
+    assert scheduler.has_requests()
+    assert set(names) <= set(scheduler.requests)
+    assert len(scheduler.deferred_waiting) == 3, "as those that a step skips"
+    scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    assert scheduler.get_num_unfinished_requests() == 1
+    scheduler.set_pause_state(PauseState.UNPAUSED)
+    hall.step(2, room=None)
+    assert not scheduler.deferred_waiting
+
+
+def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
+    hall.busy()
+    hall.say(0)
+    with caplog.at_level("INFO", logger="kvgraph.hooks.vllm.holding.hold_log"):
+        salted = hall.ask(4, 1, session_id="a", cache_salt="one")
+        hall.ask(3, 2)
+        hall.step(3, room=0)
+        report = hall.side.heartbeat(0)[-1]
+        hall.step(2, room=None)
+        hall.clock.now += 11
+        hall.step(1, room=None)
+    told = [e for e in hall.side.client._queue if isinstance(e, RequestHeld)]
+    first, _ = told
+    assert (first.request_id, first.blocks, first.session) == (salted, 4, "a")
+    assert first.tenant.startswith("salt-")
+    assert (report.waiting, report.waiting_blocks, report.held, report.passed) == (2, 7, 2, 1)
+    assert report.oldest_s > 0
+    assert hall.side.heartbeat(0)[-1].released[HOLD_ENDS.index("open")] == 2
+    closed, opened = [record.getMessage() for record in caplog.records]
+    assert closed == (
+        "kvgraph: new sessions wait: 38 are live where 31 fit; each is held 120 s at most"
+    )
+    assert "start at once again; 2 requests were held" in opened
+
+
+def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
+    """One at a time: the next one when the prompt of the last is computed."""
+    hall.busy()
+    hall.say(0)
+    first, second = hall.ask(20, 1), hall.ask(2, 2)
+    hall.clock.now += 9.5
+    hall.step(2, room=0)
+    assert hall.held == [first, second]
+    hall.clock.now += 1.0
+    hall.step(room=0)
+    assert hall.held == [second]
+    hall.step(room=0)
+    assert hall.held == [second], "the first one's prompt takes several steps"
+    hall.step(8, room=0)
+    assert hall.held == []
+    assert hall.released() == [(first, "idle"), (second, "idle")]
+
+
+def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None:
+    """It came resident, and stood in vLLM's queue until its blocks were gone."""
+    hall.say(None)
+    hall.ask(4, 1, session_id="a")
+    hall.engine.settle()
+    running = [hall.busy(seed) for seed in range(9000, 9006)]  # as many as run at once
+    hall.say(0)
+    other = hall.ask(4, 2, session_id="b")
+    again = hall.engine.ask(tokens_of(4, 1, range(5 * BLOCK_SIZE)), 1, session_id="a").request_id
+    hall.step(2, room=0)
+    assert hall.held == [other]
+    pool = hall.engine.scheduler.kv_cache_manager.block_pool
+    pool.evict_blocks({block.block_id for block in pool.free_block_queue.get_all_free_blocks()})
+    hall.step(7, room=0)  # it is asked twenty times a second
+    assert hall.held == [other, again]
+    hall.abort(running[0])
+    hall.step(4, room=0)
+    assert again not in hall.started
+    hall.step(20, room=100)
+    assert hall.held == []
+    assert again in hall.started

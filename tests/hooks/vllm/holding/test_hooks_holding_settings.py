@@ -1,0 +1,105 @@
+"""The two variables of admission, and the schedulers that they reach."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hall import shape
+from kvgraph.graph.messages.advice import HOLD_MAX_S
+from kvgraph.hooks.vllm import settings
+from kvgraph.hooks.vllm.holding.holding_queue import HoldingQueue
+from kvgraph.hooks.vllm.scheduler_hook import follow_schedulers, introduce
+from kvgraph.hooks.vllm.settings import (
+    ADMISSION_VARIABLE,
+    HOLD_MAX_VARIABLE,
+    admission_switched_on,
+    hold_max_s,
+)
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+@pytest.fixture
+def stock_scheduler() -> Iterator[None]:
+    """vLLM's class as it was, after the test."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler.__init__
+    yield
+    Scheduler.__init__ = original
+
+
+@pytest.mark.parametrize("by_default", [False, True])
+@pytest.mark.parametrize(
+    ("text", "on"), [("1", True), ("auto", True), ("", None), ("0", False), ("off", False)]
+)
+def test_the_switch(
+    monkeypatch: pytest.MonkeyPatch, text: str, on: bool | None, by_default: bool
+) -> None:
+    monkeypatch.setattr(settings, "ADMISSION_BY_DEFAULT", by_default)
+    monkeypatch.setenv(ADMISSION_VARIABLE, text)
+    assert admission_switched_on() is (by_default if on is None else on)
+    monkeypatch.delenv(ADMISSION_VARIABLE)
+    assert admission_switched_on() is by_default
+
+
+def test_what_people_are_told_of_the_default_is_so() -> None:
+    told = (Path(__file__).parents[4] / "README.md").read_text()
+    assert ("unset or 0: never" in told) is not settings.ADMISSION_BY_DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", 300.0), ("7.5", 7.5), ("0", 0.0), ("-1", 300.0), ("soon", 300.0)]
+)
+def test_the_bound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, seconds: float
+) -> None:
+    monkeypatch.setenv(HOLD_MAX_VARIABLE, text)
+    with caplog.at_level(logging.WARNING):
+        assert hold_max_s(HOLD_MAX_S) == seconds
+    assert HOLD_MAX_S == 300.0
+    assert len(caplog.records) == (text in ("-1", "soon"))
+    assert all(HOLD_MAX_VARIABLE in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_schedulers_that_are_made_hold_where_it_is_switched_on(
+    paper: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    stock_scheduler: None,
+    asynchronous: bool,
+) -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler.__init__
+    monkeypatch.setenv(ADMISSION_VARIABLE, "0")
+    follow_schedulers()
+    assert Scheduler.__init__ is original, "off, nothing of vLLM's is touched"
+    monkeypatch.delenv(ADMISSION_VARIABLE)
+    monkeypatch.setattr(settings, "ADMISSION_BY_DEFAULT", True)
+    follow_schedulers()
+    follow_schedulers()
+    engine = paper(shape(asynchronous=asynchronous))
+    assert isinstance(engine.scheduler.waiting, HoldingQueue)
+    assert len(engine.serve([1, 2, 3], 4)) == 4
+
+
+def test_a_scheduler_that_lacks_a_part_goes_on_without(
+    paper: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = paper(shape())
+    del engine.scheduler.deferred_waiting
+    with pytest.raises(TypeError, match="deferred_waiting"):
+        introduce(engine.scheduler)
+    assert engine.side is not None
+    assert engine.side.holding is None
+
+
+def test_a_scheduler_of_nobody_ours_is_left_alone(paper: Callable[..., Any]) -> None:
+    engine = paper(shape().__class__(stock=True))
+    introduce(engine.scheduler)
+    assert not isinstance(engine.scheduler.waiting, HoldingQueue)

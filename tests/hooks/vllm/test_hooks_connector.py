@@ -1,0 +1,336 @@
+"""The connector: what it tells, and that nothing of ours reaches vLLM when it fails."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, connected, new_pool, request_maker
+from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.graph.messages.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+)
+from kvgraph.hooks.keys import key_of, pack_hashes, unpack
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+PROMPT = 10 * BLOCK_SIZE
+
+
+@pytest.fixture
+def pool() -> Any:
+    return new_pool(64)
+
+
+@pytest.fixture
+def connector(pool: Any) -> Any:
+    return connected(pool)
+
+
+@pytest.fixture
+def make() -> Any:
+    make, numbers = request_maker(), itertools.count()
+    return lambda: make([next(numbers), *range(PROMPT - 1)])
+
+
+def told(connector: Any) -> list[Any]:
+    queue = connector._side.client._queue
+    events = list(queue)
+    queue.clear()
+    return events
+
+
+def start(connector: Any, pool: Any, request: Any, hits: int = 0) -> list[Any]:
+    connector.on_new_request(request)
+    assert connector.get_num_new_matched_tokens(request, hits * BLOCK_SIZE) == (0, False)
+    full = request.num_prompt_tokens // BLOCK_SIZE
+    cached = [pool.get_cached_block(h, [0])[0] for h in request.block_hashes[:hits]]
+    pool.touch(cached)
+    blocks = cached + pool.get_new_blocks(full - hits)
+    pool.cache_full_blocks(request, blocks, hits, full, BLOCK_SIZE, 0)
+    connector.update_state_after_alloc(request, None, 0)
+    request.num_computed_tokens = request.num_prompt_tokens
+    return blocks
+
+
+def step(connector: Any) -> None:
+    connector.build_connector_meta(STEP)
+
+
+def finish(connector: Any, pool: Any, request: Any, blocks: list[Any]) -> None:
+    from vllm.v1.request import RequestStatus
+
+    request.status = RequestStatus.FINISHED_STOPPED
+    ids = [block.block_id for block in blocks]
+    assert connector.request_finished_all_groups(request, (ids,)) == (False, None)
+    pool.free_blocks(reversed(blocks))
+
+
+def test_a_request_from_start_to_end(connector: Any, pool: Any, make: Any) -> None:
+    request = make()
+    request.session_id = "chat-1"
+    request.kv_transfer_params = {
+        "kvgraph": {
+            "segments": [{"layer": "rules", "start": 0, "end": 64}],
+            "session": "not this one",
+            "tenant": "acme",
+            "waiting_for_tool": True,
+            "expected_return_s": 3.0,
+        }
+    }
+    blocks = start(connector, pool, request)
+    step(connector)
+    finish(connector, pool, request, blocks)
+    packed = pack_hashes(request.block_hashes)
+    started, stored, finished = told(connector)
+    assert started == RequestStarted(
+        request.request_id, packed, PROMPT, 0, BLOCK_SIZE, "chat-1", "acme", (Segment(2, 0, 64),)
+    )
+    assert stored == BlocksStored(packed, None, BLOCK_SIZE)  # chat-1 is acme's, not anybody's
+    assert finished == RequestFinished(
+        request.request_id, packed, PROMPT, PROMPT, "finished_stopped", "chat-1", "acme",
+        True, 3.0, False,
+    )  # fmt: skip
+    assert len(connector._side.index) == 10
+
+
+def test_what_two_tenants_say_of_one_prompt_stays_apart(
+    connector: Any, pool: Any, make: Any
+) -> None:
+    request = make()
+    request.session_id, request.cache_salt = "chat-1", "one"
+    blocks = start(connector, pool, request)
+    step(connector)
+    finish(connector, pool, request, blocks)
+    started, stored, finished = told(connector)
+    assert started.session == finished.session == "chat-1"
+    assert started.tenant == finished.tenant
+    assert started.tenant.startswith("salt-")
+    assert stored.session is None, "a name alone would be another tenant's session"
+
+
+def test_by_default_a_caller_speaks_of_its_session_only(
+    pool: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AITHER_KVCACHE_HINTS")
+    connector, request = connected(pool), make()
+    request.kv_transfer_params = {
+        "kvgraph": {
+            "segments": [{"layer": "generation", "start": 0, "end": 64}],
+            "session": "mine", "tenant": "acme", "session_ended": True,
+        }
+    }  # fmt: skip
+    blocks = start(connector, pool, request)
+    step(connector)
+    finish(connector, pool, request, blocks)
+    started, _, finished = told(connector)
+    assert (started.session, started.tenant, started.segments) == ("mine", None, ())
+    assert finished.session_ended
+
+
+def test_hits_and_preemptions(connector: Any, pool: Any, make: Any) -> None:
+    first = make()
+    finish(connector, pool, first, start(connector, pool, first))
+    told(connector)
+    again = make()
+    again.block_hashes = first.block_hashes
+    again._all_token_ids = first._all_token_ids
+    start(connector, pool, again, hits=9)
+    connector.get_num_new_matched_tokens(again, 0)
+    connector.update_state_after_alloc(again, None, 0)  # preempted and scheduled again
+    started = [e for e in told(connector) if isinstance(e, RequestStarted)]
+    assert [e.cached_tokens for e in started] == [9 * BLOCK_SIZE]
+
+
+def test_a_request_that_never_ran_says_nothing(connector: Any, make: Any) -> None:
+    request = make()
+    connector.on_new_request(request)
+    assert connector._side.observer.pressure().waiting == 1
+    assert connector.request_finished_all_groups(request, ([],)) == (False, None)
+    assert connector._side.observer.pressure().waiting == 0
+    assert told(connector) == []
+
+
+def test_removals_of_a_step_are_one_event(connector: Any, pool: Any, make: Any) -> None:
+    request = make()
+    finish(connector, pool, request, start(connector, pool, request))
+    pool.get_new_blocks(53)  # all that is blank
+    step(connector)
+    told(connector)
+    pool.get_new_blocks(7)
+    step(connector)
+    (removed,) = told(connector)
+    tail_first = unpack(pack_hashes(request.block_hashes))[::-1]
+    assert isinstance(removed, BlocksRemoved)
+    assert unpack(removed.hashes) == tail_first[:7]
+    assert len(connector._side.index) == 3
+
+
+def test_a_key_with_a_duplicate_left_is_not_gone(connector: Any, pool: Any, make: Any) -> None:
+    one, two = make(), make()
+    two.block_hashes, two._all_token_ids = one.block_hashes, one._all_token_ids
+    mine, theirs = start(connector, pool, one), start(connector, pool, two)
+    finish(connector, pool, one, mine)
+    finish(connector, pool, two, theirs)
+    step(connector)
+    told(connector)
+    pool.evict_blocks({block.block_id for block in theirs})
+    step(connector)
+    assert told(connector) == []
+    pool.evict_blocks({block.block_id for block in mine})
+    step(connector)
+    (removed,) = told(connector)
+    assert sorted(unpack(removed.hashes)) == sorted(unpack(pack_hashes(one.block_hashes)))
+
+
+def test_a_reset_clears_everything(connector: Any, pool: Any, make: Any) -> None:
+    request = make()
+    finish(connector, pool, request, start(connector, pool, request))
+    pool.reset_prefix_cache()
+    step(connector)
+    assert isinstance(told(connector)[-1], BlocksCleared)
+    assert len(connector._side.index) == 0
+    assert connector._side.resident() == b""
+
+
+def test_resident_is_what_the_pool_caches(connector: Any, pool: Any, make: Any) -> None:
+    request = make()
+    start(connector, pool, request)
+    resident = connector._side.resident()
+    assert set(unpack(resident)) == set(unpack(pack_hashes(request.block_hashes)))
+    assert len(resident) == 10 * 8
+
+
+def test_the_users_own_kv_events_pass_unchanged(make: Any) -> None:
+    def events_of(pool: Any, connector: Any) -> list[Any]:
+        request = make()
+        request.block_hashes = [bytes([i]) * 32 for i in range(10)]
+        blocks = pool.get_new_blocks(10)
+        pool.cache_full_blocks(request, blocks, 0, 10, BLOCK_SIZE, 0)
+        pool.free_blocks(reversed(blocks))
+        pool.get_new_blocks(60)
+        return list(pool.take_events())
+
+    ours, stock = new_pool(64), new_pool(64)
+    for pool in (ours, stock):
+        pool.enable_kv_cache_events = True
+    connector = connected(ours)
+    seen, expected = events_of(ours, connector), events_of(stock, None)
+    assert [type(e) for e in seen] == [type(e) for e in expected]
+    assert [e.block_hashes for e in seen] == [e.block_hashes for e in expected]
+    step(connector)
+    assert len(told(connector)) == 2
+
+
+def test_a_step_applies_the_clients_ranking(connector: Any, pool: Any, make: Any) -> None:
+    request = make()
+    finish(connector, pool, request, start(connector, pool, request))
+    step(connector)
+    pool.get_new_blocks(53)  # all that is blank
+    chain = np.frombuffer(pack_hashes(request.block_hashes), dtype="<u8")
+    none = chain[:0]
+    connector._side.client._held = EvictionRanking(3, 1e12, chain, none, none, none)
+    connector.build_connector_meta(STEP)
+    head = next(pool.free_block_queue.iter_blocks_after(None))
+    assert key_of(head.block_hash[:-4]) == int(chain[0])
+    applied = connector._side.heartbeat(5)[1]
+    assert (applied.epoch, applied.dropped) == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("call", "default"),
+    [
+        (lambda c: c.on_new_request(None), None),
+        (lambda c: c.get_num_new_matched_tokens(None, 5), (0, False)),
+        (lambda c: c.update_state_after_alloc(None, None, 0), None),
+        (lambda c: c.request_finished_all_groups(None, ()), (False, None)),
+        (lambda c: c.request_finished(None, []), (False, None)),
+    ],
+)
+def test_an_error_of_ours_disables_us_and_no_more(
+    connector: Any, pool: Any, call: Any, default: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert call(connector) == default
+        assert call(connector) == default
+    assert len(caplog.records) == 1
+    assert "disabled" in caplog.records[0].getMessage()
+    assert connector._side is None
+    assert "cache_full_blocks" not in vars(pool)
+    assert connector.build_connector_meta(STEP) is not None
+
+
+def test_a_change_that_we_cannot_read_disables_us_and_frees_the_pool(
+    connector: Any, pool: Any
+) -> None:
+    connector._side.tap._changes.append([None])
+    step(connector)
+    assert connector._side is None
+    assert not {"cache_full_blocks", "reset_prefix_cache"} & set(vars(pool))
+
+
+def test_arranging_that_fails_leaves_the_engine_its_queue(
+    connector: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Any) -> None:
+        raise KeyError("anything")
+
+    monkeypatch.setattr(connector._side.arranger, "step", fail)
+    before = pool.get_num_free_blocks()
+    assert connector.build_connector_meta(STEP) is not None
+    assert connector._side is None
+    assert len(pool.get_new_blocks(before)) == before
+
+
+def test_larger_blocks_are_keyed_as_vllm_keys_them(make: Any) -> None:
+    from kvgraph.hooks.vllm.observe.observer import ObservedGroup
+    from vllm.v1.core.kv_cache_utils import resolve_block_hashes
+
+    request = make()
+    group = ObservedGroup(0, 2 * BLOCK_SIZE, BLOCK_SIZE)
+    expected = list(resolve_block_hashes(request.block_hashes, BLOCK_SIZE, 2 * BLOCK_SIZE))
+    assert list(group.hashes(request, PROMPT)) == expected
+    assert list(group.hashes(request, 5 * BLOCK_SIZE)) == expected[:2]
+
+
+def test_packing_agrees_with_vllms_own_64_bits() -> None:
+    from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+    rng = np.random.default_rng(1)
+    for n in (0, 1, 47, 48, 200):
+        hashes = [rng.bytes(32) for _ in range(n)]
+        external = [maybe_convert_block_hash(h) for h in hashes]
+        assert unpack(pack_hashes(hashes)) == external
+        assert struct.pack(f"<{n}Q", *external) == pack_hashes(hashes)
+
+
+def test_a_worker_does_nothing(pool: Any) -> None:
+    from kvgraph.hooks.vllm.connector import KvGraphConnector
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    transfer = KVTransferConfig(
+        kv_connector="KvGraphConnector",
+        kv_role="kv_producer",
+        kv_connector_extra_config={"kvgraph_endpoint": "ipc:///nowhere"},
+    )
+    config = SimpleNamespace(kv_transfer_config=transfer)
+    worker = KvGraphConnector(config, KVConnectorRole.WORKER, None)
+    worker.bind_gpu_block_pool(pool)
+    assert worker._side is None
+    assert worker.requires_kv_delivery is False
+    assert worker.get_finished(set()) == (None, None)
+    worker.start_load_kv(None)
+    worker.wait_for_layer_load("0")
+    worker.save_kv_layer("0", None, None)
+    worker.wait_for_save()
+    worker.shutdown()

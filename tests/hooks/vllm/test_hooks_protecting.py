@@ -1,0 +1,326 @@
+"""Protected blocks are evicted only when nothing else is free, whatever becomes of the sidecar."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.bench.hotpath import (
+    BLOCK_SIZE,
+    STEP,
+    cached_pool,
+    connected,
+    new_pool,
+    request_maker,
+)
+from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.hooks.client import AdvisorClient, ClientOptions
+from kvgraph.hooks.keys import key_of, pack_hashes, unpack
+from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
+from kvgraph.hooks.vllm.free_queue.head_guard import HeadGuard
+from kvgraph.hooks.vllm.observe.index import BlockIndex
+from kvgraph.hooks.vllm.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE, protect_stale_s
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+def ranking(order: Any = (), protected: Any = (), ts: float = math.inf) -> EvictionRanking:
+    as_keys = [np.array(list(keys), dtype=np.uint64) for keys in (order, protected, (), ())]
+    return EvictionRanking(1, ts, *as_keys)
+
+
+def key(block: Any) -> int | None:
+    return None if block.block_hash is None else key_of(block.block_hash[:-4])
+
+
+class Pool:
+    """A real block pool under an arranger: what is taken from it, and what that costs."""
+
+    def __init__(self, pool: Any, index: BlockIndex, blocks_per_step: int) -> None:
+        self.pool, self.index = pool, index
+        self.arranger = FreeQueueArranger(pool, index, blocks_per_step)
+        self.lost: list[int] = []  # protected keys, in the order in which they went
+        self.needlessly: list[int] = []  # those that went while others were free
+        self._make = request_maker()
+
+    def take(self, count: int, protected: set[int]) -> list[Any]:
+        free = [key(block) for block in self.pool.free_block_queue.get_all_free_blocks()]
+        going = [each for each in free[:count] if each in protected]
+        others = sum(each not in protected for each in free)
+        self.lost += going
+        self.needlessly += going[: max(0, others - (count - len(going)))]
+        self.arranger.evicted([each for each in free[:count] if each is not None])
+        return self.pool.get_new_blocks(count)
+
+    def serve(self, blocks: int, seed: int, protected: set[int]) -> list[int]:
+        """A request of new text comes and ends; its keys."""
+        request = self._make([seed, *range(1, blocks * BLOCK_SIZE)])
+        mine = self.take(blocks, protected)
+        self.pool.cache_full_blocks(request, mine, 0, blocks, BLOCK_SIZE, 0)
+        keys = unpack(pack_hashes(request.block_hashes))
+        self.index.remember(keys, [block.block_id for block in mine])
+        self.pool.free_blocks(reversed(mine))
+        return keys
+
+
+def test_of_many_protected_blocks_the_least_precious_go_first() -> None:
+    pool, keys, index = cached_pool(6001)
+    world = Pool(pool, index, blocks_per_step=64)
+    precious = random.Random(1).sample(keys.tolist(), 6000)
+    for _ in range(40):
+        advice = ranking(protected=precious)
+        for _ in range(25):
+            world.arranger.step(advice)
+    for _ in range(100):
+        world.take(25, set(precious))
+        world.arranger.step(advice)
+    assert world.lost == precious[:2500]
+    assert world.arranger.protected_evicted == 2500
+
+
+@pytest.mark.parametrize("protected_share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("advised", ["in time", "late"])
+def test_none_is_lost_while_another_is_free(protected_share: float, advised: str) -> None:
+    """Nobody ranks what comes; only what is protected is known, of old."""
+    pool, keys, index = cached_pool(1001)
+    world = Pool(pool, index, blocks_per_step=32)
+    rng = random.Random(2)
+    precious = rng.sample(keys.tolist(), int(protected_share * 1000))
+    advice = ranking(protected=precious)
+    for number in range(400):
+        if advised == "late":
+            world.arranger.step(None, advice)
+        else:
+            world.arranger.step(dataclasses.replace(advice, order=advice.order.copy()), advice)
+        world.serve(rng.randrange(1, 33), number + 5, set(precious))
+    assert world.needlessly == world.lost == []
+
+
+def test_the_head_is_not_looked_at_again_while_what_was_seen_there_lasts() -> None:
+    pool, keys, index = cached_pool(1001)
+    world = Pool(pool, index, blocks_per_step=16)
+    advice = ranking(protected=keys.tolist()[::7])
+    world.arranger.step(None, advice)
+    looks: list[object] = []
+    look = pool.free_block_queue.iter_blocks_after
+    pool.free_block_queue.iter_blocks_after = lambda cursor: looks.append(cursor) or look(cursor)
+    for number in range(64):
+        world.arranger.step(None, advice)
+        world.serve(1, number + 5, set(keys.tolist()[::7]))
+    assert len(looks) <= 5
+
+
+def test_among_none_but_protected_ones_what_becomes_free_goes_first() -> None:
+    pool, keys, index = cached_pool(601)
+    world = Pool(pool, index, blocks_per_step=8)
+    precious = keys.tolist()[:500]
+    advice = ranking(protected=precious)
+    world.arranger.step(None, advice)
+    held = world.take(100, set(precious))
+    assert world.lost == []
+    world.arranger.step(None, advice)
+    world.take(8, set(precious))
+    assert world.lost == precious[:8]
+    pool.free_blocks(held[:40])  # blank ones go first by vLLM's own rule
+    for number in range(5):
+        world.arranger.step(None, advice)
+        world.serve(8, number + 5, set(precious))
+    for number in range(5):  # now what these requests left
+        world.arranger.step(None, advice)
+        world.serve(8, number + 50, set(precious))
+    assert world.lost == precious[:8]
+
+
+def test_a_reset_forgets_what_was_protected() -> None:
+    pool, keys, index = cached_pool(101)
+    arranger = FreeQueueArranger(pool, index, blocks_per_step=8)
+    arranger.step(ranking(protected=keys))
+    arranger.clear()
+    arranger.evicted(keys.tolist())
+    assert arranger.protected_evicted == 0
+
+
+class Engine:
+    """The client's engine, of which nothing is asked here."""
+
+
+def test_protection_is_remembered_for_longer_than_an_order_is_trusted() -> None:
+    now = 100.0
+    options = ClientOptions(max_stale_s=2.0, protect_stale_s=30.0)
+    client = AdvisorClient("ipc:///nowhere", Engine(), options, lambda: now)
+    client._held = ranking(protected=[1], ts=now)
+    now += 10
+    assert client.ranking() is None
+    assert client.remembered() is client._held
+    now += 21
+    assert client.remembered() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("", PROTECT_STALE_S), ("5", 5.0), ("0", 0.0), ("-1", 60.0), ("nan", 60.0), ("soon", 60.0)],
+)
+def test_how_long_is_configuration(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, seconds: float
+) -> None:
+    monkeypatch.setenv(PROTECT_STALE_VARIABLE, text)
+    assert protect_stale_s() == seconds
+    refused = text not in ("", "5", "0")
+    assert (PROTECT_STALE_VARIABLE in caplog.text) is refused
+
+
+def test_blocks_of_a_preempted_request_are_known() -> None:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
+    assert "preempted_req_ids" in {field.name for field in dataclasses.fields(SchedulerOutput)}
+    pool = new_pool(64)
+    connector = connected(pool)
+    request = request_maker()(list(range(10 * BLOCK_SIZE)))
+    connector.on_new_request(request)
+    connector.get_num_new_matched_tokens(request, 0)
+    blocks = pool.get_new_blocks(10)
+    pool.cache_full_blocks(request, blocks, 0, 10, BLOCK_SIZE, 0)
+    connector.update_state_after_alloc(request, None, 0)
+    pool.free_blocks(reversed(blocks))  # as vLLM does to make room, without a word to connectors
+    output = SimpleNamespace(
+        total_num_scheduled_tokens=1, preempted_req_ids={request.request_id, "stranger"}
+    )
+    connector.build_connector_meta(output)
+    index = connector._side.index
+    keys = unpack(pack_hashes(request.block_hashes))
+    assert [index.find(each) for each in keys] == blocks
+
+
+class Told(Pool):
+    """A pool whose protected keys callers state; time stands where the test puts it."""
+
+    def __init__(self, stale_s: float = 60.0) -> None:
+        self.now = 1000.0
+        pool, keys, index = cached_pool(201, self.clock)
+        super().__init__(pool, index, blocks_per_step=16)
+        self.keys = keys.tolist()
+        self.guard = HeadGuard(pool, index, 16, stale_s, self.clock)
+        self.guard.state(self.keys[:40])
+
+    def clock(self) -> float:
+        return self.now
+
+    def remains(self, ranking: EvictionRanking | None, linked_since: float) -> int:
+        """How many of them are protected still."""
+        self.guard.look_through(ranking, linked_since)
+        self.guard.evicted_protected = 0
+        self.guard.evicted(self.keys)
+        return self.guard.evicted_protected
+
+
+def test_a_callers_word_counts_until_a_sidecar_that_heard_it_ranks() -> None:
+    told = Told()
+    told.now += 5.0
+    assert told.remains(None, math.inf) == 40
+    assert told.remains(ranking(ts=1004.0), 990.0) == 40, "that was made before it could know"
+    assert told.remains(ranking(ts=told.now), 1001.0) == 40, "that one linked after it was said"
+    told.now += 15.0
+    assert told.remains(ranking(ts=told.now), 990.0) == 0
+
+
+def test_a_word_that_nobody_heard_is_forgotten_in_the_end() -> None:
+    told = Told(stale_s=30.0)
+    told.now += 29.0
+    assert told.remains(None, math.inf) == 40
+    told.now += 2.0
+    assert told.remains(None, math.inf) == 0
+
+
+def test_callers_cannot_have_more_than_half_of_a_pool() -> None:
+    told = Told()
+    told.guard.state(told.keys)
+    assert told.remains(None, math.inf) == 100
+
+
+def test_what_is_stated_is_kept_before_any_sidecar_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
+    pool = new_pool(64)
+    connector = connected(pool)
+    rules = {"segments": [{"layer": "rules", "start": 0, "end": 4 * BLOCK_SIZE}]}
+    make, precious = request_maker(), []
+    for number in range(40):
+        request = make([number, *range(6 * BLOCK_SIZE)])
+        request.kv_transfer_params = {"kvgraph": rules} if number < 3 else None
+        connector.on_new_request(request)
+        connector.get_num_new_matched_tokens(request, 0)
+        blocks = pool.get_new_blocks(6)
+        pool.cache_full_blocks(request, blocks, 0, 6, BLOCK_SIZE, 0)
+        connector.update_state_after_alloc(request, None, 0)
+        request.num_computed_tokens = 6 * BLOCK_SIZE
+        connector.build_connector_meta(STEP)
+        ids = [block.block_id for block in blocks]
+        connector.request_finished_all_groups(request, (ids,))
+        pool.free_blocks(reversed(blocks))
+        precious += request.block_hashes[:4] if number < 3 else []
+    assert all(pool.get_cached_block(each, [0]) for each in precious)
+
+
+def test_what_is_freed_between_two_steps_goes_before_protected_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM frees a request's blocks after a step, and takes blocks before the next one."""
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
+    pool, make = new_pool(25), request_maker()
+    connector = connected(pool)
+
+    def begin(number: int, tag: object) -> tuple[Any, list[Any]]:
+        request = make([number, *range(8 * BLOCK_SIZE - 1)])
+        request.kv_transfer_params = {"kvgraph": tag}
+        connector.on_new_request(request)
+        connector.get_num_new_matched_tokens(request, 0)
+        blocks = pool.get_new_blocks(8)
+        pool.cache_full_blocks(request, blocks, 0, 8, BLOCK_SIZE, 0)
+        connector.update_state_after_alloc(request, None, 0)
+        request.num_computed_tokens = 8 * BLOCK_SIZE
+        connector.build_connector_meta(STEP)
+        return request, blocks
+
+    def end(request: Any, blocks: list[Any]) -> None:
+        ids = [block.block_id for block in blocks]
+        connector.request_finished_all_groups(request, (ids,))
+        pool.free_blocks(reversed(blocks))
+
+    rules = {"segments": [{"layer": "rules", "start": 0, "end": 8 * BLOCK_SIZE}]}
+    precious = begin(0, rules)
+    running = begin(1, {})
+    end(*precious)
+    others = begin(2, {})
+    for number in range(3, 20):  # always one runs, one ends, and one takes what that left
+        end(*running)
+        running, others = others, begin(number, {})
+    assert all(pool.get_cached_block(each, [0]) for each in precious[0].block_hashes)
+
+
+def test_few_others_at_the_head_are_not_taken_for_many() -> None:
+    """Between one and two steps' worth of them: the next look comes before they are gone."""
+    pool, keys, index = cached_pool(61)
+    world = Pool(pool, index, blocks_per_step=16)
+    precious = set(keys.tolist()[:40])
+    advice = ranking(protected=keys.tolist()[:40])
+    for number in range(30):  # 20 others: what one step may take, and a few
+        world.arranger.step(None, advice)
+        world.serve(12 if number % 2 else 5, number + 5, precious)
+    assert world.lost == []
+
+
+def test_a_ranking_that_did_not_hear_of_it_does_not_overrule_a_caller() -> None:
+    pool, keys, index = cached_pool(201)
+    world = Pool(pool, index, blocks_per_step=16)
+    precious = set(keys.tolist()[:40])
+    world.arranger.stated(list(precious))
+    for number in range(60):
+        world.arranger.step(ranking(order=keys), linked_since=math.inf)
+        world.serve(12, number + 5, precious)
+    assert world.lost == []

@@ -1,0 +1,230 @@
+"""429 for who waits too long: over real HTTP, with vLLM's own way of noticing who has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import StreamingResponse
+from kvgraph.hooks.vllm.api.refusal import RefuseWhoWaits
+from kvgraph.hooks.vllm.api.waiting_requests import WaitingRequests
+from kvgraph.hooks.vllm.settings import REFUSE_AFTER_VARIABLE
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+LONG = "a-name-of-sixteen-or-more"
+
+
+class Engine:
+    """What vLLM's API does with a request, as far as middleware can see: it waits, then answers.
+
+    Attributes:
+        held: Ids that the sidecar would name.
+        go: Lets the waiting ones be answered.
+        aborted: Names of requests whose clients were gone before they were answered.
+    """
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+        self.go = asyncio.Event()
+        self.aborted: list[str] = []
+        self.seen: list[str] = []
+
+    def app(self) -> FastAPI:
+        from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+
+        app = FastAPI()
+
+        @app.post("/v1/completions")
+        @with_cancellation
+        async def complete(body: dict[str, Any], raw_request: Request) -> Any:
+            name = raw_request.headers["x-request-id"]
+            self.seen.append(name)
+            if body.get("held", True):
+                self.held.append(f"cmpl-{name}-0-1a2b3c4d")
+            if body.get("stream"):
+                return StreamingResponse(self._chunks(name), media_type="text/event-stream")
+            await self._turn(name)
+            return {"id": name}
+
+        return app
+
+    async def _turn(self, name: str) -> None:
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.aborted.append(name)
+            raise
+
+    async def _chunks(self, name: str) -> AsyncIterator[str]:
+        await self._turn(name)
+        for part in range(3):
+            yield f"data: {part}\n\n"
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: Engine, ask: Callable[[], Collection[str]] | None = None) -> Any:
+    """A client of a real server with the middleware, as vLLM adds it."""
+    app = engine.app()
+    app.add_middleware(RefuseWhoWaits)
+    app.middleware_stack = stack = app.build_middleware_stack()
+    while not isinstance(stack, RefuseWhoWaits):
+        stack = stack.app
+    stack._waiting = WaitingRequests(ask or (lambda: list(engine.held)))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+    task = asyncio.ensure_future(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        yield client
+    server.should_exit = True
+    await task
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REFUSE_AFTER_VARIABLE, "0.3")
+
+
+def post(client: httpx.AsyncClient, name: str = "", **body: Any) -> Any:
+    headers = {"X-Request-Id": name} if name else {}
+    return client.post("/v1/completions", json=body, headers=headers)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ["", LONG])
+def test_who_is_held_for_too_long_is_told_to_come_again(stream: bool, name: str) -> None:
+    async def main() -> None:
+        engine = Engine()
+        async with serving(engine) as client:
+            answer = await post(client, name, stream=stream)
+            assert answer.status_code == 429
+            assert answer.headers["retry-after"] == "1"
+            assert answer.json()["error"]["code"] == 429
+            assert engine.aborted == engine.seen, "to vLLM the client has gone"
+            assert len(engine.seen) == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_waits_and_is_not_held_is_never_refused(stream: bool) -> None:
+    """As a session that is live and resident is: it waits in vLLM's own queue."""
+
+    async def main() -> None:
+        engine = Engine()
+        engine.held = ["cmpl-somebody-else-of-that-length-0-1a2b3c4d"]
+        async with serving(engine) as client:
+            waits = asyncio.ensure_future(post(client, LONG, stream=stream, held=False))
+            await asyncio.sleep(2.0)
+            assert not waits.done()
+            engine.go.set()
+            answer = await waits
+            assert answer.status_code == 200
+            assert engine.aborted == []
+            if stream:
+                assert answer.text == "data: 0\n\ndata: 1\n\ndata: 2\n\n"
+
+    asyncio.run(main())
+
+
+def test_who_is_held_for_less_gets_its_answer() -> None:
+    async def main() -> None:
+        engine = Engine()
+        async with serving(engine) as client:
+            waits = asyncio.ensure_future(post(client))
+            await asyncio.sleep(0.1)
+            engine.go.set()
+            assert (await waits).status_code == 200
+
+    asyncio.run(main())
+
+
+def no_sidecar() -> Collection[str]:
+    raise OSError("it is gone")
+
+
+@pytest.mark.parametrize(("name", "ask"), [("short", None), (LONG, no_sidecar)])
+def test_where_it_is_not_known_nobody_is_refused(name: str, ask: Any) -> None:
+    async def main() -> None:
+        engine = Engine()
+        async with serving(engine, ask) as client:
+            waits = asyncio.ensure_future(post(client, name))
+            await asyncio.sleep(1.6)
+            assert not waits.done()
+            engine.go.set()
+            assert (await waits).status_code == 200
+
+    asyncio.run(main())
+
+
+def test_two_of_one_name_cannot_be_told_apart() -> None:
+    async def main() -> None:
+        engine = Engine()
+        async with serving(engine) as client:
+            both = [asyncio.ensure_future(post(client, LONG)) for _ in range(2)]
+            await asyncio.sleep(1.6)
+            assert not any(each.done() for each in both)
+            engine.go.set()
+            assert [answer.status_code for answer in await asyncio.gather(*both)] == [200, 200]
+
+    asyncio.run(main())
+
+
+def test_other_requests_and_refusals_of_vllms_own_pass() -> None:
+    async def main() -> None:
+        engine = Engine()
+        async with serving(engine) as client:
+            assert (await client.get("/v1/completions")).status_code == 405
+            assert (await client.post("/v1/completions", content=b"{")).status_code == 422
+
+    asyncio.run(main())
+
+
+def test_the_names_that_vllm_makes_are_understood() -> None:
+    uuid = "123e4567-e89b-12d3-a456-42661417400a"
+    ids = [
+        "cmpl-0123456789abcdef0123456789abcdef-0-1a2b3c4d", f"chatcmpl-{uuid}-12345678",
+        "cmpl-mine-3", "else-5",
+    ]  # fmt: skip
+
+    async def main() -> list[bool]:
+        waiting = WaitingRequests(lambda: ids)
+        names = ["0123456789abcdef0123456789abcdef", uuid, "mine", "else", "5", ""]
+        return [await waiting.holds(name) for name in names]
+
+    assert asyncio.run(main()) == [True, True, True, False, False, False]
+
+
+def test_the_sidecar_is_asked_twice_a_second_at_most() -> None:
+    asked: list[float] = []
+    now = [0.0]
+
+    def ask() -> Collection[str]:
+        asked.append(now[0])
+        return ["cmpl-mine-0"]
+
+    async def main() -> None:
+        waiting = WaitingRequests(ask, lambda: now[0])
+        answers = await asyncio.gather(*(waiting.holds("mine") for _ in range(100)))
+        assert all(answers)
+        now[0] = 0.6
+        assert await waiting.holds("mine")
+
+    asyncio.run(main())
+    assert asked == [0.0, 0.6]
+
+
+def test_a_wrong_answer_of_a_sidecar_names_nobody() -> None:
+    def ask() -> Collection[str]:
+        raise json.JSONDecodeError("no JSON", "", 0)
+
+    assert asyncio.run(WaitingRequests(ask).holds("mine")) is False

@@ -1,0 +1,296 @@
+"""Engines of every shape: advised, with tiers or without, or refused in words before they start."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kvgraph.bench.paper.paper_engine import Shape, cache_of
+from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
+from kvgraph.hooks import doctor
+from kvgraph.hooks.keys import GROUP_BYTES, key_of, unpack
+from kvgraph.hooks.tiers.answers import Answers
+from kvgraph.hooks.tiers.jobs import WorkerStart
+from kvgraph.hooks.vllm import plugin, shapes
+from kvgraph.hooks.vllm.transfers.bridge import reason_to_refuse
+from paper import park, text
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+PARKED = text(6, 1)
+
+
+# Refusals ---------------------------------------------------------------------------------------
+
+
+def changed(config: Any, part: str, **fields: Any) -> Any:
+    made = copy.copy(config)
+    setattr(made, part, copy.copy(getattr(config, part)))
+    for name, value in fields.items():
+        object.__setattr__(getattr(made, part), name, value)
+    return made
+
+
+DECLINED = [
+    ("cache_config", {"enable_prefix_caching": False}, "prefix caching is off"),
+    ("parallel_config", {"distributed_executor_backend": "external_launcher"}, "external launcher"),
+]
+
+
+@pytest.mark.parametrize(("part", "fields", "words"), DECLINED)
+def test_declined_in_words(
+    paper_config: Any, part: str, fields: dict[str, Any], words: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    config = changed(paper_config, part, **fields)
+    with caplog.at_level(logging.WARNING):
+        plugin.attach(config)
+    assert config.kv_transfer_config is None
+    assert words in caplog.text
+
+
+def test_pools_of_another_kind_are_declined(paper_config: Any) -> None:
+    from vllm.config import KVTransferConfig
+
+    config = copy.copy(paper_config)
+    assert shapes.reason_to_decline(config) is None
+    config.kv_transfer_config = KVTransferConfig(
+        kv_connector="HiSparseConnector", kv_role="kv_both"
+    )
+    assert "HiSparse" in str(shapes.reason_to_decline(config))
+
+
+def test_a_model_that_only_keeps_states_is_declined(paper_config: Any) -> None:
+    model = SimpleNamespace(is_attention_free=True)
+    config = SimpleNamespace(cache_config=paper_config.cache_config, model_config=model)
+    assert "no layer of this model attends" in str(shapes.reason_to_decline(config))
+
+
+NO_TIERS = [
+    ("parallel_config", {"decode_context_parallel_size": 2}, "context parallelism"),
+    ("parallel_config", {"prefill_context_parallel_size": 2}, "context parallelism"),
+    ("model_config", {"is_encoder_decoder": False}, None),
+]
+
+
+@pytest.mark.parametrize(("part", "fields", "words"), NO_TIERS)
+def test_no_tiers_in_words(
+    paper_config: Any, part: str, fields: dict[str, Any], words: str | None,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("AITHER_KVCACHE_WARM_GIB", "1")
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "ipc:///nowhere")
+    monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
+    config = changed(paper_config, part, **fields)
+    with caplog.at_level(logging.WARNING):
+        plugin.attach(config)
+    transfer = config.kv_transfer_config
+    assert transfer.kv_connector == "KvGraphConnector"
+    assert transfer.is_kv_transfer_instance is (words is None)
+    assert words is None or words in caplog.text
+
+
+@pytest.mark.parametrize(("own_process", "refused"), [("1", False), ("0", True)])
+def test_an_engine_that_sleeps_in_the_callers_process_has_no_tiers(
+    paper_config: Any, own_process: str, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm import envs
+
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", own_process)
+    envs.disable_envs_cache()
+    config = changed(paper_config, "model_config", enable_sleep_mode=True)
+    assert ("sleeps" in str(shapes.reason_for_no_tiers(config))) is refused
+
+
+def test_hybrid_models_have_no_tiers() -> None:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(is_hybrid=True), kv_transfer_config=None, parallel_config=None
+    )
+    assert "hybrid" in str(shapes.reason_for_no_tiers(config))
+
+
+HYBRID = {
+    "full attention and windows": (None, 40),
+    "windows first": (40, None),
+    "windows of two lengths": (None, 20, 70),
+    "Mamba and full attention": (0, None),
+}
+
+
+@pytest.mark.parametrize("windows", HYBRID.values(), ids=HYBRID)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_hybrid_engine_is_advised_by_its_full_attention(
+    paper: Callable[..., Any], windows: tuple[int | None, ...], asynchronous: bool
+) -> None:
+    """What its scheduler says, its pool holds, and every group of layers reads its own."""
+    shape = Shape(blocks=120, asynchronous=asynchronous, warm=None, windows=windows)
+    engine, stock = paper(shape), paper(dataclasses.replace(shape, stock=True))
+    group = windows.index(None)
+    assert engine.side.group.index == group
+    for seed in (1, 2, 1, 3, 1):
+        answer = engine.serve(text(6, seed), output=20)  # any wrong read raises
+        assert answer == stock.serve(text(6, seed), output=20)
+        assert set(unpack(engine.side.resident())) == held(engine, group)
+    assert engine.is_whole()
+
+
+def held(engine: Any, group: int) -> set[int]:
+    """Keys that the pool has cached of one group."""
+    hashes = [block.block_hash for block in engine.pool.blocks if block.block_hash is not None]
+    suffix = group.to_bytes(GROUP_BYTES, "big")
+    return {key_of(each[:-GROUP_BYTES]) for each in hashes if each.endswith(suffix)}
+
+
+@pytest.mark.parametrize("windows", [(40,), (20, 70)])
+def test_an_engine_without_full_attention_is_left_alone_in_words(
+    paper: Callable[..., Any], windows: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        engine = paper(Shape(blocks=120, warm=None, windows=windows))
+    assert engine.side is None
+    assert "attends to everything before it (SlidingWindowSpec)" in caplog.text
+    assert "cache_full_blocks" not in vars(engine.pool)
+    assert len(engine.serve(PARKED, output=5)) == 5
+
+
+def test_layers_of_several_sizes_with_full_attention_are_full_attention() -> None:
+    from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
+
+    (full,) = cache_of(Shape()).kv_cache_groups
+    (window,) = cache_of(Shape(windows=(40,))).kv_cache_groups
+
+    def together(*specs: Any) -> Any:
+        named = {str(number): spec for number, spec in enumerate(specs)}
+        return UniformTypeKVCacheSpecs(block_size=16, kv_cache_specs=named)
+
+    assert shapes.is_full_attention(together(full.kv_cache_spec, full.kv_cache_spec))
+    assert not shapes.is_full_attention(together(window.kv_cache_spec))
+
+
+def test_a_hybrid_engines_groups_have_no_tiers(paper: Callable[..., Any]) -> None:
+    engine = paper(Shape(blocks=120, warm=None, windows=(None, 40)))
+    cache, group = cache_of(engine.shape), engine.side.group
+    assert "hybrid model with 2" in str(reason_to_refuse(engine.config, cache, group))
+
+
+def test_ranks_of_a_data_parallel_engine_share_a_sidecar_and_no_advice(
+    paper: Callable[..., Any], socket_directory: Path
+) -> None:
+    """Each rank has a scheduler and a pool of its own: its advice names what that holds."""
+    with SidecarProcess(socket_directory, sidecar__interval_s=0.05) as sidecar:
+        ranks = [
+            paper(Shape(warm=None, rank=(rank, 2)), endpoint=sidecar.endpoint) for rank in (0, 1)
+        ]
+        for number, engine in enumerate(ranks):
+            for seed in range(3):
+                engine.serve(text(4, 10 * number + seed), output=4)
+        for engine in ranks:
+            assert wait_until(lambda engine=engine: ranked(engine) == held(engine, 0), 20.0)
+        assert not ranked(ranks[0]) & ranked(ranks[1])
+        assert len(sidecar.status()["engines"]) == 2
+
+
+def ranked(engine: Any) -> set[int]:
+    ranking = engine.side.client.ranking()
+    return set() if ranking is None else set(ranking.order.tolist())
+
+
+@pytest.mark.parametrize(
+    ("more", "ok", "words"),
+    [
+        ("", True, "tiers where AITHER_KVCACHE_WARM_GIB"),
+        ("--no-enable-prefix-caching", False, "prefix caching is off"),
+        ("--no-such-flag", False, "does not take"),
+    ],
+)
+def test_doctor_says_so_before(tiny_model: Path, more: str, ok: bool, words: str) -> None:
+    check = doctor.check_engine(f"{tiny_model} --dtype float32 --max-model-len 256 {more}")
+    assert check.ok is ok, check.detail
+    assert words in check.detail
+
+
+# Shapes with everything -------------------------------------------------------------------------
+
+SHAPES = {
+    "alone": Shape(),
+    "asynchronous": Shape(asynchronous=True),
+    "tensor parallel": Shape(workers=4),
+    "tensor parallel, asynchronous": Shape(workers=4, asynchronous=True),
+    "speculative": Shape(drafts=3),
+    "speculative, asynchronous": Shape(drafts=3, asynchronous=True),
+    "with a disk": Shape(warm=32, cold=64, workers=2),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_parked_session_comes_back_and_says_what_stock_says(
+    paper: Callable[..., Any], shape: Shape
+) -> None:
+    engine = paper(shape)
+    park(engine, PARKED)
+    loaded = engine.side.bridge.ledger.counts.loaded
+    answer = engine.serve(PARKED, output=20)
+    assert engine.side.bridge.ledger.counts.loaded > loaded
+    assert engine.is_whole()
+    stock = paper(Shape(asynchronous=shape.asynchronous, stock=True))
+    assert answer == stock.serve(PARKED, output=20)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_stages_with_uneven_layers_hold_what_the_smallest_can(
+    paper: Callable[..., Any], asynchronous: bool
+) -> None:
+    """61 layers on four stages are 15, 15, 16, 15: the third's memory holds fewer blocks."""
+    engine = paper(Shape(workers=4, asynchronous=asynchronous))
+    engine.workers[2].answers = Answers(WorkerStart(warm_capacity=40))
+    park(engine, PARKED)
+    assert engine.side.bridge.ledger.directory.warm_capacity == 40
+    assert max(len(worker.copies) for worker in engine.workers) <= 40
+    answer = engine.serve(PARKED, output=5)
+    assert len(answer) == 5
+    assert engine.side.bridge.ledger.counts.spill_failed == 0
+    assert engine.is_whole()
+
+
+def test_a_stage_that_fails_a_block_has_it_computed_on_all(paper: Callable[..., Any]) -> None:
+    engine = paper(Shape(workers=4))
+    park(engine, PARKED)
+    engine.workers[2].failing = lambda job: (1,)
+    assert len(engine.serve(PARKED, output=5)) == 5
+    assert engine.is_whole()
+
+
+def test_tenants_adapters_and_images_with_one_prompt_do_not_share(
+    paper: Callable[..., Any],
+) -> None:
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+    engine = paper(Shape())
+    engine.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=1000)
+    engine.scheduler.max_num_encoder_input_tokens = 1000
+    adapter = LoRARequest("adapter", 1, "/nowhere/adapter")
+    ways: list[dict[str, Any]] = [
+        {}, {"cache_salt": "a"}, {"cache_salt": "b"}, {"lora_request": adapter},
+        {"mm_features": [image("cat")]}, {"mm_features": [image("dog")]},
+    ]  # fmt: skip
+    for way in ways:
+        park(engine, PARKED, **way)
+    answers = [engine.serve(PARKED, output=12, **way) for way in ways]  # any wrong read raises
+    assert len({tuple(answer) for answer in answers}) == len(ways)
+    assert engine.side.bridge.ledger.counts.loaded
+
+
+def image(content: str) -> Any:
+    """An image at the start of a prompt, as the encoder's cache knows it."""
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+    place = PlaceholderRange(offset=2, length=20)
+    return MultiModalFeatureSpec(
+        data=None, modality="image", identifier=content, mm_position=place, mm_hash=content
+    )

@@ -1,0 +1,263 @@
+"""What callers write into kv_transfer_params: read, clipped, or ignored with one warning."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kvgraph.graph.messages.events import Segment
+from kvgraph.graph.types import LAYER_NAMES, Authority
+from kvgraph.hooks.vllm.observe.hints import HintPolicy, Trust, hint_policy
+from kvgraph.hooks.vllm.observe.tags import MAX_SEGMENTS, NO_MEANING, Meaning, TagReader
+
+EVERYBODY = HintPolicy(Trust.ALL)
+
+
+def read(tag: Any, prompt: int = 1000) -> Meaning:
+    return TagReader(EVERYBODY).read({"kvgraph": tag}, prompt)
+
+
+def test_a_full_tag() -> None:
+    meaning = read(
+        {
+            "segments": [
+                {"layer": "rules", "start": 0, "end": 96, "importance": 0.9},
+                {"layer": "memories", "start": 96, "end": 128, "name": "n", "memory_id": "m-1"},
+            ],
+            "tenant": "acme",
+            "session": "chat-7",
+            "waiting_for_tool": True,
+            "expected_return_s": 4,
+            "session_ended": False,
+            "tool": "bash",
+        }
+    )
+    assert meaning == Meaning(
+        (Segment(2, 0, 96, 0.9), Segment(5, 96, 128, None, "n", "m-1")),
+        "acme", "chat-7", True, 4.0, False, "bash",
+    )  # fmt: skip
+
+
+def test_other_keys_of_the_users_connector_do_not_matter() -> None:
+    params = {"do_remote_decode": True, "kvgraph": {"session": "a"}, "remote_host": "h"}
+    assert TagReader(EVERYBODY).read(params, 10).session == "a"
+
+
+@pytest.mark.parametrize("params", [None, {}, {"other": 1}, "text", 7, [], {"kvgraph": None}])
+def test_no_tag(params: object, caplog: pytest.LogCaptureFixture) -> None:
+    assert TagReader(EVERYBODY).read(params, 10) is NO_MEANING
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("tag", "field"),
+    [
+        ("text", "kvgraph"),
+        ({"segments": "all"}, "segments"),
+        ({"segments": [3]}, "segments"),
+        ({"segments": [{"layer": "gold", "start": 0, "end": 5}]}, "segments.layer"),
+        ({"segments": [{"layer": "rules", "start": -1, "end": 5}]}, "segments.start"),
+        ({"segments": [{"layer": "rules", "start": 0, "end": 1 << 40}]}, "segments.end"),
+        ({"segments": [{"layer": "rules", "start": 0, "end": True}]}, "segments.end"),
+        (
+            {"segments": [{"layer": "rules", "start": 0, "end": 5, "importance": 2}]},
+            "segments.importance",
+        ),
+        ({"segments": [{"layer": "rules", "start": 0, "end": 5, "x": 1}]}, "segment key"),
+        ({"tenant": 5}, "tenant"),
+        ({"session": ["a"]}, "session"),
+        ({"waiting_for_tool": "yes"}, "waiting_for_tool"),
+        ({"expected_return_s": float("nan")}, "expected_return_s"),
+        ({"expected_return_s": -1}, "expected_return_s"),
+        ({"pin_forever": True}, "unknown key"),
+    ],
+)
+def test_a_bad_field_is_named_once_and_left_out(
+    tag: Any, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = TagReader(EVERYBODY)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            reader.read({"kvgraph": tag}, 1000)
+    assert len(caplog.records) == 1
+    assert field in caplog.records[0].getMessage()
+
+
+def test_the_good_part_of_a_bad_tag_counts() -> None:
+    meaning = read(
+        {
+            "session": 9,
+            "tenant": "acme",
+            "segments": [
+                {"layer": "nope", "start": 0, "end": 5},
+                {"layer": "rules", "start": 0, "end": 64, "importance": "high"},
+            ],
+        }
+    )
+    assert meaning == Meaning((Segment(2, 0, 64),), tenant="acme")
+
+
+def test_lengths_and_ranges_are_clipped() -> None:
+    many = [{"layer": "rules", "start": 0, "end": 5}] * (MAX_SEGMENTS + 5)
+    assert len(read({"segments": many}).segments) == MAX_SEGMENTS
+    assert read({"session": "s" * 10_000_000}).session == "s" * 256
+    beyond = {"segments": [{"layer": "rules", "start": 50, "end": 5000}]}
+    assert read(beyond, prompt=100).segments == (Segment(2, 50, 100),)
+    assert read(beyond, prompt=50).segments == ()
+
+
+def test_a_value_never_reaches_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    secret = "\nERROR forged line \u202e"
+    with caplog.at_level(logging.WARNING):
+        read({secret: 1, "segments": [{"layer": secret, secret: 2}], "tenant": [secret]})
+    assert caplog.records
+    assert not any("forged" in record.getMessage() for record in caplog.records)
+
+
+def test_lone_surrogates_can_be_sent() -> None:
+    import msgspec
+
+    session = read({"session": "a\ud800b"}).session
+    msgspec.msgpack.encode(session)
+
+
+FULL = {
+    "segments": [{"layer": "axioms", "start": 0, "end": 96}],
+    "tenant": "acme",
+    "session": "chat-7",
+    "waiting_for_tool": True,
+    "expected_return_s": 0.0,
+    "session_ended": True,
+    "tool": "bash",
+}
+SECRET = "correct horse battery staple"
+
+
+def policy_of(tmp_path: Path, value: str) -> HintPolicy:
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    return hint_policy({"AITHER_KVCACHE_HINTS": value.replace("FILE", str(tmp_path / "secret"))})
+
+
+@pytest.mark.parametrize(
+    ("value", "presented", "sessions", "blocks"),
+    [
+        ("", None, True, False),
+        ("session", None, True, False),
+        ("all", None, True, True),
+        ("ALL", None, True, True),
+        ("off", None, False, False),
+        ("secret:FILE", None, False, False),
+        ("secret:FILE", "correct horse battery stapler", False, False),
+        ("secret:FILE", "\ud800", False, False),
+        ("secret:FILE", 7, False, False),
+        ("secret:FILE", SECRET, True, True),
+        ("off", SECRET, False, False),
+        ("secret:/nowhere", SECRET, False, False),
+        ("everyone", None, False, False),
+    ],
+)
+def test_who_may_say_what(
+    tmp_path: Path, value: str, presented: object, sessions: bool, blocks: bool
+) -> None:
+    reader = TagReader(policy_of(tmp_path, value))
+    tag = FULL if presented is None else {**FULL, "secret": presented}
+    meaning = reader.read({"kvgraph": tag}, 1000, "from vLLM")
+    authority = Authority.CALLER if value.lower() == "all" else Authority.OPERATOR
+    said = Segment(0, 0, 96, authority=int(authority))
+    assert meaning.segments == ((said,) if blocks else ())
+    assert meaning.tenant == ("acme" if blocks else None)
+    assert meaning.session == ("from vLLM" if sessions else None)
+    assert (meaning.waiting_for_tool, meaning.session_ended) == (sessions or None, sessions)
+    assert meaning.expected_return_s == (0.0 if sessions else None)
+    assert meaning.tool == ("bash" if sessions else None)
+
+
+@pytest.mark.parametrize(
+    ("value", "presented", "authority"),
+    [("secret:FILE", SECRET, Authority.OPERATOR), ("all", SECRET, Authority.CALLER)],
+)
+def test_who_has_the_secret_speaks_for_the_operator(
+    tmp_path: Path, value: str, presented: str, authority: Authority
+) -> None:
+    reader = TagReader(policy_of(tmp_path, value))
+    (segment,) = reader.read({"kvgraph": {**FULL, "secret": presented}}, 1000).segments
+    assert segment.authority == authority
+
+
+def test_what_is_not_allowed_is_said_once_without_the_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = TagReader(policy_of(tmp_path, "secret:FILE"))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            reader.read({"kvgraph": {**FULL, "secret": "wrong"}}, 1000)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(FULL)
+    assert all("AITHER_KVCACHE_HINTS=secret:…" in line for line in said)
+    assert not any("wrong" in line or SECRET in line for line in said)
+
+
+@pytest.mark.parametrize("content", [None, "", "short", "\xff"])
+def test_a_secret_that_is_none_trusts_nobody(
+    tmp_path: Path, content: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "secret"
+    if content is not None:
+        path.write_bytes(content.encode("latin-1"))
+    assert hint_policy({"AITHER_KVCACHE_HINTS": f"secret:{path}"}) == HintPolicy(Trust.OFF)
+    assert str(path) in caplog.text
+
+
+@pytest.mark.parametrize("value", ["all", "session", "off"])
+def test_a_salt_is_a_tenant_and_stays_secret(tmp_path: Path, value: str) -> None:
+    reader = TagReader(policy_of(tmp_path, value))
+    one, other = (reader.read(None, 10, None, salt).tenant for salt in ("salt-of-a", "b"))
+    assert one is not None
+    assert one != other
+    assert one == reader.read(None, 10, "s", "salt-of-a").tenant
+    assert "salt-of-a" not in one
+    assert reader.read(None, 10).tenant is None
+
+
+def test_a_stated_tenant_wins_over_the_salt_where_it_is_believed() -> None:
+    assert (
+        TagReader(EVERYBODY).read({"kvgraph": {"tenant": "acme"}}, 10, None, "x").tenant == "acme"
+    )
+    told = TagReader(HintPolicy(Trust.SESSION)).read({"kvgraph": {"tenant": "acme"}}, 10, None, "x")
+    assert told.tenant not in ("acme", None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a\0b", "x" * 10_000_000, "\u202egnirts", "🦆" * 300, "../../etc/passwd", "a\nb", '"}'],
+)
+def test_any_name_can_be_sent_and_is_what_it_was(name: str) -> None:
+    for field in ("session", "tenant"):
+        assert getattr(read({field: name}), field) == name[:256]
+    assert TagReader(EVERYBODY).read(None, 10, name).session == name[:256]
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+_keys = st.sampled_from(
+    ["segments", "tenant", "session", "waiting_for_tool", "expected_return_s", "tool",
+     "session_ended"]
+)  # fmt: skip
+_segment = st.dictionaries(
+    st.sampled_from(["layer", "start", "end", "importance", "name", "memory_id"]),
+    _json | st.sampled_from(LAYER_NAMES),
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(_keys, _json | st.lists(_segment, max_size=4)), st.integers(0, 1 << 20))
+def test_anything_is_read_without_an_exception(tag: Any, prompt: int) -> None:
+    meaning = read(tag, prompt)
+    assert all(0 <= s.start < s.end <= prompt for s in meaning.segments)

@@ -1,0 +1,154 @@
+"""Following a pool: another vLLM's calls pass unharmed, and a failure leaves nothing behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kvgraph.bench.hotpath import BLOCK_SIZE, connected, new_pool, request_maker
+from kvgraph.hooks import reliance
+from kvgraph.hooks.vllm import connector as connector_module
+from kvgraph.hooks.vllm import scheduler, shapes
+from kvgraph.hooks.vllm.observe.tap import Cached, PoolTap
+from paper import fail
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+def with_one_more(original: Callable[..., None]) -> Callable[..., None]:
+    """A later vLLM's ``cache_full_blocks``."""
+
+    def cache_full_blocks(
+        self: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int,
+        block_size: int, kv_cache_group_id: int, block_mask: Any = None, *, tier: str = "hot",
+    ) -> None:  # fmt: skip
+        original(
+            self, request, blocks, num_cached_blocks, num_full_blocks, block_size,
+            kv_cache_group_id, block_mask,
+        )  # fmt: skip
+
+    return cache_full_blocks
+
+
+def without_mask(original: Callable[..., None]) -> Callable[..., None]:
+    """An earlier vLLM's."""
+
+    def cache_full_blocks(
+        self: Any, request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int,
+        block_size: int, kv_cache_group_id: int,
+    ) -> None:  # fmt: skip
+        original(
+            self, request, blocks, num_cached_blocks, num_full_blocks, block_size,
+            kv_cache_group_id,
+        )  # fmt: skip
+
+    return cache_full_blocks
+
+
+@pytest.mark.parametrize(
+    ("other", "extra"), [(with_one_more, {"tier": "hot"}), (without_mask, {})], ids=["more", "less"]
+)
+def test_another_vllm_allocates_as_it_does_without_us(
+    other: Any, extra: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    monkeypatch.setattr(BlockPool, "cache_full_blocks", other(BlockPool.cache_full_blocks))
+    pool = new_pool(16)
+    connector = connected(pool)
+    request = request_maker()(list(range(4 * BLOCK_SIZE)))
+    blocks = pool.get_new_blocks(4)
+    pool.cache_full_blocks(
+        request=request, blocks=blocks, num_cached_blocks=0, num_full_blocks=3,
+        block_size=BLOCK_SIZE, kv_cache_group_id=0, **extra,
+    )  # fmt: skip
+    pool.cache_full_blocks(request, blocks, 3, 4, BLOCK_SIZE, 0)
+    assert all(block.block_hash is not None for block in blocks)
+    assert connector._side.tap.take() == [Cached(request, 0, 3), Cached(request, 3, 4)]
+
+
+def test_what_cannot_be_noted_disables_us_and_not_the_allocation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = new_pool(16)
+    connector = connected(pool)
+    connector._side.tap._note = fail
+    connector._side.tap.detach()
+    connector._side.tap.attach()
+    request = request_maker()(list(range(2 * BLOCK_SIZE)))
+    blocks = pool.get_new_blocks(2)
+    pool.cache_full_blocks(request, blocks, 0, 2, BLOCK_SIZE, 0)
+    assert blocks[1].block_hash is not None
+    with caplog.at_level(logging.WARNING):
+        connector.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=1))
+    assert connector._side is None
+    assert "cache_full_blocks" not in vars(pool)
+    assert "disabled after RuntimeError" in caplog.text
+
+
+def test_a_pool_that_lacks_what_is_read_is_not_followed() -> None:
+    pool = new_pool(16)
+    pool.cache_full_blocks = lambda request, blocks: None
+    tap = PoolTap(pool, 0)
+    with pytest.raises(TypeError, match="num_cached_blocks"):
+        tap.attach()
+    assert "reset_prefix_cache" not in vars(pool)
+
+
+@pytest.mark.parametrize(
+    "part", ["BlockIndex", "FreeQueueArranger", "AdvisorClient", "EngineObserver"]
+)
+def test_a_failure_while_binding_leaves_the_pool_alone(
+    part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    monkeypatch.setattr(scheduler, part, fail)
+    config = SimpleNamespace(
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="KvGraphConnector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"kvgraph_endpoint": "ipc:///nowhere"},
+        ),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=4),
+    )
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
+    )
+    kv_cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
+    role = KVConnectorRole.SCHEDULER
+    connector = connector_module.KvGraphConnector(config, role, kv_cache)
+    pool = new_pool(16)
+    before = set(vars(pool))
+    with caplog.at_level(logging.WARNING):
+        connector.bind_gpu_block_pool(pool)
+    assert "disabled after RuntimeError in bind_gpu_block_pool" in caplog.text, "it was tried"
+    assert connector._side is None
+    assert set(vars(pool)) == before
+
+
+def test_a_parameter_that_is_required_and_unknown_is_a_misfit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    def get_new_blocks(self: Any, num_blocks: int, tier: str) -> None: ...
+
+    monkeypatch.setattr(BlockPool, "get_new_blocks", get_new_blocks)
+    hook = ("vllm.v1.core.block_pool", "BlockPool.get_new_blocks", ("num_blocks",))
+    assert reliance.misfit(*hook) == "vllm.v1.core.block_pool.BlockPool.get_new_blocks wants tier"
+    config = SimpleNamespace()
+    assert "wants tier" in str(shapes.reason_to_decline(config))
+
+
+def test_one_parameter_more_with_a_default_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    monkeypatch.setattr(BlockPool, "cache_full_blocks", with_one_more(BlockPool.cache_full_blocks))
+    assert reliance.misfits() == []

@@ -1,0 +1,234 @@
+"""What moving keys by a rotation must keep: bits at Δ = 0, inverses, accuracy, a real Llama's K."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from kvgraph.kernels.backends import reference
+from kvgraph.kernels.layout.engines import cpu_layout, from_views
+from kvgraph.kernels.layout.layout import KvLayout, PagedKv, gpu_layout, new_memory
+from kvgraph.kernels.maths.quant import dequantize, quantize
+from kvgraph.kernels.maths.rope import Pairing, Rope, rope_from_config
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+BLOCK = 32
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+PLAIN = {"rope_type": "default"}
+
+
+def llama_config(rope: dict[str, Any], **sizes: int) -> LlamaConfig:
+    shape = {
+        "vocab_size": 96, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "max_position_embeddings": 131072,
+    } | sizes  # fmt: skip
+    return LlamaConfig(rope_parameters={"rope_theta": 500000.0, **rope}, **shape)
+
+
+def filled(layout: KvLayout, seed: int = 0) -> PagedKv:
+    kv = new_memory(layout)
+    kv.memory.copy_(torch.randn(layout.elements, generator=torch.Generator().manual_seed(seed)))
+    return kv
+
+
+def keys(kv: PagedKv, slots: Any, layer: int = 0) -> Any:
+    return reference.read_plane(kv, kv.layout.key, layer, slots)
+
+
+def values(kv: PagedKv, slots: Any, layer: int = 0) -> Any:
+    return reference.read_plane(kv, kv.layout.value, layer, slots)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [cpu_layout("vec", 2, 4, 2, BLOCK, 64), cpu_layout("amx", 2, 4, 2, BLOCK, 64),
+     gpu_layout("LBNHC", 2, 4, 2, BLOCK, 64), gpu_layout("BHLNC", 2, 4, 2, BLOCK, 64)],
+    ids=lambda layout: layout.name,
+)  # fmt: skip
+def test_spill_overwrite_warm_and_delta_zero_are_bit_exact(layout: KvLayout) -> None:
+    cache, arena = filled(layout), new_memory(layout.record(6))
+    # Every bit pattern, NaNs among them, must survive.
+    cache.memory.view(torch.int16).random_(-(2**15), 2**15)
+    before = cache.memory.view(torch.int16).clone()
+    reference.spill(cache, torch.tensor([1, 3, 0]), arena, torch.tensor([5, 0, 2]))
+    cache.memory.view(torch.int16).random_(-(2**15), 2**15)
+    reference.warm(arena, torch.tensor([5, 0, 2]), cache, torch.tensor([1, 3, 0]))
+    slots = torch.cat([torch.arange(b * BLOCK, (b + 1) * BLOCK) for b in (1, 3, 0)])
+    other = PagedKv(before.view(torch.bfloat16), layout)
+    assert_same_bits(cache, slots, other, slots)
+    elsewhere = torch.randperm(4 * BLOCK)[: len(slots)]
+    target = filled(layout)
+    rope = rope_from_config(llama_config(PLAIN))
+    reference.splice(other, slots, target, elsewhere, torch.zeros_like(slots), rope)
+    assert_same_bits(target, elsewhere, other, slots)
+
+
+def assert_same_bits(a: PagedKv, a_slots: Any, b: PagedKv, b_slots: Any) -> None:
+    for layer in range(a.layout.layers):
+        for plane in ("key", "value"):
+            bits = [
+                kv.memory.view(torch.int16)[
+                    reference._addresses(kv.layout, getattr(kv.layout, plane), layer, slots)
+                ]
+                for kv, slots in ((a, a_slots), (b, b_slots))
+            ]
+            assert torch.equal(*bits)
+
+
+@pytest.mark.parametrize("pairing", Pairing)
+@pytest.mark.parametrize(("start", "dims"), [(0, 64), (0, 32), (24, 16)])
+def test_there_and_back_again(pairing: Pairing, start: int, dims: int) -> None:
+    base = rope_from_config(llama_config(PLAIN, head_dim=dims))
+    rope = Rope(base.inv_freq, start, pairing)
+    cache = filled(cpu_layout("vec", 1, 4, 2, BLOCK, 64, torch.float32))
+    slots = torch.randperm(4 * BLOCK)
+    delta = torch.randint(-100_000, 100_000, slots.shape)
+    before = cache.memory.clone()
+    reference.rotate_in_place(cache, slots, delta, rope)
+    turned = keys(cache, slots)
+    still = [d for d in range(64) if not start <= d < start + dims]
+    original = keys(PagedKv(before, cache.layout), slots)
+    assert torch.equal(turned[..., still], original[..., still])
+    assert not torch.allclose(turned, original)
+    reference.rotate_in_place(cache, slots, -delta, rope)
+    torch.testing.assert_close(cache.memory, before, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("settings", [PLAIN, YARN], ids=["default", "yarn"])
+@pytest.mark.parametrize("delta", [1, 777, -4000, 100_000])
+def test_bf16_error_against_fp64(settings: dict[str, Any], delta: int) -> None:
+    """K kept in bf16, moved and rounded again; against K rotated in fp64 from the unrounded."""
+    rope = rope_from_config(llama_config(settings, head_dim=128))
+    exact = torch.randn(128, 2, 128, dtype=torch.float64, generator=torch.manual_seed(1))
+    position = torch.arange(100_000, 100_128)
+    layout = gpu_layout("LBHNC", 1, 4, 2, BLOCK, 128)
+    source, target = new_memory(layout), new_memory(layout)
+    slots = torch.arange(128)
+    reference.write_plane(source, layout.key, 0, slots, rotated(rope, exact, position).float())
+    moved = torch.full((128,), delta)
+    reference.splice(source, slots, target, slots.flip(0), moved, rope)
+    want = rotated(rope, exact, position + delta)
+    error = (keys(target, slots.flip(0)).double() - want).norm() / want.norm()
+    assert error <= 0.0031
+
+
+def rotated(rope: Rope, key: Any, position: Any) -> Any:
+    angle = position.double()[:, None] * rope.inv_freq[None, :]
+    return rope.rotate(key, angle.cos(), angle.sin())
+
+
+@pytest.mark.parametrize("settings", [PLAIN, YARN], ids=["default", "yarn"])
+def test_layer_0_of_a_real_llama(settings: dict[str, Any]) -> None:
+    """Layer 0's K depends on token and position only: moved K equals K computed there."""
+    model = llama(settings)
+    tokens = torch.randint(0, 96, (1, 96))
+    at = {start: prefill(model, tokens, start) for start in (0, 1000)}
+    layout = cpu_layout("vec", 2, 3, 2, BLOCK, 64, torch.float32)
+    source, target = new_memory(layout), new_memory(layout)
+    slots = torch.arange(96)
+    key, value = at[0][0]
+    reference.write_plane(source, layout.key, 0, slots, key[0].transpose(0, 1))
+    reference.write_plane(source, layout.value, 0, slots, value[0].transpose(0, 1))
+    rope = rope_from_config(model.config)
+    reference.splice(source, slots, target, slots, torch.full((96,), 1000), rope)
+    moved_key, moved_value = at[1000][0]
+    torch.testing.assert_close(
+        keys(target, slots), moved_key[0].transpose(0, 1), rtol=1e-4, atol=1e-4
+    )
+    assert torch.equal(values(target, slots), moved_value[0].transpose(0, 1))
+    wrong = keys(source, slots) - moved_key[0].transpose(0, 1)
+    assert wrong.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("settings", [PLAIN, YARN], ids=["default", "yarn"])
+def test_a_shifted_cache_continues_with_the_same_distribution(settings: dict[str, Any]) -> None:
+    model = llama(settings)
+    rope = rope_from_config(model.config)
+    tokens, shift = torch.randint(0, 96, (1, 64)), 513
+    layers = prefill(model, tokens, 0)
+    layout = gpu_layout("LBNHC", 2, 2, 2, BLOCK, 64, dtype=torch.float32)
+    cache, slots = new_memory(layout), torch.arange(64)
+    for layer, (key, value) in enumerate(layers):
+        reference.write_plane(cache, layout.key, layer, slots, key[0].transpose(0, 1))
+        reference.write_plane(cache, layout.value, layer, slots, value[0].transpose(0, 1))
+    unmoved = next_token(model, cache, shift)
+    reference.rotate_in_place(cache, slots, torch.full((64,), shift), rope)
+    with torch.no_grad():
+        stayed = model(torch.cat([tokens, torch.tensor([[7]])], dim=1)).logits[0, -1].softmax(-1)
+    moved = next_token(model, cache, shift)
+    torch.testing.assert_close(moved, stayed, rtol=1e-3, atol=1e-5)
+    assert (unmoved - stayed).abs().max() > 1e-3
+
+
+def llama(settings: dict[str, Any]) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(llama_config(settings, initializer_range=0.2))  # type: ignore[arg-type]
+    return model.eval()
+
+
+def prefill(model: LlamaForCausalLM, tokens: Any, start: int) -> list[tuple[Any, Any]]:
+    """(K, V) of each layer, [1, heads, T, dims], with the first token at ``start``."""
+    cache = DynamicCache()
+    with torch.no_grad():
+        positions = torch.arange(start, start + tokens.shape[1])[None]
+        model(tokens, position_ids=positions, past_key_values=cache, use_cache=True)
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
+def next_token(model: LlamaForCausalLM, kv: PagedKv, shift: int) -> Any:
+    """The distribution after one more token, its cache read from the paged memory."""
+    cache, slots = DynamicCache(), torch.arange(64)
+    for layer in range(2):
+        cache.update(
+            keys(kv, slots, layer).transpose(0, 1)[None],
+            values(kv, slots, layer).transpose(0, 1)[None],
+            layer,
+        )
+    with torch.no_grad():
+        position = torch.tensor([[64 + shift]])
+        out = model(torch.tensor([[7]]), position_ids=position, past_key_values=cache)
+    return out.logits[0, -1].softmax(-1)
+
+
+def test_int8_round_trip_stays_within_half_a_step() -> None:
+    rows = torch.randn(500, 4, 128) * torch.logspace(-4, 4, 500)[:, None, None]
+    cells, scale = quantize(rows)
+    back = dequantize(cells, scale)
+    assert ((back - rows).abs() <= 0.005 * rows.abs().amax(-1, keepdim=True)).all()
+    assert torch.equal(quantize(torch.zeros(1, 8))[0], torch.zeros(1, 8, dtype=torch.int8))
+
+
+def test_int8_copies_are_rotated_when_they_come_back() -> None:
+    layout = cpu_layout("vec", 2, 4, 2, BLOCK, 64)
+    cache, target = filled(layout), filled(layout, 1)
+    arena = new_memory(layout.int8_record(4))
+    rope = rope_from_config(llama_config(PLAIN))
+    slots = torch.randperm(4 * BLOCK)
+    still = torch.zeros_like(slots)
+    reference.splice(cache, slots, arena, slots, still, rope)
+    reference.splice(arena, slots, target, slots, still + 55, rope)
+    reference.rotate_in_place(cache, slots, still + 55, rope)
+    for plane in (keys, values):
+        want, got = plane(cache, slots), plane(target, slots)
+        assert (want - got).norm() / want.norm() < 0.01
+
+
+def test_padding_slots_are_skipped() -> None:
+    layout = gpu_layout("LBNHC", 1, 2, 2, BLOCK, 64)
+    source, target = filled(layout), filled(layout, 1)
+    before = target.memory.clone()
+    rope = rope_from_config(llama_config(PLAIN))
+    reference.splice(
+        source, torch.tensor([-1, 3]), target, torch.tensor([2, -1]), torch.tensor([9, 9]), rope
+    )
+    assert torch.equal(target.memory, before)
+
+
+def test_views_of_an_engines_cache_are_written_through() -> None:
+    buffer = torch.zeros(2 * 4 * 2 * BLOCK * 128, dtype=torch.bfloat16)
+    views = list(buffer.view(2, 4, 2, BLOCK, 128).unbind(0))
+    kv = from_views(views, isa="vec")
+    kv.memory.fill_(3)
+    assert torch.equal(buffer, torch.full_like(buffer, 3))

@@ -1,0 +1,175 @@
+"""What the GPU path computes on the host: chunks of a staged splice, packed uploads, copy batches.
+
+The copies and kernels themselves run here in emulation, or through a driver of three lines.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvgraph.kernels.backends import emulation, native, reference
+from kvgraph.kernels.errors import SlotError, TransferError
+from kvgraph.kernels.gpu import copy_engine
+from kvgraph.kernels.gpu.calls import COUNT_LIMIT, move_call, part_of, runs_call
+from kvgraph.kernels.gpu.copy_engine import CopyEngine, batched
+from kvgraph.kernels.gpu.staging import chunks, worth_staging
+from kvgraph.kernels.gpu.upload import uploaded
+from kvgraph.kernels.layout.block_runs import Runs, block_runs
+from kvgraph.kernels.layout.layout import PagedKv, gpu_layout, new_memory
+from kvgraph.kernels.maths.rope import Rope
+
+ROPE = Rope(10_000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32 - 1), per_chunk=st.integers(1, 5), count=st.integers(1, 9 * 8),
+    int8=st.booleans(),
+)  # fmt: skip
+def test_a_staged_splice_is_the_direct_one(
+    seed: int, per_chunk: int, count: int, int8: bool
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    cache = gpu_layout("LBNHC", 2, 9, 2, 8, 32)
+    source = new_memory(cache.int8_record(9) if int8 else cache.record(9))
+    want, got = new_memory(cache), new_memory(cache)
+    if int8:
+        plain = new_memory(cache)
+        plain.memory.normal_(generator=random)
+        slots = torch.arange(cache.slots)
+        reference.splice(plain, slots, source, slots, torch.zeros_like(slots), ROPE)
+    else:
+        source.memory.normal_(generator=random)
+    old = torch.randint(0, 9 * 8, (count,), generator=random)
+    new = torch.randperm(9 * 8, generator=random)[:count]
+    delta = torch.randint(-3, 3, (count,), generator=random)
+    reference.splice(source, old, want, new, delta, ROPE)
+
+    parts = chunks(source, old, per_chunk * source.layout.block_bytes)
+    assert parts.per_chunk == per_chunk
+    layout = source.layout.record(per_chunk)
+    buffers = [new_memory(layout), new_memory(layout)]
+    call = move_call(
+        buffers[0], parts.slots, got, new[parts.order], delta[parts.order], ROPE, grid=2
+    )
+    start = 0
+    for number, end in enumerate(parts.ends):
+        buffer = buffers[number % 2]
+        records = parts.records[number * per_chunk :][:per_chunk]
+        native.warm(source, records, buffer, torch.arange(len(records)))
+        emulation.run(part_of(call, buffer.memory, start, end - start))
+        start = end
+    assert start == count
+    assert torch.equal(want.memory.view(torch.int16), got.memory.view(torch.int16))
+
+
+def test_only_what_is_mostly_wanted_is_staged() -> None:
+    source = new_memory(gpu_layout("BLHNC", 1, 8, 1, 16, 32))
+    assert worth_staging(source, torch.arange(5, 5 + 64))
+    assert not worth_staging(source, torch.arange(0, 128, 2))
+    assert not worth_staging(source, torch.tensor([-1, -1]))
+    assert not worth_staging(source, torch.empty(0, dtype=torch.int64))
+
+
+def test_packed_tensors_arrive_as_they_were() -> None:
+    tensors = (
+        torch.arange(5), torch.rand(3, 7), torch.empty(0, dtype=torch.int64),
+        torch.rand(4, 4).t(), torch.tensor([1], dtype=torch.int8), torch.arange(3),
+    )  # fmt: skip
+    for tensor, part in zip(tensors, uploaded(tensors, "cpu"), strict=True):
+        assert part.dtype == tensor.dtype
+        assert torch.equal(part, tensor)
+        assert part.is_contiguous()
+        assert part.data_ptr() % 16 == 0 or not part.numel()
+
+
+def host_driver(refused: int = 0) -> tuple[CopyEngine, list[str]]:
+    """The driver's two functions over host memory, with the C signatures of CUDA 13."""
+    calls: list[str] = []
+
+    def single(target: int, source: int, size: int, stream: int) -> int:
+        calls.append("single")
+        ctypes.memmove(target, source, size)
+        return 0
+
+    def batch(
+        targets: int, sources: int, sizes: int, count: int, attributes: int, firsts: int,
+        kinds: int, stream: int,
+    ) -> int:  # fmt: skip
+        calls.append("batch")
+        assert (kinds, stream) == (1, 7)
+        assert ctypes.c_size_t.from_address(firsts).value == 0
+        order, *hints, flags = (ctypes.c_int * 6).from_address(attributes)
+        assert (order, hints, flags) == (1, [0] * 4, 1)
+        if refused:
+            return refused
+        columns = [(ctypes.c_size_t * count).from_address(at) for at in (targets, sources, sizes)]
+        for row in zip(*columns, strict=True):
+            ctypes.memmove(*row)
+        return 0
+
+    made = CopyEngine(copy_engine._SINGLE(single), batched(copy_engine._BATCH(batch), ()))
+    return made, calls
+
+
+@pytest.mark.parametrize("refused", [0, 801])
+def test_runs_go_in_one_batch_or_one_by_one(refused: int) -> None:
+    cache = gpu_layout("LBHNC", 3, 6, 2, 8, 32)
+    source, plain = new_memory(cache), new_memory(cache.record(6))
+    target = new_memory(cache.record(6))
+    source.memory.normal_()
+    blocks, records = torch.randperm(6)[:4], torch.randperm(6)[:4]
+    runs = block_runs(cache, blocks, target.layout, records)
+    engine, calls = host_driver(refused)
+    starts = (source.memory.data_ptr() + runs.sources, target.memory.data_ptr() + runs.targets)
+    engine.copy(*starts, runs.size, 7)
+    reference.spill(source, blocks, plain, records)
+    assert torch.equal(plain.memory, target.memory)
+    if refused:
+        assert calls == ["batch"] + ["single"] * len(runs.sources)
+        assert engine.problem is not None
+        assert "801" in engine.problem
+    else:
+        assert calls == ["batch"]
+        assert engine.problem is None
+
+
+def test_the_attributes_are_those_of_the_bindings() -> None:
+    driver = pytest.importorskip("cuda.bindings.driver")
+    made = driver.CUmemcpyAttributes()
+    made.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    made.flags = driver.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
+    raw = (ctypes.c_int * 6).from_address(int(made.getPtr()))
+    assert list(raw) == copy_engine._ATTRIBUTES.tolist()
+
+
+def test_a_refused_copy_is_an_error() -> None:
+    engine = CopyEngine(copy_engine._SINGLE(lambda *_: 700), None)
+    with pytest.raises(TransferError, match="700"):
+        engine.copy(np.array([1]), np.array([2]), 3, 4)
+    engine.copy(np.empty(0, np.int64), np.empty(0, np.int64), 3, 4)
+
+
+def test_counts_that_outgrow_32_bits_are_refused() -> None:
+    kv = new_memory(gpu_layout("BLHNC", 1, 1, 1, 1, 32))
+    starts = np.zeros(3, np.int64)
+    with pytest.raises(SlotError, match="pieces"):
+        runs_call(kv, kv, Runs(starts, starts, COUNT_LIMIT * 2048))
+
+
+def test_a_part_of_a_call_leaves_the_call_alone() -> None:
+    kv: Any = new_memory(gpu_layout("BLHNC", 1, 2, 1, 4, 32))
+    call = move_call(kv, torch.arange(8), kv, torch.arange(8), torch.ones(8).long(), ROPE)
+    before = [arg.value for arg in call.args]
+    other = PagedKv(kv.memory.clone(), kv.layout)
+    part = part_of(call, other.memory, 3, 2)
+    assert [arg.value for arg in call.args] == before
+    assert part.args[0].value == other.memory.data_ptr()
+    assert part.args[9].value == 2
+    assert [part.args[at].value - before[at] for at in (4, 5, 6)] == [24, 24, 24]

@@ -1,0 +1,190 @@
+"""The GPU path over a driver that checks: cuda.core, cuda.bindings and all of ours are real.
+
+Called as ``python -P cuda_launch.py OPTIONS_JSON``; prints one line ``RESULT {json}``. Of torch,
+whose builds for the CPU have no streams, the few calls that we make are given their meaning here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from cuda_driver import Driver
+from kvgraph.kernels.backends import attention, device, reference
+from kvgraph.kernels.gpu import calls, copy_engine, launch, moves
+from kvgraph.kernels.gpu.method import COPY_ENGINE, Method
+from kvgraph.kernels.layout.layout import KvLayout, PagedKv, gpu_layout, new_memory
+from kvgraph.kernels.maths.rope import Rope
+
+CACHE = gpu_layout("LBNHC", 2, 12, 2, 16, 64)
+ROPE = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))
+BLOCKS, RECORDS = torch.tensor([3, 7, 5]), torch.tensor([0, 2, 1])
+COMPUTE, SIDE = 0x77, 0x99
+
+
+class OnGpu:
+    """Host memory that says it is a GPU's."""
+
+    is_cuda = True
+    device = torch.device("cuda", 0)
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.data_ptr = tensor.data_ptr
+
+
+class Stream:
+    """A stream of torch's, which logs whom it waits for."""
+
+    def __init__(self, driver: Driver, handle: int) -> None:
+        self.cuda_stream, self.device, self._log = handle, OnGpu.device, driver.log
+
+    def wait_stream(self, other: Stream) -> None:
+        self._log.append(("wait", self.cuda_stream, other.cuda_stream))
+
+
+class Bench:
+    """Torch's part, and a check of each launch against the kernel's own signature."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver, self.current = driver, Stream(driver, COMPUTE)
+        self.side = Stream(driver, SIDE)
+        self.mismatches: list[str] = []
+        number = int(driver.architecture.removeprefix("sm_"))
+        torch.cuda.device = lambda _: contextlib.nullcontext()
+        torch.cuda.current_stream = lambda *_: self.current
+        torch.cuda.get_device_capability = lambda _: divmod(number, 10)
+        launch.side_stream = lambda _: self.side
+        here = calls.uploaded
+        calls.uploaded = lambda tensors, _: here(tensors, "cpu")
+        moves.run = device.run = self.run
+
+    def run(self, call: Any) -> None:
+        self.driver.expect(call.kernel, call.defines)
+        launch.run(call)
+        said = [ctypes.sizeof(value) for value in call.args]
+        *_, states = next(e for e in reversed(self.driver.log) if e[0] == "launch")
+        if said != states:
+            self.mismatches.append(f"{call.kernel}: {said} instead of {states}")
+
+
+def twin(layout: KvLayout) -> tuple[PagedKv, PagedKv]:
+    """The same memory as a GPU's and as the host's."""
+    plain = new_memory(layout)
+    plain.memory.normal_()
+    return PagedKv(OnGpu(plain.memory), layout), plain
+
+
+def copied(method: Method, to_host: bool) -> bool:
+    cache, plain = twin(CACHE)
+    arena, want = new_memory(CACHE.record(3)), new_memory(CACHE.record(3))
+    if to_host:
+        moves.copy_by(method, cache, arena, moves.block_runs(CACHE, BLOCKS, arena.layout, RECORDS))
+        reference.spill(plain, BLOCKS, want, RECORDS)
+        return torch.equal(arena.memory, want.memory)
+    arena.memory.normal_()
+    expected = new_memory(CACHE)
+    expected.memory.copy_(plain.memory)
+    moves.copy_by(method, arena, cache, moves.block_runs(arena.layout, RECORDS, CACHE, BLOCKS))
+    reference.warm(arena, RECORDS, expected, BLOCKS)
+    return torch.equal(plain.memory, expected.memory)
+
+
+def spliced() -> bool:
+    cache, plain = twin(CACHE)
+    arena, want = new_memory(CACHE.record(3)), new_memory(CACHE)
+    arena.memory.normal_()
+    want.memory.copy_(plain.memory)
+    old, new = torch.arange(48), torch.randperm(192)[:48]
+    delta = torch.randint(-3, 4, (48,)) * 100
+    moves.splice_by(Method("direct", 2), arena, old, cache, new, delta, ROPE)
+    reference.splice(arena, old, want, new, delta, ROPE)
+    return torch.equal(plain.memory.view(torch.int16), want.memory.view(torch.int16))
+
+
+def attended(bench: Bench) -> bool:
+    cache, plain = twin(CACHE)
+    queries = torch.randn(2, 4, 64)
+    table, lengths = torch.tensor([[1, 4, 6], [2, 3, 0]]), torch.tensor([40, 21])
+    call, mass = calls.attention_mass_call(cache, 1, queries, table, lengths, 0.1)
+    bench.run(call)
+    want = attention.attention_mass(plain, 1, queries, table, lengths, 0.1)
+    return torch.allclose(mass.mean(1), want, atol=1e-4)
+
+
+def confident(bench: Bench) -> bool:
+    logits = torch.randn(3, 501)
+    call, out = calls.confidence_call(logits)
+    bench.run(replace(call, held=(OnGpu(logits), *call.held)))
+    return torch.allclose(out[:, 0], attention.confidence(logits).entropy, atol=1e-4)
+
+
+def error_of(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def refusals(bench: Bench) -> dict[str, str]:
+    """What goes wrong if the attribute is not set, or the device cannot give so much."""
+    real, launch._allow_shared = launch._allow_shared, lambda *_: None
+    launch._kernel.cache_clear()
+    kernel = Method("kernel", 2)
+    without = error_of(lambda: copied(kernel, True))
+    said = bench.driver.refused[-1] if bench.driver.refused else ""
+    launch._allow_shared = real
+    launch._kernel.cache_clear()
+    small, calls.THREADS = calls.THREADS, 1024
+    too_much = error_of(lambda: copied(kernel, True))
+    calls.THREADS = small
+    return {"without the attribute": without, "said": said, "too much": too_much}
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(3)
+    driver = Driver(options["architecture"], options["batches"])
+    bench = Bench(driver)
+    kernel = Method("kernel", 2)
+    right = {
+        "spill by a kernel": copied(kernel, True),
+        "warm by a kernel": copied(kernel, False),
+        "spill by the copy engine": copied(COPY_ENGINE, True),
+        "warm by the copy engine": copied(COPY_ENGINE, False),
+        "splice": spliced(),
+        "attention": attended(bench),
+        "confidence": confident(bench),
+    }
+    before = len(driver.log)
+    bench.current = Stream(driver, 0)
+    right["copies beside the default stream"] = copied(COPY_ENGINE, True)
+    right["a kernel on the default stream"] = copied(kernel, True)
+    return {
+        "right": right,
+        "log": driver.log[:before],
+        "default stream": driver.log[before:],
+        "refused": list(driver.refused),
+        "mismatches": bench.mismatches,
+        "problem": copy_engine.copy_engine().problem,
+        "refusals": _refusals_on_a_stream(bench),
+    }
+
+
+def _refusals_on_a_stream(bench: Bench) -> dict[str, str]:
+    bench.current = Stream(bench.driver, COMPUTE)
+    return refusals(bench)
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
+    sys.stdout.flush()
+    os._exit(0)  # the driver must not be called after Python's end

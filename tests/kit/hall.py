@@ -1,0 +1,111 @@
+"""An engine on paper that holds new sessions; clock and word are the test's own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
+from kvgraph.graph.messages.advice import AdmissionAdvice
+from kvgraph.graph.messages.events import RequestReleased
+from kvgraph.hooks.vllm.scheduler_hook import introduce
+from paper import text
+
+STEP_S = 0.01  # what a step takes by the test's clock
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Hall:
+    """One engine.
+
+    Attributes:
+        started: Ids of requests in the order in which they were first scheduled.
+    """
+
+    def __init__(self, engine: PaperEngine) -> None:
+        self.engine, self.clock = engine, Clock()
+        introduce(engine.scheduler)
+        self.side = engine.side
+        self.holding = self.side.holding
+        self.holding._clock = self.side.client._clock = self.clock
+        self.started: list[str] = []
+        scheduled = self.side.request_scheduled
+        self.side.request_scheduled = lambda request, *rest: (
+            self.started.append(request.request_id),
+            scheduled(request, *rest),
+        )
+
+    @property
+    def held(self) -> list[str]:
+        """Who is held, in the order of arrival."""
+        queue = self.engine.scheduler.waiting
+        return list(queue._held) if queue is self.holding.queue else []
+
+    def say(self, room: int | None, known_of: float | None = None) -> None:
+        """The sidecar says now that so many blocks may start."""
+        now = self.clock.now
+        known = now if known_of is None else known_of
+        self.side.client._admission = AdmissionAdvice(1, now, room, 38, 31, known)
+
+    def ask(self, blocks: int, seed: int, output: int = 1, **fields: Any) -> str:
+        """A request for a prompt of the seed's own; its id."""
+        return self.engine.ask(text(blocks, seed), output, **fields).request_id
+
+    def step(self, steps: int = 1, room: int | None = -1) -> None:
+        """Steps; with ``room``, the sidecar says it before each."""
+        for _ in range(steps):
+            if room != -1:
+                self.say(room)
+            self.clock.now += STEP_S
+            self.engine.step()
+
+    def busy(self, seed: int = 9000) -> str:
+        """A request that runs for a long time, so that the engine is never idle."""
+        name = self.engine.ask(text(2, seed), 400).request_id
+        self.step(2)
+        assert name in self.started
+        return name
+
+    def crowd(self) -> None:
+        """As many run as may, and one that is live and resident waits in vLLM's own queue."""
+        self.say(None)
+        self.ask(4, 8000, session_id="at the door")
+        self.engine.settle()
+        for seed in range(9000, 9006):
+            self.busy(seed)
+        longer = tokens_of(4, 8000, range(5 * BLOCK_SIZE))
+        self.engine.ask(longer, 1, session_id="at the door")
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort(self.engine.scheduler.requests[request_id])
+
+    def released(self) -> list[tuple[str, str]]:
+        """Ids and reasons of those that were released, as the sidecar would have heard."""
+        events = list(self.side.client._queue)
+        return [(e.request_id, e.reason) for e in events if isinstance(e, RequestReleased)]
+
+
+def by_priority(base: Any) -> Any:
+    """``base`` with vLLM's priority scheduling."""
+    config = copy.copy(base)
+    config.scheduler_config = copy.copy(base.scheduler_config)
+    config.scheduler_config.policy = "priority"
+    return config
+
+
+def shape(asynchronous: bool = False, blocks: int = 97, warm: int | None = None) -> Shape:
+    return Shape(blocks=blocks, asynchronous=asynchronous, warm=warm)
+
+
+def tokens_of(blocks: int, seed: int, more: Sequence[int] = ()) -> list[int]:
+    return [*text(blocks, seed), *more]
+
+
+__all__ = ["BLOCK_SIZE", "Hall", "by_priority", "shape", "tokens_of"]

@@ -1,0 +1,42 @@
+"""Engines on paper, for tests: a prompt that leaves the pool and comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine
+
+
+def text(blocks: int, seed: int) -> list[int]:
+    """A prompt of ``blocks`` full blocks that are this seed's own, and one token more."""
+    return [
+        seed % 190,
+        seed // 190,
+        *((7 * seed + at) % 190 for at in range(blocks * BLOCK_SIZE - 1)),
+    ]
+
+
+def park(engine: PaperEngine, prompt: list[int], **fields: Any) -> None:
+    """Serve ``prompt`` and then others, until its blocks left the pool, copied."""
+    engine.serve(prompt, **fields)
+    for seed in range(1000, 1000 + engine.shape.blocks // 4):
+        engine.serve(text(4, seed))
+    held = engine.pool.cached_block_hash_to_block
+    hashes = engine._make("probe", prompt, 1, **fields).block_hashes
+    assert held.get_one_block(hashes[0] + bytes(4)) is None, "the prompt is still in the pool"
+    assert all(each in engine.side.bridge.ledger.directory for each in hashes)
+
+
+def begin_load(engine: PaperEngine, prompt: list[int], output: int = 1, **fields: Any) -> Any:
+    """Ask for a parked prompt: its request waits for a load that is not over."""
+    from vllm.v1.request import RequestStatus
+
+    request = engine.ask(prompt, output, **fields)
+    engine.step()
+    assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    return request
+
+
+def fail(*_: Any, **__: Any) -> None:
+    """An error of ours."""
+    raise RuntimeError("an injected fault")

@@ -1,0 +1,350 @@
+"""A real block pool and our scheduler side, with a worker that moves names of contents.
+
+``Engine`` does what vLLM's scheduler does with pool and connector. Memory holds, for each block,
+what was computed into it; after every step each block in the prefix cache must hold what its hash
+says, under the weights of now.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from kvgraph.bench.hotpath import BLOCK_SIZE, new_pool, request_maker
+from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.hooks.keys import key_of
+from kvgraph.hooks.tiers.budget import TierSettings
+from kvgraph.hooks.tiers.jobs import Job, JobDone, Load, Spill, TierAnswer, TierWork, WorkerStart
+
+BLOCK_BYTES = 2 * 2 * BLOCK_SIZE * 8 * 4  # two layers; K and V; one head of 8 floats
+STEP_S = 0.05  # what a step takes by the engine's own clock, as a batch does on a GPU
+
+Content = tuple[bytes, int] | None  # whose bytes, under which weights; None: torn or never written
+
+
+class Worker:
+    """Holds contents by copy and by hash, and does its jobs when it is told to."""
+
+    def __init__(self, memory: list[Content], disk_capacity: int) -> None:
+        self.memory = memory
+        self.disk_capacity = disk_capacity
+        self.copies: dict[int, Content] = {}
+        self.disk: dict[bytes, Content] = {}
+        self.open: list[Job] = []
+        self.done: list[JobDone] = []
+        self.finished: set[str] = set()
+        self.failed_blocks: set[int] = set()
+
+    def submit(self, work: TierWork) -> None:
+        busy = {copy for job in self.open for copy in job.copies}
+        assert not busy & set(work.release), "memory of a job under way is given up"
+        for copy in work.release:
+            self.copies.pop(copy, None)
+        for block_hash in work.erase:
+            self.disk.pop(block_hash, None)
+        self.open += work.jobs
+
+    def finish(self, job: Job, failed: Sequence[int] = ()) -> None:
+        self.open.remove(job)
+        wrong = set(failed)
+        for at, copy in enumerate(job.copies):
+            if at not in wrong and not self._do(job, at, copy):
+                wrong.add(at)
+        self.done.append(JobDone(job.id, frozenset(wrong), 1e-3, BLOCK_BYTES))
+        if isinstance(job, Load) and job.request is not None:
+            self.finished.add(job.request)
+            self.failed_blocks |= {job.blocks[at] for at in wrong}
+
+    def _do(self, job: Job, at: int, copy: int) -> bool:
+        match job:
+            case Spill():
+                self.copies[copy] = self.memory[job.blocks[at]]
+            case Load():
+                if at in job.from_disk:
+                    if job.from_disk[at] not in self.disk:
+                        return False
+                    self.copies[copy] = self.disk[job.from_disk[at]]
+                if copy not in self.copies:
+                    return False
+                self.memory[job.blocks[at]] = self.copies[copy]
+            case _:
+                self.disk[job.hashes[at]] = self.copies[copy]
+                assert len(self.disk) <= self.disk_capacity, "the disk must choose a victim itself"
+        return True
+
+    def finish_all(self, kind: type[Any] = object, failed: Sequence[int] = ()) -> None:
+        for job in [job for job in self.open if isinstance(job, kind)]:
+            self.finish(job, failed)
+
+
+@dataclass(eq=False)
+class Turn:
+    """A request on its way."""
+
+    request: Any
+    state: str = "waiting"  # loading, running, over
+    blocks: list[Any] = field(default_factory=list)
+    loaded: int = 0  # blocks that a load brought
+    hits: int = 0  # blocks that the prefix cache held
+
+    @property
+    def computed(self) -> int:
+        return len(self.request.block_hashes) - self.hits - self.loaded
+
+
+class Engine:
+    """vLLM's scheduler, as far as pool and connector see it.
+
+    Attributes:
+        now: Seconds. Only steps move it on, so that a run depends on nothing but what is asked.
+    """
+
+    def __init__(self, blocks: int = 17, warm: int = 32, cold: int = 0, **options: Any) -> None:
+        self.pool = new_pool(blocks)
+        self.memory: list[Content] = [None] * blocks
+        self.worker = Worker(self.memory, cold)
+        self.weights = 0
+        self.turns: list[Turn] = []
+        self._make, self._numbers = request_maker(), count()
+        directory = Path("/nowhere") if cold else None
+        settings = TierSettings(warm * BLOCK_BYTES, cold * BLOCK_BYTES, directory, **options)
+        self.side = scheduler_side(self.pool, settings)
+        self.bridge = self.side.bridge
+        self.now = time.monotonic()
+        self.bridge.ledger.clock = lambda: self.now
+        self.bridge.ledger.costs.worth_loading = lambda *_: True
+        self.bridge.answered(TierAnswer(starts=(WorkerStart(warm, cold),)))
+
+    @property
+    def events(self) -> list[Any]:
+        """What the sidecar would have heard."""
+        return list(self.side.client._queue)
+
+    @property
+    def counts(self) -> Any:
+        return self.bridge.ledger.counts
+
+    @property
+    def directory(self) -> Any:
+        return self.bridge.ledger.directory
+
+    def advise(self, wanted: Sequence[int] = (), **keys: Sequence[int]) -> None:
+        """A ranking and suggestions that stay young."""
+        names = ("order", "protected", "spill_first", "sink_first")
+        columns = [np.array(list(keys.get(name, ())), dtype=np.uint64) for name in names]
+        self.side.client._held = EvictionRanking(1, time.monotonic() + 1e6, *columns)
+        self.side.client._wanted = np.array(list(wanted), dtype=np.uint64)
+
+    def keys_of(self, tokens: Sequence[int]) -> list[int]:
+        """What a prompt's full blocks will be called."""
+        return [key_of(block_hash) for block_hash in self._make(list(tokens)).block_hashes]
+
+    def ask(self, tokens: Sequence[int]) -> Turn:
+        turn = Turn(self._make(list(tokens)))
+        self.side.request_queued(turn.request)
+        self.turns.append(turn)
+        return turn
+
+    def step(self) -> None:
+        """One engine step; jobs that it gives out are begun, none is done."""
+        self.now += STEP_S
+        written: list[tuple[Any, bytes]] = []
+        for turn in self.turns:
+            if turn.state == "waiting":
+                self._admit(turn, written)
+        work = self.side.step(BLOCK_SIZE * len(written))
+        for block, block_hash in written:
+            self.memory[block.block_id] = (block_hash, self.weights)
+        self.worker.submit(work)
+        self.update()
+
+    def update(self) -> None:
+        """The step's output arrives."""
+        worker = self.worker
+        answer, worker.done = TierAnswer(tuple(worker.done)), []
+        finished, worker.finished = worker.finished, set()
+        failed, worker.failed_blocks = worker.failed_blocks, set()
+        self.side.step_ended()
+        self.side.answered(answer)
+        for turn in [turn for turn in self.turns if turn.request.request_id in finished]:
+            self._loaded(turn, failed)
+        self.check()
+
+    def _admit(self, turn: Turn, written: list[tuple[Any, bytes]]) -> None:
+        request, hashes = turn.request, turn.request.block_hashes
+        if not turn.blocks:
+            hits = self._hits(hashes[: (request.num_tokens - 1) // BLOCK_SIZE])
+            tokens, _ = self.side.request_looked_up(request, len(hits) * BLOCK_SIZE)
+            if tokens is None:
+                return
+            assert tokens % BLOCK_SIZE == 0
+            assert len(hits) * BLOCK_SIZE + tokens < request.num_tokens, "the last token is ours"
+            if not self._allocate(turn, hits, tokens):
+                return
+            if tokens:
+                turn.state, turn.loaded = "loading", tokens // BLOCK_SIZE
+                return
+        elif not self._allocate(turn, turn.blocks, 0):
+            return
+        done = turn.hits + turn.loaded
+        self.pool.cache_full_blocks(request, turn.blocks, done, len(hashes), BLOCK_SIZE, 0)
+        written += [(turn.blocks[at], hashes[at]) for at in range(done, len(hashes))]
+        request.num_computed_tokens = request.num_tokens
+        turn.state = "running"
+
+    def _hits(self, hashes: Sequence[bytes]) -> list[Any]:
+        found: list[Any] = []
+        for block_hash in hashes:
+            cached = self.pool.get_cached_block(block_hash, [0])
+            if cached is None:
+                break
+            found += cached
+        return found
+
+    def _allocate(self, turn: Turn, held: list[Any], to_load: int) -> bool:
+        new = to_load // BLOCK_SIZE or -(-turn.request.num_tokens // BLOCK_SIZE) - len(held)
+        free_hits = sum(block.ref_cnt == 0 for block in held)
+        if new > self.pool.get_num_free_blocks() - free_hits:
+            return False
+        if not turn.blocks:
+            self.pool.touch(held)
+            turn.hits = len(held)
+        turn.blocks = [*held, *self.pool.get_new_blocks(new)]
+        ids = [block.block_id for block in turn.blocks]
+        self.side.request_scheduled(
+            turn.request, SimpleNamespace(get_block_ids=lambda: (ids,)), to_load
+        )
+        return True
+
+    def _loaded(self, turn: Turn, failed: set[int]) -> None:
+        if turn.state == "over":  # aborted: its blocks were kept until now
+            self._free(turn)
+            return
+        good = next((at for at, b in enumerate(turn.blocks) if b.block_id in failed), None)
+        turn.loaded = (len(turn.blocks) if good is None else good) - turn.hits
+        if turn.hits + turn.loaded:
+            self.pool.cache_full_blocks(
+                turn.request, turn.blocks, turn.hits, turn.hits + turn.loaded, BLOCK_SIZE, 0
+            )
+        else:
+            self.pool.free_blocks(reversed(turn.blocks))
+            turn.blocks = []
+        turn.state = "waiting"
+
+    def end(self, turn: Turn) -> None:
+        """A request finishes, or is aborted in whatever state it is."""
+        ids = [block.block_id for block in turn.blocks]
+        self.side.request_finished(turn.request, (ids,))
+        loading, turn.state = turn.state == "loading", "over"
+        if not loading:
+            self._free(turn)
+
+    def _free(self, turn: Turn) -> None:
+        self.pool.free_blocks(reversed(turn.blocks))
+        self.turns.remove(turn)
+
+    def preempt(self, turn: Turn) -> None:
+        self.pool.free_blocks(reversed(turn.blocks))
+        turn.blocks, turn.state, turn.loaded, turn.hits = [], "waiting", 0, 0
+        turn.request.num_computed_tokens = 0
+
+    def serve(self, tokens: Sequence[int]) -> Turn:
+        """A request from its arrival to its end; what it needs is loaded at once."""
+        turn = self.ask(tokens)
+        self.finish_loading(turn)
+        self.end(turn)
+        self.settle()
+        return turn
+
+    def finish_loading(self, turn: Turn) -> None:
+        for _ in range(50):
+            self.step()
+            if turn.state == "running":
+                return
+            self.worker.finish_all()
+        raise AssertionError("the request hangs")
+
+    def settle(self) -> None:
+        """Steps until nobody has anything to do."""
+        for _ in range(50):
+            self.step()
+            if not self.side.busy and not self.worker.open:
+                return
+            self.worker.finish_all()
+        raise AssertionError("the workers are never done")
+
+    def push_out(self) -> None:
+        """Other requests take the whole pool."""
+        for _ in range(self.pool.num_gpu_blocks // 4 + 1):
+            self.serve(prompt(4, 10_000 + next(self._numbers)))
+
+    def reset(self) -> bool:
+        """New weights."""
+        done = bool(self.pool.reset_prefix_cache())
+        self.weights += done
+        return done
+
+    def check(self) -> None:
+        self.directory.check_integrity()
+        free = self.pool.free_block_queue.get_all_free_blocks()
+        assert len(free) == self.pool.get_num_free_blocks() == len({b.block_id for b in free})
+        held = Counter(b.block_id for turn in self.turns for b in turn.blocks)
+        for block in self.pool.blocks[1:]:
+            if block.block_hash is not None:
+                holds = self.memory[block.block_id]
+                assert holds == (block.block_hash[:-4], self.weights), "a wrong block is matched"
+            assert block.ref_cnt >= held[block.block_id]
+        if not self.side.tap.was_reset:
+            for block_hash in self.directory.warm_hashes():
+                copy = self.directory.warm(block_hash)
+                assert self.worker.copies[copy.id] == (block_hash, self.weights)
+            for block_hash in self.directory.cold_hashes():
+                assert self.worker.disk.get(block_hash) in (None, (block_hash, self.weights))
+
+    def check_whole(self) -> None:
+        """Nothing is held any more: the pool can be reset."""
+        assert not self.turns
+        assert all(block.ref_cnt == 0 for block in self.pool.blocks[1:])
+        assert self.reset()
+
+
+def scheduler_side(pool: Any, settings: TierSettings) -> Any:
+    from kvgraph.hooks.vllm.scheduler import SchedulerSide
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=256, max_num_seqs=8),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
+        ),
+    )
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
+    )
+    group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "b"])
+    kv_cache = SimpleNamespace(kv_cache_groups=[group])
+    return SchedulerSide(config, kv_cache, pool, "ipc:///nowhere", settings)
+
+
+def prompt(blocks: int, seed: int, extra: int = 1) -> list[int]:
+    """Tokens of whole blocks that are this seed's own, and some more."""
+    return [seed * 1000 + at for at in range(blocks * BLOCK_SIZE + extra)]
+
+
+def keys(turn: Turn) -> list[int]:
+    return [key_of(block_hash) for block_hash in turn.request.block_hashes]
+
+
+def parked(engine: Engine, blocks: int = 4, seed: int = 1) -> Turn:
+    """A turn whose blocks left the pool, copied."""
+    turn = engine.serve(prompt(blocks, seed))
+    engine.push_out()
+    return turn

@@ -1,0 +1,221 @@
+"""The guard: LRU rules until the policy proves itself, and again where it finds less."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.advisor.config.config import PolicyConfig
+from kvgraph.advisor.policies.guard import Guard
+from kvgraph.advisor.policies.shadow import LruShadow, RankedShadow
+from kvgraph.advisor.replay.engine.instance import Instance
+from kvgraph.advisor.replay.engine.simulator import simulate
+from kvgraph.advisor.replay.lab.arms import Settings, run_arm
+from kvgraph.advisor.replay.orders.graph_order import GraphOrder
+from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    BlocksCleared,
+    BlocksStored,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+)
+from kvgraph.graph.ranking.policy import Scores
+from kvgraph.graph.tables.blocks import Selection
+from kvgraph.graph.tables.tables import Tables
+from made_traffic import agents, made, recent
+
+SIZE = 16
+
+
+class Fixed:
+    """A policy that says what a test tells it to."""
+
+    name = "fixed"
+
+    def __init__(self, sign: float) -> None:
+        self.sign = sign
+
+    def observe(self, tables: Tables, engine: int, now: float) -> None:
+        """Nothing to learn."""
+
+    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+        """Seconds since each was used, or the other way round."""
+        return np.asarray(self.sign * (now - picked.last_used()))
+
+    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+        """Nothing to explain."""
+        return {}
+
+
+class Nonsense(Fixed):
+    """Scores that mean nothing."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(1.0)
+        self._kind = kind
+        self._rng = np.random.default_rng(5)
+
+    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+        """As the kind says."""
+        match self._kind:
+            case "constant":
+                return np.zeros(len(picked))
+            case "random":
+                return self._rng.random(len(picked))
+            case "nan":
+                return np.full(len(picked), np.nan)
+            case _:
+                return np.asarray(picked.last_used() - now)
+
+
+def chains(seed: int, capacity: int) -> Iterator[np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(seed)
+    for _ in range(3000):
+        first = int(rng.integers(0, 30)) * 40
+        count = int(rng.integers(1, min(40, capacity)))
+        yield np.arange(first, first + count, dtype=np.int32)
+
+
+@pytest.mark.parametrize("capacity", [50, 300])
+def test_a_shadow_holds_what_an_lru_pool_holds(capacity: int) -> None:
+    """Both kinds: a ranked one without a ranking evicts as the engine does."""
+    lru, ranked = LruShadow(capacity), RankedShadow(capacity)
+    pool: OrderedDict[int, None] = OrderedDict()
+    for rows in chains(1, capacity):
+        keys = rows.astype(np.uint64) + np.uint64(7)
+        wanted = rows.tolist()
+        found = next((i for i, row in enumerate(wanted) if row not in pool), len(wanted))
+        assert lru.found(rows, keys) == ranked.found(rows, keys) == found
+        lru.use(rows, keys)
+        ranked.use(rows, keys)
+        for row in reversed(wanted):
+            pool[row] = None
+            pool.move_to_end(row)
+        while len(pool) > capacity:
+            pool.popitem(last=False)
+
+
+def test_a_row_that_was_reused_is_another_block() -> None:
+    lru, ranked = LruShadow(10), RankedShadow(10)
+    rows = np.arange(4, dtype=np.int32)
+    old, new = rows.astype(np.uint64), rows.astype(np.uint64) + np.uint64(100)
+    for shadow in (lru, ranked):
+        shadow.use(rows, old)
+        assert shadow.found(rows, old) == 4
+        assert shadow.found(rows, new) == 0
+
+
+def test_a_ranked_shadow_spares_what_was_used_since() -> None:
+    ranked = RankedShadow(6)
+    first, second = np.arange(3, dtype=np.int32), np.arange(3, 6, dtype=np.int32)
+    for rows in (first, second):
+        ranked.use(rows, rows.astype(np.uint64))
+    ranked.adopt(np.concatenate([first, second]))
+    ranked.use(first, first.astype(np.uint64))
+    more = np.arange(6, 8, dtype=np.int32)
+    ranked.use(more, more.astype(np.uint64))
+    assert ranked.found(first, first.astype(np.uint64)) == 3
+    assert ranked.rows(np.arange(8, dtype=np.uint64)).tolist() == [0, 1, 2, 5, 6, 7]
+
+
+def hit_rate(trace: Trace, policy: Any, capacity: int = 400) -> float:
+    outcome = simulate(trace, [Instance(capacity, GraphOrder(trace, policy))])
+    return float(outcome.hits.sum()) / trace.prompt_blocks
+
+
+@pytest.mark.parametrize("kind", ["constant", "random", "nan", "reversed"])
+@pytest.mark.parametrize("maker", [agents, recent])
+def test_nonsense_costs_next_to_nothing(tmp_path: Path, kind: str, maker: Any) -> None:
+    trace = made(tmp_path, maker(np.random.default_rng(4)))
+    lru = float(run_arm("lru", trace, 400, Settings()).sum()) / trace.prompt_blocks
+    assert hit_rate(trace, Nonsense(kind)) >= lru - 0.005
+
+
+class World:
+    """One engine with a small pool, told to a graph turn by turn."""
+
+    def __init__(self, policy: Any) -> None:
+        self.now = 0.0
+        self.guard = Guard("fixed")
+        self.graph = KVCacheGraph(policy=policy, referee=self.guard, clock=lambda: self.now)
+        self.graph.apply("e", [EngineHello("e", "m", SIZE, 41, "v")])
+        self.graph.rank("e", 100)
+
+    def turn(self, first: int, count: int, found: int) -> None:
+        packed = np.arange(first, first + count, dtype="<u8").tobytes()
+        tokens = count * SIZE + 1
+        self.now += 1.0
+        self.graph.apply(
+            "e",
+            [
+                RequestStarted(f"r{self.now}", packed, tokens, found * SIZE, SIZE),
+                BlocksStored(packed, None, SIZE),
+                RequestFinished(f"r{self.now}", packed, tokens, tokens, "stop"),
+            ],
+        )
+
+    def round(self, hits: int) -> list[int]:
+        """Five contexts that fit a pool of 40 only in part, each asked for in turn."""
+        for number in range(5):
+            self.turn(1000 * (number + 1), 10, hits)
+        return self.graph.rank("e", 100).order.tolist()
+
+
+def test_a_policy_rules_once_its_shadow_finds_more(caplog: pytest.LogCaptureFixture) -> None:
+    """Most recent first is what a loop over too many contexts wants, and LRU finds nothing."""
+    caplog.set_level(logging.INFO, "kvgraph")
+    world = World(Fixed(-1.0))
+    assert world.round(0) == [], "nobody has shown anything yet: the engine's own order"
+    for _ in range(20):
+        order = world.round(0)
+    assert order, "the policy ranks"
+    assert world.guard.rulings()[0].policy_rules
+    assert "fixed ranks from now on" in caplog.text
+
+
+def test_lru_takes_over_where_the_policy_finds_less_than_it_would() -> None:
+    world = World(Fixed(-1.0))
+    for _ in range(20):
+        world.round(0)
+    assert world.guard.trusts(0)
+    for _ in range(40):  # contexts that all fit, of which the engine finds nothing
+        for number in range(3):
+            world.turn(1000 * (number + 1), 10, 0)
+        order = world.graph.rank("e", 100).order.tolist()
+    assert not world.guard.trusts(0)
+    assert order == []
+    assert world.guard.rulings()[0].changes == 2
+
+
+def test_a_reset_empties_the_shadows_and_keeps_the_ruling() -> None:
+    world = World(Fixed(-1.0))
+    for _ in range(20):
+        world.round(0)
+    world.graph.apply("e", [BlocksCleared()])
+    world.round(0)
+    assert world.guard.trusts(0)
+    assert world.guard.rulings()[0].ahead == 0.0, "nobody finds anything in an empty pool"
+
+
+def test_an_engine_inherits_no_ruling_of_one_that_is_gone() -> None:
+    world = World(Fixed(-1.0))
+    for _ in range(20):
+        world.round(0)
+    assert world.guard.trusts(0)
+    world.graph.forget_engine("e")
+    world.graph.apply("other", [EngineHello("o", "m", SIZE, 41, "v")])
+    world.graph.rank("other", 100)
+    assert world.graph.ruling("other") is not None
+    assert not world.guard.trusts(0)
+
+
+def test_configuration_may_go_without_a_guard() -> None:
+    assert PolicyConfig(guard=False).referee() is None
+    assert isinstance(PolicyConfig().referee(), Guard)

@@ -1,0 +1,246 @@
+"""The lifecycle policy: what it learns of sessions, how it ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from kvgraph.advisor.config.config import PolicyConfig
+from kvgraph.advisor.policies.drift import Drift
+from kvgraph.advisor.policies.hazard import AGES, OLDEST, Floats, ReturnModel, gittins
+from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
+from kvgraph.advisor.policies.waits import FEATURES, fitted
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    BlocksStored,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+    SessionSignal,
+)
+from kvgraph.graph.ranking.scoring import ClassicPolicy, ScoreProfile
+from kvgraph.graph.types import SourceLayer
+
+SIZE = 16
+
+
+class World:
+    """A graph that the lifecycle policy ranks, with a clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.policy = LifecyclePolicy()
+        self.graph = KVCacheGraph(policy=self.policy, clock=lambda: self.now)
+
+    def turn(self, session: str, *keys: int, segments: tuple[Segment, ...] = (), **said: object) \
+            -> None:  # fmt: skip
+        packed, tokens = np.array(keys, dtype="<u8").tobytes(), len(keys) * SIZE
+        self.graph.apply(
+            "e",
+            [
+                RequestStarted(session, packed, tokens, 0, SIZE, session, None, segments),
+                BlocksStored(packed, None, SIZE),
+                RequestFinished(session, packed, tokens, tokens, "stop", session, **said),  # type: ignore[arg-type]
+            ],
+        )
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.order()
+
+    def order(self) -> list[int]:
+        return self.graph.rank("e", 100_000).order.tolist()
+
+    def teach(self, returns: Callable[[int], bool], sessions: int = 200) -> None:
+        """Sessions of two turns or of one, told apart by the length of their prompts."""
+        for number in range(sessions):
+            first = 10_000 * (number + 1)
+            length = 80 if returns(number) else 8
+            self.turn(f"t{number}", *range(first, first + length))
+            if returns(number):
+                self.wait(20)
+                self.turn(f"t{number}", *range(first, first + length + 1))
+            self.wait(5)
+
+
+def test_a_session_likely_to_return_outlives_a_fresher_one_that_is_not() -> None:
+    world = World()
+    world.teach(lambda number: number % 2 == 0)
+    world.turn("long", *range(1, 81))
+    world.wait(4)
+    world.turn("short", *range(101, 109))
+    order = world.order()
+    assert order.index(101) < order.index(1)
+
+
+def test_a_session_that_waited_past_all_known_gaps_is_given_up() -> None:
+    world = World()
+    world.teach(lambda number: True)
+    world.turn("gone", *range(1, 81))
+    world.wait(2000)
+    world.turn("fresh", *range(101, 181))
+    order = world.order()
+    assert order.index(1) < order.index(180)
+
+
+def test_the_rules_bind_it_like_any_policy() -> None:
+    world = World()
+    world.turn("a", 1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, SIZE),))
+    world.turn("b", 11, 12)
+    world.turn("c", 21, 22)
+    world.turn("c", 21, 23)
+    world.graph.apply("e", [SessionSignal("b", ended=True)])
+    ranking = world.graph.rank("e", 100)
+    assert ranking.order.tolist()[:3] == [22, 12, 11], "superseded, then over, tail first"
+    assert ranking.protected.tolist() == [1]
+
+
+def test_a_tool_that_is_due_soon_keeps_its_session() -> None:
+    world = World()
+    world.turn("soon", 1, waiting_for_tool=True, expected_return_s=10.0)
+    world.turn("late", 2, waiting_for_tool=True, expected_return_s=3000.0)
+    assert world.order() == [2, 1]
+
+
+def test_a_stem_that_many_walk_outlives_each_of_them() -> None:
+    world = World()
+    for number in range(20):
+        world.turn(f"s{number}", 1, 2, 100 + number)
+        world.wait(10)
+    world.turn("last", 999)
+    assert world.order()[-2:] == [2, 1]
+
+
+def test_a_query_teaches_nothing_and_terms_add_up() -> None:
+    world = World()
+    world.teach(lambda number: True, sessions=20)
+    engine = world.graph.tables.engines["e"]
+    key = 10_000
+    everything = world.graph.tables.blocks.sample(1_000_000)
+    before = world.policy.scores(world.graph.tables, engine, everything, world.now)
+    explained = world.graph.explain(key)
+    after = world.policy.scores(world.graph.tables, engine, everything, world.now)
+    row = int(world.graph.tables.blocks.find(np.array([key], dtype=np.uint64))[0])
+    assert np.array_equal(before, after)
+    assert explained["policy"] == "lifecycle"
+    assert explained["score"] == pytest.approx(float(before[row]), abs=0.1)
+
+
+def test_scores_are_finite_for_blocks_that_nobody_claims() -> None:
+    world = World()
+    keys = np.arange(1, 50, dtype="<u8").tobytes()
+    world.graph.apply("e", [BlocksStored(keys, None, SIZE)])
+    assert world.order() == list(range(49, 0, -1))
+    world.now += 10 * OLDEST
+    everything = world.graph.tables.blocks.sample(1_000_000)
+    scores = world.policy.scores(world.graph.tables, 0, everything, world.now)
+    assert np.isfinite(scores).all()
+    assert np.abs(scores).max() < 1e7
+
+
+def model(kinds: int) -> ReturnModel:
+    scales = np.stack([np.full(kinds, 0.5), np.full(kinds, 0.5)]).astype(np.float32)
+    return ReturnModel(scales, step=3e-3, pull=1.0)
+
+
+def test_a_model_learns_the_rate_that_it_is_shown() -> None:
+    rng = np.random.default_rng(7)
+    kind = rng.integers(0, 2, (4000, 1)).astype(np.float32)
+    wait = rng.exponential(1.0, 4000) / np.where(kind[:, 0], 0.02, 0.002)
+    learner = model(1)
+    learner.learn(kind, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000), 600)
+    log_rates = learner.log_rates(np.array([[0], [1]], dtype=np.float32))
+    at_50 = np.exp(log_rates[:, np.searchsorted(AGES, 50.0) - 1])
+    assert at_50 == pytest.approx([0.002, 0.02], rel=0.4)
+
+
+def test_a_model_learns_what_two_features_mean_only_together() -> None:
+    rng = np.random.default_rng(7)
+    kinds = rng.integers(0, 2, (4000, 2)).astype(np.float32)
+    often = kinds[:, 0] != kinds[:, 1]
+    wait = rng.exponential(1.0, 4000) / np.where(often, 0.02, 0.002)
+    learner = model(2)
+    learner.learn(kinds, np.minimum(wait, 100.0), wait < 100.0, np.ones(4000), 900)
+    cases = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=np.float32)
+    at_50 = np.exp(learner.log_rates(cases)[:, np.searchsorted(AGES, 50.0) - 1])
+    assert at_50 == pytest.approx([0.002, 0.02, 0.02, 0.002], rel=0.5)
+
+
+def test_a_model_survives_features_that_are_absent_or_far_out() -> None:
+    learner = model(2)
+    wild = np.array([[1e6, -1e6], [np.nan, np.nan], [0.5, 1e4]], dtype=np.float32)
+    learner.learn(wild, np.array([0.0, 1e9, 3.0]), np.array([True, False, True]), np.ones(3), 50)
+    found = learner.index(wild, np.array([0.0, 10.0, 1e9]))
+    assert np.isfinite(found).all()
+    assert (found > 0).all()
+
+
+def test_who_waits_longer_than_all_ages_is_given_up_not_kept() -> None:
+    """In the last bin the rate has nowhere to move on to."""
+    rates = np.full((3, len(AGES) - 1), 1e-3)
+    found = gittins(rates, np.array([OLDEST / 2 + 1, 0.9 * OLDEST, OLDEST - 1e-3]))
+    assert found == pytest.approx([1e-3] * 3, rel=1e-3)
+
+
+@pytest.mark.parametrize("speed", [1.0, 14.0, 1 / 14.0])
+def test_the_clock_is_relative(speed: float) -> None:
+    """The same sessions, faster or slower, are ranked alike."""
+    world = World()
+    rng = np.random.default_rng(3)
+    for number in range(150):
+        first = 10_000 * (number + 1)
+        for turn in range(int(rng.integers(1, 6))):
+            world.turn(f"t{number}", *range(first, first + 10 + turn))
+            world.wait(float(rng.lognormal(3.1, 1.0)) / speed)
+    returns = world.policy._returns
+    assert returns.speed == pytest.approx(speed, rel=0.35)
+
+
+@pytest.mark.parametrize("size", [1.0, 64.0, 1 / 8.0])
+def test_sizes_are_relative(size: float) -> None:
+    """What was learned of long contexts is said of short ones, where all are short."""
+    places = [FEATURES.index(name) for name in ("prompt", "written", "mean_written", "grown")]
+    tokens = np.array([64_000, 640, 1280, -6400])
+
+    def logarithms(tokens: Floats) -> Floats:
+        grown = np.sign(tokens[3]) * np.log1p(abs(tokens[3]) / 10)
+        return np.array([np.log(tokens[0]), *np.log1p(tokens[1:3]), grown])
+
+    known = np.full((1, len(FEATURES)), np.nan, dtype=np.float32)
+    known[0, places] = logarithms(tokens / size)
+    drift = Drift(np.log(64_000))  # without slack
+    drift.note(np.full(10_000, np.log(64_000 / size)))
+    found = fitted(known, 0.0, drift.shift)[0, places]
+    assert found == pytest.approx(logarithms(tokens), rel=2e-3)
+
+
+def test_only_what_lies_beyond_the_slack_is_stretched() -> None:
+    for mean, shift in ((10.0, 0.0), (11.4, 0.0), (8.6, 0.0), (13.0, -1.5), (7.0, 1.5)):
+        drift = Drift(10.0, slack=1.5)
+        drift.note(np.full(100_000, mean))
+        assert drift.shift == pytest.approx(shift, abs=0.01)
+
+
+def test_configuration_names_the_policy() -> None:
+    weights = ScoreProfile(hit_count=-7.0)
+    classic = PolicyConfig(name="classic").policy(weights)
+    assert isinstance(classic, ClassicPolicy)
+    assert classic.profile is weights
+    assert PolicyConfig(name="lifecycle").policy(weights).name == "lifecycle"
+
+
+def test_weights_steer_and_cannot_drown_time() -> None:
+    """Importance decides between equals, by the configured weight; never against who returns."""
+    world = World()
+    low = Segment(int(SourceLayer.CONTEXT), 0, SIZE, 0.0)
+    high = Segment(int(SourceLayer.CONTEXT), 0, SIZE, 1.0)
+    world.turn("a", 1, segments=(high,))
+    world.turn("b", 2, segments=(low,))
+    assert world.order() == [2, 1]
+    world.graph.profile = ScoreProfile(importance=20.0)
+    assert world.order() == [1, 2]
+    world.graph.profile = ScoreProfile(importance=-1e6)
+    world.wait(3000)
+    world.turn("fresh", 3, segments=(low,))
+    assert world.order()[-1] == 3

@@ -1,0 +1,282 @@
+"""The simulator against plain models: LRU, Belady, libcachesim, reference counts, tiers."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from kvgraph.advisor.replay.engine.instance import HostTier, Instance
+from kvgraph.advisor.replay.engine.routers import PrefixAffinity, RoundRobin, SessionSticky
+from kvgraph.advisor.replay.engine.simulator import Load, simulate
+from kvgraph.advisor.replay.errors import ReplayError
+from kvgraph.advisor.replay.fast.bounds import belady_hits, infinite_hits
+from kvgraph.advisor.replay.fast.library import ALGORITHMS, library_hits, new_cache
+from kvgraph.advisor.replay.fast.lru import lru_hits
+from kvgraph.advisor.replay.lab.arms import Settings, arm_names, chosen_arms, run_arm
+from kvgraph.advisor.replay.orders.orders import LruOrder
+from kvgraph.advisor.replay.traces.duration import ServiceModel
+from kvgraph.advisor.replay.traces.inferred_sessions import infer_sessions
+from kvgraph.advisor.replay.traces.trace import Trace, last_turns
+
+SEED = 20_261_121
+
+
+def make_trace(chains: list[list[int]], at: list[float] | None = None, output: int = 10) -> Trace:
+    lengths = np.array([len(chain) for chain in chains], dtype=np.int32)
+    num_blocks = max(map(max, chains)) + 1
+    session = infer_sessions(chains, lengths.tolist(), num_blocks)
+    return Trace(
+        name="made",
+        block_size=16,
+        at=np.array(at if at else range(len(chains)), dtype=np.float64),
+        input_tokens=lengths * 16,
+        output_tokens=np.full(len(chains), output, dtype=np.int32),
+        starts=np.append(0, np.cumsum(lengths)).astype(np.int64),
+        blocks=np.array([b for chain in chains for b in chain], dtype=np.int32),
+        prompts=lengths,
+        full=lengths,
+        matchable=lengths,
+        session=session,
+        last=last_turns(session),
+        has_sessions=False,
+    )
+
+
+def chat_trace(requests: int = 600, seed: int = SEED) -> Trace:
+    """Sessions that share a system prompt, come back or not, and sometimes edit their history."""
+    rng = random.Random(seed)
+    fresh = iter(range(1_000_000))
+    system = [next(fresh) for _ in range(2)]
+    sessions: list[list[int]] = []
+    chains = []
+    for _ in range(requests):
+        if sessions and rng.random() < 0.5:
+            chain = rng.choice(sessions[-40:])
+            if rng.random() < 0.1:
+                del chain[rng.randrange(2, len(chain)) :]
+        else:
+            chain = list(system)
+            sessions.append(chain)
+        chain += [next(fresh) for _ in range(rng.randrange(1, 6))]
+        chains.append(list(chain))
+    ids = {block: i for i, block in enumerate(dict.fromkeys(b for c in chains for b in c))}
+    return make_trace([[ids[b] for b in chain] for chain in chains])
+
+
+def plain_lru(trace: Trace, capacity: int) -> list[int]:
+    """vLLM's free queue in the words of its source, one block at a time."""
+    queue: OrderedDict[int, None] = OrderedDict((-1 - i, None) for i in range(capacity))  # blank
+    hits = []
+    for chain in trace.chains():
+        if len(chain) > capacity:
+            hits.append(0)
+            continue
+        hit = 0
+        while hit < len(chain) and chain[hit] in queue:
+            hit += 1
+        for block in chain[:hit]:
+            del queue[block]
+        for _ in chain[hit:]:
+            queue.popitem(last=False)
+        for block in reversed(chain):
+            queue[block] = None
+        hits.append(hit)
+    return hits
+
+
+@pytest.mark.parametrize("capacity", [30, 100, 400, 5000])
+def test_lru_is_vllms_free_queue(capacity: int) -> None:
+    trace = chat_trace()
+    plain = plain_lru(trace, capacity)
+    assert lru_hits(trace, capacity).tolist() == plain
+    assert simulate(trace, [Instance(capacity, LruOrder())]).hits.tolist() == plain
+
+
+def test_every_arm_lies_between_nothing_and_its_bound() -> None:
+    trace = chat_trace()
+    best = infinite_hits(trace)
+    for capacity in (50, 300):
+        bound = int(belady_hits(trace, capacity).sum())
+        for arm in arm_names():
+            hits = run_arm(arm, trace, capacity, Settings())
+            assert (hits >= 0).all(), arm
+            assert (hits <= best).all(), arm
+            if not arm.startswith("infinite"):
+                assert hits.sum() <= bound, arm
+    assert (run_arm("belady", trace, 10**6, Settings()) == best).all()
+    assert (run_arm("classic", trace, 10**6, Settings()) == best).all()
+
+
+def test_belady_is_the_best_there_is_on_a_trace_small_enough_to_try_everything() -> None:
+    chains = [[0], [1], [2], [0], [3], [1], [0], [2]]
+    # By hand, three places: keep 0 and 1, then 0 and 2; hits at requests 3, 5, 6 and 7.
+    assert belady_hits(make_trace(chains), 3).tolist() == [0, 0, 0, 1, 0, 1, 1, 1]
+    assert belady_hits(make_trace(chains), 1).tolist() == [0, 0, 0, 1, 0, 0, 1, 0]
+
+
+def test_an_unknown_arm_is_named_with_what_is_allowed() -> None:
+    with pytest.raises(ReplayError, match=r"'lruu': allowed: all, lru, "):
+        chosen_arms(["lruu"])
+
+
+# libcachesim ------------------------------------------------------------------------------------
+
+
+def prefix_free(requests: int) -> Trace:
+    rng = random.Random(SEED)
+    blocks = [min(199, int(rng.paretovariate(0.7))) for _ in range(requests)]
+    return make_trace([[block] for block in blocks])
+
+
+@pytest.mark.parametrize("policy", ALGORITHMS)
+@pytest.mark.parametrize("capacity", [10, 50])
+def test_adapters_equal_libcachesim_without_prefixes(policy: str, capacity: int) -> None:
+    trace = prefix_free(4000)
+    cache, request = new_cache(policy, capacity)
+    plain = []
+    for [block] in trace.chains():
+        request.obj_id = block
+        plain.append(int(cache.get(request)))
+    adapted = library_hits(trace, capacity, policy)
+    if policy == "lecar":  # draws lots, from a generator that cannot be seeded
+        assert adapted.sum() == pytest.approx(sum(plain), rel=0.05)
+    else:
+        assert adapted.tolist() == plain
+
+
+def test_libcachesim_algorithms_differ_from_each_other_and_from_lru() -> None:
+    trace = prefix_free(4000)
+    rates = {policy: tuple(library_hits(trace, 20, policy).tolist()) for policy in ALGORITHMS}
+    assert len(set(rates.values())) == len(ALGORITHMS)
+    assert tuple(lru_hits(trace, 20).tolist()) not in rates.values()
+
+
+# Time, room and tiers ---------------------------------------------------------------------------
+
+
+def test_blocks_of_running_requests_are_never_evicted_and_others_wait() -> None:
+    trace = make_trace([[0, 1, 2], [3, 4, 5], [0, 1, 2]], at=[0.0, 0.1, 0.2], output=0)
+    slow = Load(ServiceModel(prefill_tokens_per_s=16.0))  # a block a second
+    outcome = simulate(trace, [Instance(4, LruOrder())], load=slow)
+    assert outcome.waited[1] == pytest.approx(2.9)  # until the first is done, at 3.0
+    assert outcome.waited[2] == pytest.approx(5.8)  # first come, first served
+    assert outcome.hits.tolist() == [0, 0, 0 + 1]  # four places: one of the first's survives
+
+
+def test_a_shared_block_has_two_users() -> None:
+    trace = make_trace([[0, 1], [0, 2], [3, 4]], at=[0.0, 0.1, 0.2])
+    outcome = simulate(
+        trace, [Instance(6, LruOrder())], load=Load(ServiceModel(prefill_tokens_per_s=1.0))
+    )
+    assert outcome.hits.tolist() == [0, 1, 0]
+    instance = Instance(6, LruOrder())
+    instance.admit(0, [0, 1], 2, 1, 0.0)
+    instance.admit(1, [0, 2], 2, 0, 0.0)
+    assert (instance.used, instance.blank, instance.cached) == (4, 2, 3)
+    instance.finish(0, [0, 1], 1.0)
+    assert instance.used == 2
+    instance.finish(1, [0, 2], 2.0)
+    assert (instance.used, instance.blank, instance.cached) == (0, 3, 3)
+
+
+def test_concurrency_is_bounded() -> None:
+    trace = make_trace([[0], [1], [2]], at=[0.0, 0.0, 0.0], output=0)
+    load = Load(ServiceModel(prefill_tokens_per_s=16.0), max_running=1)
+    assert simulate(trace, [Instance(9, LruOrder())], load=load).waited.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_what_can_never_fit_is_refused_and_the_rest_is_served() -> None:
+    outcome = simulate(make_trace([[0, 1, 2], [3], [3]]), [Instance(2, LruOrder())])
+    assert outcome.refused == 1
+    assert outcome.hits.tolist() == [0, 0, 1]
+
+
+def test_a_host_tier_gives_back_what_was_evicted() -> None:
+    trace = make_trace([[0, 1, 2], [3, 4, 5], [0, 1, 2]])
+    pool = Instance(3, LruOrder(), host=HostTier(100))
+    outcome = simulate(trace, [pool])
+    assert outcome.hits.tolist() == [0, 0, 0]
+    assert outcome.warmed.tolist() == [0, 0, 3]
+    small = simulate(trace, [Instance(3, LruOrder(), host=HostTier(2))])
+    # The head was evicted last and is still there; the tail made room for it.
+    assert small.warmed.tolist() == [0, 0, 2]
+
+
+def test_routers_keep_sessions_together_or_apart() -> None:
+    trace = chat_trace(400)
+    rates = {}
+    for name, router in {
+        "round-robin": RoundRobin(),
+        "sticky": SessionSticky(trace),
+        "affinity": PrefixAffinity(trace),
+    }.items():
+        pools = [Instance(400, LruOrder()) for _ in range(4)]
+        rates[name] = simulate(trace, pools, router=router).hits.sum()
+    assert rates["sticky"] > rates["round-robin"]
+    assert rates["affinity"] > rates["round-robin"]
+    sticky = SessionSticky(trace)
+    homes: dict[int, set[int]] = {}
+    for request, session in enumerate(trace.session.tolist()):
+        homes.setdefault(session, set()).add(sticky(request, pools))
+    assert all(len(home) == 1 for home in homes.values())
+    assert set.union(*homes.values()) == {0, 1, 2, 3}
+
+
+# The live policy in the lab ---------------------------------------------------------------------
+
+
+def test_hints_are_worth_something_when_a_session_is_over() -> None:
+    trace = chat_trace(800)
+    told = run_arm("classic+hints", trace, 150, Settings()).sum()
+    assert told > run_arm("classic", trace, 150, Settings()).sum()
+
+
+def test_runs_repeat_exactly() -> None:
+    trace = chat_trace(200)
+    one, two = (run_arm("classic", trace, 60, Settings()) for _ in range(2))
+    assert (one == two).all()
+
+
+def test_a_trace_head_knows_nothing_of_the_rest() -> None:
+    trace = chat_trace(200)
+    head = trace.head(0.5)
+    assert len(head) == 100
+    assert all(a <= b for a, b in pairwise(head.at.tolist()))
+    assert head.last.sum() == len(set(head.session.tolist()))
+    assert lru_hits(head, 80).tolist() == lru_hits(trace, 80)[:100].tolist()
+
+
+def agents_trace(users: int, turns: int, seed: int) -> Trace:
+    """Users who work in parallel: contexts grow, are compacted at times, and pauses vary widely."""
+    rng, fresh = random.Random(seed), iter(range(10_000_000))
+    contexts = [[next(fresh) for _ in range(rng.randrange(20, 60))] for _ in range(users)]
+    events = []
+    for user in range(users):
+        at = 0.0
+        for _ in range(turns):
+            at += rng.lognormvariate(2.5, 1.5)
+            events.append((at, user))
+    chains, times = [], []
+    for at, user in sorted(events):
+        context = contexts[user]
+        if len(context) > 150:
+            del context[20:]
+        context += [next(fresh) for _ in range(rng.randrange(1, 8))]
+        chains.append(list(context))
+        times.append(at)
+    return make_trace(chains, times)
+
+
+@pytest.mark.parametrize("host", [250, 500, 1000, 2000])
+def test_tiers_compute_less_than_a_plain_host_tier_of_equal_bytes(host: int) -> None:
+    """Whatever is known of the traffic: by not keeping twice what the pool holds."""
+    trace = agents_trace(users=24, turns=60, seed=5)
+    computed = {}
+    for plain in (True, False):
+        tier = HostTier(host, plain=plain)
+        found = simulate(trace, [Instance(1000, LruOrder(), host=tier)])
+        computed[plain] = int(trace.matchable.sum() - found.hits.sum() - found.warmed.sum())
+    assert computed[False] < computed[True]

@@ -1,0 +1,353 @@
+"""Recorded agent sessions, laid over users."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvgraph.advisor.cli import main
+from kvgraph.advisor.replay.errors import ReplayError, TraceError
+from kvgraph.advisor.replay.recordings.fleet import MAX_GAP_S, FleetRequest, lay_over_users
+from kvgraph.advisor.replay.recordings.fleet_blocks import BlockNumbers
+from kvgraph.advisor.replay.recordings.signals import MAGNITUDE, Signals
+from kvgraph.advisor.replay.recordings.traffic import trace_lines, write_trace
+from kvgraph.advisor.replay.recordings.weka import Session, read_session, read_sessions
+from kvgraph.advisor.replay.traces.reader import load_trace
+
+Json = dict[str, Any]
+
+
+def request(t: float, tokens: int, first: int = 0, **more: Any) -> Json:
+    """A request whose blocks are numbered from ``first``."""
+    ids = list(range(first, first + tokens // 64))
+    said = {"out": 100, "stop": "tool_use", "api_time": 2.0, "input_types": ["tool_result"]}
+    return {"t": t, "type": "n", "in": tokens, "hash_ids": ids, **said, **more}
+
+
+def weka(requests: Sequence[Json], **more: Any) -> Json:
+    return {
+        "block_size": 64,
+        "hash_id_scope": "local",
+        "tool_tokens": 1024,
+        "system_tokens": 600,
+        "requests": list(requests),
+        **more,
+    }
+
+
+def write(path: Path, content: Json) -> Path:
+    data = json.dumps(content).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def session(directory: Path, requests: Sequence[Json], name: str = "a", **more: Any) -> Session:
+    return read_session(write(directory / f"{name}.json", weka(requests, **more)))
+
+
+def work(turns: int = 4) -> list[Json]:
+    """A session that grows by a block of 512 tokens a turn, a minute each; the last ends it."""
+    grown = [request(60.0 * i, 2048 + 512 * i) for i in range(turns)]
+    grown[-1]["stop"] = "end_turn"
+    return grown
+
+
+def lines_of(
+    sessions: Sequence[Session], signals: Signals = Signals.NONE, **options: bool
+) -> list[Json]:
+    requests = lay_over_users(sessions, 2, 4 * 3600.0, 1)
+    return list(trace_lines(requests, 512, signals, 1, **options))[1:]
+
+
+def test_reads_a_directory_gzipped_or_not(tmp_path: Path) -> None:
+    write(tmp_path / "b.json.gz", weka(work()))
+    write(tmp_path / "a.json", weka(work()))
+    (tmp_path / "notes.txt").write_text("not a session")
+    found = read_sessions(tmp_path)
+    assert [each.name for each in found] == ["a", "b"]
+    assert [turn.input_tokens for turn in found[0].turns] == [2048, 2560, 3072, 3584]
+    assert found[0].turns[0].input_types == ("tool_result",)
+    assert found[0].turns[0].api_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (weka([]), "requests: it holds no request"),
+        (weka([{"t": 0, "hash_ids": []}]), r"requests\[0\].in is missing"),
+        (weka([{"t": 0, "in": 64}]), r"requests\[0\].hash_ids is missing"),
+        (weka([request(-1.0, 640)]), "requests.*t`"),
+        (weka([request(0.0, 640, hash_ids=[1, 2])]), r"requests\[0\].hash_ids has 2 entries"),
+        (weka([request(0.0, 64, hash_ids=[-1])]), "hash_ids"),
+        (weka([request(0.0, 64, hash_ids=[1 << 40])]), "hash_ids"),
+        (weka([request(0.0, 64, hash_ids=["x"])]), "hash_ids"),
+        (weka([request(0.0, 128, hash_ids=[5, 5])]), "5 follows two different prefixes"),
+        (weka([request(0.0, 128), request(1.0, 128, 1)]), "1 follows two different prefixes"),
+        (weka([request(0.0, 640, **{"out": 1 << 40})]), "out"),
+        (weka([request(0.0, 640, stop="x" * 100)]), "stop"),
+        (weka(work(), block_size=0), "block_size"),
+        (weka(work(), hash_id_scope="global"), "hash_id_scope"),
+        ({"block_size": 64}, "requests"),
+        (weka([{"type": "subagent", "t": 0, "requests": []}]), "requests"),
+    ],
+)
+def test_hostile_sessions_name_file_and_field(tmp_path: Path, content: Json, said: str) -> None:
+    path = write(tmp_path / "bad.json", content)
+    with pytest.raises(TraceError, match=said) as caught:
+        read_session(path)
+    assert str(path) in str(caught.value)
+
+
+def nested(depth: int) -> Json:
+    inner: Json = request(0.0, 640)
+    for _ in range(depth):
+        inner = {"type": "subagent", "t": 0, "requests": [inner, request(0.0, 640)]}
+    return weka([request(0.0, 640), inner])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"t": NaN}',
+        gzip.compress(json.dumps(weka(work())).encode())[:-20],
+        b"\x1f\x8b" + b"junk" * 100,
+        b"[" * 100_000,
+        json.dumps(nested(100)).encode(),
+    ],
+)
+def test_damaged_files_name_the_file(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "bad.json.gz"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=r"bad\.json\.gz"):
+        read_session(path)
+
+
+def test_a_gzip_bomb_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgraph.advisor.replay.recordings.weka.MAX_FILE", 1 << 20)
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(gzip.compress(b" " * (8 << 20)))
+    with pytest.raises(TraceError, match="longer than"):
+        read_session(path)
+
+
+def test_a_session_of_two_files_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.json.gz", weka(work()))
+    write(tmp_path / "a.json", weka(work()))
+    with pytest.raises(TraceError, match="second file"):
+        read_sessions(tmp_path)
+
+
+def test_the_seed_fixes_the_fleet(tmp_path: Path) -> None:
+    sessions = [session(tmp_path, work(3 + i), f"s{i}") for i in range(6)]
+
+    def files(seed: int) -> bytes:
+        requests = lay_over_users(sessions, 3, 3600.0, seed)
+        write_trace(trace_lines(requests, 512, Signals.ALL, seed), tmp_path / "fleet.jsonl.gz")
+        return (tmp_path / "fleet.jsonl.gz").read_bytes()
+
+    assert files(1) == files(1)
+    assert files(1) != files(2)
+
+
+def test_users_work_in_parallel_one_session_after_another(tmp_path: Path) -> None:
+    sessions = [session(tmp_path, work(5), f"s{i}") for i in range(6)]
+    requests = lay_over_users(sessions, 3, 2 * 3600.0, 1)
+    assert [r.at for r in requests] == sorted(r.at for r in requests)
+    for user in range(3):
+        own = [r.run for r in requests if r.user == user]
+        assert own
+        borders = sum(a != b for a, b in pairwise(own))
+        assert borders + 1 == len(set(own)), "a session is played as a whole"
+    first_lap = {r.run for r in requests if "@" not in r.run}
+    assert first_lap == {each.name for each in sessions}
+
+
+def test_long_pauses_are_cut(tmp_path: Path) -> None:
+    long = session(tmp_path, [request(0.0, 2048), request(90_000.0, 2560)])
+    first, second = lay_over_users([long], 1, 2 * MAX_GAP_S + 1, 1)[:2]
+    assert second.at - first.at == pytest.approx(MAX_GAP_S)
+    assert first.returns_s == MAX_GAP_S
+    assert first.pause_s == MAX_GAP_S - 2.0
+
+
+def test_the_horizon_leaves_out_what_comes_later_and_ends_nothing(tmp_path: Path) -> None:
+    sessions = [session(tmp_path, work(200))]
+    requests = lay_over_users(sessions, 1, MAX_GAP_S + 600.0, 1)
+    assert 0 < len(requests) < 200
+    assert all(r.at < MAX_GAP_S + 600.0 for r in requests)
+    lines = list(trace_lines(requests, 512, Signals.ALL, 1))[1:]
+    assert not any("ended" in line for line in lines)
+    assert lines[-1]["waiting_for_tool"]
+
+
+@pytest.mark.parametrize(("users", "hours"), [(0, 1.0), (1, 0.0)])
+def test_a_fleet_of_nobody_is_refused(tmp_path: Path, users: int, hours: float) -> None:
+    with pytest.raises(ReplayError):
+        lay_over_users([session(tmp_path, work())], users, hours, 1)
+
+
+def play(each: Session, run: str | None = None, index: int = 0) -> FleetRequest:
+    return FleetRequest(0.0, 0, run or each.name, run or each.name, each, index, None)
+
+
+def test_heads_of_equal_lengths_are_shared_in_whole_blocks(tmp_path: Path) -> None:
+    a, b = session(tmp_path, work(), "a"), session(tmp_path, work(), "b")
+    other = session(tmp_path, work(), "c", tool_tokens=1000)
+    numbers = BlockNumbers(512)
+    chains = [numbers.prompt(play(each)) for each in (a, b, other)]
+    assert all(len(chain) == 4 for chain in chains)
+    head = (1024 + 600) // 512
+    assert chains[0][:head] == chains[1][:head]
+    assert not set(chains[0][head:]) & set(chains[1][head:])
+    assert not set(chains[0]) & set(chains[2])
+
+
+def test_a_session_played_again_shares_its_head_only(tmp_path: Path) -> None:
+    each = session(tmp_path, work())
+    numbers = BlockNumbers(512)
+    first, again = numbers.prompt(play(each, "a")), numbers.prompt(play(each, "a@2"))
+    assert first[:3] == again[:3]
+    assert not set(first[3:]) & set(again[3:])
+
+
+def test_subagents_are_sessions_that_start_from_what_they_share(tmp_path: Path) -> None:
+    forked = {**request(0.0, 1024), "hash_ids": [*range(8), *range(500, 508)]}
+    agent = {"type": "subagent", "t": 100.0, "tool_tokens": 128, "requests": [forked]}
+    parent = session(tmp_path, [request(0.0, 2048), agent, request(300.0, 2560)])
+    requests = lay_over_users([parent], 1, 2 * MAX_GAP_S, 1)
+    mine = [r for r in requests if r.run == "a"]
+    child = next(r for r in requests if r.run == "a.1")
+    assert child.at - mine[0].at == pytest.approx(100.0)
+    assert child.next_turn is None
+    numbers = BlockNumbers(512)
+    whole, fork = numbers.prompt(mine[0]), numbers.prompt(child)
+    assert len(fork) == 2
+    assert fork[1] not in whole
+
+
+def test_a_subagent_shares_recorded_numbers_with_its_parent(tmp_path: Path) -> None:
+    forked = {**request(0.0, 1536), "hash_ids": [*range(16), *range(500, 508)]}
+    agent = {"type": "subagent", "t": 100.0, "tool_tokens": 0, "requests": [forked]}
+    parent = session(tmp_path, [request(0.0, 2048), agent], tool_tokens=0, system_tokens=0)
+    requests = {r.run: r for r in lay_over_users([parent], 1, 2 * MAX_GAP_S, 1)}
+    own, child = requests["a"], requests["a.1"]
+    numbers = BlockNumbers(512)
+    whole, fork = numbers.prompt(own), numbers.prompt(child)
+    assert fork[:2] == whole[:2]
+    assert fork[2] not in whole
+
+
+def test_an_answer_is_part_of_the_next_prompt_or_of_none(tmp_path: Path) -> None:
+    extends = [request(0.0, 1024, **{"out": 513}), request(9.0, 1600)]
+    shorter = [request(0.0, 1024, **{"out": 700}), request(9.0, 1600)]
+    edited = [request(0.0, 1024, **{"out": 513}), request(9.0, 1600, 700)]
+    over = [request(0.0, 1024, **{"out": 513})]
+    shared, blocks = [], []
+    for number, requests in enumerate((extends, shorter, edited, over)):
+        numbers = BlockNumbers(512)
+        each = session(tmp_path, requests, f"s{number}")
+        answer = numbers.answer(play(each))
+        prompts = [numbers.prompt(play(each, index=index)) for index in range(len(requests))]
+        blocks.append(len(answer))
+        shared.append(answer == prompts[-1][2:3])
+        assert shared[-1] or not any(set(answer) & set(prompt) for prompt in prompts)
+    assert blocks == [1, 1, 1, 1]
+    assert shared == [True, False, False, False]
+
+
+def test_the_last_token_of_an_answer_completes_no_block(tmp_path: Path) -> None:
+    each = session(tmp_path, [request(0.0, 1024, **{"out": 512}), request(9.0, 1600)])
+    assert BlockNumbers(512).answer(play(each)) == []
+
+
+def test_a_block_is_a_multiple_of_the_recorded_one(tmp_path: Path) -> None:
+    each = session(tmp_path, work())
+    assert len(BlockNumbers(128).prompt(play(each))) == 16
+    with pytest.raises(ReplayError, match="--block 100: allowed: a multiple of 64"):
+        BlockNumbers(100).prompt(play(each))
+
+
+def test_what_callers_say_is_a_choice(tmp_path: Path) -> None:
+    requests = work(6)
+    requests[2]["stop"] = ""
+    sessions = [session(tmp_path, requests)]
+    fields = ("ended", "waiting_for_tool", "expected_return_s", "layers")
+    said = {
+        signals: {name for line in lines_of(sessions, signals) for name in fields if name in line}
+        for signals in Signals
+    }
+    assert said == {
+        Signals.NONE: set(),
+        Signals.ENDS: {"ended"},
+        Signals.STOPS: {"waiting_for_tool"},
+        Signals.ALL: {"ended", "waiting_for_tool", "expected_return_s"},
+    }
+    first = [line for line in lines_of(sessions, Signals.ALL) if line["session"] == "a"]
+    assert [line.get("waiting_for_tool") for line in first] == [True, True, None, True, True, False]
+    assert [line.get("ended", False) for line in first] == [False] * 5 + [True]
+    assert ["expected_return_s" in line for line in first] == [True, True, False, True, True, False]
+    layered = lines_of(sessions, Signals.NONE, with_layers=True)
+    assert layered[0]["layers"] == [("capabilities", 0, 1024), ("rules", 1024, 1624)]
+
+
+def test_pauses_are_told_within_a_factor(tmp_path: Path) -> None:
+    told = [
+        line["expected_return_s"]
+        for line in lines_of([session(tmp_path, work(200))], Signals.ALL)
+        if "expected_return_s" in line
+    ]
+    assert len(set(told)) > 100
+    assert 58.0 / MAGNITUDE - 0.01 <= min(told) < 30.0
+    assert 120.0 < max(told) <= 58.0 * MAGNITUDE + 0.01
+
+
+def test_the_command_writes_what_replay_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "sessions"
+    directory.mkdir()
+    for number in range(3):
+        write(directory / f"s{number}.json.gz", weka(work(8)))
+    out = tmp_path / "fleet.jsonl.gz"
+    options = ["--users", "4", "--hours", "1", "--seed", "3", "--signals", "all", "-o", str(out)]
+    with pytest.raises(SystemExit) as caught:
+        main(["traffic", str(directory), *options])
+    assert caught.value.code == 0
+    trace = load_trace(out)
+    assert trace.block_size == 512
+    assert trace.has_sessions
+    assert f"{len(trace)} requests" in capsys.readouterr().err
+
+
+def test_a_fleet_is_replayed_with_the_default_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sessions = [session(tmp_path, work(8), f"s{number}") for number in range(3)]
+    requests = lay_over_users(sessions, 3, 2400.0, 1)
+    out = tmp_path / "fleet.jsonl"
+    write_trace(trace_lines(requests, 512, Signals.ALL, 1), out)
+    policies = "lru,default,default+hints,belady"
+    with pytest.raises(SystemExit) as caught:
+        main(["replay", str(out), "--policy", policies, "--capacity", "20,60", "--processes", "1",
+              "--json"])  # fmt: skip
+    assert caught.value.code == 0
+    rates = json.loads(capsys.readouterr().out)["policies"]
+    assert list(rates) == policies.split(",")
+    assert all(0.0 < row["60"] <= rates["belady"]["60"] for row in rates.values())
+
+
+def test_the_command_names_what_it_cannot_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["traffic", str(tmp_path), "-o", str(tmp_path / "x.jsonl")])
+    assert caught.value.code == 1
+    assert "no session in it" in capsys.readouterr().err

@@ -1,0 +1,219 @@
+"""Answers of several workers, what transfers cost, and the variables that set the budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kvgraph.graph.errors import ConfigError
+from kvgraph.hooks.tiers.budget import (
+    COLD_VARIABLE,
+    DIRECTORY_VARIABLE,
+    PREFETCH_VARIABLE,
+    SPILL_VARIABLE,
+    WARM_VARIABLE,
+    TierSettings,
+    read_settings,
+)
+from kvgraph.hooks.tiers.costs import TransferCosts
+from kvgraph.hooks.tiers.jobs import JobBook, JobDone, Spill, TierAnswer, TierWork, WorkerStart
+
+MIB = 1 << 20
+
+
+# Jobs -------------------------------------------------------------------------------------------
+
+
+def answer(job: int, failed: set[int], seconds: float = 0.0, size: int = 0) -> JobDone:
+    return JobDone(job, frozenset(failed), seconds, size)
+
+
+def test_a_job_is_done_when_every_worker_said_so() -> None:
+    book, heard = JobBook(3), list[JobDone]()
+    job = Spill(book.number(), (1, 2, 3), (7, 8, 9))
+    book.open(job, heard.append)
+    assert book.take() == (job,)
+    assert book.take() == ()
+    book.answer(answer(job.id, {0}, 0.5, 100))
+    book.answer(answer(job.id, set(), 0.9, 300))
+    assert heard == []
+    assert len(book) == 1
+    book.answer(answer(job.id, {2}, 0.1, 200))
+    assert heard == [answer(job.id, {0, 2}, 0.9, 300)]
+    assert len(book) == 0
+
+
+def test_what_nobody_asked_and_what_is_said_again_changes_nothing() -> None:
+    book, heard = JobBook(1), list[JobDone]()
+    job = Spill(book.number(), (1,), (1,))
+    book.open(job, heard.append)
+    book.answer(answer(job.id + 1, set()))
+    for _ in range(3):
+        book.answer(answer(job.id, set()))
+    assert len(heard) == 1
+
+
+def test_a_job_may_open_the_next() -> None:
+    book, order = JobBook(1), list[int]()
+    first, second = (Spill(book.number(), (1,), (1,)) for _ in range(2))
+
+    def go_on(done: JobDone) -> None:
+        order.append(done.id)
+        book.open(second, lambda done: order.append(done.id))
+
+    book.open(first, go_on)
+    book.answer(answer(first.id, set()))
+    assert book.take() == (first, second)
+    book.answer(answer(second.id, set()))
+    assert order == [first.id, second.id]
+
+
+def test_messages_say_whether_there_is_anything_in_them() -> None:
+    assert not TierWork()
+    assert not TierAnswer()
+    assert TierWork(release=(1,))
+    assert TierWork(erase=(b"x",))
+    starts = (WorkerStart(1, 2, (b"a",)), WorkerStart())
+    both = TierAnswer((answer(1, set()),)) + TierAnswer((answer(1, {0}),), starts)
+    assert both == TierAnswer((answer(1, set()), answer(1, {0})), starts)
+    assert TierWork(disown=True)
+    assert TierAnswer(starts=(WorkerStart(),)), "a worker that has nothing is news too"
+
+
+# Costs ------------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_without_a_sample_a_load_is_tried() -> None:
+    costs = TransferCosts(Clock())
+    assert costs.worth_loading(1, 1 << 40, 1 << 40)
+
+
+def learned(tokens_per_s: float, bytes_per_s: float) -> TransferCosts:
+    clock = Clock()
+    costs = TransferCosts(clock)
+    costs.step_began(1000)
+    clock.now += 1000 / tokens_per_s
+    costs.step_ended()
+    size = round(bytes_per_s)
+    costs.loaded(size, 1.0, from_disk=False)
+    return costs
+
+
+def test_the_faster_way_is_chosen() -> None:
+    costs = learned(1000, 100 * MIB)
+    assert costs.prefill_tokens_per_s == pytest.approx(1000)
+    assert costs.worth_loading(1000, 99 * MIB, 0)
+    assert not costs.worth_loading(1000, 101 * MIB, 0)
+
+
+def test_what_is_under_way_counts() -> None:
+    costs = learned(1000, 100 * MIB)
+    assert costs.worth_loading(1000, 50 * MIB, 0)
+    costs.queued_bytes = 60 * MIB
+    assert not costs.worth_loading(1000, 50 * MIB, 0)
+
+
+def test_the_disk_has_a_speed_of_its_own() -> None:
+    costs = learned(1000, 100 * MIB)
+    costs.loaded(10 * MIB, 1.0, from_disk=True)
+    assert costs.worth_loading(1000, 90 * MIB, 0)
+    assert not costs.worth_loading(1000, 0, 11 * MIB)
+    assert not costs.worth_loading(1000, 60 * MIB, 5 * MIB), "both ways add up"
+
+
+def test_what_lost_again_and_again_is_tried_once_more() -> None:
+    costs = learned(1000, MIB)
+    declined = 0
+    while not costs.worth_loading(1000, 4 * MIB, 0):
+        declined += 1
+        assert declined < 1000
+    assert declined > 10
+
+
+def test_steps_that_overlap_are_not_counted_twice() -> None:
+    """Two steps of 1 s each are scheduled 0.1 s apart: together they take 2 s."""
+    clock = Clock()
+    costs = TransferCosts(clock)
+    costs.step_began(500)
+    clock.now += 0.1
+    costs.step_began(500)
+    clock.now += 0.9
+    costs.step_ended()
+    clock.now += 1.0
+    costs.step_ended()
+    assert costs.prefill_tokens_per_s == pytest.approx(500)
+    costs.step_ended()  # told without a beginning
+    assert costs.prefill_tokens_per_s == pytest.approx(500)
+
+
+def test_decode_steps_say_nothing_about_prefill() -> None:
+    clock = Clock()
+    costs = TransferCosts(clock)
+    costs.step_began(4)
+    clock.now += 1.0
+    costs.step_ended()
+    assert costs.prefill_tokens_per_s == 0
+
+
+def test_small_transfers_say_nothing_about_bandwidth() -> None:
+    costs = TransferCosts(Clock())
+    costs.spilled(1000, 5.0)
+    assert costs.spill_bytes_per_s == 0
+    costs.spilled(4 * MIB, 2.0)
+    assert costs.spill_bytes_per_s == 2 * MIB
+    costs.spilled(0, 0.0)
+    assert costs.spill_bytes_per_s == 2 * MIB
+
+
+# Settings ---------------------------------------------------------------------------------------
+
+
+def test_no_variable_no_tiers() -> None:
+    assert read_settings({}) is None
+    assert read_settings({WARM_VARIABLE: "0", PREFETCH_VARIABLE: "nonsense"}) is None
+
+
+def test_all_variables_reach_the_engine_and_back(tmp_path: Path) -> None:
+    settings = read_settings({
+        WARM_VARIABLE: " 1.5 ", COLD_VARIABLE: "20", DIRECTORY_VARIABLE: str(tmp_path),
+        PREFETCH_VARIABLE: "0", SPILL_VARIABLE: "ALL",
+    })  # fmt: skip
+    assert settings == TierSettings(3 << 29, 20 << 30, tmp_path, prefetch=False, spill_all=True)
+    assert TierSettings.from_plain(settings.plain()) == settings
+    alone = read_settings({WARM_VARIABLE: "2"})
+    assert alone == TierSettings(2 << 30)
+    assert TierSettings.from_plain(alone.plain()) == alone
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "allowed"),
+    [
+        (WARM_VARIABLE, "much", "GiB from 0 to"),
+        (WARM_VARIABLE, "-1", "GiB from 0 to"),
+        (WARM_VARIABLE, "nan", "GiB from 0 to"),
+        (WARM_VARIABLE, "inf", "GiB from 0 to"),
+        (WARM_VARIABLE, "9999999999", "GiB from 0 to"),
+        (COLD_VARIABLE, "20 GB", "GiB from 0 to"),
+        (COLD_VARIABLE, "20", "go together"),
+        (DIRECTORY_VARIABLE, "/somewhere", "go together"),
+        (PREFETCH_VARIABLE, "yes", "1, 0"),
+        (SPILL_VARIABLE, "some", "worth, all"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(variable: str, value: str, allowed: str) -> None:
+    with pytest.raises(ConfigError, match=allowed) as caught:
+        read_settings({WARM_VARIABLE: "1", variable: value})
+    assert variable in str(caught.value)
+
+
+def test_no_disk_without_memory() -> None:
+    with pytest.raises(ConfigError, match=f"{COLD_VARIABLE} needs {WARM_VARIABLE}"):
+        read_settings({COLD_VARIABLE: "1", DIRECTORY_VARIABLE: "/somewhere"})

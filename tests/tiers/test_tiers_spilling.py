@@ -1,0 +1,361 @@
+"""What is copied before it is evicted, what sinks to disk, and what makes room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kvgraph.bench.hotpath import BLOCK_SIZE
+from kvgraph.graph.messages.events import CopiesDropped
+from kvgraph.hooks.tiers.jobs import Sink, Spill, TierAnswer, WorkerStart
+from pool_engine import Engine, Turn, keys, parked, prompt
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+def test_blocks_are_copied_before_they_are_evicted_and_come_back() -> None:
+    engine = Engine()
+    first = engine.serve(prompt(4, 1))
+    assert first.computed == 4
+    engine.push_out()
+    assert engine.pool.get_cached_block(first.request.block_hashes[0], [0]) is None
+    again = engine.serve([*prompt(4, 1), 5, 6])
+    assert (again.hits, again.loaded, again.computed) == (0, 4, 0)
+    assert engine.counts.loaded == 4
+    assert engine.counts.stalls == 1
+    engine.check_whole()
+
+
+def test_a_block_that_a_request_holds_is_never_spilled() -> None:
+    engine = Engine()
+    held = engine.ask(prompt(4, 1))
+    engine.finish_loading(held)
+    for number in range(6):
+        engine.serve(prompt(3, 2 + number))
+    assert not any(block_hash in engine.directory for block_hash in held.request.block_hashes)
+    engine.end(held)
+    engine.settle()
+    engine.push_out()
+    assert all(block_hash in engine.directory for block_hash in held.request.block_hashes)
+
+
+def test_a_spill_whose_block_was_evicted_meanwhile_is_no_copy() -> None:
+    engine = Engine()
+    turn = engine.ask(prompt(4, 1))
+    engine.step()
+    engine.end(turn)
+    for number in range(3):  # until the queue's head reaches what the first left
+        other = engine.ask(prompt(3, 2 + number))
+        engine.step()
+        engine.end(other)
+    engine.step()
+    spills = [job for job in engine.worker.open if isinstance(job, Spill)]
+    assert spills, "nothing is on its way"
+    taken = engine.pool.get_new_blocks(engine.pool.get_num_free_blocks())
+    for block in taken:
+        engine.memory[block.block_id] = None
+    engine.pool.free_blocks(taken)
+    engine.settle()
+    assert engine.counts.spilled == 0
+    assert not any(block_hash in engine.directory for block_hash in turn.request.block_hashes)
+    engine.check_whole()
+
+
+def test_a_spill_is_void_even_if_the_same_content_came_back_into_its_block() -> None:
+    """Evicted, overwritten half way, filled again with the very same prompt: still not a copy."""
+    engine = Engine(blocks=6)
+    turn = engine.ask(prompt(4, 1))
+    engine.step()
+    engine.end(turn)
+    engine.step()
+    (spill,) = engine.worker.open
+    before = [block.block_hash for block in engine.pool.blocks[1:]]
+    blocks = engine.pool.get_new_blocks(5)
+    engine.pool.cache_full_blocks(turn.request, blocks[::-1][:4], 0, 4, BLOCK_SIZE, 0)
+    for at, block in enumerate(blocks[::-1][:4]):
+        engine.memory[block.block_id] = (turn.request.block_hashes[at], engine.weights)
+    assert sorted(filter(None, before)) == sorted(
+        filter(None, (block.block_hash for block in engine.pool.blocks[1:]))
+    )
+    engine.pool.free_blocks(blocks)
+    engine.worker.finish(spill)
+    engine.update()
+    assert engine.counts.spilled == 0
+    assert engine.directory.warm_blocks == 0
+
+
+def test_what_is_not_worth_a_copy_gets_none_and_the_saving_is_counted() -> None:
+    engine = Engine()
+    engine.advise(spill_first=engine.keys_of(prompt(4, 1)))
+    one, two = engine.serve(prompt(4, 1)), engine.serve(prompt(4, 2))
+    engine.push_out()
+    assert all(h in engine.directory for h in one.request.block_hashes)
+    assert not any(h in engine.directory for h in two.request.block_hashes)
+    assert engine.counts.passed_over >= 4
+    everything = Engine(spill_all=True)
+    everything.advise(spill_first=[])
+    everything.serve(prompt(4, 1))
+    everything.push_out()
+    assert everything.counts.passed_over == 0
+    assert everything.counts.spilled >= 4
+
+
+def test_a_failed_spill_is_counted_and_gives_its_room_back() -> None:
+    engine = Engine(warm=4)
+    engine.serve(prompt(4, 1))
+    for number in range(20):
+        turn = engine.ask(prompt(4, 2 + number))
+        engine.step()
+        engine.worker.finish_all(failed=range(64))
+        engine.end(turn)
+        engine.step()
+    engine.worker.finish_all(failed=range(64))
+    engine.settle()
+    assert engine.counts.spill_failed > 0
+    assert engine.counts.spill_lost > 0
+    engine.directory.take_released()
+    while engine.side.busy:
+        engine.worker.finish_all()
+        engine.step()
+    assert engine.directory.room + engine.directory.warm_blocks == 4
+
+
+def test_after_a_copy_that_failed_none_is_begun_for_a_second() -> None:
+    """By the engine's clock, and not longer: what is evicted meanwhile is lost."""
+    engine = Engine(blocks=33)
+    engine.serve(prompt(4, 1))
+    while not engine.counts.spill_failed:
+        engine.end(ask_and_step(engine))
+        engine.worker.finish_all(failed=range(64))
+    failed_at = engine.now
+    while not engine.worker.open:
+        engine.end(ask_and_step(engine))
+    assert 1.0 <= engine.now - failed_at < 1.5
+    engine.settle()
+    engine.check_whole()
+
+
+def ask_and_step(engine: Engine) -> Turn:
+    turn = engine.ask(prompt(4, round(1000 * engine.now)))
+    engine.step()
+    return turn
+
+
+def test_full_memory_gives_up_what_the_advice_says_first() -> None:
+    engine = Engine(warm=8)
+    all_keys = [engine.keys_of(prompt(4, seed)) for seed in (1, 2, 3)]
+    engine.advise(spill_first=list(chain(*all_keys)))
+    one, two = engine.serve(prompt(4, 1)), engine.serve(prompt(4, 2))
+    engine.push_out()
+    assert engine.directory.warm_blocks == 8
+    engine.advise(spill_first=list(chain(*all_keys)), sink_first=all_keys[1][::-1])
+    three = engine.serve(prompt(4, 3))
+    engine.push_out()
+    kept = [all(h in engine.directory for h in turn.request.block_hashes) for turn in (one, three)]
+    assert kept == [True, True]
+    assert not any(h in engine.directory for h in two.request.block_hashes)
+    assert engine.counts.dropped == 4
+    dropped = [event for event in engine.events if isinstance(event, CopiesDropped)]
+    assert dropped
+
+
+def test_copies_sink_and_a_chain_comes_back_from_both() -> None:
+    engine = Engine(warm=64, cold=256)
+    first = engine.serve(prompt(4, 1))  # as many as a memory of 64 has room for at any time
+    engine.push_out()
+    for number in range(16):
+        engine.serve(prompt(4, 50 + number))
+    assert engine.counts.sunk > 0
+    assert all(h in engine.directory for h in first.request.block_hashes)
+    again = engine.serve(prompt(4, 1))
+    assert again.computed <= 1
+    engine.check_whole()
+
+
+def test_a_record_that_cannot_be_read_is_computed_and_forgotten() -> None:
+    engine = Engine(warm=16, cold=64)
+    first = engine.serve(prompt(6, 1))
+    engine.push_out()
+    engine.push_out()
+    cold = [h for h in first.request.block_hashes if engine.directory.warm(h) is None]
+    assert cold
+    del engine.worker.disk[cold[0]]
+    again = engine.ask([*prompt(6, 1), 9])
+    engine.finish_loading(again)
+    assert again.hits + again.loaded == list(first.request.block_hashes).index(cold[0])
+    assert engine.counts.load_failed == 1
+    assert not engine.directory.is_cold(cold[0])
+    engine.end(again)
+    engine.settle()
+    engine.check_whole()
+
+
+def test_a_full_disk_keeps_to_its_capacity_and_reads_what_it_says_it_has() -> None:
+    engine = Engine(warm=8, cold=8)
+    for number in range(20):
+        engine.serve(prompt(4, number))
+        assert engine.directory.cold_blocks <= 8
+    assert engine.counts.sunk > 8
+    assert set(engine.directory.cold_hashes()) == set(engine.worker.disk)
+
+
+def test_the_first_request_waits_for_the_disks_and_not_for_ever() -> None:
+    engine = Engine(cold=8)
+    engine.bridge._starts.clear()
+    turn = engine.ask(prompt(3, 1))
+    engine.step()
+    assert turn.state == "waiting"
+    hashes = tuple(turn.request.block_hashes)
+    engine.bridge.answered(TierAnswer(starts=(WorkerStart(32, 8, hashes),)))
+    engine.worker.disk = {h: (h, 0) for h in turn.request.block_hashes}
+    engine.finish_loading(turn)
+    assert turn.loaded == 3
+    silent = Engine(cold=8)
+    silent.bridge._starts.clear()
+    lonely = silent.ask(prompt(3, 2))
+    for _ in range(100):
+        silent.step()
+    assert lonely.state == "running"
+
+
+def test_what_all_workers_still_have_is_found_at_the_start() -> None:
+    engine = Engine(cold=8)
+    bridge, hashes = engine.bridge, engine._make(prompt(3, 1)).block_hashes
+    bridge._workers, starts = 2, bridge._starts
+    starts.clear()
+    bridge.answered(TierAnswer(starts=(WorkerStart(32, 8, tuple(hashes[:2])),)))
+    assert engine.directory.cold_blocks == 0
+    bridge.answered(TierAnswer(starts=(WorkerStart(32, 8, tuple(hashes[1:])),)))
+    assert engine.directory.cold_hashes() == [hashes[1]]
+    bridge.answered(TierAnswer(starts=(WorkerStart(32, 8, (hashes[0],)),)))
+    assert engine.directory.cold_hashes() == [hashes[1]], "said once, at the start"
+
+
+def test_nothing_is_planned_with_memory_that_one_of_the_workers_does_not_have() -> None:
+    """Of uneven pipeline stages the largest holds the fewest blocks, in memory and on disk."""
+    engine = Engine(cold=64)
+    bridge = engine.bridge
+    bridge._workers = 3
+    bridge._starts.clear()
+    starts = (WorkerStart(30, 64, ()), WorkerStart(22, 64, ()), WorkerStart(30, 0, ()))
+    bridge.answered(TierAnswer(starts=starts))
+    assert engine.directory.warm_capacity == 22
+    assert engine.directory.cold_capacity == 0, "one has no disk: no copy goes there"
+
+
+def test_without_a_word_from_the_workers_nothing_is_copied() -> None:
+    engine = Engine()
+    engine.bridge._starts.clear()
+    engine.directory.warm_capacity = 0
+    engine.serve(prompt(4, 1))
+    engine.push_out()
+    assert engine.counts.spilled == engine.counts.spill_failed == 0
+
+
+def test_what_an_adapter_computed_never_reaches_the_disk() -> None:
+    """It may be trained on under the same name: its blocks are not to be found by a next engine."""
+    engine = Engine(blocks=12, warm=8, cold=64)
+    for number in range(8):
+        turn = engine.ask(prompt(4, number))
+        if number % 2:
+            turn.request.lora_request = SimpleNamespace(lora_name="tuned", lora_path="/tuned")
+        engine.finish_loading(turn)
+        engine.end(turn)
+        engine.settle()
+    adapted = {h for seed in range(1, 8, 2) for h in engine._make(prompt(4, seed)).block_hashes}
+    assert engine.counts.sunk > 0
+    assert engine.counts.dropped > 0, "in memory they were"
+    assert not adapted & set(engine.worker.disk)
+    assert not adapted & set(engine.directory.cold_hashes())
+
+
+def test_what_an_adapter_computed_stays_off_the_disk_after_a_prefetch() -> None:
+    engine = Engine(blocks=17, warm=32, cold=64)
+    turn = engine.ask(prompt(4, 1))
+    turn.request.lora_request = SimpleNamespace(lora_name="tuned", lora_path="/tuned")
+    engine.finish_loading(turn)
+    engine.end(turn)
+    engine.settle()
+    engine.push_out()
+    assert not engine.bridge.ledger.adapted, "what left the pool is forgotten"
+    engine.advise(keys(turn))
+    engine.step()
+    engine.worker.finish_all()
+    engine.advise()
+    engine.settle()
+    assert engine.bridge.ledger.adapted == set(keys(turn))
+    engine.bridge.ledger.give_up([engine.directory.warm(h) for h in turn.request.block_hashes])
+    engine.push_out()
+    engine.bridge.ledger.make_room(32, turn.request.block_hashes)
+    engine.settle()
+    assert not set(turn.request.block_hashes) & set(engine.worker.disk)
+    assert engine.reset()
+    assert not engine.bridge.ledger.adapted
+
+
+def test_a_write_to_the_disk_keeps_no_engine_awake() -> None:
+    """Where the disk hangs, the engine would never be idle: no pause, no sleep, no shutdown."""
+    engine = Engine(warm=8, cold=64)
+    for number in range(4):
+        turn = engine.ask(prompt(4, number))
+        engine.finish_loading(turn)
+        engine.end(turn)
+        for _ in range(4):
+            engine.step()
+            engine.worker.finish_all(Spill)
+    engine.step()
+    assert [type(job) for job in engine.worker.open] == [Sink] * len(engine.worker.open)
+    assert engine.worker.open
+    assert not engine.side.busy
+    engine.settle()
+
+
+def test_pool_and_memory_hold_different_blocks() -> None:
+    """Sessions in turn, more than the pool holds, fit into both; but not if memory is plain LRU."""
+    computed = {}
+    for plain in (False, True):
+        engine = Engine(blocks=257, warm=128, spill_all=plain)
+        sessions = range(42)  # 336 blocks
+        for seed in sessions:
+            engine.serve(prompt(8, seed))
+        computed[plain] = sum(engine.serve(prompt(8, seed)).computed for seed in sessions)
+    assert computed[False] <= 8
+    assert computed[True] >= 84
+
+
+def test_what_is_about_to_leave_keeps_its_copy() -> None:
+    engine = Engine(blocks=65, warm=64)
+    first = parked(engine, blocks=8)
+    back = engine.ask(prompt(8, 1))
+    engine.finish_loading(back)
+    assert back.loaded == 8
+    directory = engine.directory
+    assert all(directory.stands_twice(h) for h in first.request.block_hashes)
+    engine.end(back)
+    for number in range(6):
+        engine.serve(prompt(8, 2 + number))
+    assert not any(directory.stands_twice(h) for h in first.request.block_hashes)
+    assert all(h in directory for h in first.request.block_hashes)
+
+
+def test_who_never_copies_looks_at_a_bounded_stretch_of_the_queue_in_each_step() -> None:
+    """After steps of 16,000 tokens, 3,000 blocks ahead were looked at in each decode step."""
+    engine = Engine(blocks=6001, warm=6000)
+    spiller, looked = engine.bridge._spiller, list[int]()
+    look = spiller._scan.look
+
+    def counting(*how: int) -> Iterator[Any]:
+        looked.append(0)
+        for found in look(*how):
+            looked[-1] += 1
+            yield found
+
+    spiller._scan.look = counting
+    spiller.step(None, 1024, 0)
+    for _ in range(400):
+        spiller.step(None, 1, 0)
+    assert looked[0] <= 8 + 1024 + 64 + 2 * 1024
+    assert max(looked[1:]) <= 8 + 1 + 64 + 2
