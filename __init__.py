@@ -1,3 +1,94 @@
-"""kvgraph: a graph that knows what an LLM engine's KV cache is holding."""
+"""kvgraph: a graph that knows what an LLM engine's KV cache is holding.
+
+What others build on is imported from here, and loaded when it is first asked for: an engine that
+is not switched on loads none of it, and whoever ranks a graph needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from .advisor.sockets.kv_event_source import KvEventSource
+    from .graph.errors import KvGraphError
+    from .graph.kvcache_graph import KVCacheGraph
+    from .graph.messages.advice import AdmissionAdvice, EvictionRanking
+    from .graph.messages.events import (
+        BlocksCleared,
+        BlocksRemoved,
+        BlocksStored,
+        EngineHello,
+        RequestFinished,
+        RequestStarted,
+        Segment,
+        SessionSignal,
+    )
+    from .graph.ranking.policy import Policy
+    from .graph.ranking.scoring import ClassicPolicy, ScoreProfile
+    from .graph.tables.tables import GraphLimits
+    from .graph.types import EdgeType, SourceLayer, Tier
+    from .hooks.client import AdvisorClient, ClientOptions, EngineEnd
+    from .hooks.fake import FakeEngine
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AdmissionAdvice",
+    "AdvisorClient",
+    "BlocksCleared",
+    "BlocksRemoved",
+    "BlocksStored",
+    "ClassicPolicy",
+    "ClientOptions",
+    "EdgeType",
+    "EngineEnd",
+    "EngineHello",
+    "EvictionRanking",
+    "FakeEngine",
+    "GraphLimits",
+    "KVCacheGraph",
+    "KvEventSource",
+    "KvGraphError",
+    "Policy",
+    "RequestFinished",
+    "RequestStarted",
+    "ScoreProfile",
+    "Segment",
+    "SessionSignal",
+    "SourceLayer",
+    "Tier",
+]
+
+_ROOMS: Final = {
+    "advisor.sockets.kv_event_source": "KvEventSource",
+    "graph.errors": "KvGraphError",
+    "graph.kvcache_graph": "KVCacheGraph",
+    "graph.messages.advice": "AdmissionAdvice EvictionRanking",
+    "graph.messages.events": "BlocksCleared BlocksRemoved BlocksStored EngineHello RequestFinished"
+    " RequestStarted Segment SessionSignal",
+    "graph.ranking.policy": "Policy",
+    "graph.ranking.scoring": "ClassicPolicy ScoreProfile",
+    "graph.tables.tables": "GraphLimits",
+    "graph.types": "EdgeType SourceLayer Tier",
+    "hooks.client": "AdvisorClient ClientOptions EngineEnd",
+    "hooks.fake": "FakeEngine",
+}
+_ROOM_OF: Final = {name: room for room, names in _ROOMS.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is public at its first use.
+
+    Raises:
+        AttributeError: Nothing public is called ``name``.
+    """
+    if name not in _ROOM_OF:
+        raise AttributeError(f"kvgraph has no public name {name!r}; see kvgraph.__all__")
+    value = getattr(import_module(f".{_ROOM_OF[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

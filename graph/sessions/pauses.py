@@ -7,14 +7,12 @@ back tomorrow; only their logarithms have means that say something.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from ..types import StopReason
-
-if TYPE_CHECKING:
-    from .sessions import SessionTable
+from ..types import Rows, StopReason
 
 PAUSE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "last_pause": (np.float32, np.nan),  # before its last turn; NaN: there was none
@@ -28,11 +26,28 @@ PAUSE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "mean_written": (np.float32, np.nan),  # exponential mean of ln(1 + tokens answered)
 }
 
+
+class PauseColumns(Protocol):
+    """The columns that are written here, and the two that say which pause it was."""
+
+    turns: Rows
+    stop: npt.NDArray[np.uint8]
+    last_pause: npt.NDArray[np.float32]
+    second_pause: npt.NDArray[np.float32]
+    third_pause: npt.NDArray[np.float32]
+    mean_pause: npt.NDArray[np.float32]
+    recent_pause: npt.NDArray[np.float32]
+    longest_pause: npt.NDArray[np.float32]
+    tool_pause: npt.NDArray[np.float32]
+    other_pause: npt.NDArray[np.float32]
+    mean_written: npt.NDArray[np.float32]
+
+
 _LEAST_S: Final = 0.01  # what is shorter counts as this: nobody acts on it
 _SHARE: Final = 0.2  # of the newest in an exponential mean; chosen
 
 
-def note_pause(sessions: SessionTable, row: int, seconds: float) -> None:
+def note_pause(sessions: PauseColumns, row: int, seconds: float) -> None:
     """A session came back after ``seconds``; ``turns`` is still the number of turns before."""
     pause = math.log(max(seconds, _LEAST_S))
     pauses = int(sessions.turns[row])
@@ -49,7 +64,7 @@ def note_pause(sessions: SessionTable, row: int, seconds: float) -> None:
         _move_mean(sessions.other_pause, row, pause)
 
 
-def note_answer(sessions: SessionTable, row: int, tokens: int) -> None:
+def note_answer(sessions: PauseColumns, row: int, tokens: int) -> None:
     """A turn of a session answered so many tokens."""
     _move_mean(sessions.mean_written, row, math.log1p(tokens))
 

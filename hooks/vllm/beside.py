@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from .compose import own_transfer_config
 from .settings import SIDECAR_VARIABLE
 from .shapes import reason_to_decline
 
@@ -63,7 +64,6 @@ def observe(connector: KVConnectorBase_V1) -> None:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     from .connector import KvGraphConnector
-    from .plugin import own_transfer_config
 
     endpoint = os.environ.get(SIDECAR_VARIABLE)
     ours = isinstance(connector, KvGraphConnector)

@@ -17,24 +17,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .aggregation import spare_aggregation
 from .beside import follow_connectors
+from .compose import own_transfer_config
 from .logs import log_where_vllm_logs
 from .scheduler_hook import follow_schedulers
 from .settings import (
     CHILD_VARIABLE,
-    CONNECTOR,
-    CONNECTOR_MODULE,
-    ENDPOINT_KEY,
     PLUGIN_GROUP,
     RESERVED_CPUS_VARIABLE,
     SIDECAR_VARIABLE,
     TESTED_VERSION,
-    TIERS_KEY,
     switched_on,
 )
 from .shapes import reason_for_no_tiers, reason_to_decline
 
 if TYPE_CHECKING:
-    from vllm.config import KVTransferConfig, VllmConfig
+    from vllm.config import VllmConfig
 
     from ..tiers.budget import TierSettings
 
@@ -169,31 +166,6 @@ def keep_cpu_threads(config: VllmConfig) -> None:
     a_worker = current_platform.get_cpu_architecture() in alone
     stock = config.parallel_config.local_world_size if a_worker else 1
     os.environ[RESERVED_CPUS_VARIABLE] = str(stock)
-
-
-def own_transfer_config(endpoint: str, tiers: TierSettings | None = None) -> KVTransferConfig:
-    """A transfer configuration with our connector."""
-    from vllm.config import KVTransferConfig
-
-    extra: dict[str, Any] = {ENDPOINT_KEY: endpoint}
-    if tiers is not None:
-        extra[TIERS_KEY] = tiers.plain()
-    config = KVTransferConfig(
-        kv_connector=CONNECTOR,
-        kv_connector_module_path=CONNECTOR_MODULE,
-        kv_role="kv_both",
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config=extra,
-    )
-    if tiers is not None:
-        return config
-    # vLLM takes every role for KV on the move: a worker would create the connector and call it
-    # for each layer, attention backends would be chosen for it, the scheduler would hold freed
-    # blocks back (consumer) or offload partial tails (producer). Without a role the scheduler
-    # alone has a connector, and everything else is what it is in stock vLLM. The constructor
-    # insists on one, so it goes afterwards.
-    config.kv_role = None
-    return config
 
 
 def _check_version() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...hooks.tiers.budget import TierSettings
-from ...hooks.vllm.plugin import own_transfer_config
+from ...hooks.vllm.compose import own_transfer_config
 from ...hooks.vllm.transfers.worker import TierMetadata, TierWorkerMetadata
 from .paper_model import Batch, PaperModel, aggregated, seed_of
 from .paper_worker import Notes, PaperWorker

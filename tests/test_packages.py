@@ -1,0 +1,116 @@
+"""The house: which folders there are, how much stands in one, and no two rooms of one name."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BENCH = ROOT / "tests" / "bench"
+PRODUCT = ("graph", "kernels", "dashboards", "advisor", "hooks")
+
+FILES = 13  # in a folder, at most
+CLASS_LINES, FUNCTION_LINES = 200, 40
+NAMED_ALIKE = {"cli.py", "errors.py", "__init__.py"}
+
+# What is longer, to be split. A number may only fall; what is short enough leaves the list.
+TOO_LONG: dict[str, int] = {
+    "advisor/replay/closed/cli.py:closed": 56,
+    "advisor/service.py:Service": 258,
+    "advisor/sockets/kv_event_source.py:KvEventSource": 280,
+    "advisor/sockets/subscriber.py:EventSubscriber": 223,
+    "graph/ingest/ingest.py:Ingest": 251,
+    "graph/ingest/turns.py:TurnRecorder": 239,
+    "graph/kvcache_graph.py:KVCacheGraph": 252,
+    "graph/sessions/sessions.py:SessionTable": 254,
+    "hooks/client.py:AdvisorClient": 251,
+    "hooks/tiers/directory.py:CopyDirectory": 204,
+    "hooks/tiers/mover.py:TierMover": 228,
+    "hooks/vllm/connector.py:KvGraphConnector": 215,
+    "hooks/vllm/free_queue/arranger.py:FreeQueueArranger": 208,
+    "hooks/vllm/free_queue/head_guard.py:HeadGuard": 215,
+    "hooks/vllm/observe/observer.py:EngineObserver": 206,
+    "hooks/vllm/scheduler.py:SchedulerSide": 211,
+    "tests/bench/cli.py:agents": 50,
+    "tests/engine/programs/engine_kernels.py:main": 42,
+    "tests/graph/test_graph_model.py:NaiveGraph": 226,
+    "tests/graph/test_graph_model.py:apply": 41,
+    "tests/kit/pool_engine.py:Engine": 214,
+}
+
+
+def python_files() -> list[Path]:
+    """All that is ours."""
+    folders = (*PRODUCT, "tests")
+    inside = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return sorted([*ROOT.glob("*.py"), *inside])
+
+
+def product_folders() -> dict[str, Path]:
+    """Folders with Python in them, by the name of their package."""
+    folders = {path.parent for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")}
+    found = {".".join(["kvgraph", *each.relative_to(ROOT).parts]): each for each in folders}
+    for each in {path.parent for path in BENCH.rglob("*.py")}:
+        found[".".join(["kvgraph", "bench", *each.relative_to(BENCH).parts])] = each
+    return {"kvgraph": ROOT, **found}
+
+
+def test_every_folder_with_python_is_packaged_and_nothing_else() -> None:
+    """An editable install finds a folder that the wheel would lack."""
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert sorted(tools["packages"]) == sorted(product_folders())
+    assert len(tools["packages"]) == len(set(tools["packages"]))
+    roots = tools["package-dir"]
+    for name, folder in product_folders().items():
+        stem, rest = name, []
+        while stem not in roots:
+            stem, _, last = stem.rpartition(".")
+            rest.insert(0, last)
+        assert ROOT.joinpath(roots[stem], *rest) == folder, name
+
+
+@pytest.mark.parametrize("name", sorted(product_folders()))
+def test_every_package_says_what_it_is_for(name: str) -> None:
+    face = product_folders()[name] / "__init__.py"
+    assert face.is_file(), f"{name} has no __init__.py"
+    said = ast.get_docstring(ast.parse(face.read_text()))
+    assert said, f"{name} says nothing"
+    assert len(said) > 40, f"{name} says only {said!r}"
+
+
+def test_no_folder_is_crowded() -> None:
+    crowds = Counter(path.parent for path in python_files())
+    crowded = {str(folder.relative_to(ROOT)): n for folder, n in crowds.items() if n > FILES}
+    assert crowded == {}
+
+
+def test_a_file_is_found_by_its_name() -> None:
+    names = Counter(path.name for path in python_files() if path.name not in NAMED_ALIKE)
+    assert {name for name, n in names.items() if n > 1} == set()
+
+
+def lengths(path: Path) -> Iterator[tuple[str, int, int]]:
+    """``(file:name, lines, allowed)`` of what a file defines."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            allowed = CLASS_LINES if isinstance(node, ast.ClassDef) else FUNCTION_LINES
+            name = f"{path.relative_to(ROOT)}:{node.name}"
+            yield name, node.end_lineno - node.lineno + 1, allowed
+
+
+def test_nothing_grows_too_long() -> None:
+    found = {
+        name: lines
+        for path in python_files()
+        for name, lines, allowed in lengths(path)
+        if lines > allowed
+    }
+    longer = {name: n for name, n in found.items() if n > TOO_LONG.get(name, 0)}
+    assert longer == {}, "split it; nothing new goes on the list"
+    assert set(TOO_LONG) == set(found), "what is short enough leaves the list"

@@ -1,0 +1,51 @@
+"""The public face: what others import from ``kvgraph`` itself; unasked, it costs nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import kvgraph
+import pytest
+
+PUBLIC = {
+    "AdmissionAdvice", "AdvisorClient", "BlocksCleared", "BlocksRemoved", "BlocksStored",
+    "ClassicPolicy", "ClientOptions", "EdgeType", "EngineEnd", "EngineHello", "EvictionRanking",
+    "FakeEngine", "GraphLimits", "KVCacheGraph", "KvEventSource", "KvGraphError", "Policy",
+    "RequestFinished", "RequestStarted", "ScoreProfile", "Segment", "SessionSignal", "SourceLayer",
+    "Tier",
+}  # fmt: skip
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(kvgraph.__all__) == PUBLIC
+    assert set(dir(kvgraph)) >= PUBLIC
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_name_is_what_it_is_called(name: str) -> None:
+    assert getattr(kvgraph, name).__name__ == name
+
+
+def test_what_is_not_public_is_refused_by_name() -> None:
+    with pytest.raises(AttributeError, match="no public name 'Gremlin'"):
+        _ = kvgraph.Gremlin
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules of a process that did nothing else."""
+    code += "\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_the_face_loads_nothing_before_it_is_asked() -> None:
+    ours = {name for name in loaded_by("import kvgraph") if name.startswith("kvgraph.")}
+    assert ours == set()
+
+
+def test_a_graph_needs_neither_torch_nor_sockets() -> None:
+    loaded = loaded_by("from kvgraph import KVCacheGraph, ScoreProfile, EvictionRanking")
+    assert not loaded & {"torch", "vllm", "zmq", "fastapi", "kvgraph.hooks", "kvgraph.advisor"}
