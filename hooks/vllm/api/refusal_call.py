@@ -35,8 +35,9 @@ class Call:
     async def begins(self, task: asyncio.Future[None], within_s: float) -> bool:
         """Whether the answer begins, or ``task`` ends, within so many seconds."""
         begun = asyncio.ensure_future(self._begun.wait())
+        either: set[asyncio.Future[Any]] = {task, begun}
         try:
-            await asyncio.wait({task, begun}, timeout=within_s, return_when=_FIRST)
+            await asyncio.wait(either, timeout=within_s, return_when=_FIRST)
         finally:
             begun.cancel()
         return self.began or task.done()
