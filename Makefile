@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 .PHONY: demo test check bench clean
 
-demo: $(STAMP)  ## too many agents, on paper; then recorded ones on a real vLLM: stock, with the graph, with hints
+demo: $(STAMP)  ## too many agents, simulated; then recorded ones on a real vLLM: stock, with the graph, with hints
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
 
 test: $(STAMP)  ## the whole suite, the tests against a real engine among it
@@ -18,7 +18,7 @@ check: $(STAMP)  ## formatting, lint and types
 	rm -rf build/typed build/lib && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
 	MYPYPATH=build/typed $(BIN)/mypy -p kvgraph
 
-bench: $(STAMP)  ## every figure in the README; set JSON=1 for JSON
+bench: $(STAMP)  ## the figures in the README but those of faults and closed loops; set JSON=1 for JSON
 	# The peer is a vLLM plugin that answers to our switch: it is there for its own bench only.
 	$(BIN)/pip install -q -e ".[peer]"
 	$(BIN)/kvgraph bench graph $(if $(JSON),--json); $(BIN)/pip uninstall -q -y aither-kvcache
