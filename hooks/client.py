@@ -47,13 +47,16 @@ class EngineEnd(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Bounds and periods of an ``AdvisorClient``; times in seconds."""
+    """Bounds and periods of an ``AdvisorClient``; times in seconds.
+
+    All are chosen, unless a reason stands beside.
+    """
 
     queue_limit: int = 16_384  # events that wait to be sent
     batch_limit: int = 1_024  # events a frame
     send_hwm: int = 64  # frames that ZeroMQ may hold for a slow sidecar
     tick_s: float = 0.2
-    alone_tick_s: float = 1.0  # while nobody is there; who connects is noticed at once
+    alone_tick_s: float = 1.0  # while no sidecar is reachable; a connection wakes at once
     heartbeat_s: float = 0.4  # under the 0.5 s that the sidecar is promised
     max_stale_s: float = 2.0
     protect_stale_s: float = 60.0  # how long protection outlives the sidecar's last word
@@ -113,10 +116,10 @@ class AdvisorClient(Mailbox):
             self.dropped += 1
 
     def nudge(self) -> None:
-        """Send what is queued at once: much changed. Costs a write to a pipe, and never waits.
+        """Wake the thread to send what is queued now; costs one write to a pipe, never waits.
 
-        A sidecar that has fallen silent is told in its time: nobody waits for a ranking of it, and
-        whoever writes to a pipe hands Python's lock to the thread that wakes.
+        Does nothing while no sidecar answers: nobody waits for a ranking then, and the write would
+        hand Python's lock to the woken thread.
         """
         if self._linked:
             self._wake.set()
@@ -251,9 +254,9 @@ class AdvisorClient(Mailbox):
     # Sending ------------------------------------------------------------------------------------
 
     def _keep_nothing(self) -> None:
-        """Forget what is queued and queue no more: who comes back starts from a hello anyway.
+        """Drop the queue and stop queueing: a sidecar that comes back gets a hello and a full list.
 
-        Piece by piece, since an engine's step may wait for Python's lock meanwhile.
+        In pieces, because a long loop would keep Python's lock from the engine's step.
         """
         self._queue_limit = 0
         while count := min(len(self._queue), self.options.batch_limit):

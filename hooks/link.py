@@ -44,9 +44,9 @@ class Link:
         return socket
 
     def is_outdated(self, now: float) -> bool:
-        """Whether the sidecar was started anew, behind a door that our token no longer opens.
+        """Whether the sidecar's token has changed since the socket was opened: it was restarted.
 
-        Asked while nobody is reachable; looks at most once a second.
+        Asked while no sidecar is reachable; looks at most once a second, and notes the time.
         """
         if self._endpoint.startswith("ipc://") or now - self._token_checked < _ASK_AGAIN_S:
             return False
@@ -62,8 +62,8 @@ class Link:
         # Only a finished connection takes messages: nothing piles up for a sidecar that is not
         # there, and being writable means that it is.
         socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms; chosen
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)  # ms; chosen
 
 
 def has_news(socket: zmq.Socket[bytes], wake: Wake, seconds: float, or_room: bool = False) -> bool:

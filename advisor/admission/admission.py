@@ -1,8 +1,8 @@
 """``Admission``: how much new context an engine has room for, while it thrashes.
 
-An engine whose live contexts do not fit computes again what it held a moment ago: that is regret.
-While there is little of it, everybody may start. Where there is much, new context may start only as
-far as those leave room that are live and resident.
+An engine whose live contexts do not fit computes again what it held a moment ago; that share of
+the prompts is its regret. While it is low, everything may start. While it is high, new context may
+start only in the room that live, resident sessions leave.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _UNUSED_BLOCKS: Final = 1  # of every pool: vLLM keeps one for itself
 
 
 class Admission:
-    """Gives each engine a word on room; the object that the sidecar and the replay lab run."""
+    """Advises each engine on room; the object that the sidecar and the replay lab run."""
 
     def __init__(self) -> None:
         self._valves: dict[int, Valve] = {}
         self._epoch = 0
 
     def advise(self, tables: Tables, engine: int, now: float) -> AdmissionAdvice:
-        """The word on one engine, by its residency column; called under the graph's lock."""
+        """Advise one engine, by its residency column; called under the graph's lock."""
         valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
         prompts, wanted = tables.regret.of(engine), demand(tables, engine, now)
         was_open = valve.limit is None
@@ -40,7 +40,7 @@ class Admission:
         return advice
 
     def forget_all_but(self, engines: set[int]) -> None:
-        """Only ``engines`` are there still."""
+        """Forget every engine but ``engines``."""
         self._valves = {engine: self._valves[engine] for engine in self._valves.keys() & engines}
 
     def _valve(self, engine: int, pool: int) -> Valve:

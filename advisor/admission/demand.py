@@ -1,4 +1,4 @@
-"""What the sessions that are live want of an engine's pool."""
+"""How many blocks of an engine's pool its live sessions want."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float64]
 
 LIVE_S: Final = 600.0
-"""Who was silent for longer is not live; chosen: whoever is away longer does something else."""
+"""A session that was silent for longer is not live; chosen: its user turned to something else."""
 
 _HORIZON_S: Final = 300.0  # over which silence makes a return unlikely (to 1/e); chosen
 
@@ -26,10 +26,10 @@ class Demand:
     """What live sessions want of one engine's pool, in blocks.
 
     Attributes:
-        live: Sessions that run, or were heard of lately and are not over.
-        warm: Of these: half of their context or more is in the pool.
-        blocks: The context of the warm ones, each by the chance that it is back soon.
-        usual: The context of a usual one; at least 1.
+        live: Sessions that run, or were heard of within ``LIVE_S`` and are not over.
+        warm: Those of which half the context or more is cached.
+        blocks: Blocks of the warm contexts, each times the probability of a return soon.
+        usual: Mean context of a warm session, in blocks; at least 1.
     """
 
     live: int
@@ -39,7 +39,7 @@ class Demand:
 
 
 def demand(tables: Tables, engine: int, now: float) -> Demand:
-    """As of now; vectors over the columns of sessions and of the engine's own blocks."""
+    """The demand now; vectors over the columns of sessions and of the engine's own blocks."""
     sessions = tables.sessions
     live, reached = _is_live(sessions, engine, now), _reached(tables, engine)
     rows = np.flatnonzero((2 * reached >= sessions.reach[: sessions.size]) & (reached > 0) & live)
@@ -71,7 +71,7 @@ def _reached(tables: Tables, engine: int) -> npt.NDArray[np.int32]:
 
 
 def _chance(sessions: SessionTable, rows: Rows, now: float) -> Floats:
-    """float64 ``[n]``: that each is back soon: 1 while it runs or a tool's time is not over."""
+    """float64 ``[n]``: of a return soon; 1 while it runs or a tool's stated time is not over."""
     seen = sessions.last_seen[rows]
     waiting = sessions.state[rows] == SessionState.WAITING_FOR_TOOL
     pause = np.where(waiting, np.maximum(sessions.expected_return[rows] - seen, 0.0), 0.0)

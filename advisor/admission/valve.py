@@ -20,7 +20,7 @@ _CALM_POOLS: Final = 3.0  # asked so long with room to spare: opens
 
 @dataclass(slots=True)
 class Valve:
-    """One engine's, of a pool of ``pool`` blocks.
+    """The limit of one engine whose pool has ``pool`` blocks.
 
     Attributes:
         limit: Blocks of the pool that live contexts may take; None: open, as many as come.
@@ -30,7 +30,7 @@ class Valve:
     limit: float | None = None
     _asked: float = 0.0  # blocks; fades
     _again: float = 0.0  # of these, computed again
-    _roomy: float = 0.0  # blocks asked since there last was too little room
+    _roomy: float = 0.0  # blocks asked since room was last short
     _seen: tuple[int, int] = (0, 0)
 
     @property
@@ -44,6 +44,7 @@ class Valve:
         Args:
             asked: Blocks of all prompts so far.
             again: Of these: computed, though they had been before.
+            demand: What live sessions want of the pool now.
         """
         new = self._note(asked, again)
         if self.limit is None:

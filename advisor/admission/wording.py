@@ -1,4 +1,4 @@
-"""Admission in words: why somebody waits."""
+"""Admission's rows of ``kvgraph status``."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ PRESSING_SHARE: Final = 0.02
 waiting for its time: the faster an engine forgets, the younger is the advice. Chosen."""
 
 HOLD_MAX_S: Final = 300.0
-"""How long a request waits for room at most. Chosen: who is let in by the bound costs a whole
-prefill, in which no session is answered that is resident, so that a short one brings the collapse
+"""The longest that a request is held. Chosen: a request released by the bound costs a whole
+prefill, during which no resident session is answered, so that a short bound brings the collapse
 back; and it is half of what clients wait (the OpenAI client's default is 600 s)."""
 
 HOLD_PATIENCE_S: Final = 10.0
-"""Who waited for room as long may start where nobody else waits. Chosen: room comes by then, or an
-engine has time to compute the context again."""
+"""A request held for as long may start when nobody else is queued. Chosen: room comes by then, or
+the engine has time to compute the context again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,20 +18,22 @@ _ABOUT_TO_RUN_S: Final = 0.5
 """An engine that ran so short a time ago is between two requests rather than idle: agents' tools
 answer soon. Chosen."""
 _LAST_STEPS: Final = 0.02
-"""Of the bound: who is so close to it goes, since the next step may take long. Chosen."""
+"""Share of the bound: a request goes when it has waited 98 % of it, since the next step may be
+long. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 
 
 def brought(prompt: int, found: int, *, new: bool) -> int:
-    """Blocks of context that a request brings; 0: its session is live and resident.
+    """Blocks of new context that a request brings; 0 if its session is live and resident.
 
     Args:
         prompt: Full blocks of the prompt.
-        found: Of these, from the first on: not to be computed.
-        new: Its session was never here; else it is resident while half of the prompt is found.
+        found: How many of these, from the start, need not be computed.
+        new: Whether the session was never served here. Otherwise it counts as resident if at
+            least half of the prompt is found.
     """
     if new:
-        return prompt and max(1, prompt - found)
+        return max(1, prompt - found) if prompt else 0
     return 0 if 2 * found >= prompt else prompt - found
 
 
@@ -40,8 +42,9 @@ class HoldingBounds:
     """What holding keeps to.
 
     Attributes:
-        pool_blocks: A request that wants as many would never fit: it is not held.
-        most_s: How long a request is held at most, in seconds.
+        pool_blocks: Blocks of the pool. A request that needs as many can never fit, so it is
+            not held.
+        most_s: The longest that a request is held, in seconds.
     """
 
     pool_blocks: int
@@ -49,10 +52,11 @@ class HoldingBounds:
 
 
 class HoldingRule:
-    """Decides who waits, for how long, and in which order they start.
+    """Decides which requests wait, for how long, and in which order they start.
 
-    Nobody waits who brings no context, while the sidecar says nothing or sees room for all, or
-    while nothing else runs; nobody longer than the bound. All times are in one clock's seconds.
+    A request does not wait if it brings no new context, and none waits while the sidecar is silent
+    or sees room for all, while nothing else runs, or longer than the bound. All times are seconds
+    of one clock.
     """
 
     def __init__(self, bounds: HoldingBounds) -> None:
@@ -67,10 +71,10 @@ class HoldingRule:
     # Requests -----------------------------------------------------------------------------------
 
     def arrives(self, asks: Held, word: AdmissionAdvice | None, idle: bool) -> bool:
-        """A request came in at ``asks.since``; whether it waits from now on.
+        """Decide on a request that came in at ``asks.since``. True: hold it.
 
         Args:
-            idle: The engine has nothing to do but for those that wait.
+            idle: The engine has no work but held requests.
         """
         resting = idle and asks.since - self._ran_at >= _ABOUT_TO_RUN_S
         if resting and not len(self._order):
@@ -78,9 +82,9 @@ class HoldingRule:
         return self.turn_comes(asks, word)
 
     def turn_comes(self, asks: Held, word: AdmissionAdvice | None) -> bool:
-        """A request that nobody held is about to start; whether it waits from now on after all.
+        """Decide again for a request that was not held on arrival and is about to start.
 
-        It may have come resident, and lost its context in the engine's own line.
+        Its context may have been evicted while it queued. True: hold it.
         """
         if self.is_let_in(asks.request_id):
             return False
@@ -94,7 +98,7 @@ class HoldingRule:
         return self._room.is_promised(request_id)
 
     def is_full(self, word: AdmissionAdvice | None) -> bool:
-        """Whether no new context may start."""
+        """Whether no new context may start; drops what ``word`` knows from the ledger of room."""
         return word is not None and self._room.left(word) <= 0
 
     def started(self, request_id: str, now: float) -> None:
@@ -102,11 +106,11 @@ class HoldingRule:
         self._room.begin(request_id, now)
 
     def removed(self, request_id: str) -> Held | None:
-        """A request's client went away; what waited, if it did."""
+        """Forget a request whose client went away; returns it if it was held."""
         return self._order.take(request_id)
 
     def ended(self, request_id: str) -> None:
-        """A request that did not wait is over, in whatever state it was."""
+        """Forget a request that was not held and is over, in whatever state it was."""
         self._room.drop(request_id)
 
     # Steps --------------------------------------------------------------------------------------
@@ -114,14 +118,15 @@ class HoldingRule:
     def released(
         self, word: AdmissionAdvice | None, now: float, *, idle: bool, free: bool
     ) -> list[tuple[Held, str]]:
-        """Who waits no longer, in the order in which they start, and why: of ``HOLD_ENDS``.
+        """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
 
-        Without room, who was patient starts where nobody else waits, one at a time: what stands in
-        line before a session that is resident may cost it its blocks.
+        If there is no room, the request that has waited ``HOLD_PATIENCE_S`` starts once no other
+        is queued, one at a time: a prefill that stands before a resident session's turn may evict
+        that session's blocks.
 
         Args:
-            idle: The engine has nothing to do but for those that wait.
-            free: Nobody else waits, and the prompt of who was let in last is computed.
+            idle: The engine has no work but held requests.
+            free: No request is queued, and the prompt of the last one released has been computed.
         """
         if not idle or not len(self._order):
             self._ran_at = now
@@ -133,7 +138,7 @@ class HoldingRule:
         return found
 
     def oldest(self) -> Held | None:
-        """Who waits longest."""
+        """The request that has waited longest; None if none is held."""
         return self._order.oldest()
 
     def _must_wait(self, asks: Held, word: AdmissionAdvice) -> bool:

@@ -1,4 +1,4 @@
-"""Who of those that are held starts next."""
+"""The order in which held requests start."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Held:
     """One request that waits for room.
 
     Attributes:
-        request_id: The engine's name of it.
-        since: When it began to wait, in seconds.
-        blocks: Of context that the pool does not hold yet.
+        request_id: The engine's id of it.
+        since: When it began to wait, in seconds of the engine's clock.
+        blocks: Blocks of its context that the pool does not hold.
         priority: As in vLLM: lower goes first.
-        paused: Whether its session was here before and lost its blocks.
+        paused: Whether its session has been served here before.
         session: Its session's name, if it has one.
-        tenant: Whose it is, if that is known.
+        tenant: Its tenant's name, if that is known.
     """
 
     request_id: str
@@ -35,12 +35,12 @@ class Held:
 
 
 class HoldingOrder:
-    """Held requests, oldest first for the bound on waiting, and by turn for the room.
+    """Held requests, oldest first for the bound on waiting, and in order for the room.
 
-    The turn goes by priority, then to sessions that were here before, then fairly: each
-    tenant's requests stand in the order in which they came, and tenants share by blocks of context
-    (start-time fair queueing, Goyal et al., 1996), so that whoever opens a thousand sessions waits
-    behind himself. Every operation costs O(log n) of those that wait.
+    Order: by priority; within one, sessions served here before come first; then fairly among
+    tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each tenant's own
+    requests in order of arrival. A client with a thousand sessions therefore delays only itself.
+    Every operation costs O(log n) of those that wait.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class HoldingOrder:
         return len(self._held)
 
     def add(self, held: Held) -> None:
-        """``held`` waits from now on, behind those of its tenant."""
+        """Add ``held``, behind those of its tenant."""
         start = max(self._now, self._ends.get(held.tenant, 0.0))
         self._ends[held.tenant] = start + held.blocks
         self._held[held.request_id] = held
@@ -63,18 +63,18 @@ class HoldingOrder:
         self._forget()
 
     def oldest(self) -> Held | None:
-        """Who waits longest."""
+        """The request that has waited longest; None if none is held."""
         return next(iter(self._held.values()), None)
 
     def next(self) -> Held | None:
-        """Whose turn it is."""
+        """The next one in order; None if none is held. Drops dead entries of the heap."""
         turns = self._turns
         while turns and not self._waits(turns[0][-1]):
             heapq.heappop(turns)
         return turns[0][-1] if turns else None
 
     def take(self, request_id: str) -> Held | None:
-        """``request_id`` waits no longer; None if it did not."""
+        """Remove and return ``request_id``; None if it was not held."""
         held = self._held.pop(request_id, None)
         if held is not None and self._turns and self._turns[0][-1] is held:
             self._now = max(self._now, heapq.heappop(self._turns)[2])

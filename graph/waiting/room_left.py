@@ -1,4 +1,4 @@
-"""How much new context may still start, by what the sidecar said and what started since."""
+"""How many blocks of new context may still start: the advised room less what started since."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Final
 from ..messages.advice import AdmissionAdvice
 
 _SURELY_KNOWN_S: Final = 1.0
-"""What began so long before a word was true, the word knows of: events are sent every 0.2 s."""
-_KEPT_S: Final = 10.0  # longer than any word is acted on, by far
+"""Advice made at ``ts`` knows of every start before ``ts`` less this; events are sent every 0.2 s.
+Chosen: five times that."""
+_KEPT_S: Final = 10.0  # starts are remembered so long; advice is acted on for 2 s. Chosen
 
 
 class RoomLedger:
-    """Takes off a word's room what it cannot know of: sessions that start now, or just did."""
+    """Subtracts from the advised room what the advice cannot know of.
+
+    That is: requests let go and not yet started, and those that started since it was made.
+    """
 
     def __init__(self) -> None:
         self._promised: dict[str, int] = {}  # let go, and not scheduled yet
@@ -21,7 +25,7 @@ class RoomLedger:
         self._taken = 0  # blocks, of both
 
     def promise(self, request_id: str, blocks: int) -> None:
-        """A request that brings ``blocks`` of new context may start."""
+        """Note that a request may start that brings ``blocks`` of new context."""
         if blocks:
             self._promised[request_id] = blocks
             self._taken += blocks
@@ -31,18 +35,18 @@ class RoomLedger:
         return request_id in self._promised
 
     def begin(self, request_id: str, now: float) -> None:
-        """A request was scheduled; the sidecar will hear of it."""
+        """Note that a request was scheduled; the sidecar will hear of it."""
         blocks = self._promised.pop(request_id, 0)
         if blocks:
             self._begun.append((now, blocks))
             self._drop_until(now - _KEPT_S)
 
     def drop(self, request_id: str) -> None:
-        """A request ended."""
+        """Forget a request that ended."""
         self._taken -= self._promised.pop(request_id, 0)
 
     def left(self, word: AdmissionAdvice) -> float:
-        """Blocks of new context that may still start."""
+        """Blocks of new context that may still start; drops starts that ``word`` knows of."""
         if word.room_blocks is None:
             return float("inf")
         self._drop_until(max(word.known_of, word.ts - _SURELY_KNOWN_S))

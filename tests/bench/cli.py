@@ -238,7 +238,7 @@ def faults(
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     out: Annotated[Path, typer.Option(help="Where each fault's result is kept.")] = Path(".faults"),
 ) -> None:
-    """What holds when things go wrong: each fault by name, or all in at most forty minutes."""
+    """What holds when things go wrong: by name, or all in about half an hour on two idle cores."""
     with _explained():
         from .faults.faults import run
 

@@ -43,7 +43,7 @@ class Loop:
         begin_s: Users begin within this, evenly.
         warm_s: What happens before is not counted.
         bound_s: Nobody is held longer.
-        patience_s: How often a held request is asked about anew.
+        patience_s: Seconds between two looks at held requests.
     """
 
     users: int
@@ -155,7 +155,7 @@ class _Play:
         heapq.heappush(self._events, (now, self._number, event))
 
     def _opener(self, user: int) -> Callable[[float], None]:
-        """The user's next session begins."""
+        """An event that begins the user's next session."""
 
         def open_(now: float) -> None:
             if self._next_run < len(self._runs):

@@ -1,10 +1,12 @@
-"""429 for who waits too long: middleware of vLLM's API process, which an operator asks for.
+"""Middleware for vLLM's API process: answers 429 to requests that are held too long.
+
+Off unless the operator adds it:
 
     vllm serve … --middleware kvgraph.hooks.vllm.api.refusal.RefuseWhoWaits
 
-The engine alone knows whose session is live and resident, and holds none of those. So a client is
-refused only while the sidecar names its request among those that engines hold; who waits in vLLM's
-own queue is never refused, nor is anybody while the sidecar cannot be asked.
+Only the engine knows which sessions are live and resident, and it holds none of their requests. So
+a client is refused only while the sidecar lists its request as held; a request in vLLM's own queue
+is never refused, and none is while the sidecar cannot be asked.
 """
 
 from __future__ import annotations
@@ -31,10 +33,11 @@ _HEADER: Final = b"x-request-id"
 
 
 class RefuseWhoWaits:
-    """Answers 429 with ``Retry-After`` to who was held for ``AITHER_KVCACHE_REFUSE_AFTER_S``.
+    """Answers 429 to requests that were held for ``AITHER_KVCACHE_REFUSE_AFTER_S`` seconds.
 
-    An answer begins when its first bytes are known rather than before: until then it can be a
-    refusal. Nothing else of an answer changes. To vLLM a refused client is one that went away.
+    ``Retry-After`` is the same number of seconds. Status and headers are kept back until the first
+    bytes of the body exist; until then the request can still be refused. vLLM sees a refused
+    request as one whose client disconnected.
 
     Args:
         app: vLLM's, with all other middleware.
@@ -47,7 +50,7 @@ class RefuseWhoWaits:
         self._names: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request of a client."""
+        """Serve one request of a client, or refuse it."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -64,7 +67,7 @@ class RefuseWhoWaits:
                 del self._names[name]
 
     async def _follow(self, name: str, call: Call, task: asyncio.Future[None]) -> None:
-        """Until the answer is over, or the client was refused."""
+        """Wait until the answer is over, or refuse the request."""
         wait_s = self._after_s
         while not await call.begins(task, wait_s):
             wait_s = _ASK_S
@@ -84,7 +87,7 @@ class RefuseWhoWaits:
 
 
 def _forget(task: asyncio.Future[None]) -> None:
-    """What becomes of a request that was hung up on is nobody's business."""
+    """Read the outcome of an abandoned request, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,4 @@
-"""Whose request it is that arrives: of a session that is live and resident, or of another."""
+"""Tells requests of live, resident sessions from those of new or cold ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Arrival:
     """A request as admission sees it.
 
     Attributes:
-        blocks: Of context that it brings; 0 for a session that is live and resident, and for one
-            that brings no full block.
-        paused: Whether its session was here before.
+        blocks: Blocks of new context; 0 for a live, resident session, and for a prompt shorter
+            than one block.
+        paused: Whether its session has been served here before.
         meaning: What its caller says.
     """
 
@@ -35,10 +35,11 @@ class Arrival:
 
 
 class LiveSessions:
-    """Tells live sessions' requests from those of new and cold ones.
+    """Tells requests of live, resident sessions from those of new or cold ones.
 
-    A session that was here is resident when the block halfway through its last context is. One
-    without a name, and one whose name tells nothing, is when half of the prompt is.
+    A session that was served here is resident if the middle block of its last context is still
+    cached. A session without a name, or whose name is not reliable, is resident if half of the
+    prompt is found.
 
     Args:
         pool: The live block pool.
@@ -61,10 +62,12 @@ class LiveSessions:
         self._names = SessionNames()
         self._waiting: dict[str, tuple[SessionName, bool]] = {}  # by request, until scheduled
         self._queued: Counter[SessionName] = Counter()  # how many of each name these are
-        self._running: dict[str, tuple[SessionName, bool]] = {}  # and then; whether it is the last
+        self._running: dict[
+            str, tuple[SessionName, bool]
+        ] = {}  # by request, while it runs; the flag: its caller said that the session ends with it
 
     def arrived(self, request: Request) -> Arrival:
-        """A new request came in."""
+        """Assess a new request."""
         meaning = self._read(request)
         if meaning.session is not None:
             name = SessionName(meaning.tenant, meaning.session)
@@ -75,18 +78,18 @@ class LiveSessions:
         return self._seen(request, meaning)
 
     def again(self, request: Request) -> Arrival:
-        """A request that has arrived and waits, as it is by now."""
+        """Assess a request again that has arrived and still waits."""
         return self._seen(request, self._read(request))
 
     def scheduled(self, request_id: str) -> None:
-        """A request got blocks: news only the first time, not after a preemption."""
+        """Note that a request got blocks; counts only the first time, not after a preemption."""
         entry = self._left(request_id)
         if entry is not None:
             self._running[request_id] = entry
             self._names.started(entry[0])
 
     def finished(self, request: Request) -> None:
-        """A request ended, in whatever state it was."""
+        """Note that a request ended, in whatever state it was."""
         self._left(request.request_id)
         entry = self._running.pop(request.request_id, None)
         if entry is not None:
@@ -96,7 +99,7 @@ class LiveSessions:
             self._names.finished(name, middle, is_last)
 
     def _left(self, request_id: str) -> tuple[SessionName, bool] | None:
-        """A request waits no longer, if it did."""
+        """Remove and return what waits of a request; None if nothing did."""
         entry = self._waiting.pop(request_id, None)
         if entry is not None:
             self._queued[entry[0]] -= 1
@@ -131,7 +134,7 @@ class LiveSessions:
     def _found(self, hashes: Sequence[bytes]) -> int:
         """How many of a chain's blocks, from the first on, need not be computed.
 
-        A chain goes tail first, so where it ends is found in O(log n).
+        Blocks are evicted tail first, so a binary search finds where the cached prefix ends.
         """
         suffix, block_of = self._group.suffix, self._pool.cached_block_hash_to_block.get_one_block
         here = bisect_left(hashes, True, key=lambda each: block_of(each + suffix) is None)
@@ -139,6 +142,6 @@ class LiveSessions:
 
 
 def _comes_from_elsewhere(request: Request) -> bool:
-    """Whether another engine computed the prompt: it waits to be fetched, and blocks that one."""
+    """Whether another engine computed the prompt, and keeps its blocks until they are fetched."""
     params = request.kv_transfer_params
     return bool(params) and bool(params.get("do_remote_prefill"))

@@ -1,4 +1,4 @@
-"""What people are told of admission: counts, events, a line when it closes and when it opens."""
+"""What admission reports: counters, events, a log line when holding begins and when it ended."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ..observe.tags import MAX_NAME
 
 logger = logging.getLogger(__name__)
 
-_OPEN_AFTER_S: Final = 10.0  # nobody is held for so long: it is open again. Chosen
+_OPEN_AFTER_S: Final = 10.0  # with no request held for so long, holding has ended. Chosen
 
 
 class HoldingLog:
-    """Counts what happens to held requests and says it.
+    """Counts what happens to held requests, and reports it.
 
     Args:
         emit: Takes each event; must not wait.
-        most_s: How long a request is held at most.
+        most_s: The longest that a request is held, in seconds.
     """
 
     def __init__(self, emit: Callable[[AnyEvent], None], most_s: float) -> None:
@@ -46,7 +46,7 @@ class HoldingLog:
         self._since_closed = 0  # held before it last closed
 
     def held(self, held: Held, word: AdmissionAdvice) -> None:
-        """``held`` waits from now on, for what ``word`` says."""
+        """Note that ``held`` waits from now on, because of ``word``."""
         if not self._closed:
             self._closed, self._since_closed = True, self._held
             logger.info(
@@ -62,7 +62,7 @@ class HoldingLog:
         self._emit(RequestHeld(name, held.blocks, held.session, held.tenant))
 
     def ended(self, held: Held, reason: str, now: float) -> None:
-        """``held`` waits no longer, for one of ``HOLD_ENDS``."""
+        """Note that ``held`` waits no longer, for one of ``HOLD_ENDS``."""
         waited = max(0.0, now - held.since)
         self._waiting -= 1
         self._blocks -= held.blocks
@@ -73,7 +73,7 @@ class HoldingLog:
         self._emit(RequestReleased(held.request_id[:MAX_NAME], waited, reason))
 
     def quiet(self, now: float) -> None:
-        """Nobody is held."""
+        """Note that no request is held now."""
         self.oldest_since = None
         if self._closed and now - self._last_held >= _OPEN_AFTER_S:
             self._closed = False

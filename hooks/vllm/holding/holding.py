@@ -18,11 +18,11 @@ from .holding_queue import HoldingQueue
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-_ASKED_AGAIN_S: Final = 0.05  # the head of vLLM's queue is, at most so often; chosen
+_ASKED_AGAIN_S: Final = 0.05  # least time between two checks of the head of vLLM's queue; chosen
 
 
 class Holding:
-    """Has the new requests wait that ``HoldingRule`` says shall.
+    """Holds the new requests that ``HoldingRule`` says must wait.
 
     Requests are held by not standing in the scheduler's queue: a step costs the same whether ten
     wait or a thousand.
@@ -30,7 +30,7 @@ class Holding:
     Args:
         queue: Where they wait.
         sessions: Knows which sessions are live here.
-        advice: The sidecar's latest word on room, if it is young.
+        advice: The sidecar's latest advice on room; None if none is fresh.
         emit: Takes each event; must not wait.
         bounds: What holding keeps to.
         clock: Monotonic seconds, the clock that advice is dated in.
@@ -56,7 +56,7 @@ class Holding:
     # Requests -----------------------------------------------------------------------------------
 
     def arrived(self, request: Request) -> bool:
-        """A new request came in; whether it is to be held."""
+        """Decide on a new request. True: hold it."""
         asks, word = self._asks(request, self._sessions.arrived(request)), self._advice()
         if not self._rule.arrives(asks, word, self.queue.idle):
             self._log.passed += 1
@@ -66,25 +66,25 @@ class Holding:
         return True
 
     def scheduled(self, request: Request) -> None:
-        """A request got blocks."""
+        """Note that a request got blocks."""
         self._rule.started(request.request_id, self._clock())
         self._sessions.scheduled(request.request_id)
 
     def removed(self, request_id: str) -> None:
-        """A held request's client went away."""
+        """Forget a held request whose client went away."""
         held = self._rule.removed(request_id)
         if held is not None:
             self._log.ended(held, "gone", self._clock())
 
     def finished(self, request: Request) -> None:
-        """A request ended, in whatever state it was."""
+        """Note that a request ended, in whatever state it was."""
         self._rule.ended(request.request_id)
         self._sessions.finished(request)
 
     # Steps --------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Once an engine step, after its allocations: who may start in the next."""
+        """Release what may start in the next step; called once a step, after its allocations."""
         now, word = self._clock(), self._advice()
         self._release(word, now)
         if word is not None:
@@ -96,11 +96,11 @@ class Holding:
             self._log.oldest_since = oldest.since
 
     def end(self) -> None:
-        """Hold nobody any more, whatever happens."""
+        """Release all, and hold no request any more."""
         self.queue.detach()
 
     def report(self) -> AdmissionReport:
-        """For the sidecar, from the client's thread."""
+        """Counts for the sidecar; called on the client's thread."""
         return self._log.report(self._clock())
 
     def _release(self, word: AdmissionAdvice | None, now: float) -> None:
@@ -115,7 +115,7 @@ class Holding:
             queue.release(held.request_id)
 
     def _ask_again(self, word: AdmissionAdvice, now: float) -> None:
-        """Who came resident and lost its context in vLLM's queue waits for room like others."""
+        """Hold the next request after all, if it was resident on arrival and is no longer."""
         if now - self._asked_at < _ASKED_AGAIN_S or not self._rule.is_full(word):
             return
         head = self.queue.head

@@ -22,10 +22,10 @@ _RELIED_ON: Final = (
 
 
 class HoldingQueue:
-    """Stands in a scheduler's ``waiting`` and is vLLM's own queue, but for new requests.
+    """Replaces ``scheduler.waiting``: vLLM's own queue, with held requests kept beside it.
 
     Args:
-        scheduler: Whose queue it is, on this instance alone.
+        scheduler: The one whose queue is replaced; only this instance.
         holds: Whether a new request is to be held; must not raise.
         gone: Is told the id of a held request that was removed; must not raise.
 
@@ -53,7 +53,7 @@ class HoldingQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether the engine has nothing to do but for those that are held."""
+        """Whether the engine has no work but held requests."""
         scheduler = self._scheduler
         moving = len(scheduler.running) + len(self._queue) + len(scheduler.kv_holding_waiting)
         at_rest: int = scheduler.num_waiting_for_streaming_input  # these wait for their user
@@ -61,7 +61,7 @@ class HoldingQueue:
 
     @property
     def free(self) -> bool:
-        """Whether nobody else waits, and the prompt of who was let in last is computed."""
+        """Whether no request is queued and the prompt of the last one released is computed."""
         if self._queue or self._scheduler.kv_holding_waiting:
             return False
         last = self._last
@@ -71,24 +71,24 @@ class HoldingQueue:
 
     @property
     def head(self) -> Request | None:
-        """Who of those that never ran starts next in vLLM's queue."""
+        """The next request of vLLM's queue, if it never ran."""
         head = self._queue.peek_request() if self._queue else None
         return None if head is None or head.num_preemptions or head.num_computed_tokens else head
 
     def hold_head(self) -> None:
-        """vLLM's next one is held after all."""
+        """Hold the request at the queue's head."""
         request = self._queue.pop_request()
         self._held[request.request_id] = request
         self._scheduler.deferred_waiting.add(request)
 
     def release(self, request_id: str) -> None:
-        """A held request may start: it stands at the end of vLLM's queue, or by its priority."""
+        """Move a held request into vLLM's queue: to its end, or by its priority."""
         request = self._last = self._held.pop(request_id)
         self._resume(request)
         self._queue.add_request(request)
 
     def open(self) -> None:
-        """All held requests may start, in the order in which all that wait arrived."""
+        """Move all held requests into vLLM's queue, all of it in order of arrival."""
         held, self._held = list(self._held.values()), {}
         for request in held:
             self._resume(request)
@@ -99,20 +99,20 @@ class HoldingQueue:
             self._queue.extend(in_order)
 
     def detach(self) -> None:
-        """Open, and leave the scheduler its own queue."""
+        """Release all, and give the scheduler its own queue back."""
         self._holds, self._gone = _never, _ignore
         self.open()
         if self._scheduler.waiting is self:
             self._scheduler.waiting = self._queue
 
     def _resume(self, request: Request) -> None:
-        if request.status.name == "WAITING":  # else it waits for its grammar, and vLLM counts it
+        if request.status.name == "WAITING":  # else vLLM counts it: it waits for its grammar
             self._scheduler.deferred_waiting.discard(request)
 
-    # What vLLM asks -----------------------------------------------------------------------------
+    # What vLLM asks, as in its ``RequestQueue`` --------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        """A request waits: a new one is perhaps held; one that the scheduler knows never is."""
+        """Queue a request, or hold it if it is new; one that the scheduler knows is never held."""
         if request.request_id in self._scheduler.requests or not self._holds(request):
             self._queue.add_request(request)
             return
@@ -120,31 +120,31 @@ class HoldingQueue:
         self._scheduler.deferred_waiting.add(request)
 
     def remove_request(self, request: Request) -> None:
-        """A request waits no longer."""
+        """Remove a request, held or queued."""
         if not self._remove_held(request):
             self._queue.remove_request(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Some requests, whether they wait or not, wait no longer."""
+        """Remove those of ``requests`` that are held or queued."""
         requests = set(requests)
         if self._held:
             requests = {each for each in requests if not self._remove_held(each)}
         self._queue.remove_requests(requests)
 
     def pop_request(self) -> Request:
-        """See vLLM's ``RequestQueue``, here and below."""
+        """Remove and return the next request that may start."""
         return self._queue.pop_request()
 
     def peek_request(self) -> Request:
-        """The next one that may start."""
+        """The next request that may start."""
         return self._queue.peek_request()
 
     def prepend_request(self, request: Request) -> None:
-        """One that ran before."""
+        """Put a request that ran before at the head."""
         self._queue.prepend_request(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Some that this step skipped."""
+        """Put requests that this step skipped at the head."""
         self._queue.prepend_requests(requests)
 
     def __bool__(self) -> bool:

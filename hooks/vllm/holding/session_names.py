@@ -6,12 +6,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-_MOST_SESSIONS: Final = 65_536  # remembered; the one that was silent longest is forgotten
+_MOST_SESSIONS: Final = 65_536  # remembered; the one silent longest is forgotten; chosen
 _MOST_AT_ONCE: Final = 8  # requests of one session; a name with more is no session's. Chosen
-_SHARE: Final = 1 / 256  # of the newest name in what share of them was here before
+_SHARE: Final = 1 / 256  # weight of the newest request in the running share of known names; chosen
 _TRUSTED: Final = 0.25
-"""When fewer names than this share were here before, they name requests rather than sessions:
-a session that comes back twice is at .5. Chosen."""
+"""If fewer requests than this share carry a name that was seen before, names are taken for request
+ids and not trusted. A session of two requests gives .5. Chosen."""
 
 
 class SessionName(NamedTuple):
@@ -35,7 +35,7 @@ class SessionNames:
         self._returning = 1.0  # share of names that were here before
 
     def arrived(self, name: SessionName) -> None:
-        """A request of ``name`` arrived."""
+        """Note that a request of ``name`` arrived."""
         known = name in self._known
         self._returning += _SHARE * (known - self._returning)
         if known:
@@ -65,14 +65,14 @@ class SessionNames:
         return known.middle if known is not None else None
 
     def started(self, name: SessionName) -> None:
-        """A request of ``name`` was scheduled for the first time."""
+        """Note that a request of ``name`` was scheduled for the first time."""
         self._known.setdefault(name, _Known()).running += 1
         self._known.move_to_end(name)
         if len(self._known) > _MOST_SESSIONS:
             self._known.popitem(last=False)
 
     def finished(self, name: SessionName, middle: bytes | None, ended: bool) -> None:
-        """A request of ``name`` that was scheduled is over, and perhaps the session with it."""
+        """Note that a scheduled request of ``name`` is over, and perhaps the session with it."""
         known = self._known.get(name)
         if known is None:
             return

@@ -1,8 +1,9 @@
 """``kvgraph bench faults``: what holds when things go wrong, each fault by name.
 
 A fault is a function of one of the modules below that measures its figures. Without a name all of
-them run at a size that takes at most forty minutes together; ``full`` runs them at the sizes that
-the figures are stated for, keeps each result in ``out``, and passes over those that are there.
+them run, at a size that takes about half an hour on two idle cores (estimated); ``full`` runs them
+at the sizes that the figures are stated for, keeps each result in ``out``, and passes over those
+that are there.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ CALLS: Final = (
 )  # fmt: skip
 """What vLLM's scheduler calls of a connector while it steps."""
 
-CALLS_A_STEP: Final = 99  # three for each of 32 requests that start, and three a step
+CALLS_A_STEP: Final = 99
+"""Three for each of 32 requests that start, and three a step. Steps in which requests end make
+about a third as many; the stand-in makes all of them in every step."""
 CALL_S: Final = 5e-6  # about what one takes; chosen
 TICK_S: Final = 0.2  # as often as our client's thread wakes, …
 TICK_PIECES: Final = 10  # … takes Python's lock so many times, …

@@ -34,8 +34,8 @@ DECODE_S: Final = 0.02 * SHRINK  # a token
 """A 70B-class model on H100s, in this fleet's smaller tokens."""
 
 _IDLE_S: Final = 0.05  # a step that schedules nothing
-_BATCH_TOKENS: Final = 192  # what prefill reaches beside one decoding step
-_SEQUENCES: Final = 64
+_BATCH_TOKENS: Final = 192  # 180, what prefill reaches in one decode step, in whole blocks
+_SEQUENCES: Final = 64  # no run with ``--best 20`` has more agents; chosen
 
 
 def play_on_paper(

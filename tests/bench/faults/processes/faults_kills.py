@@ -1,7 +1,7 @@
 """The sidecar is killed again and again while a real engine serves: who notices, and how long.
 
-The engine is vLLM itself, whose block pool is the oracle: in step means that the ranking which the
-engine holds names exactly the blocks that its pool has cached.
+The engine is vLLM itself, whose block pool is the oracle: it is *in step* while the ranking that it
+holds names exactly the blocks that its pool has cached.
 """
 
 from __future__ import annotations

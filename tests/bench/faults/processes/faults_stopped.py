@@ -2,10 +2,12 @@
 
 Times to first token are compared with those of a stock engine that serves in turn with it; the
 spread among stock's own passes is what a difference has to be seen against. What a step waited for
-us is the sum of all calls of our hooks in it: here up to 32 requests end and as many start at once.
-Beside it stands what a stock engine's steps wait for as much work by as many calls, with a thread
-beside them that wakes as often as ours and does as much: that much is the machine's and Python's.
-What our client's thread takes of a step outside of those calls shows in the times to first token.
+us is the sum of all calls of our hooks in it, less the time in which the kernel had given the core
+to another process (``step_watch``): up to 32 requests start in one step and end in the next, in
+which a third as many calls are made. Beside it stands what a stock engine's steps wait for as many
+calls in every step, each of as much work, with a thread beside them that wakes as often as ours and
+does as much: that much is the machine's and Python's. What our client's thread takes of a step
+outside of those calls shows in the times to first token.
 """
 
 from __future__ import annotations
