@@ -130,12 +130,18 @@ class TierLedger:
         self.announce_dropped(cold, Tier.COLD)
 
     def started(self, starts: Sequence[WorkerStart]) -> None:
-        """What the workers have: the least of each, and the records that are on every disk."""
+        """What the workers have: the least of each, and the records that are on every disk.
+
+        After a reset that came first, the records may be of older weights: they are erased.
+        """
         directory = self.directory
         directory.warm_capacity = min(start.warm_capacity for start in starts)
         directory.cold_capacity = min(start.cold_capacity for start in starts)
-        common = set.intersection(*(set(start.on_disk) for start in starts))
-        for block_hash in sorted(common)[: directory.cold_capacity]:
+        on_disk = [set(start.on_disk) for start in starts]
+        if directory.was_cleared:
+            directory.erase(sorted(set.union(*on_disk)))
+            return
+        for block_hash in sorted(set.intersection(*on_disk))[: directory.cold_capacity]:
             directory.add_cold(block_hash)
 
     def _sink(self, count: int, first: Iterable[bytes]) -> None:

@@ -233,7 +233,6 @@ class SchedulerSide:
         """Apply advice that came since the last step: an idle engine takes none, and allocates."""
         ranking = self.client.ranking()
         if ranking is not None and not self.arranger.heeds(ranking):
-            self.observer.blocks_changed(self.tap.take())
             self._arrange(ranking)
 
     def _arrange(self, ranking: EvictionRanking | None) -> None:

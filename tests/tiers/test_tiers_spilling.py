@@ -234,6 +234,18 @@ def test_what_all_workers_still_have_is_found_at_the_start() -> None:
     assert engine.directory.cold_hashes() == [hashes[1]], "said once, at the start"
 
 
+def test_records_that_are_told_after_a_reset_are_of_older_weights_and_erased() -> None:
+    """Trainers load new weights before the first request, so before any worker said a word."""
+    engine = Engine(cold=8)
+    bridge, hashes = engine.bridge, engine._make(prompt(3, 1)).block_hashes
+    bridge._starts.clear()
+    assert engine.reset()
+    engine.side.step_ended()  # a step's output arrives
+    engine.side.answered(TierAnswer(starts=(WorkerStart(32, 8, tuple(hashes)),)))
+    assert engine.directory.cold_blocks == 0
+    assert set(bridge.outstanding().erase) == set(hashes)
+
+
 def test_nothing_is_planned_with_memory_that_one_of_the_workers_does_not_have() -> None:
     """Of uneven pipeline stages the largest holds the fewest blocks, in memory and on disk."""
     engine = Engine(cold=64)
