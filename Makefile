@@ -17,6 +17,7 @@ check: $(STAMP)  ## formatting, lint and types
 	$(BIN)/ruff check .
 	rm -rf build/typed build/lib && $(BIN)/pip install -q --no-deps --no-build-isolation --target build/typed .
 	MYPYPATH=build/typed $(BIN)/mypy -p kvgraph
+	MYPYPATH=build/typed $(BIN)/mypy examples
 
 bench: $(STAMP)  ## the figures in the README but those of faults and closed loops; set JSON=1 for JSON
 	# The peer is a vLLM plugin that answers to our switch: it is there for its own bench only.

@@ -10,6 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from .advisor.config.config import ObserveConfig
+    from .advisor.replay.lab.hit_rate import hit_rate
+    from .advisor.replay.traces.reader import load_trace
+    from .advisor.replay.traces.trace import Trace
     from .advisor.sockets.kv_event_source import KvEventSource
     from .graph.errors import KvGraphError
     from .graph.kvcache_graph import KVCacheGraph
@@ -26,7 +30,8 @@ if TYPE_CHECKING:
     )
     from .graph.ranking.policy import Policy
     from .graph.ranking.scoring import ClassicPolicy, ScoreProfile
-    from .graph.tables.tables import GraphLimits
+    from .graph.tables.blocks import Selection
+    from .graph.tables.tables import GraphLimits, Tables
     from .graph.types import EdgeType, SourceLayer, Tier
     from .hooks.client import AdvisorClient, ClientOptions, EngineEnd
     from .hooks.fake import FakeEngine
@@ -50,17 +55,27 @@ __all__ = [
     "KVCacheGraph",
     "KvEventSource",
     "KvGraphError",
+    "ObserveConfig",
     "Policy",
     "RequestFinished",
     "RequestStarted",
     "ScoreProfile",
     "Segment",
+    "Selection",
     "SessionSignal",
     "SourceLayer",
+    "Tables",
     "Tier",
+    "Trace",
+    "hit_rate",
+    "load_trace",
 ]
 
 _ROOMS: Final = {
+    "advisor.config.config": "ObserveConfig",
+    "advisor.replay.lab.hit_rate": "hit_rate",
+    "advisor.replay.traces.reader": "load_trace",
+    "advisor.replay.traces.trace": "Trace",
     "advisor.sockets.kv_event_source": "KvEventSource",
     "graph.errors": "KvGraphError",
     "graph.kvcache_graph": "KVCacheGraph",
@@ -69,7 +84,8 @@ _ROOMS: Final = {
     " RequestStarted Segment SessionSignal",
     "graph.ranking.policy": "Policy",
     "graph.ranking.scoring": "ClassicPolicy ScoreProfile",
-    "graph.tables.tables": "GraphLimits",
+    "graph.tables.blocks": "Selection",
+    "graph.tables.tables": "GraphLimits Tables",
     "graph.types": "EdgeType SourceLayer Tier",
     "hooks.client": "AdvisorClient ClientOptions EngineEnd",
     "hooks.fake": "FakeEngine",

@@ -46,7 +46,7 @@ TOO_LONG: dict[str, int] = {
 
 def python_files() -> list[Path]:
     """All that is ours."""
-    folders = (*PRODUCT, "tests")
+    folders = (*PRODUCT, "tests", "examples")
     inside = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     return sorted([*ROOT.glob("*.py"), *inside])
 

@@ -11,9 +11,9 @@ import pytest
 PUBLIC = {
     "AdmissionAdvice", "AdvisorClient", "BlocksCleared", "BlocksRemoved", "BlocksStored",
     "ClassicPolicy", "ClientOptions", "EdgeType", "EngineEnd", "EngineHello", "EvictionRanking",
-    "FakeEngine", "GraphLimits", "KVCacheGraph", "KvEventSource", "KvGraphError", "Policy",
-    "RequestFinished", "RequestStarted", "ScoreProfile", "Segment", "SessionSignal", "SourceLayer",
-    "Tier",
+    "FakeEngine", "GraphLimits", "KVCacheGraph", "KvEventSource", "KvGraphError", "ObserveConfig",
+    "Policy", "RequestFinished", "RequestStarted", "ScoreProfile", "Segment", "Selection",
+    "SessionSignal", "SourceLayer", "Tables", "Tier", "Trace", "hit_rate", "load_trace",
 }  # fmt: skip
 
 
