@@ -141,7 +141,13 @@ class Ingest:
                 raise AssertionError("these are applied in runs")
 
     def _greeted(self, engine: int, event: EngineHello) -> None:
-        """Blocks of another model than it runs now are none of its own."""
+        """Blocks of another model than it runs now are none of its own.
+
+        An end that we did not hear would leave its session running for ever. So none of the
+        engine's sessions counts as running now; one that does is known again by its end or by
+        its next start.
+        """
+        self._tables.sessions.interrupt(engine)
         if event.model != self._tables.models.get(engine, ""):
             self._let_go(engine)
             self._tables.models[engine] = event.model

@@ -210,7 +210,7 @@ class SessionTable:
             self.state[row] = SessionState.ENDED
 
     def interrupt(self, engine: int | None = None) -> None:
-        """An engine is gone (or all of them): none of its requests runs any more."""
+        """None of an engine's requests (or of all engines') is known to run any more."""
         state, running = self.state[: self.size], self.running[: self.size]
         there = running > 0
         if engine is not None:

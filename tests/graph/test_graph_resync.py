@@ -1,0 +1,118 @@
+"""An engine that greets anew: what was lost on the way must not be believed for ever."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kvgraph.advisor.admission.demand import LIVE_S, demand
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    AnyEvent,
+    BlocksResident,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+)
+from kvgraph.graph.tables.tables import GraphLimits
+from kvgraph.graph.types import SessionState
+
+SIZE, CONTEXT = 16, 50
+
+
+class World:
+    """One engine, told of by hand."""
+
+    def __init__(self, **limits: int) -> None:
+        self.now = 1000.0
+        self.graph = KVCacheGraph(clock=lambda: self.now, limits=GraphLimits(**limits))
+        self.greet()
+
+    def tell(self, *events: AnyEvent, engine: str = "e") -> None:
+        self.graph.apply(engine, list(events))
+        self.graph.check_integrity()
+
+    def greet(self, *sessions: int, engine: str = "e") -> None:
+        """Hello, and what these sessions have in the pool."""
+        hello = EngineHello(engine, "m", SIZE, 1000, "v")
+        resident = BlocksResident(b"".join(keys(session) for session in sessions))
+        self.tell(hello, resident, engine=engine)
+
+    def start(self, session: int, request: str, named: bool = True, engine: str = "e") -> None:
+        name = f"s{session}" if named else None
+        tokens = CONTEXT * SIZE + 1
+        self.tell(RequestStarted(request, keys(session), tokens, 0, SIZE, name), engine=engine)
+
+    def end(self, session: int, request: str, named: bool = True, over: bool = False) -> None:
+        name = f"s{session}" if named else None
+        tokens = CONTEXT * SIZE + 1
+        self.tell(
+            RequestFinished(
+                request, keys(session), tokens, tokens, "stop", name, session_ended=over
+            )
+        )
+
+    def session(self, number: int) -> tuple[SessionState, int]:
+        """State and running requests."""
+        sessions = self.graph.tables.sessions
+        (row,) = sessions.rows_named(f"s{number}")
+        return SessionState(int(sessions.state[row])), int(sessions.running[row])
+
+
+def keys(session: int) -> bytes:
+    first = 1 + session * 1000
+    return np.arange(first, first + CONTEXT, dtype="<u8").tobytes()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_sessions_whose_ends_were_lost_do_not_live_for_ever(named: bool) -> None:
+    world = World()
+    for session in range(10):
+        world.start(session, f"r{session}", named)
+    world.greet(*range(10))  # the ends were lost on the way
+    soon = demand(world.graph.tables, 0, world.now)
+    assert (soon.live, soon.warm) == (10, 10), "heard of a moment ago"
+    world.now += LIVE_S + 1
+    assert demand(world.graph.tables, 0, world.now).live == 0
+
+
+def test_the_row_of_a_session_whose_end_was_lost_is_used_again() -> None:
+    world = World(max_sessions=2)
+    world.start(1, "r1")
+    world.greet(1)
+    world.now += 1
+    world.start(2, "r2")
+    world.end(2, "r2")
+    world.start(3, "r3")
+    sessions = world.graph.tables.sessions
+    assert sessions.rows_named("s1") == [], "it was quiet for longest"
+    assert sessions.rows_named("s2") != []
+
+
+def test_a_prompt_goes_on_with_a_session_whose_end_was_lost() -> None:
+    world = World()
+    world.start(1, "r1", named=False)
+    world.greet(1)
+    world.start(1, "r2", named=False)
+    assert len(world.graph.tables.sessions) == 1
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_who_still_runs_is_known_again_by_its_end(over: bool) -> None:
+    world = World()
+    world.start(1, "r1")
+    world.greet(1)
+    assert world.session(1) == (SessionState.IDLE, 0)
+    world.end(1, "r1", over=over)
+    assert world.session(1) == (SessionState.ENDED if over else SessionState.IDLE, 0)
+    world.start(1, "r2")
+    assert world.session(1) == (SessionState.RUNNING, 1)
+
+
+def test_another_engines_sessions_run_on() -> None:
+    world = World()
+    world.greet(engine="other")
+    world.start(1, "r1")
+    world.start(2, "r2", engine="other")
+    world.greet(2, engine="other")
+    assert world.session(1) == (SessionState.RUNNING, 1)
+    assert world.session(2) == (SessionState.IDLE, 0)
