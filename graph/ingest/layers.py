@@ -37,12 +37,6 @@ class LayerBook:
         blocks.stated[rows] = int(authority)
         blocks.raised_by[rows] = session
 
-    def forget_session(self, session: int) -> None:
-        """A session row is about to be reused: its word is nobody's from now on."""
-        blocks = self._tables.blocks
-        raised_by = blocks.raised_by[: blocks.size]
-        raised_by[raised_by == session] = NO_ROW
-
     def _may_state(
         self,
         rows: Rows,

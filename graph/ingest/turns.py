@@ -116,11 +116,8 @@ class TurnRecorder:
     def session(self, name: str, tenant: int, now: float) -> int:
         """The row of a named session, created if unknown."""
         row, reused = self._tables.sessions.ensure(name, tenant, now)
-        if reused:
-            blocks = self._tables.blocks
-            walked = blocks.session[: blocks.size]
-            walked[walked == row] = NO_ROW
-            self._layers.forget_session(row)
+        if len(reused):
+            self._tables.blocks.forget_sessions(reused)
         return row
 
     def forget(self, rows: Rows) -> None:

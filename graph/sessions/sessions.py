@@ -14,12 +14,14 @@ import numpy.typing as npt
 
 from ..types import NEVER, NO_ROW, Rows, SessionState, StopReason
 from .pauses import PAUSE_COLUMNS, note_answer, note_pause
+from .quiet_rows import QuietRows
 from .tools import ToolBook
 
 INFERRED: Final = "~"
 """Opens the name of a session that no caller named."""
 
 _INITIAL_SESSIONS: Final = 256
+_NO_ROWS: Final[Rows] = np.empty(0, dtype=np.int32)
 
 _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "state": (np.uint8, int(SessionState.IDLE)),
@@ -83,6 +85,7 @@ class SessionTable:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._quiet = QuietRows()
         self._rows: dict[tuple[int, str], int] = {}
         self.names: list[str] = []
         self.tools = ToolBook()
@@ -140,16 +143,19 @@ class SessionTable:
         """Rows of this name under any tenant."""
         return [row for (_, known), row in self._rows.items() if known == name]
 
-    def ensure(self, name: str, tenant: int, now: float) -> tuple[int, bool]:
-        """The row of a session, created if unknown, and whether a row of old was reused for it.
+    def ensure(self, name: str, tenant: int, now: float) -> tuple[int, Rows]:
+        """The row of a session, created if unknown, and rows that are reused from now on.
 
-        A reused row must be cleared from the blocks that still name it.
+        Those must be cleared from the blocks that still name them.
         """
-        row = self.find(name, tenant)
+        row, reused = self.find(name, tenant), _NO_ROWS
         if row != NO_ROW:
-            return row, False
-        reused = len(self._rows) >= self._limit
-        row = self._recycle() if reused else self._append()
+            return row, reused
+        if len(self._rows) >= self._limit:
+            row, reused = self._quiet.take(self.running[: self.size], self.last_seen[: self.size])
+            del self._rows[int(self.tenant[row]), self.names[row]]
+        else:
+            row = self._append()
         self.names[row] = name
         self._rows[tenant, name] = row
         for column, (_, fresh) in _COLUMNS.items():
@@ -287,12 +293,6 @@ class SessionTable:
         self.names.append("")
         self._reserve(self.size)
         return self.size - 1
-
-    def _recycle(self) -> int:
-        quiet = np.where(self.running[: self.size] > 0, np.inf, self.last_seen[: self.size])
-        row = int(np.argmin(quiet))
-        del self._rows[int(self.tenant[row]), self.names[row]]
-        return row
 
     def _reserve(self, rows: int) -> None:
         capacity = len(self.state)

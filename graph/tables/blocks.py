@@ -187,6 +187,11 @@ class BlockTable:
         self.parent[: self.size][orphans] = NO_ROW
         self._rows.give_back(rows)
 
+    def forget_sessions(self, rows: Rows) -> None:
+        """These session rows are to be reused: no block is theirs any more, and no word."""
+        for column in (self.session[: self.size], self.raised_by[: self.size]):
+            column[np.isin(column, rows)] = NO_ROW
+
     def reserve_engines(self, columns: int) -> None:
         """Make room for the residency of so many engines."""
         missing = columns - len(self.tiers)

@@ -199,15 +199,6 @@ class CopyDirectory:
         for block_hash in list(self._cold):
             self.drop_cold(block_hash)
 
-    @property
-    def was_cleared(self) -> bool:
-        """Whether everything was given up at some time."""
-        return self._era > 0
-
-    def erase(self, hashes: Sequence[bytes]) -> None:
-        """Have the workers erase records that nothing here knows."""
-        self._erased.extend(hashes)
-
     # For the workers ----------------------------------------------------------------------------
 
     def take_released(self) -> tuple[int, ...]:

@@ -77,6 +77,7 @@ class TierLedger:
         self.counts = TierCounts()
         self.coming: dict[bytes, float] = {}
         self.adapted: set[int] = set()
+        self._was_cleared = False  # once at least
         self.clock = clock
         self._emit = emit
         self._sinking = 0
@@ -124,6 +125,7 @@ class TierLedger:
     def clear(self) -> None:
         """The engine's prefix cache was reset: perhaps for new weights, so nothing holds."""
         warm, cold = self.directory.warm_hashes(), self.directory.cold_hashes()
+        self._was_cleared = True
         self.directory.clear()
         self.adapted.clear()
         self.announce_dropped(warm, Tier.WARM)
@@ -138,11 +140,10 @@ class TierLedger:
         directory.warm_capacity = min(start.warm_capacity for start in starts)
         directory.cold_capacity = min(start.cold_capacity for start in starts)
         on_disk = [set(start.on_disk) for start in starts]
-        if directory.was_cleared:
-            directory.erase(sorted(set.union(*on_disk)))
-            return
         for block_hash in sorted(set.intersection(*on_disk))[: directory.cold_capacity]:
             directory.add_cold(block_hash)
+        if self._was_cleared:
+            directory.clear()
 
     def _sink(self, count: int, first: Iterable[bytes]) -> None:
         """Send up to ``count`` copies on to the disk; drop what need not or may not go there."""
