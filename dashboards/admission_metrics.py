@@ -20,7 +20,7 @@ _LEVELS: Final = (
 )
 _COUNTS: Final = (
     ("held", "held", "Requests that were held"),
-    ("passed", "passed", "Requests that started without being held"),
+    ("not_held", "not_held", "Requests that started without being held"),
     ("waited_seconds", "waited_s", "Seconds that requests were held in all"),
 )
 

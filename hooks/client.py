@@ -23,7 +23,7 @@ from ..graph.ipc.wake import Wake
 from ..graph.messages import wire
 from ..graph.messages.advice import AnyAdvice, Refused, ResyncRequest
 from ..graph.messages.events import AnyEvent, BlocksResident, EngineHello
-from .link import ADVICE_PER_TICK, Link, has_news
+from .link import ADVICE_PER_TICK, Link, wait_for_advice
 from .mailbox import Clock, Mailbox
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class AdvisorClient(Mailbox):
         self.dropped = 0  # events that never left: queue full, or nobody there
         self.garbage = 0  # frames that were not advice
         self.refused_version = 0
-        self.greetings = 0
+        self.hellos = 0
         self.linked_since = float("inf")  # what was emitted before, the sidecar may have missed
         self._engine = engine
         self._queue_limit = self.options.queue_limit  # none while nobody is there to be told
@@ -99,10 +99,10 @@ class AdvisorClient(Mailbox):
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._seq = 0
-        self._dropped_told = 0
-        self._greeted = False
+        self._dropped_reported = 0
+        self._listed = False
         self._linked = False
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._refused_until = float("-inf")
         self._link = Link(endpoint, self.identity, self.options.send_hwm)
         self._last_greeting = self._last_heartbeat = float("-inf")
@@ -146,7 +146,7 @@ class AdvisorClient(Mailbox):
         context = zmq.Context()
         try:
             while not self._stop.is_set():
-                self._converse(context)
+                self._use_socket(context)
         except Exception as error:
             ended = "kvgraph: the link to %s ended (%s); the engine goes on without advice"
             self._say_once("thread", ended, self.endpoint, error)
@@ -157,7 +157,7 @@ class AdvisorClient(Mailbox):
             context.term()
             self._wake.close()
 
-    def _converse(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def _use_socket(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Talk over one socket, until we stop or the sidecar has another token."""
         socket = self._link.open(context)
         try:
@@ -177,6 +177,12 @@ class AdvisorClient(Mailbox):
         if now < self._refused_until:
             self._keep_nothing()
             return
+        self._warn_if_silent(now)
+        if self._check_reachable(socket, now) and self._greet_if_due(socket, now):
+            self._beat_if_due(socket, now)
+            self._drain(socket)
+
+    def _warn_if_silent(self, now: float) -> None:
         if now - self._last_advice > self.options.silent_s:
             self._linked = False
             self._say_once(
@@ -185,23 +191,24 @@ class AdvisorClient(Mailbox):
                 "vLLM does, but for what its callers protect",
                 self.endpoint,
             )
-        if not socket.poll(0, zmq.POLLOUT):
-            if now - self._last_reachable >= self.options.absent_s:
-                self._keep_nothing()
-            return
-        self._last_reachable = now
-        if self._greet_if_due(socket, now):
-            self._beat_if_due(socket, now)
-            self._drain(socket)
+
+    def _check_reachable(self, socket: zmq.Socket[bytes], now: float) -> bool:
+        """Whether a sidecar takes messages; one that is long gone is not kept anything for."""
+        if socket.poll(0, zmq.POLLOUT):
+            self._last_reachable = now
+            return True
+        if now - self._last_reachable >= self.options.absent_s:
+            self._keep_nothing()
+        return False
 
     def _sleep(self, socket: zmq.Socket[bytes]) -> bool:
         """Until a tick is over, somebody nudges, or advice arrives; whether it did."""
         if self._queue_limit:
-            return has_news(socket, self._wake, self.options.tick_s)
+            return wait_for_advice(socket, self._wake, self.options.tick_s)
         refused_s = self._refused_until - self._clock()
         if refused_s > 0:
-            return has_news(socket, self._wake, min(refused_s, self.options.alone_tick_s))
-        return has_news(socket, self._wake, self.options.alone_tick_s, or_room=True)
+            return wait_for_advice(socket, self._wake, min(refused_s, self.options.alone_tick_s))
+        return wait_for_advice(socket, self._wake, self.options.alone_tick_s, or_room=True)
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
         for _ in range(ADVICE_PER_TICK):
@@ -226,9 +233,9 @@ class AdvisorClient(Mailbox):
     def _act_on(self, advice: AnyAdvice) -> None:
         match advice:
             case ResyncRequest():
-                self._greeted = False
+                self._listed = False
             case Refused():
-                self._leave_alone(advice)
+                self._back_off(advice)
             case _:
                 self.put(advice)
 
@@ -236,10 +243,10 @@ class AdvisorClient(Mailbox):
         self._last_advice = self._clock()
         if not self._linked:
             self._linked = True
-            self._said.discard("absent")
+            self._warned.discard("absent")
             logger.info("kvgraph: engine linked to the sidecar at %s", self.endpoint)
 
-    def _leave_alone(self, refused: Refused) -> None:
+    def _back_off(self, refused: Refused) -> None:
         self._refused_until = self._last_advice = self._clock() + self.options.refused_s
         self._linked = False
         self.forget()
@@ -264,22 +271,22 @@ class AdvisorClient(Mailbox):
                 self._queue.popleft()
             self.dropped += count
             time.sleep(0)
-        self._greeted = False
+        self._listed = False
         self.linked_since = float("inf")
 
     def _greet_if_due(self, socket: zmq.Socket[bytes], now: float) -> bool:
-        if self._greeted:
+        if self._listed:
             return True
         if now - self._last_greeting < self.options.resync_gap_s:
             return False
         self._last_greeting = now
         self._queue_limit = self.options.queue_limit  # what changes while we list is told after it
         hello, resident = self._engine.hello(), BlocksResident(self._engine.resident())
-        self._greeted = self._send(socket, [hello, resident, *self._engine.copies()])
-        self.greetings += self._greeted
-        if self._greeted:
+        self._listed = self._send(socket, [hello, resident, *self._engine.copies()])
+        self.hellos += self._listed
+        if self._listed:
             self.linked_since = now
-        return self._greeted
+        return self._listed
 
     def _beat_if_due(self, socket: zmq.Socket[bytes], now: float) -> None:
         if now - self._last_heartbeat >= self.options.heartbeat_s:
@@ -289,7 +296,7 @@ class AdvisorClient(Mailbox):
     def _drain(self, socket: zmq.Socket[bytes]) -> None:
         queue, limit = self._queue, self.options.batch_limit
         # What is queued now is sent now; what engine threads add meanwhile waits a tick.
-        self.told_all()
+        self.mark_sent()
         remaining = len(queue)
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
             batch = [queue.popleft() for _ in range(min(remaining, limit))]
@@ -298,8 +305,8 @@ class AdvisorClient(Mailbox):
 
     def _send(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
         """Send one batch; a batch that cannot go is dropped, and its number with it."""
-        if self.dropped != self._dropped_told:
-            self._dropped_told = self.dropped
+        if self.dropped != self._dropped_reported:
+            self._dropped_reported = self.dropped
             self._seq += 1  # a hole in the numbers tells the sidecar that it missed something
         seq, self._seq = self._seq, self._seq + 1
         try:
@@ -314,6 +321,6 @@ class AdvisorClient(Mailbox):
         return True
 
     def _say_once(self, what: str, message: str, *args: object) -> None:
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self._warned:
+            self._warned.add(what)
             logger.warning(message, *args)

@@ -66,7 +66,9 @@ class Link:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)  # ms; chosen
 
 
-def has_news(socket: zmq.Socket[bytes], wake: Wake, seconds: float, or_room: bool = False) -> bool:
+def wait_for_advice(
+    socket: zmq.Socket[bytes], wake: Wake, seconds: float, or_room: bool = False
+) -> bool:
     """Sleep so long, or until advice arrives or ``wake`` is set; whether advice arrived.
 
     Args:

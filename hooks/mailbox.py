@@ -40,14 +40,14 @@ class Mailbox:
         self._clock = clock
         self._max_stale = max_stale_s
         self._protect_stale = protect_stale_s
-        self._held: EvictionRanking | None = None
+        self._ranking: EvictionRanking | None = None
         self._admission: AdmissionAdvice | None = None
         self._wanted: Keys | None = None
         self._told: deque[float] = deque(maxlen=_TOLD)  # when everything until then was sent
 
     def ranking(self) -> EvictionRanking | None:
         """The latest ranking, or None when there is none young enough to act on."""
-        held = self._held
+        held = self._ranking
         # `not <=` rather than `>`, so that a time that is not a number reads as stale.
         if held is None or not self._clock() - held.ts <= self._max_stale:
             return None
@@ -55,7 +55,7 @@ class Mailbox:
 
     def remembered(self) -> EvictionRanking | None:
         """The latest ranking for as long as what it protects counts, in order or not."""
-        held = self._held
+        held = self._ranking
         if held is None or not self._clock() - held.ts <= self._protect_stale:
             return None
         return held
@@ -73,11 +73,11 @@ class Mailbox:
 
     def forget(self) -> None:
         """Hold nothing any more."""
-        self._held = self._admission = None
+        self._ranking = self._admission = None
 
     # The client's thread ------------------------------------------------------------------------
 
-    def told_all(self) -> None:
+    def mark_sent(self) -> None:
         """Note that whatever happened until now goes to the sidecar now."""
         self._told.append(self._clock())
 
@@ -90,7 +90,7 @@ class Mailbox:
         match advice:
             case RankingMessage():
                 ranking = advice.at(self._clock())
-                self._held = replace(ranking, known_of=self._known_of(ranking.ts))
+                self._ranking = replace(ranking, known_of=self._known_of(ranking.ts))
             case AdmissionMessage():
                 word = advice.at(self._clock())
                 self._admission = replace(word, known_of=self._known_of(word.ts))
@@ -100,10 +100,10 @@ class Mailbox:
                 self._wanted = as_keys(advice.order)
 
     def _redate(self, valid: StillValid) -> None:
-        held = self._held
+        held = self._ranking
         if held is not None and held.epoch == valid.epoch:
             ts = self._clock() - valid.age_s
-            self._held = replace(held, ts=ts, known_of=self._known_of(ts))
+            self._ranking = replace(held, ts=ts, known_of=self._known_of(ts))
 
     def _known_of(self, ts: float) -> float:
         """Up to when a ranking of ``ts`` knows what happened: when it was last told before that."""

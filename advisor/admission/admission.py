@@ -32,7 +32,7 @@ class Admission:
         valve = self._valve(engine, tables.pool_blocks.get(engine, 0) - _UNUSED_BLOCKS)
         prompts, wanted = tables.regret.of(engine), demand(tables, engine, now)
         was_open = valve.limit is None
-        valve.turn(prompts.asked, prompts.again, wanted)
+        valve.update(prompts.asked, prompts.again, wanted)
         self._epoch += 1
         advice = _advice(self._epoch, now, valve, wanted)
         if was_open != (valve.limit is None):

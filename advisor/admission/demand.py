@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 LIVE_S: Final = 600.0
 """A session that was silent for longer is not live; chosen: its user turned to something else."""
 
-_HORIZON_S: Final = 300.0  # over which silence makes a return unlikely (to 1/e); chosen
+_FADE_S: Final = 300.0  # over which silence makes a return unlikely (to 1/e); chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,6 @@ def _chance(sessions: SessionTable, rows: Rows, now: float) -> Floats:
     waiting = sessions.state[rows] == SessionState.WAITING_FOR_TOOL
     pause = np.where(waiting, np.maximum(sessions.expected_return[rows] - seen, 0.0), 0.0)
     overdue = np.maximum(0.0, now - seen - 2.0 * pause)
-    chance = np.exp(-overdue / _HORIZON_S)
+    chance = np.exp(-overdue / _FADE_S)
     chance[sessions.running[rows] > 0] = 1.0
     return np.asarray(chance)

@@ -38,7 +38,7 @@ class Valve:
         """The share of what was asked lately that was computed again."""
         return self._again / max(self._asked, self.pool)
 
-    def turn(self, asked: int, again: int, demand: Demand) -> None:
+    def update(self, asked: int, again: int, demand: Demand) -> None:
         """Close, open or move the limit.
 
         Args:

@@ -37,7 +37,7 @@ def _held(report: Mapping[str, Any]) -> dict[str, str]:
         now = f"{report['waiting']:,}, the first for {report['oldest_s']:.0f} s, {blocks:,} blocks"
     ends = zip(HOLD_ENDS, report["released"], strict=False)
     why = ", ".join(f"{name} {count:,}" for name, count in ends if count) or "-"
-    total = report["held"] + report["passed"]
+    total = report["held"] + report["not_held"]
     return {
         "held": now,
         "held so far": f"{report['held']:,} of {total:,}, {report['longest_s']:.0f} s at most",

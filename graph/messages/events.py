@@ -236,12 +236,14 @@ class AdmissionReport(Event, tag=20, frozen=True):
     released: tuple[Total, ...]  # one for each of ``HOLD_ENDS``
     waited_s: Seconds  # in all
     longest_s: Seconds
-    passed: Total  # requests that started without being held
+    not_held: Total  # requests that started without being held
 
 
-HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone")
-"""Why a request is held no longer: its turn came; it waited as long as one may; the engine had
-nothing else to do; there is room for all; the sidecar says nothing; its client went away."""
+HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone", "patience")
+"""Why a request is no longer held: its turn came and there was room; it had waited as long as
+allowed; the engine was idle; admission opened for all; the sidecar fell silent; its client went
+away; it had waited ``HOLD_PATIENCE_S`` and nobody else was queued. On the wire a reason is its
+place here: a new one goes last."""
 
 AnyEvent = (
     EngineHello

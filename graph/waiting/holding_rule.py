@@ -23,7 +23,7 @@ long. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 
 
-def brought(prompt: int, found: int, *, new: bool) -> int:
+def new_context_blocks(prompt: int, found: int, *, new: bool) -> int:
     """Blocks of new context that a request brings; 0 if its session is live and resident.
 
     Args:
@@ -70,7 +70,7 @@ class HoldingRule:
 
     # Requests -----------------------------------------------------------------------------------
 
-    def arrives(self, asks: Held, word: AdmissionAdvice | None, idle: bool) -> bool:
+    def arrives(self, asks: Held, advice: AdmissionAdvice | None, idle: bool) -> bool:
         """Decide on a request that came in at ``asks.since``. True: hold it.
 
         Args:
@@ -79,16 +79,16 @@ class HoldingRule:
         resting = idle and asks.since - self._ran_at >= _ABOUT_TO_RUN_S
         if resting and not len(self._order):
             return self._let_in(asks)
-        return self.turn_comes(asks, word)
+        return self.turn_comes(asks, advice)
 
-    def turn_comes(self, asks: Held, word: AdmissionAdvice | None) -> bool:
+    def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
         """Decide again for a request that was not held on arrival and is about to start.
 
         Its context may have been evicted while it queued. True: hold it.
         """
         if self.is_let_in(asks.request_id):
             return False
-        if not asks.blocks or word is None or not self._must_wait(asks, word):
+        if not asks.blocks or advice is None or not self._must_wait(asks, advice):
             return self._let_in(asks)
         self._order.add(asks)
         return True
@@ -97,9 +97,9 @@ class HoldingRule:
         """Whether a request may start with new context, and has not yet."""
         return self._room.is_promised(request_id)
 
-    def is_full(self, word: AdmissionAdvice | None) -> bool:
-        """Whether no new context may start; drops what ``word`` knows from the ledger of room."""
-        return word is not None and self._room.left(word) <= 0
+    def is_full(self, advice: AdmissionAdvice | None) -> bool:
+        """Whether no new context may start; drops what ``advice`` knows from the ledger of room."""
+        return advice is not None and self._room.remaining(advice) <= 0
 
     def started(self, request_id: str, now: float) -> None:
         """A request got blocks."""
@@ -116,7 +116,7 @@ class HoldingRule:
     # Steps --------------------------------------------------------------------------------------
 
     def released(
-        self, word: AdmissionAdvice | None, now: float, *, idle: bool, free: bool
+        self, advice: AdmissionAdvice | None, now: float, *, idle: bool, free: bool
     ) -> list[tuple[Held, str]]:
         """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
 
@@ -130,21 +130,19 @@ class HoldingRule:
         """
         if not idle or not len(self._order):
             self._ran_at = now
-        if word is None or word.room_blocks is None:
-            return list(self._all("open" if word is not None else "silence"))
-        found = [*self._old(now), *self._fitting(word)]
-        if not found and (held := self._without_room(now, idle, free)) is not None:
-            found = [(self._let_go(held), "idle")]
-        return found
+        if advice is None or advice.room_blocks is None:
+            return list(self._all("open" if advice is not None else "silence"))
+        found = [*self._old(now), *self._fitting(advice)]
+        return found or self._without_room(now, idle, free)
 
     def oldest(self) -> Held | None:
         """The request that has waited longest; None if none is held."""
         return self._order.oldest()
 
-    def _must_wait(self, asks: Held, word: AdmissionAdvice) -> bool:
-        if word.room_blocks is None or asks.blocks >= self._bounds.pool_blocks:
+    def _must_wait(self, asks: Held, advice: AdmissionAdvice) -> bool:
+        if advice.room_blocks is None or asks.blocks >= self._bounds.pool_blocks:
             return False
-        return len(self._order) > 0 or self._room.left(word) <= 0  # behind those that wait
+        return len(self._order) > 0 or self._room.remaining(advice) <= 0  # behind those that wait
 
     def _all(self, reason: str) -> Iterator[tuple[Held, str]]:
         while (held := self._order.oldest()) is not None:
@@ -155,19 +153,21 @@ class HoldingRule:
         while (held := self._order.oldest()) is not None and held.since <= born:
             yield self._let_go(held), "bound"
 
-    def _fitting(self, word: AdmissionAdvice) -> Iterator[tuple[Held, str]]:
+    def _fitting(self, advice: AdmissionAdvice) -> Iterator[tuple[Held, str]]:
         for _ in range(_MOST_RELEASED):
-            held = self._order.next()
-            if held is None or self._room.left(word) <= 0:
+            held = self._order.peek()
+            if held is None or self._room.remaining(advice) <= 0:
                 return
             yield self._let_go(held), "room"
 
-    def _without_room(self, now: float, idle: bool, free: bool) -> Held | None:
-        if idle and now - self._ran_at >= _ABOUT_TO_RUN_S:
-            return self._order.next()
+    def _without_room(self, now: float, idle: bool, free: bool) -> list[tuple[Held, str]]:
+        resting = idle and now - self._ran_at >= _ABOUT_TO_RUN_S
+        if resting and (held := self._order.peek()) is not None:
+            return [(self._let_go(held), "idle")]
         oldest = self._order.oldest()
-        patient = oldest is not None and now - oldest.since >= HOLD_PATIENCE_S
-        return oldest if patient and free else None
+        if free and oldest is not None and now - oldest.since >= HOLD_PATIENCE_S:
+            return [(self._let_go(oldest), "patience")]
+        return []
 
     def _let_in(self, asks: Held) -> bool:
         self._room.promise(asks.request_id, asks.blocks)

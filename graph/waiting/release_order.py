@@ -20,7 +20,7 @@ class Held:
         since: When it began to wait, in seconds of the engine's clock.
         blocks: Blocks of its context that the pool does not hold.
         priority: As in vLLM: lower goes first.
-        paused: Whether its session has been served here before.
+        returning: Whether its session has been served here before.
         session: Its session's name, if it has one.
         tenant: Its tenant's name, if that is known.
     """
@@ -29,7 +29,7 @@ class Held:
     since: float
     blocks: int
     priority: int = 0
-    paused: bool = False
+    returning: bool = False
     session: str | None = None
     tenant: str | None = None
 
@@ -59,14 +59,14 @@ class HoldingOrder:
         self._ends[held.tenant] = start + held.blocks
         self._held[held.request_id] = held
         self._count += 1
-        heapq.heappush(self._turns, (held.priority, not held.paused, start, self._count, held))
+        heapq.heappush(self._turns, (held.priority, not held.returning, start, self._count, held))
         self._forget()
 
     def oldest(self) -> Held | None:
         """The request that has waited longest; None if none is held."""
         return next(iter(self._held.values()), None)
 
-    def next(self) -> Held | None:
+    def peek(self) -> Held | None:
         """The next one in order; None if none is held. Drops dead entries of the heap."""
         turns = self._turns
         while turns and not self._waits(turns[0][-1]):

@@ -45,12 +45,12 @@ class RoomLedger:
         """Forget a request that ended."""
         self._taken -= self._promised.pop(request_id, 0)
 
-    def left(self, word: AdmissionAdvice) -> float:
-        """Blocks of new context that may still start; drops starts that ``word`` knows of."""
-        if word.room_blocks is None:
+    def remaining(self, advice: AdmissionAdvice) -> float:
+        """Blocks of new context that may still start; drops starts that ``advice`` knows of."""
+        if advice.room_blocks is None:
             return float("inf")
-        self._drop_until(max(word.known_of, word.ts - _SURELY_KNOWN_S))
-        return word.room_blocks - self._taken
+        self._drop_until(max(advice.known_of, advice.ts - _SURELY_KNOWN_S))
+        return advice.room_blocks - self._taken
 
     def _drop_until(self, moment: float) -> None:
         begun = self._begun

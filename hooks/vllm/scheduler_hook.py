@@ -31,7 +31,7 @@ def follow_schedulers() -> None:
     def init(self: Scheduler, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         try:
-            introduce(self)
+            bind_scheduler(self)
         except Exception as error:
             logger.warning(
                 "kvgraph: no admission in this engine, new sessions are never held (%s: %s)",
@@ -43,7 +43,7 @@ def follow_schedulers() -> None:
     Scheduler.__init__ = init
 
 
-def introduce(scheduler: Scheduler) -> None:
+def bind_scheduler(scheduler: Scheduler) -> None:
     """Show ``scheduler`` to our connector: its own, or the one beside its user's."""
     from .connector import KvGraphConnector
 

@@ -12,7 +12,7 @@ from kvgraph.advisor.cli import build_app
 from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
 from kvgraph.bench.sidecars.sidecar_process import SidecarProcess
 from kvgraph.hooks.vllm.api.waiting_requests import ask_sidecar
-from kvgraph.hooks.vllm.scheduler_hook import introduce
+from kvgraph.hooks.vllm.scheduler_hook import bind_scheduler
 from kvgraph.hooks.vllm.settings import SIDECAR_VARIABLE
 from paper import text
 from typer.testing import CliRunner
@@ -35,7 +35,7 @@ def sidecar(socket_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def engine(paper_config: Any, sidecar: SidecarProcess) -> Iterator[PaperEngine]:
     """One that computes again and again what it held a moment ago, until its sidecar says so."""
     engine = PaperEngine(paper_config, Shape(blocks=POOL, warm=None), endpoint=sidecar.endpoint)
-    introduce(engine.scheduler)
+    bind_scheduler(engine.scheduler)
     try:
         thrash(engine)
         yield engine

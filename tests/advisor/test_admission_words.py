@@ -10,7 +10,7 @@ from kvgraph.graph.messages.advice import AdmissionAdvice
 
 REPORT = {
     "waiting": 7, "waiting_blocks": 210, "oldest_s": 12.4, "held": 40, "released": [20, 10, 3],
-    "waited_s": 900.0, "longest_s": 119.6, "passed": 960,
+    "waited_s": 900.0, "longest_s": 119.6, "not_held": 960,
 }  # fmt: skip
 
 

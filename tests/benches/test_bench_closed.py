@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hall import tokens_of
+from kvgraph.advisor.replay.closed.played_runs import MAX_PAUSE_S
 from kvgraph.advisor.replay.recordings.weka import read_sessions
 from kvgraph.bench.closed.closed import ClosedScale
 from kvgraph.bench.closed.closed_arms import LONGEST_FIRST, ClosedRun
 from kvgraph.bench.closed.closed_figures import ClosedResult
 from kvgraph.bench.closed.closed_pass import Clock, ClosedAnswer, ClosedPass
+from kvgraph.bench.closed.closed_report import save_closed
 from kvgraph.bench.closed.closed_sidecar import HoldCounts, parse_holds
-from kvgraph.bench.closed.closed_users import MAX_PAUSE_S, scripts
+from kvgraph.bench.closed.closed_users import scripts
 from kvgraph.bench.closed.on_paper.closed_paper import play_on_paper
 from kvgraph.bench.closed.on_paper.closed_paper_arms import PAPER_ARMS, PaperArm
 from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
@@ -26,11 +29,12 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import HOLD_ENDS, AdmissionReport, EngineHello
 from kvgraph.graph.messages.events import RequestHeld as Waits
 from kvgraph.graph.messages.events import RequestReleased as Goes
+from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
 CLOCK = Clock(pace=0.1, warm_up_s=10.0, measured_s=60.0)
-REPORT = AdmissionReport(3, 70, 12.5, 9, (4, 1, 0, 1, 0, 0), 80.0, 31.0, 91)
+REPORT = AdmissionReport(3, 70, 12.5, 9, (4, 1, 0, 1, 0, 0, 2), 80.0, 31.0, 91)
 
 
 def test_users_play_whole_sessions_from_somewhere_in_the_first() -> None:
@@ -91,6 +95,12 @@ def test_figures_are_of_what_was_answered_while_it_was_measured() -> None:
     assert runs[0].passed.cached_share == pytest.approx(0.6)
 
 
+def test_what_is_left_behind_says_the_size_of_a_block(tmp_path: Path) -> None:
+    result = ClosedResult(tmp_path, 20, ClosedScale(clock=CLOCK), [], {}, 480, 16)
+    saved = json.loads(save_closed(result).read_text())
+    assert (saved["pool"], saved["block"]) == (480, 16)
+
+
 class Page(Collector):
     def collect(self) -> Any:
         return admission_metrics([("engine:1", REPORT)])
@@ -105,6 +115,12 @@ def test_what_metrics_say_is_what_the_bench_reads() -> None:
     )
     assert counts.share == pytest.approx(0.09)
     assert parse_holds("") == HoldCounts(0, 0, 0.0, 0.0, {})
+
+
+def test_an_engine_that_knows_fewer_reasons_is_read() -> None:
+    older = structs.replace(REPORT, released=REPORT.released[:6])
+    (released,) = [each for each in admission_metrics([("engine:1", older)]) if "rel" in each.name]
+    assert [sample.labels["reason"] for sample in released.samples] == list(HOLD_ENDS[:6])
 
 
 def test_the_graph_knows_who_waits_where() -> None:
@@ -133,7 +149,7 @@ def test_the_loop_on_paper_serves_every_arm(paper_config: Any, arm: PaperArm) ->
     assert all(each.answer.ttft_s <= each.answer.latency_s for each in done.passed.answers)
     assert (done.held is not None) is arm.hold
     if done.held is not None:
-        assert done.held.passed > 0
+        assert done.held.not_held > 0
         assert done.held.longest_s <= 120.0
 
 

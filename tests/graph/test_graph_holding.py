@@ -6,7 +6,8 @@ import random
 
 import pytest
 from kvgraph.graph.messages.advice import HOLD_PATIENCE_S, AdmissionAdvice
-from kvgraph.graph.waiting.holding_rule import HoldingBounds, HoldingRule, brought
+from kvgraph.graph.messages.events import HOLD_ENDS
+from kvgraph.graph.waiting.holding_rule import HoldingBounds, HoldingRule, new_context_blocks
 from kvgraph.graph.waiting.release_order import Held
 
 POOL, MOST_S = 1000, 100.0
@@ -36,11 +37,11 @@ def step(
 
 
 def test_what_a_request_brings_is_nothing_where_half_of_a_session_is_there() -> None:
-    assert brought(10, 5, new=False) == 0
-    assert brought(10, 4, new=False) == 6
-    assert brought(10, 9, new=True) == 1
-    assert brought(10, 10, new=True) == 1, "a new session wants room, whatever it shares"
-    assert brought(0, 0, new=True) == brought(0, 0, new=False) == 0
+    assert new_context_blocks(10, 5, new=False) == 0
+    assert new_context_blocks(10, 4, new=False) == 6
+    assert new_context_blocks(10, 9, new=True) == 1
+    assert new_context_blocks(10, 10, new=True) == 1, "a new session wants room, whatever it shares"
+    assert new_context_blocks(0, 0, new=True) == new_context_blocks(0, 0, new=False) == 0
 
 
 def test_who_brings_nothing_or_would_never_fit_is_not_held(rule: HoldingRule) -> None:
@@ -92,20 +93,20 @@ def test_nobody_is_held_beyond_the_bound(rule: HoldingRule) -> None:
 
 def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: HoldingRule) -> None:
     assert rule.arrives(asks("oldest", 0.0), word(0), False)
-    assert rule.arrives(asks("paused", 1.0, paused=True), word(0), False)
+    assert rule.arrives(asks("returning", 1.0, returning=True), word(0), False)
     assert step(rule, HOLD_PATIENCE_S - 1.0, 0, free=True) == []
     assert step(rule, HOLD_PATIENCE_S, 0) == []
-    assert step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True) == ["oldest idle"]
-    assert step(rule, HOLD_PATIENCE_S + 2.0, 0, free=True) == ["paused idle"]
+    assert step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True) == ["oldest patience"]
+    assert step(rule, HOLD_PATIENCE_S + 2.0, 0, free=True) == ["returning patience"]
 
 
-def test_urgent_ones_start_first_then_paused_sessions_then_new_ones(rule: HoldingRule) -> None:
+def test_urgent_ones_start_first_then_returning_sessions_then_new_ones(rule: HoldingRule) -> None:
     assert rule.arrives(asks("new", 1.0), word(0), False)
-    assert rule.arrives(asks("paused", 2.0, paused=True), word(0), False)
+    assert rule.arrives(asks("returning", 2.0, returning=True), word(0), False)
     assert rule.arrives(asks("urgent", 3.0, priority=-1), word(0), False)
     assert step(rule, 4.0, 5) == ["urgent room"], "its context is more than the room"
     assert step(rule, 4.1, 5) == []
-    assert step(rule, 4.2, 30) == ["paused room", "new room"]
+    assert step(rule, 4.2, 30) == ["returning room", "new room"]
 
 
 def test_all_start_when_the_sidecar_is_silent_or_sees_room_for_all(rule: HoldingRule) -> None:
@@ -129,7 +130,7 @@ def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest() 
         if rng.random() < 0.3:
             number += 1
             held = asks(
-                str(number), now, rng.choice([0, 5, 90, POOL]), paused=rng.random() < 0.5,
+                str(number), now, rng.choice([0, 5, 90, POOL]), returning=rng.random() < 0.5,
                 priority=rng.choice([0, 0, 1]), tenant=rng.choice("ab"),
             )  # fmt: skip
             if rule.arrives(held, word(room, now), idle):
@@ -147,3 +148,7 @@ def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest() 
         assert len(rule) == len(waiting)
         assert all(now - held.since < MOST_S for held in waiting.values())
         assert not waiting or now - rest < 0.5 or found
+
+
+def test_reasons_keep_their_places_on_the_wire() -> None:
+    assert HOLD_ENDS == ("room", "bound", "idle", "open", "silence", "gone", "patience")

@@ -80,7 +80,7 @@ def client(router: Any, engine: Engine) -> Iterator[AdvisorClient]:
     options = ClientOptions(tick_s=0.01, heartbeat_s=0.05, absent_s=0.3, resync_gap_s=0.02)
     client = AdvisorClient(router.endpoint, engine, options)
     client.start()
-    router.read_until(lambda: client.greetings)
+    router.read_until(lambda: client.hellos)
     yield client
     client.close()
 
@@ -170,7 +170,7 @@ def test_while_nobody_is_there_the_thread_leaves_the_engine_alone(
         assert len(looks) == before, "it slept, and took Python's lock from nobody"
         assert not client._queue, "nothing is kept that somebody would have to free"
         late = new_router(endpoint)
-        late.read_until(lambda: client.greetings)
+        late.read_until(lambda: client.hellos)
         assert time.monotonic() - looks[before - 1] < 8.0, "who connects is noticed at once"
         client.emit(BlocksRemoved(keys(7)))
         late.read_until(lambda: BlocksRemoved(keys(7)) in late.events)

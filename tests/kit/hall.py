@@ -9,7 +9,7 @@ from typing import Any
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from kvgraph.graph.messages.advice import AdmissionAdvice
 from kvgraph.graph.messages.events import RequestReleased
-from kvgraph.hooks.vllm.scheduler_hook import introduce
+from kvgraph.hooks.vllm.scheduler_hook import bind_scheduler
 from paper import text
 
 STEP_S = 0.01  # what a step takes by the test's clock
@@ -31,7 +31,7 @@ class Hall:
 
     def __init__(self, engine: PaperEngine) -> None:
         self.engine, self.clock = engine, Clock()
-        introduce(engine.scheduler)
+        bind_scheduler(engine.scheduler)
         self.side = engine.side
         self.holding = self.side.holding
         self.holding._clock = self.side.client._clock = self.clock

@@ -140,7 +140,7 @@ class Engine:
         """A ranking and suggestions that stay young."""
         names = ("order", "protected", "spill_first", "sink_first")
         columns = [np.array(list(keys.get(name, ())), dtype=np.uint64) for name in names]
-        self.side.client._held = EvictionRanking(1, time.monotonic() + 1e6, *columns)
+        self.side.client._ranking = EvictionRanking(1, time.monotonic() + 1e6, *columns)
         self.side.client._wanted = np.array(list(wanted), dtype=np.uint64)
 
     def keys_of(self, tokens: Sequence[int]) -> list[int]:

@@ -41,7 +41,7 @@ class Asked:
 
     def as_held(self, now: float) -> Held:
         """As the rule sees it."""
-        return Held(self.name, now, self.brings, paused=not self.opens)
+        return Held(self.name, now, self.brings, returning=not self.opens)
 
 
 class Hold:

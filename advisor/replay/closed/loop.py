@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....graph.messages.advice import HOLD_MAX_S, AdmissionAdvice
-from ....graph.waiting.holding_rule import HoldingBounds, brought
+from ....graph.waiting.holding_rule import HoldingBounds, new_context_blocks
 from ..engine.instance import Instance
 from ..traces.duration import HostLink, ServiceModel
 from .hold import Asked, Hold, Word
@@ -43,7 +43,7 @@ class Loop:
         begin_s: Users begin within this, evenly.
         warm_s: What happens before is not counted.
         bound_s: Nobody is held longer.
-        patience_s: Seconds between two looks at held requests.
+        recheck_s: Seconds between two looks at held requests.
     """
 
     users: int
@@ -54,7 +54,7 @@ class Loop:
     service: ServiceModel = AGENTS_SERVICE
     link: HostLink = AGENTS_LINK
     bound_s: float = HOLD_MAX_S
-    patience_s: float = 0.5
+    recheck_s: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,7 +186,7 @@ class _Play:
     def _brings(self, asked: Asked) -> int:
         prompt = self._limits[asked.request]
         found = self._instance.reach(self._chains[asked.request], prompt)
-        return brought(prompt, found, new=asked.opens)
+        return new_context_blocks(prompt, found, new=asked.opens)
 
     def _serve(self, now: float) -> None:
         """Start who may start; one prompt is computed at a time."""
@@ -202,7 +202,7 @@ class _Play:
                 break
         if len(self._hold) and not self._asking:
             self._asking = True
-            self._at(now + self._loop.patience_s, self._ask_again)
+            self._at(now + self._loop.recheck_s, self._wake)
 
     def _next(self) -> Asked:
         if self._loop.queue is Queue.FCFS:
@@ -212,7 +212,7 @@ class _Play:
     def _matched(self, request: int) -> int:
         return self._instance.match(self._chains[request], self._limits[request])
 
-    def _ask_again(self, now: float) -> None:
+    def _wake(self, now: float) -> None:
         self._asking = False
 
     def _start(self, asked: Asked, now: float) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ....graph.waiting.holding_rule import brought
+from ....graph.waiting.holding_rule import new_context_blocks
 from ..observe.observer import ObservedGroup
 from ..observe.tags import Meaning
 from .session_names import SessionName, SessionNames
@@ -25,12 +25,12 @@ class Arrival:
     Attributes:
         blocks: Blocks of new context; 0 for a live, resident session, and for a prompt shorter
             than one block.
-        paused: Whether its session has been served here before.
+        returning: Whether its session has been served here before.
         meaning: What its caller says.
     """
 
     blocks: int
-    paused: bool
+    returning: bool
     meaning: Meaning
 
 
@@ -72,7 +72,7 @@ class LiveSessions:
         if meaning.session is not None:
             name = SessionName(meaning.tenant, meaning.session)
             self._names.arrived(name)
-            self._left(request.request_id)
+            self._dequeue(request.request_id)
             self._waiting[request.request_id] = name, meaning.session_ended
             self._queued[name] += 1
         return self._seen(request, meaning)
@@ -83,14 +83,14 @@ class LiveSessions:
 
     def scheduled(self, request_id: str) -> None:
         """Note that a request got blocks; counts only the first time, not after a preemption."""
-        entry = self._left(request_id)
+        entry = self._dequeue(request_id)
         if entry is not None:
             self._running[request_id] = entry
             self._names.started(entry[0])
 
     def finished(self, request: Request) -> None:
         """Note that a request ended, in whatever state it was."""
-        self._left(request.request_id)
+        self._dequeue(request.request_id)
         entry = self._running.pop(request.request_id, None)
         if entry is not None:
             name, is_last = entry
@@ -98,7 +98,7 @@ class LiveSessions:
             middle = hashes[len(hashes) // 2] if hashes else None
             self._names.finished(name, middle, is_last)
 
-    def _left(self, request_id: str) -> tuple[SessionName, bool] | None:
+    def _dequeue(self, request_id: str) -> tuple[SessionName, bool] | None:
         """Remove and return what waits of a request; None if nothing did."""
         entry = self._waiting.pop(request_id, None)
         if entry is not None:
@@ -110,26 +110,26 @@ class LiveSessions:
     def _seen(self, request: Request, meaning: Meaning) -> Arrival:
         hashes = self._group.hashes(request, request.num_prompt_tokens)
         if meaning.session is None:
-            return Arrival(self._unknown(request, hashes), False, meaning)
+            return Arrival(self._by_prompt(request, hashes), False, meaning)
         name = SessionName(meaning.tenant, meaning.session)
         return Arrival(self._named(name, request, hashes), self._names.is_known(name), meaning)
 
     def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
         if self._names.is_new(name) and not _comes_from_elsewhere(request):
-            return brought(len(hashes), self._found(hashes), new=True)
-        if self._names.is_one(name, self._queued[name]) and self._is_here(name):
+            return new_context_blocks(len(hashes), self._found(hashes), new=True)
+        if self._names.is_one_session(name, self._queued[name]) and self._is_here(name):
             return 0
-        return self._unknown(request, hashes)
+        return self._by_prompt(request, hashes)
 
     def _is_here(self, name: SessionName) -> bool:
         """Whether a session runs, or half of its last context is resident."""
         middle = self._names.middle(name)
         return self._names.is_running(name) or (middle is not None and bool(self._found([middle])))
 
-    def _unknown(self, request: Request, hashes: Sequence[bytes]) -> int:
+    def _by_prompt(self, request: Request, hashes: Sequence[bytes]) -> int:
         if _comes_from_elsewhere(request):
             return 0
-        return brought(len(hashes), self._found(hashes), new=False)
+        return new_context_blocks(len(hashes), self._found(hashes), new=False)
 
     def _found(self, hashes: Sequence[bytes]) -> int:
         """How many of a chain's blocks, from the first on, need not be computed.

@@ -32,27 +32,27 @@ class HoldingLog:
     """
 
     def __init__(self, emit: Callable[[AnyEvent], None], most_s: float) -> None:
-        self.passed = 0
         self._emit = emit
         self._most_s = most_s
-        self.oldest_since: float | None = None  # since when the first of those waits
+        self._oldest_since: float | None = None  # since when the first of those waits
+        self._not_held = 0
         self._waiting = 0
         self._blocks = 0  # that they want
         self._held = 0
         self._ends: Counter[str] = Counter()
         self._waited_s = self._longest_s = 0.0
-        self._closed = False
+        self._holding = False
         self._last_held = 0.0
-        self._since_closed = 0  # held before it last closed
+        self._held_before = 0  # what was held before it last began to hold
 
-    def held(self, held: Held, word: AdmissionAdvice) -> None:
-        """Note that ``held`` waits from now on, because of ``word``."""
-        if not self._closed:
-            self._closed, self._since_closed = True, self._held
+    def held(self, held: Held, advice: AdmissionAdvice) -> None:
+        """Note that ``held`` waits from now on, because of ``advice``."""
+        if not self._holding:
+            self._holding, self._held_before = True, self._held
             logger.info(
                 "kvgraph: new sessions wait: %d are live where %d fit; each is held %d s at most",
-                word.live_sessions,
-                word.fitting_sessions,
+                advice.live_sessions,
+                advice.fitting_sessions,
                 self._most_s,
             )
         self._held += 1
@@ -72,21 +72,29 @@ class HoldingLog:
         self._last_held = now
         self._emit(RequestReleased(held.request_id[:MAX_NAME], waited, reason))
 
+    def not_held(self) -> None:
+        """Note that a request started without being held."""
+        self._not_held += 1
+
+    def oldest(self, since: float) -> None:
+        """Note since when the request waits that has waited longest."""
+        self._oldest_since = since
+
     def quiet(self, now: float) -> None:
         """Note that no request is held now."""
-        self.oldest_since = None
-        if self._closed and now - self._last_held >= _OPEN_AFTER_S:
-            self._closed = False
+        self._oldest_since = None
+        if self._holding and now - self._last_held >= _OPEN_AFTER_S:
+            self._holding = False
             logger.info(
                 "kvgraph: new sessions start at once again; %d requests were held, none longer "
                 "than %.1f s since the engine's start",
-                self._held - self._since_closed,
+                self._held - self._held_before,
                 self._longest_s,
             )
 
     def report(self, now: float) -> AdmissionReport:
         """Levels and counters; read on another thread, one attribute at a time."""
-        since = self.oldest_since
+        since = self._oldest_since
         return AdmissionReport(
             waiting=max(0, self._waiting),
             waiting_blocks=max(0, self._blocks),
@@ -95,5 +103,5 @@ class HoldingLog:
             released=tuple(self._ends[reason] for reason in HOLD_ENDS),
             waited_s=self._waited_s,
             longest_s=self._longest_s,
-            passed=self.passed,
+            not_held=self._not_held,
         )

@@ -57,12 +57,12 @@ class Holding:
 
     def arrived(self, request: Request) -> bool:
         """Decide on a new request. True: hold it."""
-        asks, word = self._asks(request, self._sessions.arrived(request)), self._advice()
-        if not self._rule.arrives(asks, word, self.queue.idle):
-            self._log.passed += 1
+        asks, advice = self._asks(request, self._sessions.arrived(request)), self._advice()
+        if not self._rule.arrives(asks, advice, self.queue.idle):
+            self._log.not_held()
             return False
-        assert word is not None
-        self._log.held(asks, word)
+        assert advice is not None
+        self._log.held(asks, advice)
         return True
 
     def scheduled(self, request: Request) -> None:
@@ -85,15 +85,15 @@ class Holding:
 
     def step(self) -> None:
         """Release what may start in the next step; called once a step, after its allocations."""
-        now, word = self._clock(), self._advice()
-        self._release(word, now)
-        if word is not None:
-            self._ask_again(word, now)
+        now, advice = self._clock(), self._advice()
+        self._release(advice, now)
+        if advice is not None:
+            self._ask_again(advice, now)
         oldest = self._rule.oldest()
         if oldest is None:
             self._log.quiet(now)
         else:
-            self._log.oldest_since = oldest.since
+            self._log.oldest(oldest.since)
 
     def end(self) -> None:
         """Release all, and hold no request any more."""
@@ -103,32 +103,32 @@ class Holding:
         """Counts for the sidecar; called on the client's thread."""
         return self._log.report(self._clock())
 
-    def _release(self, word: AdmissionAdvice | None, now: float) -> None:
+    def _release(self, advice: AdmissionAdvice | None, now: float) -> None:
         queue = self.queue
-        found = self._rule.released(word, now, idle=queue.idle, free=queue.free)
+        found = self._rule.released(advice, now, idle=queue.idle, free=queue.prefill_idle)
         for held, reason in found:
             self._log.ended(held, reason, now)
-        if found and (word is None or word.room_blocks is None):
-            queue.open()
+        if found and (advice is None or advice.room_blocks is None):
+            queue.release_all()
             return
         for held, _ in found:
             queue.release(held.request_id)
 
-    def _ask_again(self, word: AdmissionAdvice, now: float) -> None:
+    def _ask_again(self, advice: AdmissionAdvice, now: float) -> None:
         """Hold the next request after all, if it was resident on arrival and is no longer."""
-        if now - self._asked_at < _ASKED_AGAIN_S or not self._rule.is_full(word):
+        if now - self._asked_at < _ASKED_AGAIN_S or not self._rule.is_full(advice):
             return
         head = self.queue.head
         if head is None or self._rule.is_let_in(head.request_id):
             return
         self._asked_at = now
         asks = self._asks(head, self._sessions.again(head))
-        if self._rule.turn_comes(asks, word):
+        if self._rule.turn_comes(asks, advice):
             self.queue.hold_head()
-            self._log.held(asks, word)
+            self._log.held(asks, advice)
 
     def _asks(self, request: Request, arrival: Arrival) -> Held:
         return Held(
-            request.request_id, self._clock(), arrival.blocks, request.priority, arrival.paused,
+            request.request_id, self._clock(), arrival.blocks, request.priority, arrival.returning,
             arrival.meaning.session, arrival.meaning.tenant,
         )  # fmt: skip

@@ -60,7 +60,7 @@ class HoldingQueue:
         return moving <= at_rest
 
     @property
-    def free(self) -> bool:
+    def prefill_idle(self) -> bool:
         """Whether no request is queued and the prompt of the last one released is computed."""
         if self._queue or self._scheduler.kv_holding_waiting:
             return False
@@ -87,7 +87,7 @@ class HoldingQueue:
         self._resume(request)
         self._queue.add_request(request)
 
-    def open(self) -> None:
+    def release_all(self) -> None:
         """Move all held requests into vLLM's queue, all of it in order of arrival."""
         held, self._held = list(self._held.values()), {}
         for request in held:
@@ -101,7 +101,7 @@ class HoldingQueue:
     def detach(self) -> None:
         """Release all, and give the scheduler its own queue back."""
         self._holds, self._gone = _never, _ignore
-        self.open()
+        self.release_all()
         if self._scheduler.waiting is self:
             self._scheduler.waiting = self._queue
 

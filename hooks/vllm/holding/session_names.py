@@ -32,24 +32,24 @@ class SessionNames:
 
     def __init__(self) -> None:
         self._known: OrderedDict[SessionName, _Known] = OrderedDict()
-        self._returning = 1.0  # share of names that were here before
+        self._returning_share = 1.0  # share of names that were here before
 
     def arrived(self, name: SessionName) -> None:
         """Note that a request of ``name`` arrived."""
         known = name in self._known
-        self._returning += _SHARE * (known - self._returning)
+        self._returning_share += _SHARE * (known - self._returning_share)
         if known:
             self._known.move_to_end(name)
 
     def is_new(self, name: SessionName) -> bool:
         """Whether ``name`` was never scheduled here, where names tell that."""
-        return name not in self._known and self._returning >= _TRUSTED
+        return name not in self._known and self._returning_share >= _TRUSTED
 
     def is_known(self, name: SessionName) -> bool:
         """Whether a request of ``name`` was scheduled here before, and did not end it."""
         return name in self._known
 
-    def is_one(self, name: SessionName, waiting: int) -> bool:
+    def is_one_session(self, name: SessionName, waiting: int) -> bool:
         """Whether ``name`` has few enough requests for one session, with those that wait."""
         known = self._known.get(name)
         return known is not None and known.running + waiting <= _MOST_AT_ONCE

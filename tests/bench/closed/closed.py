@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Final
 
 from ...advisor.replay.recordings.weka import read_sessions
-from ..agents.agents_arms import AgentArm, Room
+from ..agents.agents_arms import HOST_LRU, AgentArm, Room
 from ..errors import TrafficError
 from ..recorded.agents_fleet import SESSIONS
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.workload import BLOCK
-from .closed_arms import CLOSED_ARMS, HOLD, HOST_HOLD, HOST_LRU, LPM, STOCK, ClosedRun, run_closed
+from .closed_arms import CLOSED_ARMS, HOLD, HOST_HOLD, LPM, STOCK, ClosedRun, run_closed
 from .closed_figures import ClosedResult
-from .closed_hold import measure_hold
 from .closed_pass import Clock
 from .closed_users import Script, scripts
+from .hold_cost import measure_hold
 
 PACE: Final = 1 / 60
 """Seconds that a recorded second takes: prefill here is about as much slower than a GPU's, for

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ..agents.agents_arms import AgentArm, Room
+from ..agents.agents_arms import HOST_LRU, AgentArm, Room
 from ..agents.agents_pass import Telling
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, check_advised
@@ -29,13 +29,6 @@ HOLD_TOLD: Final = AgentArm(
     "hold_told", graph=True, telling=Telling(hinted=True), settings=(_HOLD,)
 )
 """Clients name their sessions, and say when they end or wait for a tool."""
-_PLAIN: Final = (
-    ("KVGRAPH_POLICY__NAME", "lru"),
-    ("AITHER_KVCACHE_SPILL", "all"),
-    ("AITHER_KVCACHE_PREFETCH", "0"),
-)
-HOST_LRU: Final = AgentArm("host_lru", graph=True, hosted=True, settings=_PLAIN)
-"""Host memory that takes all that goes and drops the oldest; nothing is known of it."""
 HOST_HOLD: Final = AgentArm("host_hold", graph=True, hosted=True, settings=(_HOLD,))
 CLOSED_ARMS: Final = (STOCK, LPM, OFF, HOLD, HOLD_TOLD, HOST_LRU, HOST_HOLD)
 

@@ -9,8 +9,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ...graph.messages.advice import HOLD_MAX_S
+from ..agents.agents_arms import HOST_LRU
 from ..figures import Figures, quantile
-from .closed_arms import HOLD, HOLD_TOLD, HOST_HOLD, HOST_LRU, LPM, OFF, STOCK, ClosedRun
+from ..serving.workload import BLOCK
+from .closed_arms import HOLD, HOLD_TOLD, HOST_HOLD, LPM, OFF, STOCK, ClosedRun
 
 if TYPE_CHECKING:
     from .closed import ClosedScale
@@ -24,6 +26,7 @@ class ClosedResult:
         best: Agents at which stock is at its best.
         hold_us: Microseconds that a held request costs a step, by how many are held.
         pool: Blocks.
+        block: Tokens of one.
     """
 
     out: Path
@@ -32,6 +35,7 @@ class ClosedResult:
     runs: Sequence[ClosedRun]
     hold_us: dict[int, list[float]]
     pool: int = 0
+    block: int = BLOCK
 
     def figures(self) -> Figures:
         """The figures that these runs can give; without a suffix, of the arm ``hold``."""

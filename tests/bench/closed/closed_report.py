@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..figures import quantile
-from ..serving.workload import BLOCK
 from .closed_arms import ClosedRun
 from .closed_figures import ClosedResult
 
@@ -27,7 +26,7 @@ def save_closed(result: ClosedResult) -> Path:
         "command": " ".join(["kvgraph", *sys.argv[1:]]),
         "best": result.best,
         "pool": result.pool,
-        "block": BLOCK,
+        "block": result.block,
         "clock": asdict(clock),
         "runs": [_run_details(run) for run in result.runs],
     }

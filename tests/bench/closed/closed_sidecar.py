@@ -17,7 +17,7 @@ class HoldCounts:
     """Requests since the engine's start; seconds."""
 
     held: int
-    passed: int
+    not_held: int
     longest_s: float
     waited_s: float
     released: dict[str, int]
@@ -25,7 +25,7 @@ class HoldCounts:
     @property
     def share(self) -> float:
         """Of all requests, those that were held."""
-        return self.held / max(1, self.held + self.passed)
+        return self.held / max(1, self.held + self.not_held)
 
 
 def hold_counts(server: Server) -> HoldCounts:
@@ -54,7 +54,7 @@ def parse_holds(metrics: str) -> HoldCounts:
     )
     return HoldCounts(
         held=int(number("held_total")),
-        passed=int(number("passed_total")),
+        not_held=int(number("not_held_total")),
         longest_s=number("longest_seconds"),
         waited_s=number("waited_seconds_total"),
         released={reason: int(float(count)) for reason, count in ends},

@@ -226,7 +226,7 @@ class _Life:
             return np.array(self.rng.sample(self._seen, count)[:most], dtype=np.uint64)
 
         columns = [some(), some(20), some(), some()]
-        side.client._held = EvictionRanking(1, time.monotonic() + 1e6, *columns)
+        side.client._ranking = EvictionRanking(1, time.monotonic() + 1e6, *columns)
         side.client._wanted = self._wanted() if self.engine.has_tiers else some(40)
 
     def _wanted(self) -> Any:

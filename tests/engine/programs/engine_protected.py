@@ -94,7 +94,7 @@ class Watch:
             "stale": arranger.stale,
             "moved": arranger.moved,
             "counted": arranger.protected_evicted,
-            "greetings": client.greetings,
+            "hellos": client.hellos,
             "dropped": client.dropped,
         }
 

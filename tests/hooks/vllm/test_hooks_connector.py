@@ -238,7 +238,7 @@ def test_a_step_applies_the_clients_ranking(connector: Any, pool: Any, make: Any
     pool.get_new_blocks(53)  # all that is blank
     chain = np.frombuffer(pack_hashes(request.block_hashes), dtype="<u8")
     none = chain[:0]
-    connector._side.client._held = EvictionRanking(3, 1e12, chain, none, none, none)
+    connector._side.client._ranking = EvictionRanking(3, 1e12, chain, none, none, none)
     connector.build_connector_meta(STEP)
     head = next(pool.free_block_queue.iter_blocks_after(None))
     assert key_of(head.block_hash[:-4]) == int(chain[0])

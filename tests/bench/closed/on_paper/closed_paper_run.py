@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Final
 
 from ....advisor.replay.recordings.weka import Session, read_sessions
-from ...paper.paper_engine import base_config
+from ...paper.paper_engine import BLOCK_SIZE, base_config
 from ...serving.model import TINY, ModelShape, ensure_model
 from ...serving.progress import DemoProgress
 from ..closed import ClosedScale
 from ..closed_arms import ClosedRun
 from ..closed_figures import ClosedResult
-from ..closed_hold import measure_hold
 from ..closed_pass import Clock
 from ..closed_users import scripts
+from ..hold_cost import measure_hold
 from .closed_paper import play_on_paper
 from .closed_paper_arms import PAPER_ARMS, PAPER_STOCK, PaperArm
 
@@ -40,7 +40,7 @@ def run_paper(
         bench = _PaperBench(read_sessions(sessions), seed, scale, shown)
         bench.play()
         return ClosedResult(
-            out.resolve(), bench.best, scale, bench.runs, measure_hold(), BLOCKS - 1
+            out.resolve(), bench.best, scale, bench.runs, measure_hold(), BLOCKS - 1, BLOCK_SIZE
         )
 
 

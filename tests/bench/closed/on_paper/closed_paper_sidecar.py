@@ -10,7 +10,7 @@ from ....advisor.config.config import Config, PolicyConfig
 from ....advisor.planner import GraphEvictionAdvisor
 from ....graph.kvcache_graph import KVCacheGraph
 from ....graph.messages.events import HOLD_ENDS
-from ....hooks.vllm.scheduler_hook import introduce
+from ....hooks.vllm.scheduler_hook import bind_scheduler
 from ...paper.paper_engine import PaperEngine
 from ..closed_sidecar import HoldCounts
 from .closed_paper_arms import PaperArm
@@ -29,7 +29,7 @@ class PaperSidecar:
     def __init__(self, engine: PaperEngine, arm: PaperArm, time: Callable[[], float]) -> None:
         self._side, self._time = engine.side, time
         if arm.hold:
-            introduce(engine.scheduler)
+            bind_scheduler(engine.scheduler)
             self._side.holding._clock = time
         self._take_over_clocks()
         policy = PolicyConfig(name="lru") if arm.plain else PolicyConfig()
@@ -64,7 +64,7 @@ class PaperSidecar:
         ranking = self._planner.latest.get(self._name)
         word = self._planner.admissions.get(self._name)
         order = self._planner.wanted.get(self._name)
-        client._held = None if ranking is None else replace(ranking, known_of=now)
+        client._ranking = None if ranking is None else replace(ranking, known_of=now)
         client._admission = None if word is None else replace(word, known_of=now)
         client._wanted = None if order is None else order.keys
 
@@ -74,7 +74,7 @@ class PaperSidecar:
             return None
         report = self._side.holding.report()
         ends = dict(zip(HOLD_ENDS, report.released, strict=True))
-        return HoldCounts(report.held, report.passed, report.longest_s, report.waited_s, ends)
+        return HoldCounts(report.held, report.not_held, report.longest_s, report.waited_s, ends)
 
     def _take_over_clocks(self) -> None:
         """Nothing of ours goes by the clock on the wall any more."""

@@ -83,7 +83,7 @@ class EngineProcess:
 def _serve(endpoint: str, number: int, name: str, line: Connection) -> None:
     rng, seen, foreign, epoch = random.Random(number), set[int](), 0, -1
     with FakeEngine(endpoint, num_blocks=_POOL, name=name, options=_OPTIONS) as engine:
-        wait_until(lambda: engine.client.greetings, _PATIENCE_S)
+        wait_until(lambda: engine.client.hellos, _PATIENCE_S)
         line.send("serving")
         while True:
             tokens = [number, *(rng.randrange(50_000) for _ in range(16 * rng.randint(1, 9)))]

@@ -251,7 +251,7 @@ def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
             hall.abort("twice")
     hall.step(4, room=5)
     assert hall.started[-1] == "twice"
-    assert hall.holding._rule._order.next() is None
+    assert hall.holding._rule._order.peek() is None
 
 
 def test_vllm_counts_and_lists_who_is_held(hall: Hall) -> None:
@@ -288,7 +288,7 @@ def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
     first, _ = told
     assert (first.request_id, first.blocks, first.session) == (salted, 4, "a")
     assert first.tenant.startswith("salt-")
-    assert (report.waiting, report.waiting_blocks, report.held, report.passed) == (2, 7, 2, 1)
+    assert (report.waiting, report.waiting_blocks, report.held, report.not_held) == (2, 7, 2, 1)
     assert report.oldest_s > 0
     assert hall.side.heartbeat(0)[-1].released[HOLD_ENDS.index("open")] == 2
     closed, opened = [record.getMessage() for record in caplog.records]

@@ -29,7 +29,7 @@ def hall(paper: Callable[..., Any]) -> Hall:
 
 def drain(order: HoldingOrder) -> list[str]:
     names = []
-    while (held := order.next()) is not None:
+    while (held := order.peek()) is not None:
         order.take(held.request_id)
         names.append(held.request_id)
     return names
@@ -65,13 +65,13 @@ def test_tenants_share_by_blocks_not_by_requests() -> None:
     assert small == pytest.approx(30, abs=2)
 
 
-def test_priority_goes_before_everything_and_paused_sessions_before_new_ones() -> None:
+def test_priority_goes_before_everything_and_returning_sessions_before_new_ones() -> None:
     order = HoldingOrder()
     order.add(Held("new", 0.0, 5))
-    order.add(Held("paused", 1.0, 5, paused=True))
+    order.add(Held("returning", 1.0, 5, returning=True))
     order.add(Held("urgent", 2.0, 5, priority=-1))
     assert order.oldest().request_id == "new"
-    assert drain(order) == ["urgent", "paused", "new"]
+    assert drain(order) == ["urgent", "returning", "new"]
 
 
 def test_what_is_taken_out_of_turn_is_never_next() -> None:
@@ -84,11 +84,11 @@ def test_what_is_taken_out_of_turn_is_never_next() -> None:
                 waiting.add(name)
                 assert len(order._turns) <= 2 * len(order) + 65
         elif waiting:
-            gone = rng.choice([*sorted(waiting), order.next().request_id])
+            gone = rng.choice([*sorted(waiting), order.peek().request_id])
             assert order.take(gone) is not None
             waiting.discard(gone)
         assert len(order) == len(waiting)
-        assert (order.next() is not None) == bool(waiting)
+        assert (order.peek() is not None) == bool(waiting)
     assert sorted(drain(order)) == sorted(waiting)
 
 

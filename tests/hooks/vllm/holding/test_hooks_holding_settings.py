@@ -12,7 +12,7 @@ from hall import shape
 from kvgraph.graph.messages.advice import HOLD_MAX_S
 from kvgraph.hooks.vllm import settings
 from kvgraph.hooks.vllm.holding.holding_queue import HoldingQueue
-from kvgraph.hooks.vllm.scheduler_hook import follow_schedulers, introduce
+from kvgraph.hooks.vllm.scheduler_hook import bind_scheduler, follow_schedulers
 from kvgraph.hooks.vllm.settings import (
     ADMISSION_VARIABLE,
     HOLD_MAX_VARIABLE,
@@ -94,12 +94,12 @@ def test_a_scheduler_that_lacks_a_part_goes_on_without(
     engine = paper(shape())
     del engine.scheduler.deferred_waiting
     with pytest.raises(TypeError, match="deferred_waiting"):
-        introduce(engine.scheduler)
+        bind_scheduler(engine.scheduler)
     assert engine.side is not None
     assert engine.side.holding is None
 
 
 def test_a_scheduler_of_nobody_ours_is_left_alone(paper: Callable[..., Any]) -> None:
     engine = paper(shape().__class__(stock=True))
-    introduce(engine.scheduler)
+    bind_scheduler(engine.scheduler)
     assert not isinstance(engine.scheduler.waiting, HoldingQueue)

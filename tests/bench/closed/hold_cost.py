@@ -1,15 +1,14 @@
-"""What a held request costs a step of vLLM's scheduler, and what vLLM's own way would cost."""
+"""What a held request costs a step of vLLM's scheduler."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...graph.messages.advice import AdmissionAdvice
-from ...hooks.vllm.scheduler_hook import introduce
+from ...hooks.vllm.scheduler_hook import bind_scheduler
 from ..paper.paper_engine import PaperEngine, Shape, base_config
 from ..serving.model import TINY, ensure_model
 
@@ -33,20 +32,11 @@ def measure_hold() -> dict[int, list[float]]:
     return {count: [(s - median(alone)) / count for s in _steps(config, count)] for count in HELD}
 
 
-def measure_asking(count: int) -> list[float]:
-    """The same where vLLM is told to ask again in each step (``None`` to every lookup)."""
-    config = base_config(ensure_model(TINY))
-    alone = median(_steps(config, 0))
-    return [(s - alone) / count for s in _steps(config, count, _asked_again)]
-
-
-def _steps(
-    config: VllmConfig, held: int, prepare: Callable[[Any], None] | None = None
-) -> list[float]:
+def _steps(config: VllmConfig, held: int) -> list[float]:
     """Microseconds that steps take while ``held`` requests wait."""
     engine = PaperEngine(_roomy(config), Shape(blocks=257, warm=None))
     try:
-        (prepare or _held_by_us)(engine)
+        bind_scheduler(engine.scheduler)
         engine.ask(range(100), 400)
         engine.step()
         _shut(engine)
@@ -75,24 +65,6 @@ def _timed(engine: PaperEngine) -> float:
         engine._end(engine._batches.popleft())
         _shut(engine)
     return took / steps * 1e6
-
-
-def _held_by_us(engine: PaperEngine) -> None:
-    introduce(engine.scheduler)
-
-
-def _asked_again(engine: PaperEngine) -> None:
-    lookup = engine.side.request_looked_up
-    begun: list[str] = []
-
-    def ask_again(request: Any, computed: int) -> tuple[int | None, bool]:
-        found = lookup(request, computed)
-        if not begun or request.request_id in begun:
-            begun.append(request.request_id)
-            return found  # type: ignore[no-any-return]
-        return None, False
-
-    engine.side.request_looked_up = ask_again
 
 
 def _shut(engine: PaperEngine) -> None:
