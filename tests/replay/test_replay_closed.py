@@ -167,6 +167,13 @@ def test_a_request_larger_than_the_pool_is_refused_and_its_user_goes_on() -> Non
     assert (~np.isnan(played.first_token)).any()
 
 
+def test_a_refusal_is_no_turn_and_stands_in_the_row() -> None:
+    plan = Plan([session("big", 3, 40)], loop(1, 700.0))
+    row = run_cell(plan, ClosedCell("lru", 20, 2))
+    assert row.refused > 0
+    assert row.turns_per_hour == 0.0
+
+
 def advice(room: int | None, known_of: float = 0.0) -> AdmissionAdvice:
     return AdmissionAdvice(1, 0.0, room, 2, 1, known_of)
 

@@ -65,7 +65,7 @@ class ClosedRow:
     """What a cell found, after the loop was warm; seconds unless said otherwise.
 
     Attributes:
-        turns_per_hour: Answers that were complete.
+        turns_per_hour: Answers that were complete; a refusal is none.
         sessions: That were over.
         computed: The share of prompt blocks that were computed.
         returning_p50, returning_p95: TTFT of sessions' later turns.
@@ -73,6 +73,7 @@ class ClosedRow:
         held: The share of requests that waited for room.
         longest_hold: Of any request, at any time.
         starved: Requests that waited longer than a client does, at any time.
+        refused: Requests larger than the pool, at any time.
     """
 
     arm: str
@@ -88,6 +89,7 @@ class ClosedRow:
     held: float
     longest_hold: float
     starved: int
+    refused: int
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, rounded to four digits behind the point."""
@@ -179,7 +181,7 @@ def _row(cell: ClosedCell, loop: Loop, played: Played) -> ClosedRow:
     end = np.where(np.isnan(played.started), loop.seconds, played.started)
     return ClosedRow(
         *cell,
-        turns_per_hour=float(done.sum()) / (loop.seconds - loop.warm_s) * 3600.0,
+        turns_per_hour=float(counted.sum()) / (loop.seconds - loop.warm_s) * 3600.0,
         sessions=int((played.ended >= loop.warm_s).sum()),
         computed=1.0 - float(played.found[counted].sum()) / prompt,
         returning_p50=_percentile(later, 50),
@@ -189,6 +191,7 @@ def _row(cell: ClosedCell, loop: Loop, played: Played) -> ClosedRow:
         held=float((played.held_s[counted] > 0).mean()) if counted.any() else 0.0,
         longest_hold=float(played.held_s.max(initial=0.0)),
         starved=int((end - played.at > CLIENT_PATIENCE_S).sum()),
+        refused=played.refused,
     )
 
 

@@ -23,7 +23,7 @@ def closed_table(rows: Sequence[ClosedRow]) -> Table:
         table.add_column(column, justify="left" if column == "arm" else "right")
     for column in (
         "turns per hour", "computed", "TTFT of returning p50 / p95", "of first turns p50 / p95",
-        "held", "longest hold", "starved",
+        "held", "longest hold", "starved", "refused",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for row in rows:
@@ -38,6 +38,7 @@ def closed_table(rows: Sequence[ClosedRow]) -> Table:
             f"{row.held:.3f}",
             f"{row.longest_hold:.0f} s",
             str(row.starved),
+            str(row.refused),
         )
     return table
 
