@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import zmq
 
@@ -27,6 +27,15 @@ from .link import ADVICE_PER_TICK, Link, wait_for_advice
 from .mailbox import Clock, Mailbox
 
 logger = logging.getLogger(__name__)
+
+_ABSENT: Final = (
+    "kvgraph: no sidecar answers at %s; until one is there the engine evicts as stock vLLM does, "
+    "but for what its callers protect"
+)
+_REFUSED: Final = (
+    "kvgraph: the sidecar at %s refuses this engine: %s; it evicts as stock vLLM does, but for "
+    "what its callers protect"
+)
 
 
 class EngineEnd(Protocol):
@@ -185,12 +194,7 @@ class AdvisorClient(Mailbox):
     def _warn_if_silent(self, now: float) -> None:
         if now - self._last_advice > self.options.silent_s:
             self._linked = False
-            self._say_once(
-                "absent",
-                "kvgraph: no sidecar answers at %s; until one is there the engine evicts as stock "
-                "vLLM does, but for what its callers protect",
-                self.endpoint,
-            )
+            self._say_once("absent", _ABSENT, self.endpoint)
 
     def _check_reachable(self, socket: zmq.Socket[bytes], now: float) -> bool:
         """Whether a sidecar takes messages; one that is long gone is not kept anything for."""
@@ -250,13 +254,7 @@ class AdvisorClient(Mailbox):
         self._refused_until = self._last_advice = self._clock() + self.options.refused_s
         self._linked = False
         self.forget()
-        self._say_once(
-            "refused",
-            "kvgraph: the sidecar at %s refuses this engine: %s; it evicts as stock vLLM does, but "
-            "for what its callers protect",
-            self.endpoint,
-            refused.reason,
-        )
+        self._say_once("refused", _REFUSED, self.endpoint, refused.reason)
 
     # Sending ------------------------------------------------------------------------------------
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +29,7 @@ from kvgraph.bench.faults.processes.faults_apart import ages_beside_a_stopped_en
 from kvgraph.bench.faults.processes.faults_burst import burst
 from kvgraph.bench.faults.processes.faults_chaos import Chaos
 from kvgraph.bench.faults.processes.faults_engines import kill_engines, kill_publishers
+from kvgraph.bench.faults.processes.faults_http import Crowd
 from kvgraph.bench.faults.processes.faults_kills import kill_over_and_over
 from kvgraph.bench.faults.processes.faults_load import SHARES, lose
 from kvgraph.bench.figures import Figures
@@ -55,6 +58,34 @@ def test_a_burst_costs_an_engine_nothing_and_is_caught_up_with(socket_directory:
     waits, took, _ = burst(socket_directory, 1.0)
     assert took is not None
     assert float(np.median(waits)) < 1e-3
+
+
+class Doors(BaseHTTPRequestHandler):
+    """Answers 503 to one path, 404 to another, 200 to all others."""
+
+    def do_GET(self) -> None:
+        status = {"/busy": 503, "/gone": 404}.get(self.path, 200)
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_waits_for_a_503_are_kept_apart_from_those_for_answers() -> None:
+    with HTTPServer(("127.0.0.1", 0), Doors) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        crowd = Crowd(f"http://127.0.0.1:{server.server_port}", "", [1])
+        try:
+            for path in ("/status", "/busy", "/gone", "/busy", "/busy"):
+                crowd._ask_once(path)
+        finally:
+            server.shutdown()
+            thread.join()
+    crowd._ask_once("/status")
+    assert (len(crowd.waits), len(crowd.refused), crowd.failed) == (2, 3, 1)
 
 
 @pytest.mark.engine

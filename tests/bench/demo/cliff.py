@@ -61,7 +61,7 @@ class CliffResult:
     ours: ClosedRun
 
     def add_to(self, figures: Figures) -> None:
-        """The figures of the time when all agents are there."""
+        """The figures of the time when all agents are there; TTFT of returning turns."""
         stock, ours = (run.passed.turns_per_minute for run in (self.stock, self.ours))
         figures.add("cliff_turns_ratio", ours / max(stock, 1e-9), "of stock", "≥ 2.3")
         for name, run in (("stock", self.stock), ("ours", self.ours)):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +32,8 @@ def save_cliff(result: CliffResult) -> Path:
     result.add_to(figures)
     content = {
         **figures.as_dict(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": " ".join(["kvgraph", *sys.argv[1:]]),
         "made by": MADE_BY,
         "agents": AGENTS,
         "pool_blocks": BLOCKS,
@@ -44,7 +48,13 @@ def print_cliff(result: CliffResult, console: Console | None = None) -> None:
     """The table for people: with few agents, and with too many."""
     console = console or Console()
     table = Table(title=f"{AGENTS} agents come within {CLOCK.warm_up_s / 60:.0f} minutes")
-    for column in ("", "turns an hour at its best", "with all agents", "TTFT p50", "TTFT p95"):
+    for column in (
+        "",
+        "turns an hour at its best",
+        "with all agents",
+        "TTFT of all turns, p50",
+        "p95",
+    ):
         table.add_column(column, justify="right" if column else "left")
     for name, run in _named(result):
         table.add_row(name, *_cells(run))

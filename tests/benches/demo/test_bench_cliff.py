@@ -59,6 +59,8 @@ def test_what_is_left_behind_says_what_made_it(result: CliffResult) -> None:
     assert save_cliff(result) == result.out / CLIFF_PICTURE
     saved = json.loads((result.out / CLIFF_FILE).read_text())
     assert "scheduler" in saved["made by"]
+    assert saved["command"].startswith("kvgraph")
+    assert saved["date"]
     assert set(saved["windows"]) == {"stock vLLM", "kvgraph with admission"}
     console = Console(record=True, width=120, file=open("/dev/null", "w"))  # noqa: SIM115
     print_cliff(result, console)

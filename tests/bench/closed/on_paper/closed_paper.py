@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from ....advisor.replay.closed.loop import AGENTS_SERVICE
 from ...paper.paper_engine import PaperEngine, Shape
 from ...paper.paper_model import runner_output
 from ...recorded.agents_requests import SHRINK
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.request import Request
 
-PREFILL: Final = 9_000.0 / SHRINK  # tokens a second
-DECODE_S: Final = 0.02 * SHRINK  # a token
-"""A 70B-class model on H100s, in this fleet's smaller tokens."""
+PREFILL: Final = AGENTS_SERVICE.prefill_tokens_per_s / SHRINK  # tokens a second
+DECODE_S: Final = AGENTS_SERVICE.decode_s_per_token * SHRINK  # a token
+"""The replay lab's service, in this fleet's smaller tokens."""
 
 _IDLE_S: Final = 0.05  # a step that schedules nothing
 _BATCH_TOKENS: Final = 192  # 180, what prefill reaches in one decode step, in whole blocks

@@ -35,7 +35,7 @@ def ages_beside_a_stopped_engine(directory: Path, seconds: float, seed: int) -> 
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 engine.run([rng.randrange(50_000) for _ in range(160)])
-                held = engine.client.ranking()
+                held = engine.client.remembered()
                 ages.append(seconds if held is None else time.monotonic() - held.ts)
                 time.sleep(0.02)
         finally:

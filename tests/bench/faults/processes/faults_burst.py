@@ -34,9 +34,9 @@ class BurstingEngine:
     def publish(self) -> None:
         """As many blocks in as out, each told at once."""
         first, self._next = self._next, self._next + BLOCKS
-        self._emit(BlocksStored(_keys(first, self._next), None, 16))
+        self._emit(BlocksStored(_keys(first, BLOCKS), None, 16))
         first, self._first = self._first, self._first + BLOCKS
-        self._emit(BlocksRemoved(_keys(first, self._first)))
+        self._emit(BlocksRemoved(_keys(first, BLOCKS)))
 
     def is_followed(self) -> bool:
         """Whether the sidecar's newest ranking is of blocks that are cached, all of them known."""
@@ -65,7 +65,7 @@ class BurstingEngine:
 
     def resident(self) -> bytes:
         """See ``EngineEnd``."""
-        return _keys(self._first, self._next)
+        return _keys(self._first, self._next - self._first)
 
     def copies(self) -> list[AnyEvent]:
         """See ``EngineEnd``."""
@@ -76,8 +76,8 @@ class BurstingEngine:
         return [Pressure(POOL, 0, POOL, 1, 0)]
 
 
-def _keys(first: int, end: int) -> bytes:
-    return np.arange(first, end, dtype="<u8").tobytes()
+def _keys(first: int, count: int) -> bytes:
+    return np.arange(first, first + count, dtype="<u8").tobytes()
 
 
 def _at_rate(a_second: float, seconds: float) -> Iterator[None]:

@@ -145,9 +145,10 @@ class Loss:
     """How one run ended.
 
     Attributes:
-        noticed: Gaps in an engine's numbers; and batches of one that was forgotten meanwhile (it
-            was silent on a busy machine), of which each is asked to list everything anew.
-        forgotten: How often that happened.
+        noticed: Gaps in an engine's sequence numbers, plus batches received before its hello (an
+            engine that was silent on a busy machine is forgotten, and must list its blocks again).
+            The second may be more than the losses meanwhile, and then hides others.
+        forgotten: How often that happened; 0: ``noticed`` is gaps alone.
     """
 
     share: float

@@ -313,7 +313,7 @@ def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
     assert hall.held == [second], "the first one's prompt takes several steps"
     hall.step(8, room=0)
     assert hall.held == []
-    assert hall.released() == [(first, "idle"), (second, "idle")]
+    assert hall.released() == [(first, "patience"), (second, "patience")]
 
 
 def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None:

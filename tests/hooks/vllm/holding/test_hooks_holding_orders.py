@@ -107,7 +107,7 @@ def test_names_that_never_come_back_name_no_sessions() -> None:
 
 def test_an_id_for_each_request_holds_no_conversation_back(hall: Hall) -> None:
     hall.say(None)
-    hall.holding._sessions._names._returning = 0.1  # as after some hundred such names
+    hall.holding._sessions._names._returning_share = 0.1  # as after some hundred such names
     hall.ask(4, 1, session_id="request-1")
     hall.engine.settle()
     hall.busy()
