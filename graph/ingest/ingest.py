@@ -119,7 +119,7 @@ class Ingest:
             case BlocksSpilled():
                 self._copies.spilled(engine, event, now)
             case BlocksLoaded():
-                self._warmed(engine, event, now)
+                self._copies.loaded(engine, event, now)
             case CopiesDropped():
                 self._copies.dropped(engine, event)
             case Pressure():
@@ -270,13 +270,6 @@ class Ingest:
         usable[usable] = vectors[first[usable]].any(1)
         if usable.any():
             self.semantic.embed(rows[usable], vectors[first[usable]], now)
-
-    def _warmed(self, engine: int, event: BlocksLoaded, now: float) -> None:
-        blocks = self._tables.blocks
-        rows, _ = blocks.ensure(self._keys(event.hashes), now, self._tables.salt(engine))
-        blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
-        blocks.last_hit[rows] = now
-        self.counters["blocks_warmed"] += len(rows)
 
     def _reclaim(self) -> None:
         """Release the longest unused ghosts once there are too many."""

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from ..messages.events import BlocksSpilled, CopiesDropped
+from ..messages.events import BlocksLoaded, BlocksSpilled, CopiesDropped
 from ..ranking.copy_worth import COPIES, worth_spilling
 from ..tables.edges import copy_id
 from ..tables.tables import Tables
@@ -32,6 +32,17 @@ class CopyRecorder:
         self._tables.edges.upsert(EdgeType.SPILL_LINK, rows, copy_id(rows, tier), ones, now)
         self._counters["blocks_spilled"] += len(rows)
         self._counters["bytes_spilled"] += len(rows) * event.bytes_per_block
+
+    def loaded(self, engine: int, event: BlocksLoaded, now: float) -> None:
+        """Copies came back into the engine's pool."""
+        if len(event.hashes) % 8:
+            self._counters["events_refused"] += 1
+            return
+        blocks, keys = self._tables.blocks, as_keys(event.hashes)
+        rows, _ = blocks.ensure(keys, now, self._tables.salt(engine))
+        blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
+        blocks.last_hit[rows] = now
+        self._counters["blocks_warmed"] += len(rows)
 
     def dropped(self, engine: int, event: CopiesDropped) -> None:
         """Copies are gone."""
