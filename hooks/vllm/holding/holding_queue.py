@@ -47,6 +47,7 @@ class HoldingQueue:
         self._gone = gone
         self._held: dict[str, Request] = {}  # in the order of their arrival
         self._last: Request | None = None  # that was let in
+        self._ends = False  # all are released as soon as vLLM looks
         scheduler.waiting = self
 
     # What we ask --------------------------------------------------------------------------------
@@ -99,8 +100,16 @@ class HoldingQueue:
             self._queue.extend(in_order)
 
     def detach(self) -> None:
-        """Release all, and give the scheduler its own queue back."""
+        """Release all, and give the scheduler its own queue back, when vLLM next asks for work.
+
+        Not at once: an error of ours may come between vLLM's look at the head and its taking it
+        out, and what came to stand before that one would be taken in its place.
+        """
         self._holds, self._gone = _never, _ignore
+        self._ends = True
+
+    def _leave(self) -> None:
+        self._ends = False
         self.release_all()
         if self._scheduler.waiting is self:
             self._scheduler.waiting = self._queue
@@ -148,6 +157,9 @@ class HoldingQueue:
         self._queue.prepend_requests(requests)
 
     def __bool__(self) -> bool:
+        """Whether a request may start; vLLM asks this each time before it looks at the head."""
+        if self._ends:
+            self._leave()
         return bool(self._queue)
 
     def __len__(self) -> int:
