@@ -107,7 +107,7 @@ class HoldingRule:
 
     def removed(self, request_id: str) -> Held | None:
         """Forget a request whose client went away; returns it if it was held."""
-        return self._order.take(request_id)
+        return self._order.drop(request_id)
 
     def ended(self, request_id: str) -> None:
         """Forget a request that was not held and is over, in whatever state it was."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-_MOST_TENANTS: Final = 4096  # remembered beyond those that wait; chosen
+_MOST_TENANTS: Final = 4096  # whose bill is remembered; the one that paid longest ago goes. Chosen
 _DEAD_ENTRIES: Final = 64  # in the heap, beside one for each that waits; chosen
 
 
@@ -34,19 +34,41 @@ class Held:
     tenant: str | None = None
 
 
+class _Place(NamedTuple):
+    """Where one waits in its lane.
+
+    Attributes:
+        since: ``HoldingOrder._now`` when it came.
+        number: How many came before it.
+    """
+
+    since: float
+    number: int
+    held: Held
+
+
+_Lane = OrderedDict[str, _Place]
+"""Requests of one tenant, priority and kind (returning or new), by id, in order of arrival."""
+_Turn = tuple[int, bool, float, int, _Lane]
+"""Where a lane stands among all, by its first request; numbers differ, so lanes never compare."""
+
+
 class HoldingOrder:
     """Held requests, oldest first for the bound on waiting, and in order for the room.
 
     Order: by priority; within one, sessions served here before come first; then fairly among
     tenants, by blocks of context (start-time fair queueing, Goyal et al., 1996), each tenant's own
     requests in order of arrival. A client with a thousand sessions therefore delays only itself.
-    Every operation costs O(log n) of those that wait.
+    A tenant pays for what starts, and not for what goes away before. Every operation costs
+    O(log n) of those that wait, spread over all.
     """
 
     def __init__(self) -> None:
         self._held: OrderedDict[str, Held] = OrderedDict()
-        self._turns: list[tuple[int, bool, float, int, Held]] = []
-        self._ends: dict[str | None, float] = {}  # where each tenant's last request ends
+        self._lanes: dict[tuple[str | None, int, bool], _Lane] = {}  # without the empty ones
+        self._turns: list[_Turn] = []  # a heap: each lane once, no later than where it stands now
+        self._ends: OrderedDict[str | None, float] = OrderedDict()
+        """Where each tenant's last started request ends, the latest last."""
         self._now = 0.0  # blocks started so far, as a fair share of one tenant
         self._count = 0
 
@@ -55,37 +77,79 @@ class HoldingOrder:
 
     def add(self, held: Held) -> None:
         """Add ``held``, behind those of its tenant."""
-        start = max(self._now, self._ends.get(held.tenant, 0.0))
-        self._ends[held.tenant] = start + held.blocks
-        self._held[held.request_id] = held
         self._count += 1
-        heapq.heappush(self._turns, (held.priority, not held.returning, start, self._count, held))
-        self._forget()
+        self._held[held.request_id] = held
+        lane = self._lanes.setdefault(_lane_of(held), OrderedDict())
+        lane[held.request_id] = _Place(self._now, self._count, held)
+        if len(lane) == 1:
+            heapq.heappush(self._turns, self._turn(lane))
+            self._forget()
 
     def oldest(self) -> Held | None:
         """The request that has waited longest; None if none is held."""
         return next(iter(self._held.values()), None)
 
     def peek(self) -> Held | None:
-        """The next one in order; None if none is held. Drops dead entries of the heap."""
+        """The next one in order; None if none is held. Brings the heap's top up to date."""
         turns = self._turns
-        while turns and not self._waits(turns[0][-1]):
-            heapq.heappop(turns)
-        return turns[0][-1] if turns else None
+        while turns:
+            lane = turns[0][-1]
+            if not lane:
+                heapq.heappop(turns)
+                continue
+            turn = self._turn(lane)
+            if turn[:-1] == turns[0][:-1]:
+                return _first(lane).held
+            heapq.heapreplace(turns, turn)
+        return None
 
     def take(self, request_id: str) -> Held | None:
-        """Remove and return ``request_id``; None if it was not held."""
-        held = self._held.pop(request_id, None)
-        if held is not None and self._turns and self._turns[0][-1] is held:
-            self._now = max(self._now, heapq.heappop(self._turns)[2])
+        """Remove and return ``request_id``, which starts: its tenant pays. None if not held."""
+        place = self._remove(request_id)
+        if place is None:
+            return None
+        held, start = place.held, self._start(place)
+        if self._turns and self._turns[0][3] == place.number:
+            self._now = max(self._now, start)
+        self._ends[held.tenant] = start + held.blocks
+        self._ends.move_to_end(held.tenant)
+        if len(self._ends) > _MOST_TENANTS:
+            self._ends.popitem(last=False)
         return held
 
-    def _waits(self, held: Held) -> bool:
-        return self._held.get(held.request_id) is held
+    def drop(self, request_id: str) -> Held | None:
+        """Remove and return ``request_id``, which will never start; None if it was not held."""
+        place = self._remove(request_id)
+        return place.held if place is not None else None
+
+    def _remove(self, request_id: str) -> _Place | None:
+        held = self._held.pop(request_id, None)
+        if held is None:
+            return None
+        key = _lane_of(held)
+        lane = self._lanes[key]
+        place = lane.pop(request_id)
+        if not lane:
+            del self._lanes[key]  # the heap's entry is dead: who comes next opens another lane
+        return place
+
+    def _start(self, place: _Place) -> float:
+        return max(place.since, self._ends.get(place.held.tenant, 0.0))
+
+    def _turn(self, lane: _Lane) -> _Turn:
+        place = _first(lane)
+        held = place.held
+        return held.priority, not held.returning, self._start(place), place.number, lane
 
     def _forget(self) -> None:
-        if len(self._turns) > 2 * len(self._held) + _DEAD_ENTRIES:
-            self._turns = [turn for turn in self._turns if self._waits(turn[-1])]
+        if len(self._turns) > 2 * len(self._lanes) + _DEAD_ENTRIES:
+            self._turns = [turn for turn in self._turns if turn[-1]]
             heapq.heapify(self._turns)
-        if len(self._ends) > len(self._held) + _MOST_TENANTS:
-            self._ends = {each: end for each, end in self._ends.items() if end > self._now}
+
+
+def _first(lane: _Lane) -> _Place:
+    return next(iter(lane.values()))
+
+
+def _lane_of(held: Held) -> tuple[str | None, int, bool]:
+    return held.tenant, held.priority, held.returning

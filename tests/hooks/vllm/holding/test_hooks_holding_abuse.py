@@ -89,3 +89,32 @@ def test_the_name_of_a_running_session_lets_a_few_in_and_not_a_crowd(hall: Hall)
     assert hall.held == []
     hall.engine.settle()
     assert not hall.holding._sessions._queued
+
+
+def test_requests_that_went_away_do_not_set_their_tenant_back(hall: Hall) -> None:
+    """A large tenant's clients give up, or are refused, and come again; one has waited on."""
+    hall.busy()
+    hall.say(0)
+    many = [hall.ask(3, seed, session_id=f"a{seed}", cache_salt="a") for seed in range(40)]
+    for name in many[1:]:
+        hall.abort(name)
+    other = [hall.ask(3, 500 + seed, session_id=f"b{seed}", cache_salt="b") for seed in range(10)]
+    again = hall.ask(3, 600, session_id="a again", cache_salt="a")
+    for _ in range(40):
+        hall.step(1, room=1)  # for one at a time
+        hall.step(2, room=0)
+        if again in hall.started:
+            break
+    assert sum(name in hall.started for name in other) <= 3, "turn and turn about"
+
+
+def test_salts_without_an_end_leave_nothing_behind(hall: Hall) -> None:
+    hall.busy()
+    hall.say(0)
+    stays = hall.ask(3, 1)
+    for seed in range(300):
+        hall.abort(hall.ask(3, 100 + seed, cache_salt=f"salt {seed}"))
+    order = hall.holding._rule._order
+    assert hall.held == [stays]
+    assert not order._ends
+    assert len(order._turns) <= 67
