@@ -63,7 +63,8 @@ class HoldingQueue:
     @property
     def prefill_idle(self) -> bool:
         """Whether no request is queued and the prompt of the last one released is computed."""
-        if self._queue or self._scheduler.kv_holding_waiting:
+        queued = len(self._queue) + len(self._scheduler.kv_holding_waiting)
+        if queued > self._scheduler.num_waiting_for_streaming_input:
             return False
         last = self._last
         if last is None or last.is_finished():

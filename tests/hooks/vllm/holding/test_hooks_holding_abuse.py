@@ -118,3 +118,19 @@ def test_salts_without_an_end_leave_nothing_behind(hall: Hall) -> None:
     assert hall.held == [stays]
     assert not order._ends
     assert len(order._turns) <= 67
+
+
+def test_who_waits_for_its_user_takes_nobodys_patience_away(hall: Hall) -> None:
+    hall.say(None)
+    hall.engine.ask(tokens_of(2, 1), 1, resumable=True)
+    hall.step(6, room=None)
+    assert hall.engine.scheduler.num_waiting_for_streaming_input == 1
+    hall.busy()
+    hall.say(0)
+    held = hall.ask(3, 50)
+    hall.clock.now += 9.0
+    hall.step(2, room=0)
+    assert hall.held == [held]
+    hall.clock.now += 1.5
+    hall.step(2, room=0)
+    assert held in hall.started
