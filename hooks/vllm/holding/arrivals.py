@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ....graph.waiting.holding_rule import new_context_blocks
 from ..observe.observer import ObservedGroup
 from ..observe.tags import Meaning
-from .session_names import SessionName, SessionNames
+from .session_names import Middle, SessionName, SessionNames, middle_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -34,12 +34,27 @@ class Arrival:
     meaning: Meaning
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is remembered of a request that bears a session's name.
+
+    Attributes:
+        prompt: The middle of its prompt.
+        is_last: Whether its caller said that the session ends with it.
+    """
+
+    name: SessionName
+    prompt: Middle | None
+    is_last: bool
+
+
 class LiveSessions:
     """Tells requests of live, resident sessions from those of new or cold ones.
 
-    A session that was served here is resident if the middle block of its last context is still
-    cached. A session without a name, or whose name is not reliable, is resident if half of the
-    prompt is found.
+    A session that was served here is resident for a prompt that goes on with at least half of one
+    of its last contexts, if that one's first and middle block are still cached, and for a prompt
+    that goes on with half of one that runs. A session without a name, or whose name is not
+    reliable, and any other prompt under its name, is resident if half of the prompt is found.
 
     Args:
         pool: The live block pool.
@@ -60,71 +75,76 @@ class LiveSessions:
         self._read = read
         self._copied = copied
         self._names = SessionNames()
-        self._waiting: dict[str, tuple[SessionName, bool]] = {}  # by request, until scheduled
+        self._waiting: dict[str, _Asked] = {}  # by request, until scheduled
         self._queued: Counter[SessionName] = Counter()  # how many of each name these are
-        self._running: dict[
-            str, tuple[SessionName, bool]
-        ] = {}  # by request, while it runs; the flag: its caller said that the session ends with it
+        self._running: dict[str, _Asked] = {}  # by request, while it runs
 
     def arrived(self, request: Request) -> Arrival:
         """Assess a new request."""
         meaning = self._read(request)
+        hashes = self._group.hashes(request, request.num_prompt_tokens)
         if meaning.session is not None:
             name = SessionName(meaning.tenant, meaning.session)
             self._names.arrived(name)
             self._dequeue(request.request_id)
-            self._waiting[request.request_id] = name, meaning.session_ended
+            asked = _Asked(name, middle_of(hashes), meaning.session_ended)
+            self._waiting[request.request_id] = asked
             self._queued[name] += 1
-        return self._seen(request, meaning)
+        return self._seen(request, meaning, hashes)
 
     def again(self, request: Request) -> Arrival:
         """Assess a request again that has arrived and still waits."""
-        return self._seen(request, self._read(request))
+        hashes = self._group.hashes(request, request.num_prompt_tokens)
+        return self._seen(request, self._read(request), hashes)
 
     def scheduled(self, request_id: str) -> None:
         """Note that a request got blocks; counts only the first time, not after a preemption."""
         entry = self._dequeue(request_id)
         if entry is not None:
             self._running[request_id] = entry
-            self._names.started(entry[0])
+            self._names.started(entry.name, entry.prompt)
 
     def finished(self, request: Request) -> None:
         """Note that a request ended, in whatever state it was."""
         self._dequeue(request.request_id)
         entry = self._running.pop(request.request_id, None)
         if entry is not None:
-            name, is_last = entry
             hashes = self._group.hashes(request, request.num_computed_tokens)
-            middle = hashes[len(hashes) // 2] if hashes else None
-            self._names.finished(name, middle, is_last)
+            self._names.finished(entry.name, hashes, entry.is_last)
 
-    def _dequeue(self, request_id: str) -> tuple[SessionName, bool] | None:
+    def _dequeue(self, request_id: str) -> _Asked | None:
         """Remove and return what waits of a request; None if nothing did."""
         entry = self._waiting.pop(request_id, None)
         if entry is not None:
-            self._queued[entry[0]] -= 1
-            if not self._queued[entry[0]]:
-                del self._queued[entry[0]]
+            self._queued[entry.name] -= 1
+            if not self._queued[entry.name]:
+                del self._queued[entry.name]
         return entry
 
-    def _seen(self, request: Request, meaning: Meaning) -> Arrival:
-        hashes = self._group.hashes(request, request.num_prompt_tokens)
+    def _seen(self, request: Request, meaning: Meaning, hashes: Sequence[bytes]) -> Arrival:
         if meaning.session is None:
             return Arrival(self._by_prompt(request, hashes), False, meaning)
         name = SessionName(meaning.tenant, meaning.session)
-        return Arrival(self._named(name, request, hashes), self._names.is_known(name), meaning)
+        return Arrival(self._named(name, request, hashes), self._is_known(name, hashes), meaning)
 
     def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
         if self._names.is_new(name) and not _comes_from_elsewhere(request):
             return new_context_blocks(len(hashes), self._found(hashes), new=True)
-        if self._names.is_one_session(name, self._queued[name]) and self._is_here(name):
+        if self._names.is_one_session(name, self._queued[name]) and self._is_here(name, hashes):
             return 0
         return self._by_prompt(request, hashes)
 
-    def _is_here(self, name: SessionName) -> bool:
-        """Whether a session runs, or half of its last context is resident."""
-        middle = self._names.middle(name)
-        return self._names.is_running(name) or (middle is not None and bool(self._found([middle])))
+    def _is_known(self, name: SessionName, hashes: Sequence[bytes]) -> bool:
+        """Whether a prompt goes on with a context of its session that was served here."""
+        names = self._names
+        return names.is_running(name, hashes) or names.context(name, hashes) is not None
+
+    def _is_here(self, name: SessionName, hashes: Sequence[bytes]) -> bool:
+        """Whether a prompt goes on with one that runs, or with a context that is resident."""
+        if self._names.is_running(name, hashes):
+            return True
+        middle = self._names.context(name, hashes)
+        return middle is not None and self._found((hashes[0], middle.hash)) == 2
 
     def _by_prompt(self, request: Request, hashes: Sequence[bytes]) -> int:
         if _comes_from_elsewhere(request):
@@ -134,10 +154,13 @@ class LiveSessions:
     def _found(self, hashes: Sequence[bytes]) -> int:
         """How many of a chain's blocks, from the first on, need not be computed.
 
-        Blocks are evicted tail first, so a binary search finds where the cached prefix ends.
+        Blocks are evicted tail first, so a binary search finds where the cached prefix ends. What
+        a ranking broke is not counted where its first block is gone: nothing of it can be matched.
         """
         suffix, block_of = self._group.suffix, self._pool.cached_block_hash_to_block.get_one_block
-        here = bisect_left(hashes, True, key=lambda each: block_of(each + suffix) is None)
+        here = 0
+        if hashes and block_of(hashes[0] + suffix) is not None:
+            here = bisect_left(hashes, True, key=lambda each: block_of(each + suffix) is None)
         return here + self._copied(hashes[here:])
 
 

@@ -77,13 +77,15 @@ def test_a_session_whose_context_is_gone_waits_before_new_ones(hall: Hall) -> No
     assert hall.held == [new]
 
 
-def test_parallel_requests_of_a_running_session_are_not_held(hall: Hall) -> None:
+def test_parallel_requests_that_go_on_with_a_running_one_are_not_held(hall: Hall) -> None:
     hall.say(None)
     hall.engine.ask(tokens_of(3, 1), 300, session_id="a")
     hall.step(3)
     hall.say(0)
-    hall.ask(6, 2, session_id="a")
+    hall.engine.ask(tokens_of(3, 1, range(5 * BLOCK_SIZE)), 1, session_id="a")
     assert hall.held == []
+    other = hall.ask(6, 2, session_id="a")
+    assert hall.held == [other], "a subagent's context is new, whatever its name"
 
 
 def test_without_a_word_everybody_starts(hall: Hall) -> None:

@@ -83,7 +83,7 @@ def test_the_name_of_a_running_session_lets_a_few_in_and_not_a_crowd(hall: Hall)
     hall.step(3)
     hall.say(0)
     for seed in range(40):
-        hall.ask(4, 100 + seed, session_id="a")
+        hall.engine.ask(tokens_of(3, 1, [100 + seed] * 5 * BLOCK_SIZE), 1, session_id="a")
     assert len(hall.held) == 33, "one runs, and seven more may be of one session"
     hall.step(1, room=None)
     assert hall.held == []

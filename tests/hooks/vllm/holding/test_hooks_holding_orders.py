@@ -96,12 +96,12 @@ def test_names_that_never_come_back_name_no_sessions() -> None:
     names = SessionNames()
     for number in range(100):
         names.arrived(SessionName(None, f"chat-{number % 20}"))
-        names.started(SessionName(None, f"chat-{number % 20}"))
+        names.started(SessionName(None, f"chat-{number % 20}"), None)
     assert names.is_new(SessionName(None, "another"))
     assert not names.is_new(SessionName(None, "chat-3"))
     for number in range(500):
         names.arrived(SessionName(None, f"request-{number}"))
-        names.started(SessionName(None, f"request-{number}"))
+        names.started(SessionName(None, f"request-{number}"), None)
     assert not names.is_new(SessionName(None, "another")), "they say nothing any more"
 
 
