@@ -141,13 +141,8 @@ class Ingest:
                 raise AssertionError("these are applied in runs")
 
     def _greeted(self, engine: int, event: EngineHello) -> None:
-        """Blocks of another model than it runs now are none of its own.
-
-        An end that we did not hear would leave its session running for ever. So none of the
-        engine's sessions counts as running now; one that does is known again by its end or by
-        its next start.
-        """
-        self._tables.sessions.interrupt(engine)
+        """Blocks of another model than it runs now are none of its own."""
+        self._tables.sessions.interrupt(engine)  # ends that were lost leave none running for ever
         if event.model != self._tables.models.get(engine, ""):
             self._let_go(engine)
             self._tables.models[engine] = event.model
@@ -251,9 +246,8 @@ class Ingest:
     def _confidence(self, engine: int, event: ConfidenceSampled) -> None:
         blocks = self._tables.blocks
         rows = _known(blocks.find(self._keys(event.hashes), self._tables.salt(engine)))
-        blocks.confidence[rows] += np.float32(_EMA_SHARE) * (
-            np.float32(event.confidence) - blocks.confidence[rows]
-        )
+        change = np.float32(event.confidence) - blocks.confidence[rows]
+        blocks.confidence[rows] += np.float32(_EMA_SHARE) * change
 
     def _embedded(self, engine: int, event: BlocksEmbedded, now: float) -> None:
         keys = self._keys(event.hashes)
