@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client as http_client
 import json
+import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,8 +18,9 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from kvgraph.hooks.vllm.api.refusal import RefuseWhoWaits
-from kvgraph.hooks.vllm.api.waiting_requests import WaitingRequests
-from kvgraph.hooks.vllm.settings import REFUSE_AFTER_VARIABLE
+from kvgraph.hooks.vllm.api.waiting_requests import WaitingRequests, ask_sidecar
+from kvgraph.hooks.vllm.observe.tags import MAX_NAME
+from kvgraph.hooks.vllm.settings import REFUSE_AFTER_VARIABLE, SIDECAR_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
@@ -189,19 +194,86 @@ def test_other_requests_and_refusals_of_vllms_own_pass() -> None:
     asyncio.run(main())
 
 
-def test_the_names_that_vllm_makes_are_understood() -> None:
-    uuid = "123e4567-e89b-12d3-a456-42661417400a"
-    ids = [
-        "cmpl-0123456789abcdef0123456789abcdef-0-1a2b3c4d", f"chatcmpl-{uuid}-12345678",
-        "cmpl-mine-3", "else-5",
-    ]  # fmt: skip
+UUID = "550e8400-e29b-41d4-a716-446655440000"  # the last group has digits only
 
-    async def main() -> list[bool]:
-        waiting = WaitingRequests(lambda: ids)
-        names = ["0123456789abcdef0123456789abcdef", uuid, "mine", "else", "5", ""]
-        return [await waiting.holds(name) for name in names]
 
-    assert asyncio.run(main()) == [True, True, True, False, False, False]
+def holds(held: str, name: str) -> bool:
+    return asyncio.run(WaitingRequests(lambda: [held]).holds(name))
+
+
+@pytest.mark.parametrize("name", ["mine", UUID, "agent-7f3a9b2c4d5e-2", "0_1-deadbeef", "a-1_2-3"])
+def test_the_names_that_vllm_makes_are_understood(name: str) -> None:
+    assert holds(f"chatcmpl-{name}-1a2b3c4d", name)
+    assert holds(f"cmpl-{name}-0-1a2b3c4d", name)
+    assert holds(f"cmpl-{name}-17-1a2b3c4d", name)
+    assert holds(f"3_chatcmpl-{name}-1a2b3c4d", name), "one of several answers"
+    assert holds(f"3_cmpl-{name}-0-1a2b3c4d", name)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        "chatcmpl-agent-7f3a9b2c4d5e-2-1a2b3c4d",  # of a client that numbers its turns
+        "cmpl-agent-7f3a9b2c4d5e-2-0-1a2b3c4d",
+        "chatcmpl-agent-7f3a9b2c4d5e-deadbeef-1a2b3c4d",
+        "chatcmpl-agent-7f3a9b2c4d5e_0-1a2b3c4d",  # perhaps of a batch, perhaps a name
+        "cmpl-agent-7f3a9b2c4d5e",
+        "chatcmpl-agent-7f3a9b2c4d5e",
+        "cmpl-agent-7f3a9b2c4d5e-1a2b3c4d",
+        "else-agent-7f3a9b2c4d5e-1a2b3c4d",
+        "resp_agent-7f3a9b2c4d5e-1a2b3c4d",
+        "1_2_chatcmpl-agent-7f3a9b2c4d5e-1a2b3c4d",
+    ],
+)
+def test_nobody_is_taken_for_another(held: str) -> None:
+    assert not holds(held, "agent-7f3a9b2c4d5e")
+
+
+def test_a_chat_that_may_be_one_of_a_batch_names_nobody() -> None:
+    held = "chatcmpl-agent-7f3a9b2c4d5e_0-1a2b3c4d"
+    assert not holds(held, "agent-7f3a9b2c4d5e_0")
+    assert holds("cmpl-agent-7f3a9b2c4d5e_0-0-1a2b3c4d", "agent-7f3a9b2c4d5e_0")
+
+
+def test_an_id_that_was_cut_names_nobody() -> None:
+    long = f"chatcmpl-{'a' * 300}"
+    cut = f"{long[: MAX_NAME - 9]}-1a2b3c4d"  # as the name's own middle may look
+    assert not holds(cut, cut[len("chatcmpl-") : -9])
+
+
+def test_ids_without_a_random_part_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_DISABLE_REQUEST_ID_RANDOMIZATION", "1")
+    assert holds("chatcmpl-mine-1a2b3c4d", "mine-1a2b3c4d")
+    assert not holds("chatcmpl-mine-1a2b3c4d", "mine")
+    assert holds("cmpl-mine-2", "mine")
+
+
+def test_vllms_own_makers_of_ids_are_the_ones_that_are_understood() -> None:
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.engine.parallel_sampling import ParentRequest
+
+    fields = dict.fromkeys(EngineCoreRequest.__struct_fields__)
+    fields |= {"request_id": f"chatcmpl-{UUID}", "sampling_params": SamplingParams(n=2)}
+    request = EngineCoreRequest(**fields)
+    InputProcessor.assign_request_id(request)
+    assert holds(request.request_id, UUID)
+    assert holds(ParentRequest(request).get_child_info(1)[0], UUID)
+
+
+def test_thousands_that_are_held_do_not_stop_the_server() -> None:
+    ids = [f"chatcmpl-{'a' * 200}{number:08d}-1a2b3c4d" for number in range(10_000)]
+    threads: list[str] = []
+
+    class Seen(list[str]):
+        def __iter__(self) -> Any:
+            threads.append(threading.current_thread().name)
+            return super().__iter__()
+
+    assert asyncio.run(WaitingRequests(lambda: Seen(ids)).holds(f"{'a' * 200}00009999"))
+    assert threads
+    assert threading.main_thread().name not in threads
 
 
 def test_the_sidecar_is_asked_twice_a_second_at_most() -> None:
@@ -210,7 +282,7 @@ def test_the_sidecar_is_asked_twice_a_second_at_most() -> None:
 
     def ask() -> Collection[str]:
         asked.append(now[0])
-        return ["cmpl-mine-0"]
+        return ["cmpl-mine-0-1a2b3c4d"]
 
     async def main() -> None:
         waiting = WaitingRequests(ask, lambda: now[0])
@@ -223,8 +295,41 @@ def test_the_sidecar_is_asked_twice_a_second_at_most() -> None:
     assert asked == [0.0, 0.6]
 
 
-def test_a_wrong_answer_of_a_sidecar_names_nobody() -> None:
-    def ask() -> Collection[str]:
-        raise json.JSONDecodeError("no JSON", "", 0)
+def no_json() -> Collection[str]:
+    raise json.JSONDecodeError("no JSON", "", 0)
 
+
+def deep_json() -> Collection[str]:
+    found: Collection[str] = json.loads("[" * 100_000)
+    return found
+
+
+def no_ids() -> Collection[Any]:
+    return [None]
+
+
+@pytest.mark.parametrize("ask", [no_json, deep_json, no_ids])
+def test_a_wrong_answer_of_a_sidecar_names_nobody(ask: Any) -> None:
     assert asyncio.run(WaitingRequests(ask).holds("mine")) is False
+
+
+def test_whoever_else_listens_at_the_sidecars_port_names_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        http = f"http://127.0.0.1:{server.getsockname()[1]}"
+        gone = SimpleNamespace(endpoint="ipc:///gone", token="t", http=http)
+        monkeypatch.setattr("kvgraph.graph.ipc.runtime.running_sidecars", lambda: [gone])
+        monkeypatch.setenv(SIDECAR_VARIABLE, "ipc:///gone")
+        with pytest.raises(http_client.HTTPException):
+            ask_sidecar()
+        threading.Thread(target=greet, daemon=True).start()
+        assert asyncio.run(WaitingRequests().holds("mine")) is False
