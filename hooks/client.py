@@ -225,7 +225,6 @@ class AdvisorClient(Mailbox):
     def _take_advice(self, frames: list[bytes]) -> None:
         try:
             _, advice = wire.decode_advice(frames)
-            self._heard()
             self._act_on(advice)
         except VersionError as error:
             self.refused_version += 1
@@ -235,13 +234,14 @@ class AdvisorClient(Mailbox):
             self._say_once("garbage", "kvgraph: a frame that is not advice was ignored: %s", error)
 
     def _act_on(self, advice: AnyAdvice) -> None:
-        match advice:
-            case ResyncRequest():
-                self._listed = False
-            case Refused():
-                self._back_off(advice)
-            case _:
-                self.put(advice)
+        if isinstance(advice, Refused):
+            self._back_off(advice)
+            return
+        self._heard()
+        if isinstance(advice, ResyncRequest):
+            self._listed = False
+        else:
+            self.put(advice)
 
     def _heard(self) -> None:
         self._last_advice = self._clock()

@@ -294,6 +294,19 @@ def test_a_sidecar_that_refuses_us_is_left_alone_for_a_while(
     assert "refuses this engine: it serves 64 engines already" in line
 
 
+def test_who_is_refused_again_and_again_is_never_said_to_be_linked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock())
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            client._take_advice([HEADER, bytes(8), _payload(Refused("it is full"))])
+        assert "linked" not in caplog.text
+        client._take_advice([HEADER, bytes(8), _payload(ranking())])
+    assert "engine linked to the sidecar" in caplog.text
+    assert caplog.text.count("refuses this engine: it is full") == 1
+
+
 def test_keys_that_are_not_whole_are_garbage() -> None:
     client = AdvisorClient("ipc:///nowhere", Engine())
     client._take_advice([HEADER, bytes(8), _payload(ranking(order=b"12345"))])
