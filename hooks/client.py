@@ -50,6 +50,9 @@ class EngineEnd(Protocol):
     def copies(self) -> list[AnyEvent]:
         """``BlocksSpilled`` for every copy in a colder tier."""
 
+    def held(self) -> list[AnyEvent]:
+        """``RequestHeld`` for every request that waits for room."""
+
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """The engine's load and what it did with our advice; ``dropped`` events so far."""
 
@@ -284,7 +287,12 @@ class AdvisorClient(Mailbox):
         self.hellos += self._listed
         if self._listed:
             self.linked_since = now
+            self._send_in_batches(socket, self._engine.held())
         return self._listed
+
+    def _send_in_batches(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> None:
+        for first in range(0, len(events), self.options.batch_limit):
+            self._send(socket, events[first : first + self.options.batch_limit])
 
     def _beat_if_due(self, socket: zmq.Socket[bytes], now: float) -> None:
         if now - self._last_heartbeat >= self.options.heartbeat_s:

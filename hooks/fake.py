@@ -159,6 +159,10 @@ class FakeEngine:
         """See ``EngineEnd``: it has no tiers."""
         return []
 
+    def held(self) -> list[AnyEvent]:
+        """See ``EngineEnd``: it holds nobody."""
+        return []
+
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
         cached = len(self._cached)

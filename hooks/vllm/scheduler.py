@@ -211,6 +211,10 @@ class SchedulerSide:
         """See ``EngineEnd``."""
         return self.bridge.copies() if self.bridge is not None else []
 
+    def held(self) -> list[AnyEvent]:
+        """See ``EngineEnd``."""
+        return self.holding.told() if self.holding is not None else []
+
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
         arranger = self.arranger

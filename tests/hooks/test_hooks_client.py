@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import zmq
 from kvgraph.graph.ipc.wake import Wake
+from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.advice import (
     EvictionRanking,
     RankingMessage,
@@ -30,6 +31,8 @@ from kvgraph.graph.messages.events import (
     BlocksResident,
     EngineHello,
     Pressure,
+    RequestHeld,
+    RequestReleased,
 )
 from kvgraph.graph.messages.wire import HEADER
 from kvgraph.hooks.client import AdvisorClient, ClientOptions
@@ -44,6 +47,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.cached = keys(1, 2, 3)
+        self.waiting: list[AnyEvent] = []
 
     def hello(self) -> EngineHello:
         return EngineHello("test:1", "model", 16, 8, "test 0")
@@ -53,6 +57,9 @@ class Engine:
 
     def copies(self) -> list[AnyEvent]:
         return []
+
+    def held(self) -> list[AnyEvent]:
+        return list(self.waiting)
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         return [Pressure(8, 4, 4, 1, 0), AdviceApplied(0, 0, 0, 0, 0, dropped)]
@@ -215,6 +222,24 @@ def test_resync_sends_hello_resident_then_what_was_queued_since(
     second = len(kinds) - 1 - kinds[::-1].index(EngineHello)
     assert router.events[second + 1] == BlocksResident(keys(7))
     assert kinds.index(BlocksRemoved) > second + 1
+
+
+def test_who_is_held_is_told_after_each_hello_and_before_what_was_queued_since(
+    router: Any, client: AdvisorClient, engine: Engine
+) -> None:
+    router.read_until(lambda: router.has(Pressure))
+    engine.waiting = [RequestHeld(f"chatcmpl-{number}", 3) for number in range(2_500)]
+    told = len(router.events)
+    router.advise(ResyncRequest("gap"))
+    router.read_until(lambda: sum(isinstance(e, EngineHello) for e in router.events) == 2)
+    client.emit(RequestReleased("chatcmpl-7", 1.0, "gone"))
+    router.read_until(lambda: router.has(RequestReleased))
+    graph = KVCacheGraph()
+    graph.apply("e", [EngineHello("e", "m", 16, 8, "v"), RequestHeld("an-end-that-was-lost", 3)])
+    graph.apply("e", router.events[told:])
+    assert list(graph.waiting()) == [
+        each.request_id for each in engine.waiting if each.request_id != "chatcmpl-7"
+    ]
 
 
 def test_a_ranking_is_dated_and_goes_stale() -> None:

@@ -22,6 +22,9 @@ class Engine:
     def copies(self) -> list[AnyEvent]:
         return []
 
+    def held(self) -> list[AnyEvent]:
+        return []
+
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         return []
 

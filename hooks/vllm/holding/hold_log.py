@@ -36,7 +36,7 @@ class HoldingLog:
         self._most_s = most_s
         self._oldest_since: float | None = None  # since when the first of those waits
         self._not_held = 0
-        self._waiting = 0
+        self._waiting: dict[str, RequestHeld] = {}
         self._blocks = 0  # that they want
         self._held = 0
         self._ends: Counter[str] = Counter()
@@ -56,15 +56,17 @@ class HoldingLog:
                 self._most_s,
             )
         self._held += 1
-        self._waiting += 1
         self._blocks += held.blocks
         name = held.request_id[:MAX_NAME]
-        self._emit(RequestHeld(name, held.blocks, held.session, held.tenant))
+        said = self._waiting[held.request_id] = RequestHeld(
+            name, held.blocks, held.session, held.tenant
+        )
+        self._emit(said)
 
     def ended(self, held: Held, reason: str, now: float) -> None:
         """Note that ``held`` waits no longer, for one of ``HOLD_ENDS``."""
         waited = max(0.0, now - held.since)
-        self._waiting -= 1
+        self._waiting.pop(held.request_id, None)
         self._blocks -= held.blocks
         self._ends[reason] += 1
         self._waited_s += waited
@@ -92,11 +94,15 @@ class HoldingLog:
                 self._longest_s,
             )
 
+    def told(self) -> list[AnyEvent]:
+        """What was emitted of those that are held now; read on another thread, in one call."""
+        return list(self._waiting.values())
+
     def report(self, now: float) -> AdmissionReport:
         """Levels and counters; read on another thread, one attribute at a time."""
         since = self._oldest_since
         return AdmissionReport(
-            waiting=max(0, self._waiting),
+            waiting=len(self._waiting),
             waiting_blocks=max(0, self._blocks),
             oldest_s=max(0.0, now - since) if since is not None else 0.0,
             held=self._held,

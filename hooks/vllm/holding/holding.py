@@ -103,6 +103,10 @@ class Holding:
         """Counts for the sidecar; called on the client's thread."""
         return self._log.report(self._clock())
 
+    def told(self) -> list[AnyEvent]:
+        """What the sidecar was told of those that wait now; called on the client's thread."""
+        return self._log.told()
+
     def _release(self, advice: AdmissionAdvice | None, now: float) -> None:
         queue = self.queue
         found = self._rule.released(advice, now, idle=queue.idle, free=queue.prefill_idle)

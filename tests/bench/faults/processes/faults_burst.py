@@ -71,6 +71,10 @@ class BurstingEngine:
         """See ``EngineEnd``."""
         return []
 
+    def held(self) -> list[AnyEvent]:
+        """See ``EngineEnd``."""
+        return []
+
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
         return [Pressure(POOL, 0, POOL, 1, 0)]

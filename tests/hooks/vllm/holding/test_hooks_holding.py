@@ -300,6 +300,20 @@ def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
     assert "start at once again; 2 requests were held" in opened
 
 
+def test_a_sidecar_that_is_told_anew_hears_who_is_held_now(hall: Hall) -> None:
+    hall.busy()
+    hall.say(0)
+    names = [hall.ask(3, seed, session_id=f"s{seed}") for seed in range(1, 5)]
+    hall.abort(names[2])
+    hall.step(2, room=1)
+    assert hall.held == [names[1], names[3]]
+    told = [e for e in hall.side.client._queue if isinstance(e, RequestHeld)]
+    assert hall.side.held() == [told[1], told[3]]
+    hall.step(2, room=None)
+    assert hall.side.held() == []
+    assert hall.side.heartbeat(0)[-1].waiting == 0
+
+
 def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
     """One at a time: the next one when the prompt of the last is computed."""
     hall.busy()
