@@ -99,13 +99,17 @@ class SchedulerSide:
         queue = HoldingQueue(scheduler, holds, gone)
         client = self.client
         self.holding = Holding(queue, sessions, client.admission, client.emit, bounds)
+        if self.bridge is not None:
+            queue.queued, queue.unqueued = self.bridge.queued, self.bridge.unqueued
 
     # Requests -----------------------------------------------------------------------------------
 
     def request_queued(self, request: Request) -> None:
         """A request arrived."""
         self.observer.request_queued(request)
-        if self.bridge is not None:
+        if self.bridge is None:
+            return
+        if self.holding is None or not self.holding.queue.is_held(request.request_id):
             self.bridge.queued(request)
 
     def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:

@@ -29,6 +29,10 @@ class HoldingQueue:
         holds: Whether a new request is to be held; must not raise.
         gone: Is told the id of a held request that was removed; must not raise.
 
+    Attributes:
+        queued: Is told of a held request that moves into vLLM's queue; must not raise.
+        unqueued: Is told the id of a queued request that is held after all; must not raise.
+
     Raises:
         TypeError: This scheduler lacks something that is relied on; names it.
     """
@@ -48,6 +52,8 @@ class HoldingQueue:
         self._held: dict[str, Request] = {}  # in the order of their arrival
         self._last: Request | None = None  # that was let in
         self._ends = False  # all are released as soon as vLLM looks
+        self.queued: Callable[[Request], None] = _ignore
+        self.unqueued: Callable[[str], None] = _ignore
         scheduler.waiting = self
 
     # What we ask --------------------------------------------------------------------------------
@@ -82,6 +88,11 @@ class HoldingQueue:
         request = self._queue.pop_request()
         self._held[request.request_id] = request
         self._scheduler.deferred_waiting.add(request)
+        self.unqueued(request.request_id)
+
+    def is_held(self, request_id: str) -> bool:
+        """Whether a request waits here, beside vLLM's queue."""
+        return request_id in self._held
 
     def release(self, request_id: str) -> None:
         """Move a held request into vLLM's queue: to its end, or by its priority."""
@@ -118,6 +129,7 @@ class HoldingQueue:
     def _resume(self, request: Request) -> None:
         if request.status.name == "WAITING":  # else vLLM counts it: it waits for its grammar
             self._scheduler.deferred_waiting.discard(request)
+        self.queued(request)
 
     # What vLLM asks, as in its ``RequestQueue`` --------------------------------------------------
 

@@ -70,8 +70,12 @@ class TierCacheBridge:
     # Requests -----------------------------------------------------------------------------------
 
     def queued(self, request: Request) -> None:
-        """A request arrived and waits for blocks."""
+        """A request waits for blocks in vLLM's queue; one that is held needs none yet."""
         self._needs[request.request_id] = 1 + request.num_tokens // self._group.block_size
+
+    def unqueued(self, request_id: str) -> None:
+        """A request that waited for blocks is held after all."""
+        self._needs.pop(request_id, None)
 
     def lookup(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """What a load can bring of a request's tokens; see ``Loader.lookup``."""
