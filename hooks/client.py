@@ -287,12 +287,10 @@ class AdvisorClient(Mailbox):
         self.hellos += self._listed
         if self._listed:
             self.linked_since = now
-            self._send_in_batches(socket, self._engine.held())
+            held, limit = self._engine.held(), self.options.batch_limit
+            for first in range(0, len(held), limit):
+                self._send(socket, held[first : first + limit])
         return self._listed
-
-    def _send_in_batches(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> None:
-        for first in range(0, len(events), self.options.batch_limit):
-            self._send(socket, events[first : first + self.options.batch_limit])
 
     def _beat_if_due(self, socket: zmq.Socket[bytes], now: float) -> None:
         if now - self._last_heartbeat >= self.options.heartbeat_s:

@@ -221,15 +221,7 @@ class SchedulerSide:
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
-        arranger = self.arranger
-        applied = AdviceApplied(
-            epoch=arranger.epoch,
-            moved=arranger.moved,
-            recycled=arranger.recycled,
-            stale=arranger.stale,
-            protected_evicted=arranger.protected_evicted,
-            dropped=dropped,
-        )
+        applied = _applied(self.arranger, dropped)
         tiers = [self.bridge.report()] if self.bridge is not None else []
         holding = [self.holding.report()] if self.holding is not None else []
         return [self.observer.pressure(), applied, *tiers, *holding]
@@ -258,6 +250,17 @@ class SchedulerSide:
         return new_bridge(
             self._config, kv_cache, self._pool, self.group, self.index, tiers, self.client.emit
         )
+
+
+def _applied(arranger: FreeQueueArranger, dropped: int) -> AdviceApplied:
+    return AdviceApplied(
+        epoch=arranger.epoch,
+        moved=arranger.moved,
+        recycled=arranger.recycled,
+        stale=arranger.stale,
+        protected_evicted=arranger.protected_evicted,
+        dropped=dropped,
+    )
 
 
 def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
