@@ -14,8 +14,8 @@ from .trace import Ints
 def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blocks: int) -> Ints:
     """int32 ``[requests]``: the session each request continues, or a new one.
 
-    By the rule of the live graph, ``lineage.continued``, of which a trace can tell all but what
-    runs at the same time.
+    By the rules of the live graph, of which a trace can tell all but what runs at the same time:
+    ``lineage.continued``, and that nothing continues a branch that its session left behind.
 
     Args:
         chains: Block ids a request, in order of arrival.
@@ -23,16 +23,22 @@ def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blo
         num_blocks: Distinct block ids.
     """
     owner = np.full(num_blocks, NO_ROW, dtype=np.int32)
+    left = np.zeros(num_blocks, dtype=np.bool_)  # behind by its session
     reach, turns = np.zeros((2, len(chains)), dtype=np.int32)
     sessions = np.empty(len(chains), dtype=np.int32)
-    begun = 0
-    for request, chain in enumerate(chains):
-        walked = owner[np.asarray(chain, dtype=np.int64)]
+    last: list[Ints] = []  # blocks of each session's last request
+    for request, blocks in enumerate(chains):
+        chain = np.asarray(blocks, dtype=np.int64)
+        walked, behind = owner[chain], left[chain]
         session = continued(walked, reach, turns)
-        if session == NO_ROW:
-            session, begun = begun, begun + 1
-        reach[session] = full[request]
+        if session == NO_ROW or behind.any():
+            session = len(last)
+            last.append(chain[:0])
+        left[last[session][owner[last[session]] == session]] = True
+        left[chain] = False
+        last[session], reach[session] = chain, full[request]
         turns[session] += 1
         sessions[request] = session
-        owner[chain] = np.where((walked == NO_ROW) | (walked == session), session, SHARED)
+        own = (walked == NO_ROW) | (walked == session) | behind
+        owner[chain] = np.where(own, session, SHARED)
     return sessions
