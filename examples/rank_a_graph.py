@@ -33,12 +33,12 @@ def packed(keys: list[int]) -> bytes:
 def serve(session: str, keys: list[int], found: int, waits: bool | None, ends: bool) -> None:
     """Tell of one request, whose first ``found`` blocks were in the engine's cache."""
     chain, tokens = packed(keys), SIZE * len(keys)
-    events = [
-        RequestStarted(session, chain, tokens, found * SIZE, SIZE, session, segments=(RULES,)),
-        BlocksStored(packed(keys[found:]), keys[found - 1] if found else None, SIZE),
-        RequestFinished(session, chain, tokens, tokens, "stop", session, None, waits, None, ends),
-    ]
-    graph.apply("engine", events)
+    started = RequestStarted(session, chain, tokens, found * SIZE, SIZE, session, segments=(RULES,))
+    stored = BlocksStored(packed(keys[found:]), keys[found - 1] if found else None, SIZE)
+    finished = RequestFinished(
+        session, chain, tokens, tokens, "stop", session, None, waits, None, ends
+    )
+    graph.apply("engine", [started, stored, finished])
 
 
 graph.apply("engine", [EngineHello("engine", "model", SIZE, num_blocks=64, version="")])
