@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ....graph.ingest.lineage import SHARED, continued
 from ....graph.types import NO_ROW
@@ -26,7 +27,7 @@ def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blo
     left = np.zeros(num_blocks, dtype=np.bool_)  # behind by its session
     reach, turns = np.zeros((2, len(chains)), dtype=np.int32)
     sessions = np.empty(len(chains), dtype=np.int32)
-    last: list[Ints] = []  # blocks of each session's last request
+    last: list[npt.NDArray[np.int64]] = []  # blocks of each session's last request
     for request, blocks in enumerate(chains):
         chain = np.asarray(blocks, dtype=np.int64)
         walked, behind = owner[chain], left[chain]
