@@ -2,22 +2,17 @@
 
 ``AITHER_KVCACHE_KERNELS=reference`` keeps to plain torch; ``auto``, the default, takes CUDA kernels
 for memory on a GPU, the compiled CPU path for memory on the host, and torch where neither works.
+The switch is read once.
 """
 
 from __future__ import annotations
 
-import functools
-import os
-from types import ModuleType
-from typing import Any, Final
-
-from .backends import native, reference
-from .errors import BuildError, KernelError, SlotError
+from .backends.base import Backend
+from .backends.choice import fastest
+from .errors import SlotError
 from .layout.layout import PagedKv
 from .maths.rope import Rope
-
-SWITCH: Final = "AITHER_KVCACHE_KERNELS"
-CHOICES: Final = ("auto", "reference")
+from .tensors import Tensor
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
@@ -26,12 +21,10 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
     Raises:
         BuildError: Memory is on a GPU and its kernels cannot be compiled.
     """
-    chosen = backend(cache, arena)
-    if cache.memory.is_cuda and chosen is not reference:
-        chosen.prepare(cache, arena)
+    backend(cache, arena).prepare(cache, arena)
 
 
-def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
+def spill(cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor) -> None:
     """Copy blocks of a cache to records of the arena; see ``reference.spill``.
 
     Raises:
@@ -44,7 +37,7 @@ def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
     backend(cache, arena).spill(cache, blocks, arena, records)
 
 
-def warm(arena: PagedKv, records: Any, cache: PagedKv, blocks: Any) -> None:
+def warm(arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor) -> None:
     """Copy records of the arena back to blocks of a cache; raises like ``spill``."""
     _check(cache, blocks, cache.layout.blocks, "block")
     _check(arena, records, arena.layout.blocks, "record")
@@ -53,8 +46,9 @@ def warm(arena: PagedKv, records: Any, cache: PagedKv, blocks: Any) -> None:
 
 
 def splice(
-    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope
-) -> None:
+    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
+    rope: Rope,
+) -> None:  # fmt: skip
     """Copy tokens to other positions, K rotated by Δ; see ``reference.splice``.
 
     Raises:
@@ -67,43 +61,24 @@ def splice(
     backend(source, target).splice(source, source_slots, target, target_slots, delta, rope)
 
 
-def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope) -> None:
+def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
     """Rotate keys where they stand; raises like ``splice``."""
     _check(cache, slots, cache.layout.slots, "slot", lowest=None)
     _check_pairs(slots, delta)
     backend(cache).rotate_in_place(cache, slots, delta, rope)
 
 
-def backend(*memories: PagedKv) -> ModuleType:
-    """The module whose operations move these memories' bytes.
+def backend(*memories: PagedKv) -> Backend:
+    """What moves these memories' bytes.
 
     Raises:
         BuildError: Memory is on a GPU and its kernels cannot be compiled.
         KernelError: The switch has a value that is not known.
     """
-    chosen = os.environ.get(SWITCH, "auto")
-    if chosen not in CHOICES:
-        raise KernelError(f"{SWITCH}={chosen!r} is not known; allowed: {', '.join(CHOICES)}")
-    if chosen == "reference":
-        return reference
-    if any(kv.memory.is_cuda for kv in memories):
-        from .backends import device
-
-        return device
-    return reference if native_problem() else native
+    return fastest(any(kv.memory.is_cuda for kv in memories))
 
 
-@functools.cache
-def native_problem() -> str | None:
-    """Why host memory is moved by torch and not by the compiled path; None if it is compiled."""
-    try:
-        native.library()
-    except BuildError as error:
-        return str(error)
-    return None
-
-
-def _check(kv: PagedKv, numbers: Any, limit: int, what: str, lowest: int | None = 0) -> None:
+def _check(kv: PagedKv, numbers: Tensor, limit: int, what: str, lowest: int | None = 0) -> None:
     """Numbers on a GPU are trusted: looking at them would wait for the device."""
     if numbers.is_cuda or not numbers.numel():
         return
@@ -115,7 +90,7 @@ def _check(kv: PagedKv, numbers: Any, limit: int, what: str, lowest: int | None 
         )
 
 
-def _check_pairs(*lists: Any) -> None:
+def _check_pairs(*lists: Tensor) -> None:
     lengths = {int(numbers.numel()) for numbers in lists}
     if len(lengths) > 1:
         raise SlotError(f"lists that belong together have lengths {sorted(lengths)}")

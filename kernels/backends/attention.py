@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
 
 import torch
 
 from ..layout.layout import PagedKv
+from ..tensors import Tensor
+from .base import Confidence
 from .reference import read_plane
 
 
-class Confidence(NamedTuple):
-    """How sure a model is of its next token, from logits [rows, vocabulary].
-
-    Attributes:
-        entropy: Of the distribution, divided by log(vocabulary): 0 is certain, 1 is uniform.
-        margin: Log-probability of the first choice minus that of the second.
-        top_mass: Probability of the first choice.
-    """
-
-    entropy: Any
-    margin: Any
-    top_mass: Any
-
-
-def confidence(logits: Any) -> Confidence:
+def confidence(logits: Tensor) -> Confidence:
     """Entropy, margin and top mass of each row; float32 [rows]. Logits of −∞ have no mass."""
     log_p = torch.log_softmax(logits.to(torch.float32), dim=-1)
     plogp = torch.where(log_p.isneginf(), torch.zeros_like(log_p), log_p.exp() * log_p)
@@ -34,8 +21,8 @@ def confidence(logits: Any) -> Confidence:
 
 
 def attention_mass(
-    cache: PagedKv, layer: int, queries: Any, block_table: Any, lengths: Any, scale: float
-) -> Any:
+    cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
+) -> Tensor:
     """Share of one layer's attention that each block of a sequence gets, averaged over heads.
 
     Args:

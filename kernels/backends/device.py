@@ -8,8 +8,6 @@ not with Hopper's bulk copies and barriers: those were never tried on hardware.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..gpu.calls import DEFAULT_GRID, RESIDENT_GRID, attention_mass_call, confidence_call, move_call
@@ -21,12 +19,13 @@ from ..gpu.moves import copy_by, device_of, splice_by
 from ..layout.block_runs import block_runs
 from ..layout.layout import PagedKv
 from ..maths.rope import Rope
-from .attention import Confidence
+from ..tensors import Tensor
+from .base import Confidence
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
     """Compile and measure what the first copies there and back would else wait for."""
-    index = device_of(cache).index
+    index = device_of(cache, arena).index
     if cache.layout.dtype == arena.layout.dtype:
         copy_table(index, True)
         copy_table(index, False)
@@ -34,7 +33,7 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
         splice_table(index, arena.layout.dtype, cache.layout.dtype)
 
 
-def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
+def spill(cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor) -> None:
     """``reference.spill``, by the copy engine or by a kernel, whichever was measured faster.
 
     Raises:
@@ -44,14 +43,15 @@ def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
     _copy_blocks(cache, blocks, arena, records)
 
 
-def warm(arena: PagedKv, records: Any, cache: PagedKv, blocks: Any) -> None:
+def warm(arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor) -> None:
     """``reference.warm``; raises like ``spill``."""
     _copy_blocks(arena, records, cache, blocks)
 
 
 def splice(
-    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope
-) -> None:
+    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
+    rope: Rope,
+) -> None:  # fmt: skip
     """``reference.splice``: one kernel, or records staged by the copy engine; as was measured.
 
     Raises:
@@ -65,7 +65,7 @@ def splice(
     splice_by(method, source, source_slots, target, target_slots, delta, rope)
 
 
-def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope) -> None:
+def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
     """``reference.rotate_in_place``."""
     run(move_call(
         cache, slots, cache, slots, delta, rope, keys_only=True, grid=RESIDENT_GRID,
@@ -74,8 +74,8 @@ def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope) -> None:
 
 
 def attention_mass(
-    cache: PagedKv, layer: int, queries: Any, block_table: Any, lengths: Any, scale: float
-) -> Any:
+    cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
+) -> Tensor:
     """``attention.attention_mass``."""
     device = str(device_of(cache))
     call, mass = attention_mass_call(cache, layer, queries, block_table, lengths, scale, device)
@@ -83,14 +83,14 @@ def attention_mass(
     return mass.mean(1)
 
 
-def confidence(logits: Any) -> Confidence:
+def confidence(logits: Tensor) -> Confidence:
     """``attention.confidence``."""
     call, out = confidence_call(logits.contiguous())
     run(call)
     return Confidence(*torch.unbind(out, -1))
 
 
-def _copy_blocks(source: PagedKv, blocks: Any, target: PagedKv, others: Any) -> None:
+def _copy_blocks(source: PagedKv, blocks: Tensor, target: PagedKv, others: Tensor) -> None:
     runs = block_runs(source.layout, blocks, target.layout, others)
     if not len(runs.sources):
         return
@@ -112,7 +112,7 @@ def _splice_method(source: PagedKv, target: PagedKv, tokens: int) -> Method:
     return splice_table(index, source.layout.dtype, target.layout.dtype).best(1, size)
 
 
-def _check_reachable(kv: PagedKv, blocks: Any, device: Any) -> None:
+def _check_reachable(kv: PagedKv, blocks: Tensor, device: torch.device) -> None:
     """Host memory must be page-locked; numbers on a GPU are trusted, as everywhere."""
     if kv.memory.is_cuda or blocks.is_cuda:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -19,7 +19,8 @@ from ..gpu.calls import KernelCall, attention_mass_call, confidence_call, copy_c
 from ..gpu.limits import check_launch
 from ..layout.layout import PagedKv
 from ..maths.rope import Rope
-from .attention import Confidence
+from ..tensors import Tensor
+from .base import Confidence
 
 GRID = 3
 _FAULTS = {1: "an access to a misaligned address", 2: "an access beyond shared memory"}
@@ -38,7 +39,12 @@ def run(call: KernelCall) -> None:
 
 
 def run_entry(
-    kernel: str, defines: tuple[str, ...], grid: int, threads: int, shared: int, args: Any
+    kernel: str,
+    defines: tuple[str, ...],
+    grid: int,
+    threads: int,
+    shared: int,
+    args: ctypes.Array[ctypes.c_void_p] | int,
 ) -> None:
     """Run a kernel as a driver is told to: ``args`` are addresses of its arguments.
 
@@ -50,48 +56,53 @@ def run_entry(
 
 
 @functools.cache
-def _entry(kernel: str, defines: tuple[str, ...]) -> Any:
+def _entry(kernel: str, defines: tuple[str, ...]) -> Callable[..., int]:
     sources = [SOURCES / f"{kernel}.cu", SOURCES / "common.cuh", SOURCES / "host.hpp"]
     options = ["-x", "c++", "-O1", "-ffp-contract=off", "-DKVGRAPH_HOST", "-fsanitize=alignment"]
     options += [f"-D{define}" for define in defines]
-    entry = getattr(load_library(f"emulated_{kernel}", sources, options), f"launch_{kernel}")
+    entry = load_library(f"emulated_{kernel}", sources, options)[f"launch_{kernel}"]
     entry.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p]
     entry.restype = ctypes.c_int
     return entry
 
 
-def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
+def prepare(cache: PagedKv, arena: PagedKv) -> None:
+    """Do nothing: a kernel is compiled when it is first run."""
+
+
+def spill(cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor) -> None:
     """``reference.spill``."""
     run(copy_call(cache, blocks, arena, records, grid=GRID))
 
 
-def warm(arena: PagedKv, records: Any, cache: PagedKv, blocks: Any) -> None:
+def warm(arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor) -> None:
     """``reference.warm``."""
     run(copy_call(arena, records, cache, blocks, grid=GRID))
 
 
 def splice(
-    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope
-) -> None:
+    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
+    rope: Rope,
+) -> None:  # fmt: skip
     """``reference.splice``."""
     run(move_call(source, source_slots, target, target_slots, delta, rope, grid=GRID))
 
 
-def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope) -> None:
+def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
     """``reference.rotate_in_place``."""
     run(move_call(cache, slots, cache, slots, delta, rope, keys_only=True, grid=GRID))
 
 
 def attention_mass(
-    cache: PagedKv, layer: int, queries: Any, block_table: Any, lengths: Any, scale: float
-) -> Any:
+    cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor, scale: float
+) -> Tensor:
     """``attention.attention_mass``."""
     call, mass = attention_mass_call(cache, layer, queries, block_table, lengths, scale)
     run(call)
     return mass.mean(1)
 
 
-def confidence(logits: Any) -> Confidence:
+def confidence(logits: Tensor) -> Confidence:
     """``attention.confidence``."""
     call, out = confidence_call(logits.contiguous())
     run(call)

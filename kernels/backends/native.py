@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from ..layout.block_runs import block_runs, check_same_model
 from ..layout.layout import KvLayout, PagedKv, Plane
 from ..layout.slot_runs import SlotRuns, slot_runs
 from ..maths.rope import Rope
+from ..tensors import Int64s, Tensor
 
 SOURCE: Final = Path(__file__).parents[1] / "cpu" / "paged.cpp"
 OPTIONS: Final = ["-O3", "-march=native", "-ffp-contract=off"]
@@ -56,19 +57,26 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any, threads: int = 1) -> None:
+def prepare(cache: PagedKv, arena: PagedKv) -> None:
+    """Compile the library."""
+    library()
+
+
+def spill(
+    cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor, threads: int = 1
+) -> None:
     """``reference.spill``."""
     _copy_blocks(cache, blocks, arena, records, threads)
 
 
-def warm(arena: PagedKv, records: Any, cache: PagedKv, blocks: Any, threads: int = 1) -> None:
+def warm(arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor, threads: int = 1) -> None:
     """``reference.warm``."""
     _copy_blocks(arena, records, cache, blocks, threads)
 
 
 def splice(
-    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope,
-    threads: int = 1,
+    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
+    rope: Rope, threads: int = 1,
 ) -> None:  # fmt: skip
     """``reference.splice``."""
     check_same_model(source.layout, target.layout)
@@ -76,14 +84,18 @@ def splice(
     _move(source, target, runs, rope, threads)
 
 
-def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope, threads: int = 1) -> None:
+def rotate_in_place(
+    cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope, threads: int = 1
+) -> None:
     """``reference.rotate_in_place``."""
     runs = slot_runs(slots, slots, delta, cache.layout.tokens)
     turned = runs.runs[runs.runs[:, 3] >= 0]
     _move(cache, cache, SlotRuns(turned, runs.deltas), rope, threads, keys_only=True)
 
 
-def _copy_blocks(source: PagedKv, blocks: Any, target: PagedKv, others: Any, threads: int) -> None:
+def _copy_blocks(
+    source: PagedKv, blocks: Tensor, target: PagedKv, others: Tensor, threads: int
+) -> None:
     runs = block_runs(source.layout, blocks, target.layout, others)
     count = len(runs.sources)
     library().kv_copy(
@@ -111,7 +123,7 @@ def _move(
 
 
 @functools.lru_cache(maxsize=64)
-def packed(layout: KvLayout) -> Any:
+def packed(layout: KvLayout) -> Int64s:
     """A layout as the kernels read it: int64 [24], in elements."""
     head = [
         layout.layers, layout.heads, layout.tokens,

@@ -5,7 +5,7 @@ Each works through the layout's address functions, a layer at a time and all its
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
@@ -13,11 +13,17 @@ from ..layout.block_runs import check_same_model, copy_plan
 from ..layout.layout import KvLayout, PagedKv, Plane
 from ..maths.quant import dequantize, quantize
 from ..maths.rope import Rope
+from ..tensors import Tensor
 
+Turn: TypeAlias = tuple[Rope, Tensor, Tensor]  # with cos and sin of each token's angles
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
-def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
+def prepare(cache: PagedKv, arena: PagedKv) -> None:
+    """Do nothing: torch is ready."""
+
+
+def spill(cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor) -> None:
     """Copy whole blocks of a cache, byte for byte, to records of the arena.
 
     Args:
@@ -32,14 +38,15 @@ def spill(cache: PagedKv, blocks: Any, arena: PagedKv, records: Any) -> None:
     _copy_blocks(cache, blocks, arena, records)
 
 
-def warm(arena: PagedKv, records: Any, cache: PagedKv, blocks: Any) -> None:
+def warm(arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor) -> None:
     """Copy records of the arena back, byte for byte; the reverse of ``spill``."""
     _copy_blocks(arena, records, cache, blocks)
 
 
 def splice(
-    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope
-) -> None:
+    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
+    rope: Rope,
+) -> None:  # fmt: skip
     """Copy tokens to other positions: K rotated by Δ in fp32, V as it is.
 
     Where the dtypes differ values are converted: int8 cells are dequantised when read and quantised
@@ -66,7 +73,7 @@ def splice(
         _move_plane(source, taken[turned], target, given[turned], layer, "key", turn)
 
 
-def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope) -> None:
+def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
     """Rotate the keys of ``slots`` by Δ where they stand; see ``splice``."""
     keep = (slots >= 0) & (delta != 0)
     slots, (cos, sin) = slots[keep], rope.rotation(delta[keep])
@@ -74,7 +81,7 @@ def rotate_in_place(cache: PagedKv, slots: Any, delta: Any, rope: Rope) -> None:
         _move_plane(cache, slots, cache, slots, layer, "key", (rope, cos, sin))
 
 
-def read_plane(kv: PagedKv, plane: Plane, layer: int, slots: Any) -> Any:
+def read_plane(kv: PagedKv, plane: Plane, layer: int, slots: Tensor) -> Tensor:
     """K or V of tokens in float32, dequantised; [T, heads, dims]."""
     values = kv.memory[_addresses(kv.layout, plane, layer, slots)]
     if plane.scale is None:
@@ -82,7 +89,7 @@ def read_plane(kv: PagedKv, plane: Plane, layer: int, slots: Any) -> Any:
     return dequantize(values, _scales(kv)[_scale_addresses(kv.layout, plane, layer, slots)])
 
 
-def write_plane(kv: PagedKv, plane: Plane, layer: int, slots: Any, values: Any) -> None:
+def write_plane(kv: PagedKv, plane: Plane, layer: int, slots: Tensor, values: Tensor) -> None:
     """Store float32 values [T, heads, dims], rounded to the memory's dtype or quantised."""
     addresses = _addresses(kv.layout, plane, layer, slots)
     if plane.scale is None:
@@ -94,8 +101,9 @@ def write_plane(kv: PagedKv, plane: Plane, layer: int, slots: Any, values: Any) 
 
 
 def _move_plane(
-    source: PagedKv, taken: Any, target: PagedKv, given: Any, layer: int, name: str, turn: Any
-) -> None:
+    source: PagedKv, taken: Tensor, target: PagedKv, given: Tensor, layer: int, name: str,
+    turn: Turn | None,
+) -> None:  # fmt: skip
     plane, other = getattr(source.layout, name), getattr(target.layout, name)
     if plane.dims == 0 or taken.numel() == 0:
         return
@@ -110,8 +118,9 @@ def _move_plane(
 
 
 def _copy_tokens(
-    source: PagedKv, plane: Plane, taken: Any, target: PagedKv, other: Plane, given: Any, layer: int
-) -> None:
+    source: PagedKv, plane: Plane, taken: Tensor, target: PagedKv, other: Plane, given: Tensor,
+    layer: int,
+) -> None:  # fmt: skip
     """Bit for bit: as integers, so that no NaN is touched."""
     bits = _BITS[source.layout.itemsize]
     values = source.memory.view(bits)[_addresses(source.layout, plane, layer, taken)]
@@ -121,7 +130,7 @@ def _copy_tokens(
         _scales(target)[_scale_addresses(target.layout, other, layer, given)] = scales
 
 
-def _copy_blocks(source: PagedKv, blocks: Any, target: PagedKv, others: Any) -> None:
+def _copy_blocks(source: PagedKv, blocks: Tensor, target: PagedKv, others: Tensor) -> None:
     plan = copy_plan(source.layout, target.layout)
     extents = [extent for extent, _, _ in plan.axes]
     views = []
@@ -133,18 +142,18 @@ def _copy_blocks(source: PagedKv, blocks: Any, target: PagedKv, others: Any) -> 
     views[1][others] = views[0][blocks]
 
 
-def _addresses(layout: KvLayout, plane: Plane, layer: int, slots: Any) -> Any:
+def _addresses(layout: KvLayout, plane: Plane, layer: int, slots: Tensor) -> Tensor:
     heads = torch.arange(layout.heads, device=slots.device)[None, :, None]
     dims = torch.arange(plane.dims, device=slots.device)[None, None, :]
     return layout.address(plane, layer, slots[:, None, None], heads, dims)
 
 
-def _scale_addresses(layout: KvLayout, plane: Plane, layer: int, slots: Any) -> Any:
+def _scale_addresses(layout: KvLayout, plane: Plane, layer: int, slots: Tensor) -> Tensor:
     """Indices into the memory seen as float32."""
     heads = torch.arange(layout.heads, device=slots.device)[None, :]
     return layout.scale_address(plane, layer, slots[:, None], heads) // 4
 
 
-def _scales(kv: PagedKv) -> Any:
+def _scales(kv: PagedKv) -> Tensor:
     whole = kv.memory.numel() // 4 * 4
     return kv.memory[:whole].view(torch.float32)

@@ -1,19 +1,19 @@
 // Copies runs of bytes between paged memories, host memory included: for pages too small for the
-// copy engine. Runs are cut into pieces; a warp has kStages pieces on their way. BYTES (4, 8, 16) is
-// the widest access that all offsets allow.
+// copy engine. Runs are cut into pieces of PIECE bytes; a warp has STAGES pieces on their way. BYTES
+// (4, 8, 16) is the widest access that all offsets allow.
 #include "common.cuh"
 
-constexpr int kStages = 4;
-constexpr int kPiece = 2048;
+constexpr int kStages = STAGES;
+constexpr int kPiece = PIECE;
 
 struct alignas(BYTES) Word {
   char bytes[BYTES];
 };
 
-// from, to: [runs], byte offsets. Shared memory: warps × kStages × kPiece.
+// sources, targets: [runs], byte offsets. Shared memory: warps × kStages × kPiece.
 extern "C" __global__ void __launch_bounds__(256)
-    kv_copy(const char* source, char* target, const i64* from, const i64* to, i64 runs,
-            i64 run_bytes) {
+    kv_copy(const char* source, char* target, const i64* sources, const i64* targets,
+            i64 runs, i64 run_bytes) {
   SHARED_BYTES(shared);
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   // Counts fit 32 bits, the host sees to it.
@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256)
   auto fetch = [&](unsigned step) {
     unsigned piece = me + step * warps;
     if (piece < pieces)
-      ring.fetch(step, source + from[piece / per_run] + offset_of(piece), size_of(piece), lane);
+      ring.fetch(step, source + sources[piece / per_run] + offset_of(piece), size_of(piece), lane);
     copy_commit();
   };
   for (unsigned step = 0; step < kStages - 1; ++step) fetch(step);
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(256)
     copy_wait<kStages - 1>();
     warp_barrier();
     unsigned piece = me + step * warps;
-    char* out = target + to[piece / per_run] + offset_of(piece);
+    char* out = target + targets[piece / per_run] + offset_of(piece);
     for (int at = lane * BYTES; at < size_of(piece); at += kWarp * BYTES)
       *reinterpret_cast<Word*>(out + at) = *reinterpret_cast<const Word*>(ring.slot(step) + at);
     warp_barrier();

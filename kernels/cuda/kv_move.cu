@@ -1,13 +1,13 @@
 // Moves tokens between two paged memories in one pass: read (host memory included) through a ring
 // in shared memory, dequantise, rotate K in fp32, quantise or round, store.
 //
-// A warp takes one cell (layer, token, head) at a time; while it works on one, the next kStages - 1
+// A warp takes one cell (layer, token, head) at a time; while it works on one, the next STAGES - 1
 // are on their way, so that few thread blocks keep the bus full. Chosen at compile time: SOURCE_T,
-// TARGET_T (float, Half, Bf16, Int8) and SOURCE_BYTES, TARGET_BYTES (4, 8, 16), the widest access
-// that the alignment allows.
+// TARGET_T (float, Half, Bf16, Int8), SOURCE_BYTES, TARGET_BYTES (4, 8, 16), the widest access that
+// the alignment allows, and STAGES.
 #include "common.cuh"
 
-constexpr int kStages = 4;
+constexpr int kStages = STAGES;
 
 struct Rope {
   const float *cos, *sin;  // one row: [pairs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,18 +17,26 @@ from ..errors import LayoutError, SlotError
 from ..layout.block_runs import Runs, block_runs, check_same_model
 from ..layout.layout import KvLayout, PagedKv
 from ..maths.rope import Rope
+from ..tensors import Tensor
+from .arguments import (
+    Arguments,
+    ConfidenceArguments,
+    CopyArguments,
+    MassArguments,
+    MoveArguments,
+    address,
+    number,
+)
 from .upload import uploaded
 
 WARP: Final = 32
-STAGES: Final = 4  # kStages of kv_move.cu and kv_copy.cu
-PIECE: Final = 2048  # kPiece of kv_copy.cu
+STAGES: Final = 4  # cells or pieces that a warp has on their way
+PIECE: Final = 2048  # bytes of a piece of a run
 THREADS: Final = 256
 SHARED_LIMIT: Final = 48 << 10  # what a thread block has without an attribute of its kernel
 COUNT_LIMIT: Final = 1 << 31
 DEFAULT_GRID: Final = 32  # few thread blocks saturate the bus; the rest of the GPU computes
 RESIDENT_GRID: Final = 128  # the GPU's own memory wants many
-_PER_TOKEN: Final = (4, 5, 6)  # kv_move's arguments with an int64 a token: slots, slots, rows
-_TOKENS: Final = 9  # and the one that counts them
 CXX_TYPES: Final = {
     torch.float32: "float",
     torch.float16: "Half",
@@ -52,8 +60,8 @@ class KernelCall:
     grid: int
     threads: int
     shared: int
-    args: tuple[Any, ...]
-    held: tuple[Any, ...]
+    args: Arguments
+    held: tuple[Tensor, ...]
 
     @property
     def shared_to_ask_for(self) -> int:
@@ -61,10 +69,22 @@ class KernelCall:
         return self.shared if self.shared > SHARED_LIMIT else 0
 
 
+@dataclass(frozen=True)
+class MoveCall(KernelCall):
+    """A launch of ``kv_move``, which can be done in parts."""
+
+    args: MoveArguments
+
+    def part(self, memory: Tensor, start: int, count: int) -> MoveCall:
+        """A move of ``count`` tokens from the ``start``-th on, out of another memory."""
+        args = self.args.part(memory, start, count)
+        return replace(self, args=args, held=(memory, *self.held))
+
+
 def move_call(
-    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope,
-    keys_only: bool = False, grid: int = DEFAULT_GRID, device: str = "cpu",
-) -> KernelCall:  # fmt: skip
+    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
+    rope: Rope, keys_only: bool = False, grid: int = DEFAULT_GRID, device: str = "cpu",
+) -> MoveCall:  # fmt: skip
     """``reference.splice`` as a launch; with ``keys_only``, in one memory, ``rotate_in_place``.
 
     Raises:
@@ -80,39 +100,41 @@ def move_call(
          *tables),
         device,
     )  # fmt: skip
-    slot_bytes = -(-source.layout.cell * source.layout.itemsize // 16) * 16
+    from_layout, to_layout, from_slots, to_slots, row_of, cos, sin = map(address, held)
+    warps, slot_bytes = _ring(source.layout)
+    args = MoveArguments(
+        source=address(source.memory), target=address(target.memory),
+        source_layout=from_layout, target_layout=to_layout,
+        source_slots=from_slots, target_slots=to_slots, rows=row_of, cos=cos, sin=sin,
+        tokens=number(len(delta)), start=number(rope.start), pairs=number(rope.dims // 2),
+        neox=number(rope.pairing.value == "neox"), keys_only=number(keys_only),
+        slot_bytes=number(slot_bytes),
+    )  # fmt: skip
+    return MoveCall(
+        "kv_move", _move_defines(source, target), grid, warps * WARP, warps * STAGES * slot_bytes,
+        args, (source.memory, target.memory, *held),
+    )  # fmt: skip
+
+
+def _ring(layout: KvLayout) -> tuple[int, int]:
+    """Warps whose cells on their way fit shared memory, and the bytes that a cell takes there."""
+    slot_bytes = -(-layout.cell * layout.itemsize // 16) * 16
     warps = min(THREADS // WARP, SHARED_LIMIT // (STAGES * slot_bytes))
     if not warps:
-        raise LayoutError(
-            f"{source.layout.name}: a cell of {slot_bytes} bytes does not fit the ring"
-        )
-    numbers = (
-        len(delta), rope.start, rope.dims // 2, rope.pairing.value == "neox", keys_only, slot_bytes
-    )  # fmt: skip
-    return KernelCall(
-        "kv_move",
-        (
-            f"SOURCE_T={CXX_TYPES[source.layout.dtype]}",
-            f"TARGET_T={CXX_TYPES[target.layout.dtype]}",
-            f"SOURCE_BYTES={fetch_width(source)}", f"TARGET_BYTES={store_width(target)}",
-        ),
-        grid, warps * WARP, warps * STAGES * slot_bytes,
-        (_at(source.memory), _at(target.memory), *map(_at, held), *map(_number, numbers)),
-        (source.memory, target.memory, *held),
-    )  # fmt: skip
+        raise LayoutError(f"{layout.name}: a cell of {slot_bytes} bytes does not fit the ring")
+    return warps, slot_bytes
 
 
-def part_of(call: KernelCall, memory: Any, start: int, count: int) -> KernelCall:
-    """A move of ``count`` of a call's tokens from the ``start``-th on, out of another memory."""
-    args = list(call.args)
-    args[0], args[_TOKENS] = _at(memory), _number(count)
-    for at in _PER_TOKEN:
-        args[at] = _number(args[at].value + start * 8)
-    return replace(call, args=tuple(args), held=(memory, *call.held))
+def _move_defines(source: PagedKv, target: PagedKv) -> tuple[str, ...]:
+    return (
+        f"SOURCE_T={CXX_TYPES[source.layout.dtype]}", f"TARGET_T={CXX_TYPES[target.layout.dtype]}",
+        f"SOURCE_BYTES={fetch_width(source)}", f"TARGET_BYTES={store_width(target)}",
+        f"STAGES={STAGES}",
+    )  # fmt: skip
 
 
 def copy_call(
-    source: PagedKv, blocks: Any, target: PagedKv, others: Any,
+    source: PagedKv, blocks: Tensor, target: PagedKv, others: Tensor,
     grid: int = DEFAULT_GRID, device: str = "cpu",
 ) -> KernelCall:  # fmt: skip
     """``reference.spill`` or ``warm`` as a launch."""
@@ -131,19 +153,23 @@ def runs_call(
         *(int(np.gcd.reduce(part, initial=16)) for part in (runs.sources, runs.targets)),
     )  # fmt: skip
     held = uploaded(starts, device)
+    sources, targets = map(address, held)
+    args = CopyArguments(
+        source=address(source.memory), target=address(target.memory), sources=sources,
+        targets=targets, runs=number(len(runs.sources)), run_bytes=number(runs.size),
+    )  # fmt: skip
     return KernelCall(
-        "kv_copy", (f"BYTES={_at_least_4(width, source.layout.name)}",), grid, THREADS,
-        THREADS // WARP * STAGES * PIECE,
-        (_at(source.memory), _at(target.memory), *map(_at, held), _number(len(runs.sources)),
-         _number(runs.size)),
+        "kv_copy",
+        (f"BYTES={_at_least_4(width, source.layout.name)}", f"STAGES={STAGES}", f"PIECE={PIECE}"),
+        grid, THREADS, THREADS // WARP * STAGES * PIECE, args,
         (source.memory, target.memory, *held),
     )  # fmt: skip
 
 
 def attention_mass_call(
-    cache: PagedKv, layer: int, queries: Any, block_table: Any, lengths: Any, scale: float,
-    device: str = "cpu",
-) -> tuple[KernelCall, Any]:  # fmt: skip
+    cache: PagedKv, layer: int, queries: Tensor, block_table: Tensor, lengths: Tensor,
+    scale: float, device: str = "cpu",
+) -> tuple[KernelCall, Tensor]:  # fmt: skip
     """``attention.attention_mass`` a query head; the result tensor is [S, query heads, blocks]."""
     samples, heads, _ = queries.shape
     width = block_table.shape[1]
@@ -152,10 +178,11 @@ def attention_mass_call(
         (cell_layout(cache.layout), queries.float(), block_table.long(), lengths.long()), device
     )
     tensors = (*given, mass, torch.empty_like(mass))
-    paged, query, table, length, out, peaks = map(_at, tensors)
-    args = (
-        _at(cache.memory), paged, _number(layer), query, table, length, ctypes.c_float(scale),
-        _number(heads), _number(width), out, peaks,
+    paged, query, table, length, out, peaks = map(address, tensors)
+    args = MassArguments(
+        memory=address(cache.memory), paged=paged, layer=number(layer), queries=query, table=table,
+        lengths=length, scale=ctypes.c_float(scale), query_heads=number(heads),
+        width=number(width), mass=out, peaks=peaks,
     )  # fmt: skip
     define = f"SOURCE_T={CXX_TYPES[cache.layout.dtype]}"
     call = KernelCall(
@@ -164,16 +191,19 @@ def attention_mass_call(
     return call, mass
 
 
-def confidence_call(logits: Any) -> tuple[KernelCall, Any]:
+def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
     """``attention.confidence``; the result tensor is [rows, 3]."""
     rows, vocabulary = logits.shape
     out = torch.empty(rows, 3, dtype=torch.float32, device=logits.device)
-    args = (_at(logits), _number(logits.stride(0)), _number(vocabulary), _at(out))
+    args = ConfidenceArguments(
+        logits=address(logits), stride=number(logits.stride(0)), vocabulary=number(vocabulary),
+        out=address(out),
+    )  # fmt: skip
     define = f"SOURCE_T={CXX_TYPES[logits.dtype]}"
     return KernelCall("confidence", (define,), rows, 128, 2 * 4 * 128, args, (logits, out)), out
 
 
-def cell_layout(layout: KvLayout) -> Any:
+def cell_layout(layout: KvLayout) -> Tensor:
     """A layout as ``Layout`` in common.cuh reads it: int64 [13], in bytes.
 
     Raises:
@@ -225,11 +255,3 @@ def _check_count(count: int, what: str) -> None:
     """Kernels count in 32 bits: a 64-bit division costs a hundred instructions a cell."""
     if count >= COUNT_LIMIT:
         raise SlotError(f"{count} {what} in one launch; allowed: fewer than {COUNT_LIMIT}")
-
-
-def _at(tensor: Any) -> Any:
-    return ctypes.c_int64(tensor.data_ptr())
-
-
-def _number(value: int) -> Any:
-    return ctypes.c_int64(int(value))

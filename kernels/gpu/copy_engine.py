@@ -10,11 +10,12 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from ..errors import BuildError, LayoutError, TransferError
+from ..tensors import Integers
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
 _SINGLE: Final = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER, _SIZE, _POINTER)
@@ -26,7 +27,8 @@ _BATCH_12: Final = ctypes.CFUNCTYPE(ctypes.c_int, *_HEAD, _POINTER, _POINTER)  #
 _ATTRIBUTES: Final = np.array([1, 0, 0, 0, 0, 1], np.int32)
 _FIRST: Final = np.zeros(1, np.uintp)
 
-Batch = Callable[[Any, Any, Any, int], int]
+Function: TypeAlias = Callable[..., int]
+Batch: TypeAlias = Callable[[Integers, Integers, Integers, int], int]
 
 
 class CopyEngine:
@@ -36,12 +38,12 @@ class CopyEngine:
         problem: Why runs are copied one by one; None while they go in batches.
     """
 
-    def __init__(self, single: Callable[..., int], batch: Batch | None) -> None:
+    def __init__(self, single: Function, batch: Batch | None) -> None:
         self._single = single
         self._batch = batch
         self.problem = None if batch else "the driver has no cuMemcpyBatchAsync"
 
-    def copy(self, sources: Any, targets: Any, size: int, stream: int) -> None:
+    def copy(self, sources: Integers, targets: Integers, size: int, stream: int) -> None:
         """Queue copies of ``size`` bytes each; in no order among themselves.
 
         Args:
@@ -69,19 +71,22 @@ def copy_engine() -> CopyEngine:
 
     Raises:
         BuildError: ``cuda.bindings`` is missing (names the pip command).
+        TransferError: The driver has no asynchronous copies.
     """
     single = _function("cuMemcpyAsync", 12000, _SINGLE)
+    if single is None:
+        raise TransferError("the GPU's driver has no cuMemcpyAsync: it cannot be used")
     newest = _function("cuMemcpyBatchAsync", 13000, _BATCH)
     older = None if newest else _function("cuMemcpyBatchAsync", 12080, _BATCH_12)
     return CopyEngine(single, batched(newest, ()) if newest else batched(older, (None,)))
 
 
-def batched(function: Any, extra: tuple[Any, ...]) -> Batch | None:
+def batched(function: Function | None, extra: tuple[None, ...]) -> Batch | None:
     """``cuMemcpyBatchAsync`` on numpy arrays; ``extra`` is what CUDA 12 has before the stream."""
     if not function:
         return None
 
-    def batch(sources: Any, targets: Any, sizes: Any, stream: int) -> int:
+    def batch(sources: Integers, targets: Integers, sizes: Integers, stream: int) -> int:
         return int(function(
             targets.ctypes.data, sources.ctypes.data, sizes.ctypes.data, len(sources),
             _ATTRIBUTES.ctypes.data, _FIRST.ctypes.data, 1, *extra, stream,
@@ -108,7 +113,7 @@ def check_page_locked(address: int, name: str) -> None:
         )
 
 
-def _function(name: str, version: int, prototype: Any) -> Any:
+def _function(name: str, version: int, prototype: Callable[[int], Function]) -> Function | None:
     error, pointer, _ = _driver().cuGetProcAddress(name.encode(), version, 0)
     return prototype(int(pointer)) if not int(error) and pointer else None
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..compilers.nvrtc import compile_kernel
 from ..errors import BuildError, TransferError
 from .calls import KernelCall
+
+if TYPE_CHECKING:
+    from cuda.core import Kernel
 
 
 def run(call: KernelCall) -> None:
@@ -31,7 +34,7 @@ def run(call: KernelCall) -> None:
 
 
 @contextlib.contextmanager
-def bound(device: Any) -> Iterator[int]:
+def bound(device: torch.device) -> Iterator[int]:
     """The device, current for torch and for the driver, also in a thread that is new to CUDA."""
     try:
         from cuda.core import Device
@@ -59,13 +62,13 @@ def batch_stream() -> Iterator[int]:
 
 
 @functools.cache
-def side_stream(index: int) -> Any:
+def side_stream(index: int) -> torch.cuda.Stream:
     """A device's stream for copies beside the current one."""
     return torch.cuda.Stream(torch.device("cuda", index))
 
 
 @functools.cache
-def _kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Any:
+def _kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Kernel:
     from cuda.core import ObjectCode
 
     major, minor = torch.cuda.get_device_capability(index)
@@ -76,7 +79,7 @@ def _kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Any
     return kernel
 
 
-def _allow_shared(kernel: Any, name: str, shared: int, index: int) -> None:
+def _allow_shared(kernel: Kernel, name: str, shared: int, index: int) -> None:
     """Have the driver launch ``kernel`` with more dynamic shared memory than it does by itself."""
     from cuda.bindings import driver
 

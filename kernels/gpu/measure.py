@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from ..layout.block_runs import block_runs
 from ..layout.layout import PagedKv, gpu_layout
 from ..maths.rope import Rope
+from ..tensors import Tensor
 from .method import (
     COPY_CELLS,
     COPY_METHODS,
@@ -50,7 +51,7 @@ def copy_table(index: int, to_host: bool, /) -> MethodTable:
 
 
 @functools.cache
-def splice_table(index: int, dtype: Any, target_dtype: Any, /) -> MethodTable:
+def splice_table(index: int, dtype: torch.dtype, target_dtype: torch.dtype, /) -> MethodTable:
     """For splices from page-locked host memory to GPU ``index``; by the source's bytes."""
     layouts = [gpu_layout("BLHNC", 4, 1, 8, 16, 128, dtype=of) for of in (dtype, target_dtype)]
     each = layouts[0].block_bytes
@@ -87,12 +88,12 @@ def device_seconds(index: int, action: Callable[[], None], rounds: int = 3) -> f
     return min(times[1:])
 
 
-def _shuffled(count: int) -> Any:
+def _shuffled(count: int) -> Tensor:
     """By a generator of our own: the engine's must not notice."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(count))
 
 
-def _memories(index: int, host_bytes: int, device_bytes: int) -> list[Any]:
+def _memories(index: int, host_bytes: int, device_bytes: int) -> list[Tensor]:
     """Zeros: what is moved must be numbers, so that int8 scales and rotations meet no NaN."""
     return [
         torch.zeros(host_bytes, dtype=torch.uint8, pin_memory=True),

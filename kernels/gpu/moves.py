@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..layout.block_runs import Runs, block_runs
 from ..layout.layout import PagedKv
 from ..maths.rope import Rope
-from .calls import DEFAULT_GRID, RESIDENT_GRID, move_call, part_of, runs_call
+from ..tensors import Tensor
+from .calls import DEFAULT_GRID, RESIDENT_GRID, move_call, runs_call
 from .copy_engine import copy_engine
 from .launch import batch_stream, bound, run, side_stream
 from .method import COPY_ENGINE, Method
 from .staging import Chunks, chunks, worth_staging
 
 
-def device_of(*memories: PagedKv) -> Any:
+def device_of(*memories: PagedKv) -> torch.device:
     """The GPU that the first of the memories on one is on."""
     return next(kv.memory.device for kv in memories if kv.memory.is_cuda)
 
@@ -35,8 +34,8 @@ def copy_by(method: Method, source: PagedKv, target: PagedKv, runs: Runs) -> Non
 
 
 def splice_by(
-    method: Method, source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any,
-    delta: Any, rope: Rope,
+    method: Method, source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor,
+    delta: Tensor, rope: Rope,
 ) -> None:  # fmt: skip
     """``reference.splice`` by a method of ``SPLICE_METHODS``; all but dense slots go directly."""
     known = not any(numbers.is_cuda for numbers in (source_slots, target_slots, delta))
@@ -50,8 +49,9 @@ def splice_by(
 
 
 def _splice_staged(
-    source: PagedKv, source_slots: Any, target: PagedKv, target_slots: Any, delta: Any, rope: Rope
-) -> None:
+    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
+    rope: Rope,
+) -> None:  # fmt: skip
     keep = (source_slots >= 0) & (target_slots >= 0)
     parts = chunks(source, source_slots[keep])
     if not parts.ends:
@@ -70,7 +70,7 @@ def _splice_staged(
             if number + 1 < len(parts.ends):
                 belt.fetch(number + 1)
             compute.wait_event(belt.arrived[number])
-            run(part_of(whole, belt.buffers[number % 2].memory, start, end - start))
+            run(whole.part(belt.buffers[number % 2].memory, start, end - start))
             belt.read.append(compute.record_event())
             start = end
     finally:  # also after an error, before what follows is given the buffers' memory
@@ -84,7 +84,7 @@ class _Belt:
         arrived: An event a chunk that was fetched; ``read`` likewise a chunk that was used.
     """
 
-    def __init__(self, source: PagedKv, parts: Chunks, device: Any) -> None:
+    def __init__(self, source: PagedKv, parts: Chunks, device: torch.device) -> None:
         layout = source.layout.record(min(parts.per_chunk, len(parts.records)))
         self._source, self._parts = source, parts
         self.buffers = [
@@ -94,8 +94,8 @@ class _Belt:
         self.copies = side_stream(device.index)
         # The records may have been written just now, the buffers' memory may still be in use.
         self.copies.wait_stream(torch.cuda.current_stream(device))
-        self.arrived: list[Any] = []
-        self.read: list[Any] = []
+        self.arrived: list[torch.cuda.Event] = []
+        self.read: list[torch.cuda.Event] = []
 
     def fetch(self, number: int) -> None:
         """Queue a chunk's copy; it begins when the chunk before the last is read."""

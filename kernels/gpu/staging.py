@@ -6,12 +6,13 @@ For machines where multiprocessors read host memory more slowly than the copy en
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 
 from ..layout.layout import PagedKv
+from ..tensors import Tensor
 
 CHUNK_BYTES: Final = 16 << 20  # long enough to hide what queueing one costs, short at the end
 _DENSE: Final = 0.75  # below this share of tokens that are wanted, whole records are a waste
@@ -28,14 +29,14 @@ class Chunks(NamedTuple):
         ends: Tokens up to the end of each chunk.
     """
 
-    records: Any
+    records: Tensor
     per_chunk: int
-    order: Any
-    slots: Any
+    order: Tensor
+    slots: Tensor
     ends: list[int]
 
 
-def chunks(source: PagedKv, slots: Any, chunk_bytes: int = CHUNK_BYTES) -> Chunks:
+def chunks(source: PagedKv, slots: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Chunks:
     """Cut a splice from ``slots`` [T], none of them negative, into chunks of whole records."""
     layout = source.layout
     per_chunk = max(1, chunk_bytes // layout.block_bytes)
@@ -51,7 +52,7 @@ def chunks(source: PagedKv, slots: Any, chunk_bytes: int = CHUNK_BYTES) -> Chunk
     )  # fmt: skip
 
 
-def worth_staging(source: PagedKv, slots: Any) -> bool:
+def worth_staging(source: PagedKv, slots: Tensor) -> bool:
     """Whether most tokens of the records that ``slots`` touch are wanted."""
     wanted = slots[slots >= 0]
     touched = len(torch.unique(wanted // source.layout.tokens)) * source.layout.tokens

@@ -11,7 +11,7 @@ On the CPU a move is over when ``run`` returns, and every ticket is done.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -23,13 +23,13 @@ class Fence(NamedTuple):
         event: A CUDA event; None where there is nothing to wait for.
     """
 
-    event: Any | None
+    event: torch.cuda.Event | None
 
 
 class Ticket:
     """A move that was queued."""
 
-    def __init__(self, event: Any | None) -> None:
+    def __init__(self, event: torch.cuda.Event | None) -> None:
         self._event = event
 
     def done(self) -> bool:

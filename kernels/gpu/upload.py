@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import torch
+
+from ..tensors import Tensor
 
 _ALIGNMENT: Final = 16
 
 
-def uploaded(tensors: Iterable[Any], device: str) -> tuple[Any, ...]:
+def uploaded(tensors: Iterable[Tensor], device: str) -> tuple[Tensor, ...]:
     """The tensors, contiguous and on ``device``; those of host memory travel in one pinned buffer.
 
     A copy from pageable memory would first wait for all that the stream was given before. The
@@ -30,6 +32,6 @@ def uploaded(tensors: Iterable[Any], device: str) -> tuple[Any, ...]:
     return tuple(tensor if tensor.is_cuda else next(parts) for tensor in tensors)
 
 
-def _part(packed: Any, start: int, like: Any) -> Any:
+def _part(packed: Tensor, start: int, like: Tensor) -> Tensor:
     part = packed[start : start + like.numel() * like.itemsize]
     return part.view(like.dtype).view(like.shape)

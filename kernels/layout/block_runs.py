@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ..errors import LayoutError
-from .layout import KvLayout
+from ..tensors import Int64s, Tensor
+from .layout import KvLayout, Plane
 
 
 class CopyPlan(NamedTuple):
@@ -57,12 +58,12 @@ class Runs(NamedTuple):
         size: Bytes of one run.
     """
 
-    sources: Any
-    targets: Any
+    sources: Int64s
+    targets: Int64s
     size: int
 
 
-def block_runs(source: KvLayout, blocks: Any, target: KvLayout, others: Any) -> Runs:
+def block_runs(source: KvLayout, blocks: Tensor, target: KvLayout, others: Tensor) -> Runs:
     """The runs of whole blocks that go from one memory to another; raises like ``copy_plan``."""
     plan = copy_plan(source, target)
     sources, targets = (
@@ -72,7 +73,7 @@ def block_runs(source: KvLayout, blocks: Any, target: KvLayout, others: Any) -> 
     return Runs(sources, targets, plan.run * source.itemsize)
 
 
-def _starts(layout: KvLayout, numbers: Any, axes: list[tuple[int, int]]) -> Any:
+def _starts(layout: KvLayout, numbers: Tensor, axes: list[tuple[int, int]]) -> Int64s:
     starts = torch.as_tensor(numbers, dtype=torch.int64).cpu().numpy() * layout.block_stride
     for extent, stride in axes:
         starts = np.add.outer(np.arange(extent) * stride, starts)
@@ -91,7 +92,7 @@ def check_same_model(source: KvLayout, target: KvLayout) -> None:
         raise LayoutError(f"{source.name} and {target.name} differ in head size")
 
 
-def _interior(layout: KvLayout) -> tuple[Any, ...]:
+def _interior(layout: KvLayout) -> tuple[Plane, Plane]:
     if layout.interleaved:
         return layout.key, layout.value
-    return tuple(replace(plane, token_outer=0) for plane in (layout.key, layout.value))
+    return replace(layout.key, token_outer=0), replace(layout.value, token_outer=0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from ..errors import LayoutError
+from ..tensors import Tensor
 from .layout import SCALE_BYTES, KvLayout, PagedKv, Plane, check_dtype, packed_planes
 
 CPU_ISAS: Final = ("vec", "vec16", "amx")
@@ -17,7 +18,7 @@ CPU_ISAS: Final = ("vec", "vec16", "amx")
 
 def cpu_layout(
     isa: str, layers: int, blocks: int, heads: int, tokens: int, head_dim: int,
-    dtype: Any = torch.bfloat16,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> KvLayout:  # fmt: skip
     """A cache of vLLM's CPU backend: LBHNC, with K and V interleaved inside a (block, head).
 
@@ -35,7 +36,7 @@ def cpu_layout(
     )  # fmt: skip
 
 
-def from_views(views: Sequence[Any], isa: str | None = None, mla: bool = False) -> PagedKv:
+def from_views(views: Sequence[Tensor], isa: str | None = None, mla: bool = False) -> PagedKv:
     """Describe an engine's per-layer cache views [B, H, N, C], as vLLM hands them to a connector.
 
     Args:
@@ -70,7 +71,7 @@ def from_views(views: Sequence[Any], isa: str | None = None, mla: bool = False) 
     return PagedKv(torch.as_strided(first, (layout.elements,), (1,)), layout)
 
 
-def cpu_isa(dtype: Any, tokens: int, head_dim: int) -> str:
+def cpu_isa(dtype: torch.dtype, tokens: int, head_dim: int) -> str:
     """The instruction set that vLLM's CPU backend chooses on x86; it decides the interleaving."""
     if head_dim % 32 != 0 and head_dim % 16 == 0:
         return "vec16"
@@ -80,7 +81,7 @@ def cpu_isa(dtype: Any, tokens: int, head_dim: int) -> str:
 
 
 def _view_planes(
-    view: Any, isa: str | None, mla: bool, tokens: int, cell: int
+    view: Tensor, isa: str | None, mla: bool, tokens: int, cell: int
 ) -> tuple[Plane, Plane]:
     if isa is not None:
         if view.stride(2) != cell or view.stride(1) != tokens * cell:

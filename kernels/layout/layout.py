@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
 from ..errors import LayoutError
+from ..tensors import Numbers, Tensor
 
 GPU_LAYOUTS: Final = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 DTYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
@@ -43,7 +44,7 @@ class Plane:
     dim_tile: int = 1
     scale: int | None = None
 
-    def offset(self, token: Any, dim: Any) -> Any:
+    def offset(self, token: Numbers, dim: Numbers) -> Numbers:
         """Offsets in elements from the (layer, block, head)'s start; ints, numpy or torch ints."""
         return (
             self.base
@@ -64,7 +65,7 @@ class KvLayout:
     """A paged K/V memory: a cache's, or the arena's."""
 
     name: str
-    dtype: Any
+    dtype: torch.dtype
     layers: int
     blocks: int
     heads: int
@@ -124,12 +125,14 @@ class KvLayout:
         axes = [(self.layers, self.layer_stride), (self.heads, self.head_stride)]
         return axes if self.interleaved else [*axes, (self.tokens, self.key.token_outer)]
 
-    def address(self, plane: Plane, layer: Any, slot: Any, head: Any, dim: Any) -> Any:
+    def address(
+        self, plane: Plane, layer: Numbers, slot: Numbers, head: Numbers, dim: Numbers
+    ) -> Numbers:
         """Element offset of one value; the arguments broadcast like numpy or torch integers."""
         page = slot // self.tokens * self.block_stride + layer * self.layer_stride
         return page + head * self.head_stride + plane.offset(slot % self.tokens, dim)
 
-    def scale_address(self, plane: Plane, layer: Any, slot: Any, head: Any) -> Any:
+    def scale_address(self, plane: Plane, layer: Numbers, slot: Numbers, head: Numbers) -> Numbers:
         """Element offset of an int8 cell's fp32 scale.
 
         Raises:
@@ -168,13 +171,13 @@ class PagedKv(NamedTuple):
         memory: 1-D tensor of ``layout.dtype`` whose element 0 is layer 0, block 0, head 0.
     """
 
-    memory: Any
+    memory: Tensor
     layout: KvLayout
 
 
 def gpu_layout(
     order: str, layers: int, blocks: int, heads: int, tokens: int, head_dim: int,
-    value_dim: int | None = None, dtype: Any = torch.bfloat16,
+    value_dim: int | None = None, dtype: torch.dtype = torch.bfloat16,
 ) -> KvLayout:  # fmt: skip
     """A cache in one of vLLM's GPU layouts, packed; ``order`` names its axes from outer to inner.
 
@@ -205,7 +208,7 @@ def new_memory(layout: KvLayout, device: str = "cpu") -> PagedKv:
     return PagedKv(torch.zeros(layout.elements, dtype=layout.dtype, device=device), layout)
 
 
-def packed_planes(key_dims: int, value_dims: int, dtype: Any) -> tuple[Plane, Plane]:
+def packed_planes(key_dims: int, value_dims: int, dtype: torch.dtype) -> tuple[Plane, Plane]:
     """K then V of one token; int8 with each one's scale behind it. Token strides come later."""
     check_dtype(dtype)
     if dtype != torch.int8:
@@ -220,7 +223,7 @@ def packed_planes(key_dims: int, value_dims: int, dtype: Any) -> tuple[Plane, Pl
     return Plane(0, key_dims, 0, scale=key_dims), Plane(start, value_dims, 0, scale=value_scale)
 
 
-def check_dtype(dtype: Any) -> None:
+def check_dtype(dtype: torch.dtype) -> None:
     """Raise ``LayoutError`` for a dtype that no cache of ours has."""
     if dtype not in DTYPES:
         raise LayoutError(f"dtype {dtype} is not known; allowed: {', '.join(map(str, DTYPES))}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from ..tensors import Bools, Int64s, Integers, Tensor
 
 
 class SlotRuns(NamedTuple):
@@ -16,11 +18,11 @@ class SlotRuns(NamedTuple):
         deltas: int64 [D], each Δ once.
     """
 
-    runs: Any
-    deltas: Any
+    runs: Int64s
+    deltas: Tensor
 
 
-def slot_runs(source: Any, target: Any, delta: Any, tokens: int) -> SlotRuns:
+def slot_runs(source: Tensor, target: Tensor, delta: Tensor, tokens: int) -> SlotRuns:
     """Cut a slot map [T] into runs; pairs in which either slot is negative are left out."""
     old, new, moved = (_array(values) for values in (source, target, delta))
     keep = (old >= 0) & (new >= 0)
@@ -35,15 +37,17 @@ def slot_runs(source: Any, target: Any, delta: Any, tokens: int) -> SlotRuns:
     return SlotRuns(np.ascontiguousarray(runs, np.int64), torch.from_numpy(deltas))
 
 
-def _breaks(old: Any, new: Any, rows: Any, tokens: int) -> Any:
-    return (
+def _breaks(old: Int64s, new: Int64s, rows: Integers, tokens: int) -> Bools:
+    found: Bools = (
         (np.diff(old) != 1)
         | (np.diff(new) != 1)
         | (np.diff(rows) != 0)
         | (old[1:] % tokens == 0)
         | (new[1:] % tokens == 0)
     )
+    return found
 
 
-def _array(values: Any) -> Any:
-    return torch.as_tensor(values, dtype=torch.int64).cpu().numpy()
+def _array(values: Tensor) -> Int64s:
+    found: Int64s = torch.as_tensor(values, dtype=torch.int64).cpu().numpy()
+    return found

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+
+from ..tensors import Tensor
 
 MIN_SCALE = 1e-6  # vLLM's: a row of zeros still has a scale to divide by
 
 
-def quantize(values: Any) -> tuple[Any, Any]:
+def quantize(values: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise rows symmetrically.
 
     ``scale = max(max|x| / 127, 1e-6)``, ``q = round_half_away(x · (1 / scale))`` in [−128, 127].
@@ -28,6 +28,6 @@ def quantize(values: Any) -> tuple[Any, Any]:
     return steps.to(torch.int8), scale
 
 
-def dequantize(cells: Any, scale: Any) -> Any:
+def dequantize(cells: Tensor, scale: Tensor) -> Tensor:
     """Rows back in float32; int8 […, dims] and float32 scales […]."""
     return cells.to(torch.float32) * scale[..., None]

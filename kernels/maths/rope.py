@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from ..errors import RopeError
+from ..tensors import Tensor
 
 # Models whose vLLM implementation rotates neighbouring dimensions; all others rotate halves.
 GPTJ_MODELS: Final = frozenset({
@@ -50,7 +51,7 @@ class Rope:
         pairing: Which dimensions form a pair.
     """
 
-    inv_freq: Any
+    inv_freq: Tensor
     start: int = 0
     pairing: Pairing = Pairing.NEOX
 
@@ -59,12 +60,12 @@ class Rope:
         """How many dimensions are rotated, from ``start`` on."""
         return 2 * int(self.inv_freq.shape[0])
 
-    def rotation(self, delta: Any) -> tuple[Any, Any]:
+    def rotation(self, delta: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin of Δ·inv_freq, taken in float64; float32 [T, pairs] for ``delta`` int [T]."""
         angle = delta.to(torch.float64)[:, None] * self.inv_freq[None, :].to(delta.device)
         return angle.cos().to(torch.float32), angle.sin().to(torch.float32)
 
-    def rotate(self, key: Any, cos: Any, sin: Any) -> Any:
+    def rotate(self, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate keys; ``key`` is float [T, heads, dims of a cell], cos and sin are [T, pairs].
 
         Computed in the dtype of ``cos``: two products and one sum a value, none of them fused, so
@@ -79,7 +80,7 @@ class Rope:
         turned_second.copy_(second * cos + first * sin)
         return out
 
-    def _pairs(self, part: Any) -> tuple[Any, Any]:
+    def _pairs(self, part: Tensor) -> tuple[Tensor, Tensor]:
         half = self.dims // 2
         if self.pairing is Pairing.NEOX:
             return part[..., :half], part[..., half:]
@@ -149,15 +150,15 @@ class _Model:
             )
 
 
-def _default(model: _Model, inv_freq: Any) -> Any:
+def _default(model: _Model, inv_freq: Tensor) -> Tensor:
     return inv_freq
 
 
-def _linear(model: _Model, inv_freq: Any) -> Any:
+def _linear(model: _Model, inv_freq: Tensor) -> Tensor:
     return inv_freq / float(model.settings["factor"])
 
 
-def _llama3(model: _Model, inv_freq: Any) -> Any:
+def _llama3(model: _Model, inv_freq: Tensor) -> Tensor:
     """Long waves are stretched by ``factor``, short ones kept, those between blended."""
     factor = float(model.settings["factor"])
     low = float(model.settings["low_freq_factor"])
@@ -170,7 +171,7 @@ def _llama3(model: _Model, inv_freq: Any) -> Any:
     return torch.where(wavelength < trained / high, inv_freq, stretched)
 
 
-def _yarn(model: _Model, inv_freq: Any) -> Any:
+def _yarn(model: _Model, inv_freq: Tensor) -> Tensor:
     """YaRN's frequencies (arXiv 2309.00071, section 3.2), without its attention factor."""
     settings, dims = model.settings, 2 * int(inv_freq.shape[0])
     theta, trained = float(settings["rope_theta"]), model.trained_length()
@@ -189,17 +190,17 @@ def _yarn(model: _Model, inv_freq: Any) -> Any:
     return inv_freq / float(factor) * stretched + inv_freq * (1 - stretched)
 
 
-def _dynamic(model: _Model, inv_freq: Any) -> Any:
+def _dynamic(model: _Model, inv_freq: Tensor) -> Tensor:
     model.require_no_change("dynamic NTK")
     return inv_freq
 
 
-def _longrope(model: _Model, inv_freq: Any) -> Any:
+def _longrope(model: _Model, inv_freq: Tensor) -> Tensor:
     model.require_no_change("LongRoPE")
     return inv_freq / torch.tensor(model.settings["short_factor"], dtype=torch.float32)
 
 
-_VARIANTS: Final[dict[str, Callable[[_Model, Any], Any]]] = {
+_VARIANTS: Final[dict[str, Callable[[_Model, Tensor], Tensor]]] = {
     "default": _default,
     "mrope": _default,  # a segment moves alike along all three axes
     "linear": _linear,
@@ -212,7 +213,7 @@ _VARIANTS: Final[dict[str, Callable[[_Model, Any], Any]]] = {
 }
 
 
-def _base_frequencies(theta: float, dims: int) -> Any:
+def _base_frequencies(theta: float, dims: int) -> Tensor:
     """In float32, as the models themselves compute them."""
     return 1.0 / (theta ** (torch.arange(0, dims, 2, dtype=torch.int64).float() / dims))
 

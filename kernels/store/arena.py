@@ -10,14 +10,17 @@ from __future__ import annotations
 import contextlib
 import mmap
 import weakref
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
 
 from ..errors import LayoutError, SlotError, TransferError
 from ..layout.layout import KvLayout, PagedKv
+from ..tensors import Bools, Int64s, Integers
 
+Handles: TypeAlias = Integers | Sequence[int]
 SLAB_BYTES: Final = 64 << 20
 _SLOT_BITS: Final = 32
 _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
@@ -30,7 +33,9 @@ class Arena:
         kv: The records as a paged memory; a record's number is its block number there.
     """
 
-    def __init__(self, record: KvLayout, pin: bool | None = None, slab_bytes: int = SLAB_BYTES):
+    def __init__(
+        self, record: KvLayout, pin: bool | None = None, slab_bytes: int = SLAB_BYTES
+    ) -> None:
         """Reserve the address range; memory is taken when records are first allocated.
 
         Args:
@@ -90,7 +95,7 @@ class Arena:
         """Whether ``allocate(count)`` succeeds."""
         return count <= self.capacity - self.used
 
-    def allocate(self, count: int) -> Any:
+    def allocate(self, count: int) -> Int64s:
         """Handles of ``count`` records, int64 [count]; what they hold is undefined.
 
         Raises:
@@ -110,7 +115,7 @@ class Arena:
             raise
         return (self._generation[slots] << _SLOT_BITS) | slots
 
-    def free(self, handles: Any) -> None:
+    def free(self, handles: Handles) -> None:
         """Give records back, when nothing moves to or from them any more; slabs that fall empty
         are returned to the machine.
 
@@ -123,16 +128,16 @@ class Arena:
         self._generation[slots] += 1
         self._take_back(slots)
 
-    def valid(self, handles: Any) -> Any:
+    def valid(self, handles: Handles) -> Bools:
         """Which handles still name the record that they were given for; bool [n]."""
         handles = np.asarray(handles, dtype=np.int64)
         slots = handles & _SLOT_MASK
         known = slots < self.capacity
         slots = np.where(known, slots, 0)
-        current = self._generation[slots] == handles >> _SLOT_BITS
+        current: Bools = self._generation[slots] == handles >> _SLOT_BITS
         return known & current & self._used[slots]
 
-    def slots(self, handles: Any) -> Any:
+    def slots(self, handles: Handles) -> Int64s:
         """Record numbers of handles, int64 [n], for spill, warm and splice.
 
         Raises:
@@ -160,16 +165,16 @@ class Arena:
         assert np.array_equal(counted, self._slab_records)
         assert not (self._slab_records[~self._committed]).any()
 
-    def _take_back(self, slots: Any) -> None:
+    def _take_back(self, slots: Integers) -> None:
         self._used[slots] = False
         self._count(slots, -1)
         slabs = np.unique(slots // self._per_slab)
         self._release(slabs[self._committed[slabs] & (self._slab_records[slabs] == 0)])
 
-    def _count(self, slots: Any, change: int) -> None:
+    def _count(self, slots: Integers, change: int) -> None:
         np.add.at(self._slab_records, slots // self._per_slab, change)
 
-    def _commit(self, slabs: Any) -> None:
+    def _commit(self, slabs: Integers) -> None:
         for slab in slabs[~self._committed[slabs]]:
             address, size = self._slab_span(slab)
             if self._pin:
@@ -177,7 +182,7 @@ class Arena:
                 self._locked.add(address)
             self._committed[slab] = True
 
-    def _release(self, slabs: Any) -> None:
+    def _release(self, slabs: Integers) -> None:
         for slab in slabs:
             address, size = self._slab_span(slab)
             if address in self._locked:

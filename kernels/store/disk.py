@@ -20,11 +20,15 @@ import zlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import StorageError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
 
 _MAGIC: Final = b"KVGDISK2"
 _HEADER: Final = struct.Struct("<8sQQ16sI")  # magic, record bytes, capacity, identity, checksum
@@ -87,7 +91,7 @@ class DiskTier:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._slots)
 
-    def write(self, key: bytes, record: Any) -> bool:
+    def write(self, key: bytes, record: ReadableBuffer) -> bool:
         """Keep a copy of ``record``, in the place of the oldest if full; False if the disk fails.
 
         Args:
@@ -108,7 +112,7 @@ class DiskTier:
             return False
         return True
 
-    def read(self, key: bytes, into: Any) -> bool:
+    def read(self, key: bytes, into: WriteableBuffer) -> bool:
         """Fill a writable buffer with a record; False if there is none that is whole.
 
         ``into`` is undefined after False.
@@ -192,7 +196,7 @@ class DiskTier:
             raise
         return file
 
-    def _load(self) -> Any:
+    def _load(self) -> npt.NDArray[np.void]:
         raw = os.pread(self._file, self.capacity * _ENTRY.itemsize, _PAGE)
         entries = np.frombuffer(raw, dtype=_ENTRY).copy()
         used, view = np.flatnonzero(entries["age"]), memoryview(raw)
@@ -229,7 +233,7 @@ class DiskTier:
     def _write_entry(self, slot: int) -> None:
         self._pwrite(self._entries[slot].tobytes(), _PAGE + slot * _ENTRY.itemsize)
 
-    def _pwrite(self, data: Any, at: int) -> None:
+    def _pwrite(self, data: ReadableBuffer, at: int) -> None:
         written = os.pwrite(self._file, data, at)
         if written != memoryview(data).nbytes:
             raise OSError("short write")

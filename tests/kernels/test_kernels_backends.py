@@ -13,8 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvgraph.kernels.backends import attention, emulation, native, reference
-from kvgraph.kernels.compilers.nvrtc import ARCHITECTURES, compile_kernel
-from kvgraph.kernels.errors import BuildError, LayoutError
+from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.gpu.calls import cell_layout
 from kvgraph.kernels.layout.engines import cpu_layout
 from kvgraph.kernels.layout.layout import GPU_LAYOUTS, KvLayout, PagedKv, gpu_layout, new_memory
@@ -204,54 +203,6 @@ def test_confidence_against_fp64(backend: ModuleType, dtype: Any) -> None:
         got.margin.double(), (top[:, 0] / top[:, 1]).log(), rtol=1e-4, atol=1e-5
     )
     assert got.entropy[2] == pytest.approx(1)
-
-
-VARIANTS = [
-    *(("kv_move", (f"SOURCE_T={s}", f"TARGET_T={t}", f"SOURCE_BYTES={8 if s == 'Int8' else 16}",
-                   f"TARGET_BYTES={4 if t == 'Int8' else 16}"))
-      for s in ("Half", "Bf16", "Int8") for t in ("Half", "Bf16", "Int8")),
-    *(("kv_copy", (f"BYTES={width}",)) for width in (4, 8, 16)),
-    *(("attention_mass", (f"SOURCE_T={s}",)) for s in ("Half", "Bf16", "Int8")),
-    *(("confidence", (f"SOURCE_T={s}",)) for s in ("float", "Half", "Bf16")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_kernel_compiles_without_spilling_registers(
-    architecture: str, record_property: Any, tmp_path: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_KERNEL_CACHE", str(tmp_path))
-    for kernel, defines in VARIANTS:
-        made = compile_kernel(kernel, defines, architecture)
-        record_property(f"{kernel} {' '.join(defines)} registers", made.registers)
-        assert made.code[:4] == b"\x7fELF"
-        assert made.spilled_bytes == 0
-        assert 0 < made.registers <= 255
-    again = compile_kernel(*VARIANTS[0], architecture)
-    assert again.registers > 0
-    assert len(list(tmp_path.glob("*.cubin"))) == len(VARIANTS)
-
-
-def test_a_source_that_does_not_compile_says_where(tmp_path: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_KERNEL_CACHE", str(tmp_path))
-    with pytest.raises(BuildError, match=r"(?s)sm_90.*Bf17"):
-        compile_kernel("confidence", ("SOURCE_T=Bf17",), "sm_90")
-    assert not list(tmp_path.glob("*.cubin"))
-
-
-def test_missing_parts_are_named_with_their_remedy(tmp_path: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("AITHER_KVCACHE_KERNEL_CACHE", str(tmp_path))
-    monkeypatch.setitem(__import__("sys").modules, "cuda.core", None)
-    with pytest.raises(BuildError, match=r"pip install 'kvgraph\[cuda\]'"):
-        compile_kernel("confidence", ("SOURCE_T=float",), "sm_80")
-    monkeypatch.undo()
-    monkeypatch.setenv("AITHER_KVCACHE_KERNEL_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BuildError, match=r"install g\+\+"):
-        native.load_library("x", [native.SOURCE], [])
-    monkeypatch.setenv("AITHER_KVCACHE_KERNEL_CACHE", "/proc/nowhere")
-    with pytest.raises(BuildError, match="AITHER_KVCACHE_KERNEL_CACHE"):
-        compile_kernel("confidence", ("SOURCE_T=float",), "sm_80")
 
 
 def test_gpu_kernels_refuse_interleaved_tokens() -> None:

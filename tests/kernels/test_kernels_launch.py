@@ -132,12 +132,12 @@ def test_emulation_refuses_a_launch_that_did_not_ask_for_its_shared_memory(
 
 def test_emulation_stops_at_a_misaligned_address_as_a_gpu_does() -> None:
     whole = blocks_copied()
-    assert whole.defines == ("BYTES=16",)
-    for at, what in ((0, "read"), (1, "written")):
-        args = list(whole.args)
-        args[at] = ctypes.c_int64(args[at].value + 4)
+    assert "BYTES=16" in whole.defines
+    args: Any = whole.args
+    for side in ("source", "target"):
+        beside = ctypes.c_int64(getattr(args, side).value + 4)
         with pytest.raises(TransferError, match="misaligned"):
-            emulation.run(replace(whole, args=tuple(args))), what
+            emulation.run(replace(whole, args=args._replace(**{side: beside}))), side
 
 
 def test_emulation_stops_beyond_shared_memory() -> None:

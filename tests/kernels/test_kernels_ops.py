@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from kvgraph.kernels import ops
-from kvgraph.kernels.backends import native, reference
+from kvgraph.kernels.backends import choice, native, reference
 from kvgraph.kernels.errors import BuildError, KernelError, SlotError
 from kvgraph.kernels.gpu.method import (
     COPY_CELLS,
@@ -45,31 +46,49 @@ def test_numbers_out_of_range_move_nothing() -> None:
     assert not arena.memory.any()
 
 
-def test_without_a_compiler_torch_does_it(monkeypatch: Any) -> None:
+@pytest.fixture
+def undecided() -> Iterator[None]:
+    """No back end chosen yet, and none left chosen."""
+    for decided in (choice.fastest, choice.native_problem):
+        decided.cache_clear()
+    yield
+    for decided in (choice.fastest, choice.native_problem):
+        decided.cache_clear()
+
+
+def test_without_a_compiler_torch_does_it(undecided: None, monkeypatch: Any) -> None:
     def refuse(*_: Any) -> None:
         raise BuildError("no C++ compiler found")
 
     monkeypatch.setattr(native, "library", refuse)
-    ops.native_problem.cache_clear()
-    try:
-        cache, arena = new_memory(LAYOUT), new_memory(LAYOUT.record(2))
-        assert ops.backend(cache) is reference
-        assert ops.native_problem() == "no C++ compiler found"
-        cache.memory.fill_(1)
-        ops.spill(cache, torch.tensor([2]), arena, torch.tensor([1]))
-        assert int(arena.memory.count_nonzero()) == LAYOUT.block_bytes // 2
-    finally:
-        monkeypatch.undo()
-        ops.native_problem.cache_clear()
-
-
-def test_the_switch_is_obeyed_and_explained(monkeypatch: Any) -> None:
-    cache = new_memory(LAYOUT)
-    monkeypatch.setenv(ops.SWITCH, "reference")
+    cache, arena = new_memory(LAYOUT), new_memory(LAYOUT.record(2))
     assert ops.backend(cache) is reference
-    monkeypatch.setenv(ops.SWITCH, "fast")
-    with pytest.raises(KernelError, match=r"fast.*auto, reference"):
-        ops.backend(cache)
+    assert choice.native_problem() == "no C++ compiler found"
+    cache.memory.fill_(1)
+    ops.prepare(cache, arena)
+    ops.spill(cache, torch.tensor([2]), arena, torch.tensor([1]))
+    assert int(arena.memory.count_nonzero()) == LAYOUT.block_bytes // 2
+
+
+def test_the_switch_is_explained_and_then_obeyed_for_good(
+    undecided: None, monkeypatch: Any
+) -> None:
+    cache = new_memory(LAYOUT)
+    monkeypatch.setenv(choice.SWITCH, "fast")
+    for _ in range(2):
+        with pytest.raises(KernelError, match=r"fast.*auto, reference"):
+            ops.backend(cache)
+    monkeypatch.setenv(choice.SWITCH, "reference")
+    assert ops.backend(cache) is reference
+    monkeypatch.setenv(choice.SWITCH, "auto")
+    assert ops.backend(cache) is reference, "chosen once"
+
+
+def test_a_name_that_no_back_end_has_is_refused_with_those_that_have_one() -> None:
+    with pytest.raises(KernelError, match=r"'fastest'.*reference, native, device, emulation"):
+        choice.backend_named("fastest")
+    with pytest.raises(KernelError, match=r"'native'.*attention, device, emulation"):
+        choice.observer_named("native")
 
 
 def test_the_method_is_what_was_measured_nearest() -> None:
@@ -95,7 +114,7 @@ def test_importing_kernels_needs_no_cuda_and_compiles_nothing(tmp_path: Any) -> 
     script = (
         "import sys; sys.modules['cuda'] = None; sys.modules['vllm'] = None\n"
         "from kvgraph.kernels import ops\n"
-        "from kvgraph.kernels.backends import attention, device, emulation, native, reference\n"
+        "from kvgraph.kernels.backends import attention, choice, device, emulation, native\n"
         "from kvgraph.kernels.compilers import nvrtc\n"
         "from kvgraph.kernels.gpu import calls, copy_engine, measure, staging, streams, upload\n"
         "from kvgraph.kernels.layout import block_runs, engines, layout\n"

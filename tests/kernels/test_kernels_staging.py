@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvgraph.kernels.backends import emulation, native, reference
 from kvgraph.kernels.errors import SlotError, TransferError
 from kvgraph.kernels.gpu import copy_engine
-from kvgraph.kernels.gpu.calls import COUNT_LIMIT, move_call, part_of, runs_call
+from kvgraph.kernels.gpu.calls import COUNT_LIMIT, move_call, runs_call
 from kvgraph.kernels.gpu.copy_engine import CopyEngine, batched
 from kvgraph.kernels.gpu.staging import chunks, worth_staging
 from kvgraph.kernels.gpu.upload import uploaded
@@ -63,7 +63,7 @@ def test_a_staged_splice_is_the_direct_one(
         buffer = buffers[number % 2]
         records = parts.records[number * per_chunk :][:per_chunk]
         native.warm(source, records, buffer, torch.arange(len(records)))
-        emulation.run(part_of(call, buffer.memory, start, end - start))
+        emulation.run(call.part(buffer.memory, start, end - start))
         start = end
     assert start == count
     assert torch.equal(want.memory.view(torch.int16), got.memory.view(torch.int16))
@@ -168,8 +168,13 @@ def test_a_part_of_a_call_leaves_the_call_alone() -> None:
     call = move_call(kv, torch.arange(8), kv, torch.arange(8), torch.ones(8).long(), ROPE)
     before = [arg.value for arg in call.args]
     other = PagedKv(kv.memory.clone(), kv.layout)
-    part = part_of(call, other.memory, 3, 2)
+    part = call.part(other.memory, 3, 2)
     assert [arg.value for arg in call.args] == before
-    assert part.args[0].value == other.memory.data_ptr()
-    assert part.args[9].value == 2
-    assert [part.args[at].value - before[at] for at in (4, 5, 6)] == [24, 24, 24]
+    assert part.args.source.value == other.memory.data_ptr()
+    assert part.args.tokens.value == 2
+    after = {"source", "tokens"}
+    for column in ("source_slots", "target_slots", "rows"):
+        assert getattr(part.args, column).value == getattr(call.args, column).value + 3 * 8
+        after.add(column)
+    same = set(part.args._fields) - after
+    assert all(getattr(part.args, name) is getattr(call.args, name) for name in same)

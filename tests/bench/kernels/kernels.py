@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 
 from ...kernels import ops
-from ...kernels.backends import native, reference
+from ...kernels.backends import choice, native, reference
 from ...kernels.layout.engines import cpu_isa, cpu_layout
 from ...kernels.layout.layout import KvLayout, PagedKv, new_memory
 from ...kernels.maths.rope import Rope, rope_from_config
@@ -68,7 +68,7 @@ def run(progress: bool = True, model: str | None = None) -> Figures:
     """
     if torch.cuda.is_available():
         return _run_on_gpu(Console(stderr=True, quiet=not progress))
-    problem = ops.native_problem()
+    problem = choice.native_problem()
     if problem:
         raise BenchError(f"the compiled CPU path is what this measures: {problem}")
     figures = Figures("kernels")
