@@ -1,30 +1,45 @@
-"""Every back end against the torch reference, bit for bit, on random shapes, layouts and slot maps.
+"""One suite for every back end: the reference's bits, on random shapes, layouts and slot maps.
 
-Memories are poisoned first, so that a byte that nobody addressed must keep its poison.
+A back end is tested by its name in ``BACKENDS`` or ``OBSERVERS``. Memories are poisoned first, so
+that a byte that nobody addressed must keep its poison.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kvgraph.kernels.backends import attention, emulation, native, reference
+from kvgraph.kernels.backends import reference
+from kvgraph.kernels.backends.base import Backend, Observer
+from kvgraph.kernels.backends.choice import BACKENDS, OBSERVERS, backend_named, observer_named
 from kvgraph.kernels.errors import LayoutError
-from kvgraph.kernels.gpu.calls import cell_layout
 from kvgraph.kernels.layout.engines import cpu_layout
 from kvgraph.kernels.layout.layout import GPU_LAYOUTS, KvLayout, PagedKv, gpu_layout, new_memory
 from kvgraph.kernels.maths.rope import Pairing, Rope
 
+INTERLEAVED = ("reference", "native")  # they take apart what vLLM's CPU backend interleaves
 F32, F16, BF16, INT8 = torch.float32, torch.float16, torch.bfloat16, torch.int8
 # Every pair is a compilation for the emulated GPU; these take each conversion once.
 PAIRS = [(F32, F32), (F16, F16), (BF16, BF16), (INT8, INT8), (INT8, BF16), (BF16, INT8)]
 RELAXED = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
+
+
+def each(names: Any) -> Any:
+    """A test for each name; what needs a GPU is skipped without one."""
+    no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    marked = [pytest.param(name, marks=[no_gpu] * (name == "device")) for name in names]
+    return pytest.mark.parametrize("name", marked)
+
+
+every_backend = each(BACKENDS)
+every_other = each([name for name in BACKENDS if name != "reference"])
+every_observer = each(OBSERVERS)
 
 
 @st.composite
@@ -96,19 +111,61 @@ def poisoned(layout: KvLayout, seed: int) -> PagedKv:
     return kv
 
 
+def placed(name: str, kv: PagedKv) -> PagedKv:
+    """The memory where the back end works; the same one, not a copy, if that is the host."""
+    return PagedKv(kv.memory.cuda(), kv.layout) if name == "device" else kv
+
+
 def bits(kv: PagedKv) -> Any:
-    return kv.memory.view(torch.uint8)
+    return kv.memory.view(torch.uint8).cpu()
 
 
-def check_splice(backend: ModuleType, source: PagedKv, layout: KvLayout, how: Any) -> None:
+def at(kv: PagedKv, slots: Any) -> list[Any]:
+    """What stands in the slots, layer by layer, K and V, as integers: NaNs have their bits too."""
+    whole = kv.memory.cpu().view(
+        {1: torch.int8, 2: torch.int16, 4: torch.int32}[kv.layout.itemsize]
+    )
+    return [
+        whole[reference._addresses(kv.layout, plane, layer, slots)]
+        for layer in range(kv.layout.layers)
+        for plane in (kv.layout.key, kv.layout.value)
+    ]
+
+
+def filled_with_any_bits(layout: KvLayout, seed: int = 0) -> PagedKv:
+    kv = new_memory(layout)
+    random = torch.Generator().manual_seed(seed)
+    kv.memory.view(torch.uint8).random_(0, 256, generator=random)
+    return kv
+
+
+@pytest.mark.parametrize(
+    ("module", "contract"),
+    [*((backend_named(name), Backend) for name in BACKENDS),
+     *((observer_named(name), Observer) for name in OBSERVERS)],
+    ids=lambda value: getattr(value, "__name__", "").rpartition(".")[2],
+)  # fmt: skip
+def test_a_back_end_offers_what_its_contract_says(module: Any, contract: type) -> None:
+    asked = [name for name in vars(contract) if not name.startswith("_")]
+    assert asked
+    for operation in asked:
+        _, *said = inspect.signature(getattr(contract, operation)).parameters
+        own = list(inspect.signature(getattr(module, operation)).parameters.values())
+        assert [parameter.name for parameter in own][: len(said)] == said, operation
+        more = own[len(said) :]
+        assert all(parameter.default is not parameter.empty for parameter in more), operation
+
+
+def check_splice(name: str, source: PagedKv, layout: KvLayout, how: Any) -> None:
     """The same bits everywhere in the target, the addressed ones and all others."""
     slots, others, delta, rope = how
-    want, got = poisoned(layout, 1), poisoned(layout, 1)
-    before = bits(source).clone()
+    backend = backend_named(name)
+    want, got = poisoned(layout, 1), placed(name, poisoned(layout, 1))
+    before, there = bits(source).clone(), placed(name, source)
     reference.splice(source, slots, want, others, delta, rope)
-    backend.splice(source, slots, got, others, delta, rope)
+    backend.splice(there, slots, got, others, delta, rope)
     assert torch.equal(bits(want), bits(got))
-    assert torch.equal(bits(source), before)
+    assert torch.equal(bits(there), before)
     unique = torch.unique(others)
     turned = torch.full_like(unique, 77)
     reference.rotate_in_place(want, unique, turned, rope)
@@ -116,66 +173,103 @@ def check_splice(backend: ModuleType, source: PagedKv, layout: KvLayout, how: An
     assert torch.equal(bits(want), bits(got))
 
 
-@RELAXED
-@given(st.data())
-def test_native_moves_as_the_reference_does_in_cpu_layouts(data: st.DataObject) -> None:
-    source, target, rope = data.draw(cpu_pairs())
-    how = (*data.draw(slot_maps(source, target)), rope)
-    check_splice(native, poisoned(source, 0), target, how)
-
-
-@RELAXED
-@given(st.data())
-def test_native_moves_as_the_reference_does_in_gpu_layouts(data: st.DataObject) -> None:
-    source, target, rope = data.draw(gpu_pairs())
-    how = (*data.draw(slot_maps(source, target)), rope)
-    check_splice(native, poisoned(source, 0), target, how)
-
-
-@settings(RELAXED, max_examples=40)
-@given(st.data())
-def test_cuda_sources_move_as_the_reference_does(data: st.DataObject) -> None:
-    source, target, rope = data.draw(gpu_pairs())
-    how = (*data.draw(slot_maps(source, target)), rope)
-    check_splice(emulation, poisoned(source, 0), target, how)
-
-
-@pytest.mark.parametrize("backend", [native, emulation], ids=["native", "cuda"])
+@every_other
 @RELAXED
 @given(data=st.data())
-def test_whole_blocks_there_and_back(backend: ModuleType, data: st.DataObject) -> None:
+def test_tokens_move_as_the_reference_moves_them(name: str, data: st.DataObject) -> None:
+    source, target, rope = data.draw(gpu_pairs())
+    how = (*data.draw(slot_maps(source, target)), rope)
+    check_splice(name, poisoned(source, 0), target, how)
+
+
+@every_other
+@RELAXED
+@given(data=st.data())
+def test_interleaved_tokens_move_likewise_or_are_refused(name: str, data: st.DataObject) -> None:
+    source, target, rope = data.draw(cpu_pairs())
+    how = (*data.draw(slot_maps(source, target)), rope)
+    if name in INTERLEAVED:
+        check_splice(name, poisoned(source, 0), target, how)
+    elif len(how[0]):
+        with pytest.raises(LayoutError, match="interleave"):
+            check_splice(name, poisoned(source, 0), target, how)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [cpu_layout("vec", 2, 4, 2, 32, 64), cpu_layout("amx", 2, 4, 2, 32, 64)],
+    ids=lambda layout: layout.name,
+)
+@each(INTERLEAVED)
+def test_a_move_by_nothing_keeps_every_interleaved_bit(name: str, layout: KvLayout) -> None:
+    check_move_by_nothing(name, layout)
+
+
+@pytest.mark.parametrize("order", ["LBNHC", "BHLNC"])
+@every_backend
+def test_a_move_by_nothing_keeps_every_bit(name: str, order: str) -> None:
+    check_move_by_nothing(name, gpu_layout(order, 2, 4, 2, 32, 64))
+
+
+def check_move_by_nothing(name: str, layout: KvLayout) -> None:
+    """NaNs among them."""
+    source = placed(name, filled_with_any_bits(layout))
+    target = placed(name, filled_with_any_bits(layout, 1))
+    random = torch.Generator().manual_seed(7)
+    slots, elsewhere = (torch.randperm(layout.slots, generator=random)[:96] for _ in range(2))
+    rope = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))
+    still = torch.zeros_like(slots)
+    backend_named(name).splice(source, slots, target, elsewhere, still, rope)
+    for old, new in zip(at(source, slots), at(target, elsewhere), strict=True):
+        assert torch.equal(old, new)
+
+
+@every_backend
+def test_padding_slots_are_skipped(name: str) -> None:
+    layout = gpu_layout("LBNHC", 1, 2, 2, 32, 64)
+    source, target = placed(name, poisoned(layout, 0)), placed(name, poisoned(layout, 1))
+    before = bits(target).clone()
+    rope = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))
+    skipped = torch.tensor([-1, 3]), torch.tensor([2, -1]), torch.tensor([9, 9])
+    backend_named(name).splice(source, skipped[0], target, *skipped[1:], rope)
+    backend_named(name).rotate_in_place(target, torch.tensor([-1]), torch.tensor([9]), rope)
+    assert torch.equal(bits(target), before)
+
+
+@every_backend
+@RELAXED
+@given(data=st.data())
+def test_whole_blocks_there_and_back(name: str, data: st.DataObject) -> None:
     layout = data.draw(gpu_pairs())[0] if data.draw(st.booleans()) else data.draw(cpu_pairs())[0]
-    cache = new_memory(layout)
-    arenas = [new_memory(layout.record(layout.blocks + 2)) for _ in range(2)]
-    for kv in (cache, *arenas):  # any bits at all, the same poison in both arenas
-        bits(kv).random_(0, 256, generator=torch.Generator().manual_seed(kv.memory.numel()))
+    backend, record = backend_named(name), layout.record(layout.blocks + 2)
+    plain, want = filled_with_any_bits(layout), filled_with_any_bits(record, 1)
+    cache, arena = placed(name, plain), placed(name, filled_with_any_bits(record, 1))
+    before = bits(cache).clone()
     count = data.draw(st.integers(0, layout.blocks))
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32 - 1)))
     blocks = torch.randperm(layout.blocks, generator=random)[:count]
     records = torch.randperm(layout.blocks + 2, generator=random)[:count]
-    reference.spill(cache, blocks, arenas[0], records)
-    backend.spill(cache, blocks, arenas[1], records)
-    assert torch.equal(bits(arenas[0]), bits(arenas[1]))
-    before = bits(cache).clone()
+    reference.spill(plain, blocks, want, records)
+    backend.spill(cache, blocks, arena, records)
+    assert torch.equal(bits(arena), bits(want))
     slots = (blocks[:, None] * layout.tokens + torch.arange(layout.tokens)).reshape(-1)
-    for layer in range(layout.layers):
+    for layer in range(layout.layers):  # scales are not overwritten, and come back all the same
         for plane in (layout.key, layout.value):
             cache.memory[reference._addresses(layout, plane, layer, slots)] = 0
-    if layout.quantized:  # scales were not overwritten, and come back all the same
-        backend.warm(arenas[1], records, cache, blocks)
-    backend.warm(arenas[1], records, cache, blocks)
+    backend.warm(arena, records, cache, blocks)
     assert torch.equal(bits(cache), before)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, INT8], ids=str)
-@pytest.mark.parametrize("backend", [attention, emulation], ids=["torch", "cuda"])
-def test_attention_mass_is_that_of_a_dense_softmax(backend: ModuleType, dtype: Any) -> None:
+@every_observer
+def test_attention_mass_is_that_of_a_dense_softmax(name: str, dtype: Any) -> None:
     torch.manual_seed(3)
     layout = gpu_layout("LBNHC", 2, 9, 2, 16, 32, dtype=dtype)
     cache = poisoned(layout, 0)
     table = torch.tensor([[3, 1, 8, 0], [7, 2, 99, -1]])  # behind the end stands anything
     lengths, queries, scale = torch.tensor([50, 17]), torch.randn(2, 6, 32), 32**-0.5
-    mass = backend.attention_mass(cache, 1, queries, table, lengths, scale)
+    observer = observer_named(name)
+    mass = observer.attention_mass(placed(name, cache), 1, queries, table, lengths, scale).cpu()
     for sample, length in enumerate(lengths.tolist()):
         places = torch.arange(length)
         slots = table[sample][places // 16] * 16 + places % 16
@@ -187,24 +281,19 @@ def test_attention_mass_is_that_of_a_dense_softmax(backend: ModuleType, dtype: A
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
-@pytest.mark.parametrize("backend", [attention, emulation], ids=["torch", "cuda"])
-def test_confidence_against_fp64(backend: ModuleType, dtype: Any) -> None:
+@every_observer
+def test_confidence_against_fp64(name: str, dtype: Any) -> None:
     logits = torch.randn(4, 1000, generator=torch.manual_seed(5)) * 4
     logits[1, 10:] = -torch.inf  # masked choices
     logits[2] = 0
     logits = logits.to(dtype)
-    got = backend.confidence(logits)
+    there = logits.cuda() if name == "device" else logits
+    got = [part.cpu().double() for part in observer_named(name).confidence(there)]
     p = logits.double().softmax(-1)
     entropy = -torch.where(p > 0, p * p.log(), 0).sum(-1) / torch.tensor(1000.0).log()
     top = p.topk(2).values
-    torch.testing.assert_close(got.entropy.double(), entropy, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(got.top_mass.double(), top[:, 0], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(
-        got.margin.double(), (top[:, 0] / top[:, 1]).log(), rtol=1e-4, atol=1e-5
-    )
-    assert got.entropy[2] == pytest.approx(1)
-
-
-def test_gpu_kernels_refuse_interleaved_tokens() -> None:
-    with pytest.raises(LayoutError, match="interleave"):
-        cell_layout(cpu_layout("vec", 1, 1, 1, 32, 32))
+    margin = (top[:, 0] / top[:, 1]).log()
+    torch.testing.assert_close(got[0], entropy, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got[1], margin, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got[2], top[:, 0], rtol=1e-4, atol=1e-6)
+    assert got[0][2] == pytest.approx(1)
