@@ -135,7 +135,7 @@ class Arena:
         known = slots < self.capacity
         slots = np.where(known, slots, 0)
         current: Bools = self._generation[slots] == handles >> _SLOT_BITS
-        return known & current & self._used[slots]
+        return np.asarray(known & current & self._used[slots])
 
     def slots(self, handles: Handles) -> Int64s:
         """Record numbers of handles, int64 [n], for spill, warm and splice.
