@@ -94,7 +94,9 @@ def test_every_figure_is_measured_and_every_rate_saved(
 
 def test_a_cliff_is_where_an_arm_first_computes_too_much() -> None:
     shares = {10: 0.1, 12: 0.2, 14: 0.6, 16: 0.2}
-    rows = [ClosedRow("lru", 5, n, 1, 1, share, 0, 0, 0, 0, 0, 0, 0) for n, share in shares.items()]
+    rows = [
+        ClosedRow("lru", 5, n, 1, 1, share, 0, 0, 0, 0, 0, 0, 0, 0) for n, share in shares.items()
+    ]
     assert cliff(rows, "lru", 5) == 12
     assert cliff(rows[2:], "lru", 5) == 14, "the first rung, where none stands"
 
