@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import time
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +13,7 @@ from ...figures import Figures
 from ...sidecars.sidecar_process import SidecarProcess, wait_until
 from ..faults import Say, Size
 from .faults_engines import EngineProcess
+from .faults_http import advice_ages
 
 _POOL: Final = 500
 _PATIENCE_S: Final = 30.0
@@ -21,7 +21,7 @@ _PATIENCE_S: Final = 30.0
 
 def ages_beside_a_stopped_engine(directory: Path, seconds: float, seed: int) -> list[float]:
     """Ages in seconds of the ranking that an engine holds while another one is stopped."""
-    rng, ages = random.Random(seed), []
+    rng = random.Random(seed)
     with (
         SidecarProcess(directory) as sidecar,
         FakeEngine(
@@ -32,15 +32,9 @@ def ages_beside_a_stopped_engine(directory: Path, seconds: float, seed: int) -> 
         try:
             wait_until(lambda: engine.client.ranking() is not None, _PATIENCE_S)
             other.stop()
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                engine.run([rng.randrange(50_000) for _ in range(160)])
-                held = engine.client.remembered()
-                ages.append(seconds if held is None else time.monotonic() - held.ts)
-                time.sleep(0.02)
+            return advice_ages(engine, seconds, rng)
         finally:
             other.kill()
-    return ages
 
 
 def run(figures: Figures, size: Size, say: Say) -> None:

@@ -137,7 +137,7 @@ def crowded(directory: Path, seconds: float, seed: int) -> Seen:
         crowd = context.Process(target=gather, args=(*who, seconds, theirs), daemon=True)
         crowd.start()
         mine.recv()  # they are there
-        ages = _watch(engine, seconds, rng)
+        ages = advice_ages(engine, seconds, rng)
         growth = sidecar.rss() - before
         waits, refused, failed = mine.recv()
         crowd.join()
@@ -174,7 +174,8 @@ def token_in(directory: Path) -> str:
     return RunningSidecar(**json.loads(note.read_text())).token
 
 
-def _watch(engine: FakeEngine, seconds: float, rng: random.Random) -> list[float]:
+def advice_ages(engine: FakeEngine, seconds: float, rng: random.Random) -> list[float]:
+    """Seconds since the latest advice, fifty times a second, of an engine that serves meanwhile."""
     ages, end = [], time.monotonic() + seconds
     while time.monotonic() < end:
         engine.run([rng.randrange(50_000) for _ in range(160)])
