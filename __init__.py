@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from .advisor.config.config import ObserveConfig
+    from .advisor.config.sections import ObserveConfig
     from .advisor.replay.lab.hit_rate import hit_rate
     from .advisor.replay.traces.reader import load_trace
     from .advisor.replay.traces.trace import Trace
@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 _ROOMS: Final = {
-    "advisor.config.config": "ObserveConfig",
+    "advisor.config.sections": "ObserveConfig",
     "advisor.replay.lab.hit_rate": "hit_rate",
     "advisor.replay.traces.reader": "load_trace",
     "advisor.replay.traces.trace": "Trace",

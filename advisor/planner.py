@@ -16,7 +16,7 @@ from ..graph.messages.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRan
 from ..graph.ranking.scoring import ScoreProfile
 from ..graph.types import Keys
 from .admission.admission import Admission
-from .config.config import PrefetchConfig
+from .config.sections import PrefetchConfig
 from .process.notices import Notices
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,9 @@ from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.messages.events import AnyEvent
 from ..graph.messages.wire import MAX_FRAME_BYTES
 from ..graph.types import MAX_ENGINES
-from .config.config import Config, HttpConfig
+from .config.config import Config
 from .config.reload import ConfigWatch
+from .config.sections import HttpConfig
 from .planner import GraphEvictionAdvisor
 from .process.notices import Notices
 from .process.parent import ParentWatch

@@ -13,15 +13,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Any, Final
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
     ValidationError,
-    model_validator,
 )
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
@@ -32,218 +27,20 @@ from pydantic_settings import (
 )
 
 from ...graph.errors import ConfigError
-from ...graph.ipc.addresses import check_endpoint, is_loopback
-from ...graph.messages.events import MAX_KEYS
-from ...graph.ranking.policy import Policy
+from ...graph.ipc.addresses import is_loopback
 from ...graph.ranking.scoring import ScoreProfile
-from ...graph.tables.tables import GraphLimits
-from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, MAX_ENGINES, EdgeType, SourceLayer
-from ..policies.guard import Guard
-from ..policies.registry import DEFAULT, new_policy
 from .config_errors import explain_errors, unknown_key
+from .sections import (
+    GraphConfig,
+    HttpConfig,
+    PolicyConfig,
+    PrefetchConfig,
+    ScoreConfig,
+    SidecarConfig,
+)
 
 ENV_PREFIX: Final = "KVGRAPH_"
 ENV_CONFIG: Final = "KVGRAPH_CONFIG"
-
-_PROFILE: Final = ScoreProfile()
-_LIMITS: Final = GraphLimits()
-
-Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
-EdgeWeight = Annotated[float, Field(ge=-1e3, le=1e3, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Interval = Annotated[float, Field(ge=0.01, le=3600, allow_inf_nan=False)]
-Size = Annotated[int, Field(ge=1, le=1 << 24)]
-# An engine ignores a ranking that is older than 2 s: two intervals must fit, or all are ignored.
-RankInterval = Annotated[float, Field(ge=0.01, le=1.0, allow_inf_nan=False)]
-# It gives a sign of life each 0.4 s, perhaps a tick of 0.2 s late: two of them may be late.
-EngineTimeout = Annotated[float, Field(ge=1.0, le=60.0, allow_inf_nan=False)]
-MaxStale = Annotated[float, Field(ge=0.1, le=60.0, allow_inf_nan=False)]
-Listed = Annotated[int, Field(ge=1, le=MAX_KEYS)]
-Token = Annotated[str, Field(min_length=16, max_length=128, pattern=r"^[A-Za-z0-9._~+/=-]+$")]
-
-
-def _layer(name: str) -> str:
-    if name not in LAYER_BY_NAME:
-        raise ValueError(f"is not a source layer; allowed: {', '.join(LAYER_NAMES)}")
-    return name
-
-
-def _bind_endpoint(endpoint: str) -> str:
-    return check_endpoint(endpoint) if endpoint else endpoint
-
-
-def _connect_endpoint(endpoint: str) -> str:
-    return check_endpoint(endpoint, any_host=True, connects=True)
-
-
-LayerName = Annotated[str, AfterValidator(_layer)]
-BindEndpoint = Annotated[str, AfterValidator(_bind_endpoint)]
-ConnectEndpoint = Annotated[str, AfterValidator(_connect_endpoint)]
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, and closed to keys that it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ObserveConfig(Section):
-    """A vLLM engine without our hook, watched through its own KV events.
-
-    They come in clear, and hold token ids: beyond loopback only when ``allow_remote`` says so.
-    Nor do they say which ``model`` it runs; left out, it is one that no other engine runs.
-    """
-
-    endpoint: ConnectEndpoint
-    replay_endpoint: ConnectEndpoint | None = None
-    topic: Annotated[str, Field(max_length=256)] = ""
-    model: Annotated[str, Field(max_length=256)] = ""
-    allow_remote: bool = False
-
-    @property
-    def engine(self) -> str:
-        """What the graph calls it."""
-        return f"kv:{self.endpoint}"
-
-    @model_validator(mode="after")
-    def _stays_here(self) -> Self:
-        for endpoint in filter(None, (self.endpoint, self.replay_endpoint)):
-            try:
-                check_endpoint(endpoint, any_host=self.allow_remote)
-            except ValueError:
-                raise ValueError(
-                    f"{endpoint!r} goes beyond loopback, in clear; allowed: a loopback address, "
-                    "or set allow_remote = true if you mean it"
-                ) from None
-        return self
-
-
-class SidecarConfig(Section):
-    """The process: where it listens, how often it ranks, what it keeps on disk.
-
-    Attributes:
-        endpoint: Where engines connect; empty picks a socket in the runtime directory.
-        max_stale_s: A ranking older than this makes ``/healthz`` say so; engines ignore it anyway.
-        engine_timeout_s: An engine that is silent for so long is forgotten.
-        token: What opens a tcp endpoint and HTTP questions of sessions and blocks; None makes one
-            up, and leaves it in the runtime note, where this user's engines and commands find it.
-        snapshot_path: Where the graph is kept across restarts; None keeps nothing.
-    """
-
-    endpoint: BindEndpoint = ""
-    interval_s: RankInterval = 0.5
-    max_stale_s: MaxStale = 2.0
-    engine_timeout_s: EngineTimeout = 1.8
-    max_ranked: Listed = 8192
-    token: Token | None = None
-    snapshot_path: Path | None = None
-    snapshot_interval_s: Interval = 60.0
-    observe: Annotated[tuple[ObserveConfig, ...], Field(max_length=MAX_ENGINES - 1)] = ()
-
-
-class HttpConfig(Section):
-    """The HTTP surface. Beyond loopback only when ``allow_remote`` says so."""
-
-    host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 0
-    allowed_hosts: tuple[str, ...] = ()
-    allow_remote: bool = False
-
-
-class EdgeTypesConfig(Section):
-    """What an edge of each type counts in the score."""
-
-    prefix_share: EdgeWeight = _PROFILE.edge_types[EdgeType.PREFIX_SHARE]
-    co_attend: EdgeWeight = _PROFILE.edge_types[EdgeType.CO_ATTEND]
-    semantic: EdgeWeight = _PROFILE.edge_types[EdgeType.SEMANTIC]
-    temporal: EdgeWeight = _PROFILE.edge_types[EdgeType.TEMPORAL]
-    spill_link: EdgeWeight = _PROFILE.edge_types[EdgeType.SPILL_LINK]
-    memory_ref: EdgeWeight = _PROFILE.edge_types[EdgeType.MEMORY_REF]
-
-
-class ScoreConfig(Section):
-    """Weights of the eviction score (see ``graph.ranking.scoring.ScoreProfile``)."""
-
-    age: Weight = _PROFILE.age
-    degree: Weight = _PROFILE.degree
-    edge_weight: Weight = _PROFILE.edge_weight
-    importance: Weight = _PROFILE.importance
-    hit_count: Weight = _PROFILE.hit_count
-    session_credit: Weight = _PROFILE.session_credit
-    session_memory_s: Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)] = (
-        _PROFILE.session_memory_s
-    )
-    edge_types: EdgeTypesConfig = EdgeTypesConfig()
-    protected_share: Share = _PROFILE.protected_share
-    tenant_share: Share = _PROFILE.tenant_share
-    protected_layers: frozenset[LayerName] = frozenset(
-        layer.name.lower() for layer in _PROFILE.protected_layers
-    )
-
-    def profile(self) -> ScoreProfile:
-        """The same weights, as the graph takes them."""
-        weights = self.model_dump(exclude={"edge_types", "protected_layers"})
-        return ScoreProfile(
-            **weights,
-            edge_types={kind: getattr(self.edge_types, kind.name.lower()) for kind in EdgeType},
-            protected_layers=frozenset(SourceLayer[n.upper()] for n in self.protected_layers),
-        )
-
-
-class PolicyConfig(Section):
-    """Which policy ranks; takes effect at the next start.
-
-    Attributes:
-        name: ``lifecycle`` learns when sessions return, ``classic`` is the weighted sum of
-            [score], ``lru`` leaves engines their own order, under the rules that protect.
-        guard: Whether LRU rules until the policy has shown that it finds more, and again whenever
-            it finds less. Without it the policy rules from the start, whatever that costs.
-    """
-
-    name: Literal["classic", "lifecycle", "lru"] = DEFAULT
-    guard: bool = True
-
-    def referee(self) -> Guard | None:
-        """Who says whether the policy may rank."""
-        return Guard(self.name) if self.guard else None
-
-    def policy(self, profile: ScoreProfile) -> Policy:
-        """A fresh policy; ``profile`` are the weights of those that have some."""
-        return new_policy(self.name, profile)
-
-
-class PrefetchConfig(Section):
-    """What engines with tiers are told to bring back before anyone asks.
-
-    Attributes:
-        max_blocks: The most that one order names.
-        horizon_s: A session that is expected back within this is brought back now, and its
-            blocks are kept where there are copies of others to make room.
-    """
-
-    enabled: bool = True
-    max_blocks: Listed = 512
-    horizon_s: Interval = 3.0
-
-
-class GraphConfig(Section):
-    """Bounds on what the graph keeps (see ``graph.tables.tables.GraphLimits``).
-
-    ``max_sessions`` and ``max_names`` size tables, and take effect at the next start.
-    """
-
-    max_ghosts: Size = _LIMITS.max_ghosts
-    max_sessions: Size = _LIMITS.max_sessions
-    max_names: Size = _LIMITS.max_names
-    max_pairs: Size = _LIMITS.max_pairs
-    co_attend_after: Annotated[int, Field(ge=1, le=1000)] = _LIMITS.co_attend_after
-    co_attend_half_life_s: Interval = _LIMITS.co_attend_half_life_s
-    semantic_threshold: Annotated[float, Field(ge=0, le=1)] = _LIMITS.semantic_threshold
-    semantic_neighbors: Annotated[int, Field(ge=1, le=256)] = _LIMITS.semantic_neighbors
-
-    def limits(self) -> GraphLimits:
-        """The same bounds, as the graph takes them."""
-        return GraphLimits(**self.model_dump())
 
 
 class Config(BaseSettings):

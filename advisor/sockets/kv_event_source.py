@@ -24,7 +24,7 @@ from ...graph.errors import WireError
 from ...graph.messages.events import AnyEvent
 from ...graph.messages.kv_events import KvEventDecoder
 from ...graph.messages.wire import MAX_FRAME_BYTES, parse_seq
-from ..config.config import ObserveConfig
+from ..config.sections import ObserveConfig
 from ..process.notices import Notices
 from .sequence import Arrival, SequenceTracker
 

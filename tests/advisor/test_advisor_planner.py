@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from kvgraph.advisor.config.config import PrefetchConfig
+from kvgraph.advisor.config.sections import PrefetchConfig
 from kvgraph.advisor.planner import RERANK_AFTER_S, GraphEvictionAdvisor
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import (

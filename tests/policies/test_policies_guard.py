@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvgraph.advisor.config.config import PolicyConfig
+from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.shadow import LruShadow, RankedShadow
 from kvgraph.advisor.replay.engine.instance import Instance

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from kvgraph.advisor.config.config import PolicyConfig
+from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.drift import Drift
 from kvgraph.advisor.policies.hazard import AGES, OLDEST, Floats, ReturnModel, gittins
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy

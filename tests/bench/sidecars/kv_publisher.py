@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from ...advisor.config.config import ObserveConfig
+from ...advisor.config.sections import ObserveConfig
 from ...advisor.sockets.kv_event_source import KvEventSource
 from ...graph.messages.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from ....advisor.config.config import Config, PolicyConfig
+from ....advisor.config.config import Config
+from ....advisor.config.sections import PolicyConfig
 from ....advisor.planner import GraphEvictionAdvisor
 from ....graph.kvcache_graph import KVCacheGraph
 from ....graph.messages.events import HOLD_ENDS
