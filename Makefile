@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+BENCHES := hotpath engine demo agents tiers kernels replay policies
 
 .PHONY: demo test check bench clean
 
@@ -22,8 +23,13 @@ check: $(STAMP)  ## formatting, lint and types
 bench: $(STAMP)  ## the figures in the README but those of faults and closed loops; set JSON=1 for JSON
 	# The peer is a vLLM plugin that answers to our switch: it is there for its own bench only.
 	$(BIN)/pip install -q -e ".[peer]"
-	$(BIN)/kvgraph bench graph $(if $(JSON),--json); $(BIN)/pip uninstall -q -y aither-kvcache
-	for bench in hotpath engine demo agents tiers kernels replay policies; do $(BIN)/kvgraph bench $$bench $(if $(JSON),--json); done
+	@failed=; \
+	$(BIN)/kvgraph bench graph $(if $(JSON),--json) || failed=" graph"; \
+	$(BIN)/pip uninstall -q -y aither-kvcache || failed="$$failed pip-uninstall"; \
+	for bench in $(BENCHES); do \
+		$(BIN)/kvgraph bench $$bench $(if $(JSON),--json) || failed="$$failed $$bench"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make bench: failed:$$failed" >&2; exit 1; fi
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
