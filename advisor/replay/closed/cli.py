@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +17,10 @@ from ....graph.messages.advice import HOLD_MAX_S
 from ..cli import parse_capacities
 from ..errors import ReplayError
 from ..recordings.weka import Session
+
+if TYPE_CHECKING:
+    from .loop import Loop
+    from .loop_arms import ClosedCell, ClosedRow, Plan
 
 
 class Part(StrEnum):
@@ -53,35 +58,64 @@ def closed(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
 ) -> None:
     """Play recorded agents who wait for answers: where does an engine collapse?"""
-    from ..recordings.weka import read_sessions
     from ..traces.duration import ServiceModel
     from .loop import Loop
-    from .loop_arms import Arm, ClosedCell, Plan, closed_rows
-    from .loop_report import closed_table, draw_cliff
 
     if not warm < hours:
         raise ReplayError(f"--warm {warm:g}: allowed: less than the {hours:g} hours played")
+    loop = Loop(
+        users=1, seconds=3600 * hours, begin_s=3600 * begin, warm_s=3600 * warm, bound_s=bound,
+        service=ServiceModel(prefill, decode),
+    )  # fmt: skip
+    cells = _cells(arm, capacity, users)
+    rows = _played(partial(_plan, sessions, part, loop, host, seed), cells, processes, as_json)
+    _show(rows, picture, as_json)
+
+
+def _cells(arm: str, capacity: str, users: str) -> list[ClosedCell]:
+    """Every arm at every number of users at every capacity.
+
+    Raises:
+        ReplayError: One of the three lists is not what is allowed.
+    """
+    from .loop_arms import Arm, ClosedCell
+
     arms = [name.strip() for name in arm.split(",")]
     for name in arms:
         Arm.of(name)
-    cells = [
+    return [
         ClosedCell(name, blocks, agents)
         for blocks in parse_capacities(capacity)
         for agents in _numbers(users)
         for name in arms
     ]
-    with _bar(as_json) as progress:
+
+
+def _plan(path: Path, part: Part, loop: Loop, host: float, seed: int) -> Plan:
+    from ..recordings.weka import read_sessions
+    from .loop_arms import Plan
+
+    return Plan(part_of(read_sessions(path), part), loop, host, seed)
+
+
+def _played(
+    plan: Callable[[], Plan], cells: Sequence[ClosedCell], processes: int, quiet: bool
+) -> list[ClosedRow]:
+    """Play the cells, and show how far that is unless ``quiet``."""
+    from .loop_arms import closed_rows
+
+    with _bar(quiet) as progress:
         task = progress.add_task("reading sessions", total=len(cells))
-        found = part_of(read_sessions(sessions), part)
-        loop = Loop(
-            users=1, seconds=3600 * hours, begin_s=3600 * begin, warm_s=3600 * warm, bound_s=bound,
-            service=ServiceModel(prefill, decode),
-        )  # fmt: skip
-        plan = Plan(found, loop, host, seed)
+        read = plan()
         progress.update(task, description="loops")
-        rows = closed_rows(
-            plan, cells, processes, lambda done, _: progress.update(task, completed=done)
+        return closed_rows(
+            read, cells, processes, lambda done, _: progress.update(task, completed=done)
         )
+
+
+def _show(rows: Sequence[ClosedRow], picture: Path | None, as_json: bool) -> None:
+    from .loop_report import closed_table, draw_cliff
+
     if picture is not None:
         draw_cliff(rows, picture)
     if as_json:
