@@ -7,52 +7,35 @@ import importlib.metadata
 import json
 import os
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
 import zmq
 
-from ..graph.errors import ConfigError, VersionError, WireError
+from ..graph.errors import VersionError, WireError
 from ..graph.messages import wire
 from ..graph.messages.events import Pressure
 from .access import present, sidecar_token
+from .environment import (
+    Check,
+    check_admission,
+    check_hints,
+    check_protection,
+    check_switch,
+    check_tiers,
+)
 from .reliance import HOOKS, misfits
 from .socket_directory import SocketDirectory
-from .tiers.budget import (
-    COLD_VARIABLE,
-    DIRECTORY_VARIABLE,
-    DISK_SUFFIX,
-    WARM_VARIABLE,
-    read_settings,
-)
-from .tiers.host_memory import available_bytes
+from .tiers.budget import WARM_VARIABLE
 from .vllm.plugin import rival_plugins
-from .vllm.settings import (
-    PLUGIN_GROUP,
-    SIDECAR_VARIABLE,
-    SWITCH_VARIABLE,
-    TESTED_VERSION,
-    switched_on,
-)
+from .vllm.settings import PLUGIN_GROUP, SIDECAR_VARIABLE, TESTED_VERSION
 
 app = typer.Typer(add_completion=False)
 
 _INSTALL: Final = "pip install 'kvgraph[vllm]' (GPU) or 'kvgraph[cpu]'"
 _NOT_FITTING: Final = f"install vLLM {TESTED_VERSION}.x, or report the missing name"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One answer: ``ok`` is None where the question does not arise."""
-
-    name: str
-    ok: bool | None
-    detail: str
-    remedy: str = ""
 
 
 @app.callback(invoke_without_command=True)
@@ -74,7 +57,7 @@ def doctor(
         typer.echo(json.dumps({"ok": not failed, "checks": [asdict(c) for c in checks]}))
     else:
         for check in checks:
-            typer.echo(_line(check))
+            typer.echo(check.line())
     raise typer.Exit(1 if failed else 0)
 
 
@@ -86,6 +69,9 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
         yield _check("hooks", check_hooks)
     yield _check("plugin", check_plugin)
     yield _check("switch", check_switch)
+    yield _check("hints", check_hints)
+    yield _check("admission", check_admission)
+    yield _check("protection", check_protection)
     yield _check("tiers", check_tiers)
     yield _check("ipc socket", check_ipc)
     yield _check("sidecar", lambda: check_sidecar(endpoint))
@@ -96,12 +82,6 @@ def _check(name: str, ask: Callable[[], Check]) -> Check:
         return ask()
     except Exception as error:
         return Check(name, False, f"{type(error).__name__}: {error}", "see the error")
-
-
-def _line(check: Check) -> str:
-    mark = {True: "ok  ", False: "FAIL", None: "–   "}[check.ok]
-    remedy = f"\n       → {check.remedy}" if check.ok is False and check.remedy else ""
-    return f"{mark} {check.name}: {check.detail}{remedy}"
 
 
 def check_vllm() -> Check:
@@ -151,44 +131,6 @@ def check_plugin() -> Check:
         remedy = "set VLLM_PLUGINS=kvgraph (and whatever other plugins you need)"
         return Check("plugin", False, f"{', '.join(rivals)} answers to the same switch", remedy)
     return Check("plugin", True, "vLLM will load it")
-
-
-def check_switch() -> Check:
-    """Is the feature switched on in this environment."""
-    if switched_on():
-        return Check("switch", True, f"{SWITCH_VARIABLE} is set")
-    return Check("switch", None, f"off; engines start stock until {SWITCH_VARIABLE}=1 is set")
-
-
-def check_tiers() -> Check:
-    """Can blocks that leave the engine's pool be kept, as the environment asks."""
-    try:
-        tiers = read_settings(os.environ)
-    except ConfigError as error:
-        return Check("tiers", False, str(error), "correct the variable, or unset it")
-    if tiers is None:
-        return Check("tiers", None, f"off; {WARM_VARIABLE}=GiB keeps evicted blocks in host memory")
-    free = available_bytes()
-    if tiers.warm_bytes > free:
-        detail = f"{_gib(tiers.warm_bytes)} GiB of host memory asked for, {_gib(free)} GiB are free"
-        return Check("tiers", False, detail, f"lower {WARM_VARIABLE}")
-    if tiers.cold_dir is not None and (problem := _disk_problem(tiers.cold_dir, tiers.cold_bytes)):
-        return Check("tiers", False, problem, f"change {DIRECTORY_VARIABLE} or {COLD_VARIABLE}")
-    disk = f", {_gib(tiers.cold_bytes)} GiB in {tiers.cold_dir}" if tiers.cold_dir else ""
-    return Check("tiers", True, f"{_gib(tiers.warm_bytes)} GiB of host memory a worker{disk}")
-
-
-def _disk_problem(directory: Path, wanted: int) -> str | None:
-    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
-    if not os.access(nearest, os.W_OK):
-        return f"{nearest} cannot be written"
-    present = sum(file.stat().st_size for file in directory.glob(f"*{DISK_SUFFIX}"))
-    free = shutil.disk_usage(nearest).free + present  # our own files are there already
-    return f"{nearest} has {_gib(free)} GiB free of {_gib(wanted)}" if free < wanted else None
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f}"
 
 
 def check_ipc() -> Check:

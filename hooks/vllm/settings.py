@@ -7,6 +7,8 @@ import math
 import os
 from typing import Final
 
+from ...graph.errors import ConfigError
+
 logger = logging.getLogger(__name__)
 
 SWITCH_VARIABLE: Final = "AITHER_KVCACHE_GRAPH"
@@ -31,6 +33,7 @@ HOLD_MAX_VARIABLE: Final = "AITHER_KVCACHE_HOLD_MAX_S"
 LONGEST_HOLD_S: Final = 3600.0
 REFUSE_AFTER_VARIABLE: Final = "AITHER_KVCACHE_REFUSE_AFTER_S"
 REFUSE_AFTER_S: Final = 60.0  # for who asks for refusals and names no time; chosen
+OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on
 RESERVED_CPUS_VARIABLE: Final = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vLLM's own
 
 
@@ -62,26 +65,33 @@ def refuse_after_s() -> float:
     return _seconds(REFUSE_AFTER_VARIABLE, REFUSE_AFTER_S, LONGEST_HOLD_S)
 
 
-def _is_on(variable: str, unset: bool = False) -> bool:
-    value = os.environ.get(variable, "").strip().lower()
-    return value not in ("0", "false", "off", "no") if value else unset
+def read_seconds(variable: str, longest: float) -> float | None:
+    """A variable's value in seconds; None where it is not set.
 
-
-def _seconds(variable: str, default: float, longest: float) -> float:
+    Raises:
+        ConfigError: It is not a number from 0 to ``longest``.
+    """
     text = os.environ.get(variable, "").strip()
     if not text:
-        return default
+        return None
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if 0 <= seconds <= longest:
         return seconds
-    logger.warning(
-        "kvgraph: %s=%r is not allowed: seconds from 0 to %d; %d is taken",
-        variable,
-        text,
-        longest,
-        default,
-    )
-    return default
+    raise ConfigError(f"{variable}={text!r} is not allowed: seconds from 0 to {longest:.0f}")
+
+
+def _is_on(variable: str, unset: bool = False) -> bool:
+    value = os.environ.get(variable, "").strip().lower()
+    return value not in OFF if value else unset
+
+
+def _seconds(variable: str, default: float, longest: float) -> float:
+    try:
+        seconds = read_seconds(variable, longest)
+    except ConfigError as error:
+        logger.warning("kvgraph: %s; %d is taken", error, default)
+        return default
+    return default if seconds is None else seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 from kvgraph.graph.messages.advice import ResyncRequest
 from kvgraph.hooks import doctor
+from kvgraph.hooks.environment import check_admission, check_hints, check_tiers
+from kvgraph.hooks.vllm.observe.hints import hint_policy
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -100,7 +103,6 @@ def test_a_check_that_breaks_is_a_failed_check() -> None:
     ("environment", "detail"),
     [
         ({"AITHER_KVCACHE_WARM_GIB": "lots"}, "AITHER_KVCACHE_WARM_GIB='lots'; allowed: GiB"),
-        ({"AITHER_KVCACHE_WARM_GIB": "900000"}, "900000.0 GiB of host memory asked for"),
         ({"AITHER_KVCACHE_COLD_GIB": "1"}, "AITHER_KVCACHE_COLD_GIB needs"),
         (
             {
@@ -117,7 +119,91 @@ def test_tiers_that_cannot_be_had_are_told(
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    check = doctor.check_tiers()
+    check = check_tiers()
     assert check.ok is False
     assert detail in check.detail
     assert check.remedy
+
+
+def test_memory_that_is_not_there_is_a_warning_as_the_engine_caps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_WARM_GIB", "900000")
+    check = check_tiers()
+    assert check.ok is True
+    assert "900000.0 GiB of host memory per worker asked for" in check.detail
+    assert "would be capped at" in check.detail
+    assert check.line().startswith("warn tiers: ")
+    assert "→ lower AITHER_KVCACHE_WARM_GIB" in check.line()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "check", "detail"),
+    [
+        ("AITHER_KVCACHE_HINTS", "everybody", "hints", "='everybody'; allowed: all, session"),
+        ("AITHER_KVCACHE_HINTS", "secret:/nowhere/s", "hints", "cannot read '/nowhere/s'"),
+        ("AITHER_KVCACHE_ADMISSION", "treu", "admission", "='treu' counts as 1; allowed: 1 or 0"),
+        ("AITHER_KVCACHE_HOLD_MAX_S", "5m", "admission", "seconds from 0 to 3600"),
+        ("AITHER_KVCACHE_REFUSE_AFTER_S", "-1", "admission", "seconds from 0 to 3600"),
+        ("AITHER_KVCACHE_PROTECT_STALE_S", "nan", "protection", "seconds from 0 to 3600"),
+    ],
+)
+def test_a_mistake_that_engines_only_warn_of_fails(
+    variable: str, value: str, check: str, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    (found,) = [each for each in doctor.run_checks(None) if each.name == check]
+    assert found.ok is False
+    assert variable in found.detail
+    assert detail in found.detail
+    assert found.line().endswith("→ correct the variable, or unset it")
+
+
+@pytest.mark.parametrize(
+    ("value", "ok", "detail"),
+    [("", None, "off"), ("0", None, "off"), ("1", True, "on: new"), ("Yes", True, "on: new")],
+)
+def test_admission_as_it_is_asked_for(
+    value: str, ok: bool | None, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_ADMISSION", value)
+    check = check_admission()
+    assert (check.ok, check.remedy) == (ok, "")
+    assert check.detail.startswith(detail)
+
+
+def test_a_bound_without_admission_draws_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_HOLD_MAX_S", "60")
+    line = check_admission().line()
+    assert line.startswith("warn admission: off")
+    assert "AITHER_KVCACHE_HOLD_MAX_S is set" in line
+    assert line.endswith("→ AITHER_KVCACHE_ADMISSION=1")
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        (0o600, None),
+        (0o640, None),
+        (0o644, "has mode 0644: every user of this machine can read it"),
+        (0o666, "has mode 0666: every user of this machine can read and change it"),
+    ],
+)
+def test_a_secret_that_all_can_read_draws_a_warning(
+    mode: int,
+    words: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "the secret"
+    path.write_text("sixteen characters or more")
+    path.chmod(mode)
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", f"secret:{path}")
+    check = check_hints()
+    assert check.ok is True
+    assert check.remedy == ("" if words is None else f"chmod 600 '{path}'")
+    assert words is None or words in check.detail
+    assert hint_policy(os.environ).secret == "sixteen characters or more"
+    assert [words in each.message for each in caplog.records] == ([] if words is None else [True])
+    assert "sixteen" not in check.line() + caplog.text

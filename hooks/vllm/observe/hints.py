@@ -12,11 +12,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import shlex
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from ....graph.errors import ConfigError
 from ....graph.types import Authority
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 HINTS_VARIABLE: Final = "AITHER_KVCACHE_HINTS"
 ALLOWED: Final = "all, session, off, or secret:FILE"
+_SECRET: Final = "secret:"
 _SHORTEST_SECRET: Final = 16  # characters: chosen, so that nobody finds it by trying
 
 
@@ -74,9 +77,9 @@ def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
     Raises:
         ConfigError: The variable's value is not allowed, or its file cannot be read.
     """
-    value = environment.get(HINTS_VARIABLE, "").strip() or Trust.SESSION.value
-    if value.startswith("secret:"):
-        return HintPolicy(Trust.OFF, _secret_in(Path(value.removeprefix("secret:"))))
+    value = _value(environment)
+    if value.startswith(_SECRET):
+        return HintPolicy(Trust.OFF, _secret_in(Path(value.removeprefix(_SECRET))))
     try:
         return HintPolicy(Trust(value.lower()))
     except ValueError:
@@ -84,12 +87,48 @@ def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
 
 
 def hint_policy(environment: Mapping[str, str]) -> HintPolicy:
-    """The same; a mistake leaves a warning, and nobody is trusted."""
+    """The same; a mistake leaves a warning, and nobody is trusted.
+
+    A secret that every user of the machine can read leaves a warning too, and is taken.
+    """
     try:
-        return read_hint_policy(environment)
+        policy = read_hint_policy(environment)
     except ConfigError as error:
         logger.warning("kvgraph: hints are ignored: %s", error)
         return NOBODY
+    if exposed := exposed_secret(environment):
+        logger.warning("kvgraph: %s; %s", *exposed)
+    return policy
+
+
+class ExposedSecret(NamedTuple):
+    """A secret's file that others than its owner and group can open.
+
+    Attributes:
+        problem: Which file, its mode, and who can open it.
+        remedy: The command that mends it.
+    """
+
+    problem: str
+    remedy: str
+
+
+def exposed_secret(environment: Mapping[str, str]) -> ExposedSecret | None:
+    """What is wrong with the mode of the secret's file; None if nothing is, or there is none."""
+    value = _value(environment)
+    path = Path(value.removeprefix(_SECRET))
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode) if value.startswith(_SECRET) else 0
+    except OSError:
+        return None
+    may = [word for bit, word in ((0o4, "read"), (0o2, "change")) if mode & bit]
+    if not may:
+        return None
+    users = f"every user of this machine can {' and '.join(may)} it"
+    return ExposedSecret(
+        f"the secret in {str(path)!r} has mode {mode:04o}: {users}",
+        f"chmod 600 {shlex.quote(str(path))}",
+    )
 
 
 def tenant_of_salt(salt: str | None) -> str | None:
@@ -103,6 +142,10 @@ def tenant_of_salt(salt: str | None) -> str | None:
         salt.encode("utf-8", "surrogatepass"), digest_size=12, person=b"kvgraph salt"
     )
     return f"salt-{digest.hexdigest()}"
+
+
+def _value(environment: Mapping[str, str]) -> str:
+    return environment.get(HINTS_VARIABLE, "").strip() or Trust.SESSION.value
 
 
 def _secret_in(path: Path) -> str:

@@ -139,6 +139,7 @@ SECRET = "correct horse battery staple"
 
 def policy_of(tmp_path: Path, value: str) -> HintPolicy:
     (tmp_path / "secret").write_text(f"{SECRET}\n")
+    (tmp_path / "secret").chmod(0o600)
     return hint_policy({"AITHER_KVCACHE_HINTS": value.replace("FILE", str(tmp_path / "secret"))})
 
 

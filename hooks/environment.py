@@ -1,0 +1,144 @@
+"""Judges what the environment asks of an engine: the switch, hints, admission, tiers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..graph.errors import ConfigError
+from .tiers.budget import (
+    COLD_VARIABLE,
+    DIRECTORY_VARIABLE,
+    DISK_SUFFIX,
+    WARM_VARIABLE,
+    TierSettings,
+    read_settings,
+)
+from .tiers.host_memory import share_of
+from .vllm.observe.hints import HINTS_VARIABLE, exposed_secret, read_hint_policy
+from .vllm.settings import (
+    ADMISSION_VARIABLE,
+    HOLD_MAX_VARIABLE,
+    LONGEST_HOLD_S,
+    LONGEST_PROTECT_STALE_S,
+    OFF,
+    PROTECT_STALE_VARIABLE,
+    REFUSE_AFTER_VARIABLE,
+    SWITCH_VARIABLE,
+    admission_switched_on,
+    read_seconds,
+    switched_on,
+)
+
+_ON: Final = ("1", "true", "on", "yes")
+_CORRECT: Final = "correct the variable, or unset it"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One answer: ``ok`` is None where the question does not arise.
+
+    What is ok and has a remedy all the same is a warning.
+    """
+
+    name: str
+    ok: bool | None
+    detail: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        """The answer as people read it."""
+        mark = {True: "warn" if self.remedy else "ok  ", False: "FAIL", None: "–   "}[self.ok]
+        remedy = f"\n       → {self.remedy}" if self.remedy else ""
+        return f"{mark} {self.name}: {self.detail}{remedy}"
+
+
+def check_switch() -> Check:
+    """Is the feature switched on in this environment."""
+    if switched_on():
+        return Check("switch", True, f"{SWITCH_VARIABLE} is set")
+    return Check("switch", None, f"off; engines start stock until {SWITCH_VARIABLE}=1 is set")
+
+
+def check_hints() -> Check:
+    """Whose word counts, and is the secret one."""
+    try:
+        policy = read_hint_policy(os.environ)
+    except ConfigError as error:
+        detail = f"{error}; an engine that is started so believes nobody"
+        return Check("hints", False, detail, _CORRECT)
+    if exposed := exposed_secret(os.environ):
+        return Check("hints", True, exposed.problem, exposed.remedy)
+    return Check("hints", True, f"{HINTS_VARIABLE} is {policy.name}")
+
+
+def check_admission() -> Check:
+    """May new sessions be held, and for how long."""
+    value = os.environ.get(ADMISSION_VARIABLE, "").strip()
+    if value and value.lower() not in (*_ON, *OFF):
+        detail = f"{ADMISSION_VARIABLE}={value!r} counts as 1; allowed: 1 or 0"
+        return Check("admission", False, detail, _CORRECT)
+    try:
+        longest = read_seconds(HOLD_MAX_VARIABLE, LONGEST_HOLD_S)
+        refused_after = read_seconds(REFUSE_AFTER_VARIABLE, LONGEST_HOLD_S)
+    except ConfigError as error:
+        return Check("admission", False, f"{error}; its default would be taken", _CORRECT)
+    if admission_switched_on():
+        return Check("admission", True, "on: new sessions wait while there is no room for them")
+    off = "off: no request is ever held"
+    if longest is not None or refused_after is not None:
+        name = HOLD_MAX_VARIABLE if longest is not None else REFUSE_AFTER_VARIABLE
+        return Check("admission", True, f"{off}, though {name} is set", f"{ADMISSION_VARIABLE}=1")
+    return Check("admission", None, f"{off}; {ADMISSION_VARIABLE}=1 holds new sessions back")
+
+
+def check_protection() -> Check:
+    """How long does protection outlive a sidecar."""
+    try:
+        seconds = read_seconds(PROTECT_STALE_VARIABLE, LONGEST_PROTECT_STALE_S)
+    except ConfigError as error:
+        return Check("protection", False, f"{error}; its default would be taken", _CORRECT)
+    kept = "its default" if seconds is None else f"{seconds:g} s"
+    return Check("protection", True, f"{PROTECT_STALE_VARIABLE} is {kept}")
+
+
+def check_tiers() -> Check:
+    """Can blocks that leave the engine's pool be kept, as the environment asks."""
+    try:
+        tiers = read_settings(os.environ)
+    except ConfigError as error:
+        return Check("tiers", False, str(error), _CORRECT)
+    if tiers is None:
+        return Check("tiers", None, f"off; {WARM_VARIABLE}=GiB keeps evicted blocks in host memory")
+    if tiers.cold_dir is not None and (problem := _disk_problem(tiers.cold_dir, tiers.cold_bytes)):
+        return Check("tiers", False, problem, f"change {DIRECTORY_VARIABLE} or {COLD_VARIABLE}")
+    return _memory(tiers)
+
+
+def _memory(tiers: TierSettings) -> Check:
+    """What one worker gets of the memory that is asked for; an engine caps it in the same way."""
+    disk = f", {_gib(tiers.cold_bytes)} GiB in {tiers.cold_dir}" if tiers.cold_dir else ""
+    given = share_of(tiers.warm_bytes, 1)
+    if given == tiers.warm_bytes:
+        return Check("tiers", True, f"{_gib(given)} GiB of host memory per worker{disk}")
+    detail = (
+        f"{_gib(tiers.warm_bytes)} GiB of host memory per worker asked for; one worker would be "
+        f"capped at {_gib(given)} GiB of what is free now, several share it{disk}"
+    )
+    return Check("tiers", True, detail, f"lower {WARM_VARIABLE}, or free memory")
+
+
+def _disk_problem(directory: Path, wanted: int) -> str | None:
+    nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not os.access(nearest, os.W_OK):
+        return f"{nearest} cannot be written"
+    present = sum(file.stat().st_size for file in directory.glob(f"*{DISK_SUFFIX}"))
+    free = shutil.disk_usage(nearest).free + present  # our own files are there already
+    return f"{nearest} has {_gib(free)} GiB free of {_gib(wanted)}" if free < wanted else None
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"
