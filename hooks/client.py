@@ -1,8 +1,8 @@
 """The engine's end of the wire: events out, rankings in, on a thread of its own.
 
-Engine threads touch this in two places only: ``emit`` appends to a bounded queue, and ``ranking``
-reads one attribute and one clock. Everything that can wait (sockets, encoding, scanning the pool
-for a resync) happens on the client's daemon thread.
+Engine threads touch this in two places only: ``emit`` (``outbox.py``) appends to a bounded queue,
+and ``ranking`` (``mailbox.py``) reads one attribute and one clock. Everything that can wait
+(sockets, encoding, scanning the pool for a resync) happens on the client's daemon thread.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import zmq
 
@@ -23,19 +22,12 @@ from ..graph.ipc.wake import Wake
 from ..graph.messages import wire
 from ..graph.messages.advice import AnyAdvice, Refused, ResyncRequest
 from ..graph.messages.events import AnyEvent, BlocksResident, EngineHello
-from .link import ADVICE_PER_TICK, Link, wait_for_advice
+from .link import ADVICE_PER_TICK, Link, Standing, wait_for_advice
 from .mailbox import Clock, Mailbox
+from .once import Once
+from .outbox import Outbox
 
 logger = logging.getLogger(__name__)
-
-_ABSENT: Final = (
-    "kvgraph: no sidecar answers at %s; until one is there the engine evicts as stock vLLM does, "
-    "but for what its callers protect"
-)
-_REFUSED: Final = (
-    "kvgraph: the sidecar at %s refuses this engine: %s; it evicts as stock vLLM does, but for "
-    "what its callers protect"
-)
 
 
 class EngineEnd(Protocol):
@@ -86,6 +78,13 @@ class AdvisorClient(Mailbox):
         engine: Answers the questions of ``EngineEnd``.
         options: Bounds and periods.
         clock: Monotonic seconds.
+
+    Attributes:
+        outbox: What waits to be sent.
+        standing: Whether a sidecar answers.
+        garbage: Frames that were not advice.
+        refused_version, hellos: Frames of another protocol's version; introductions made.
+        linked_since: What was emitted before, the sidecar may have missed; in the clock's seconds.
     """
 
     def __init__(
@@ -99,33 +98,27 @@ class AdvisorClient(Mailbox):
         self.options = options or ClientOptions()
         super().__init__(self.options.max_stale_s, self.options.protect_stale_s, clock)
         self.identity = os.urandom(16)
-        self.dropped = 0  # events that never left: queue full, or nobody there
-        self.garbage = 0  # frames that were not advice
-        self.refused_version = 0
-        self.hellos = 0
-        self.linked_since = float("inf")  # what was emitted before, the sidecar may have missed
+        self.outbox = Outbox(self.options.queue_limit, self.options.batch_limit)
+        self.garbage = self.refused_version = self.hellos = 0
+        self.linked_since = float("inf")
         self._engine = engine
-        self._queue_limit = self.options.queue_limit  # none while nobody is there to be told
-        self._queue: deque[AnyEvent] = deque()
         self._wake = Wake()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._seq = 0
-        self._dropped_reported = 0
         self._listed = False
-        self._linked = False
-        self._warned: set[str] = set()
-        self._refused_until = float("-inf")
+        self._once = Once(logger)
+        self.standing = Standing(endpoint, self.options, clock)
         self._link = Link(endpoint, self.identity, self.options.send_hwm)
         self._last_greeting = self._last_heartbeat = float("-inf")
-        self._last_reachable = self._last_advice = clock()
+
+    @property
+    def dropped(self) -> int:
+        """Events that never left: the queue was full, or nobody there."""
+        return self.outbox.dropped
 
     def emit(self, event: AnyEvent) -> None:
         """Queue ``event``, or drop and count it: never waits, never raises."""
-        if len(self._queue) < self._queue_limit:
-            self._queue.append(event)
-        else:
-            self.dropped += 1
+        self.outbox.emit(event)
 
     def nudge(self) -> None:
         """Wake the thread to send what is queued now; costs one write to a pipe, never waits.
@@ -133,7 +126,7 @@ class AdvisorClient(Mailbox):
         Does nothing while no sidecar answers: nobody waits for a ranking then, and the write would
         hand Python's lock to the woken thread.
         """
-        if self._linked:
+        if self.standing.linked:
             self._wake.set()
 
     def start(self) -> None:
@@ -148,9 +141,15 @@ class AdvisorClient(Mailbox):
         self._stop.set()
         self._wake.set()
         self.forget()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout_s)
+        self.wait(timeout_s)
         atexit.unregister(self.close)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the client's thread; whether it has ended, or never began."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+        return thread is None or not thread.is_alive()
 
     # The thread ---------------------------------------------------------------------------------
 
@@ -161,11 +160,10 @@ class AdvisorClient(Mailbox):
                 self._use_socket(context)
         except Exception as error:
             ended = "kvgraph: the link to %s ended (%s); the engine goes on without advice"
-            self._say_once("thread", ended, self.endpoint, error)
+            self._once.warn("thread", ended, self.endpoint, error)
         finally:
             self.forget()
-            self._queue_limit = 0  # from here on every event is dropped at once
-            self._queue.clear()
+            self.outbox.shut()
             context.term()
             self._wake.close()
 
@@ -180,39 +178,35 @@ class AdvisorClient(Mailbox):
 
     def _is_outdated(self) -> bool:
         now = self._clock()
-        return now - self._last_reachable > self.options.absent_s and self._link.is_outdated(now)
+        return self.standing.is_absent(now) and self._link.is_outdated(now)
 
     def _tick(self, socket: zmq.Socket[bytes]) -> None:
         if self._sleep(socket):
             self._receive(socket)
         now = self._clock()
-        if now < self._refused_until:
+        if self.standing.refused_s(now) > 0:
             self._keep_nothing()
             return
-        self._warn_if_silent(now)
+        self.standing.warn_if_silent(now)
         if self._check_reachable(socket, now) and self._greet_if_due(socket, now):
             self._beat_if_due(socket, now)
-            self._drain(socket)
-
-    def _warn_if_silent(self, now: float) -> None:
-        if now - self._last_advice > self.options.silent_s:
-            self._linked = False
-            self._say_once("absent", _ABSENT, self.endpoint)
+            self.mark_sent()
+            self.outbox.drain(socket)
 
     def _check_reachable(self, socket: zmq.Socket[bytes], now: float) -> bool:
         """Whether a sidecar takes messages; one that is long gone is not kept anything for."""
         if socket.poll(0, zmq.POLLOUT):
-            self._last_reachable = now
+            self.standing.reached(now)
             return True
-        if now - self._last_reachable >= self.options.absent_s:
+        if self.standing.is_absent(now):
             self._keep_nothing()
         return False
 
     def _sleep(self, socket: zmq.Socket[bytes]) -> bool:
         """Until a tick is over, somebody nudges, or advice arrives; whether it did."""
-        if self._queue_limit:
+        if self.outbox.is_open:
             return wait_for_advice(socket, self._wake, self.options.tick_s)
-        refused_s = self._refused_until - self._clock()
+        refused_s = self.standing.refused_s(self._clock())
         if refused_s > 0:
             return wait_for_advice(socket, self._wake, min(refused_s, self.options.alone_tick_s))
         return wait_for_advice(socket, self._wake, self.options.alone_tick_s, or_room=True)
@@ -223,55 +217,36 @@ class AdvisorClient(Mailbox):
                 frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._take_advice(frames)
+            self.take_advice(frames)
 
-    def _take_advice(self, frames: list[bytes]) -> None:
+    def take_advice(self, frames: list[bytes]) -> None:
+        """Act on one message of the sidecar's; what is none is counted and left."""
         try:
             _, advice = wire.decode_advice(frames)
             self._act_on(advice)
         except VersionError as error:
             self.refused_version += 1
-            self._say_once("version", "kvgraph: advice refused: %s", error)
+            self._once.warn("version", "kvgraph: advice refused: %s", error)
         except (WireError, ValueError) as error:  # ValueError: keys that are not whole uint64s
             self.garbage += 1
-            self._say_once("garbage", "kvgraph: a frame that is not advice was ignored: %s", error)
+            self._once.warn("garbage", "kvgraph: a frame that is not advice was ignored: %s", error)
 
     def _act_on(self, advice: AnyAdvice) -> None:
         if isinstance(advice, Refused):
-            self._back_off(advice)
+            self.standing.refused(advice.reason)
+            self.forget()
             return
-        self._heard()
+        self.standing.heard()
         if isinstance(advice, ResyncRequest):
             self._listed = False
         else:
             self.put(advice)
 
-    def _heard(self) -> None:
-        self._last_advice = self._clock()
-        if not self._linked:
-            self._linked = True
-            self._warned.discard("absent")
-            logger.info("kvgraph: engine linked to the sidecar at %s", self.endpoint)
-
-    def _back_off(self, refused: Refused) -> None:
-        self._refused_until = self._last_advice = self._clock() + self.options.refused_s
-        self._linked = False
-        self.forget()
-        self._say_once("refused", _REFUSED, self.endpoint, refused.reason)
-
     # Sending ------------------------------------------------------------------------------------
 
     def _keep_nothing(self) -> None:
-        """Drop the queue and stop queueing: a sidecar that comes back gets a hello and a full list.
-
-        In pieces, because a long loop would keep Python's lock from the engine's step.
-        """
-        self._queue_limit = 0
-        while count := min(len(self._queue), self.options.batch_limit):
-            for _ in range(count):
-                self._queue.popleft()
-            self.dropped += count
-            time.sleep(0)
+        """Drop what is queued: a sidecar that comes back gets a hello and a full list."""
+        self.outbox.shut()
         self._listed = False
         self.linked_since = float("inf")
 
@@ -281,50 +256,16 @@ class AdvisorClient(Mailbox):
         if now - self._last_greeting < self.options.resync_gap_s:
             return False
         self._last_greeting = now
-        self._queue_limit = self.options.queue_limit  # what changes while we list is told after it
+        self.outbox.open()  # what changes while we list is told after it
         hello, resident = self._engine.hello(), BlocksResident(self._engine.resident())
-        self._listed = self._send(socket, [hello, resident, *self._engine.copies()])
+        self._listed = self.outbox.send(socket, [hello, resident, *self._engine.copies()])
         self.hellos += self._listed
         if self._listed:
             self.linked_since = now
-            held, limit = self._engine.held(), self.options.batch_limit
-            for first in range(0, len(held), limit):
-                self._send(socket, held[first : first + limit])
+            self.outbox.send_all(socket, self._engine.held())
         return self._listed
 
     def _beat_if_due(self, socket: zmq.Socket[bytes], now: float) -> None:
         if now - self._last_heartbeat >= self.options.heartbeat_s:
             self._last_heartbeat = now
-            self._send(socket, self._engine.heartbeat(self.dropped))
-
-    def _drain(self, socket: zmq.Socket[bytes]) -> None:
-        queue, limit = self._queue, self.options.batch_limit
-        # What is queued now is sent now; what engine threads add meanwhile waits a tick.
-        self.mark_sent()
-        remaining = len(queue)
-        while remaining > 0 and socket.poll(0, zmq.POLLOUT):
-            batch = [queue.popleft() for _ in range(min(remaining, limit))]
-            remaining -= len(batch)
-            self._send(socket, batch)
-
-    def _send(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
-        """Send one batch; a batch that cannot go is dropped, and its number with it."""
-        if self.dropped != self._dropped_reported:
-            self._dropped_reported = self.dropped
-            self._seq += 1  # a hole in the numbers tells the sidecar that it missed something
-        seq, self._seq = self._seq, self._seq + 1
-        try:
-            socket.send_multipart(wire.encode_events(seq, events), zmq.NOBLOCK)
-        except zmq.Again:
-            self.dropped += len(events)
-            return False
-        except (TypeError, ValueError, OverflowError) as error:
-            self.dropped += len(events)
-            self._say_once("encode", "kvgraph: a batch of events could not be encoded: %s", error)
-            return False
-        return True
-
-    def _say_once(self, what: str, message: str, *args: object) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            logger.warning(message, *args)
+            self.outbox.send(socket, self._engine.heartbeat(self.outbox.dropped))

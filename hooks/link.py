@@ -1,17 +1,37 @@
-"""The socket between an engine and its sidecar, and the token that opens the sidecar's door."""
+"""The link between an engine and its sidecar.
+
+``Link`` opens the socket with the token that opens the sidecar's door; ``Standing`` knows whether
+anybody answers.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import logging
+from typing import TYPE_CHECKING, Final
 
 import zmq
 
 from ..graph.ipc.wake import Wake
 from ..graph.messages import wire
 from .access import present, sidecar_token
+from .mailbox import Clock
+from .once import Once
+
+if TYPE_CHECKING:
+    from .client import ClientOptions
+
+logger = logging.getLogger(__name__)
 
 ADVICE_PER_TICK: Final = 64  # messages that may wait to be read, and are read at once
 _ASK_AGAIN_S: Final = 1.0  # between two looks for a new token; chosen
+_ABSENT: Final = (
+    "kvgraph: no sidecar answers at %s; until one is there the engine evicts as stock vLLM does, "
+    "but for what its callers protect"
+)
+_REFUSED: Final = (
+    "kvgraph: the sidecar at %s refuses this engine: %s; it evicts as stock vLLM does, but for "
+    "what its callers protect"
+)
 
 
 class Link:
@@ -64,6 +84,60 @@ class Link:
         socket.setsockopt(zmq.IMMEDIATE, 1)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms; chosen
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)  # ms; chosen
+
+
+class Standing:
+    """Remembers when a sidecar was last there, and says so in the log when that changes.
+
+    Args:
+        endpoint: The sidecar's, for the log.
+        options: After how long a sidecar is taken for absent, silent, or ready to be asked again.
+        clock: Monotonic seconds.
+
+    Attributes:
+        linked: Whether a sidecar answers.
+    """
+
+    def __init__(self, endpoint: str, options: ClientOptions, clock: Clock) -> None:
+        self.linked = False
+        self._endpoint = endpoint
+        self._options = options
+        self._clock = clock
+        self._once = Once(logger)
+        self._refused_until = float("-inf")
+        self._last_reachable = self._last_advice = clock()
+
+    def reached(self, now: float) -> None:
+        """Somebody takes messages."""
+        self._last_reachable = now
+
+    def is_absent(self, now: float) -> bool:
+        """Whether nobody has taken messages for so long that none is expected."""
+        return now - self._last_reachable >= self._options.absent_s
+
+    def heard(self) -> None:
+        """The sidecar said something."""
+        self._last_advice = self._clock()
+        if not self.linked:
+            self.linked = True
+            self._once.again("absent")
+            logger.info("kvgraph: engine linked to the sidecar at %s", self._endpoint)
+
+    def refused(self, reason: str) -> None:
+        """The sidecar does not want this engine: leave it alone for a while."""
+        self._refused_until = self._last_advice = self._clock() + self._options.refused_s
+        self.linked = False
+        self._once.warn("refused", _REFUSED, self._endpoint, reason)
+
+    def refused_s(self, now: float) -> float:
+        """Seconds until a sidecar that refused this engine is asked again; 0 or less: now."""
+        return self._refused_until - now
+
+    def warn_if_silent(self, now: float) -> None:
+        """Say it once if nothing was heard for long."""
+        if now - self._last_advice > self._options.silent_s:
+            self.linked = False
+            self._once.warn("absent", _ABSENT, self._endpoint)
 
 
 def wait_for_advice(

@@ -71,6 +71,18 @@ class Mailbox:
             return None
         return held
 
+    def hold_ranking(self, ranking: EvictionRanking | None) -> None:
+        """Hold ``ranking``, dated as it is."""
+        self._ranking = ranking
+
+    def hold_wanted(self, keys: Keys | None) -> None:
+        """Hold suggestions of what to bring back, best first."""
+        self._wanted = keys
+
+    def hold_admission(self, word: AdmissionAdvice | None) -> None:
+        """Hold a word on room for new sessions, dated as it is."""
+        self._admission = word
+
     def forget(self) -> None:
         """Hold nothing any more."""
         self._ranking = self._admission = None

@@ -27,7 +27,6 @@ TOO_LONG: dict[str, int] = {
     "graph/ingest/turns.py:TurnRecorder": 239,
     "graph/kvcache_graph.py:KVCacheGraph": 252,
     "graph/sessions/sessions.py:SessionTable": 254,
-    "hooks/client.py:AdvisorClient": 251,
     "hooks/tiers/directory.py:CopyDirectory": 204,
     "hooks/tiers/mover.py:TierMover": 228,
     "hooks/vllm/connector.py:KvGraphConnector": 215,

@@ -16,6 +16,7 @@ from ...kernels.gpu.streams import Fence, TransferStream
 from ...kernels.layout.layout import PagedKv
 from ...kernels.store.arena import Arena
 from ...kernels.store.disk import DiskTier
+from ..once import Once
 from .answers import Answers
 from .disk_watch import DiskWatch
 from .jobs import Job, Load, Sink, Spill, TierWork, WorkerStart
@@ -24,6 +25,10 @@ from .task_thread import TaskThread
 logger = logging.getLogger(__name__)
 
 DISK_KEY_BYTES: Final = 32
+_FAILED: Final = (
+    "kvgraph: a %s failed (%s); blocks without a copy are computed again, and further failures are "
+    "only counted"
+)
 
 
 class TierMover:
@@ -59,7 +64,7 @@ class TierMover:
         self._on_disk: set[int] = set()  # copies that the disk's thread has
         self._freed_late: set[int] = set()  # those of them that were released meanwhile
         self.answers = Answers(_start(arena, disk, hash_bytes))
-        self._said: set[str] = set()
+        self._once = Once(logger)
 
     def submit(self, work: TierWork) -> None:
         """Begin a step's work; what the engine wrote until now is what a spill reads."""
@@ -244,16 +249,8 @@ class TierMover:
         self.answers.report(job, failed, seconds, moved * self._arena.record_bytes)
 
     def _say_once(self, what: str, error: Exception) -> None:
-        reason = f"{what} {type(error).__name__}"
-        if reason not in self._said:
-            self._said.add(reason)
-            detail = str(error) if isinstance(error, KernelError) else type(error).__name__
-            logger.warning(
-                "kvgraph: a %s failed (%s); blocks without a copy are computed again, and "
-                "further failures are only counted",
-                what,
-                detail,
-            )
+        detail = str(error) if isinstance(error, KernelError) else type(error).__name__
+        self._once.warn(f"{what} {type(error).__name__}", _FAILED, what, detail)
 
 
 def _start(arena: Arena, disk: DiskTier | None, hash_bytes: int) -> WorkerStart:

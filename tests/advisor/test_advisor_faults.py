@@ -16,8 +16,9 @@ from kvgraph.advisor.sockets.subscriber import engine_id
 from kvgraph.bench.sidecars.sidecar_process import SidecarProcess
 from kvgraph.graph.messages.events import Segment
 from kvgraph.graph.types import SourceLayer
-from kvgraph.hooks.client import AdvisorClient, ClientOptions
+from kvgraph.hooks.client import ClientOptions
 from kvgraph.hooks.fake import FakeEngine
+from kvgraph.hooks.outbox import Outbox
 
 QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05)
 
@@ -142,18 +143,18 @@ def test_lost_batches_are_noticed_and_made_good(
 ) -> None:
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
-    send, lost = AdvisorClient._send, []
+    send, lost = Outbox.send, []
 
-    def lossy(client: AdvisorClient, socket: Any, events: list[Any]) -> bool:
+    def lossy(outbox: Outbox, socket: Any, events: list[Any]) -> bool:
         if rng.random() < share:
-            client._seq += 1
+            outbox.frames(events)  # its number is used, and nobody hears it
             lost.append(len(events))
             return True
-        return send(client, socket, events)
+        return send(outbox, socket, events)
 
     with FakeEngine(endpoint, num_blocks=40, options=QUICK) as engine:
         with monkeypatch.context() as broken:
-            broken.setattr(AdvisorClient, "_send", lossy)
+            broken.setattr(Outbox, "send", lossy)
             serve(engine, seed, 300)
         # The number after the last loss shows it.
         until(lambda: sidecar.agrees_with(engine), f"seed {seed}")

@@ -146,7 +146,7 @@ def test_without_a_sidecar_nothing_piles_up_and_one_line_says_so(
             for _ in range(50):
                 client.emit(BlocksCleared())
             time.sleep(0.01)
-            assert len(client._queue) <= 100
+            assert len(client.outbox) <= 100
         client.close()
     assert client.dropped > 1000
     said = [r.getMessage() for r in caplog.records if "no sidecar answers" in r.message]
@@ -175,7 +175,7 @@ def test_while_nobody_is_there_the_thread_leaves_the_engine_alone(
             client.emit(BlocksCleared())
         time.sleep(0.5)
         assert len(looks) == before, "it slept, and took Python's lock from nobody"
-        assert not client._queue, "nothing is kept that somebody would have to free"
+        assert not len(client.outbox), "nothing is kept that somebody would have to free"
         late = new_router(endpoint)
         late.read_until(lambda: client.hellos)
         assert time.monotonic() - looks[before - 1] < 8.0, "who connects is noticed at once"
@@ -246,7 +246,7 @@ def test_a_ranking_is_dated_and_goes_stale() -> None:
     clock = Clock()
     client = AdvisorClient("ipc:///nowhere", Engine(), clock=clock)
     assert client.ranking() is None
-    client._take_advice([HEADER, bytes(8), _payload(ranking(epoch=4, age_s=0.5))])
+    client.take_advice([HEADER, bytes(8), _payload(ranking(epoch=4, age_s=0.5))])
     held = client.ranking()
     assert isinstance(held, EvictionRanking)
     assert (held.epoch, held.ts, held.order.tolist()) == (4, 99.5, [5, 6])
@@ -254,19 +254,19 @@ def test_a_ranking_is_dated_and_goes_stale() -> None:
     assert client.ranking() is held
     clock.now += 0.2
     assert client.ranking() is None
-    client._take_advice([HEADER, bytes(8), _payload(StillValid(4, 0.0))])
+    client.take_advice([HEADER, bytes(8), _payload(StillValid(4, 0.0))])
     dated = client.ranking()
     assert dated is not None
     assert dated.order is held.order
     clock.now += 3
-    client._take_advice([HEADER, bytes(8), _payload(StillValid(3, 0.0))])
+    client.take_advice([HEADER, bytes(8), _payload(StillValid(3, 0.0))])
     assert client.ranking() is None, "another epoch's word must not revive it"
 
 
 @pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
 def test_an_absurd_age_is_never_fresh(age: float) -> None:
     client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock())
-    client._take_advice([HEADER, bytes(8), _payload(ranking(age_s=age))])
+    client.take_advice([HEADER, bytes(8), _payload(ranking(age_s=age))])
     assert client.ranking() is None
 
 
@@ -287,7 +287,7 @@ def test_an_absurd_age_is_never_fresh(age: float) -> None:
 )
 def test_garbage_is_counted_and_ignored(frames: list[bytes]) -> None:
     client = AdvisorClient("ipc:///nowhere", Engine())
-    client._take_advice(frames)
+    client.take_advice(frames)
     assert client.garbage == 1
     assert client.ranking() is None
 
@@ -325,16 +325,16 @@ def test_who_is_refused_again_and_again_is_never_said_to_be_linked(
     client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock())
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            client._take_advice([HEADER, bytes(8), _payload(Refused("it is full"))])
+            client.take_advice([HEADER, bytes(8), _payload(Refused("it is full"))])
         assert "linked" not in caplog.text
-        client._take_advice([HEADER, bytes(8), _payload(ranking())])
+        client.take_advice([HEADER, bytes(8), _payload(ranking())])
     assert "engine linked to the sidecar" in caplog.text
     assert caplog.text.count("refuses this engine: it is full") == 1
 
 
 def test_keys_that_are_not_whole_are_garbage() -> None:
     client = AdvisorClient("ipc:///nowhere", Engine())
-    client._take_advice([HEADER, bytes(8), _payload(ranking(order=b"12345"))])
+    client.take_advice([HEADER, bytes(8), _payload(ranking(order=b"12345"))])
     assert client.garbage == 1
     assert client.ranking() is None
 
@@ -365,9 +365,7 @@ def test_an_engine_that_fails_to_answer_ends_the_link_not_the_engine(
     client = AdvisorClient(router.endpoint, Broken(), ClientOptions(tick_s=0.01))
     with caplog.at_level(logging.WARNING):
         client.start()
-        assert client._thread is not None
-        client._thread.join(5)
-    assert not client._thread.is_alive()
+        assert client.wait(5), "the thread ends"
     client.emit(BlocksCleared())
     assert client.ranking() is None
     assert sum("without advice" in r.message for r in caplog.records) == 1
@@ -378,8 +376,7 @@ def test_an_endpoint_that_is_none_is_said_once(caplog: pytest.LogCaptureFixture)
     client = AdvisorClient("carrier-pigeon://nest", Engine())
     with caplog.at_level(logging.WARNING):
         client.start()
-        assert client._thread is not None
-        client._thread.join(5)
+        assert client.wait(5), "the thread ends"
     client.close()
     assert len(caplog.records) == 1
 
@@ -397,7 +394,7 @@ def test_a_peer_of_another_protocol_is_nobody(engine: Engine) -> None:
             client.emit(BlocksCleared())
             time.sleep(0.02)
         client.close()
-        assert client._linked is False
+        assert client.standing.linked is False
         assert client.ranking() is None
 
 
@@ -407,8 +404,7 @@ def test_closing_forgets_the_ranking(router: Any, client: AdvisorClient) -> None
     router.read_until(lambda: client.ranking() is not None)
     client.close()
     assert client.ranking() is None
-    assert client._thread is not None
-    assert not client._thread.is_alive()
+    assert client.wait(0), "the thread has ended"
 
 
 def test_reading_arrays_are_the_messages_keys() -> None:
@@ -428,7 +424,7 @@ def test_only_a_sidecar_that_answers_is_nudged(router: Any, engine: Engine) -> N
     client = AdvisorClient(router.endpoint, engine)
     client.nudge()
     assert not select.select([client._wake.fd], [], [], 0)[0]
-    client._take_advice([HEADER, bytes(8), _payload(ranking())])
+    client.take_advice([HEADER, bytes(8), _payload(ranking())])
     client.nudge()
     assert select.select([client._wake.fd], [], [], 0)[0]
     client.close()

@@ -47,7 +47,7 @@ def client(clock: Clock) -> AdvisorClient:
 
 
 def tell(client: AdvisorClient, message: Any) -> None:
-    client._take_advice(wire.encode_advice(1, message))
+    client.take_advice(wire.encode_advice(1, message))
 
 
 def test_it_is_dated_and_goes_stale(client: AdvisorClient, clock: Clock) -> None:
@@ -68,12 +68,14 @@ def test_it_knows_of_what_was_told_before_it_was_made(client: AdvisorClient, clo
     word = client.admission()
     assert word is not None
     assert word.known_of == -math.inf, "nothing was told yet"
-    client._told.append(99.0)
-    client._told.append(99.8)
+    now = clock.now
+    for clock.now in (now - 1.0, now - 0.2):
+        client.mark_sent()
+    clock.now = now
     tell(client, AdmissionMessage(2, 0.3, 480, 38, 31))
     word = client.admission()
     assert word is not None
-    assert word.known_of == 99.0
+    assert word.known_of == now - 1.0
 
 
 def test_no_limit_is_a_word_too(client: AdvisorClient) -> None:

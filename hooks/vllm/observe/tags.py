@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 
 from ....graph.messages.events import Segment
 from ....graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority
+from ...once import Once
 from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class TagReader:
 
     def __init__(self, policy: HintPolicy) -> None:
         self._policy = policy
-        self._warned: set[str] = set()
+        self._once = Once(logger)
 
     def read(
         self,
@@ -154,11 +155,8 @@ class TagReader:
             return None
 
     def _warn(self, field: str, problem: str) -> None:
-        if field not in self._warned:
-            self._warned.add(field)
-            logger.warning(
-                'kvgraph: kv_transfer_params["%s"]: %s %s; ignored (said once)', KEY, field, problem
-            )
+        message = 'kvgraph: kv_transfer_params["%s"]: %s %s; ignored (said once)'
+        self._once.warn(field, message, KEY, field, problem)
 
 
 def _name(value: object) -> str:

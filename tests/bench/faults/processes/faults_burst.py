@@ -48,11 +48,11 @@ class BurstingEngine:
     @property
     def batches(self) -> int:
         """Sent to the sidecar, or dropped with their number."""
-        return self.client._seq
+        return self.client.outbox.batches
 
     def has_told(self) -> bool:
         """Whether nothing waits to be sent."""
-        return not self.client._queue
+        return not len(self.client.outbox)
 
     def _emit(self, event: AnyEvent) -> None:
         started = time.perf_counter()

@@ -20,6 +20,7 @@ import zmq
 from ....graph.messages.events import AnyEvent
 from ....hooks.client import AdvisorClient, ClientOptions
 from ....hooks.fake import FakeEngine
+from ....hooks.outbox import Outbox
 from ...figures import Figures
 from ...sidecars.sidecar_process import SidecarProcess, wait_until
 from ..faults import Say, Size
@@ -32,17 +33,18 @@ _CALM_S: Final = 30.0  # in which it has to be in step
 _SILENT: Final = 40
 
 
-class _LossyClient(AdvisorClient):
+class _LossyOutbox(Outbox):
     """Loses a share of what it sends."""
 
     losing = 0.0
     rng = random.Random()
 
-    def _send(self, line: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
+    def send(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
+        """Send one batch, or use its number only."""
         if self.rng.random() < self.losing:
-            self._seq += 1
+            self.frames(events)
             return True
-        return super()._send(line, events)
+        return super().send(socket, events)
 
 
 class Chaos:
@@ -74,8 +76,10 @@ class Chaos:
         """So many rounds of faults and calm."""
         with self._stack as stack, self._sidecar:
             self._engine = FakeEngine(self._sidecar.endpoint, num_blocks=_POOL)
-            self._client = _LossyClient(self._sidecar.endpoint, self._engine, _OPTIONS)
-            self._client.rng = random.Random(self._rng.random())  # on a thread of its own
+            self._client = AdvisorClient(self._sidecar.endpoint, self._engine, _OPTIONS)
+            self._outbox = _LossyOutbox(_OPTIONS.queue_limit, _OPTIONS.batch_limit)
+            self._outbox.rng = random.Random(self._rng.random())  # on a thread of its own
+            self._client.outbox = self._outbox
             self._engine.client = self._client
             stack.enter_context(self._engine)
             for number in range(rounds):
@@ -102,7 +106,7 @@ class Chaos:
             time.sleep(0.005)
 
     def _calm(self) -> None:
-        self._client.losing = 0.0
+        self._outbox.losing = 0.0
         if self._stopped:
             self._sidecar.go_on()
             self._stopped = False
@@ -129,7 +133,7 @@ class Chaos:
         self._stopped = True
 
     def _lose(self) -> None:
-        self._client.losing = self._rng.choice((0.01, 0.1, 0.5))
+        self._outbox.losing = self._rng.choice((0.01, 0.1, 0.5))
 
     def _reset(self) -> None:
         self._engine.reset()

@@ -1,0 +1,114 @@
+"""What the engine has to tell, queued without ever making it wait."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+
+import zmq
+
+from ..graph.messages import wire
+from ..graph.messages.events import AnyEvent
+from .once import Once
+
+logger = logging.getLogger(__name__)
+
+
+class Outbox:
+    """A bounded queue of events, sent in numbered batches.
+
+    Engine threads call ``emit``; all else is called by the one thread that sends.
+
+    Args:
+        limit: Events that may wait.
+        batch_limit: Events a batch.
+
+    Attributes:
+        dropped: Events that never left: the queue was full, or nobody there.
+        batches: Numbers used: batches that were sent, or dropped with their number.
+    """
+
+    def __init__(self, limit: int, batch_limit: int) -> None:
+        self.dropped = 0
+        self._most = self._limit = limit  # the limit is none while nobody is there to be told
+        self._batch_limit = batch_limit
+        self._queue: deque[AnyEvent] = deque()
+        self._once = Once(logger)
+        self.batches = 0
+        self._dropped_reported = 0
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def emit(self, event: AnyEvent) -> None:
+        """Queue ``event``, or drop and count it: never waits, never raises."""
+        if len(self._queue) < self._limit:
+            self._queue.append(event)
+        else:
+            self.dropped += 1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether events are queued, and not dropped at once."""
+        return self._limit > 0
+
+    def open(self, limit: int | None = None) -> None:
+        """Queue events from now on; ``limit``: so many, from now on."""
+        self._limit = self._most = limit or self._most
+
+    def shut(self) -> None:
+        """Drop and count every event from now on, and what is queued.
+
+        In pieces, because a long loop would keep Python's lock from the engine's step.
+        """
+        self._limit = 0
+        while count := min(len(self._queue), self._batch_limit):
+            for _ in range(count):
+                self._queue.popleft()
+            self.dropped += count
+            time.sleep(0)
+
+    def take_all(self) -> list[AnyEvent]:
+        """Remove and return what is queued now."""
+        return [self._queue.popleft() for _ in range(len(self._queue))]
+
+    def drain(self, socket: zmq.Socket[bytes]) -> None:
+        """Send what is queued now; what engine threads add meanwhile waits for the next time."""
+        queue, remaining = self._queue, len(self._queue)
+        while remaining > 0 and socket.poll(0, zmq.POLLOUT):
+            batch = [queue.popleft() for _ in range(min(remaining, self._batch_limit))]
+            remaining -= len(batch)
+            self.send(socket, batch)
+
+    def send_all(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> None:
+        """Send ``events``, which were not queued, in as many batches as they need."""
+        for first in range(0, len(events), self._batch_limit):
+            self.send(socket, events[first : first + self._batch_limit])
+
+    def send(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
+        """Send one batch; a batch that cannot go is dropped, and its number with it."""
+        try:
+            socket.send_multipart(self.frames(events), zmq.NOBLOCK)
+        except zmq.Again:
+            self.dropped += len(events)
+            return False
+        except (TypeError, ValueError, OverflowError) as error:
+            self.dropped += len(events)
+            self._once.warn("encode", "kvgraph: a batch of events could not be encoded: %s", error)
+            return False
+        return True
+
+    def frames(self, events: list[AnyEvent]) -> list[bytes]:
+        """A batch of ``events`` with the next number; after drops that is the next but one.
+
+        A hole in the numbers tells the sidecar that it missed something.
+
+        Raises:
+            TypeError, ValueError, OverflowError: An event cannot be encoded; its number is used.
+        """
+        if self.dropped != self._dropped_reported:
+            self._dropped_reported = self.dropped
+            self.batches += 1
+        number, self.batches = self.batches, self.batches + 1
+        return wire.encode_events(number, events)
