@@ -14,6 +14,7 @@ from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.queries.stats import GraphStats
 from .admission.wording import fit_and_live
 from .config.reload import ConfigWatch
+from .page.page_board import PageBoard
 from .planner import GraphEvictionAdvisor
 from .process.snapshots import SnapshotKeeper
 from .questions import Questions
@@ -55,6 +56,7 @@ class StatusBoard:
         self._clock = clock
         self._started = clock()
         self._questions = Questions(graph.lock, clock)
+        self.page = PageBoard(graph, self._questions)
         self._status: tuple[float, SidecarStatus] | None = None  # when it was true, and what
         self.last_turn = clock()  # set by the loop each time round
         self.endpoint = ""

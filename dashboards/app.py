@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hmac
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Annotated, Any, Final
 
 import msgspec
 import orjson
-from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
@@ -17,9 +16,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.convertors import Convertor, register_url_convertor
 
 from ..graph.errors import GraphError
-from ..graph.types import BlockKey
+from .api.routes import add_schema, page_router, parse_key
 from .hosts import TrustedHosts
 from .metrics import SidecarCollector
+from .page_access import Access
 from .source import BusyError, StatusSource
 
 MAX_HOPS: Final = 4
@@ -33,6 +33,8 @@ _CONTENTS: Final = {
     "/blocks/KEY/subgraph": "what is around a block; needs the token",
     "/sessions/NAME/explain": "what a session does and holds; needs the token",
     "/waiting": "requests that engines hold until there is room; needs the token",
+    "/v1/": "all that the page shows, see /v1/openapi.json; needs the token",
+    "/open?token=…": "opens the page in a browser; `kvgraph open` gives the address",
 }
 
 BlockParam = Annotated[str, Path(max_length=24)]
@@ -64,8 +66,7 @@ def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str)
 
     Args:
         allowed_hosts: Host names, without port, under which it may be addressed.
-        token: What questions of sessions and blocks must carry as ``Authorization: Bearer``:
-            loopback is every user's. Health, status and metrics name no caller and need none.
+        token: Opens questions of sessions and blocks; see ``page_access``.
     """
     app = FastAPI(title="kvgraph", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(TrustedHosts, hosts=allowed_hosts)
@@ -75,8 +76,19 @@ def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(SidecarCollector(source))
     _add_overview(app, source, registry)
-    app.include_router(_queries(source), dependencies=[Depends(_requires(token))])
+    access = Access(token)
+    app.include_router(_queries(source), dependencies=[Depends(access.reads())])
+    page = page_router(lambda: source.page, access.reads())
+    app.include_router(page)
+    add_schema(app, page)
+    _add_door(app, access)
     return app
+
+
+def _add_door(app: FastAPI, access: Access) -> None:
+    @app.get("/open")
+    def open_page(request: Request, token: Annotated[str, Query(max_length=256)] = "") -> Response:
+        return access.opened(request, token)
 
 
 def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistry) -> None:
@@ -96,21 +108,6 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
     @app.get("/metrics")
     def metrics() -> Response:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-
-def _requires(token: str) -> Callable[..., None]:
-    """A dependency that refuses whoever does not carry ``token``."""
-    expected = f"Bearer {token}".encode()
-
-    def check(authorization: Annotated[str, Header()] = "") -> None:
-        if not hmac.compare_digest(authorization.encode("utf-8", "surrogateescape"), expected):
-            raise HTTPException(
-                401,
-                "this needs the token of the sidecar's runtime note; `kvgraph explain` reads it",
-                {"WWW-Authenticate": "Bearer"},
-            )
-
-    return check
 
 
 def _queries(source: StatusSource) -> APIRouter:
@@ -133,19 +130,6 @@ def _queries(source: StatusSource) -> APIRouter:
         return _json(source.explain_session(name, tenant))
 
     return app
-
-
-def parse_key(text: str) -> BlockKey:
-    """A block key from decimal digits or ``0x`` and hexadecimal ones; HTTP 400 otherwise."""
-    digits, base = (text[2:], 16) if text[:2].lower() == "0x" else (text, 10)
-    if digits.isascii() and digits.isalnum():
-        try:
-            key = int(digits, base)
-        except ValueError:
-            key = -1
-        if 0 <= key < 1 << 64:
-            return key
-    raise HTTPException(400, "a block key is a decimal number, or 0x and up to 16 hex digits")
 
 
 def _json(content: Any, status_code: int = 200) -> Response:

@@ -11,6 +11,7 @@ from ..graph.messages.advice import AdmissionAdvice
 from ..graph.messages.events import TierReport
 from ..graph.queries.stats import EngineStats, GraphStats
 from ..graph.ranking.policy import Ruling
+from .api.page_source import PageSource
 
 
 class BusyError(KvGraphError):
@@ -73,6 +74,10 @@ class SidecarStatus:
 
 class StatusSource(Protocol):
     """Answers the HTTP surface's questions, from any thread; raises BusyError beyond its means."""
+
+    @property
+    def page(self) -> PageSource:
+        """What the page asks."""
 
     def is_healthy(self) -> bool:
         """Whether the sidecar's own loop turns and its rankings are fresh."""

@@ -14,6 +14,8 @@ import numpy as np
 import psutil
 import pytest
 from fastapi.testclient import TestClient
+from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.advisor.questions import Questions
 from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.server import HttpServer
 from kvgraph.dashboards.source import BusyError, EngineStatus, SidecarStatus
@@ -68,6 +70,7 @@ class Source:
     def __init__(self, names: list[str]) -> None:
         self.graph = KVCacheGraph()
         self.healthy = True
+        self.page = PageBoard(self.graph, Questions(self.graph.lock, time.monotonic))
         hello = EngineHello(names[0], names[0], 16, 100, names[0])
         applied = AdviceApplied(3, 7, 1, 0, 0, 2)
         self.graph.apply("e1", [hello, Pressure(1, 1, 1, 1, 1), applied, TIERS])

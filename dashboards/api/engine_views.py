@@ -1,0 +1,46 @@
+"""``/v1/engines``: health, gaps, drops, versions, occupancy, traffic of tiers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .answer import Answer, Part
+
+
+class EngineView(Part):
+    """One engine; ``status`` is its entry of ``/status``, whose keys are told there.
+
+    Attributes:
+        state: ``synced``, ``resyncing``, ``waiting``, ``replaying``, ``partial``, ``degraded``.
+        summary: One sentence: what it is doing, and what is wrong with it if anything is.
+        ranked_by: The policy, or ``lru``.
+        dropped: Events that never reached the sidecar; None where it never said.
+        hit_share: Of prompt tokens, found, since the sidecar's start; None before any.
+        prefetch_useful: Share of prefetched blocks that a request then found; None before any.
+    """
+
+    id: str
+    name: str
+    model: str
+    version: str
+    kind: str
+    state: str
+    summary: str
+    ranked_by: str
+    ranking_age_s: float | None
+    gaps: int
+    resyncs: int
+    dropped: int | None
+    hit_share: float | None
+    prefetch_useful: float | None
+    status: dict[str, Any]
+
+
+class Engines(Answer):
+    """All engines, and the sidecar that follows them; ``counters`` are those of ``/status``."""
+
+    version: str
+    uptime_s: float
+    endpoint: str
+    engines: list[EngineView]
+    counters: dict[str, dict[str, int]]

@@ -1,0 +1,119 @@
+"""``/v1/requests`` and ``/v1/misses``: what prompts found, and why they did not find more."""
+
+from __future__ import annotations
+
+from .answer import Answer, Part
+
+
+class BlockCounts(Part):
+    """Full blocks of one prompt by where they came from; they add up to ``asked``."""
+
+    asked: int
+    pool: int
+    loaded: int
+    prefetched: int
+    spliced: int
+    computed: int
+
+
+class Miss(Part):
+    """The first block that a prompt did not find, and why; decided once, when it happened.
+
+    Attributes:
+        index: Which block of the prompt it is, from 0.
+        reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_tenant``,
+            ``other_engine``, ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``,
+            ``unknown``.
+        sentence: The reason in words, with names, times and rules.
+        key: The block; None for one that has no key (a partial block).
+        session: The other session that it is about: from which this one diverged, or whose the
+            block was; None where there is none.
+        engine: The engine that has the block, for ``other_engine``.
+        eviction: The eviction's ``id`` in ``/v1/evictions`` of the request's engine; None where
+            none is known.
+        evicted_at: When it left; None where it did not.
+    """
+
+    index: int
+    reason: str
+    sentence: str
+    key: str | None
+    session: str | None
+    tenant: str | None
+    engine: str | None
+    eviction: int | None
+    evicted_at: float | None
+
+
+class RequestView(Part):
+    """One request as its engine first scheduled it.
+
+    Attributes:
+        id: Its place in the log.
+        request: What its engine calls it.
+        at: When it was first scheduled, in Unix seconds.
+        prompt_tokens: All of them, the partial block at the end included.
+        block_size: Tokens of a block.
+        finished: Why it ended; None while it runs, or where that was not heard of.
+        miss: None where every block that can be found was found.
+    """
+
+    id: int
+    request: str
+    engine: str
+    session: str | None
+    tenant: str | None
+    at: float
+    prompt_tokens: int
+    block_size: int
+    blocks: BlockCounts
+    finished: str | None
+    miss: Miss | None
+
+
+class Requests(Answer):
+    """Recent requests, the newest first."""
+
+    requests: list[RequestView]
+    next: int | None
+
+
+class ReasonTotal(Part):
+    """One reason since the sidecar's start: requests, and the blocks that they computed for it."""
+
+    requests: int
+    blocks: int
+
+
+class Loss(Part):
+    """Blocks computed again though they had been computed before, by whom they were to serve.
+
+    Attributes:
+        multi_turn: Their own session's: its next turn found less than it left.
+        cross_session: Shared ones, that another session had computed.
+        capacity_multi_turn: Blocks of pool that would have ended it, by the reuse distances of
+            what was lost; None where nothing was lost, or none is known.
+    """
+
+    multi_turn: int
+    cross_session: int
+    capacity_multi_turn: int | None
+    capacity_cross_session: int | None
+
+
+class Misses(Answer):
+    """Misses by reason: totals, and over time in steps, the oldest first.
+
+    Attributes:
+        reasons: Every reason code, in the order in which to show them, and what it means.
+        requests: By reason: how many requests in each step.
+        blocks: By reason: how many blocks they computed in each step.
+    """
+
+    reasons: dict[str, str]
+    totals: dict[str, ReasonTotal]
+    step_s: float
+    starts: list[float]
+    requests: dict[str, list[int]]
+    blocks: dict[str, list[int]]
+    loss: Loss

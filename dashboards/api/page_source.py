@@ -1,0 +1,62 @@
+"""What the API shows: the contract that the sidecar fulfils."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .engine_views import Engines
+from .evictions import Evictions, RankingView
+from .graph_view import BlockView, GraphView
+from .misses import Misses, Requests
+from .now import Now
+from .session_views import Sessions, SessionTimeline
+from .what_if import Shadows, Weights
+
+
+class PageSource(Protocol):
+    """Answers the page's questions, from any thread.
+
+    Each raises GraphError for a block, session or engine that nobody knows, and BusyError while
+    too many ask. ``engine`` None stands for the only engine, or the first of several.
+    """
+
+    def now(self) -> Now:
+        """The first screen."""
+
+    def requests(
+        self, limit: int, before: int | None = None, session: str | None = None
+    ) -> Requests:
+        """Recent requests, the newest first; only those of ``session`` if one is named."""
+
+    def misses(self) -> Misses:
+        """Totals by reason, and over time."""
+
+    def evictions(self, engine: str | None, limit: int, before: int | None = None) -> Evictions:
+        """Recent evictions, the newest first."""
+
+    def ranking(self, engine: str | None, limit: int) -> RankingView:
+        """Who goes next, with every term."""
+
+    def graph_version(self) -> int:
+        """Changes when the graph did; costs nothing."""
+
+    def graph(self, limit: int, session: str | None = None) -> GraphView:
+        """The graph as columns; only what ``session`` holds if one is named."""
+
+    def block(self, key: int) -> BlockView:
+        """One block, explained, with its history."""
+
+    def sessions(self, limit: int, search: str = "") -> Sessions:
+        """Sessions whose name or tenant contains ``search``."""
+
+    def session(self, name: str, tenant: str | None) -> SessionTimeline:
+        """One session over time."""
+
+    def engines(self) -> Engines:
+        """All engines."""
+
+    def shadows(self, engine: str | None) -> Shadows:
+        """What others would have found."""
+
+    def weights(self) -> Weights:
+        """What decides the ranking."""

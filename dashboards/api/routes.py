@@ -1,0 +1,155 @@
+"""The paths below ``/v1``, their parameters, and the models that they answer with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import orjson
+from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, Query
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel
+
+from ...graph.types import BlockKey
+from .engine_views import Engines
+from .evictions import Evictions, RankingView
+from .graph_view import BlockView, GraphView
+from .misses import Misses, Requests
+from .now import Now
+from .page_source import PageSource
+from .session_views import Sessions, SessionTimeline
+from .stream import NewsStream
+from .what_if import Shadows, Weights
+
+MAX_RECORDS: Final = 1_000  # in one answer; chosen
+MAX_NODES: Final = 200_000  # chosen: what the page promises to be usable at
+
+KeyParam = Annotated[str, Path(max_length=24)]
+NameParam = Annotated[str, Path(max_length=256)]
+NameQuery = Annotated[str | None, Query(max_length=256)]
+RecordsQuery = Annotated[int, Query(ge=1, le=MAX_RECORDS)]
+NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
+BeforeQuery = Annotated[int | None, Query(ge=0, lt=1 << 53)]
+_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+
+def page_router(page: Callable[[], PageSource], guard: Callable[..., None]) -> APIRouter:
+    """All of ``/v1``.
+
+    Args:
+        page: Gives the source at the first question.
+        guard: A dependency that refuses whoever may not read names.
+    """
+    router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
+    _add_logs(router, page)
+    _add_graph(router, page)
+    _add_sidecar(router, page)
+    _add_stream(router, page)
+    return router
+
+
+def _add_logs(router: APIRouter, page: Callable[[], PageSource]) -> None:
+    @router.get("/now", response_model=Now)
+    def now() -> Response:
+        return answered(page().now())
+
+    @router.get("/requests", response_model=Requests)
+    def requests(
+        limit: RecordsQuery = 100, before: BeforeQuery = None, session: NameQuery = None
+    ) -> Response:
+        return answered(page().requests(limit, before, session))
+
+    @router.get("/misses", response_model=Misses)
+    def misses() -> Response:
+        return answered(page().misses())
+
+    @router.get("/evictions", response_model=Evictions)
+    def evictions(
+        engine: NameQuery = None, limit: RecordsQuery = 100, before: BeforeQuery = None
+    ) -> Response:
+        return answered(page().evictions(engine, limit, before))
+
+    @router.get("/ranking", response_model=RankingView)
+    def ranking(engine: NameQuery = None, limit: RecordsQuery = 100) -> Response:
+        return answered(page().ranking(engine, limit))
+
+
+def _add_graph(router: APIRouter, page: Callable[[], PageSource]) -> None:
+    @router.get("/graph", response_model=GraphView)
+    def graph(
+        limit: NodesQuery = 20_000,
+        session: NameQuery = None,
+        if_none_match: Annotated[str | None, Header(max_length=64)] = None,
+    ) -> Response:
+        tag = f'"{page().graph_version()}"'
+        if if_none_match == tag:
+            return Response(status_code=304, headers={"ETag": tag})
+        found = page().graph(limit, session)
+        answer = answered(found)
+        answer.headers["ETag"] = f'"{found.version}"'
+        return answer
+
+    @router.get("/blocks/{key}", response_model=BlockView)
+    def block(key: KeyParam) -> Response:
+        return answered(page().block(parse_key(key)))
+
+    @router.get("/sessions", response_model=Sessions)
+    def sessions(limit: RecordsQuery = 200, search: NameQuery = None) -> Response:
+        return answered(page().sessions(limit, search or ""))
+
+    @router.get("/sessions/{name:anything}", response_model=SessionTimeline)
+    def session(name: NameParam, tenant: NameQuery = None) -> Response:
+        return answered(page().session(name, tenant))
+
+
+def _add_sidecar(router: APIRouter, page: Callable[[], PageSource]) -> None:
+    @router.get("/engines", response_model=Engines)
+    def engines() -> Response:
+        return answered(page().engines())
+
+    @router.get("/shadows", response_model=Shadows)
+    def shadows(engine: NameQuery = None) -> Response:
+        return answered(page().shadows(engine))
+
+    @router.get("/weights", response_model=Weights)
+    def weights() -> Response:
+        return answered(page().weights())
+
+
+def _add_stream(router: APIRouter, page: Callable[[], PageSource]) -> None:
+    news = NewsStream(page)
+
+    @router.get("/events")
+    async def events(last_event_id: Annotated[str, Header(max_length=64)] = "") -> Response:
+        """Server-sent events; see ``stream``."""
+        return StreamingResponse(
+            news.follow(last_event_id), headers=_HEADERS, media_type="text/event-stream"
+        )
+
+
+def add_schema(app: FastAPI, router: APIRouter) -> None:
+    """Serve what OpenAPI says of ``router``; it names nobody and needs no token."""
+
+    @app.get("/v1/openapi.json")
+    def schema() -> dict[str, Any]:
+        return get_openapi(title="kvgraph", version="1", routes=router.routes)
+
+
+def answered(model: BaseModel) -> Response:
+    """A model as JSON, once: what is there was checked where it was made."""
+    body = orjson.dumps(model.model_dump(), option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, headers=_HEADERS, media_type="application/json")
+
+
+def parse_key(text: str) -> BlockKey:
+    """A block key from decimal digits or ``0x`` and hexadecimal ones; HTTP 400 otherwise."""
+    digits, base = (text[2:], 16) if text[:2].lower() == "0x" else (text, 10)
+    if digits.isascii() and digits.isalnum():
+        try:
+            key = int(digits, base)
+        except ValueError:
+            key = -1
+        if 0 <= key < 1 << 64:
+            return key
+    raise HTTPException(400, "a block key is a decimal number, or 0x and up to 16 hex digits")

@@ -1,0 +1,89 @@
+"""``/v1/sessions`` and ``/v1/sessions/NAME``: who is here, and one of them over time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .answer import Answer, Part
+from .graph_view import Moment
+from .misses import RequestView
+
+
+class SessionView(Part):
+    """One session.
+
+    Attributes:
+        state: ``idle``, ``running``, ``waiting_for_tool``, ``ended``.
+        inferred: Nobody named it: it was told from its blocks.
+        tokens: Of its last prompt, with the answer once that is known.
+        pool, warm, cold: Blocks in each tier of any engine.
+        engine: That ran its last request.
+    """
+
+    session: str
+    tenant: str | None
+    state: str
+    inferred: bool
+    turns: int
+    tokens: int
+    idle_s: float
+    mean_pause_s: float
+    waits_for: str | None
+    expected_return_in_s: float | None
+    return_probability: float
+    pool: int
+    warm: int
+    cold: int
+    blocks: int
+    engine: str | None
+
+
+class Sessions(Answer):
+    """Sessions, those heard of last first; ``known`` is how many there are, ``states`` counts."""
+
+    sessions: list[SessionView]
+    known: int
+    states: dict[str, int]
+
+
+class Turn(Part):
+    """One turn: when it was scheduled and ended, and the pause that followed.
+
+    Attributes:
+        ended_at: None while it runs.
+        pause_s: Until the next turn; None: there was none yet.
+        expected_pause_s: As it was expected when the turn ended; None: nobody said.
+        found_blocks: Blocks of its prompt that it found.
+    """
+
+    request: int
+    at: float
+    ended_at: float | None
+    prompt_tokens: int
+    found_blocks: int
+    computed_blocks: int
+    pause_s: float | None
+    expected_pause_s: float | None
+
+
+class Residency(Part):
+    """Blocks of the session by tier over time, the oldest first."""
+
+    starts: list[float]
+    pool: list[int]
+    warm: list[int]
+    cold: list[int]
+
+
+class SessionTimeline(Answer):
+    """One session: ``explain`` is what ``/sessions/NAME/explain`` says.
+
+    ``moments`` are the newest first; ``turns`` and ``requests`` the oldest first.
+    """
+
+    session: SessionView
+    explain: dict[str, Any]
+    turns: list[Turn]
+    residency: Residency
+    moments: list[Moment]
+    requests: list[RequestView]

@@ -1,0 +1,98 @@
+"""``/v1/events``: news as server-sent events, each with an id to resume from.
+
+Every second (``BEAT_S``) in which something changed there is one event of type ``news`` whose data
+is ``News``; in others a comment, so that a dead connection is noticed. ``id`` is the newest
+request's; a reader that reconnects with it in ``Last-Event-ID``, as browsers do by themselves, gets
+the requests since. Where more of them passed than are kept, ``is_gap`` says so: ask for all again.
+A reader that does not read is cut by the server (``dashboards.timeouts``) and holds nobody up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import orjson
+from starlette.concurrency import run_in_threadpool
+
+from ...graph.errors import KvGraphError
+from .answer import Answer
+from .misses import RequestView
+from .now import Now
+from .page_source import PageSource
+
+BEAT_S: Final = 1.0
+RECENT: Final = 200  # requests that one event brings at most; chosen
+
+
+class News(Answer):
+    """What changed since the event before.
+
+    Attributes:
+        version: The graph's; another one means that ``/v1/graph`` has changed.
+        requests: New ones, the oldest first.
+        is_gap: Some before them are not here.
+    """
+
+    version: int
+    now: Now
+    requests: list[RequestView]
+    is_gap: bool
+
+
+class NewsStream:
+    """One look at the source a beat, however many follow."""
+
+    def __init__(self, page: Callable[[], PageSource]) -> None:
+        self._page = page
+        self._latest: News | None = None
+        self._fresh_until = 0.0
+        self._looking = asyncio.Lock()
+
+    async def follow(self, last_event_id: str) -> AsyncIterator[bytes]:
+        """Frames for one reader, who has seen the request ``last_event_id``."""
+        seen = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else None
+        version = -1
+        yield b"retry: 2000\n\n"
+        while True:
+            news = await self._look()
+            if news is None:
+                yield b": busy\n\n"
+            else:
+                frame, seen = _frame(news, seen)
+                changed = news.version != version
+                version = news.version
+                yield frame if changed else b": nothing new\n\n"
+            await asyncio.sleep(BEAT_S)
+
+    async def _look(self) -> News | None:
+        """The latest news, looked up anew where it is a beat old; None while too many ask."""
+        loop = asyncio.get_running_loop()
+        async with self._looking:
+            if loop.time() < self._fresh_until:
+                return self._latest
+            try:
+                self._latest = await run_in_threadpool(self._gather)
+            except KvGraphError:
+                return None
+            self._fresh_until = loop.time() + 0.9 * BEAT_S
+            return self._latest
+
+    def _gather(self) -> News:
+        page = self._page()
+        version, now, recent = page.graph_version(), page.now(), page.requests(RECENT)
+        return News(
+            at=now.at, version=version, now=now, requests=recent.requests[::-1], is_gap=False
+        )
+
+
+def _frame(news: News, seen: int | None) -> tuple[bytes, int | None]:
+    """One event with what came after ``seen``, and what is seen by then."""
+    requests = news.requests
+    fresh = [each for each in requests if seen is None or each.id > seen]
+    is_gap = seen is not None and bool(requests) and requests[0].id > seen + 1
+    newest = requests[-1].id if requests else seen
+    said = news.model_copy(update={"requests": fresh, "is_gap": is_gap})
+    head = b"event: news\n" if newest is None else b"event: news\nid: %d\n" % newest
+    return head + b"data: " + orjson.dumps(said.model_dump()) + b"\n\n", newest

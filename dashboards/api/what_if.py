@@ -1,0 +1,71 @@
+"""``/v1/shadows`` and ``/v1/weights``: what else could rank, and what it would find."""
+
+from __future__ import annotations
+
+from .answer import Answer, Part
+
+
+class ShadowView(Part):
+    """What a pool would have found under another policy or size, from the same requests.
+
+    Attributes:
+        name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
+        sentence: The same in words.
+        policy: Who ranks there.
+        capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0.
+        blocks: Its size, of the whole pool.
+        asked, found: Blocks of the sampled requests; ``hit_rate`` is their ratio, None before any.
+        history: Hit rates by step, the oldest first; None where nothing was asked.
+    """
+
+    name: str
+    sentence: str
+    policy: str
+    capacity: float
+    blocks: int
+    asked: int
+    found: int
+    hit_rate: float | None
+    history: list[float | None]
+
+
+class Shadows(Answer):
+    """Shadows of one engine, ``ours`` first.
+
+    Attributes:
+        sampled_share: Of sessions, that shadows follow, chosen by a hash of their names.
+        sessions: How many these were so far.
+    """
+
+    engine: str | None
+    engines: list[str]
+    sampled_share: float
+    sessions: int
+    step_s: float
+    starts: list[float]
+    shadows: list[ShadowView]
+
+
+class Weights(Answer):
+    """What decides the ranking, as configured; keys are those of the configuration file.
+
+    Attributes:
+        policies: All that there are.
+        score: [score]'s numbers by name.
+        defaults: The same, as they are without configuration.
+        file: Where changes are kept; None: nowhere.
+        is_editable: Whether this sidecar takes changes; ``why_not`` says why it does not.
+    """
+
+    policy: str
+    policies: list[str]
+    guard: bool
+    score: dict[str, float]
+    edge_types: dict[str, float]
+    protected_layers: list[str]
+    defaults: dict[str, float]
+    edge_type_defaults: dict[str, float]
+    layers: list[str]
+    file: str | None
+    is_editable: bool
+    why_not: str | None

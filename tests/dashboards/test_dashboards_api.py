@@ -1,0 +1,160 @@
+"""The page's API: who may ask, and that each path answers with the model that it promises."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any, cast
+
+import pytest
+from fastapi.testclient import TestClient
+from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.advisor.questions import Questions
+from kvgraph.dashboards.api.engine_views import Engines
+from kvgraph.dashboards.api.evictions import Evictions, RankingView
+from kvgraph.dashboards.api.graph_view import GraphView
+from kvgraph.dashboards.api.misses import Misses, Requests
+from kvgraph.dashboards.api.now import Now
+from kvgraph.dashboards.api.session_views import Sessions
+from kvgraph.dashboards.api.stream import NewsStream
+from kvgraph.dashboards.api.what_if import Shadows, Weights
+from kvgraph.dashboards.app import create_app
+from kvgraph.dashboards.page_access import Access, edit_token, page_address, page_token
+from kvgraph.dashboards.source import StatusSource
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from pydantic import BaseModel
+
+SECRET = "a secret that nobody guesses"
+PATHS: dict[str, type[BaseModel]] = {
+    "now": Now,
+    "requests": Requests,
+    "misses": Misses,
+    "evictions": Evictions,
+    "ranking": RankingView,
+    "graph": GraphView,
+    "sessions": Sessions,
+    "engines": Engines,
+    "shadows": Shadows,
+    "weights": Weights,
+}
+
+
+class Source:
+    """An empty sidecar's page."""
+
+    def __init__(self) -> None:
+        graph = KVCacheGraph()
+        self.page = PageBoard(graph, Questions(graph.lock, time.monotonic))
+
+
+def visitor(**headers: str) -> TestClient:
+    app = create_app(cast(StatusSource, Source()), {"127.0.0.1"}, SECRET)
+    return TestClient(app, "http://127.0.0.1:8000", headers=headers, follow_redirects=False)
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return visitor(Authorization=f"Bearer {page_token(SECRET)}")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_each_path_answers_with_its_model(client: TestClient, path: str) -> None:
+    answer = client.get(f"/v1/{path}")
+    assert answer.status_code == 200
+    PATHS[path].model_validate_json(answer.content)
+
+
+@pytest.mark.parametrize("path", [*PATHS, "blocks/1", "sessions/chat", "events"])
+def test_each_path_needs_the_token(path: str) -> None:
+    answer = visitor().get(f"/v1/{path}")
+    assert answer.status_code == 401
+    assert SECRET not in answer.text
+
+
+def test_the_schema_names_every_path() -> None:
+    schema = visitor().get("/v1/openapi.json").json()
+    assert {f"/v1/{path}" for path in PATHS} < set(schema["paths"])
+    assert "Miss" in schema["components"]["schemas"]
+
+
+def test_what_is_unknown_or_wrong_is_told(client: TestClient) -> None:
+    assert client.get("/v1/blocks/77").status_code == 404
+    assert client.get("/v1/sessions/nobody").status_code == 404
+    assert client.get("/v1/blocks/xyz").status_code == 400
+    assert client.get("/v1/requests?limit=0").status_code == 422
+
+
+def test_an_unchanged_graph_is_not_sent_again(client: TestClient) -> None:
+    tag = client.get("/v1/graph").headers["etag"]
+    assert client.get("/v1/graph", headers={"If-None-Match": tag}).status_code == 304
+
+
+# Tokens -----------------------------------------------------------------------------------------
+
+
+def test_an_address_opens_the_page_once_and_a_cookie_keeps_it() -> None:
+    client = visitor()
+    address = page_address("http://127.0.0.1:8000", SECRET)
+    answer = client.get(address)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert all(word in cookie for word in ("HttpOnly", "SameSite=strict", "kvgraph-8000="))
+    assert SECRET not in cookie
+    assert page_token(SECRET) not in cookie
+    assert client.get("/v1/now").status_code == 200
+
+
+def test_a_cookie_of_another_sidecar_opens_nothing() -> None:
+    client = visitor()
+    client.get(page_address("http://127.0.0.1:8000", SECRET))
+    kept = client.cookies.get("kvgraph-8000")
+    other = TestClient(
+        create_app(cast(StatusSource, Source()), {"127.0.0.1"}, "another secret altogether"),
+        "http://127.0.0.1:8000",
+        cookies={"kvgraph-8000": str(kept)},
+    )
+    assert other.get("/v1/now").status_code == 401
+
+
+@pytest.mark.parametrize("token", ["", "x", SECRET, edit_token(SECRET), "\u00e4"])
+def test_a_wrong_address_opens_nothing(token: str) -> None:
+    answer = visitor().get("/open", params={"token": token})
+    assert answer.status_code == 401
+    assert "set-cookie" not in answer.headers
+
+
+def test_the_edit_token_is_another_and_stands_where_no_server_sees_it() -> None:
+    address = page_address("http://127.0.0.1:8000", SECRET, edit=True)
+    shown, _, hidden = address.partition("#")
+    assert hidden == f"edit={edit_token(SECRET)}"
+    assert edit_token(SECRET) not in shown
+    assert len({SECRET, page_token(SECRET), edit_token(SECRET)}) == 3
+    check: Any = Access(SECRET).edits()
+    check(edit_token(SECRET))
+    for wrong in ("", SECRET, page_token(SECRET)):
+        with pytest.raises(Exception, match="edit token"):
+            check(wrong)
+
+
+# Events -----------------------------------------------------------------------------------------
+
+
+def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvgraph.dashboards.api.stream.BEAT_S", 0.01)
+    source = Source()
+
+    async def read() -> list[bytes]:
+        frames = []
+        async for frame in NewsStream(lambda: source.page).follow(""):
+            frames.append(frame)
+            if len(frames) == 3:
+                break
+        return frames
+
+    hello, news, quiet = asyncio.run(read())
+    assert hello.startswith(b"retry:")
+    head, _, data = news.partition(b"data: ")
+    assert head.startswith(b"event: news\n")
+    assert json.loads(data)["now"]["verdict"]
+    assert quiet.startswith(b":")
