@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,12 @@ from .replay.recordings.cli import traffic
 from .terminal import facts_report, status_report
 
 COMMAND_GROUP: Final = "kvgraph.commands"
+
+# What reads like a block's key, or like the beginning of one.
+_HEXADECIMAL: Final = re.compile(r"(0x)?[0-9a-f]+(…|\.\.\.)?", re.IGNORECASE)
+_WHOLE_KEY: Final = (
+    "a block is named by its whole key: a decimal number, or 0x and up to 16 hexadecimal digits"
+)
 
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -100,7 +107,12 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Say why a block ranks where it does, or what a session holds."""
-    answer = _first_answer(sidecar_urls(url), _explain_paths(target, tenant))
+    try:
+        answer = _first_answer(sidecar_urls(url), _explain_paths(target, tenant))
+    except UnknownError as error:
+        if not _HEXADECIMAL.fullmatch(target):
+            raise
+        raise UnknownError(f"{error}; {_WHOLE_KEY}") from None
     if as_json:
         typer.echo(json.dumps(answer))
     else:

@@ -6,17 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from .admission.wording import admission_facts
+from .terminal_tables import engines_report, facts_table, layers_report
 
 
 def status_report(status: Mapping[str, Any]) -> RenderableType:
     """A sidecar's ``/status`` as tables."""
-    parts: list[RenderableType] = [_summary(status), _engines(status["engines"])]
+    parts: list[RenderableType] = [_summary(status), engines_report(status["engines"])]
     if any(engine["graph"] for engine in status["engines"]):
-        parts.append(_layers(status["engines"]))
+        parts.append(layers_report(status["engines"]))
     for engine in status["engines"]:
         if facts := admission_facts(engine):
             parts.append(facts_report(f"admission of {engine['name']}", facts))
@@ -25,22 +24,8 @@ def status_report(status: Mapping[str, Any]) -> RenderableType:
 
 
 def facts_report(title: str, facts: Mapping[str, Any]) -> RenderableType:
-    """One explained thing: a row a fact, nested ones indented below their name."""
-    table = Table(title=plain(title), show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(plain(name), plain(_line(value)))
-    return table
-
-
-def plain(text: object) -> Text:
-    """Text as it is: no markup, and nothing that moves the cursor or turns the writing round."""
-    return Text(
-        "".join(
-            c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in str(text)
-        )
-    )
+    """One explained thing: one row per fact, nested ones indented below their name."""
+    return facts_table(title, ((name, _line(value)) for name, value in facts.items()))
 
 
 def _summary(status: Mapping[str, Any]) -> RenderableType:
@@ -63,54 +48,6 @@ def _summary(status: Mapping[str, Any]) -> RenderableType:
         facts["configuration"] = status["config"]["error"]
     title = f"kvgraph {status['version']}, process {status['pid']}, {status['http']}"
     return facts_report(title, facts)
-
-
-_ENGINE_COLUMNS = ("name", "model", "state", "ranks", "resident", "ranking age", "moved",
-                   "dropped", "gaps")  # fmt: skip
-
-
-def _engines(engines: list[Mapping[str, Any]]) -> RenderableType:
-    if not engines:
-        return Text("no engine is connected")
-    table = Table(title="engines", title_justify="left")
-    for column in _ENGINE_COLUMNS:
-        numeric = column not in ("name", "model", "state", "ranks")
-        table.add_column(column, justify="right" if numeric else "left")
-    for engine in engines:
-        graph = engine["graph"] or {}
-        applied = graph.get("applied") or {}
-        cells = (
-            engine["name"],
-            engine["model"],
-            engine["state"],
-            _ruler(engine["ruling"]),
-            graph.get("resident", 0),
-            _seconds(engine["ranking_age_s"]),
-            applied.get("moved", "-"),
-            applied.get("dropped", "-"),
-            engine["gaps"],
-        )
-        table.add_row(*map(plain, cells))
-    return table
-
-
-def _ruler(ruling: Mapping[str, Any] | None) -> str:
-    """Who ranks, and by how many blocks the policy is ahead of LRU of late."""
-    if ruling is None:
-        return "policy"
-    name = "policy" if ruling["policy_rules"] else "LRU"
-    return f"{name} (policy {ruling['ahead']:+,.0f} blocks)"
-
-
-def _layers(engines: list[Mapping[str, Any]]) -> RenderableType:
-    table = Table(title="resident blocks by layer", title_justify="left")
-    table.add_column("layer")
-    shown = [engine for engine in engines if engine["graph"]]
-    for engine in shown:
-        table.add_column(plain(engine["name"]), justify="right")
-    for layer in shown[0]["graph"]["layers"]:
-        table.add_row(layer, *(f"{engine['graph']['layers'][layer]:,}" for engine in shown))
-    return table
 
 
 def _tiers(engine: Mapping[str, Any]) -> RenderableType:
@@ -157,10 +94,6 @@ def _prefetch(tiers: Mapping[str, Any]) -> str:
 
 def _bytes(count: float) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f} s"
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

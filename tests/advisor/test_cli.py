@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from kvgraph.advisor import cli
-from kvgraph.advisor.terminal import plain
+from kvgraph.advisor.terminal_tables import plain
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -181,6 +181,12 @@ def test_status_and_explain_find_a_running_sidecar(serve: Callable[..., Sidecar]
         unknown = run("explain", "nobody")
         assert unknown.returncode == 1
         assert "no session of that name" in unknown.stderr
+        assert "whole key" not in unknown.stderr
+        for prefix in ("0x1f3…", "1f3a", "0x1f3", "0x", "0X1F3..."):
+            failed = run("explain", prefix)
+            assert failed.returncode == 1
+            allowed = "a decimal number, or 0x and up to 16 hexadecimal digits"
+            assert (allowed in failed.stderr) == (prefix != "0x"), failed.stderr
 
 
 def wait_for_engine(run: Run) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""What ``kvgraph status`` prints, on terminals of any width."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kvgraph.advisor.terminal import status_report
+from rich.console import Console
+
+LAYERS = ("axioms", "rules", "capabilities", "generation")
+
+
+def engine(number: int) -> dict[str, Any]:
+    """An engine as in ``/status``; its name differs from others' at the very end."""
+    return {
+        "name": f"node-with-a-long-name-17.rack.example:41000 rank {number}",
+        "model": "meta-llama/Meta-Llama-3.1-70B-Instruct",
+        "state": "synced",
+        "ruling": {"policy_rules": True, "ahead": 12345.0},
+        "ranking_age_s": 0.31,
+        "gaps": 3,
+        "room": None,
+        "tiers": None,
+        "graph": {
+            "resident": 235_123,
+            "applied": {"moved": 123_456, "dropped": 12},
+            "layers": dict.fromkeys(LAYERS, 123_456),
+        },
+    }
+
+
+def shown(engines: list[dict[str, Any]], width: int) -> str:
+    status = {
+        "version": "1", "pid": 7, "http": "http://127.0.0.1:8420", "endpoint": "ipc:///x",
+        "graph": {"blocks": 1, "bytes": 1, "edges": {}, "sessions": {}, "counters": {}},
+        "counters": {"ingest": {}}, "snapshot": {"error": None}, "config": {"error": None},
+        "engines": engines,
+    }  # fmt: skip
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(status_report(status))
+    return capture.get()
+
+
+def column(text: str, title: str, number: int) -> str:
+    """All that stands in one column of the tables of one title, in a row."""
+    found = ""
+    for table in text.split(f"{title} ")[1:]:
+        for line in table.splitlines():
+            cells = line.replace("┃", "│").split("│")
+            found += cells[number].strip() if len(cells) > number else ""
+            if line.startswith("└"):
+                break
+    return found.replace(" ", "")
+
+
+@pytest.mark.parametrize("engines", [1, 3, 7])
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_no_name_is_cut(engines: int, width: int) -> None:
+    text = shown([engine(number) for number in range(engines)], width)
+    assert "…" not in text
+    assert all(len(line) <= width for line in text.splitlines())
+    names = [engine(number)["name"].replace(" ", "") for number in range(engines)]
+    assert all(name in column(text, "engines", 1) for name in names)
+    above = "".join(column(text, "resident blocks by layer", each) for each in range(2, 9))
+    assert all(name in above for name in names)
+    assert "235123" in text
+    assert "policy +12,345" in text
+
+
+def test_without_engines() -> None:
+    assert "no engine is connected" in shown([], 80)
