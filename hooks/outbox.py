@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
 
 import zmq
 
@@ -40,6 +41,10 @@ class Outbox:
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    def __iter__(self) -> Iterator[AnyEvent]:
+        """What is queued now."""
+        return iter(list(self._queue))
 
     def emit(self, event: AnyEvent) -> None:
         """Queue ``event``, or drop and count it: never waits, never raises."""

@@ -49,7 +49,7 @@ def run(progress: bool = False) -> Figures:
 def _measure_read(figures: Figures) -> None:
     """Reading the latest ranking, as the engine does each step."""
     client = AdvisorClient("ipc:///nowhere", _no_engine())
-    client._ranking = _ranking(np.arange(4096, dtype=np.uint64))
+    client.hold_ranking(_ranking(np.arange(4096, dtype=np.uint64)))
     samples = [_per_call(client.ranking, 50_000) * 1e9 for _ in range(REPEATS)]
     figures.add("read_ns", samples, "ns", "≤ 250")
 
@@ -122,7 +122,7 @@ class DecodeLoop:
             self._step()
         elapsed = time.thread_time() - start
         if self.connector is not None:
-            self.connector._side.client._queue.clear()  # the client's thread would have sent them
+            self.connector._side.client.outbox.take_all()  # its thread would have sent them
         return elapsed / steps
 
     def _step(self) -> None:

@@ -110,4 +110,4 @@ def keys(prompt: list[int]) -> list[int]:
 def advise(engine: Any, every: list[int]) -> None:
     named, none = np.array(every, dtype=np.uint64), np.empty(0, dtype=np.uint64)
     ranking = EvictionRanking(1, time.monotonic() + 1e6, none, none, named, named)
-    engine.side.client._ranking = ranking
+    engine.side.client.hold_ranking(ranking)

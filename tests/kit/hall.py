@@ -52,7 +52,7 @@ class Hall:
         """The sidecar says now that so many blocks may start."""
         now = self.clock.now
         known = now if known_of is None else known_of
-        self.side.client._admission = AdmissionAdvice(1, now, room, 38, 31, known)
+        self.side.client.hold_admission(AdmissionAdvice(1, now, room, 38, 31, known))
 
     def ask(self, blocks: int, seed: int, output: int = 1, **fields: Any) -> str:
         """A request for a prompt of the seed's own; its id."""
@@ -88,7 +88,7 @@ class Hall:
 
     def released(self) -> list[tuple[str, str]]:
         """Ids and reasons of those that were released, as the sidecar would have heard."""
-        events = list(self.side.client._queue)
+        events = list(self.side.client.outbox)
         return [(e.request_id, e.reason) for e in events if isinstance(e, RequestReleased)]
 
 

@@ -126,7 +126,7 @@ class Engine:
     @property
     def events(self) -> list[Any]:
         """What the sidecar would have heard."""
-        return list(self.side.client._queue)
+        return list(self.side.client.outbox)
 
     @property
     def counts(self) -> Any:
@@ -140,8 +140,9 @@ class Engine:
         """A ranking and suggestions that stay young."""
         names = ("order", "protected", "spill_first", "sink_first")
         columns = [np.array(list(keys.get(name, ())), dtype=np.uint64) for name in names]
-        self.side.client._ranking = EvictionRanking(1, time.monotonic() + 1e6, *columns)
-        self.side.client._wanted = np.array(list(wanted), dtype=np.uint64)
+        client = self.side.client
+        client.hold_ranking(EvictionRanking(1, time.monotonic() + 1e6, *columns))
+        client.hold_wanted(np.array(list(wanted), dtype=np.uint64))
 
     def keys_of(self, tokens: Sequence[int]) -> list[int]:
         """What a prompt's full blocks will be called."""

@@ -69,4 +69,4 @@ def _timed(engine: PaperEngine) -> float:
 
 def _shut(engine: PaperEngine) -> None:
     now = time.monotonic()
-    engine.side.client._admission = AdmissionAdvice(1, now, 0, 2, 1, now)
+    engine.side.client.hold_admission(AdmissionAdvice(1, now, 0, 2, 1, now))

@@ -226,8 +226,8 @@ class _Life:
             return np.array(self.rng.sample(self._seen, count)[:most], dtype=np.uint64)
 
         columns = [some(), some(20), some(), some()]
-        side.client._ranking = EvictionRanking(1, time.monotonic() + 1e6, *columns)
-        side.client._wanted = self._wanted() if self.engine.has_tiers else some(40)
+        side.client.hold_ranking(EvictionRanking(1, time.monotonic() + 1e6, *columns))
+        side.client.hold_wanted(self._wanted() if self.engine.has_tiers else some(40))
 
     def _wanted(self) -> Any:
         """What a sidecar suggests to bring back: blocks with copies, in any order."""

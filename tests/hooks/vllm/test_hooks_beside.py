@@ -178,7 +178,7 @@ def test_one_that_cannot_be_observed_runs_as_in_stock(
 
 
 def told(connector: Any) -> list[RequestStarted]:
-    queue = connector._kvgraph_watch._side.client._queue
+    queue = connector._kvgraph_watch._side.client.outbox
     return [event for event in queue if isinstance(event, RequestStarted)]
 
 

@@ -43,9 +43,7 @@ def make() -> Any:
 
 
 def told(connector: Any) -> list[Any]:
-    queue = connector._side.client._queue
-    events = list(queue)
-    queue.clear()
+    events: list[Any] = connector._side.client.outbox.take_all()
     return events
 
 
@@ -238,7 +236,7 @@ def test_a_step_applies_the_clients_ranking(connector: Any, pool: Any, make: Any
     pool.get_new_blocks(53)  # all that is blank
     chain = np.frombuffer(pack_hashes(request.block_hashes), dtype="<u8")
     none = chain[:0]
-    connector._side.client._ranking = EvictionRanking(3, 1e12, chain, none, none, none)
+    connector._side.client.hold_ranking(EvictionRanking(3, 1e12, chain, none, none, none))
     connector.build_connector_meta(STEP)
     head = next(pool.free_block_queue.iter_blocks_after(None))
     assert key_of(head.block_hash[:-4]) == int(chain[0])

@@ -39,7 +39,7 @@ def test_advice_that_came_while_the_engine_idled_decides_the_next_allocation(
     engine.serve(given)
     keys = np.array([key_of(each) for each in hashes_of(engine, given)], dtype=np.uint64)
     none = keys[:0]
-    engine.side.client._ranking = EvictionRanking(1, 1e12, keys[::-1], none, none, none)
+    engine.side.client.hold_ranking(EvictionRanking(1, 1e12, keys[::-1], none, none, none))
     engine.serve(text(13, 3))
     assert in_pool(engine, kept) == 15, "the oldest would have gone, by the queue's own order"
     assert in_pool(engine, given) < 15

@@ -153,10 +153,11 @@ def test_protection_is_remembered_for_longer_than_an_order_is_trusted() -> None:
     now = 100.0
     options = ClientOptions(max_stale_s=2.0, protect_stale_s=30.0)
     client = AdvisorClient("ipc:///nowhere", Engine(), options, lambda: now)
-    client._ranking = ranking(protected=[1], ts=now)
+    protecting = ranking(protected=[1], ts=now)
+    client.hold_ranking(protecting)
     now += 10
     assert client.ranking() is None
-    assert client.remembered() is client._ranking
+    assert client.remembered() is protecting
     now += 21
     assert client.remembered() is None
 

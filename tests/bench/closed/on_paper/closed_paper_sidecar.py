@@ -58,16 +58,15 @@ class PaperSidecar:
             return
         self._next = now + TOLD_S
         client = self._side.client
-        events = [*client._queue, *self._side.heartbeat(0)]
-        client._queue.clear()
+        events = [*client.outbox.take_all(), *self._side.heartbeat(0)]
         self._graph.apply(self._name, events)
         self._planner.tick()
         ranking = self._planner.latest.get(self._name)
         word = self._planner.admissions.get(self._name)
         order = self._planner.wanted.get(self._name)
-        client._ranking = None if ranking is None else replace(ranking, known_of=now)
-        client._admission = None if word is None else replace(word, known_of=now)
-        client._wanted = None if order is None else order.keys
+        client.hold_ranking(None if ranking is None else replace(ranking, known_of=now))
+        client.hold_admission(None if word is None else replace(word, known_of=now))
+        client.hold_wanted(None if order is None else order.keys)
 
     def held(self) -> HoldCounts | None:
         """What the engine counted; None where nobody is held."""
@@ -82,7 +81,7 @@ class PaperSidecar:
         side, time = self._side, self._time
         side.client._clock = side.index._clock = time
         side.client.close()  # its thread would talk by another clock
-        side.client._queue_limit = _QUEUE
+        side.client.outbox.open(_QUEUE)
         side.client.linked_since = 0.0
         if side.bridge is not None:
             ledger: Any = side.bridge.ledger

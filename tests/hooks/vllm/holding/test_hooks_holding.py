@@ -118,7 +118,7 @@ def test_those_that_wait_stand_in_the_order_of_their_arrival_again(hall: Hall) -
     hall.busy()
     hall.say(0)
     held = [hall.ask(2, seed) for seed in range(10, 13)]
-    hall.side.client._admission = None
+    hall.side.client.hold_admission(None)
     late = hall.ask(2, 20)
     hall.holding.step()
     assert [each.request_id for each in hall.engine.scheduler.waiting] == [*held, late]
@@ -286,7 +286,7 @@ def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
         hall.step(2, room=None)
         hall.clock.now += 11
         hall.step(1, room=None)
-    told = [e for e in hall.side.client._queue if isinstance(e, RequestHeld)]
+    told = [e for e in hall.side.client.outbox if isinstance(e, RequestHeld)]
     first, _ = told
     assert (first.request_id, first.blocks, first.session) == (salted, 4, "a")
     assert first.tenant.startswith("salt-")
@@ -307,7 +307,7 @@ def test_a_sidecar_that_is_told_anew_hears_who_is_held_now(hall: Hall) -> None:
     hall.abort(names[2])
     hall.step(2, room=1)
     assert hall.held == [names[1], names[3]]
-    told = [e for e in hall.side.client._queue if isinstance(e, RequestHeld)]
+    told = [e for e in hall.side.client.outbox if isinstance(e, RequestHeld)]
     assert hall.side.held() == [told[1], told[3]]
     hall.step(2, room=None)
     assert hall.side.held() == []
