@@ -117,7 +117,7 @@ class StatusBoard:
                 if not held:
                     raise
                 facts = {"session": name, "tenant": tenant, "state": "held"}
-            return {**facts, "held": held} if held else facts
+            return {**facts, "why": held} if held else facts
 
     def _why_held(self, engine: str, seconds: float) -> str:
         room = self._planner.admissions.get(engine)

@@ -38,8 +38,9 @@ def _held(report: Mapping[str, Any]) -> dict[str, str]:
     ends = zip(HOLD_ENDS, report["released"], strict=False)
     why = ", ".join(f"{name} {count:,}" for name, count in ends if count) or "-"
     total = report["held"] + report["not_held"]
+    longest = max(report["longest_s"], report["oldest_s"])
     return {
         "held": now,
-        "held so far": f"{report['held']:,} of {total:,}, {report['longest_s']:.0f} s at most",
+        "held so far": f"{report['held']:,} of {total:,}, {longest:.0f} s at most",
         "wait no longer": why,
     }

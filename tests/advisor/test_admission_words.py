@@ -28,6 +28,11 @@ def test_a_closed_engine_says_who_waits_and_why() -> None:
     }
 
 
+def test_who_waits_now_counts_for_the_longest_hold() -> None:
+    said = facts(0, {**REPORT, "oldest_s": 200.0})
+    assert said["held so far"] == "40 of 1,000, 200 s at most"
+
+
 def test_an_open_one_says_so() -> None:
     idle = {**REPORT, "waiting": 0}
     said = facts(None, idle)

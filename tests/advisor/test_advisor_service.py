@@ -588,7 +588,7 @@ def test_a_session_that_waits_for_room_can_be_asked_about(start: Start, connect:
     status = running.until(lambda s: bool(s["engines"]) and bool(s["engines"][0]["room"]))
     (facts,) = status["engines"]
     assert facts["room"]["room_blocks"] is None
-    (why,) = running.get("/sessions/fresh/explain")["held"]
+    (why,) = running.get("/sessions/fresh/explain")["why"]
     assert re.fullmatch(r"held \d+ s: [\d,]+ agents fit, 0 are live", why)
     with pytest.raises(urllib.error.HTTPError):
         running.get("/sessions/fresh/explain?tenant=other")
