@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from kvgraph.graph.messages.advice import ResyncRequest
-from kvgraph.hooks import doctor
-from kvgraph.hooks.environment import check_admission, check_hints, check_tiers
+from kvgraph.hooks.doctor import command as doctor
+from kvgraph.hooks.doctor.environment import check_admission, check_hints, check_tiers
 from kvgraph.hooks.vllm.observe.hints import hint_policy
 from typer.testing import CliRunner
 

@@ -21,7 +21,7 @@ from kvgraph.graph.ipc.runtime import RunningSidecar, RuntimeNote, token_of
 from kvgraph.graph.messages import wire
 from kvgraph.graph.messages.events import BlocksResident, BlocksStored, EngineHello, Pressure
 from kvgraph.hooks.client import ClientOptions
-from kvgraph.hooks.doctor import check_sidecar
+from kvgraph.hooks.doctor.command import check_sidecar
 from kvgraph.hooks.fake import FakeEngine
 
 QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05, absent_s=0.3)

@@ -110,7 +110,7 @@ def _user_connector() -> Any:
 
 
 def _wait_for_sidecar() -> None:
-    from kvgraph.hooks.doctor import check_sidecar
+    from kvgraph.hooks.doctor.command import check_sidecar
 
     endpoint = os.environ["AITHER_KVCACHE_SIDECAR"]
     for _ in range(60):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kvgraph.bench.paper.paper_engine import Shape, cache_of
 from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
-from kvgraph.hooks import doctor
+from kvgraph.hooks.doctor import command as doctor
 from kvgraph.hooks.keys import GROUP_BYTES, key_of, unpack
 from kvgraph.hooks.tiers.answers import Answers
 from kvgraph.hooks.tiers.jobs import WorkerStart

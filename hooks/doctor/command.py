@@ -14,10 +14,15 @@ from typing import Annotated, Final
 import typer
 import zmq
 
-from ..graph.errors import VersionError, WireError
-from ..graph.messages import wire
-from ..graph.messages.events import Pressure
-from .access import present, sidecar_token
+from ...graph.errors import VersionError, WireError
+from ...graph.messages import wire
+from ...graph.messages.events import Pressure
+from ..access import present, sidecar_token
+from ..reliance import HOOKS, misfits
+from ..socket_directory import SocketDirectory
+from ..tiers.budget import WARM_VARIABLE
+from ..vllm.plugin import rival_plugins
+from ..vllm.settings import PLUGIN_GROUP, SIDECAR_VARIABLE, TESTED_VERSION
 from .environment import (
     Check,
     check_admission,
@@ -26,11 +31,6 @@ from .environment import (
     check_switch,
     check_tiers,
 )
-from .reliance import HOOKS, misfits
-from .socket_directory import SocketDirectory
-from .tiers.budget import WARM_VARIABLE
-from .vllm.plugin import rival_plugins
-from .vllm.settings import PLUGIN_GROUP, SIDECAR_VARIABLE, TESTED_VERSION
 
 app = typer.Typer(add_completion=False)
 
@@ -104,7 +104,7 @@ def check_hooks() -> Check:
 
 def check_engine(arguments: str) -> Check:
     """Is an engine that is started with ``arguments`` advised, and can it have tiers."""
-    from .vllm.shapes import engine_config, reason_for_no_tiers, reason_to_decline
+    from ..vllm.shapes import engine_config, reason_for_no_tiers, reason_to_decline
 
     try:
         config = engine_config(shlex.split(arguments))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ..graph.errors import ConfigError
-from .tiers.budget import (
+from ...graph.errors import ConfigError
+from ..tiers.budget import (
     COLD_VARIABLE,
     DIRECTORY_VARIABLE,
     DISK_SUFFIX,
@@ -17,9 +17,9 @@ from .tiers.budget import (
     TierSettings,
     read_settings,
 )
-from .tiers.host_memory import share_of
-from .vllm.observe.hints import HINTS_VARIABLE, exposed_secret, read_hint_policy
-from .vllm.settings import (
+from ..tiers.host_memory import share_of
+from ..vllm.observe.hints import HINTS_VARIABLE, exposed_secret, read_hint_policy
+from ..vllm.settings import (
     ADMISSION_VARIABLE,
     HOLD_MAX_VARIABLE,
     LONGEST_HOLD_S,

@@ -1,0 +1,8 @@
+"""``kvgraph doctor``: asks what stands between this machine and an advised engine, and judges it.
+
+``command`` asks of vLLM, the plugin and the sockets, ``environment`` of the variables.
+"""
+
+from .command import app
+
+__all__ = ["app"]
