@@ -20,6 +20,7 @@ from .api.routes import add_schema, page_router, parse_key
 from .hosts import TrustedHosts
 from .metrics import SidecarCollector
 from .page_access import Access
+from .page_files import add_assets, index, wants_page
 from .source import BusyError, StatusSource
 
 MAX_HOPS: Final = 4
@@ -93,8 +94,12 @@ def _add_door(app: FastAPI, access: Access) -> None:
 
 def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistry) -> None:
     @app.get("/")
-    async def contents() -> Response:
+    async def contents(request: Request) -> Response:
+        if wants_page(request):
+            return index(request)
         return _json({"kvgraph": "sidecar", "see": _CONTENTS})
+
+    add_assets(app)
 
     @app.get("/healthz")
     async def healthz() -> Response:

@@ -1,0 +1,33 @@
+import type { components } from "./schema";
+
+type Schemas = components["schemas"];
+
+export type Now = Schemas["Now"];
+export type News = { at: number; version: number; now: Now; requests: RequestView[]; is_gap: boolean };
+export type TokenWindow = Schemas["TokenWindow"];
+export type TokenHistory = Schemas["TokenHistory"];
+export type Notice = Schemas["Notice"];
+export type PoolView = Schemas["PoolView"];
+export type TierFill = Schemas["TierFill"];
+export type AdviceAge = Schemas["AdviceAge"];
+export type Requests = Schemas["Requests"];
+export type RequestView = Schemas["RequestView"];
+export type Miss = Schemas["Miss"];
+export type Misses = Schemas["Misses"];
+export type Loss = Schemas["Loss"];
+export type Evictions = Schemas["Evictions"];
+export type EvictionView = Schemas["EvictionView"];
+export type RankingView = Schemas["RankingView"];
+export type RankedBlock = Schemas["RankedBlock"];
+export type GraphView = Schemas["GraphView"];
+export type BlockView = Schemas["BlockView"];
+export type Moment = Schemas["Moment"];
+export type Sessions = Schemas["Sessions"];
+export type SessionView = Schemas["SessionView"];
+export type SessionTimeline = Schemas["SessionTimeline"];
+export type Turn = Schemas["Turn"];
+export type Shadows = Schemas["Shadows"];
+export type ShadowView = Schemas["ShadowView"];
+export type Weights = Schemas["Weights"];
+export type Engines = Schemas["Engines"];
+export type EngineView = Schemas["EngineView"];

@@ -1,0 +1,55 @@
+/** Numbers, durations and times as people read them. */
+
+const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+export const UNKNOWN = "–";
+
+export function compact(value: number | null | undefined): string {
+  return value == null ? UNKNOWN : COMPACT.format(value);
+}
+
+export function whole(value: number | null | undefined): string {
+  return value == null ? UNKNOWN : WHOLE.format(value);
+}
+
+/** `part` of `all` in percent; nothing of nothing is unknown. */
+export function percent(part: number | null | undefined, all = 1, digits = 0): string {
+  return part == null || all === 0 ? UNKNOWN : `${((100 * part) / all).toFixed(digits)} %`;
+}
+
+export function points(difference: number | null): string {
+  if (difference === null) return UNKNOWN;
+  const rounded = (100 * difference).toFixed(1);
+  return `${difference >= 0 ? "+" : "−"}${rounded.replace("-", "")} points`;
+}
+
+export function bytes(count: number): string {
+  if (count >= 1e9) return `${(count / 1e9).toFixed(count >= 1e10 ? 0 : 1)} GB`;
+  return count >= 1e6 ? `${(count / 1e6).toFixed(0)} MB` : `${(count / 1e3).toFixed(0)} kB`;
+}
+
+export function duration(seconds: number | null | undefined): string {
+  if (seconds == null) return UNKNOWN;
+  const size = Math.abs(seconds);
+  if (size < 1) return `${Math.round(seconds * 1000)} ms`;
+  if (size < 10) return `${seconds.toFixed(1)} s`;
+  if (size < 120) return `${Math.round(seconds)} s`;
+  if (size < 7200) return `${Math.round(seconds / 60)} min`;
+  return size < 172_800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86_400)} d`;
+}
+
+/** A moment of today as the clock on the wall shows it. */
+export function clock(unixSeconds: number): string {
+  return new Date(unixSeconds * 1000).toLocaleTimeString([], { hour12: false });
+}
+
+/** The end of a block's key, which tells it from its neighbours. */
+export function shortKey(key: string): string {
+  return key.startsWith("0x") && key.length > 10 ? `…${key.slice(-8)}` : key;
+}
+
+/** A code word of the API as a word. */
+export function words(code: string): string {
+  return code.replaceAll("_", " ");
+}

@@ -1,0 +1,18 @@
+import { Select } from "@mantine/core";
+
+import { change } from "../route";
+
+/** Which engine a view is about; not there where there is but one. */
+export function EnginePicker(props: { engines: readonly string[]; value: string | null }) {
+  if (props.engines.length < 2) return null;
+  return (
+    <Select
+      size="xs"
+      aria-label="Engine"
+      data={[...props.engines]}
+      value={props.value}
+      allowDeselect={false}
+      onChange={(engine) => change({ engine })}
+    />
+  );
+}

@@ -1,0 +1,62 @@
+import { Badge } from "@mantine/core";
+
+import type { EngineView } from "../../api/types";
+import { duration, percent, whole } from "../../format";
+import { Facts } from "../../parts/Facts";
+import { Figure } from "../../parts/Figure";
+import { Tiers } from "./Tiers";
+import { type EngineStatus, statusOf } from "./status";
+
+const COLORS: Record<string, string> = { synced: "teal", partial: "yellow", degraded: "red" };
+
+/** One engine: how it is in a sentence, and then in numbers. */
+export function EngineCard({ engine }: { engine: EngineView }) {
+  const status = statusOf(engine);
+  return (
+    <section className="panel engine" aria-label={`Engine ${engine.name}`}>
+      <div className="name">
+        <h2 className="wrap">{engine.name}</h2>
+        <Badge color={COLORS[engine.state] ?? "blue"} variant="light" tt="none">
+          {engine.state}
+        </Badge>
+        <p className="wrap">{engine.summary}</p>
+      </div>
+      <dl className="figures">
+        <Figure label="Ranked by" value={engine.ranked_by} note={ruled(status)} />
+        <Figure label="Advice age" value={duration(engine.ranking_age_s)} note="stale after 2 s" />
+        <Figure label="Prompt tokens found" value={percent(engine.hit_share, 1, 1)} note="since the start" />
+        <Figure label="Events lost" value={whole(engine.dropped)} note={`${engine.gaps} gaps, ${engine.resyncs} resyncs`} {...tone(engine)} />
+        {engine.prefetch_useful !== null && (
+          <Figure label="Prefetches used" value={percent(engine.prefetch_useful)} />
+        )}
+      </dl>
+      <div className="tiles">
+        <Facts of={factsOf(engine, status)} />
+        {status.tiers && <Tiers tiers={status.tiers} />}
+      </div>
+    </section>
+  );
+}
+
+function ruled({ ruling }: EngineStatus): string {
+  if (!ruling) return "no guard watches";
+  return `${ruling.ahead >= 0 ? "ahead of" : "behind"} LRU by ${whole(Math.abs(ruling.ahead))} blocks`;
+}
+
+function tone(engine: EngineView): { tone?: string } {
+  return engine.dropped || engine.gaps ? { tone: "warn" } : {};
+}
+
+function factsOf(engine: EngineView, { graph, silent_s }: EngineStatus) {
+  const pressure = graph?.pressure;
+  return {
+    model: engine.model,
+    version: engine.version,
+    "speaks by": engine.kind === "hook" ? "the hook: takes advice" : "KV events: watched only",
+    "last heard of": `${duration(silent_s)} ago`,
+    "in its pool": graph && `${whole(graph.resident)} blocks, ${whole(graph.protected)} protected`,
+    pool: pressure && `${whole(pressure.total_blocks)} blocks`,
+    requests: pressure && `${pressure.running} running, ${pressure.waiting} waiting`,
+    "advice applied": graph?.applied && `${whole(graph.applied.moved)} blocks moved`,
+  };
+}

@@ -1,0 +1,41 @@
+import { bytes, duration, percent, whole } from "../../format";
+import { Bar } from "../../parts/Bar";
+import { Facts } from "../../parts/Facts";
+import type { TierReport } from "./status";
+
+/** What an engine's tiers hold, what moved between them, and what came of it. */
+export function Tiers({ tiers }: { tiers: TierReport }) {
+  const size = tiers.bytes_per_block;
+  const judged = tiers.prefetch_useful + tiers.prefetch_wasted;
+  return (
+    <div className="pool">
+      <Fill tier="warm" blocks={tiers.warm_blocks} capacity={tiers.warm_capacity} size={size} />
+      {tiers.cold_capacity > 0 && (
+        <Fill tier="cold" blocks={tiers.cold_blocks} capacity={tiers.cold_capacity} size={size} />
+      )}
+      <Facts
+        of={{
+          spilled: `${whole(tiers.spilled)} blocks, at ${bytes(tiers.spill_bytes_per_s)}/s`,
+          "brought back": `${whole(tiers.loaded)} on demand, at ${bytes(tiers.load_bytes_per_s)}/s`,
+          prefetched: `${whole(tiers.prefetched)} ahead of demand, ${percent(tiers.prefetch_useful, judged)} of them used`,
+          stalls: `${whole(tiers.stalls)} requests waited ${duration(tiers.stall_s)}`,
+          "computed instead": `${whole(tiers.recomputed)}: judged faster than a load`,
+          "without a copy": `${whole(tiers.spill_lost)} lost before, ${whole(tiers.spill_failed)} failed`,
+        }}
+      />
+    </div>
+  );
+}
+
+function Fill(props: { tier: string; blocks: number; capacity: number; size: number }) {
+  const { tier, blocks, capacity, size } = props;
+  return (
+    <div className="sliced">
+      <h3>
+        {tier}: {whole(blocks)} of {whole(capacity)} blocks, {bytes(blocks * size)} of{" "}
+        {bytes(capacity * size)}
+      </h3>
+      <Bar label={tier} slices={[{ label: "blocks", value: blocks, color: tier }]} room={Math.max(0, capacity - blocks)} />
+    </div>
+  );
+}

@@ -1,0 +1,3 @@
+export function EvictionsView() {
+  return null;
+}

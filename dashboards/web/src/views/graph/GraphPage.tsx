@@ -1,0 +1,3 @@
+export function GraphPage() {
+  return null;
+}

@@ -1,0 +1,3 @@
+export function MissesView() {
+  return null;
+}

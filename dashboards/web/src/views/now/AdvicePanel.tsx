@@ -1,0 +1,37 @@
+import type { AdviceAge } from "../../api/types";
+import { duration } from "../../format";
+import { Panel } from "../../parts/Panel";
+
+const STALE_S = 2; // an engine does without advice that is older: the contract's max_stale
+
+/** How old the advice of each engine is, and who made it. */
+export function AdvicePanel({ advice }: { advice: readonly AdviceAge[] }) {
+  return (
+    <Panel title="Advice" note={`stale after ${STALE_S} s`}>
+      <table className="rows">
+        <thead>
+          <tr>
+            <th>engine</th>
+            <th>ranked by</th>
+            <th className="right">age</th>
+          </tr>
+        </thead>
+        <tbody>
+          {advice.map((each) => (
+            <tr key={each.engine}>
+              <td className="wrap">{each.engine}</td>
+              <td>{each.ranked_by}</td>
+              <td className="right" style={{ color: toneOf(each.age_s) }}>
+                {duration(each.age_s)}
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Panel>
+  );
+}
+
+function toneOf(age: number | null): string {
+  return age !== null && age > STALE_S ? "var(--bad)" : "inherit";
+}

@@ -1,0 +1,3 @@
+export function SessionsView() {
+  return null;
+}

@@ -1,0 +1,3 @@
+export function WeightsView() {
+  return null;
+}
