@@ -28,8 +28,10 @@ if TYPE_CHECKING:
         Segment,
         SessionSignal,
     )
+    from .graph.ranking.formulas import ClassicPolicy
     from .graph.ranking.policy import Policy
-    from .graph.ranking.scoring import ClassicPolicy, ScoreProfile
+    from .graph.ranking.profile import Rules, ScoreProfile, Weights
+    from .graph.ranking.view import View
     from .graph.tables.blocks import Selection
     from .graph.tables.tables import GraphLimits, Tables
     from .graph.types import EdgeType, SourceLayer, Tier
@@ -59,6 +61,7 @@ __all__ = [
     "Policy",
     "RequestFinished",
     "RequestStarted",
+    "Rules",
     "ScoreProfile",
     "Segment",
     "Selection",
@@ -67,6 +70,8 @@ __all__ = [
     "Tables",
     "Tier",
     "Trace",
+    "View",
+    "Weights",
     "hit_rate",
     "load_trace",
 ]
@@ -82,8 +87,10 @@ _ROOMS: Final = {
     "graph.messages.advice": "AdmissionAdvice EvictionRanking",
     "graph.messages.events": "BlocksCleared BlocksRemoved BlocksStored EngineHello RequestFinished"
     " RequestStarted Segment SessionSignal",
+    "graph.ranking.formulas": "ClassicPolicy",
     "graph.ranking.policy": "Policy",
-    "graph.ranking.scoring": "ClassicPolicy ScoreProfile",
+    "graph.ranking.profile": "Rules ScoreProfile Weights",
+    "graph.ranking.view": "View",
     "graph.tables.blocks": "Selection",
     "graph.tables.tables": "GraphLimits Tables",
     "graph.types": "EdgeType SourceLayer Tier",

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple, TypeVar
 
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.messages.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
-from ..graph.ranking.scoring import ScoreProfile
 from ..graph.types import Keys
 from .admission.admission import Admission
 from .config.sections import PrefetchConfig
@@ -34,13 +33,12 @@ class _Basis(NamedTuple):
     """What a ranking was made of."""
 
     version: int
-    profile: ScoreProfile
     due: list[int]  # sessions that are expected back now
     at: float
 
     def is_as_good_as(self, before: _Basis) -> bool:
         """Whether ranking again now would say what was said ``before``."""
-        unchanged = self[:3] == before[:3]
+        unchanged = self.version == before.version and self.due == before.due
         return unchanged and self.at - before.at < RERANK_AFTER_S
 
 
@@ -173,9 +171,8 @@ class GraphEvictionAdvisor:
 
     def _opinion(self, engine: str) -> EvictionRanking:
         now = self._clock()
-        profile = self._graph.profile
-        due = self._graph.tables.sessions.soon(profile.horizon_s, now).tolist()
-        basis = _Basis(self._graph.version, profile, due, now)
+        due = self._graph.tables.sessions.soon(self._graph.rules.horizon_s, now).tolist()
+        basis = _Basis(self._graph.version, due, now)
         previous, before = self.latest.get(engine), self._bases.get(engine)
         if previous and before and basis.is_as_good_as(before):
             self.counters["redated"] += 1
@@ -185,14 +182,7 @@ class GraphEvictionAdvisor:
         self._epoch += 1
         self._bases[engine] = basis
         self.counters["ranked"] += 1
-        return EvictionRanking(
-            self._epoch,
-            now,
-            ranking.order,
-            ranking.protected,
-            ranking.spill_first,
-            ranking.sink_first,
-        )
+        return replace(ranking, epoch=self._epoch, ts=now)
 
     def _run(self) -> None:
         while not self._stopping:

@@ -25,6 +25,7 @@ from .config.config import Config
 from .config.reload import ConfigWatch
 from .config.sections import HttpConfig
 from .planner import GraphEvictionAdvisor
+from .policies.registry import set_weights
 from .process.notices import Notices
 from .process.parent import ParentWatch
 from .process.snapshots import SnapshotKeeper
@@ -86,8 +87,8 @@ class Service:
         self._parent = ParentWatch(parent) if parent is not None else None
         self._watch = ConfigWatch(config, path, overrides or {}, clock)
         self.graph = KVCacheGraph(
-            profile=config.profile(),
-            policy=config.policy.policy(config.profile()),
+            policy=config.policy.policy(config.score.weights()),
+            rules=config.rules(),
             referee=config.policy.referee(),
             limits=config.graph.limits(),
             models={each.engine: each.model or each.engine for each in config.sidecar.observe},
@@ -232,8 +233,8 @@ class Service:
     def _adopt(self, config: Config) -> None:
         """New weights and bounds, each by one assignment."""
         with self.graph.lock:
-            self.graph.profile = config.profile()
-            self.graph.tables.limits = config.graph.limits()
+            set_weights(self.graph.policy, config.score.weights())
+            self.graph.configure(config.rules(), config.graph.limits())
             self._planner.prefetch = config.prefetch
 
     def _ranked_engines(self) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from kvgraph import Selection, Tables, hit_rate, load_trace
+from kvgraph import Selection, View, hit_rate, load_trace
 
 Scores = npt.NDArray[np.float64]
 
@@ -26,15 +26,15 @@ class Patient:
 
     name = "patient"
 
-    def observe(self, tables: Tables, engine: int, now: float) -> None:
+    def observe(self, view: View) -> None:
         """Nothing to learn: the graph counts."""
 
-    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
-        found = picked.of(tables.blocks.hit_count).astype(np.float64)
-        return (now - picked.last_used()) / (1.0 + found)  # the highest goes first
+    def scores(self, view: View, picked: Selection) -> Scores:
+        found = picked.of(view.blocks.hit_count).astype(np.float64)
+        return (view.now - picked.last_used()) / (1.0 + found)  # the highest goes first
 
-    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
-        return {"found": float(tables.blocks.hit_count[row])}  # for `kvgraph explain`
+    def terms(self, view: View, row: int) -> dict[str, float]:
+        return {"found": float(view.blocks.hit_count[row])}  # for `kvgraph explain`
 
 
 def made_up(path: Path) -> Path:

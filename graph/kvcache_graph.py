@@ -6,8 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,17 +27,12 @@ from .messages.events import (
 from .queries import views
 from .queries.stats import GraphStats, graph_stats
 from .ranking.candidates import prefetch_candidates
+from .ranking.formulas import ClassicPolicy
 from .ranking.places import Order
 from .ranking.policy import Policy, Referee, Ruling
-from .ranking.scoring import (
-    ClassicPolicy,
-    LruPolicy,
-    Ranking,
-    ScoreProfile,
-    Weighted,
-    rank,
-    whole_scores,
-)
+from .ranking.profile import Rules, ScoreProfile
+from .ranking.ruler import is_under_lru, rank_by_ruler
+from .ranking.view import View
 from .tables.integrity import check_integrity
 from .tables.tables import GraphLimits, Tables
 from .types import MAX_ENGINES, NO_ROW, BlockKey, Keys, as_keys
@@ -55,10 +48,13 @@ class KVCacheGraph:
     One thread applies events; whoever else looks holds ``lock`` while it does. Times are
     monotonic seconds of ``clock``.
 
+    Args:
+        profile: The classic policy's weights, and rules: for whoever names no ``policy`` and
+            no ``rules``.
+
     Attributes:
         policy: Scores blocks; assign another to change it while running.
-        profile: The classic score's weights, and the layers that the rules protect; assign
-            another to change them while running.
+        rules: Bind whatever the policy says; see ``configure``.
         referee: Says where the policy may rank; where it may not, and with the policy ``lru``, the
             engine's own order holds, under the rules that protect.
         models: What engines run that do not say so themselves, by engine id.
@@ -70,13 +66,14 @@ class KVCacheGraph:
         *,
         profile: ScoreProfile | None = None,
         policy: Policy | None = None,
+        rules: Rules | None = None,
         referee: Referee | None = None,
         limits: GraphLimits | None = None,
         models: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._profile = profile or ScoreProfile()
-        self.policy = policy or ClassicPolicy(self._profile)
+        self.policy = policy or ClassicPolicy(profile)
+        self.rules = rules or profile or Rules()
         self.referee = referee
         self.models = models or {}
         self.lock = threading.RLock()
@@ -85,16 +82,10 @@ class KVCacheGraph:
         self.tables = Tables(limits or GraphLimits())
         self._ingest = Ingest(self.tables)
 
-    @property
-    def profile(self) -> ScoreProfile:
-        """The weights and rules in force."""
-        return self._profile
-
-    @profile.setter
-    def profile(self, profile: ScoreProfile) -> None:
-        self._profile = profile
-        if isinstance(self.policy, Weighted):
-            self.policy.profile = profile
+    def configure(self, rules: Rules, limits: GraphLimits | None = None) -> None:
+        """Other rules from now on, and other bounds: what was ranked before is out of date."""
+        self.rules, self.tables.limits = rules, limits or self.tables.limits
+        self.version += 1
 
     @property
     def counters(self) -> Counter[str]:
@@ -141,34 +132,12 @@ class KVCacheGraph:
         column = self.tables.engines.get(engine, NO_ROW)
         return self.tables.stored[column], self.tables.pool_blocks.get(column, 0)
 
-    def rank(self, engine: str, limit: int) -> Ranking:
+    def rank(self, engine: str, limit: int) -> EvictionRanking:
         """What this engine should lose first; empty for an engine that never spoke."""
         column = self.tables.engines.get(engine)
         if column is None:
-            nothing = as_keys([])
-            return Ranking(nothing, nothing, nothing, nothing)
-        now = self.clock()
-        policy = self._ruler(column, now)
-        ranking = rank(self.tables, policy, self.profile, column, limit, now)
-        if isinstance(policy, LruPolicy):  # what the engine does by itself costs it nothing
-            return replace(ranking, order=as_keys([]))
-        return ranking
-
-    def _ruler(self, column: int, now: float) -> Policy:
-        """Who ranks an engine's blocks now; the policy learns from what happened, either way."""
-        policy, referee = self.policy, self.referee
-        policy.observe(self.tables, column, now)
-        if referee is None or isinstance(policy, LruPolicy):
-            return policy
-        scores = partial(whole_scores, self.tables, policy, self.profile, column, now)
-        referee.watch(self.tables, column, scores)
-        return LruPolicy() if self._is_lrus(column) else policy
-
-    def _is_lrus(self, column: int) -> bool:
-        """Whether an engine keeps to its own order."""
-        if isinstance(self.policy, LruPolicy):
-            return True
-        return self.referee is not None and not self.referee.trusts(column)
+            return EvictionRanking.empty(self.clock())
+        return rank_by_ruler(self._view(column), self.policy, self.referee, limit)
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """The ``n`` blocks to lose first: protected ones only when nothing else is left."""
@@ -198,9 +167,7 @@ class KVCacheGraph:
             return as_keys([])
         salt = self.tables.salt(column)
         rows = blocks.find(as_keys([]) if active is None else active, salt)
-        found = prefetch_candidates(
-            self.tables, self.profile, column, limit, rows[rows != NO_ROW], self.clock()
-        )
+        found = prefetch_candidates(self._view(column), limit, rows[rows != NO_ROW])
         return blocks.wire_keys(found)
 
     def suggest_prefetch(self, active: Sequence[BlockKey], n: int) -> list[BlockKey]:
@@ -232,9 +199,12 @@ class KVCacheGraph:
             GraphError: The graph knows no such block.
         """
         row, engines = self._row(key), self.tables.engines
-        under_lru = frozenset(name for name, column in engines.items() if self._is_lrus(column))
-        order = Order(self.policy, self.profile, known or {}, under_lru)
-        return views.explain(self.tables, order, row, self.clock())
+        under_lru = frozenset(
+            name
+            for name, column in engines.items()
+            if is_under_lru(column, self.policy, self.referee)
+        )
+        return views.explain(self._view(), Order(self.policy, known or {}, under_lru), row)
 
     def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:
         """What a session is doing, and what it holds in which tier.
@@ -242,7 +212,7 @@ class KVCacheGraph:
         Raises:
             GraphError: No such session, or several tenants have one and none was named.
         """
-        return views.explain_session(self.tables, self.profile, name, tenant, self.clock())
+        return views.explain_session(self._view(), name, tenant)
 
     def held(self, session: str, tenant: str | None = None) -> dict[str, float]:
         """Engines that hold a request of this session until there is room, and seconds since."""
@@ -261,7 +231,7 @@ class KVCacheGraph:
 
     def stats(self) -> GraphStats:
         """Counts and sizes as of now."""
-        return graph_stats(self.tables, self._ingest, self.profile, self.clock())
+        return graph_stats(self._view(), self._ingest)
 
     def embeddings(self) -> dict[str, npt.NDArray[Any]]:
         """What ``adopt`` needs beside the tables; empty where no block has an embedding."""
@@ -277,6 +247,10 @@ class KVCacheGraph:
     def check_integrity(self) -> None:
         """Verify every invariant; raises ``AssertionError`` naming the first broken one."""
         check_integrity(self.tables)
+
+    def _view(self, column: int = NO_ROW) -> View:
+        """As of now; of one engine, or of none in particular."""
+        return View(self.tables, self.rules, column, self.clock())
 
     def _row(self, key: BlockKey) -> int:
         """The block that engines call ``key``; of several models', one that is held, last used."""

@@ -12,8 +12,10 @@ PUBLIC = {
     "AdmissionAdvice", "AdvisorClient", "BlocksCleared", "BlocksRemoved", "BlocksStored",
     "ClassicPolicy", "ClientOptions", "EdgeType", "EngineEnd", "EngineHello", "EvictionRanking",
     "FakeEngine", "GraphLimits", "KVCacheGraph", "KvEventSource", "KvGraphError", "ObserveConfig",
-    "Policy", "RequestFinished", "RequestStarted", "ScoreProfile", "Segment", "Selection",
-    "SessionSignal", "SourceLayer", "Tables", "Tier", "Trace", "hit_rate", "load_trace",
+    "Policy", "RequestFinished", "RequestStarted", "Rules", "ScoreProfile", "Segment",
+    "Selection",
+    "SessionSignal", "SourceLayer", "Tables", "Tier", "Trace", "View", "Weights",
+    "hit_rate", "load_trace",
 }  # fmt: skip
 
 

@@ -11,13 +11,10 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import (
-    ValidationError,
-)
+from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -28,7 +25,7 @@ from pydantic_settings import (
 
 from ...graph.errors import ConfigError
 from ...graph.ipc.addresses import is_loopback
-from ...graph.ranking.scoring import ScoreProfile
+from ...graph.ranking.profile import Rules
 from .config_errors import explain_errors, unknown_key
 from .sections import (
     GraphConfig,
@@ -61,9 +58,9 @@ class Config(BaseSettings):
     graph: GraphConfig = GraphConfig()
     prefetch: PrefetchConfig = PrefetchConfig()
 
-    def profile(self) -> ScoreProfile:
-        """Weights and rules, as the graph takes them."""
-        return replace(self.score.profile(), horizon_s=self.prefetch.horizon_s)
+    def rules(self) -> Rules:
+        """What binds every policy, as the graph takes it."""
+        return self.score.rules(self.prefetch.horizon_s)
 
     @classmethod
     def settings_customise_sources(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ...graph.ipc.addresses import check_endpoint
 from ...graph.messages.events import MAX_KEYS
 from ...graph.ranking.policy import Policy
-from ...graph.ranking.scoring import ScoreProfile
+from ...graph.ranking.profile import Rules, ScoreProfile, Weights
 from ...graph.tables.tables import GraphLimits
 from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, MAX_ENGINES, EdgeType, SourceLayer
 from ..policies.guard import Guard
-from ..policies.registry import DEFAULT, new_policy
+from ..policies.registry import DEFAULT, POLICIES, new_policy
 
 _PROFILE: Final = ScoreProfile()
 _LIMITS: Final = GraphLimits()
@@ -39,6 +40,12 @@ def _layer(name: str) -> str:
     return name
 
 
+def _policy(name: str) -> str:
+    if name not in POLICIES:
+        raise ValueError(f"is not a policy; allowed: {', '.join(POLICIES)}")
+    return name
+
+
 def _bind_endpoint(endpoint: str) -> str:
     return check_endpoint(endpoint) if endpoint else endpoint
 
@@ -47,6 +54,7 @@ def _connect_endpoint(endpoint: str) -> str:
     return check_endpoint(endpoint, any_host=True, connects=True)
 
 
+PolicyName = Annotated[str, AfterValidator(_policy)]
 LayerName = Annotated[str, AfterValidator(_layer)]
 BindEndpoint = Annotated[str, AfterValidator(_bind_endpoint)]
 ConnectEndpoint = Annotated[str, AfterValidator(_connect_endpoint)]
@@ -133,7 +141,7 @@ class EdgeTypesConfig(Section):
 
 
 class ScoreConfig(Section):
-    """Weights of the eviction score (see ``graph.ranking.scoring.ScoreProfile``)."""
+    """What a score is made of, and the rules (see ``graph.ranking.profile``)."""
 
     age: Weight = _PROFILE.age
     degree: Weight = _PROFILE.degree
@@ -151,13 +159,23 @@ class ScoreConfig(Section):
         layer.name.lower() for layer in _PROFILE.protected_layers
     )
 
-    def profile(self) -> ScoreProfile:
-        """The same weights, as the graph takes them."""
-        weights = self.model_dump(exclude={"edge_types", "protected_layers"})
-        return ScoreProfile(
-            **weights,
+    def weights(self) -> Weights:
+        """What each term counts, as policies take it."""
+        return Weights(**{each.name: getattr(self, each.name) for each in fields(Weights)})
+
+    def rules(self, horizon_s: float) -> Rules:
+        """What binds every policy, as the graph takes it.
+
+        Args:
+            horizon_s: A session that is expected back within this is due.
+        """
+        return Rules(
+            session_memory_s=self.session_memory_s,
             edge_types={kind: getattr(self.edge_types, kind.name.lower()) for kind in EdgeType},
             protected_layers=frozenset(SourceLayer[n.upper()] for n in self.protected_layers),
+            protected_share=self.protected_share,
+            tenant_share=self.tenant_share,
+            horizon_s=horizon_s,
         )
 
 
@@ -171,16 +189,16 @@ class PolicyConfig(Section):
             it finds less. Without it the policy rules from the start, whatever that costs.
     """
 
-    name: Literal["classic", "lifecycle", "lru"] = DEFAULT
+    name: PolicyName = DEFAULT
     guard: bool = True
 
     def referee(self) -> Guard | None:
         """Who says whether the policy may rank."""
         return Guard(self.name) if self.guard else None
 
-    def policy(self, profile: ScoreProfile) -> Policy:
-        """A fresh policy; ``profile`` are the weights of those that have some."""
-        return new_policy(self.name, profile)
+    def policy(self, weights: Weights) -> Policy:
+        """A fresh policy; ``weights`` are for those that have some."""
+        return new_policy(self.name, weights)
 
 
 class PrefetchConfig(Section):

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from ...graph.ranking.policy import Ruling, Scores
+from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
@@ -52,12 +53,13 @@ class Guard:
             for engine, case in self._cases.items()
         }
 
-    def watch(self, tables: Tables, engine: int, scores: Callable[[Selection], Scores]) -> None:
+    def watch(self, view: View, scores: Callable[[Selection], Scores]) -> None:
         """Compare what was found since the last ranking, and decide who rules now.
 
         Args:
             scores: The policy's, under the rules, of any blocks; higher goes first.
         """
+        tables, engine = view.tables, view.engine
         capacity = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
         if capacity < 1:
             return

@@ -7,10 +7,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ...graph.ranking.policy import Scores
-from ...graph.ranking.scoring import ScoreProfile, graph_worth
+from ...graph.ranking.formulas import graph_worth
+from ...graph.ranking.policy import DEPTH_TIE, Scores
+from ...graph.ranking.profile import Weights
+from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
-from ...graph.tables.tables import Tables
 from ...graph.types import BlockFlag, Rows, SessionState
 from .hazard import Floats
 from .returns import Returns
@@ -18,7 +19,6 @@ from .returns import Returns
 Mask = npt.NDArray[np.bool_]
 
 _SCALE: Final = 1000.0  # of a score: a factor of e in the rate of returns
-_DEPTH_TIE: Final = 1e-5
 _OFF_CHAIN: Final = 4.0  # natural logarithm of how much less a block off the chain is worth
 _LEAST_RATE: Final = 1e-9  # 1/s
 _RUNNING_RATE: Final = 10.0  # 1/s: its blocks are in use
@@ -41,55 +41,55 @@ class LifecyclePolicy:
 
     name: Final = "lifecycle"
 
-    def __init__(self, profile: ScoreProfile | None = None) -> None:
-        self.profile = profile or ScoreProfile()
+    def __init__(self, weights: Weights | None = None) -> None:
+        self.weights = weights or Weights()
         self._returns = Returns()
 
-    def observe(self, tables: Tables, engine: int, now: float) -> None:
+    def observe(self, view: View) -> None:
         """Notice who returned, and learn from it."""
-        self._returns.observe(tables.sessions, now)
+        self._returns.observe(view.sessions, view.now)
 
-    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+    def scores(self, view: View, picked: Selection) -> Scores:
         """float64 ``[len(picked)]``, higher goes first."""
-        scores = np.multiply(picked.of(tables.blocks.depth), _DEPTH_TIE, dtype=np.float64)
-        scores -= self._claims(tables, picked, now)
-        self._score_shared(scores, tables, picked, now)
-        scores += _SCALE * _OFF_CHAIN * ~_on_chain(tables, picked)
-        scores -= self._steered(tables, picked, now)
+        scores = np.multiply(picked.of(view.blocks.depth), DEPTH_TIE, dtype=np.float64)
+        scores -= self._claims(view, picked)
+        self._score_shared(scores, view, picked)
+        scores += _SCALE * _OFF_CHAIN * ~_on_chain(view, picked)
+        scores -= self._steered(view, picked)
         return scores
 
-    def _steered(self, tables: Tables, picked: Selection, now: float) -> Floats:
+    def _steered(self, view: View, picked: Selection) -> Floats:
         """float64 ``[len(picked)]``: what edges and importance add, by the configured weights."""
-        worth = graph_worth(tables, self.profile, picked, now)
+        worth = graph_worth(view, self.weights, picked)
         return np.asarray(_SCALE * _STEER * np.tanh((worth - _USUAL_WORTH) / _WORTH))
 
-    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+    def terms(self, view: View, row: int) -> dict[str, float]:
         """The score's parts: the session's rate of return, sharing, its place in the chain."""
-        only = Selection(tables.blocks, np.array([row], dtype=np.int32))
-        own = -self._claims(tables, only, now)
+        only = Selection(view.blocks, np.array([row], dtype=np.int32))
+        own = -self._claims(view, only)
         shared = own.copy()
-        self._score_shared(shared, tables, only, now)
+        self._score_shared(shared, view, only)
         return {
             "return_rate": float(own[0]),
             "sharing": float(shared[0] - own[0]),
-            "graph": -float(self._steered(tables, only, now)[0]),
-            "off_chain": 0.0 if _on_chain(tables, only)[0] else _SCALE * _OFF_CHAIN,
+            "graph": -float(self._steered(view, only)[0]),
+            "off_chain": 0.0 if _on_chain(view, only)[0] else _SCALE * _OFF_CHAIN,
         }
 
-    def _claims(self, tables: Tables, picked: Selection, now: float) -> Floats:
+    def _claims(self, view: View, picked: Selection) -> Floats:
         """float64 ``[len(picked)]``: 1000 · ln of the rate at which each one's session returns."""
-        session = picked.of(tables.blocks.session)
-        worth = np.append(np.log(self._session_rates(tables, session, now)), 0.0)
+        session = picked.of(view.blocks.session)
+        worth = np.append(np.log(self._session_rates(view, session)), 0.0)
         claims = np.take(worth, session, mode="wrap")  # the last one stands for NO_ROW
         nobodys = np.flatnonzero(session < 0)
         if nobodys.size:
-            age = now - picked.last_used()[nobodys]
+            age = view.now - picked.last_used()[nobodys]
             claims[nobodys] = np.log(np.maximum(self._returns.stranger_rate(age), _LEAST_RATE))
         return np.asarray(_SCALE * claims)
 
-    def _session_rates(self, tables: Tables, wanted: Rows, now: float) -> Floats:
+    def _session_rates(self, view: View, wanted: Rows) -> Floats:
         """float64 ``[sessions.size]``, 1/s; of sessions that are not ``wanted``: the least."""
-        sessions = tables.sessions
+        sessions = view.sessions
         present = np.zeros(sessions.size + 1, dtype=np.bool_)
         present[wanted] = True  # NO_ROW lands behind the last
         rates = np.full(sessions.size, _LEAST_RATE)
@@ -97,29 +97,31 @@ class LifecyclePolicy:
         state = sessions.state[rows]
         rates[rows[state == SessionState.RUNNING]] = _RUNNING_RATE
         quiet = rows[(state != SessionState.RUNNING) & (state != SessionState.ENDED)]
-        rates[quiet] = self._returns.rates(sessions, quiet, now)
+        rates[quiet] = self._returns.rates(sessions, quiet, view.now)
         return np.asarray(np.maximum(rates, _LEAST_RATE))
 
-    def _score_shared(self, scores: Scores, tables: Tables, picked: Selection, now: float) -> None:
+    def _score_shared(self, scores: Scores, view: View, picked: Selection) -> None:
         """A block that several sessions walk is worth at least the rate at which they do."""
-        blocks = tables.blocks
+        blocks = view.blocks
         places = np.flatnonzero(picked.of(blocks.flags) & int(BlockFlag.SHARED))
         if not places.size:
             return
         shared = Selection(blocks, picked.rows[places])
-        idle = now - shared.last_used()
-        usual = (now - idle - shared.of(blocks.created)) / np.maximum(shared.of(blocks.walkers), 1)
+        idle = view.now - shared.last_used()
+        usual = (view.now - idle - shared.of(blocks.created)) / np.maximum(
+            shared.of(blocks.walkers), 1
+        )
         seconds = (_IDLE_FACTOR * idle + usual) * self._returns.speed
         rate = 1.0 / np.maximum(seconds, 1.0)
         scores[places] = np.minimum(scores[places], -_SCALE * np.log(rate))
 
 
-def _on_chain(tables: Tables, picked: Selection) -> Mask:
+def _on_chain(view: View, picked: Selection) -> Mask:
     """bool ``[len(picked)]``: what the next turn of a block's session may match.
 
     Not what lies behind the end of its last turn (a partial block), nor what that left behind.
     """
-    blocks, sessions = tables.blocks, tables.sessions
+    blocks, sessions = view.blocks, view.sessions
     tip = sessions.tip[: sessions.size]
     idle = sessions.running[: sessions.size] == 0
     end = np.where(idle & (tip >= 0), blocks.depth[tip], np.iinfo(np.int32).max)

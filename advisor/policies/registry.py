@@ -5,25 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from ...graph.ranking.policy import Policy
-from ...graph.ranking.scoring import ClassicPolicy, LruPolicy, ScoreProfile
+from ...graph.ranking.formulas import ClassicPolicy, LruPolicy
+from ...graph.ranking.policy import Policy, Weighted
+from ...graph.ranking.profile import Weights
 from .lifecycle import LifecyclePolicy
 
-DEFAULT: Final = "lifecycle"
+POLICIES: Final[dict[str, Callable[[Weights | None], Policy]]] = {
+    ClassicPolicy.name: ClassicPolicy,
+    LifecyclePolicy.name: LifecyclePolicy,
+    LruPolicy.name: lambda weights: LruPolicy(),
+}
+"""Each is made with the weights that it heeds; a policy without any passes over them."""
+
+DEFAULT: Final = LifecyclePolicy.name
 """The policy of a sidecar without any configuration."""
 
-POLICIES: Final[dict[str, Callable[[ScoreProfile | None], Policy]]] = {
-    "classic": ClassicPolicy,
-    "lifecycle": LifecyclePolicy,
-    "lru": lambda profile: LruPolicy(),
-}
 
-
-def new_policy(name: str, profile: ScoreProfile | None = None) -> Policy:
+def new_policy(name: str, weights: Weights | None = None) -> Policy:
     """A fresh policy.
 
     Args:
         name: A key of ``POLICIES``.
-        profile: Weights of the policies that have some; None takes the defaults.
+        weights: For the policies that have some; None takes the defaults.
     """
-    return POLICIES[name](profile)
+    return POLICIES[name](weights)
+
+
+def set_weights(policy: Policy, weights: Weights) -> None:
+    """Let a policy heed other weights from now on, whatever it learned; one without goes on."""
+    if isinstance(policy, Weighted):
+        policy.weights = weights

@@ -20,8 +20,8 @@ from ...graph.messages.advice import (
     Refused,
     ResyncRequest,
     StillValid,
+    packed,
 )
-from ...graph.types import Keys
 from ..planner import PrefetchOrder
 from .subscriber import Peer
 
@@ -89,7 +89,8 @@ class AdvicePublisher:
             return
         age = max(0.0, self._clock() - ranking.ts)
         whole = self._epoch.get(identity) != ranking.epoch
-        if not self._send(identity, _message(ranking, age) if whole else _still(ranking, age)):
+        message = RankingMessage.of(ranking, age) if whole else StillValid(ranking.epoch, age)
+        if not self._send(identity, message):
             return
         self._epoch[identity] = ranking.epoch
         self._ts[identity] = ranking.ts
@@ -104,7 +105,7 @@ class AdvicePublisher:
         told = len(before.keys) if before is not None else 0
         if (before is not None and before.ts == order.ts) or not (told or len(order.keys)):
             return
-        if self._send(identity, PrefetchMessage(_packed(order.keys))):
+        if self._send(identity, PrefetchMessage(packed(order.keys))):
             self._wanted[identity] = order
             self.counters["prefetch"] += 1
 
@@ -112,10 +113,7 @@ class AdvicePublisher:
         if self._admitted.get(identity) == word.ts:
             return
         age = max(0.0, self._clock() - word.ts)
-        message = AdmissionMessage(
-            word.epoch, age, word.room_blocks, word.live_sessions, word.fitting_sessions
-        )
-        if self._send(identity, message):
+        if self._send(identity, AdmissionMessage.of(word, age)):
             self._admitted[identity] = word.ts
             self.counters["admissions"] += 1
 
@@ -139,22 +137,3 @@ class AdvicePublisher:
         for table in (self._seq, self._epoch, self._ts, self._wanted, self._admitted):
             for identity in [known for known in table if known not in live]:
                 del table[identity]
-
-
-def _message(ranking: EvictionRanking, age: float) -> RankingMessage:
-    return RankingMessage(
-        ranking.epoch,
-        age,
-        _packed(ranking.order),
-        _packed(ranking.protected),
-        _packed(ranking.spill_first),
-        _packed(ranking.sink_first),
-    )
-
-
-def _packed(keys: Keys) -> bytes:
-    return keys.astype("<u8", copy=False).tobytes()
-
-
-def _still(ranking: EvictionRanking, age: float) -> StillValid:
-    return StillValid(ranking.epoch, age)

@@ -29,8 +29,10 @@ the engine has time to compute the context again."""
 class EvictionRanking:
     """One immutable opinion about which blocks an engine should lose first.
 
+    The same from the graph that makes it to the engine that goes by it.
+
     Attributes:
-        epoch: Rises by one with each new ranking.
+        epoch: Rises by one with each ranking that is published; 0 before.
         ts: When it was true, in monotonic seconds of the process that holds it.
         order: uint64 ``[k]`` block keys, evict first → evict last. Holds no protected block.
         protected: uint64 ``[p]`` keys that should go only when nothing else is left,
@@ -48,6 +50,12 @@ class EvictionRanking:
     spill_first: Keys
     sink_first: Keys
     known_of: float = math.inf
+
+    @classmethod
+    def empty(cls, ts: float) -> EvictionRanking:
+        """One that names no block."""
+        nothing = as_keys([])
+        return cls(0, ts, nothing, nothing, nothing, nothing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,9 @@ class AdmissionAdvice:
     known_of: float = math.inf
 
 
+_BLOCKS: Final = ("order", "protected", "spill_first", "sink_first")  # of a ranking, as sent
+
+
 class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of every sidecar → engine message."""
 
@@ -87,16 +98,15 @@ class RankingMessage(Advice, tag=1, frozen=True):
     spill_first: Hashes
     sink_first: Hashes = b""
 
+    @classmethod
+    def of(cls, ranking: EvictionRanking, age_s: float) -> RankingMessage:
+        """What is sent of a ranking."""
+        return cls(ranking.epoch, age_s, *(packed(getattr(ranking, name)) for name in _BLOCKS))
+
     def at(self, now: float) -> EvictionRanking:
         """The ranking, dated in the receiver's own clock."""
-        return EvictionRanking(
-            self.epoch,
-            now - self.age_s,
-            as_keys(self.order),
-            as_keys(self.protected),
-            as_keys(self.spill_first),
-            as_keys(self.sink_first),
-        )
+        order, protected, spill, sink = (as_keys(getattr(self, name)) for name in _BLOCKS)
+        return EvictionRanking(self.epoch, now - self.age_s, order, protected, spill, sink)
 
 
 class StillValid(Advice, tag=2, frozen=True):
@@ -133,6 +143,12 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
     live_sessions: Count
     fitting_sessions: Count
 
+    @classmethod
+    def of(cls, advice: AdmissionAdvice, age_s: float) -> AdmissionMessage:
+        """What is sent of an opinion."""
+        room, live, fitting = advice.room_blocks, advice.live_sessions, advice.fitting_sessions
+        return cls(advice.epoch, age_s, room, live, fitting)
+
     def at(self, now: float) -> AdmissionAdvice:
         """The opinion, dated in the receiver's own clock."""
         return AdmissionAdvice(
@@ -147,3 +163,8 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
 AnyAdvice = (
     RankingMessage | StillValid | PrefetchMessage | ResyncRequest | Refused | AdmissionMessage
 )
+
+
+def packed(keys: Keys) -> bytes:
+    """Keys as they are sent: eight bytes each, little-endian."""
+    return keys.astype("<u8", copy=False).tobytes()

@@ -11,7 +11,7 @@ from ..messages.events import AdmissionReport, AdviceApplied, EngineHello, Press
 from ..ranking.copy_worth import COPIES
 from ..ranking.protection import demoted
 from ..ranking.rules import is_protected
-from ..ranking.scoring import ScoreProfile
+from ..ranking.view import View
 from ..tables.tables import Tables
 from ..types import EDGE_NAMES, LAYER_NAMES, SessionState
 
@@ -46,8 +46,9 @@ class GraphStats:
     bytes_per_edge: float
 
 
-def graph_stats(tables: Tables, ingest: Ingest, profile: ScoreProfile, now: float) -> GraphStats:
+def graph_stats(view: View, ingest: Ingest) -> GraphStats:
     """Count everything; vector operations over the columns."""
+    tables = view.tables
     blocks, edges, sessions = tables.blocks, tables.edges, tables.sessions
     states = np.bincount(_live_states(tables), minlength=len(SessionState))
     names = sum(each.nbytes for each in (tables.segment_names, tables.tenants, tables.memories))
@@ -57,7 +58,7 @@ def graph_stats(tables: Tables, ingest: Ingest, profile: ScoreProfile, now: floa
         edges=dict(zip(EDGE_NAMES, edges.counts.tolist(), strict=True)),
         sessions={state.name.lower(): int(states[state]) for state in SessionState},
         engines={
-            engine: _engine_stats(tables, ingest, profile, column, now)
+            engine: _engine_stats(view.of(column), ingest)
             for engine, column in tables.engines.items()
         },
         counters=dict(ingest.counters),
@@ -67,14 +68,12 @@ def graph_stats(tables: Tables, ingest: Ingest, profile: ScoreProfile, now: floa
     )
 
 
-def _engine_stats(
-    tables: Tables, ingest: Ingest, profile: ScoreProfile, column: int, now: float
-) -> EngineStats:
-    blocks = tables.blocks
+def _engine_stats(view: View, ingest: Ingest) -> EngineStats:
+    blocks, column = view.blocks, view.engine
     resident = blocks.pick(blocks.resident(column))
     spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
-    protected = is_protected(tables, profile, resident, now)
-    beyond = demoted(tables, profile, column, resident, protected)
+    protected = is_protected(view, resident)
+    beyond = demoted(view, resident, protected)
     layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
     return EngineStats(
         resident=len(resident),

@@ -15,7 +15,7 @@ from ..ranking.copy_worth import not_worth
 from ..ranking.places import Order, places, who_ranks
 from ..ranking.protection import demoted
 from ..ranking.rules import is_protected, is_superseded, standing
-from ..ranking.scoring import ScoreProfile
+from ..ranking.view import View
 from ..tables.blocks import Selection
 from ..tables.edges import BLOCK_TO_BLOCK, is_from_root
 from ..tables.identity import salt_of
@@ -121,12 +121,12 @@ def block_attributes(tables: Tables, row: int) -> dict[str, Any]:
     }
 
 
-def explain(tables: Tables, order: Order, row: int, now: float) -> dict[str, Any]:
+def explain(view: View, order: Order, row: int) -> dict[str, Any]:
     """Every term of a block's score, its rank, and what protects it or sends it away."""
-    blocks, policy, profile = tables.blocks, order.policy, order.profile
+    tables, blocks, policy, now = view.tables, view.blocks, order.policy, view.now
     only = Selection(blocks, np.array([row], dtype=np.int32))
-    terms = policy.terms(tables, row, now)
-    ranks = places(tables, order, row, now)
+    terms = policy.terms(view, row)
+    ranks = places(view, order, row)
     return {
         **block_attributes(tables, row),
         "age_s": round(now - float(only.last_used()[0]), 3),
@@ -136,8 +136,8 @@ def explain(tables: Tables, order: Order, row: int, now: float) -> dict[str, Any
         "who_ranks": who_ranks(order, ranks),
         "terms": {name: round(value, 4) for name, value in terms.items()},
         "score": round(sum(terms.values()), 4),
-        "standing": standing(tables, profile, only, now),
-        "demoted_on": _demoted_on(tables, profile, row, now),
+        "standing": standing(view, only),
+        "demoted_on": _demoted_on(view, row),
         "copies": _copies(tables, row, now),
         "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),
         "ranks": ranks,
@@ -145,10 +145,9 @@ def explain(tables: Tables, order: Order, row: int, now: float) -> dict[str, Any
     }
 
 
-def explain_session(
-    tables: Tables, profile: ScoreProfile, name: str, tenant: str | None, now: float
-) -> dict[str, Any]:
+def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]:
     """What a session is doing and what it holds."""
+    tables, now = view.tables, view.now
     row = _session_row(tables, name, tenant)
     sessions, blocks = tables.sessions, tables.blocks
     mine = blocks.pick((blocks.session[: blocks.size] == row) & blocks.alive[: blocks.size])
@@ -165,13 +164,13 @@ def explain_session(
         "idle_s": round(now - float(sessions.last_seen[row]), 3),
         "expected_return_in_s": round(due - now, 3) if due > NEVER else None,
         "return_probability": round(float(sessions.return_probability()[row]), 4),
-        "credit": round(float(sessions.credit(now, profile.session_memory_s)[row]), 4),
+        "credit": round(float(sessions.credit(now, view.rules.session_memory_s)[row]), 4),
         "blocks": len(mine),
         **{
             f"blocks_{name}": int((tiers & int(tier)).astype(bool).sum())
             for name, tier in _TIERS.items()
         },
-        "blocks_superseded": int(is_superseded(tables, profile, mine, now).sum()),
+        "blocks_superseded": int(is_superseded(view, mine).sum()),
         "tip": None if tip == NO_ROW else _block(tables, tip),
     }
 
@@ -212,13 +211,13 @@ def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
     return np.concatenate(found)
 
 
-def _demoted_on(tables: Tables, profile: ScoreProfile, row: int, now: float) -> list[str]:
+def _demoted_on(view: View, row: int) -> list[str]:
     """Engines in which more is protected than may be, so that this block is not."""
     found = []
-    for engine, column in tables.engines.items():
-        resident = tables.blocks.pick(tables.blocks.resident(column))
-        protected = is_protected(tables, profile, resident, now)
-        if row in resident.rows[demoted(tables, profile, column, resident, protected)]:
+    for engine, column in view.tables.engines.items():
+        resident = view.blocks.pick(view.blocks.resident(column))
+        protected = is_protected(view, resident)
+        if row in resident.rows[demoted(view.of(column), resident, protected)]:
             found.append(engine)
     return found
 

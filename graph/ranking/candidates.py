@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from ..tables.blocks import Places, Selection
 from ..tables.edges import BLOCK_TO_BLOCK
-from ..tables.tables import Tables
 from ..types import NO_ROW, EdgeType, Rows, SessionState, Tier
 from .copy_worth import COPIES, worth_spilling
-from .scoring import ScoreProfile
+from .view import View
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -23,9 +22,7 @@ _LINKS: Final = BLOCK_TO_BLOCK - {EdgeType.TEMPORAL, EdgeType.PREFIX_SHARE}  # t
 _SCHEDULED: Final = (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
 
 
-def prefetch_candidates(
-    tables: Tables, profile: ScoreProfile, engine: int, n: int, active: Rows, now: float
-) -> Rows:
+def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
     """int32 ``[≤ n]``: rows with a copy and out of the engine's pool, best first.
 
     Sessions that are due come first, each as a whole, the earliest before the others; then what
@@ -33,30 +30,30 @@ def prefetch_candidates(
     whatever stands before it in its chain is in the pool or comes before it in this order.
 
     Args:
-        engine: A residency column: only its copies, and its pool.
+        view: Of the engine whose copies and pool it is about.
         active: Rows in use, beside those that the graph knows to be.
     """
-    blocks = tables.blocks
-    held = blocks.tiers[engine, : blocks.size]
+    blocks = view.blocks
+    held = blocks.tiers[view.engine, : blocks.size]
     rows = np.flatnonzero(((held & int(Tier.HOT)) == 0) & ((held & COPIES) != 0)).astype(np.int32)
     if not len(rows) or n <= 0:
         return rows[:0]
-    pull = _due_pull(tables, profile, rows, now)
-    in_use = _in_use(tables, engine, active, now)
+    pull = _due_pull(view, rows)
+    in_use = _in_use(view, active)
     if in_use.any():
-        np.maximum(pull, _followers_pull(tables, profile, rows, in_use), out=pull)
+        np.maximum(pull, _followers_pull(view, rows, in_use), out=pull)
     if not pull.any():
         return rows[:0]
-    pull *= worth_spilling(tables, rows, now)
-    return _chains_first(tables, blocks.pick(held != 0), rows, pull)[:n]
+    pull *= worth_spilling(view.tables, rows, view.now)
+    return _chains_first(view, blocks.pick(held != 0), rows, pull)[:n]
 
 
-def _chains_first(tables: Tables, held: Selection, rows: Rows, pull: Floats) -> Rows:
+def _chains_first(view: View, held: Selection, rows: Rows, pull: Floats) -> Rows:
     """The pulled ones of ``rows`` and all before them in their chains, the strongest pull first.
 
     Leaves out what could not be matched anyhow, since a block before it is not ``held``.
     """
-    blocks = tables.blocks
+    blocks = view.blocks
     above = held.parents()
     top = held.rows[_top(above)]
     whole = (blocks.parent[top] == NO_ROW) & (blocks.depth[top] == 0)
@@ -90,63 +87,63 @@ def _lifted(pull: Floats, above: Places) -> Floats:
     return highest[:-1]
 
 
-def _states(tables: Tables) -> npt.NDArray[np.uint8]:
+def _states(view: View) -> npt.NDArray[np.uint8]:
     """uint8 ``[sessions.size + 1]``; the last one, of nobody, is idle."""
-    return np.append(tables.sessions.state[: tables.sessions.size], np.uint8(SessionState.IDLE))
+    return np.append(view.sessions.state[: view.sessions.size], np.uint8(SessionState.IDLE))
 
 
-def _in_use(tables: Tables, engine: int, active: Rows, now: float) -> Mask:
+def _in_use(view: View, active: Rows) -> Mask:
     """bool ``[blocks.size]``: the working set: ``active``, just read, or of a running session."""
-    blocks = tables.blocks
-    resident = blocks.pick(blocks.resident(engine))
-    running = _states(tables) == SessionState.RUNNING
+    blocks = view.blocks
+    resident = blocks.pick(blocks.resident(view.engine))
+    running = _states(view) == SessionState.RUNNING
     read = np.take(running, resident.of(blocks.session), mode="wrap")
-    read |= resident.last_used() >= now - _IN_USE_S
+    read |= resident.last_used() >= view.now - _IN_USE_S
     in_use = np.zeros(blocks.size, dtype=np.bool_)
     in_use[resident.rows[read]] = True
     in_use[active] = True
     return in_use
 
 
-def _due_pull(tables: Tables, profile: ScoreProfile, rows: Rows, now: float) -> Floats:
+def _due_pull(view: View, rows: Rows) -> Floats:
     """float64 ``[n]`` in (1, 2] for blocks of sessions that are due, another one for each."""
-    sessions = tables.sessions
-    soon = sessions.soon(profile.horizon_s, now)
+    sessions = view.sessions
+    soon = sessions.soon(view.rules.horizon_s, view.now)
     pull = np.zeros(sessions.size + 1)  # the last one stands for NO_ROW
     pull[soon] = 2.0 - np.arange(len(soon)) / max(1, len(soon))
-    return np.take(pull, tables.blocks.session[rows], mode="wrap")
+    return np.take(pull, view.blocks.session[rows], mode="wrap")
 
 
-def _followers_pull(tables: Tables, profile: ScoreProfile, rows: Rows, in_use: Mask) -> Floats:
+def _followers_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
     """float64 ``[n]`` up to 1: how probably the working set leads on to each block.
 
     Not for sessions that run, whose own requests load what they need, nor for those that wait:
     when they return is known better.
     """
-    pull = _next_pull(tables, rows, in_use)
-    np.maximum(pull, _linked_pull(tables, profile, rows, in_use), out=pull)
-    pull[np.isin(_states(tables)[tables.blocks.session[rows]], _SCHEDULED)] = 0.0
+    pull = _next_pull(view, rows, in_use)
+    np.maximum(pull, _linked_pull(view, rows, in_use), out=pull)
+    pull[np.isin(_states(view)[view.blocks.session[rows]], _SCHEDULED)] = 0.0
     return pull
 
 
-def _next_pull(tables: Tables, rows: Rows, in_use: Mask) -> Floats:
+def _next_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
     """float64 ``[n]`` up to 1: how many of those who walked a block in use went on to this one.
 
     That block is the last before it in its chain which is not among ``rows`` itself.
     """
-    blocks = tables.blocks
+    blocks = view.blocks
     before = blocks.parent[rows[_top(Selection(blocks, rows).parents())]]
     share = blocks.walkers[rows] / np.maximum(1.0, blocks.walkers[before])
     follows = (before != NO_ROW) & in_use[before] & (share >= _PROBABLE)
     return np.where(follows, np.minimum(share, 1.0), 0.0)
 
 
-def _linked_pull(tables: Tables, profile: ScoreProfile, rows: Rows, in_use: Mask) -> Floats:
+def _linked_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
     """float64 ``[n]`` up to 1: a link to a block in use, against that block's strongest link.
 
     What is always read with it has its strongest link; so the quotient says how often this one is.
     """
-    blocks, edges = tables.blocks, tables.edges
+    blocks, edges = view.blocks, view.tables.edges
     pull = np.zeros(blocks.size)
     wanted = np.zeros(blocks.size, dtype=np.bool_)
     wanted[rows] = True
@@ -159,15 +156,15 @@ def _linked_pull(tables: Tables, profile: ScoreProfile, rows: Rows, in_use: Mask
         if not len(used):
             continue
         weight = edges.weight[np.concatenate([links[out], links[back]])].astype(np.float64)
-        share = weight / _strongest(tables, links, used)
-        np.maximum.at(pull, found, profile.edge_types.get(kind, 0.0) * share)
+        share = weight / _strongest(view, links, used)
+        np.maximum.at(pull, found, view.rules.edge_types.get(kind, 0.0) * share)
     return np.where(pull[rows] >= _PROBABLE, np.minimum(pull[rows], 1.0), 0.0)
 
 
-def _strongest(tables: Tables, links: Rows, used: Rows) -> npt.NDArray[np.float32]:
+def _strongest(view: View, links: Rows, used: Rows) -> npt.NDArray[np.float32]:
     """float32 ``[n]``: the weight of the strongest of ``links`` at each of ``used``."""
-    edges, strongest = tables.edges, np.zeros(tables.blocks.size, dtype=np.float32)
-    is_used = np.zeros(tables.blocks.size, dtype=np.bool_)
+    edges, strongest = view.tables.edges, np.zeros(view.blocks.size, dtype=np.float32)
+    is_used = np.zeros(view.blocks.size, dtype=np.bool_)
     is_used[used] = True
     for ends in (edges.source[links], edges.target[links]):
         at_used = is_used[ends]

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from ..messages.advice import EvictionRanking
-from ..tables.tables import Tables
 from ..types import BlockKey
+from .formulas import LruPolicy
 from .policy import Policy
 from .protection import demoted
 from .rules import is_protected
-from .scoring import LruPolicy, ScoreProfile, resident_scores
+from .scoring import resident_scores
+from .view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +29,30 @@ class Order:
     """
 
     policy: Policy
-    profile: ScoreProfile
     known: Mapping[str, EvictionRanking]
     under_lru: frozenset[str] = frozenset()
 
 
-def places(tables: Tables, order: Order, row: int, now: float) -> dict[str, dict[str, Any]]:
+def places(view: View, order: Order, row: int) -> dict[str, dict[str, Any]]:
     """For each engine that has the block in its pool: who ranks, and how many go before it.
 
     Where LRU rules and the policy is another, ``policy_rank`` is where that would have put it.
     """
     found = {}
-    for engine, column in tables.engines.items():
-        resident = tables.blocks.resident(column)
+    for engine, column in view.tables.engines.items():
+        resident = view.blocks.resident(column)
         if not resident[row]:
             continue
         lru = engine in order.under_lru
-        place = _lru_place if lru else _policy_place
+        there = view.of(column)
+        place = _lru_place(there, row) if lru else _policy_place(there, order, engine, row)
         found[engine] = {
             "ranked_by": LruPolicy.name if lru else order.policy.name,
-            "rank": place(tables, order, engine, row, now),
+            "rank": place,
             "of": int(np.count_nonzero(resident)),
         }
         if lru and not isinstance(order.policy, LruPolicy):
-            found[engine]["policy_rank"] = _policy_place(tables, order, engine, row, now)
+            found[engine]["policy_rank"] = _policy_place(there, order, engine, row)
     return found
 
 
@@ -66,22 +67,20 @@ def who_ranks(order: Order, engines: Mapping[str, Any]) -> str:
     )
 
 
-def _policy_place(tables: Tables, order: Order, engine: str, row: int, now: float) -> int:
-    place = _place_in(order.known.get(engine), int(tables.blocks.wire_keys(row)))
+def _policy_place(view: View, order: Order, engine: str, row: int) -> int:
+    place = _place_in(order.known.get(engine), int(view.blocks.wire_keys(row)))
     if place is not None:
         return place
-    column = tables.engines[engine]
-    rows, scores = resident_scores(tables, order.policy, order.profile, column, now)
+    rows, scores = resident_scores(view, order.policy)
     return int((scores > scores[rows == row][0]).sum())
 
 
-def _lru_place(tables: Tables, order: Order, engine: str, row: int, now: float) -> int:
+def _lru_place(view: View, row: int) -> int:
     """By the engine's own order: the longest unused first, and last what is protected."""
-    column, blocks = tables.engines[engine], tables.blocks
-    resident = blocks.pick(blocks.resident(column))
-    safe = is_protected(tables, order.profile, resident, now)
-    safe &= ~demoted(tables, order.profile, column, resident, safe)
-    idle = LruPolicy().scores(tables, column, resident, now)
+    resident = view.blocks.pick(view.blocks.resident(view.engine))
+    safe = is_protected(view, resident)
+    safe &= ~demoted(view, resident, safe)
+    idle = LruPolicy().scores(view, resident)
     mine = int(np.flatnonzero(resident.rows == row)[0])
     before = np.where(safe == safe[mine], idle > idle[mine], safe[mine])
     return int(before.sum())

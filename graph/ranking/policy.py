@@ -9,15 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from ..tables.blocks import Selection
-from ..tables.tables import Tables
+from .profile import Weights
+from .view import View
 
 Scores = npt.NDArray[np.float64]
+
+DEPTH_TIE: Final = 1e-5
+"""Of a score, for each block before one in its chain: of equals the deeper goes first, as when vLLM
+frees a request tail first."""
 
 
 class Policy(Protocol):
@@ -31,21 +36,31 @@ class Policy(Protocol):
     def name(self) -> str:
         """What configuration and replay call it."""
 
-    def observe(self, tables: Tables, engine: int, now: float) -> None:
+    def observe(self, view: View) -> None:
         """Learn from the columns, once before each ranking of an engine."""
 
-    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+    def scores(self, view: View, picked: Selection) -> Scores:
         """float64 ``[len(picked)]``, higher goes first; changes nothing.
 
         What is beyond ``rules.SCORE_BOUND`` is cut to it; what is no number counts as the median.
 
         Args:
-            engine: A residency column.
-            picked: Rows that this engine holds in some tier.
+            picked: Rows that the view's engine holds in some tier.
         """
 
-    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
-        """What the score of one block row is made of, for people; changes nothing."""
+    def terms(self, view: View, row: int) -> dict[str, float]:
+        """What the score of one block row is made of, for people; changes nothing.
+
+        Args:
+            view: Of no engine in particular.
+        """
+
+
+@runtime_checkable
+class Weighted(Protocol):
+    """A policy that heeds configured weights; assign others while it runs."""
+
+    weights: Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +84,7 @@ class Referee(Protocol):
     Called under the graph's lock.
     """
 
-    def watch(self, tables: Tables, engine: int, scores: Callable[[Selection], Scores]) -> None:
+    def watch(self, view: View, scores: Callable[[Selection], Scores]) -> None:
         """Look at what was found since the last ranking of an engine.
 
         Args:

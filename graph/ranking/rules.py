@@ -9,17 +9,17 @@ than one step of the ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ..tables.blocks import Selection
-from ..tables.tables import Tables
-from ..types import BlockFlag, Rows, SessionState, SourceLayer
+from ..types import BlockFlag, Rows, SessionState
 from .copy_worth import COPIES
 from .policy import Scores
-from .protection import Shares, demoted
+from .protection import demoted
+from .view import View
 
 _T = TypeVar("_T", bound=np.generic)
 Mask = npt.NDArray[np.bool_]
@@ -33,18 +33,6 @@ _STEP: Final = 2.0**25
 enough that a float64 tells blocks of one band apart by a ten-millionth of a point."""
 
 
-class Bindings(Shares, Protocol):
-    """What the rules are told by configuration; ``scoring.ScoreProfile`` is this."""
-
-    @property
-    def protected_layers(self) -> frozenset[SourceLayer]:
-        """Never evicted while an unprotected block exists."""
-
-    @property
-    def horizon_s(self) -> float:
-        """A session that is expected back within this is due."""
-
-
 class Rule(NamedTuple):
     """One rule: ``weight`` is added to the rank of the blocks to which it ``applies``.
 
@@ -56,43 +44,43 @@ class Rule(NamedTuple):
 
     name: str
     weight: int
-    applies: Callable[[Tables, Bindings, Selection, float], Mask]
+    applies: Callable[[View, Selection], Mask]
     with_copies: bool = False
     bounded: bool = False
 
 
-def is_superseded(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> Mask:
+def is_superseded(view: View, picked: Selection) -> Mask:
     """Only an abandoned branch used it."""
-    return flagged(tables, picked, BlockFlag.SUPERSEDED)
+    return flagged(view, picked, BlockFlag.SUPERSEDED)
 
 
-def is_over(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> Mask:
+def is_over(view: View, picked: Selection) -> Mask:
     """Only sessions that ended used it."""
-    sessions = tables.sessions
+    sessions = view.sessions
     ended = sessions.state[: sessions.size] == SessionState.ENDED
-    over = of_session(ended, picked.of(tables.blocks.session))
-    over &= ~flagged(tables, picked, BlockFlag.SHARED)
+    over = of_session(ended, picked.of(view.blocks.session))
+    over &= ~flagged(view, picked, BlockFlag.SHARED)
     return over
 
 
-def is_due(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> Mask:
+def is_due(view: View, picked: Selection) -> Mask:
     """Its session waits for a tool, and is expected back any moment."""
-    sessions = tables.sessions
+    sessions = view.sessions
     due = np.zeros(sessions.size, dtype=np.bool_)
-    due[sessions.soon(bindings.horizon_s, now)] = True
-    return of_session(due, picked.of(tables.blocks.session))
+    due[sessions.soon(view.rules.horizon_s, view.now)] = True
+    return of_session(due, picked.of(view.blocks.session))
 
 
-def is_pinned(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> Mask:
+def is_pinned(view: View, picked: Selection) -> Mask:
     """A lease on it has not run out."""
-    return np.asarray(picked.of(tables.blocks.pinned_until) > now)
+    return np.asarray(picked.of(view.blocks.pinned_until) > view.now)
 
 
-def is_protected(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> Mask:
+def is_protected(view: View, picked: Selection) -> Mask:
     """Its layer is protected."""
     protected = np.zeros(256, dtype=np.bool_)
-    protected[[int(layer) for layer in bindings.protected_layers]] = True
-    return np.take(protected, picked.of(tables.blocks.layer))
+    protected[[int(layer) for layer in view.rules.protected_layers]] = True
+    return np.take(protected, picked.of(view.blocks.layer))
 
 
 RULES: Final = (
@@ -108,28 +96,26 @@ PROTECTED_BELOW: Final = (sum(min(0, rule.weight) for rule in RULES[:-1]) - 0.5)
 """Scores under the rules: those of protected blocks are below this, all others above."""
 
 
-def lay_rules(
-    scores: Scores, tables: Tables, bindings: Bindings, engine: int, picked: Selection, now: float
-) -> Scores:
-    """float64 ``[len(picked)]``: a policy's scores of blocks that ``engine`` holds, ruled.
+def lay_rules(scores: Scores, view: View, picked: Selection) -> Scores:
+    """float64 ``[len(picked)]``: a policy's scores of blocks that the view's engine holds, ruled.
 
     The scores are left as they are: they may be a view of the graph's columns.
     """
     ruled = _in_band(scores)
-    ranks = _ranks(tables, bindings, engine, picked, now)
+    ranks = _ranks(view, picked)
     if ranks.any():
         ruled += np.multiply(ranks, _STEP)
     return ruled
 
 
-def standing(tables: Tables, bindings: Bindings, picked: Selection, now: float) -> list[str]:
+def standing(view: View, picked: Selection) -> list[str]:
     """The names of the rules that apply to the first of ``picked``, in the rules' order."""
-    return [rule.name for rule in RULES if rule.applies(tables, bindings, picked, now)[0]]
+    return [rule.name for rule in RULES if rule.applies(view, picked)[0]]
 
 
-def flagged(tables: Tables, picked: Selection, flag: BlockFlag) -> Mask:
+def flagged(view: View, picked: Selection, flag: BlockFlag) -> Mask:
     """bool ``[len(picked)]``: which of them carry a flag."""
-    return np.asarray((picked.of(tables.blocks.flags) & int(flag)) != 0)
+    return np.asarray((picked.of(view.blocks.flags) & int(flag)) != 0)
 
 
 def of_session(values: npt.NDArray[_T], session: Rows) -> npt.NDArray[_T]:
@@ -148,16 +134,16 @@ def _in_band(scores: npt.NDArray[Any]) -> Scores:
     return banded
 
 
-def _ranks(tables: Tables, bindings: Bindings, engine: int, picked: Selection, now: float) -> Ranks:
+def _ranks(view: View, picked: Selection) -> Ranks:
     """int8 ``[len(picked)]``: the weights of the rules that apply to each, summed."""
     ranks = np.zeros(len(picked), dtype=np.int8)
-    has_copies = bool((picked.of(tables.blocks.tiers[engine]) & COPIES).any())
+    has_copies = bool((picked.of(view.blocks.tiers[view.engine]) & COPIES).any())
     for rule in RULES:
         if rule.with_copies and not has_copies:
             continue
-        applies = rule.applies(tables, bindings, picked, now)
+        applies = rule.applies(view, picked)
         if rule.bounded:
-            applies &= ~demoted(tables, bindings, engine, picked, applies)
+            applies &= ~demoted(view, picked, applies)
         if applies.any():
             ranks += applies * np.int8(rule.weight)
     return ranks

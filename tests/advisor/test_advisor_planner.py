@@ -10,6 +10,7 @@ import pytest
 from kvgraph.advisor.config.sections import PrefetchConfig
 from kvgraph.advisor.planner import RERANK_AFTER_S, GraphEvictionAdvisor
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import (
     BlocksRemoved,
     BlocksResident,
@@ -19,7 +20,7 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
 )
-from kvgraph.graph.ranking.scoring import Ranking, ScoreProfile
+from kvgraph.graph.ranking.profile import Rules
 from kvgraph.graph.types import SourceLayer
 
 
@@ -116,11 +117,11 @@ def test_a_changed_graph_is_ranked_again() -> None:
     assert 500 in after.order
 
 
-def test_new_weights_are_ranked_with_at_once() -> None:
+def test_new_rules_are_ranked_by_at_once() -> None:
     planned = Planned()
     planned.tick()
     before = planned.planner.latest["a"].epoch
-    planned.graph.profile = ScoreProfile(age=5.0)
+    planned.graph.configure(Rules(protected_share=0.1))
     planned.tick()
     assert planned.planner.latest["a"].epoch > before
 
@@ -186,7 +187,7 @@ def test_a_failing_ranking_leaves_the_other_engine_its_advice(
     planned.tick()
     rank = planned.graph.rank
 
-    def rank_but_not_a(engine: str, limit: int) -> Ranking:
+    def rank_but_not_a(engine: str, limit: int) -> EvictionRanking:
         if engine == "a":
             raise ZeroDivisionError("no luck")
         return rank(engine, limit)

@@ -46,6 +46,7 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
 )
+from kvgraph.graph.ranking.policy import Weighted
 from kvgraph.graph.types import SourceLayer, Tier
 
 PRESSURE = Pressure(100, 50, 50, 1, 0)
@@ -506,11 +507,14 @@ def test_weights_are_reloaded_while_running(tmp_path: Path, start: Start, connec
     file.write_text("[score]\nage = wrong\n")
     running.service.reload()
     running.until(lambda s: s["config"]["error"] is not None)
-    assert running.service.graph.profile.age == 1.0
+    policy = running.service.graph.policy
+    assert isinstance(policy, Weighted)
+    assert policy.weights.age == 1.0
     file.write_text("[score]\nage = 77.0\n")
     running.service.reload()
     running.until(lambda s: s["counters"]["config"].get("reloaded") == 1)
-    assert running.service.graph.profile.age == 77.0
+    assert running.service.graph.policy is policy, "what it learned stays"
+    assert policy.weights.age == 77.0
     engine.ranking(lambda keys: keys == {1})
 
 

@@ -10,7 +10,7 @@ import pytest
 from kvgraph.advisor.config.config import Config, load
 from kvgraph.advisor.config.reload import ConfigWatch
 from kvgraph.graph.errors import ConfigError
-from kvgraph.graph.ranking.scoring import ScoreProfile
+from kvgraph.graph.ranking.profile import Rules, Weights
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import EdgeType, SourceLayer
 
@@ -27,7 +27,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_defaults_are_those_of_the_graph() -> None:
     config = load()
-    assert config.score.profile() == ScoreProfile()
+    assert (config.score.weights(), config.rules()) == (Weights(), Rules())
     assert config.graph.limits() == GraphLimits()
 
 
@@ -124,7 +124,7 @@ def test_command_line_wins_over_environment_over_file_over_defaults(
     monkeypatch.setenv("KVGRAPH_SCORE__DEGREE", "2")
     score = load(file, {"score.age": "3"}).score
     assert (score.age, score.degree, score.hit_count) == (3.0, 2.0, 1.0)
-    assert score.importance == ScoreProfile().importance
+    assert score.importance == Weights().importance
 
 
 def test_the_environment_names_the_file_and_takes_lists_with_commas(
@@ -134,10 +134,10 @@ def test_the_environment_names_the_file_and_takes_lists_with_commas(
     monkeypatch.setenv("KVGRAPH_CONFIG", str(file))
     monkeypatch.setenv("KVGRAPH_SCORE__PROTECTED_LAYERS", "rules, memories")
     monkeypatch.setenv("KVGRAPH_SCORE__EDGE_TYPES__SEMANTIC", "0.25")
-    profile = load().score.profile()
-    assert profile.edge_types[EdgeType.TEMPORAL] == 7.0
-    assert profile.edge_types[EdgeType.SEMANTIC] == 0.25
-    assert profile.protected_layers == {SourceLayer.RULES, SourceLayer.MEMORIES}
+    rules = load().rules()
+    assert rules.edge_types[EdgeType.TEMPORAL] == 7.0
+    assert rules.edge_types[EdgeType.SEMANTIC] == 0.25
+    assert rules.protected_layers == {SourceLayer.RULES, SourceLayer.MEMORIES}
 
 
 def test_remote_http_is_allowed_when_asked_for(file: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..advisor.replay.fast.lru import lru_hits
-from ..advisor.replay.lab.arms import Settings, arm_names, graph_policies
+from ..advisor.replay.lab.arms import BY_DEFAULT, Settings, arm_names, graph_policies
 from ..advisor.replay.lab.hit_table import hit_table
 from ..advisor.replay.traces.reader import load_trace
 from ..advisor.replay.traces.trace import Trace
@@ -60,5 +60,5 @@ def _plan_ms() -> list[float]:
     """Ranking 100,000 blocks of an engine with the policy that ships for sessions."""
     graph = build_graph(100_000, 300_000)
     policies = graph_policies()
-    graph.policy = policies["lifecycle"](Settings())
+    graph.policy = policies[BY_DEFAULT](Settings())
     return [1e3 * seconds for seconds in timed(lambda: graph.rank(ENGINE, 8192), _PLANS)]

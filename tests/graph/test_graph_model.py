@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import (
     BlocksAttended,
     BlocksCleared,
@@ -26,7 +27,6 @@ from kvgraph.graph.messages.events import (
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.ranking.scoring import Ranking
 from kvgraph.graph.types import (
     DEFAULT_IMPORTANCE,
     EDGE_NAMES,
@@ -501,7 +501,7 @@ def check_rankings(graph: KVCacheGraph) -> None:
         check_copies(graph, column, set(ranked), ranking)
 
 
-def check_copies(graph: KVCacheGraph, column: int, hot: set[int], ranking: Ranking) -> None:
+def check_copies(graph: KVCacheGraph, column: int, hot: set[int], ranking: EvictionRanking) -> None:
     """Spills name blocks without a copy, in the order in which they go; sinks every idle copy."""
     blocks = graph.tables.blocks
     keys, tiers = blocks.keys[: blocks.size], blocks.tiers[column, : blocks.size]

@@ -27,8 +27,8 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
 )
 from kvgraph.graph.ranking.policy import Scores
+from kvgraph.graph.ranking.view import View
 from kvgraph.graph.tables.blocks import Selection
-from kvgraph.graph.tables.tables import Tables
 from made_traffic import agents, made, recent
 
 SIZE = 16
@@ -42,14 +42,14 @@ class Fixed:
     def __init__(self, sign: float) -> None:
         self.sign = sign
 
-    def observe(self, tables: Tables, engine: int, now: float) -> None:
+    def observe(self, view: View) -> None:
         """Nothing to learn."""
 
-    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+    def scores(self, view: View, picked: Selection) -> Scores:
         """Seconds since each was used, or the other way round."""
-        return np.asarray(self.sign * (now - picked.last_used()))
+        return np.asarray(self.sign * (view.now - picked.last_used()))
 
-    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+    def terms(self, view: View, row: int) -> dict[str, float]:
         """Nothing to explain."""
         return {}
 
@@ -62,7 +62,7 @@ class Nonsense(Fixed):
         self._kind = kind
         self._rng = np.random.default_rng(5)
 
-    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+    def scores(self, view: View, picked: Selection) -> Scores:
         """As the kind says."""
         match self._kind:
             case "constant":
@@ -72,7 +72,7 @@ class Nonsense(Fixed):
             case "nan":
                 return np.full(len(picked), np.nan)
             case _:
-                return np.asarray(picked.last_used() - now)
+                return np.asarray(picked.last_used() - view.now)
 
 
 def chains(seed: int, capacity: int) -> Iterator[np.ndarray[Any, Any]]:

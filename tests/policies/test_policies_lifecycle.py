@@ -19,7 +19,9 @@ from kvgraph.graph.messages.events import (
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.ranking.scoring import ClassicPolicy, ScoreProfile
+from kvgraph.graph.ranking.formulas import ClassicPolicy
+from kvgraph.graph.ranking.profile import Weights
+from kvgraph.graph.ranking.view import View
 from kvgraph.graph.types import SourceLayer
 
 SIZE = 16
@@ -118,9 +120,10 @@ def test_a_query_teaches_nothing_and_terms_add_up() -> None:
     engine = world.graph.tables.engines["e"]
     key = 10_000
     everything = world.graph.tables.blocks.sample(1_000_000)
-    before = world.policy.scores(world.graph.tables, engine, everything, world.now)
+    view = View(world.graph.tables, world.graph.rules, engine, world.now)
+    before = world.policy.scores(view, everything)
     explained = world.graph.explain(key)
-    after = world.policy.scores(world.graph.tables, engine, everything, world.now)
+    after = world.policy.scores(view, everything)
     row = int(world.graph.tables.blocks.find(np.array([key], dtype=np.uint64))[0])
     assert np.array_equal(before, after)
     assert explained["policy"] == "lifecycle"
@@ -134,7 +137,8 @@ def test_scores_are_finite_for_blocks_that_nobody_claims() -> None:
     assert world.order() == list(range(49, 0, -1))
     world.now += 10 * OLDEST
     everything = world.graph.tables.blocks.sample(1_000_000)
-    scores = world.policy.scores(world.graph.tables, 0, everything, world.now)
+    view = View(world.graph.tables, world.graph.rules, 0, world.now)
+    scores = world.policy.scores(view, everything)
     assert np.isfinite(scores).all()
     assert np.abs(scores).max() < 1e7
 
@@ -223,10 +227,10 @@ def test_only_what_lies_beyond_the_slack_is_stretched() -> None:
 
 
 def test_configuration_names_the_policy() -> None:
-    weights = ScoreProfile(hit_count=-7.0)
+    weights = Weights(hit_count=-7.0)
     classic = PolicyConfig(name="classic").policy(weights)
     assert isinstance(classic, ClassicPolicy)
-    assert classic.profile is weights
+    assert classic.weights is weights
     assert PolicyConfig(name="lifecycle").policy(weights).name == "lifecycle"
 
 
@@ -238,9 +242,9 @@ def test_weights_steer_and_cannot_drown_time() -> None:
     world.turn("a", 1, segments=(high,))
     world.turn("b", 2, segments=(low,))
     assert world.order() == [2, 1]
-    world.graph.profile = ScoreProfile(importance=20.0)
+    world.policy.weights = Weights(importance=20.0)
     assert world.order() == [1, 2]
-    world.graph.profile = ScoreProfile(importance=-1e6)
+    world.policy.weights = Weights(importance=-1e6)
     world.wait(3000)
     world.turn("fresh", 3, segments=(low,))
     assert world.order()[-1] == 3

@@ -169,9 +169,9 @@ def test_tuning_searches_the_first_part_and_writes_what_a_sidecar_loads(
     arguments = ["tune", trace_file, "--trials", 3, "--capacity", "60", "--out", out, "--json"]
     found = run_json(capsys, *arguments)
     assert run_json(capsys, *arguments)["weights"] == found["weights"]
-    profile = config.load(out).score.profile()
-    assert profile.age == found["weights"]["age"]
-    assert profile.edge_types[EdgeType.TEMPORAL] == found["weights"]["edge_types.temporal"]
+    tuned = config.load(out)
+    assert tuned.score.weights().age == found["weights"]["age"]
+    assert tuned.rules().edge_types[EdgeType.TEMPORAL] == found["weights"]["edge_types.temporal"]
     assert set(found["untouched"]) == {
         "lru", "lifecycle", "classic, defaults", "classic, tuned",
     }  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ....graph.ranking.formulas import LruPolicy
 from ....graph.ranking.policy import Policy
-from ....graph.ranking.scoring import LruPolicy
 from ...admission.admission import Admission
 from ..engine.instance import HostTier, Instance
 from ..errors import ReplayError

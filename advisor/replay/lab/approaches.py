@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from ...policies.registry import DEFAULT
 from ..engine.instance import HostTier, Instance
 from ..engine.routers import PrefixAffinity, RoundRobin, SessionSticky
 from ..engine.simulator import Outcome, Router, simulate
@@ -15,7 +16,7 @@ from ..orders.baselines import SessionTtlOrder
 from ..orders.orders import EvictionOrder
 from ..traces.duration import HostLink, ServiceModel
 from ..traces.trace import Trace
-from .arms import Settings, graph_policies, new_order
+from .arms import Settings, new_order
 from .cells import run_cells
 
 HOST_FACTOR: Final = 4
@@ -64,15 +65,9 @@ class ApproachRow:
         return asdict(self)
 
 
-def best_policy() -> str:
-    """The live policy that approach C runs: the lifecycle policy where there is one."""
-    names = list(graph_policies())
-    return "lifecycle" if "lifecycle" in names else names[0]
-
-
 def approaches() -> list[Approach]:
     """The rows of the table."""
-    policy = best_policy()
+    policy = DEFAULT
     return [
         Approach("round-robin, LRU", "round-robin", "lru", False),
         Approach("prefix-affinity, LRU", "prefix-affinity", "lru", False),
@@ -99,7 +94,7 @@ def compare_approaches(
     """Run every approach; each capacity is shared out evenly over ``instances``."""
     cells = [(approach, capacity) for capacity in capacities for approach in approaches()]
     # The slowest first, so that no process ends alone with one.
-    slow_first = sorted(cells, key=lambda cell: cell[0].policy != best_policy())
+    slow_first = sorted(cells, key=lambda cell: cell[0].policy != DEFAULT)
     found: dict[tuple[Approach, int], ApproachRow] = {}
     rows = run_cells(_run_cell, (trace, instances, settings), slow_first, processes)
     for done, (cell, row) in enumerate(rows, start=1):

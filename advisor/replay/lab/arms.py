@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from ....graph.ranking.policy import Policy
-from ....graph.ranking.scoring import ScoreProfile
+from ....graph.ranking.profile import ScoreProfile
 from ...policies.registry import DEFAULT, POLICIES, new_policy
 from ..engine.instance import Instance
 from ..engine.simulator import Load, simulate
@@ -38,7 +38,7 @@ class Settings:
 
     Attributes:
         planning: How graph policies plan.
-        profile: The score's weights; None takes the defaults.
+        profile: Weights and rules; None takes the defaults.
         load: With it time passes while requests run, for the arms that know of it.
         session_ttl_s: Of the session TTL baseline.
     """
@@ -130,7 +130,7 @@ def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
     return GraphOrder(
         trace,
         policy(settings),
-        profile=settings.profile,
+        rules=settings.profile,
         planning=settings.planning,
         hints=name.endswith(HINTS),
     )

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rich.table import Table
 
+from ...policies.registry import DEFAULT
 from .arms import BOUNDS
 from .hit_table import HitTable
 from .pictures import pyplot
@@ -120,6 +121,6 @@ def _draw_band(axes: Any, table: HitTable) -> None:
 def _line(arm: str) -> dict[str, Any]:
     if arm in BOUNDS:
         return {"color": _GREY, "ls": ":", "lw": 1.2}
-    if arm.startswith("lifecycle"):
+    if arm.startswith(DEFAULT):
         return {"lw": 2.5, "marker": "o"}
     return {"lw": 1.0, "marker": ".", "alpha": 0.8}

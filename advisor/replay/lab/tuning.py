@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ....graph.ranking.scoring import ScoreProfile
+from ....graph.ranking.formulas import ClassicPolicy, LruPolicy
+from ....graph.ranking.profile import ScoreProfile
 from ....graph.types import EdgeType
+from ...policies.registry import DEFAULT
 from ..errors import ReplayError
 from ..traces.trace import Trace
 from .arms import Settings, run_arm
@@ -27,8 +29,8 @@ SPACE: Final[dict[str, tuple[float, float]]] = {
 }
 """What is searched: weights, weights of the edge types that a trace has, and the horizon."""
 
-ARM: Final = "classic"
-OTHERS: Final = ("lru", "lifecycle")
+ARM: Final = ClassicPolicy.name
+OTHERS: Final = (LruPolicy.name, DEFAULT)
 """Arms without weights, for comparison: stock, and the policy that learns while it runs."""
 
 

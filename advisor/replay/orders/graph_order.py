@@ -14,7 +14,7 @@ from ....graph.kvcache_graph import KVCacheGraph
 from ....graph.messages.advice import PRESSING_SHARE, AdmissionAdvice
 from ....graph.messages.events import AnyEvent, BlocksStored, EngineHello
 from ....graph.ranking.policy import Policy
-from ....graph.ranking.scoring import ClassicPolicy, ScoreProfile
+from ....graph.ranking.profile import Rules
 from ....graph.types import Keys
 from ...admission.admission import Admission
 from ...policies.guard import Guard
@@ -54,7 +54,8 @@ class GraphOrder(EvictionOrder):
     end the engine's own order holds: the longest free first.
 
     Args:
-        policy: None is the classic score with ``profile``'s weights.
+        policy: Fresh, since it may learn.
+        rules: None takes the defaults.
         hints: Whether callers name their sessions and say what the trace knows; a trace that
             holds nothing that they said knows its sessions' last turns.
     """
@@ -62,9 +63,9 @@ class GraphOrder(EvictionOrder):
     def __init__(
         self,
         trace: Trace,
-        policy: Policy | None = None,
+        policy: Policy,
         *,
-        profile: ScoreProfile | None = None,
+        rules: Rules | None = None,
         planning: Planning | None = None,
         hints: bool = False,
     ) -> None:
@@ -72,9 +73,8 @@ class GraphOrder(EvictionOrder):
         self._now = 0.0
         self._block_size = trace.block_size
         self._trace_events = TraceEvents(trace, hints)
-        policy = policy or ClassicPolicy(profile)
         self._graph = KVCacheGraph(
-            profile=profile, policy=policy, referee=Guard(policy.name), clock=lambda: self._now
+            policy=policy, rules=rules, referee=Guard(policy.name), clock=lambda: self._now
         )
         self._news: deque[_News] = deque()  # that the graph has not heard yet
         self._free: OrderedDict[int, float] = OrderedDict()

@@ -9,8 +9,8 @@ import numpy as np
 
 from ...advisor.policies.registry import DEFAULT, new_policy
 from ...graph.ranking.policy import Policy, Scores
+from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
-from ...graph.tables.tables import Tables
 
 _SEED: Final = 20_261_121
 Draw = Callable[[int], Scores]
@@ -27,14 +27,14 @@ class Oblivious:
         self.name = name
         self._draw = draw
 
-    def observe(self, tables: Tables, engine: int, now: float) -> None:
+    def observe(self, view: View) -> None:
         """There is nothing that it could learn."""
 
-    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+    def scores(self, view: View, picked: Selection) -> Scores:
         """float64 ``[len(picked)]``, of no meaning."""
         return self._draw(len(picked))
 
-    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+    def terms(self, view: View, row: int) -> dict[str, float]:
         """None: no score is made of anything."""
         return {}
 
@@ -46,17 +46,17 @@ class Reversed:
         self.name = f"reversed {policy.name}"
         self._policy = policy
 
-    def observe(self, tables: Tables, engine: int, now: float) -> None:
+    def observe(self, view: View) -> None:
         """Learn what the other policy learns."""
-        self._policy.observe(tables, engine, now)
+        self._policy.observe(view)
 
-    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+    def scores(self, view: View, picked: Selection) -> Scores:
         """float64 ``[len(picked)]``, the other's with the wrong sign."""
-        return -self._policy.scores(tables, engine, picked, now)
+        return -self._policy.scores(view, picked)
 
-    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
+    def terms(self, view: View, row: int) -> dict[str, float]:
         """The other's terms with the wrong sign."""
-        terms = self._policy.terms(tables, row, now)
+        terms = self._policy.terms(view, row)
         return {name: -value for name, value in terms.items()}
 
 

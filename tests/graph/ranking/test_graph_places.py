@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import BlocksStored, RequestFinished, RequestStarted, Segment
+from kvgraph.graph.ranking.formulas import LruPolicy
 from kvgraph.graph.ranking.policy import Ruling, Scores
-from kvgraph.graph.ranking.scoring import LruPolicy
+from kvgraph.graph.ranking.view import View
 from kvgraph.graph.tables.blocks import Selection
-from kvgraph.graph.tables.tables import Tables
 from kvgraph.graph.types import SessionState, SourceLayer
 
 SIZE = 16
@@ -24,7 +24,7 @@ class Doubtful:
     def __init__(self, trusting: bool) -> None:
         self.trusting = trusting
 
-    def watch(self, tables: Tables, engine: int, scores: Callable[[Selection], Scores]) -> None:
+    def watch(self, view: View, scores: Callable[[Selection], Scores]) -> None:
         pass
 
     def trusts(self, engine: int) -> bool:

@@ -13,7 +13,7 @@ from kvgraph.graph.messages.events import (
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.ranking.scoring import ScoreProfile
+from kvgraph.graph.ranking.profile import Rules
 from kvgraph.graph.types import Authority, SourceLayer
 
 SIZE = 16
@@ -143,7 +143,7 @@ def test_one_named_tenant_cannot_take_all_of_it(world: World) -> None:
 
 
 def test_the_shares_are_configuration(world: World) -> None:
-    world.graph.profile = ScoreProfile(protected_share=0.1, tenant_share=0.05)
+    world.graph.configure(Rules(protected_share=0.1, tenant_share=0.05))
     world.say("a", RULES, *range(100, 120))
     world.say(None, RULES, *range(200, 220))
     assert len(world.protected()) == 10

@@ -9,11 +9,13 @@ import pytest
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import BlocksStored, RequestFinished, RequestStarted, Segment
+from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import Scores
+from kvgraph.graph.ranking.profile import Weights
 from kvgraph.graph.ranking.rules import RULES
-from kvgraph.graph.ranking.scoring import ScoreProfile, resident_scores
+from kvgraph.graph.ranking.scoring import resident_scores
+from kvgraph.graph.ranking.view import View
 from kvgraph.graph.tables.blocks import Selection
-from kvgraph.graph.tables.tables import Tables
 from kvgraph.graph.types import BlockFlag, SessionState, SourceLayer, Tier
 
 SIZE = 16
@@ -60,14 +62,14 @@ class Told:
     by_key: dict[int, float]
     name: str = "told"
 
-    def observe(self, tables: Tables, engine: int, now: float) -> None:
+    def observe(self, view: View) -> None:
         pass
 
-    def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
-        return np.array([self.by_key[int(key)] for key in picked.of(tables.blocks.keys)])
+    def scores(self, view: View, picked: Selection) -> Scores:
+        return np.array([self.by_key[int(key)] for key in picked.of(view.blocks.keys)])
 
-    def terms(self, tables: Tables, row: int, now: float) -> dict[str, float]:
-        return {"told": self.by_key[int(tables.blocks.keys[row])]}
+    def terms(self, view: View, row: int) -> dict[str, float]:
+        return {"told": self.by_key[int(view.blocks.keys[row])]}
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ def test_no_score_outvotes_a_rule(graph: KVCacheGraph, favourite: int, loud: flo
 
 
 def test_no_weight_outvotes_a_rule(graph: KVCacheGraph) -> None:
-    graph.profile = ScoreProfile(age=1e6)
+    graph.policy = ClassicPolicy(Weights(age=1e6))
     last = graph.tables.blocks.last_attended
     last[graph.tables.blocks.find(np.array([PROTECTED], dtype=np.uint64))] = NOW - 1e6
     assert graph.suggest_eviction(6) == IN_ORDER
@@ -134,7 +136,7 @@ def test_scores_in_range_are_not_rounded(graph: KVCacheGraph) -> None:
     blocks.layer[: blocks.size] = SourceLayer.RULES
     blocks.flags[: blocks.size] = 0
     graph.policy = Told({key: 1e7 - 1e-6 * key for key in range(1, 7)})
-    rows, scores = resident_scores(graph.tables, graph.policy, graph.profile, 0, NOW)
+    rows, scores = resident_scores(View(graph.tables, graph.rules, 0, NOW), graph.policy)
     assert len(set(scores.tolist())) == len(rows)
 
 
@@ -142,8 +144,8 @@ def test_the_rules_leave_the_graph_as_it_is(graph: KVCacheGraph) -> None:
     """A policy may give back a view of a column."""
 
     class Column(Told):
-        def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
-            return picked.of(tables.blocks.last_attended)
+        def scores(self, view: View, picked: Selection) -> Scores:
+            return picked.of(view.blocks.last_attended)
 
     before = graph.tables.blocks.last_attended.copy()
     graph.policy = Column({})
@@ -153,7 +155,7 @@ def test_the_rules_leave_the_graph_as_it_is(graph: KVCacheGraph) -> None:
 
 def test_a_policy_that_scores_other_blocks_is_refused(graph: KVCacheGraph) -> None:
     class Short(Told):
-        def scores(self, tables: Tables, engine: int, picked: Selection, now: float) -> Scores:
+        def scores(self, view: View, picked: Selection) -> Scores:
             return np.zeros(1)
 
     graph.policy = Short({}, name="short")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -14,7 +12,8 @@ from kvgraph.graph.messages.events import (
     Segment,
     SessionSignal,
 )
-from kvgraph.graph.ranking.scoring import ScoreProfile
+from kvgraph.graph.ranking.formulas import ClassicPolicy
+from kvgraph.graph.ranking.profile import Rules, Weights
 from kvgraph.graph.types import EdgeType, SourceLayer
 
 SIZE = 16
@@ -75,7 +74,7 @@ def test_the_score_is_the_documented_sum(graph: KVCacheGraph, clock: Clock) -> N
     turn(graph, "b", 1, 2, cached=2 * SIZE, segments=(layer(SourceLayer.CONTEXT, 2),))
     clock.now += 500
     terms = graph.explain(1)["terms"]
-    weights = graph.profile.edge_types
+    weights = graph.rules.edge_types
     prefix, temporal = weights[EdgeType.PREFIX_SHARE], weights[EdgeType.TEMPORAL]
     assert terms["age"] == pytest.approx(0.01 * 500)
     # Two walked the link from the root to the first block, and the one from there to the second.
@@ -89,9 +88,8 @@ def test_the_score_is_the_documented_sum(graph: KVCacheGraph, clock: Clock) -> N
 def test_every_weight_and_edge_weight_counts(graph: KVCacheGraph) -> None:
     turn(graph, "a", 1, 2)
     before = graph.explain(2)["terms"]
-    graph.profile = dataclasses.replace(
-        graph.profile, importance=-40.0, edge_types={EdgeType.TEMPORAL: 0.2}
-    )
+    graph.policy = ClassicPolicy(Weights(importance=-40.0))
+    graph.configure(Rules(edge_types={EdgeType.TEMPORAL: 0.2}))
     after = graph.explain(2)["terms"]
     assert after["importance"] == pytest.approx(2 * before["importance"])
     assert after["degree"] == pytest.approx(2 * before["degree"])
@@ -126,7 +124,7 @@ def test_an_unprotected_parent_of_a_protected_block_is_protected_with_it(
 
 def test_protection_is_configuration(graph: KVCacheGraph) -> None:
     turn(graph, "a", 1, segments=(layer(SourceLayer.RULES, 1),))
-    graph.profile = ScoreProfile(protected_layers=frozenset({SourceLayer.AXIOMS}))
+    graph.configure(Rules(protected_layers=frozenset({SourceLayer.AXIOMS})))
     assert order(graph) == [1]
 
 

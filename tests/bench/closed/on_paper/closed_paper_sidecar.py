@@ -36,8 +36,8 @@ class PaperSidecar:
         policy = PolicyConfig(name="lru") if arm.plain else PolicyConfig()
         config = Config(policy=policy)
         self._graph = KVCacheGraph(
-            profile=config.profile(),
-            policy=config.policy.policy(config.profile()),
+            policy=config.policy.policy(config.score.weights()),
+            rules=config.rules(),
             referee=config.policy.referee(),
             limits=config.graph.limits(),
             clock=time,

@@ -1,0 +1,108 @@
+"""Policies that are one expression over columns: the classic weighted sum, and LRU."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..tables.blocks import Selection
+from ..types import BlockFlag
+from .policy import DEPTH_TIE, Scores
+from .profile import Weights
+from .rules import flagged, of_session
+from .view import View
+
+Term = list[tuple[float, npt.NDArray[Any]]]
+
+_GRAPH_TERMS: Final = ("degree", "edge_weight", "importance")
+
+
+class ClassicPolicy:
+    """The weighted sum of ``Weights``."""
+
+    name: Final = "classic"
+
+    def __init__(self, weights: Weights | None = None) -> None:
+        self.weights = weights or Weights()
+
+    def observe(self, view: View) -> None:
+        """Nothing to learn: the weights are configuration."""
+
+    def scores(self, view: View, picked: Selection) -> Scores:
+        """float64 ``[len(picked)]``; the same on every engine."""
+        scores = np.multiply(picked.of(view.blocks.depth), DEPTH_TIE, dtype=np.float64)
+        scratch = np.empty(len(scores))
+        for term in score_terms(view, self.weights, picked).values():
+            for weight, values in term:
+                scores += np.multiply(values, weight, out=scratch)
+        return scores
+
+    def terms(self, view: View, row: int) -> dict[str, float]:
+        """Every term of the sum."""
+        only = Selection(view.blocks, np.array([row], dtype=np.int32))
+        return {
+            name: sum(weight * float(values[0]) for weight, values in term)
+            for name, term in score_terms(view, self.weights, only).items()
+        }
+
+
+class LruPolicy:
+    """The engine's own order: the longest unused goes first."""
+
+    name: Final = "lru"
+
+    def observe(self, view: View) -> None:
+        """Nothing to learn."""
+
+    def scores(self, view: View, picked: Selection) -> Scores:
+        """float64 ``[len(picked)]``: seconds since each was used."""
+        idle = view.now - picked.last_used()
+        return np.asarray(idle + picked.of(view.blocks.depth) * DEPTH_TIE)
+
+    def terms(self, view: View, row: int) -> dict[str, float]:
+        """The age is all there is."""
+        only = Selection(view.blocks, np.array([row], dtype=np.int32))
+        return {"age": float(view.now - only.last_used()[0])}
+
+
+def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Term]:
+    """The score's terms: each a list of weights and the values, ``[n]``, that they multiply."""
+    blocks = view.blocks
+    return {
+        "age": [(weights.age, view.now - picked.last_used())],
+        "degree": _over_types(weights.degree, blocks.degree, view, picked),
+        "edge_weight": _over_types(weights.edge_weight, blocks.edge_weight, view, picked),
+        "importance": [(weights.importance, picked.of(blocks.importance))],
+        "hit_count": [(weights.hit_count, picked.of(blocks.hit_count))],
+        "session_credit": [(weights.session_credit, _credit(view, picked))],
+    }
+
+
+def graph_worth(view: View, weights: Weights, picked: Selection) -> npt.NDArray[np.float64]:
+    """float64 ``[len(picked)]``: points for what the graph knows beside time: edges, importance."""
+    worth = np.zeros(len(picked))
+    terms = score_terms(view, weights, picked)
+    for name in _GRAPH_TERMS:
+        for weight, values in terms[name]:
+            worth -= weight * values
+    return worth
+
+
+def _over_types(factor: float, columns: npt.NDArray[Any], view: View, picked: Selection) -> Term:
+    """One weight and its values an edge type; types without an edge or a weight cost nothing."""
+    return [
+        (factor * weight, picked.of(columns[kind]))
+        for kind, weight in view.rules.edge_types.items()
+        if weight and view.tables.edges.counts[kind]
+    ]
+
+
+def _credit(view: View, picked: Selection) -> Scores:
+    credit = view.sessions.credit(view.now, view.rules.session_memory_s)
+    claimed = of_session(credit, picked.of(view.blocks.session))
+    superseded = flagged(view, picked, BlockFlag.SUPERSEDED)
+    if superseded.any():
+        claimed[superseded] = 0.0
+    return claimed

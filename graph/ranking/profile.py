@@ -1,0 +1,64 @@
+"""What a person may set of a ranking: a score's weights, and the rules that bind all scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..types import PROTECTED_LAYERS, EdgeType, SourceLayer
+
+_DEFAULT_EDGE_TYPES: Final = {
+    EdgeType.PREFIX_SHARE: 1.0,
+    EdgeType.CO_ATTEND: 1.0,
+    EdgeType.SEMANTIC: 0.5,
+    EdgeType.TEMPORAL: 0.1,
+    EdgeType.SPILL_LINK: 0.0,
+    EdgeType.MEMORY_REF: 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What each term of a score counts; a policy's own.
+
+    ``score = age·seconds + degree·Σ wₜ·degreeₜ + edge_weight·Σ wₜ·weightₜ + importance·importance
+    + hit_count·hits + session_credit·credit``, with ``wₜ`` of ``Rules.edge_types``.
+
+    Attributes:
+        session_credit: Weight of the claim, in [0, 1], of the session that last walked a block.
+    """
+
+    age: float = 0.01
+    degree: float = -5.0
+    edge_weight: float = -2.0
+    importance: float = -20.0
+    hit_count: float = -3.0
+    session_credit: float = -40.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What holds in a graph whatever policy scores its blocks.
+
+    Attributes:
+        session_memory_s: Over how many idle seconds a session's claim fades (to 1/e).
+        edge_types: wₜ: what an edge of each type counts, to policies and for prefetching.
+        protected_layers: Never evicted while an unprotected block exists.
+        protected_share: Of a pool, in all; beyond it the least precious lose their protection.
+            Chosen: half of a pool still serves those who protect nothing.
+        tenant_share: Of a pool, by the word of one named tenant. Chosen: two of them cannot take
+            all that may be protected from a third.
+        horizon_s: A session that is expected back within this is due.
+    """
+
+    session_memory_s: float = 300.0
+    edge_types: dict[EdgeType, float] = field(default_factory=lambda: dict(_DEFAULT_EDGE_TYPES))
+    protected_layers: frozenset[SourceLayer] = PROTECTED_LAYERS
+    protected_share: float = 0.5
+    tenant_share: float = 0.25
+    horizon_s: float = 3.0
+
+
+@dataclass(frozen=True)
+class ScoreProfile(Rules, Weights):
+    """Weights and rules in one, for whoever sets both: it may stand for either."""

@@ -1,0 +1,36 @@
+"""Who ranks an engine's blocks: the policy, or the engine's own order where that finds more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from ..messages.advice import EvictionRanking
+from ..types import as_keys
+from .formulas import LruPolicy
+from .policy import Policy, Referee
+from .scoring import rank, whole_scores
+from .view import View
+
+
+def rank_by_ruler(
+    view: View, policy: Policy, referee: Referee | None, limit: int
+) -> EvictionRanking:
+    """What the view's engine should lose first, by whoever rules it.
+
+    The policy learns from what happened either way. Where LRU rules, the ranking names no order:
+    what the engine does by itself costs it nothing.
+    """
+    policy.observe(view)
+    if referee is not None and not isinstance(policy, LruPolicy):
+        referee.watch(view, partial(whole_scores, view, policy))
+    if is_under_lru(view.engine, policy, referee):
+        return replace(rank(view, LruPolicy(), limit), order=as_keys([]))
+    return rank(view, policy, limit)
+
+
+def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:
+    """Whether the engine of a residency column keeps to its own order."""
+    if isinstance(policy, LruPolicy):
+        return True
+    return referee is not None and not referee.trusts(engine)

@@ -1,0 +1,42 @@
+"""``View``: what one ranking is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..sessions.sessions import SessionTable
+from ..tables.blocks import BlockTable
+from ..tables.tables import Tables
+from .profile import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The columns, the rules that bind, whose pool it is about, and when.
+
+    Made once for a ranking, and passed on whole. Whoever has one reads the columns and writes
+    none.
+
+    Attributes:
+        engine: A residency column; ``NO_ROW`` for a question about no engine in particular.
+        now: Monotonic seconds of the graph's clock.
+    """
+
+    tables: Tables
+    rules: Rules
+    engine: int
+    now: float
+
+    @property
+    def blocks(self) -> BlockTable:
+        """The columns of blocks."""
+        return self.tables.blocks
+
+    @property
+    def sessions(self) -> SessionTable:
+        """The columns of sessions."""
+        return self.tables.sessions
+
+    def of(self, engine: int) -> View:
+        """The same moment, for another engine."""
+        return replace(self, engine=engine)
