@@ -78,8 +78,8 @@ def test_figures_are_of_what_was_answered_while_it_was_measured() -> None:
         run("host_lru", 64, 19, 8.0),
         run("host_hold", 64, 31, 0.1, held=HoldCounts(1, 99, 2.0, 2.0, {})),
     ]
-    scale = ClosedScale(clock=CLOCK, best=20, over=(1.6,))
-    assert scale.agents(20, hosted=False) == [12, 20, 32]
+    scale = ClosedScale(clock=CLOCK, best=20, over=(1.6,), pairs=2)
+    assert scale.agents(20, hosted=False) == [12, 16, 20, 12, 16, 20, 32]
     assert scale.agents(20, hosted=True) == [64]
     figures = ClosedResult(Path(), 20, scale, runs, {100: [0.1]}).figures().figures
     assert figures["turns_ratio_over_at_32"].value == pytest.approx(3.0)

@@ -32,7 +32,7 @@ sessions that are smaller by ``SHRINK``."""
 POOL: Final = 480
 """Blocks: contexts of about twenty agents."""
 
-UNDER: Final = (0.6, 1.0)
+UNDER: Final = (0.6, 0.8, 1.0)
 OVER: Final = (1.6, 2.4)
 """Numbers of agents, as multiples of the one at which stock is at its best."""
 
@@ -48,9 +48,11 @@ class ClosedScale:
 
     Attributes:
         best: Agents at which stock is at its best; None: searched among ``searched``.
-        under: Multiples of it that are not past the cliff.
+        under: Multiples of it that are not past the cliff; 1.0 is its edge.
         over: Those that are.
         hosted: Those that are past it for arms with host memory.
+        pairs: Runs of each arm below the cliff, in turns: there the arms differ by less than two
+            runs of one arm do.
         repeats: Runs of each arm past the cliff.
     """
 
@@ -60,19 +62,20 @@ class ClosedScale:
     under: tuple[float, ...] = UNDER
     over: tuple[float, ...] = OVER
     hosted: tuple[float, ...] = HOSTED
+    pairs: int = 3
     repeats: int = 1
     arms: tuple[AgentArm, ...] = CLOSED_ARMS
 
     def agents(self, best: int, hosted: bool) -> list[int]:
         """Numbers of agents that an arm is to play with, below the cliff first."""
         past = self.hosted if hosted else self.over
-        shares = (*(() if hosted else self.under), *(past * self.repeats))
+        shares = (*(() if hosted else self.under * self.pairs), *(past * self.repeats))
         return [round(share * best) for share in shares]
 
 
 QUICK_CLOSED: Final = ClosedScale(
-    clock=Clock(PACE, 15.0, 45.0), best=20, under=UNDER[1:], over=OVER[:1],
-    arms=(STOCK, LPM, HOLD, HOST_LRU, HOST_HOLD),
+    clock=Clock(PACE, 15.0, 45.0), best=20, under=UNDER[-1:], over=OVER[:1],
+    pairs=1, arms=(STOCK, LPM, HOLD, HOST_LRU, HOST_HOLD),
 )  # fmt: skip
 
 
@@ -134,13 +137,8 @@ class _ClosedBench:
         for hosted in (False, True):
             for agents in self.scale.agents(self.best, hosted):
                 for arm in self.arms:
-                    if arm.hosted is hosted and not self._is_known(arm, agents):
-                        self._run(arm, agents)
-
-    def _is_known(self, arm: AgentArm, agents: int) -> bool:
-        """Whether the search for the best number has played this."""
-        searched = not self.scale.best and arm is STOCK
-        return searched and agents in self.scale.searched
+                    if arm.hosted is hosted:
+                        self.runs.append(self._run(arm, agents))
 
     def _search(self) -> int:
         tried = [self._run(STOCK, agents) for agents in self.scale.searched]
@@ -153,9 +151,7 @@ class _ClosedBench:
         )
         length = -(-longest // BLOCK) * BLOCK
         room = Room(self.model, self.out, POOL, length, POOL)
-        done = run_closed(arm, room, users, self.scale.clock, self.shown)
-        self.runs.append(done)
-        return done
+        return run_closed(arm, room, users, self.scale.clock, self.shown)
 
     def _users(self, agents: int) -> tuple[Script, ...]:
         clock = self.scale.clock

@@ -83,8 +83,8 @@ class ClosedResult:
             if not stock or not ours:
                 continue
             at = f"{suffix}_at_{agents}"
-            ratio = _turns(ours) / _turns(stock)
-            figures.add(f"turns_ratio_under{at}", ratio, "of stock", "≥ .99")
+            ratios = [_turns([a]) / _turns([b]) for a, b in zip(ours, stock, strict=False)]
+            figures.add(f"turns_ratio_under{at}", ratios, "of stock", "≥ .99")
             shares = [run.held.share for run in ours if run.held is not None]
             figures.add(f"held_share_under{at}", max(shares, default=0.0), "of requests", "≤ .01")
 
