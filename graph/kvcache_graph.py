@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import GraphError
 from .ingest.ingest import Ingest
+from .ingest.residency import column_of
 from .messages.advice import EvictionRanking
 from .messages.events import (
     AdmissionReport,
@@ -25,17 +25,18 @@ from .messages.events import (
     TierReport,
 )
 from .queries import views
+from .queries.lookup import row_of
 from .queries.stats import GraphStats, graph_stats
 from .ranking.candidates import prefetch_candidates
 from .ranking.formulas import ClassicPolicy
 from .ranking.places import Order
 from .ranking.policy import Policy, Referee, Ruling
 from .ranking.profile import Rules, ScoreProfile
-from .ranking.ruler import is_under_lru, rank_by_ruler
+from .ranking.ruler import rank_by_ruler
 from .ranking.view import View
 from .tables.integrity import check_integrity
 from .tables.tables import GraphLimits, Tables
-from .types import MAX_ENGINES, NO_ROW, BlockKey, Keys, as_keys
+from .types import NO_ROW, BlockKey, Keys, as_keys
 
 _SIGNS_OF_LIFE = (
     EngineHello, Pressure, AdviceApplied, TierReport, AdmissionReport, RequestHeld, RequestReleased
@@ -103,7 +104,8 @@ class KVCacheGraph:
         Raises:
             GraphError: A further engine than ``MAX_ENGINES``.
         """
-        self._ingest.apply(self._column(engine), events, self.clock())
+        column = column_of(self.tables, engine, self.models.get(engine, ""))
+        self._ingest.apply(column, events, self.clock())
         if not all(isinstance(event, _SIGNS_OF_LIFE) for event in events):
             self.version += 1
 
@@ -141,19 +143,15 @@ class KVCacheGraph:
 
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """The ``n`` blocks to lose first: protected ones only when nothing else is left."""
-        engines = self.engines[:1] if engine is None else [engine]
-        if not engines or n <= 0:
-            return []
-        ranking = self.rank(engines[0], n)
-        victims: list[BlockKey] = np.concatenate([ranking.order, ranking.protected])[:n].tolist()
+        ranking = self.rank(self._first(engine), n)
+        either = np.concatenate([ranking.order, ranking.protected])
+        victims: list[BlockKey] = either[: max(0, n)].tolist()
         return victims
 
     def select_spill_candidates(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """Up to ``n`` blocks worth a copy that have none, in the order in which they will go."""
-        engines = self.engines[:1] if engine is None else [engine]
-        if not engines or n <= 0:
-            return []
-        candidates: list[BlockKey] = self.rank(engines[0], n).spill_first[:n].tolist()
+        spill_first = self.rank(self._first(engine), n).spill_first
+        candidates: list[BlockKey] = spill_first[: max(0, n)].tolist()
         return candidates
 
     def prefetch_order(self, engine: str, limit: int, active: Keys | None = None) -> Keys:
@@ -172,19 +170,17 @@ class KVCacheGraph:
 
     def suggest_prefetch(self, active: Sequence[BlockKey], n: int) -> list[BlockKey]:
         """The ``n`` copies most worth bringing back while ``active`` blocks are in use."""
-        if not self.engines:
-            return []
-        found = self.prefetch_order(self.engines[0], n, as_keys(list(active)))
+        found = self.prefetch_order(self._first(None), n, as_keys(list(active)))
         keys: list[BlockKey] = found.tolist()
         return keys
 
     def neighbors(self, key: BlockKey) -> list[dict[str, Any]]:
         """The edges at a block: other node, type, direction and weight."""
-        return views.neighbors(self.tables, self._row(key))
+        return views.neighbors(self.tables, row_of(self.tables, key))
 
     def subgraph(self, key: BlockKey, hops: int = 1, limit: int = 200) -> dict[str, Any]:
         """Blocks within ``hops`` of a block, as node-link data; at most ``limit`` nodes."""
-        return views.subgraph(self.tables, self._row(key), hops, limit)
+        return views.subgraph(self.tables, row_of(self.tables, key), hops, limit)
 
     def explain(
         self, key: BlockKey, known: Mapping[str, EvictionRanking] | None = None
@@ -198,13 +194,8 @@ class KVCacheGraph:
         Raises:
             GraphError: The graph knows no such block.
         """
-        row, engines = self._row(key), self.tables.engines
-        under_lru = frozenset(
-            name
-            for name, column in engines.items()
-            if is_under_lru(column, self.policy, self.referee)
-        )
-        return views.explain(self._view(), Order(self.policy, known or {}, under_lru), row)
+        order = Order(self.policy, self.referee, known or {})
+        return views.explain(self._view(), order, row_of(self.tables, key))
 
     def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:
         """What a session is doing, and what it holds in which tier.
@@ -216,13 +207,9 @@ class KVCacheGraph:
 
     def held(self, session: str, tenant: str | None = None) -> dict[str, float]:
         """Engines that hold a request of this session until there is room, and seconds since."""
-        names = {column: name for name, column in self.tables.engines.items()}
-        now = self.clock()
-        found: dict[str, float] = {}
-        for column, held in self._ingest.held.of_session(session, tenant):
-            name = names.get(column, "?")
-            found[name] = max(now - held.since, found.get(name, 0.0))
-        return found
+        now, since = self.clock(), self._ingest.held.since(session, tenant)
+        engines = self.tables.engines.items()
+        return {name: now - since[column] for name, column in engines if column in since}
 
     def waiting(self) -> dict[str, float]:
         """Requests that engines hold until there is room, and seconds since."""
@@ -248,30 +235,10 @@ class KVCacheGraph:
         """Verify every invariant; raises ``AssertionError`` naming the first broken one."""
         check_integrity(self.tables)
 
+    def _first(self, engine: str | None) -> str:
+        """The named engine, or the first that is known; without any, a name that none has."""
+        return engine if engine is not None else next(iter(self.tables.engines), "")
+
     def _view(self, column: int = NO_ROW) -> View:
         """As of now; of one engine, or of none in particular."""
         return View(self.tables, self.rules, column, self.clock())
-
-    def _row(self, key: BlockKey) -> int:
-        """The block that engines call ``key``; of several models', one that is held, last used."""
-        if not 0 <= key < 1 << 64:
-            raise GraphError(f"a block key is a number from 0 to 2**64 - 1, not {key}")
-        named = self.tables.blocks.find_all(key)
-        if not len(named):
-            raise GraphError(f"no block {key} is known: never stored, or long forgotten")
-        held = self.tables.blocks.tiers[:, named.rows].any(axis=0)
-        return int(named.rows[np.lexsort((named.last_used(), held))[-1]])
-
-    def _column(self, engine: str) -> int:
-        engines = self.tables.engines
-        if engine not in engines:
-            free = sorted(set(range(MAX_ENGINES)) - set(engines.values()))
-            if not free:
-                raise GraphError(
-                    f"a sidecar advises at most {MAX_ENGINES} engines at once; "
-                    "start another one for this engine"
-                )
-            self.tables.blocks.reserve_engines(free[0] + 1)
-            engines[engine] = free[0]
-            self.tables.models[free[0]] = self.models.get(engine, "")
-        return engines[engine]

@@ -25,7 +25,6 @@ TOO_LONG: dict[str, int] = {
     "advisor/sockets/subscriber.py:EventSubscriber": 223,
     "graph/ingest/ingest.py:Ingest": 251,
     "graph/ingest/turns.py:TurnRecorder": 239,
-    "graph/kvcache_graph.py:KVCacheGraph": 252,
     "graph/sessions/sessions.py:SessionTable": 254,
     "hooks/tiers/directory.py:CopyDirectory": 204,
     "hooks/tiers/mover.py:TierMover": 228,

@@ -43,14 +43,17 @@ class HeldBook:
         """Whoever waits, engine by engine, each engine's in the order in which they came."""
         return [held for waiting in self._held.values() for held in waiting.values()]
 
-    def of_session(self, session: str, tenant: str | None) -> list[tuple[int, HeldRequest]]:
-        """Engines, and what waits there of a session; of any tenant's where none is named."""
-        return [
-            (engine, held)
-            for engine, waiting in self._held.items()
-            for held in waiting.values()
-            if held.request.session == session and tenant in (None, held.request.tenant)
-        ]
+    def since(self, session: str, tenant: str | None) -> dict[int, float]:
+        """Engines where a request of a session waits, and since when the first of them does.
+
+        Of any tenant's session where none is named.
+        """
+        found: dict[int, float] = {}
+        for engine, waiting in self._held.items():
+            for held in waiting.values():
+                if held.request.session == session and tenant in (None, held.request.tenant):
+                    found[engine] = min(held.since, found.get(engine, held.since))
+        return found
 
     def forget(self, engine: int) -> None:
         """The engine is gone, or tells everything anew."""

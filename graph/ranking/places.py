@@ -11,8 +11,9 @@ import numpy as np
 from ..messages.advice import EvictionRanking
 from ..types import BlockKey
 from .formulas import LruPolicy
-from .policy import Policy
+from .policy import Policy, Referee
 from .protection import demoted
+from .ruler import is_under_lru
 from .rules import is_protected
 from .scoring import resident_scores
 from .view import View
@@ -24,13 +25,13 @@ class Order:
 
     Attributes:
         policy: Scores blocks, under the rules.
+        referee: Says which engines go by their own order all the same; None: none does.
         known: Rankings by engine, not old: whoever is named there need not be ranked anew.
-        under_lru: Engines that go by their own order all the same.
     """
 
     policy: Policy
+    referee: Referee | None
     known: Mapping[str, EvictionRanking]
-    under_lru: frozenset[str] = frozenset()
 
 
 def places(view: View, order: Order, row: int) -> dict[str, dict[str, Any]]:
@@ -43,7 +44,7 @@ def places(view: View, order: Order, row: int) -> dict[str, dict[str, Any]]:
         resident = view.blocks.resident(column)
         if not resident[row]:
             continue
-        lru = engine in order.under_lru
+        lru = is_under_lru(column, order.policy, order.referee)
         there = view.of(column)
         place = _lru_place(there, row) if lru else _policy_place(there, order, engine, row)
         found[engine] = {
@@ -56,9 +57,14 @@ def places(view: View, order: Order, row: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def who_ranks(order: Order, engines: Mapping[str, Any]) -> str:
-    """A sentence: whether score and terms are what these engines go by."""
-    name, others = order.policy.name, sorted(order.under_lru.intersection(engines))
+def who_ranks(order: Order, ranks: Mapping[str, Mapping[str, Any]]) -> str:
+    """A sentence: whether score and terms are what the engines go by that have a block.
+
+    Args:
+        ranks: As ``places`` found.
+    """
+    name = order.policy.name
+    others = sorted(engine for engine in ranks if ranks[engine]["ranked_by"] == LruPolicy.name)
     if not others or isinstance(order.policy, LruPolicy):
         return name
     return (
