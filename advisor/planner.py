@@ -182,6 +182,9 @@ class GraphEvictionAdvisor:
         self._epoch += 1
         self._bases[engine] = basis
         self.counters["ranked"] += 1
+        tables = self._graph.tables
+        if engine in tables.engines:
+            tables.history.ranked(tables.engines[engine], ranking.order, now)
         return replace(ranking, epoch=self._epoch, ts=now)
 
     def _run(self) -> None:

@@ -97,17 +97,15 @@ class Ingest:
         self._copies.forget(engine)
         self._tables.blocks.tiers[engine] = 0
         self._tables.sessions.interrupt(engine)
-        self._tables.walks.forget(engine)
-        self._tables.regret.forget(engine)
+        self._tables.left(engine)
 
     def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
         match event:
             case SessionSignal():
                 self._turns.signalled(event, now)
             case BlocksCleared():
+                self._tables.emptied(engine, now)
                 self._tables.blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
-                self._tables.walks.forget(engine)
-                self._tables.regret.clear(engine, now)
             case BlocksResident():
                 self._resident(engine, event, now)
             case BlocksAttended():
@@ -212,6 +210,7 @@ class Ingest:
         rows = np.unique(_known(blocks.find(_joined(removed), self._tables.salt(engine))))
         rows = rows[(blocks.tiers[engine, rows] & int(Tier.HOT)) != 0]
         blocks.tiers[engine, rows] &= ~np.uint8(Tier.HOT)
+        self._tables.history.evicted(engine, rows, now)
         if engine in self.tier_reports:
             self._copies.count_evicted(engine, rows, now)
         by_layer = np.bincount(blocks.layer[rows], minlength=len(LAYER_NAMES)).tolist()
@@ -225,8 +224,9 @@ class Ingest:
             return
         blocks = self._tables.blocks
         self._copies.forget(engine)  # they are announced again right after this
-        blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
         rows, _ = blocks.ensure(as_keys(event.hashes), now, self._tables.salt(engine))
+        self._tables.history.unheard(engine, rows)
+        blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
         blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
 
     def _attended(self, engine: int, event: BlocksAttended, now: float) -> None:
@@ -282,6 +282,7 @@ class Ingest:
         self._co_attendance.forget(rows)
         self.semantic.forget(rows)
         self._turns.forget(rows)
+        self._tables.history.forget_rows(rows)
         self._tables.blocks.release(rows)
 
     def _keys(self, hashes: bytes) -> Keys:

@@ -28,6 +28,7 @@ class CopyRecorder:
         tier, blocks = Tier(event.tier), self._tables.blocks
         rows = np.unique(blocks.ensure(keys, now, self._tables.salt(engine))[0])
         blocks.tiers[engine, rows] |= np.uint8(tier)
+        self._tables.history.copied(engine, rows)
         ones = np.ones(len(rows), dtype=np.float32)
         self._tables.edges.upsert(EdgeType.SPILL_LINK, rows, copy_id(rows, tier), ones, now)
         self._counters["blocks_spilled"] += len(rows)
@@ -42,6 +43,7 @@ class CopyRecorder:
         rows, _ = blocks.ensure(keys, now, self._tables.salt(engine))
         blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
         blocks.last_hit[rows] = now
+        self._tables.history.prefetched(engine, rows)
         self._counters["blocks_warmed"] += len(rows)
 
     def dropped(self, engine: int, event: CopiesDropped) -> None:
@@ -49,7 +51,10 @@ class CopyRecorder:
         keys = self._keys(event)
         if keys is not None:
             rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
-            self._drop(engine, rows[rows != NO_ROW], Tier(event.tier))
+            rows = rows[rows != NO_ROW]
+            self._drop(engine, rows, Tier(event.tier))
+            bare = rows[(self._tables.blocks.tiers[engine, rows] & COPIES) == 0]
+            self._tables.history.copies_lost(engine, bare, event.cause)
 
     def forget(self, engine: int) -> None:
         """An engine's copies are gone, or about to be announced anew."""

@@ -78,6 +78,7 @@ class TurnRecorder:
         self._walked(engine, event, rows)
         session = self._session_of(event, rows, now)
         self._note_regret(engine, event, rows, session, now)
+        self._tables.history.started(engine, event, session, rows, now)
         self._tag(event, rows, session, now)
         self._supersede(session, rows)
         self._own(session, rows, event.tenant)
@@ -88,6 +89,7 @@ class TurnRecorder:
     def _finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
         """A request ended: its new blocks are generated text, its session is what it says."""
         self._tables.walks.add(engine, Walk(rows, 0, -1))
+        self._tables.history.finished(event, now)
         inferred = self._inferred.pop(event.request_id, NO_ROW)
         blocks = self._tables.blocks
         size = int(blocks.tokens[rows[0]]) if len(rows) else 0
@@ -158,8 +160,8 @@ class TurnRecorder:
         computed = rows[event.cached_tokens // event.block_size :]
         lost = (blocks.tiers[engine, computed] & COPIES) == 0
         again = int(np.count_nonzero(lost & (blocks.created[computed] < now)))
-        last_seen = float(self._tables.sessions.last_seen[session])
-        self._tables.regret.note(engine, len(rows), again, last_seen)
+        heard = float(self._tables.sessions.last_seen[session])
+        self._tables.regret.note(engine, len(rows), again, heard)
 
     def _tag(self, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
         """Layers from segments, the most precious last, so that it wins a block that two share."""
@@ -252,9 +254,8 @@ class TurnRecorder:
             blocks.tenant[rows] = self._tenant(tenant)
 
     def _mark_tip(self, session: int, rows: Rows) -> None:
-        if not len(rows):
-            return
-        self._tables.sessions.tip[session] = rows[-1]
+        if len(rows):
+            self._tables.sessions.tip[session] = rows[-1]
 
     def _signal(
         self, session: int, ended: bool, said: RequestFinished | SessionSignal, now: float

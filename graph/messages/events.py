@@ -88,6 +88,9 @@ class RequestStarted(Event, tag=6, frozen=True):
     session: Name | None = None
     tenant: Name | None = None
     segments: tuple[Segment, ...] = ()
+    loading_tokens: Count = (
+        0  # that a load from a colder tier is to bring, beyond ``cached_tokens``
+    )
 
 
 class RequestFinished(Event, tag=7, frozen=True):
@@ -158,6 +161,7 @@ class CopiesDropped(Event, tag=14, frozen=True):
 
     hashes: Hashes
     tier: Annotated[int, msgspec.Meta(ge=2, le=4)]
+    cause: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0  # logs.reasons.Cause
 
 
 class Pressure(Event, tag=15, frozen=True):

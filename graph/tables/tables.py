@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..logs.history import History
 from ..sessions.sessions import SessionTable
 from .blocks import BlockTable
 from .edges import EdgeStore
@@ -60,6 +61,7 @@ class Tables:
     stored: Counter[int] = field(default_factory=Counter)  # residency column → blocks, ever
     walks: WalkLog = field(default_factory=WalkLog)
     regret: RegretBook = field(default_factory=RegretBook)
+    history: History = field(init=False)
 
     def __post_init__(self) -> None:
         self.blocks = BlockTable()
@@ -68,7 +70,20 @@ class Tables:
         self.segment_names = Interner(self.limits.max_names)
         self.tenants = TenantNames(self.limits.max_names)
         self.memories = Interner(self.limits.max_names)
+        self.history = History(self)
 
     def salt(self, engine: int) -> np.uint64:
         """What the model of a residency column adds to the keys of its blocks."""
         return salt_of(self.models.get(engine, ""))
+
+    def emptied(self, engine: int, now: float) -> None:
+        """An engine empties its cache; called while its blocks are still listed."""
+        self.walks.forget(engine)
+        self.regret.clear(engine, now)
+        self.history.reset(engine)
+
+    def left(self, engine: int) -> None:
+        """An engine is gone, or runs another model: what it did is nobody's."""
+        self.walks.forget(engine)
+        self.regret.forget(engine)
+        self.history.forget(engine)

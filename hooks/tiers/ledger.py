@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 
+from ...graph.logs.reasons import Cause
 from ...graph.messages.events import AnyEvent, BlocksSpilled, CopiesDropped, TierReport
 from ...graph.types import Tier
 from ..keys import key_of, pack_keys
@@ -108,19 +109,19 @@ class TierLedger:
             self.give_up(directory.victims(missing, first))
         return min(count, directory.room)
 
-    def give_up(self, copies: Sequence[Copy]) -> None:
+    def give_up(self, copies: Sequence[Copy], cause: Cause = Cause.ROOM) -> None:
         """Drop complete copies; those that were replaced meanwhile are gone already."""
         copies = [copy for copy in copies if self.directory.warm(copy.block_hash) is copy]
         for copy in copies:
             self.directory.drop(copy)
         self.counts.dropped += len(copies)
-        self.announce_dropped([copy.block_hash for copy in copies], Tier.WARM)
+        self.announce_dropped([copy.block_hash for copy in copies], Tier.WARM, cause)
 
-    def lose_cold(self, hashes: Sequence[bytes]) -> None:
+    def lose_cold(self, hashes: Sequence[bytes], cause: Cause = Cause.ROOM) -> None:
         """Drop records on disk."""
         for block_hash in hashes:
             self.directory.drop_cold(block_hash)
-        self.announce_dropped(hashes, Tier.COLD)
+        self.announce_dropped(hashes, Tier.COLD, cause)
 
     def clear(self) -> None:
         """The engine's prefix cache was reset: perhaps for new weights, so nothing holds."""
@@ -128,8 +129,8 @@ class TierLedger:
         self._was_cleared = True
         self.directory.clear()
         self.adapted.clear()
-        self.announce_dropped(warm, Tier.WARM)
-        self.announce_dropped(cold, Tier.COLD)
+        self.announce_dropped(warm, Tier.WARM, Cause.RESET)
+        self.announce_dropped(cold, Tier.COLD, Cause.RESET)
 
     def started(self, starts: Sequence[WorkerStart]) -> None:
         """What the workers have: the least of each, and the records that are on every disk.
@@ -184,13 +185,13 @@ class TierLedger:
         refused = {copies[at].id for at in done.failed}
         written = [copy.block_hash for copy in kept if copy.id not in refused]
         # Cleared meanwhile: what was written no longer counts.
-        self.lose_cold([copy.block_hash for copy in copies if copy not in kept])
+        self.lose_cold([copy.block_hash for copy in copies if copy not in kept], Cause.RESET)
         for block_hash in written:
             directory.add_cold(block_hash)
         self.counts.sunk += len(written)
         self.announce(written, Tier.COLD)
         # A copy that the disk did not take goes all the same: memory is what is short.
-        self.give_up(kept)
+        self.give_up(kept, Cause.NOT_TAKEN)
         self.counts.dropped -= len(written)
 
     def _make_cold_room(self) -> None:
@@ -208,10 +209,10 @@ class TierLedger:
         for event in self._spilled_events(hashes, tier):
             self._emit(event)
 
-    def announce_dropped(self, hashes: Sequence[bytes], tier: Tier) -> None:
-        """Tell of copies that are gone."""
+    def announce_dropped(self, hashes: Sequence[bytes], tier: Tier, cause: Cause) -> None:
+        """Tell of copies that are gone, and why."""
         if hashes:
-            self._emit(CopiesDropped(pack_keys([key_of(h) for h in hashes]), int(tier)))
+            self._emit(CopiesDropped(pack_keys([key_of(h) for h in hashes]), int(tier), int(cause)))
 
     def all_copies(self) -> list[AnyEvent]:
         """Every copy there is, for a sidecar that starts anew; from any thread."""

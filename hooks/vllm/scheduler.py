@@ -123,7 +123,7 @@ class SchedulerSide:
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """A request got blocks, ``to_load`` tokens of which a load is to fill."""
-        self.observer.request_scheduled(request)
+        self.observer.request_scheduled(request, to_load)
         if self.holding is not None:
             self.holding.scheduled(request)
         if self.promises is not None:

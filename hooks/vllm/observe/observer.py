@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -123,7 +123,7 @@ class EngineObserver:
         if request.request_id in self._waiting:
             self._waiting[request.request_id] = cached_tokens
 
-    def request_scheduled(self, request: Request) -> None:
+    def request_scheduled(self, request: Request, to_load: int = 0) -> None:
         """A request got blocks: news only the first time, not after a preemption."""
         if request.request_id in self._running:
             return
@@ -131,11 +131,8 @@ class EngineObserver:
         meaning = self._meant.pop(request.request_id, None) or self._read(request)
         self._running[request.request_id] = request, meaning
         hashes = self._group.hashes(request, prompt)
-        for segment in meaning.segments:
-            if segment.layer in PROTECTED_LAYERS:
-                size = self._group.block_size
-                covered = hashes[segment.start // size : -(-segment.end // size)]
-                self._stated([key_of(block_hash) for block_hash in covered])
+        for keys in _protected(meaning, hashes, self._group.block_size):
+            self._stated(keys)
         self._emit(
             RequestStarted(
                 request_id=request.request_id[:MAX_NAME],
@@ -146,6 +143,7 @@ class EngineObserver:
                 session=meaning.session,
                 tenant=meaning.tenant,
                 segments=meaning.segments,
+                loading_tokens=to_load,
             )
         )
 
@@ -277,3 +275,11 @@ class EngineObserver:
             running=len(self._running),
             waiting=len(self._waiting),
         )
+
+
+def _protected(meaning: Meaning, hashes: Sequence[bytes], size: int) -> Iterator[list[int]]:
+    """Keys of the blocks of ``size`` tokens that a caller says are protected, by segments."""
+    for segment in meaning.segments:
+        if segment.layer in PROTECTED_LAYERS:
+            covered = hashes[segment.start // size : -(-segment.end // size)]
+            yield [key_of(block_hash) for block_hash in covered]

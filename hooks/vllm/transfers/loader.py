@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ....graph.logs.reasons import Cause
 from ....graph.types import Tier
 from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Load
@@ -161,6 +162,6 @@ def settle_copies(
             ledger.directory.abandon(copy)
         elif ledger.directory.complete(copy):
             read.append(copy.block_hash)
-    ledger.give_up(broken)
-    ledger.lose_cold([key for at, key in from_disk.items() if at in done.failed])
+    ledger.give_up(broken, Cause.DAMAGED)
+    ledger.lose_cold([key for at, key in from_disk.items() if at in done.failed], Cause.DAMAGED)
     ledger.announce(read, Tier.WARM)

@@ -1,0 +1,175 @@
+"""How blocks left: by which rule, after which ranking, with what known of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import PROTECTED_LAYERS, BlockFlag, Keys, Rows, SessionState
+from .eviction_log import UNPLACED, EvictionLog, Left, Places, Way
+from .reasons import Cause, Rule
+from .small_times import Bytes, Origin
+
+if TYPE_CHECKING:
+    from ..tables.tables import Tables
+
+Mask = npt.NDArray[np.bool_]
+_RANKINGS: Final = 4_096  # times that are remembered: half an hour of them
+_NO_SESSION: Final = len(SessionState)
+_IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
+
+
+class _InForce:
+    """The last ranking of an engine: places by key; and when those before it were made."""
+
+    def __init__(self) -> None:
+        self.times: deque[float] = deque(maxlen=_RANKINGS)
+        self._order: Keys = np.empty(0, dtype=np.uint64)
+        self._sorted: Keys | None = None
+        self._places = np.empty(0, dtype=np.int64)
+
+    @property
+    def is_lrus(self) -> bool:
+        """Whether the engine keeps its own order: no ranking was made, or it names nobody."""
+        return not len(self._order)
+
+    def adopt(self, order: Keys, now: float) -> None:
+        """A ranking was made; it is sorted once somebody asks."""
+        self._order, self._sorted = order, None
+        self.times.append(now)
+
+    def places(self, keys: Keys) -> Places:
+        """uint16: how many stood before each; ``UNPLACED`` where it is not named."""
+        if self._sorted is None:
+            self._places = np.argsort(self._order)
+            self._sorted = self._order[self._places]
+        found = np.full(len(keys), UNPLACED, dtype=np.uint16)
+        if len(self._sorted):
+            at = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
+            there = self._sorted[at] == keys
+            found[there] = np.minimum(self._places[at[there]], UNPLACED - 1)
+        return found
+
+    def age(self, then: float) -> float | None:
+        """Seconds since the ranking that was in force ``then`` had been made; None without one."""
+        known = list(self.times)
+        at = bisect_right(known, then)
+        return then - known[at - 1] if at else None
+
+
+class Departures:
+    """Evictions by engine, each with what decided it; one writer, under the graph's lock.
+
+    Attributes:
+        evictions: By residency column.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._origin = Origin()
+        self._in_force: dict[int, _InForce] = {}
+        self.evictions: dict[int, EvictionLog] = {}
+
+    # Rankings and evictions ---------------------------------------------------------------------
+
+    def ranked(self, engine: int, order: Keys, now: float) -> None:
+        """An engine's ranking was made; one that names nobody leaves it its own order."""
+        self._in_force.setdefault(engine, _InForce()).adopt(order, now)
+
+    def ranking_age(self, engine: int, then: float) -> float | None:
+        """How old the ranking was that was in force then."""
+        in_force = self._in_force.get(engine)
+        return None if in_force is None else in_force.age(then)
+
+    def evicted(self, engine: int, rows: Rows, now: float) -> None:
+        """Blocks left the pool."""
+        if not len(rows):
+            return
+        blocks, sessions = self._tables.blocks, self._tables.sessions
+        in_force = self._in_force.setdefault(engine, _InForce())
+        place = in_force.places(blocks.wire_keys(rows))
+        owner = blocks.session[rows]
+        states = np.append(sessions.state[: sessions.size], np.uint8(_NO_SESSION))
+        state = np.take(states, owner, mode="wrap")
+        shared = (blocks.flags[rows] & int(BlockFlag.SHARED)) != 0
+        copies = (blocks.tiers[engine, rows] >> 1) & 3
+        used = np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
+        left = Left(
+            keys=blocks.keys[rows],
+            place=place,
+            rule=self._rules(rows, place, state, shared, in_force.is_lrus),
+            layer=blocks.layer[rows],
+            importance=blocks.importance[rows],
+            hits=blocks.hit_count[rows],
+            state=(copies | (state << 2) | (shared.astype(np.uint8) << 5)).astype(np.uint8),
+            idle_s=now - used,
+        )
+        log = self._log(engine)
+        log.add(rows, left, now)
+
+    def _rules(self, rows: Rows, place: Places, state: Bytes, shared: Mask, is_lrus: bool) -> Bytes:
+        blocks = self._tables.blocks
+        if is_lrus:
+            rule = np.full(len(rows), int(Rule.LRU), dtype=np.uint8)
+        else:
+            named = place != UNPLACED
+            rule = np.where(named, int(Rule.POLICY), int(Rule.UNRANKED)).astype(np.uint8)
+            rule[named & (state == SessionState.ENDED) & ~shared] = Rule.SESSION_OVER
+            superseded = (blocks.flags[rows] & int(BlockFlag.SUPERSEDED)) != 0
+            rule[named & superseded] = Rule.SUPERSEDED
+        rule[_IS_PROTECTED[blocks.layer[rows]]] = Rule.PROTECTED_LAYER
+        return rule
+
+    def reset(self, engine: int) -> None:
+        """The pool is emptied; called while the blocks are still listed."""
+        gone = np.flatnonzero(self._tables.blocks.resident(engine))
+        self._mark(engine, gone.astype(np.int32), Way.RESET)
+
+    def unheard(self, engine: int, kept: Rows) -> None:
+        """Of what the pool held only these are left, and nobody told how the others went."""
+        gone = self._tables.blocks.resident(engine)
+        gone[kept] = False
+        self._mark(engine, np.flatnonzero(gone).astype(np.int32), Way.UNHEARD)
+
+    def _mark(self, engine: int, rows: Rows, way: int) -> None:
+        if len(rows):
+            self._log(engine).marks[rows] = way
+
+    # Copies -------------------------------------------------------------------------------------
+
+    def prefetched(self, engine: int, rows: Rows) -> None:
+        """Blocks were brought back before anyone asked."""
+        self._log(engine).marks[rows] |= np.uint8(Way.PREFETCHED)
+
+    def copied(self, engine: int, rows: Rows) -> None:
+        """Blocks have copies now."""
+        self._log(engine).marks[rows] &= ~np.uint8(Way.CAUSE)
+
+    def copies_lost(self, engine: int, rows: Rows, cause: int) -> None:
+        """Copies of blocks are gone, and no tier has another."""
+        known = Cause(cause) if cause in Cause.__members__.values() else Cause.UNKNOWN
+        self._log(engine).lose_copies(rows, known)
+
+    # The house ----------------------------------------------------------------------------------
+
+    def forget_rows(self, rows: Rows) -> None:
+        """These block rows are about to be reused."""
+        for log in self.evictions.values():
+            log.reserve(self._tables.blocks.size)
+            log.marks[rows] = 0
+
+    def forget(self, engine: int) -> None:
+        """An engine is gone; what it did stays in the log of requests."""
+        self.evictions.pop(engine, None)
+        self._in_force.pop(engine, None)
+
+    def _log(self, engine: int) -> EvictionLog:
+        log = self.evictions.get(engine)
+        if log is None:
+            log = self.evictions[engine] = EvictionLog(self._origin)
+        log.reserve(self._tables.blocks.size)
+        return log

@@ -1,0 +1,155 @@
+"""One engine's evictions: 20 bytes each, and 3 for each row to find a block's last one."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import Keys, Rows
+from .reasons import Cause, Rule
+from .small_times import Bytes, Origin, as_byte
+
+LIMIT: Final = 32_768  # records of an engine; chosen: 655 kB. Slots fit 16 bits
+UNPLACED: Final = 65_535  # not named by the ranking, or further down
+_GROWTH: Final = 2
+
+_RECORD: Final = np.dtype(
+    [
+        ("key", "<u8"),  # the graph's
+        ("at", "<u4"),  # ticks
+        ("place", "<u2"),  # in the ranking in force
+        ("why", "u1"),  # rule, layer
+        ("worth", "u1"),  # importance, of 255
+        ("hits", "u1"),  # at most 255
+        ("state", "u1"),  # copies, the session's state, shared
+        ("idle", "u1"),  # see small_times
+        ("wanted", "u1"),  # after how long; 0: never
+    ]
+)
+Places = npt.NDArray[np.uint16]
+Ids = npt.NDArray[np.int64]
+
+
+class Left(NamedTuple):
+    """What is recorded of blocks that leave together; columns of one length."""
+
+    keys: Keys
+    place: Places
+    rule: Bytes
+    layer: Bytes
+    importance: npt.NDArray[np.float32]
+    hits: npt.NDArray[np.uint32]
+    state: Bytes
+    idle_s: npt.NDArray[np.float64]
+
+
+class Way:
+    """How a block left an engine's pool, as a mark at its row."""
+
+    HERE: Final = 0  # it did not, or never was there
+    EVICTED: Final = 1
+    RESET: Final = 2
+    UNHEARD: Final = 3
+    MASK: Final = 0x0F
+    CAUSE: Final = 0x70  # why its copy is gone
+    CAUSE_SHIFT: Final = 4
+    PREFETCHED: Final = 0x80  # brought back, and not asked for yet
+
+
+class EvictionLog:
+    """A ring of records, and at each block row the slot of its last one.
+
+    Ids count from 0 and never repeat; ``first`` is the oldest that is still there.
+    """
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._ring = np.zeros(1024, dtype=_RECORD)
+        self._slot = np.zeros(0, dtype=np.uint16)  # by row
+        self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see Way
+        self.next = 0
+        self.evicted = np.zeros(len(Rule), dtype=np.int64)
+        self.wanted = np.zeros(len(Rule), dtype=np.int64)
+
+    @property
+    def first(self) -> int:
+        return max(0, self.next - LIMIT)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._ring.nbytes + self._slot.nbytes + self.marks.nbytes)
+
+    def reserve(self, rows: int) -> None:
+        """Have marks for so many block rows."""
+        if len(self.marks) < rows:
+            size = rows + rows // 8
+            for name in ("_slot", "marks"):
+                column = getattr(self, name)
+                grown = np.zeros(size, dtype=column.dtype)
+                grown[: len(column)] = column
+                setattr(self, name, grown)
+
+    def add(self, rows: Rows, left: Left, now: float) -> None:
+        """These blocks leave now; of more than fit, the last are kept."""
+        if len(rows) > LIMIT:
+            self.evicted += np.bincount(left.rule[:-LIMIT], minlength=len(Rule))
+            rows, left = rows[-LIMIT:], Left(*(column[-LIMIT:] for column in left))
+        self._grow(len(rows))
+        slots = (self.next + np.arange(len(rows))) % LIMIT
+        ring = self._ring
+        ring["key"][slots], ring["place"][slots] = left.keys, left.place
+        ring["at"][slots] = self._origin.ticks(now)
+        ring["why"][slots] = (left.rule << 4) | left.layer
+        ring["worth"][slots] = np.rint(left.importance * 255)
+        ring["hits"][slots] = np.minimum(left.hits, 255)
+        ring["state"][slots], ring["idle"][slots] = left.state, as_byte(left.idle_s)
+        ring["wanted"][slots] = 0
+        self._slot[rows] = slots
+        self.marks[rows] = Way.EVICTED
+        self.next += len(rows)
+        self.evicted += np.bincount(left.rule, minlength=len(Rule))
+
+    def find(self, rows: Rows, keys: Keys) -> Ids:
+        """int64 ``[n]``: each block's last record, by its id; -1 where the ring has none."""
+        ids = np.full(len(rows), -1, dtype=np.int64)
+        if self.next:
+            slots = self._slot[rows].astype(np.int64)
+            newest = self.next - 1 - (self.next - 1 - slots) % LIMIT
+            there = (newest >= 0) & (slots < len(self._ring))
+            there &= self._ring["key"][np.minimum(slots, len(self._ring) - 1)] == keys
+            ids[there] = newest[there]
+        return ids
+
+    def want(self, ids: Ids, now: float, window_s: float) -> Ids:
+        """A request wants these blocks again: those of them that it regrets, within the window."""
+        slots = ids % LIMIT
+        ago = (self._origin.ticks(now) - self._ring["at"][slots].astype(np.int64)) / 100.0
+        fresh = (self._ring["wanted"][slots] == 0) & (ago <= window_s)
+        slots = slots[fresh]
+        self._ring["wanted"][slots] = as_byte(ago[fresh])
+        rules = self._ring["why"][slots] >> 4
+        self.wanted += np.bincount(rules, minlength=len(Rule))
+        return ids[fresh]
+
+    def record(self, number: int) -> np.void:
+        """One record by its id, which must be between ``first`` and ``next``."""
+        found: np.void = self._ring[number % LIMIT]
+        return found
+
+    def at(self, number: int) -> float:
+        """When it was, in the clock's seconds."""
+        return self._origin.time(self._ring["at"][number % LIMIT])
+
+    def lose_copies(self, rows: Rows, cause: Cause) -> None:
+        """Copies of these blocks are gone."""
+        self.marks[rows] &= ~np.uint8(Way.CAUSE)
+        self.marks[rows] |= np.uint8((int(cause) + 1) << Way.CAUSE_SHIFT)
+
+    def _grow(self, more: int) -> None:
+        needed = min(self.next + more, LIMIT)
+        if needed > len(self._ring):
+            grown = np.zeros(min(LIMIT, max(needed, _GROWTH * len(self._ring))), dtype=_RECORD)
+            grown[: len(self._ring)] = self._ring
+            self._ring = grown

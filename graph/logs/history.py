@@ -1,0 +1,173 @@
+"""``History``: what ingest tells the logs, a line at each place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from ..types import NO_ROW, BlockFlag, Rows, Tier
+from .departures import Departures
+from .eviction_log import Way
+from .miss_judge import judge, named
+from .reasons import REASON_NAMES, Detail, Reason
+from .request_log import Asked, Miss, RequestLog, RequestNames
+from .step_sums import StepSums
+
+if TYPE_CHECKING:
+    from ..messages.events import RequestFinished, RequestStarted
+    from ..tables.tables import Tables
+
+WINDOW_S: Final = 600.0
+"""A block that is wanted within this after its eviction is regretted; chosen, as long as a session
+counts as live."""
+
+TOKEN_COLUMNS: Final = ("requests", "asked", "pool", "loaded", "prefetched")
+REASON_COLUMNS: Final = tuple(
+    f"{what}_{name}" for what in ("requests", "blocks") for name in REASON_NAMES
+)
+LOST_WAYS: Final = ("multi_turn", "cross_session")
+_BUCKETS: Final = 32  # powers of two of blocks
+_RUNNING: Final = 65_536  # requests whose end we wait for
+
+
+class _Running(NamedTuple):
+    number: int
+    engine: int
+    rows: Rows
+
+
+class _Unsettled(NamedTuple):
+    engine: int
+    row: int
+    index: int
+    computed: int
+
+
+class History(Departures):
+    """Requests beside departures: what they asked for and found, and why no more than that.
+
+    Attributes:
+        requests: Of all engines.
+        tokens: Of prompts, in steps of ten seconds for an hour.
+        reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
+        totals: The same since the start.
+        lost: Blocks computed again, by whose they were.
+        beyond: By whose they were, and by powers of two: how many blocks had left between a lost
+            block's eviction and its return, which is by how many the pool was too small for it.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__(tables)
+        self._running: dict[str, _Running] = {}
+        self._unsettled: dict[int, _Unsettled] = {}  # by request
+        self.requests = RequestLog()
+        self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 360)
+        self.reasons = StepSums(REASON_COLUMNS, 60.0, 720)
+        self.totals = np.zeros(len(REASON_COLUMNS), dtype=np.int64)
+        self.lost = np.zeros(len(LOST_WAYS), dtype=np.int64)
+        self.beyond = np.zeros((len(LOST_WAYS), _BUCKETS), dtype=np.int64)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all logs."""
+        logs = [*self.evictions.values(), self.requests, self.tokens, self.reasons]
+        return sum(log.nbytes for log in logs)
+
+    def evicted(self, engine: int, rows: Rows, now: float) -> None:
+        """Blocks left the pool."""
+        super().evicted(engine, rows, now)
+        if self._unsettled:
+            self._settle(engine, now)
+
+    def started(
+        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float
+    ) -> None:
+        """A request was scheduled; called before its session and its blocks learn of it."""
+        log, size = self._log(engine), event.block_size
+        reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
+        found = min(event.cached_tokens // size, len(rows))
+        loaded = min(event.loading_tokens // size, len(rows) - found)
+        brought = (log.marks[rows[:found]] & Way.PREFETCHED) != 0
+        log.marks[rows[:found]] &= ~np.uint8(Way.PREFETCHED)
+        again = self._again(engine, session, rows[found + loaded : reach], now)
+        prefetched = int(np.count_nonzero(brought))
+        asked = Asked(
+            event.prompt_tokens, size, len(rows), found - prefetched, loaded, prefetched, again
+        )
+        miss = self._miss(engine, session, rows, found + loaded, reach, now)
+        number = self.requests.add(self._names(engine, event, session), asked, miss, now)
+        self._running[event.request_id] = _Running(number, engine, rows)
+        if len(self._running) > _RUNNING:  # requests whose end we never heard of
+            del self._running[next(iter(self._running))]
+        given = (1, asked.tokens, asked.pool * size, loaded * size, prefetched * size)
+        self.tokens.add(given, now)
+        computed = max(0, reach - found - loaded)
+        if miss.reason is Reason.UNKNOWN and miss.detail == Detail.IN_POOL:
+            row = int(rows[miss.index])
+            self._unsettled[number] = _Unsettled(engine, row, miss.index, computed)
+        else:
+            self._count(miss, computed, now)
+
+    def finished(self, event: RequestFinished, now: float) -> None:
+        """A request ended."""
+        running = self._running.pop(event.request_id, None)
+        if running is None:
+            return
+        self.requests.finish(running.number, event.reason)
+        open_case = self._unsettled.pop(running.number, None)
+        if open_case is not None:
+            miss = Miss(open_case.index, 0, Reason.UNKNOWN, Detail.IN_POOL)
+            self._count(miss, open_case.computed, now)
+
+    def _miss(
+        self, engine: int, session: int, rows: Rows, index: int, reach: int, now: float
+    ) -> Miss:
+        if index >= reach:
+            key = int(self._tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
+            return Miss(index, key, Reason.NOT_CACHEABLE, Detail.PARTIAL)
+        others = (each.rows for each in self._running.values() if each.engine == engine)
+        return judge(self._tables, self._log(engine), engine, session, rows, index, others, now)
+
+    def _again(self, engine: int, session: int, rows: Rows, now: float) -> int:
+        """Computed though they once were in this pool: regrets, and what they tell of its size."""
+        log, blocks = self._log(engine), self._tables.blocks
+        rows = rows[(log.marks[rows] & Way.MASK) != 0]
+        if not len(rows):
+            return 0
+        own = (blocks.session[rows] == session) & (session != NO_ROW)
+        own &= (blocks.flags[rows] & int(BlockFlag.SHARED)) == 0
+        ids = log.find(rows, blocks.keys[rows])
+        known = ids >= log.first
+        for way, mine in enumerate((own, ~own)):
+            self.lost[way] += np.count_nonzero(mine)
+            since = log.next - ids[mine & known]
+            bucket = np.minimum(np.ceil(np.log2(since)).astype(np.int64), _BUCKETS - 1)
+            self.beyond[way] += np.bincount(bucket, minlength=_BUCKETS)
+        log.want(ids[known], now, WINDOW_S)
+        return len(rows)
+
+    def _settle(self, engine: int, now: float) -> None:
+        """Requests whose missing block was taken in the very step that scheduled them."""
+        for number, case in list(self._unsettled.items()):
+            held = int(self._tables.blocks.tiers[engine, case.row]) & int(Tier.HOT)
+            if case.engine != engine or held:
+                continue
+            rows = np.full(case.index + 1, case.row, dtype=np.int32)
+            log = self._log(engine)
+            miss = judge(self._tables, log, engine, NO_ROW, rows, case.index, (), now)
+            del self._unsettled[number]
+            self.requests.judge(number, miss)
+            self._count(miss, case.computed, now)
+
+    def _count(self, miss: Miss, computed: int, now: float) -> None:
+        """One request by its reason, and the blocks that it computes."""
+        counts = np.zeros(len(REASON_COLUMNS), dtype=np.int64)
+        counts[miss.reason], counts[len(REASON_NAMES) + miss.reason] = 1, computed
+        self.reasons.add(counts.tolist(), now)
+        self.totals += counts
+
+    def _names(self, engine: int, event: RequestStarted, session: int) -> RequestNames:
+        engines = self._tables.engines
+        name = next((name for name, column in engines.items() if column == engine), "?")
+        return RequestNames(event.request_id, name, *named(self._tables, session))

@@ -1,0 +1,120 @@
+"""Why a prompt's first missing block is missing: the first of these that holds.
+
+A copy that was not loaded; a request that is computing it; how the block left this pool (by an
+eviction, whose copy may be lost since; by a reset; unheard); an engine that has it; and for what
+nobody ever asked for, where the prompt went another way than one that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ..types import NO_ROW, Rows, Tier
+from .eviction_log import EvictionLog, Way
+from .reasons import Cause, Detail, Reason, Rule
+from .request_log import Miss
+
+if TYPE_CHECKING:
+    from ..tables.tables import Tables
+
+_COPIES: Final = int(Tier.WARM | Tier.COLD)
+
+
+def judge(
+    tables: Tables,
+    log: EvictionLog,
+    engine: int,
+    session: int,
+    rows: Rows,
+    index: int,
+    under_way: Iterable[Rows],
+    now: float,
+) -> Miss:
+    """Why block ``index`` of a chain was not found.
+
+    Args:
+        log: The engine's evictions.
+        session: Row of the request's session, as it was before the request.
+        rows: int32, the whole prompt's; ``index`` is one of them.
+        under_way: The chains of the engine's other running requests.
+        now: When the request was scheduled: rows of this very moment are new.
+    """
+    blocks, row = tables.blocks, int(rows[index])
+    key = int(blocks.wire_keys(row))
+    held = int(blocks.tiers[engine, row])
+    if held & _COPIES:
+        return Miss(index, key, Reason.LOAD_SLOWER)
+    if any(len(chain) > index and chain[index] == row for chain in under_way):
+        return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
+    if held:
+        return Miss(index, key, Reason.UNKNOWN, Detail.IN_POOL)
+    elsewhere = holder(tables, engine, row)
+    mark = int(log.marks[row])
+    if mark & Way.MASK == Way.EVICTED:
+        return _evicted(tables, log, row, index, key, elsewhere)
+    if mark & Way.MASK == Way.RESET:
+        return Miss(index, key, Reason.RESET, engine=elsewhere)
+    if mark & Way.MASK == Way.UNHEARD:
+        return Miss(index, key, Reason.UNKNOWN, Detail.UNHEARD, engine=elsewhere)
+    if elsewhere is not None:
+        return Miss(index, key, Reason.OTHER_ENGINE, engine=elsewhere)
+    return _unseen(tables, session, rows, index, key, now)
+
+
+def holder(tables: Tables, engine: int, row: int) -> str | None:
+    """Another engine that has a block in its pool."""
+    there = np.flatnonzero(tables.blocks.tiers[:, row] & int(Tier.HOT))
+    columns = [column for column in there.tolist() if column != engine]
+    return next((name for name, column in tables.engines.items() if column in columns), None)
+
+
+def _evicted(
+    tables: Tables, log: EvictionLog, row: int, index: int, key: int, elsewhere: str | None
+) -> Miss:
+    found = int(log.find(np.array([row]), tables.blocks.keys[[row]])[0])
+    owner = named(tables, int(tables.blocks.session[row]))
+    left = log.at(found) if found >= log.first else float("nan")
+    cause = (int(log.marks[row]) & Way.CAUSE) >> Way.CAUSE_SHIFT
+    if cause:
+        lost = Cause(cause - 1)
+        return Miss(index, key, Reason.COPY_LOST, lost, found, left, owner, elsewhere)
+    rule = int(log.record(found)["why"]) >> 4 if found >= log.first else Rule.FORGOTTEN
+    return Miss(index, key, Reason.EVICTED, rule, found, left, owner, elsewhere)
+
+
+def _unseen(tables: Tables, session: int, rows: Rows, index: int, key: int, now: float) -> Miss:
+    """Nobody computed it here. Did the prompt begin like another, and go another way?"""
+    other = _sibling(tables, session, rows, index, now)
+    if other is None:
+        return Miss(index, key, Reason.NEVER_SEEN)
+    detail = Detail.OWN_HISTORY if other == session and session != NO_ROW else Detail.NONE
+    return Miss(index, key, Reason.DIVERGED, detail, session=named(tables, other))
+
+
+def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -> int | None:
+    """The session that went another way at this block: its own one, or who was there last."""
+    blocks, sessions = tables.blocks, tables.sessions
+    if index == 0:
+        return session if session != NO_ROW and sessions.turns[session] > 0 else None
+    parent = int(rows[index - 1])
+    if blocks.created[parent] >= now:
+        return None  # what it follows is new as well
+    others = np.flatnonzero(blocks.parent[: blocks.size] == parent)
+    others = others[(others != rows[index]) & (blocks.created[others] < now)]
+    if not len(others):
+        return None
+    theirs = blocks.session[others]
+    if session != NO_ROW and (theirs == session).any():
+        return session
+    return int(theirs[np.argmax(blocks.last_attended[others])])
+
+
+def named(tables: Tables, session: int) -> tuple[str | None, str | None]:
+    """A session's name and its tenant's."""
+    if session == NO_ROW:
+        return None, None
+    tenant = tables.tenants.name(int(tables.sessions.tenant[session]))
+    return tables.sessions.names[session], tenant

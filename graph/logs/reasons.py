@@ -1,0 +1,93 @@
+"""The words of the logs: why a request missed, by which rule a block left, how copies are lost."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+
+class Reason(IntEnum):
+    """Why the first block that a prompt did not find was not there."""
+
+    NEVER_SEEN = 0
+    DIVERGED = 1
+    EVICTED = 2
+    OTHER_TENANT = 3
+    OTHER_ENGINE = 4
+    LOAD_SLOWER = 5
+    COPY_LOST = 6
+    RESET = 7
+    NOT_CACHEABLE = 8
+    UNKNOWN = 9
+
+
+REASON_NAMES: Final = tuple(reason.name.lower() for reason in Reason)
+REASON_TEXTS: Final = {
+    "never_seen": "nobody asked for it before, or longer ago than is remembered",
+    "diverged": "the prompt went another way than one that began the same",
+    "evicted": "it was here, and left the pool",
+    "other_tenant": "the same content is here under another tenant's salt",
+    "other_engine": "another engine has it",
+    "load_slower": "there is a copy, but loading it would have taken longer than computing",
+    "copy_lost": "it left the pool with a copy, and the copy is gone",
+    "reset": "the prefix cache was reset",
+    "not_cacheable": "nothing that can be cached was missing: a partial or last block, or one that "
+    "another request was just computing",
+    "unknown": "the sidecar cannot tell: news of it were lost, or the request read no cache",
+}
+
+
+class Rule(IntEnum):
+    """What decided that a block left."""
+
+    LRU = 0  # the engine's own order held
+    POLICY = 1  # the ranking named it
+    SUPERSEDED = 2
+    SESSION_OVER = 3
+    PROTECTED_LAYER = 4  # though it was protected
+    UNRANKED = 5  # no ranking named it
+    RESET = 6
+    FORGOTTEN = 7  # longer ago than the log reaches
+
+
+RULE_NAMES: Final = tuple(rule.name.lower() for rule in Rule)
+RULE_TEXTS: Final = (
+    "the engine's own order: it was the longest unused",
+    "the policy's score: the ranking named it",
+    "superseded: only a branch of the history that its session left behind used it",
+    "its session is over",
+    "it was protected, but nothing else was left, or more was protected than may be",
+    "no ranking named it: it was younger than the last one, or there was none",
+    "the prefix cache was reset",
+    "longer ago than the log reaches",
+)
+
+
+class Cause(IntEnum):
+    """Why a copy in a colder tier is gone."""
+
+    UNKNOWN = 0
+    ROOM = 1  # given up for others
+    DAMAGED = 2  # it could not be read back
+    RESET = 3
+    NOT_TAKEN = 4  # the disk did not take it
+
+
+CAUSE_TEXTS: Final = (
+    "for a reason that its engine did not tell",
+    "given up to make room for others",
+    "it could not be read back",
+    "the prefix cache was reset",
+    "the disk did not take it",
+)
+
+
+class Detail(IntEnum):
+    """What tells apart the cases of a reason; for EVICTED a ``Rule``, for COPY_LOST a ``Cause``."""
+
+    NONE = 0
+    PARTIAL = 1  # NOT_CACHEABLE: the last block is computed in any case
+    UNDER_WAY = 2  # NOT_CACHEABLE: another request was computing it
+    OWN_HISTORY = 3  # DIVERGED: from what the session itself said before
+    UNHEARD = 4  # UNKNOWN: events were lost
+    IN_POOL = 5  # UNKNOWN: by the sidecar's books the pool had it

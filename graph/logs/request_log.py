@@ -1,0 +1,152 @@
+"""Requests as they were first scheduled: a ring of columns, and the names beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from .reasons import Detail, Reason
+
+LIMIT: Final = 4_096  # requests; chosen: a minute at seventy a second, hours of agents
+
+_RECORD: Final = np.dtype(
+    [
+        ("at", "<f8"),  # the clock's seconds
+        ("tokens", "<u4"),
+        ("size", "<u2"),  # tokens of a block
+        ("asked", "<u4"),  # blocks
+        ("pool", "<u4"),
+        ("loaded", "<u4"),
+        ("prefetched", "<u4"),
+        ("again", "<u4"),  # computed, though they were once in this pool
+        ("index", "<u4"),  # of the first miss
+        ("key", "<u8"),  # of it, as the engine calls it; 0: it has none
+        ("eviction", "<i8"),  # of it; -1: none
+        ("left", "<f8"),  # when; NaN: it did not
+        ("reason", "u1"),
+        ("detail", "u1"),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """The first block that a prompt did not find, and why.
+
+    Attributes:
+        index: Which block of the prompt.
+        key: As the engine calls it; 0: it has none.
+        detail: A ``Rule`` for EVICTED, a ``Cause`` for COPY_LOST, else a ``Detail``.
+        eviction: Its record's id in the engine's log; -1: none.
+        left: When it left the pool, in the clock's seconds; NaN: it did not.
+        session: The other session's name and tenant.
+        engine: That has it.
+    """
+
+    index: int
+    key: int
+    reason: Reason
+    detail: int = Detail.NONE
+    eviction: int = -1
+    left: float = float("nan")
+    session: tuple[str | None, str | None] = (None, None)
+    engine: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asked for, and what of it was found; in blocks, but for ``tokens``."""
+
+    tokens: int
+    size: int
+    asked: int
+    pool: int
+    loaded: int
+    prefetched: int
+    again: int
+
+    @property
+    def computed(self) -> int:
+        return self.asked - self.pool - self.loaded - self.prefetched
+
+
+@dataclass(slots=True)
+class RequestNames:
+    """Who a request is; ``finished`` is why it ended."""
+
+    request: str
+    engine: str
+    session: str | None
+    tenant: str | None
+    other: tuple[str | None, str | None] = (None, None)
+    other_engine: str | None = None
+    finished: str | None = None
+
+
+class RequestLog:
+    """Ids count from 0 and never repeat; ``first`` is the oldest that is still there."""
+
+    def __init__(self) -> None:
+        self._ring = np.zeros(0, dtype=_RECORD)
+        self._names: list[RequestNames] = []
+        self.next = 0
+
+    @property
+    def first(self) -> int:
+        return max(0, self.next - LIMIT)
+
+    @property
+    def nbytes(self) -> int:
+        """Of columns, and of the names' records; strings that others hold too are not counted."""
+        each = sum(_WEIGHT + len(name.request) for name in self._names)
+        return int(self._ring.nbytes) + each
+
+    def add(self, names: RequestNames, asked: Asked, miss: Miss, now: float) -> int:
+        """A request was scheduled; its id."""
+        number, slot = self.next, self.next % LIMIT
+        if slot >= len(self._ring):
+            grown = np.zeros(min(LIMIT, max(256, 2 * len(self._ring))), dtype=_RECORD)
+            grown[: len(self._ring)] = self._ring
+            self._ring = grown
+        if slot < len(self._names):
+            self._names[slot] = names
+        else:
+            self._names.append(names)
+        self.next += 1
+        self._ring[slot] = (
+            now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
+            asked.prefetched, asked.again, 0, 0, -1, np.nan, 0, 0,
+        )  # fmt: skip
+        self.judge(number, miss)
+        return number
+
+    def judge(self, number: int, miss: Miss) -> None:
+        """Say why a request missed; what is no longer there is let be."""
+        if not self.first <= number < self.next:
+            return
+        slot = number % LIMIT
+        record = self._ring[slot : slot + 1]
+        record["index"], record["key"], record["left"] = miss.index, miss.key, miss.left
+        record["reason"], record["detail"], record["eviction"] = (
+            miss.reason, miss.detail, miss.eviction,
+        )  # fmt: skip
+        names = self._names[slot]
+        names.other, names.other_engine = miss.session, miss.engine
+
+    def finish(self, number: int, reason: str) -> None:
+        """A request ended."""
+        if self.first <= number < self.next:
+            self._names[number % LIMIT].finished = reason
+
+    def record(self, number: int) -> Any:
+        """One request's columns by its id, which must be between ``first`` and ``next``."""
+        return self._ring[number % LIMIT]
+
+    def names(self, number: int) -> RequestNames:
+        """Who it is."""
+        return self._names[number % LIMIT]
+
+
+_WEIGHT: Final = 8 + 16 + 8 * 7 + 49  # a pointer, the record with seven fields, its own string

@@ -1,0 +1,42 @@
+"""Durations in a byte, and times in four: what a log record can afford."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+_STEPS: Final = 12.0  # to the doubling: 6 % apart
+_UNIT_S: Final = 0.1  # below it all durations are alike; 255 steps reach to 2.9 days
+_TICK_S: Final = 0.01  # of a time; 2**32 of them are 497 days
+
+Bytes = npt.NDArray[np.uint8]
+
+
+def as_byte(seconds: npt.NDArray[np.float64]) -> Bytes:
+    """uint8: durations on a logarithmic scale, 1 for none at all; see ``seconds_of``."""
+    steps = 1 + _STEPS * np.log2(1.0 + np.maximum(seconds, 0.0) / _UNIT_S)
+    return np.minimum(np.rint(steps), 255).astype(np.uint8)
+
+
+def seconds_of(byte: int) -> float | None:
+    """What ``as_byte`` kept, to about 3 %; None for 0, which it never gives."""
+    return None if not byte else float(_UNIT_S * (2 ** ((int(byte) - 1) / _STEPS) - 1))
+
+
+class Origin:
+    """The moment from which a log counts: the first that it hears of."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+
+    def ticks(self, now: float) -> int:
+        """Hundredths of a second since then."""
+        if self._first is None:
+            self._first = now
+        return int((now - self._first) / _TICK_S) & 0xFFFFFFFF
+
+    def time(self, ticks: Any) -> float:
+        """The time of so many ticks, in the clock's seconds."""
+        return (self._first or 0.0) + float(ticks) * _TICK_S

@@ -1,0 +1,62 @@
+"""Sums over steps of time: a ring of rows, one column a thing that is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Sums = npt.NDArray[np.int64]
+
+
+class StepSums:
+    """Counts of the last ``steps`` steps, ``step_s`` seconds each.
+
+    Args:
+        columns: What is counted.
+    """
+
+    def __init__(self, columns: Sequence[str], step_s: float, steps: int) -> None:
+        self.columns = tuple(columns)
+        self.step_s = step_s
+        self._steps = steps
+        self._sums = np.zeros((0, len(self.columns)), dtype=np.uint32)
+        self._step: int | None = None  # the newest
+        self._begun = 0  # steps since the first that was counted
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._sums.nbytes)
+
+    def add(self, counts: Sequence[int], now: float) -> None:
+        """Count in the step of ``now``; what is older than the newest step counts there."""
+        self._advance(int(now // self.step_s))
+        assert self._step is not None
+        self._sums[self._step % self._steps] += np.array(counts, dtype=np.uint32)
+
+    def last(self, seconds: float, now: float) -> dict[str, int]:
+        """Sums over the steps that began within ``seconds`` before ``now``, by column."""
+        starts, sums = self.series(now)
+        total = sums[np.array(starts) > now - seconds].sum(axis=0) if starts else sums.sum(axis=0)
+        return dict(zip(self.columns, total.tolist(), strict=True))
+
+    def series(self, now: float) -> tuple[list[float], Sums]:
+        """Every step that is remembered, the oldest first, up to now: its start, and its sums."""
+        if self._step is None:
+            return [], np.zeros((0, len(self.columns)), dtype=np.int64)
+        self._advance(int(now // self.step_s))
+        count = min(self._begun, self._steps)
+        steps = np.arange(self._step - count + 1, self._step + 1)
+        return (steps * self.step_s).tolist(), self._sums[steps % self._steps].astype(np.int64)
+
+    def _advance(self, step: int) -> None:
+        """Begin steps up to ``step``, each from zero."""
+        if self._step is None:
+            self._sums = np.zeros((self._steps, len(self.columns)), dtype=np.uint32)
+            self._step, self._begun = step, 1
+        fresh = min(step - self._step, self._steps)
+        if fresh > 0:
+            self._sums[np.arange(step - fresh + 1, step + 1) % self._steps] = 0
+            self._begun += step - self._step
+            self._step = step

@@ -1,0 +1,378 @@
+"""Every reason why a request missed, each produced on purpose, on a real graph."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.logs.history import WINDOW_S, History
+from kvgraph.graph.logs.reasons import Cause, Detail, Reason, Rule
+from kvgraph.graph.messages.events import (
+    AnyEvent,
+    BlocksCleared,
+    BlocksLoaded,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    CopiesDropped,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+    SessionSignal,
+)
+from kvgraph.graph.types import SourceLayer, as_keys
+
+SIZE = 16
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
+
+
+class World:
+    """A graph with a clock, and engines that say what a scheduler would say."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.graph = KVCacheGraph(clock=lambda: self.now)
+        self.number = 0
+        for engine in ("a", "b"):
+            self.tell(EngineHello(f"host:{engine}", "model", SIZE, 100, "vllm"), engine=engine)
+
+    @property
+    def history(self) -> History:
+        return self.graph.tables.history
+
+    def tell(self, *events: AnyEvent, engine: str = "a") -> None:
+        self.now += 1.0
+        self.graph.apply(engine, list(events))
+
+    def start(
+        self,
+        *keys: int,
+        found: int = 0,
+        loading: int = 0,
+        session: str | None = "s",
+        engine: str = "a",
+        tail: int = 5,
+        segments: tuple[Segment, ...] = (),
+    ) -> str:
+        """A request of these blocks and a partial one; its blocks enter the pool."""
+        self.number += 1
+        name = f"r{self.number}"
+        prompt = RequestStarted(
+            name, pack(*keys), SIZE * len(keys) + tail, SIZE * found, SIZE, session,
+            segments=segments, loading_tokens=SIZE * loading,
+        )  # fmt: skip
+        self.tell(prompt, engine=engine)
+        return name
+
+    def serve(self, *keys: int, found: int = 0, engine: str = "a", **words: Any) -> str:
+        """A request from its start to its end."""
+        name = self.start(*keys, found=found, engine=engine, **words)
+        if fresh := keys[found:]:
+            parent = keys[found - 1] if found else None
+            self.tell(BlocksStored(pack(*fresh), parent, SIZE), engine=engine)
+        session = words.get("session", "s")
+        total = SIZE * len(keys) + words.get("tail", 5)
+        end = RequestFinished(name, pack(*keys), total, total, "stop", session)
+        self.tell(end, engine=engine)
+        return name
+
+    def evict(self, *keys: int, engine: str = "a") -> None:
+        self.tell(BlocksRemoved(pack(*keys)), engine=engine)
+
+    def rank(self, *keys: int, engine: str = "a") -> None:
+        column = self.graph.tables.engines[engine]
+        self.history.ranked(column, as_keys(list(keys)), self.now)
+
+    def last(self) -> tuple[Reason, int, int]:
+        """The newest request's reason, its detail, and the first block that it missed."""
+        record = self.history.requests.record(self.history.requests.next - 1)
+        return Reason(int(record["reason"])), int(record["detail"]), int(record["index"])
+
+    def other(self) -> tuple[str | None, str | None]:
+        return self.history.requests.names(self.history.requests.next - 1).other
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_never_seen(world: World) -> None:
+    world.serve(1, 2, 3)
+    assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
+
+
+def test_what_a_turn_appends_was_never_seen(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.serve(1, 2, 3, 4, 5, found=3)
+    assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 3)
+
+
+def test_a_session_that_edited_its_history_diverged_from_itself(world: World) -> None:
+    world.serve(1, 2, 3, 4)
+    world.serve(1, 2, 30, 40, found=2)
+    assert world.last() == (Reason.DIVERGED, Detail.OWN_HISTORY, 2)
+    assert world.other() == ("s", None)
+
+
+def test_a_session_that_edited_its_very_beginning_diverged_from_itself(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.serve(10, 20, 30)
+    assert world.last() == (Reason.DIVERGED, Detail.OWN_HISTORY, 0)
+
+
+def test_a_session_that_shares_a_beginning_diverged_from_the_other(world: World) -> None:
+    world.serve(1, 2, 3, session="first")
+    world.serve(1, 2, 30, found=2, session="second")
+    assert world.last() == (Reason.DIVERGED, Detail.NONE, 2)
+    assert world.other() == ("first", None)
+
+
+def test_evicted_by_the_engines_own_order(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.evict(3, 2)
+    evicted_at = world.now
+    world.serve(1, 2, 3, found=1)
+    assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
+    record = world.history.requests.record(1)
+    assert float(record["left"]) == pytest.approx(evicted_at, abs=0.02)
+    log = world.history.evictions[0]
+    assert (
+        int(log.record(int(record["eviction"]))["key"])
+        == world.graph.tables.blocks.keys[
+            int(world.graph.tables.blocks.find(as_keys([2]), world.graph.tables.salt(0))[0])
+        ]
+    )
+
+
+def test_evicted_by_the_policy_with_its_place(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.rank(9, 3, 2)
+    world.evict(3)
+    world.start(1, 2, 3, found=2)
+    assert world.last() == (Reason.EVICTED, Rule.POLICY, 2)
+    assert int(world.history.evictions[0].record(0)["place"]) == 1
+
+
+def test_evicted_though_no_ranking_named_it(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.rank(9)
+    world.evict(3)
+    world.start(1, 2, 3, found=2)
+    assert world.last() == (Reason.EVICTED, Rule.UNRANKED, 2)
+
+
+def test_evicted_because_its_session_was_over(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.tell(SessionSignal("s", ended=True))
+    world.rank(3, 2, 1)
+    world.evict(3)
+    world.start(1, 2, 3, found=2, session="another")
+    assert world.last() == (Reason.EVICTED, Rule.SESSION_OVER, 2)
+    assert world.other() == ("s", None)
+
+
+def test_evicted_because_it_was_superseded(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.serve(1, 2, 30, found=2)
+    world.rank(3, 30, 2, 1)
+    world.evict(3)
+    world.start(1, 2, 3, found=2)
+    assert world.last() == (Reason.EVICTED, Rule.SUPERSEDED, 2)
+
+
+def test_evicted_though_it_was_protected(world: World) -> None:
+    rules = (Segment(int(SourceLayer.RULES), 0, 2 * SIZE),)
+    world.serve(1, 2, 3, segments=rules)
+    world.rank(3, 2, 1)
+    world.evict(2)
+    world.start(1, 2, 3, found=1)
+    assert world.last() == (Reason.EVICTED, Rule.PROTECTED_LAYER, 1)
+
+
+def test_another_engine_has_it(world: World) -> None:
+    world.serve(1, 2, 3, engine="b")
+    world.start(1, 2, 3, engine="a")
+    assert world.last() == (Reason.OTHER_ENGINE, Detail.NONE, 0)
+    assert world.history.requests.names(1).other_engine == "b"
+
+
+def test_what_was_evicted_here_names_the_engine_that_has_it_too(world: World) -> None:
+    world.serve(1, 2, engine="b")
+    world.serve(1, 2, engine="a")
+    world.evict(2, engine="a")
+    world.start(1, 2, found=1, engine="a")
+    assert world.last()[0] is Reason.EVICTED
+    assert world.history.requests.names(2).other_engine == "b"
+
+
+def test_an_engine_with_another_model_has_something_else(world: World) -> None:
+    world.tell(EngineHello("host:c", "another model", SIZE, 100, "vllm"), engine="c")
+    world.serve(1, 2, 3, engine="c")
+    world.start(1, 2, 3, engine="a", session="elsewhere")
+    assert world.last()[0] is Reason.NEVER_SEEN
+
+
+def test_loading_lost_against_computing(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.tell(BlocksSpilled(pack(2, 3), 2, 100))
+    world.evict(2, 3)
+    world.start(1, 2, 3, found=1)
+    assert world.last() == (Reason.LOAD_SLOWER, Detail.NONE, 1)
+
+
+def test_what_is_loaded_is_not_missed(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.tell(BlocksSpilled(pack(2, 3), 2, 100))
+    world.evict(2, 3)
+    world.start(1, 2, 3, 4, found=1, loading=2)
+    assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 3)
+    record = world.history.requests.record(1)
+    assert [int(record[name]) for name in ("pool", "loaded", "prefetched")] == [1, 2, 0]
+
+
+@pytest.mark.parametrize("cause", list(Cause))
+def test_a_copy_was_lost_with_its_cause(world: World, cause: Cause) -> None:
+    world.serve(1, 2, 3)
+    world.tell(BlocksSpilled(pack(3), 2, 100), BlocksSpilled(pack(3), 4, 100))
+    world.evict(3)
+    world.tell(CopiesDropped(pack(3), 2, int(cause)))
+    name = world.start(1, 2, 3, found=2)
+    assert world.last()[0] is Reason.LOAD_SLOWER  # there is one on disk yet
+    world.tell(RequestFinished(name, pack(1, 2), 53, 53, "abort", "s"))
+    world.tell(CopiesDropped(pack(3), 4, int(cause)))
+    world.start(1, 2, 3, found=2)
+    assert world.last() == (Reason.COPY_LOST, cause, 2)
+
+
+def test_a_cause_from_a_later_version_is_unknown(world: World) -> None:
+    world.serve(1, 2)
+    world.tell(BlocksSpilled(pack(2), 2, 100))
+    world.evict(2)
+    world.tell(CopiesDropped(pack(2), 2, 200))
+    world.start(1, 2, found=1)
+    assert world.last() == (Reason.COPY_LOST, Cause.UNKNOWN, 1)
+
+
+def test_the_cache_was_reset(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.tell(BlocksCleared())
+    world.start(1, 2, 3)
+    assert world.last() == (Reason.RESET, Detail.NONE, 0)
+
+
+def test_nothing_but_the_last_block_is_missing(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.start(1, 2, 3, found=3)
+    assert world.last() == (Reason.NOT_CACHEABLE, Detail.PARTIAL, 3)
+    world.start(1, 2, 3, found=2, tail=0)  # vLLM computes at least one token
+    assert world.last() == (Reason.NOT_CACHEABLE, Detail.PARTIAL, 2)
+
+
+def test_another_request_is_computing_it(world: World) -> None:
+    world.start(1, 2, 3, session="first")
+    world.start(1, 2, 3, session="second")
+    assert world.last() == (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0)
+
+
+def test_two_requests_of_one_batch_compute_the_same(world: World) -> None:
+    both = [RequestStarted(name, pack(1, 2), 40, 0, SIZE, name) for name in ("x", "y")]
+    world.tell(*both)
+    assert world.last() == (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0)
+
+
+def test_news_of_it_were_lost(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.tell(BlocksResident(pack(1, 2)))
+    world.start(1, 2, 3, found=2)
+    assert world.last() == (Reason.UNKNOWN, Detail.UNHEARD, 2)
+
+
+def test_a_request_that_reads_no_cache_is_not_explained_away(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.serve(1, 2, 3, found=0)
+    assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 0)
+    assert world.history.totals[Reason.UNKNOWN] == 1
+
+
+def test_a_block_that_went_in_the_very_step_is_settled_when_it_is_heard_of(world: World) -> None:
+    """An engine tells of a step's requests first, and of what their allocations evicted then."""
+    world.serve(1, 2, 3)
+    late = RequestStarted("late", pack(1, 2, 3), 53, 32, SIZE, "s")
+    world.tell(late, BlocksRemoved(pack(3)))
+    assert world.last() == (Reason.EVICTED, Rule.LRU, 2)
+    assert world.history.totals[Reason.EVICTED] == 1
+    assert world.history.totals[Reason.UNKNOWN] == 0
+
+
+def test_prefetched_blocks_are_counted_once(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.tell(BlocksSpilled(pack(2, 3), 2, 100))
+    world.evict(2, 3)
+    world.tell(BlocksLoaded(pack(2, 3)))
+    for prefetched in (2, 0):
+        world.serve(1, 2, 3, found=3)
+        record = world.history.requests.record(world.history.requests.next - 1)
+        assert int(record["prefetched"]) == prefetched
+        assert int(record["pool"]) == 3 - prefetched
+
+
+def test_an_evicted_block_that_is_wanted_again_is_regretted_within_the_window(
+    world: World,
+) -> None:
+    world.serve(1, 2, 3)
+    world.evict(3)
+    world.serve(1, 2, 3, found=2)
+    log = world.history.evictions[0]
+    assert int(log.wanted[Rule.LRU]) == 1
+    assert int(log.record(0)["wanted"])
+    world.evict(3)
+    world.now += 2 * WINDOW_S
+    world.serve(1, 2, 3, found=2)
+    assert int(log.wanted[Rule.LRU]) == 1
+    assert not int(log.record(1)["wanted"])
+
+
+def test_what_is_computed_again_is_told_apart_by_whose_it_was(world: World) -> None:
+    world.serve(1, 2, 3, 4, session="s")
+    world.serve(1, 2, 30, found=2, session="t")  # now 1 and 2 are shared
+    world.evict(4, 3, 2)
+    world.serve(1, 2, 3, 4, found=1, session="s")
+    assert world.history.lost.tolist() == [2, 1]
+    assert world.history.beyond.sum(axis=1).tolist() == [2, 1]
+
+
+def test_a_name_that_was_forgotten_and_a_row_that_was_reused_tell_nothing_old(
+    world: World,
+) -> None:
+    world.serve(1, 2, 3)
+    world.evict(1, 2, 3)
+    rows = world.graph.tables.blocks.live_rows()
+    world.graph._ingest._release(rows)
+    world.serve(4, 5, 6, session="t")
+    world.serve(7, 8, 9, session="u")
+    assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
+
+
+def test_an_engine_that_is_gone_takes_its_log_along(world: World) -> None:
+    world.serve(1, 2)
+    world.evict(2)
+    world.graph.forget_engine("a")
+    assert world.history.evictions == {}
+    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), engine="a")
+    world.start(1, 2, found=0)
+    assert world.history.requests.next == 2
+
+
+def test_who_ends_is_told(world: World) -> None:
+    world.serve(1, 2)
+    assert world.history.requests.names(0).finished == "stop"
+    assert not math.isnan(float(world.history.requests.record(0)["at"]))
