@@ -13,7 +13,7 @@ from .source import EngineStatus, SidecarStatus, StatusSource
 
 _LABEL_LENGTH = 64
 _TIER_COUNTS = (
-    "spilled", "spill_lost", "spill_failed", "passed_over", "sunk", "dropped", "loaded",
+    "spilled", "spill_lost", "spill_failed", "passed_over", "demoted", "dropped", "loaded",
     "load_failed", "stalls", "recomputed", "prefetched", "prefetch_useful", "prefetch_wasted",
     "prefetch_cancelled",
 )  # fmt: skip

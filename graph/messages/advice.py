@@ -39,7 +39,7 @@ class EvictionRanking:
             least precious first.
         spill_first: uint64 ``[s]`` resident keys without a copy that are worth one before they go,
             in the order in which they will.
-        sink_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
+        demote_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
         known_of: What the engine did after this, in the same seconds, the ranking does not know.
     """
 
@@ -48,7 +48,7 @@ class EvictionRanking:
     order: Keys
     protected: Keys
     spill_first: Keys
-    sink_first: Keys
+    demote_first: Keys
     known_of: float = math.inf
 
     @classmethod
@@ -81,7 +81,7 @@ class AdmissionAdvice:
     known_of: float = math.inf
 
 
-_BLOCKS: Final = ("order", "protected", "spill_first", "sink_first")  # of a ranking, as sent
+_BLOCKS: Final = ("order", "protected", "spill_first", "demote_first")  # of a ranking, as sent
 
 
 class Advice(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -96,7 +96,7 @@ class RankingMessage(Advice, tag=1, frozen=True):
     order: Hashes
     protected: Hashes
     spill_first: Hashes
-    sink_first: Hashes = b""
+    demote_first: Hashes = b""
 
     @classmethod
     def of(cls, ranking: EvictionRanking, age_s: float) -> RankingMessage:
@@ -105,8 +105,8 @@ class RankingMessage(Advice, tag=1, frozen=True):
 
     def at(self, now: float) -> EvictionRanking:
         """The ranking, dated in the receiver's own clock."""
-        order, protected, spill, sink = (as_keys(getattr(self, name)) for name in _BLOCKS)
-        return EvictionRanking(self.epoch, now - self.age_s, order, protected, spill, sink)
+        order, protected, spill, demote = (as_keys(getattr(self, name)) for name in _BLOCKS)
+        return EvictionRanking(self.epoch, now - self.age_s, order, protected, spill, demote)
 
 
 class StillValid(Advice, tag=2, frozen=True):

@@ -197,7 +197,7 @@ class TierReport(Event, tag=17, frozen=True):
     spill_lost: Total  # overwritten before the copy was complete: discarded
     spill_failed: Total
     passed_over: Total  # about to be evicted, and not worth a copy
-    sunk: Total  # moved on from WARM to COLD
+    demoted: Total  # moved on from WARM to COLD
     dropped: Total  # copies given up for want of room
     loaded: Total  # brought back for a request that waited for them
     load_failed: Total

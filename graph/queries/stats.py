@@ -9,7 +9,7 @@ import numpy as np
 from ..ingest.ingest import Ingest
 from ..messages.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
 from ..ranking.copy_worth import COPIES
-from ..ranking.protection import demoted
+from ..ranking.protection import over_share
 from ..ranking.rules import is_protected
 from ..ranking.view import View
 from ..tables.tables import Tables
@@ -23,7 +23,7 @@ class EngineStats:
     resident: int
     spilled: int  # blocks with a copy in a colder tier
     protected: int  # by their layer
-    demoted: int  # of these: beyond the share that may be
+    over_share: int  # of these: beyond the share that may be
     layers: dict[str, int]  # resident blocks by layer
     hello: EngineHello | None
     pressure: Pressure | None
@@ -73,13 +73,13 @@ def _engine_stats(view: View, ingest: Ingest) -> EngineStats:
     resident = blocks.pick(blocks.resident(column))
     spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
     protected = is_protected(view, resident)
-    beyond = demoted(view, resident, protected)
+    beyond = over_share(view, resident, protected)
     layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
     return EngineStats(
         resident=len(resident),
         spilled=int(spilled.sum()),
         protected=int(protected.sum()),
-        demoted=int(beyond.sum()),
+        over_share=int(beyond.sum()),
         layers=dict(zip(LAYER_NAMES, layers.tolist(), strict=True)),
         hello=ingest.hello.get(column),
         pressure=ingest.pressure.get(column),

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import GraphError
 from ..ranking.copy_worth import not_worth
 from ..ranking.places import Order, places, who_ranks
-from ..ranking.protection import demoted
+from ..ranking.protection import over_share
 from ..ranking.rules import is_protected, is_superseded, standing
 from ..ranking.view import View
 from ..tables.blocks import Selection
@@ -137,7 +137,7 @@ def explain(view: View, order: Order, row: int) -> dict[str, Any]:
         "terms": {name: round(value, 4) for name, value in terms.items()},
         "score": round(sum(terms.values()), 4),
         "standing": standing(view, only),
-        "demoted_on": _demoted_on(view, row),
+        "over_share_on": _over_share_on(view, row),
         "copies": _copies(tables, row, now),
         "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),
         "ranks": ranks,
@@ -211,13 +211,13 @@ def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
     return np.concatenate(found)
 
 
-def _demoted_on(view: View, row: int) -> list[str]:
+def _over_share_on(view: View, row: int) -> list[str]:
     """Engines in which more is protected than may be, so that this block is not."""
     found = []
     for engine, column in view.tables.engines.items():
         resident = view.blocks.pick(view.blocks.resident(column))
         protected = is_protected(view, resident)
-        if row in resident.rows[demoted(view.of(column), resident, protected)]:
+        if row in resident.rows[over_share(view.of(column), resident, protected)]:
             found.append(engine)
     return found
 

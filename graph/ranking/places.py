@@ -12,7 +12,7 @@ from ..messages.advice import EvictionRanking
 from ..types import BlockKey
 from .formulas import LruPolicy
 from .policy import Policy, Referee
-from .protection import demoted
+from .protection import over_share
 from .ruler import is_under_lru
 from .rules import is_protected
 from .scoring import resident_scores
@@ -85,7 +85,7 @@ def _lru_place(view: View, row: int) -> int:
     """By the engine's own order: the longest unused first, and last what is protected."""
     resident = view.blocks.pick(view.blocks.resident(view.engine))
     safe = is_protected(view, resident)
-    safe &= ~demoted(view, resident, safe)
+    safe &= ~over_share(view, resident, safe)
     idle = LruPolicy().scores(view, resident)
     mine = int(np.flatnonzero(resident.rows == row)[0])
     before = np.where(safe == safe[mine], idle > idle[mine], safe[mine])

@@ -12,7 +12,7 @@ from .view import View
 Mask = npt.NDArray[np.bool_]
 
 
-def demoted(view: View, picked: Selection, protected: Mask) -> Mask:
+def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
     """bool ``[len(picked)]``: protected blocks beyond the share that may be.
 
     The most precious keep their protection: by layer, then importance, then last use, then from

@@ -18,7 +18,7 @@ from ..tables.blocks import Selection
 from ..types import BlockFlag, Rows, SessionState
 from .copy_worth import COPIES
 from .policy import Scores
-from .protection import demoted
+from .protection import over_share
 from .view import View
 
 _T = TypeVar("_T", bound=np.generic)
@@ -39,7 +39,7 @@ class Rule(NamedTuple):
     Attributes:
         with_copies: Counts only in an engine that holds copies: in others a loss is final for all
             alike, and the policy's own claim decides.
-        bounded: Holds for a share of a pool only; see ``protection.demoted``.
+        bounded: Holds for a share of a pool only; see ``protection.over_share``.
     """
 
     name: str
@@ -143,7 +143,7 @@ def _ranks(view: View, picked: Selection) -> Ranks:
             continue
         applies = rule.applies(view, picked)
         if rule.bounded:
-            applies &= ~demoted(view, picked, applies)
+            applies &= ~over_share(view, picked, applies)
         if applies.any():
             ranks += applies * np.int8(rule.weight)
     return ranks

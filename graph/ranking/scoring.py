@@ -34,7 +34,7 @@ def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
     held = blocks.pick(blocks.tiers[view.engine, : blocks.size] != 0)
     tiers = held.of(blocks.tiers[view.engine])
     scores = _ruled_scores(view, policy, held)
-    sinking = _sinking(scores, blocks, held, tiers, limit)
+    demoting = _demoting(scores, blocks, held, tiers, limit)
     scores = _tail_first(scores, blocks, held, (tiers & int(Tier.HOT)) != 0)
     open_to_loss = scores > PROTECTED_BELOW
     victims = _highest(scores, open_to_loss, limit)
@@ -42,10 +42,10 @@ def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
     spilling = np.concatenate([victims, protected])
     wanted = (np.take(tiers, spilling) & COPIES) == 0
     wanted[: len(victims)] &= worth_spilling(tables, held.rows[victims], view.now)
-    named = (victims, protected, spilling[wanted], sinking)
+    named = (victims, protected, spilling[wanted], demoting)
     keys, salt = held.of(blocks.keys), tables.salt(view.engine)
-    order, late, spill, sink = (np.take(keys, places) ^ salt for places in named)
-    return EvictionRanking(0, view.now, order, late, spill, sink)
+    order, late, spill, demote = (np.take(keys, places) ^ salt for places in named)
+    return EvictionRanking(0, view.now, order, late, spill, demote)
 
 
 def resident_scores(view: View, policy: Policy) -> tuple[Rows, Scores]:
@@ -78,7 +78,7 @@ def _tail_first(scores: Scores, blocks: BlockTable, held: Selection, among: Mask
     return chosen
 
 
-def _sinking(
+def _demoting(
     scores: Scores, blocks: BlockTable, held: Selection, tiers: Tiers, limit: int
 ) -> Places:
     """Places with a WARM copy and out of the pool, least worth keeping first."""

@@ -18,14 +18,14 @@ class Copy:
         id: Its number, used once.
         block_hash: Whose bytes they are.
         era: How often the directory had been cleared when it was begun.
-        may_sink: Whether it may reach the disk, and so another process.
+        may_demote: Whether it may reach the disk, and so another process.
         pins: Jobs under way that read or write it.
     """
 
     id: int
     block_hash: bytes
     era: int
-    may_sink: bool
+    may_demote: bool
     pins: int = 0
 
 
@@ -104,12 +104,12 @@ class CopyDirectory:
 
     # Copies in memory ---------------------------------------------------------------------------
 
-    def begin(self, block_hash: bytes, may_sink: bool = True) -> Copy:
+    def begin(self, block_hash: bytes, may_demote: bool = True) -> Copy:
         """A new copy, pinned and not found before ``complete``; there must be ``room``."""
         assert self.room > 0
         self._held += 1
         self._next += 1
-        return Copy(self._next, block_hash, self._era, may_sink, pins=1)
+        return Copy(self._next, block_hash, self._era, may_demote, pins=1)
 
     def complete(self, copy: Copy) -> bool:
         """The copy's bytes are there. False, and it is given up, if the block has one already or
@@ -147,7 +147,7 @@ class CopyDirectory:
         return self._order.stands_twice(block_hash)
 
     def victims(self, count: int, first: Iterable[bytes]) -> list[Copy]:
-        """Copies in memory to give up or sink; ``first`` is advice, see ``CopyOrder``."""
+        """Copies in memory to give up or demote; ``first`` is advice, see ``CopyOrder``."""
         found: dict[int, Copy] = {}
         for block_hash in self._order.first(first):
             if len(found) >= count:

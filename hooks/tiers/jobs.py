@@ -36,7 +36,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Sink:
+class Demote:
     """Write ``copies`` to the disk under ``hashes``."""
 
     id: int
@@ -44,7 +44,7 @@ class Sink:
     hashes: tuple[bytes, ...]
 
 
-Job = Spill | Load | Sink
+Job = Spill | Load | Demote
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class JobBook:
         self._open: dict[int, _Open] = {}
         self._new: list[Job] = []
         self._next = 0
-        self.pressing = 0  # of them, those whose end somebody waits for: all but sinks
+        self.pressing = 0  # of them, those whose end somebody waits for: all but demotions
 
     def __len__(self) -> int:
         return len(self._open)
@@ -145,7 +145,7 @@ class JobBook:
         """Give out a job; ``finish`` hears of it once, when the last worker answered."""
         self._new.append(job)
         self._open[job.id] = _Open(job, finish, self._workers)
-        self.pressing += not isinstance(job, Sink)
+        self.pressing += not isinstance(job, Demote)
 
     def take(self) -> tuple[Job, ...]:
         """The jobs that were opened since the last call."""
@@ -163,6 +163,6 @@ class JobBook:
         entry.missing -= 1
         if not entry.missing:
             del self._open[done.id]
-            self.pressing -= not isinstance(entry.job, Sink)
+            self.pressing -= not isinstance(entry.job, Demote)
             finished = JobDone(done.id, frozenset(entry.failed), entry.seconds, entry.bytes)
             entry.finish(finished)

@@ -11,10 +11,10 @@ from ...graph.types import Tier
 from ..keys import key_of, pack_keys
 from .costs import TransferCosts
 from .directory import Copy, CopyDirectory
-from .jobs import JobBook, JobDone, Sink, WorkerStart
+from .jobs import Demote, JobBook, JobDone, WorkerStart
 
 _ANNOUNCED_AT_ONCE = 65_536  # keys in one event
-_SINKS_AT_ONCE = 64  # copies on their way to the disk
+_DEMOTIONS_AT_ONCE = 64  # copies on their way to the disk
 _PATIENCE_S = 1.0  # beyond that, computing is no longer than waiting for who is not heard of
 _USUAL_TIMES = 2.0  # of what a load usually takes, others' wait for it too
 _LOW_WATER = 16  # with a disk, one record in so many is kept free
@@ -28,7 +28,7 @@ class TierCounts:
     spill_lost: int = 0
     spill_failed: int = 0
     passed_over: int = 0
-    sunk: int = 0
+    demoted: int = 0
     dropped: int = 0
     loaded: int = 0
     load_failed: int = 0
@@ -81,7 +81,7 @@ class TierLedger:
         self._was_cleared = False  # once at least
         self.clock = clock
         self._emit = emit
-        self._sinking = 0
+        self._demoting = 0
 
     def expect(self, hashes: Sequence[bytes], warm_bytes: int, cold_bytes: int) -> None:
         """A load of so many bytes begins: others wait for it, if it is not unusually slow."""
@@ -95,7 +95,7 @@ class TierLedger:
             self.coming.pop(block_hash, None)
 
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
-        """How many copies of ``count`` can be begun now; gives up or sinks the least worth.
+        """How many copies of ``count`` can be begun now; gives up or demotes the least worth.
 
         Args:
             count: Copies wanted.
@@ -104,7 +104,7 @@ class TierLedger:
         directory = self.directory
         missing = count - directory.room
         if directory.cold_capacity:
-            self._sink(missing + directory.warm_capacity // _LOW_WATER, first)
+            self._demote(missing + directory.warm_capacity // _LOW_WATER, first)
         elif missing > 0:
             self.give_up(directory.victims(missing, first))
         return min(count, directory.room)
@@ -146,38 +146,38 @@ class TierLedger:
         if self._was_cleared:
             directory.clear()
 
-    def _sink(self, count: int, first: Iterable[bytes]) -> None:
+    def _demote(self, count: int, first: Iterable[bytes]) -> None:
         """Send up to ``count`` copies on to the disk; drop what need not or may not go there."""
-        count = min(count, min(_SINKS_AT_ONCE, self.directory.cold_capacity) - self._sinking)
+        count = min(count, min(_DEMOTIONS_AT_ONCE, self.directory.cold_capacity) - self._demoting)
         if count <= 0:
             return
         directory = self.directory
         victims = directory.victims(count, first)
-        new = [copy for copy in victims if self._is_to_sink(copy)]
-        sinking = {copy.id for copy in new}
-        self.give_up([copy for copy in victims if copy.id not in sinking])
+        new = [copy for copy in victims if self._is_to_demote(copy)]
+        demoting = {copy.id for copy in new}
+        self.give_up([copy for copy in victims if copy.id not in demoting])
         if new:
-            self._begin_sink(new)
+            self._begin_demotion(new)
 
-    def _is_to_sink(self, copy: Copy) -> bool:
+    def _is_to_demote(self, copy: Copy) -> bool:
         directory, block_hash = self.directory, copy.block_hash
         twice = directory.stands_twice(block_hash)  # it will have a copy again when it leaves
-        return copy.may_sink and not twice and not directory.is_cold(block_hash)
+        return copy.may_demote and not twice and not directory.is_cold(block_hash)
 
-    def _begin_sink(self, copies: list[Copy]) -> None:
+    def _begin_demotion(self, copies: list[Copy]) -> None:
         for copy in copies:
             copy.pins += 1
-        self._sinking += len(copies)
+        self._demoting += len(copies)
         self._make_cold_room()
-        job = Sink(
+        job = Demote(
             self.book.number(),
             tuple(copy.id for copy in copies),
             tuple(copy.block_hash for copy in copies),
         )
-        self.book.open(job, lambda done: self._sunk(copies, done))
+        self.book.open(job, lambda done: self._demoted(copies, done))
 
-    def _sunk(self, copies: list[Copy], done: JobDone) -> None:
-        self._sinking -= len(copies)
+    def _demoted(self, copies: list[Copy], done: JobDone) -> None:
+        self._demoting -= len(copies)
         directory = self.directory
         for copy in copies:
             directory.unpin(copy)
@@ -188,7 +188,7 @@ class TierLedger:
         self.lose_cold([copy.block_hash for copy in copies if copy not in kept], Cause.RESET)
         for block_hash in written:
             directory.add_cold(block_hash)
-        self.counts.sunk += len(written)
+        self.counts.demoted += len(written)
         self.announce(written, Tier.COLD)
         # A copy that the disk did not take goes all the same: memory is what is short.
         self.give_up(kept, Cause.NOT_TAKEN)
@@ -196,7 +196,7 @@ class TierLedger:
 
     def _make_cold_room(self) -> None:
         """For all that is on its way: the disk would otherwise choose victims of its own."""
-        excess = self.directory.cold_blocks + self._sinking - self.directory.cold_capacity
+        excess = self.directory.cold_blocks + self._demoting - self.directory.cold_capacity
         if excess > 0:
             gone = self.directory.oldest_cold(excess)
             self.counts.dropped += len(gone)

@@ -19,7 +19,7 @@ from ...kernels.store.disk import DiskTier
 from ..once import Once
 from .answers import Answers
 from .disk_watch import DiskWatch
-from .jobs import Job, Load, Sink, Spill, TierWork, WorkerStart
+from .jobs import Demote, Job, Load, Spill, TierWork, WorkerStart
 from .task_thread import TaskThread
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class TierMover:
     Args:
         cache: The engine's paged memory on this worker.
         arena: Where copies in memory live.
-        disk: Where they sink to, if there is a disk tier.
+        disk: Where they are demoted to, if there is a disk tier.
         hash_bytes: Length of a block hash; the disk's keys are filled up with zeros.
     """
 
@@ -130,8 +130,8 @@ class TierMover:
                     lambda: {at for at, key in reads.items() if not self._read(key, records[at])},
                     lambda failed: self._load(job, records, fence, failed),
                 )
-            case Sink():
-                self._send_to_disk(job, lambda: self._sink(job, records), lambda failed: failed)
+            case Demote():
+                self._send_to_disk(job, lambda: self._demote(job, records), lambda failed: failed)
 
     def _records_for(self, job: Job) -> list[int]:
         """Handles of a job's copies; those that it makes are allocated now."""
@@ -217,7 +217,7 @@ class TierMover:
             self._attempt(job, rest, began)
         self._release(sorted(late))
 
-    def _sink(self, job: Sink, records: Sequence[int]) -> Set[int]:
+    def _demote(self, job: Demote, records: Sequence[int]) -> Set[int]:
         views = map(self._arena.record_view, records)
         pairs = enumerate(zip(job.hashes, views, strict=True))
         return {at for at, (key, view) in pairs if not self._write(key, view)}

@@ -275,7 +275,7 @@ def test_copies_and_what_should_be_copied_are_part_of_a_ranking(
     )
     ranking = engine.ranking(lambda keys: keys == {11, 12}).at(0)
     assert ranking.spill_first.tolist() == [12, 11]
-    assert ranking.sink_first.tolist() == [2, 1]
+    assert ranking.demote_first.tolist() == [2, 1]
 
 
 def test_a_silent_engine_is_forgotten_and_the_other_is_not(start: Start, connect: Connect) -> None:

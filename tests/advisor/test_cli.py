@@ -224,7 +224,7 @@ hello = EngineHello("node:1 [red]", "model", 16, 100, "test 1")
 chain = BlocksStored((5).to_bytes(8, "little"), None, 16, "chat")
 tiers = TierReport(
     bytes_per_block=1_000_000, warm_blocks=300, warm_capacity=400, cold_blocks=5, cold_capacity=60,
-    spilled=70, spill_lost=1, spill_failed=2, passed_over=80, sunk=6, dropped=3, loaded=20,
+    spilled=70, spill_lost=1, spill_failed=2, passed_over=80, demoted=6, dropped=3, loaded=20,
     load_failed=4, stalls=9, stall_s=1.5, recomputed=7, prefetched=10, prefetch_useful=6,
     prefetch_wasted=2, prefetch_cancelled=11, load_bytes_per_s=3e9, spill_bytes_per_s=2e9,
     prefill_tokens_per_s=5e3,

@@ -37,7 +37,7 @@ from prometheus_client.parser import text_string_to_metric_families
 BIG = (1 << 64) - 1
 TIERS = TierReport(
     bytes_per_block=1000, warm_blocks=30, warm_capacity=40, cold_blocks=5, cold_capacity=60,
-    spilled=70, spill_lost=1, spill_failed=2, passed_over=80, sunk=6, dropped=3, loaded=20,
+    spilled=70, spill_lost=1, spill_failed=2, passed_over=80, demoted=6, dropped=3, loaded=20,
     load_failed=4, stalls=9, stall_s=1.5, recomputed=7, prefetched=10, prefetch_useful=6,
     prefetch_wasted=2, prefetch_cancelled=11, load_bytes_per_s=3e9, spill_bytes_per_s=2e9,
     prefill_tokens_per_s=5e3,

@@ -62,7 +62,7 @@ def test_a_parked_session_comes_back_without_computing_its_context(stock: Any, t
     assert before["cold"] > 150
     assert facts["warm"] <= 3 + 32
     assert facts["cold"] <= 3 + 32
-    assert facts["counts"]["sunk"] > 0
+    assert facts["counts"]["demoted"] > 0
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -74,7 +74,7 @@ def test_each_fault_is_counted(tiers: Any) -> None:
     assert scene(tiers, "spill_fails")["counts"]["spill_failed"] > 0
     assert scene(tiers, "load_fails")["counts"]["load_failed"] > 0
     assert scene(tiers, "disk_corrupt")["counts"]["load_failed"] > 0
-    assert scene(tiers, "disk_full")["sunk"] == 0
+    assert scene(tiers, "disk_full")["demoted"] == 0
 
 
 def test_each_reason_is_logged_once(tiers: Any) -> None:

@@ -115,7 +115,7 @@ def test_what_one_engine_loses_the_other_keeps(world: World) -> None:
 def test_copies_are_ordered_back_by_the_engines_own_keys(world: World) -> None:
     spilled = BlocksSpilled(pack(*KEYS), int(Tier.WARM), 1)
     world.tell("b", spilled, BlocksRemoved(pack(*KEYS)))
-    assert world.graph.rank("b", 9).sink_first.tolist() == [13, 12, 11]
+    assert world.graph.rank("b", 9).demote_first.tolist() == [13, 12, 11]
     ended = finished("b1", KEYS, "b")
     ended = RequestFinished(*[getattr(ended, name) for name in ended.__struct_fields__[:7]],
                             waiting_for_tool=True, expected_return_s=0.5)  # fmt: skip
@@ -173,7 +173,7 @@ def test_an_engine_that_comes_back_with_another_model_holds_nothing_of_before(
     world.tell("b", BlocksSpilled(pack(*KEYS), int(Tier.WARM), 1))
     world.tell("b", hello("model-c"))
     assert world.graph.stats().engines["b"].resident == 0
-    assert not world.graph.rank("b", 9).sink_first.size
+    assert not world.graph.rank("b", 9).demote_first.size
     world.tell("b", BlocksResident(pack(11)))
     assert world.graph.explain(11)["model"] == "model-c"
     assert world.graph.rank("b", 9).order.tolist() == [11]

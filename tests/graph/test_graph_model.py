@@ -502,7 +502,7 @@ def check_rankings(graph: KVCacheGraph) -> None:
 
 
 def check_copies(graph: KVCacheGraph, column: int, hot: set[int], ranking: EvictionRanking) -> None:
-    """Spills name blocks without a copy, in the order in which they go; sinks every idle copy."""
+    """Spills name blocks without a copy, in the order in which they go; demotes every idle copy."""
     blocks = graph.tables.blocks
     keys, tiers = blocks.keys[: blocks.size], blocks.tiers[column, : blocks.size]
     copied = set(keys[(tiers & (Tier.WARM | Tier.COLD)) != 0].tolist())
@@ -511,10 +511,10 @@ def check_copies(graph: KVCacheGraph, column: int, hot: set[int], ranking: Evict
     assert not set(spilling) & copied
     assert spilling == [key for key in ranked if key in set(spilling)]
     assert set(ranking.protected.tolist()) <= set(spilling) | copied
-    sinking = ranking.sink_first.tolist()
-    assert sorted(sinking) == sorted(set(keys[(tiers & Tier.WARM) != 0].tolist()) - hot)
-    place = {key: position for position, key in enumerate(sinking)}
-    for key in sinking:
+    demoting = ranking.demote_first.tolist()
+    assert sorted(demoting) == sorted(set(keys[(tiers & Tier.WARM) != 0].tolist()) - hot)
+    place = {key: position for position, key in enumerate(demoting)}
+    for key in demoting:
         parent = int(blocks.parent[blocks.find(np.array([key], np.uint64))[0]])
         if parent != NO_ROW and int(keys[parent]) in place:
             assert place[key] < place[int(keys[parent])], "a copy goes after what needs it"

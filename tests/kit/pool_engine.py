@@ -138,7 +138,7 @@ class Engine:
 
     def advise(self, wanted: Sequence[int] = (), **keys: Sequence[int]) -> None:
         """A ranking and suggestions that stay young."""
-        names = ("order", "protected", "spill_first", "sink_first")
+        names = ("order", "protected", "spill_first", "demote_first")
         columns = [np.array(list(keys.get(name, ())), dtype=np.uint64) for name in names]
         client = self.side.client
         client.hold_ranking(EvictionRanking(1, time.monotonic() + 1e6, *columns))

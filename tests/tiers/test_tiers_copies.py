@@ -88,7 +88,7 @@ class DirectoryModel(RuleBasedStateMachine):
             self.release(copy)
 
     @rule(count=st.integers(0, 7), first=st.lists(BLOCKS, max_size=4))
-    def sink(self, count: int, first: list[int]) -> None:
+    def demote(self, count: int, first: list[int]) -> None:
         victims = self.directory.victims(count, map(name, first))
         assert len({copy.id for copy in victims}) == len(victims) <= count
         asked = [self.warm[h] for h in map(name, first) if h in self.warm]
@@ -170,7 +170,7 @@ TestDirectoryModel = DirectoryModel.TestCase
 TestDirectoryModel.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
-def test_a_chain_sinks_tail_first() -> None:
+def test_a_chain_is_demoted_tail_first() -> None:
     directory = CopyDirectory(8, 8)
     chain = [name(number) for number in range(5)]
     for block_hash in chain:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from kvgraph.hooks.tiers import task_thread
 from kvgraph.hooks.tiers.disk_watch import DiskWatch
-from kvgraph.hooks.tiers.jobs import Job, JobDone, Load, Sink, Spill, TierWork, WorkerStart
+from kvgraph.hooks.tiers.jobs import Demote, Job, JobDone, Load, Spill, TierWork, WorkerStart
 from kvgraph.hooks.tiers.ledger import TierLedger
 from kvgraph.hooks.tiers.mover import DISK_KEY_BYTES, TierMover
 from kvgraph.kernels import ops
@@ -227,12 +227,12 @@ def test_a_device_that_takes_no_orders_fails_them(
 # Disk -------------------------------------------------------------------------------------------
 
 
-def test_a_copy_sinks_and_is_read_again(new_bench: NewBench, tmp_path: Path) -> None:
+def test_a_copy_is_demoted_and_read_again(new_bench: NewBench, tmp_path: Path) -> None:
     bench = new_bench(records=3, disk=new_disk(tmp_path))
     before = {block: bench.bytes_of(block) for block in (3, 4)}
     bench.do(Spill(1, (3, 4), (1, 2)))
-    (sunk,) = bench.do(Sink(2, (1, 2), (key(33), key(44))))
-    assert not sunk.failed
+    (demoted,) = bench.do(Demote(2, (1, 2), (key(33), key(44))))
+    assert not demoted.failed
     bench.overwrite(3)
     # One record is still in memory, the other comes from the disk; the job has both.
     (done,) = bench.do(load(3, (1, 5), (8, 9), from_disk={1: key(44)}, request="r"), release=(2,))
@@ -247,7 +247,7 @@ def test_a_copy_sinks_and_is_read_again(new_bench: NewBench, tmp_path: Path) -> 
 def test_what_is_erased_is_not_read_again(new_bench: NewBench, tmp_path: Path) -> None:
     bench = new_bench(disk=new_disk(tmp_path))
     bench.do(Spill(1, (3,), (1,)))
-    bench.do(Sink(2, (1,), (key(33),)))
+    bench.do(Demote(2, (1,), (key(33),)))
     (done,) = bench.do(
         load(3, (2,), (8,), from_disk={0: key(33)}, request="r"), erase=(key(33), key(77))
     )
@@ -269,7 +269,7 @@ def test_records_are_announced_at_the_start_once(new_bench: NewBench, tmp_path: 
 def test_short_hashes_are_told_as_they_are(new_bench: NewBench, tmp_path: Path) -> None:
     bench, short = new_bench(disk=new_disk(tmp_path)), b"sixteen bytes.\x00\x00"
     bench.do(Spill(1, (3,), (1,)))
-    bench.do(Sink(2, (1,), (short,)))
+    bench.do(Demote(2, (1,), (short,)))
     bench.close()
     again = new_bench(disk=new_disk(tmp_path), hash_bytes=16)
     assert again.mover.answers.take_answer().starts == (WorkerStart(6, 6, (short,)),)
@@ -284,7 +284,7 @@ def test_a_damaged_record_costs_itself_only(
     bench = new_bench(disk=disk)
     before = bench.bytes_of(4)
     bench.do(Spill(1, (3, 4), (1, 2)))
-    bench.do(Sink(2, (1, 2), (key(33), key(44))))
+    bench.do(Demote(2, (1, 2), (key(33), key(44))))
     with (tmp_path / "tier").open("r+b") as file:
         file.seek(disk._data_start + 100)
         file.write(b"\xff\x00\xff\x00")
@@ -305,7 +305,7 @@ def test_a_disk_that_refuses_fails_what_it_refused(
     bench, write = new_bench(disk=disk), disk.write
     monkeypatch.setattr(disk, "write", lambda k, record: k != key(33) and write(k, record))
     bench.do(Spill(1, (3, 4), (1, 2)))
-    (done,) = bench.do(Sink(2, (1, 2), (key(33), key(44))))
+    (done,) = bench.do(Demote(2, (1, 2), (key(33), key(44))))
     assert done.failed == {0}
     assert (key(33) in disk, key(44) in disk) == (False, True)
 
@@ -313,8 +313,10 @@ def test_a_disk_that_refuses_fails_what_it_refused(
 def test_a_worker_without_the_disk_that_others_have_says_so(new_bench: NewBench) -> None:
     bench = new_bench(disk=None)
     bench.do(Spill(1, (3,), (1,)))
-    sunk, read = bench.do(Sink(2, (1,), (key(33),)), load(3, (2,), (8,), from_disk={0: key(33)}))
-    assert sunk.failed == {0}
+    demoted, read = bench.do(
+        Demote(2, (1,), (key(33),)), load(3, (2,), (8,), from_disk={0: key(33)})
+    )
+    assert demoted.failed == {0}
     assert read.failed == {0}
 
 
@@ -324,7 +326,7 @@ def test_a_stuck_disk_holds_up_nobody_but_its_own(new_bench: NewBench, tmp_path:
     before = bench.bytes_of(3)
     bench.do(Spill(1, (3, 4), (1, 2)))
     bench.give(
-        Sink(2, (1,), (key(33),)), load(3, (3,), (8,), from_disk={0: key(33)}, request="cold")
+        Demote(2, (1,), (key(33),)), load(3, (3,), (8,), from_disk={0: key(33)}, request="cold")
     )
     done = bench.do(Spill(4, (5,), (4,)), load(5, (1,), (9,), request="warm"))
     assert {d.id for d in done} == {4, 5}
@@ -344,12 +346,12 @@ def test_after_a_reset_the_disk_belongs_to_no_checkpoint(
     ledger = TierLedger(SIZE, 1, lambda event: None, time.monotonic)
     directory = ledger.directory
 
-    def sink(value: float) -> None:
+    def demote(value: float) -> None:
         bench.cache.memory.fill_(value)
         copy = directory.begin(key(33))
         bench.do(Spill(ledger.book.number(), (3,), (copy.id,)))
         directory.complete(copy)
-        ledger._begin_sink([copy])
+        ledger._begin_demotion([copy])
         work = TierWork(ledger.book.take(), erase=directory.take_erased(),
                         disown=directory.take_cleared())  # fmt: skip
         bench.mover.submit(work)
@@ -357,10 +359,10 @@ def test_after_a_reset_the_disk_belongs_to_no_checkpoint(
             ledger.book.answer(done)
 
     ledger.started(bench.mover.answers.take_answer().starts)
-    sink(1.0)
+    demote(1.0)
     assert directory.is_cold(key(33))
     ledger.clear()
-    sink(2.0)
+    demote(2.0)
     assert directory.is_cold(key(33)), "the engine itself goes on with its disk"
     bench.close()
     again = new_bench(disk=new_disk(tmp_path))
@@ -422,7 +424,7 @@ def test_a_write_that_hangs_is_answered_and_its_copy_stays_whole_until_it_is_ove
     bench, disk = hanging(new_bench, tmp_path)
     before = bench.bytes_of(3)
     bench.do(Spill(1, (3,), (1,)))
-    bench.give(Sink(2, (1,), (key(33),)))
+    bench.give(Demote(2, (1,), (key(33),)))
     (done,) = wait_for_the_watch(bench, 1)
     assert done.failed == {0}
     bench.do(Spill(3, (4,), (2,)), release=(1,))
@@ -439,7 +441,7 @@ def test_a_write_that_hangs_is_answered_and_its_copy_stays_whole_until_it_is_ove
 def test_a_disk_that_moves_slowly_is_waited_for() -> None:
     now = [0.0]
     watch = DiskWatch(lambda: now[0], patience_s=5.0)
-    watch.add(Sink(1, (1, 2, 3), (b"a", b"b", b"c")))
+    watch.add(Demote(1, (1, 2, 3), (b"a", b"b", b"c")))
     for _ in range(10):
         now[0] += 4.0
         assert watch.overdue() == []
@@ -458,7 +460,7 @@ def test_of_an_engine_that_ends_while_its_disk_hangs_nothing_is_taken_away(
     bench, disk = hanging(new_bench, tmp_path)
     before = bench.bytes_of(3)
     bench.do(Spill(1, (3,), (1,)))
-    bench.give(Sink(2, (1,), (key(33),)))
+    bench.give(Demote(2, (1,), (key(33),)))
     while not bench.mover._on_disk:
         time.sleep(0.001)
     bench.close()

@@ -10,7 +10,7 @@ import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.messages.events import CopiesDropped
 from kvgraph.graph.types import Tier
-from kvgraph.hooks.tiers.jobs import Load, Sink, TierWork
+from kvgraph.hooks.tiers.jobs import Demote, Load, TierWork
 from pool_engine import Engine, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -24,13 +24,13 @@ def test_the_workers_are_told_of_a_reset_before_anything_new_reaches_a_disk() ->
     assert engine.reset()
     for number in range(8):
         engine.serve(prompt(4, number))
-    first_sink = next(at for at, work in enumerate(told) if any_sinks(work))
+    first_demotion = next(at for at, work in enumerate(told) if any_demotions(work))
     assert [work.disown for work in told].count(True) == 1
-    assert next(at for at, work in enumerate(told) if work.disown) <= first_sink
+    assert next(at for at, work in enumerate(told) if work.disown) <= first_demotion
 
 
-def any_sinks(work: TierWork) -> bool:
-    return any(isinstance(job, Sink) for job in work.jobs)
+def any_demotions(work: TierWork) -> bool:
+    return any(isinstance(job, Demote) for job in work.jobs)
 
 
 @pytest.mark.parametrize("warm", [16, 64])
@@ -49,7 +49,7 @@ def test_after_a_reset_nothing_old_is_found(warm: int) -> None:
     engine.check_whole()
 
 
-def test_a_reset_during_a_spill_and_a_sink_leaves_no_copy() -> None:
+def test_a_reset_during_a_spill_and_a_demotion_leaves_no_copy() -> None:
     engine = Engine(warm=8, cold=16)
     for number in range(7):
         turn = engine.ask(prompt(4, number))
@@ -124,7 +124,7 @@ def test_random_traffic_matches_nothing_wrong_and_leaves_the_pool_whole(cold: in
     engine.worker.finish_all()
     engine.settle()
     engine.check_whole()
-    assert bool(engine.counts.sunk) is bool(cold)
+    assert bool(engine.counts.demoted) is bool(cold)
 
 
 def _arrive(rng: random.Random, engine: Engine, seen: list[int]) -> None:
@@ -157,4 +157,4 @@ def _advise(rng: random.Random, engine: Engine, seen: list[int]) -> None:
     def some() -> list[int]:
         return rng.sample(seen, rng.randrange(len(seen) + 1))
 
-    engine.advise(some()[:30], order=some(), spill_first=some() + some(), sink_first=some())
+    engine.advise(some()[:30], order=some(), spill_first=some() + some(), demote_first=some())

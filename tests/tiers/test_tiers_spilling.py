@@ -1,4 +1,4 @@
-"""What is copied before it is evicted, what sinks to disk, and what makes room."""
+"""What is copied before it is evicted, what is demoted to disk, and what makes room."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.messages.events import CopiesDropped
-from kvgraph.hooks.tiers.jobs import Sink, Spill, TierAnswer, WorkerStart
+from kvgraph.hooks.tiers.jobs import Demote, Spill, TierAnswer, WorkerStart
 from pool_engine import Engine, Turn, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -151,7 +151,7 @@ def test_full_memory_gives_up_what_the_advice_says_first() -> None:
     one, two = engine.serve(prompt(4, 1)), engine.serve(prompt(4, 2))
     engine.push_out()
     assert engine.directory.warm_blocks == 8
-    engine.advise(spill_first=list(chain(*all_keys)), sink_first=all_keys[1][::-1])
+    engine.advise(spill_first=list(chain(*all_keys)), demote_first=all_keys[1][::-1])
     three = engine.serve(prompt(4, 3))
     engine.push_out()
     kept = [all(h in engine.directory for h in turn.request.block_hashes) for turn in (one, three)]
@@ -162,13 +162,13 @@ def test_full_memory_gives_up_what_the_advice_says_first() -> None:
     assert dropped
 
 
-def test_copies_sink_and_a_chain_comes_back_from_both() -> None:
+def test_copies_are_demoted_and_a_chain_comes_back_from_both() -> None:
     engine = Engine(warm=64, cold=256)
     first = engine.serve(prompt(4, 1))  # as many as a memory of 64 has room for at any time
     engine.push_out()
     for number in range(16):
         engine.serve(prompt(4, 50 + number))
-    assert engine.counts.sunk > 0
+    assert engine.counts.demoted > 0
     assert all(h in engine.directory for h in first.request.block_hashes)
     again = engine.serve(prompt(4, 1))
     assert again.computed <= 1
@@ -198,7 +198,7 @@ def test_a_full_disk_keeps_to_its_capacity_and_reads_what_it_says_it_has() -> No
     for number in range(20):
         engine.serve(prompt(4, number))
         assert engine.directory.cold_blocks <= 8
-    assert engine.counts.sunk > 8
+    assert engine.counts.demoted > 8
     assert set(engine.directory.cold_hashes()) == set(engine.worker.disk)
 
 
@@ -278,7 +278,7 @@ def test_what_an_adapter_computed_never_reaches_the_disk() -> None:
         engine.end(turn)
         engine.settle()
     adapted = {h for seed in range(1, 8, 2) for h in engine._make(prompt(4, seed)).block_hashes}
-    assert engine.counts.sunk > 0
+    assert engine.counts.demoted > 0
     assert engine.counts.dropped > 0, "in memory they were"
     assert not adapted & set(engine.worker.disk)
     assert not adapted & set(engine.directory.cold_hashes())
@@ -319,7 +319,7 @@ def test_a_write_to_the_disk_keeps_no_engine_awake() -> None:
             engine.step()
             engine.worker.finish_all(Spill)
     engine.step()
-    assert [type(job) for job in engine.worker.open] == [Sink] * len(engine.worker.open)
+    assert [type(job) for job in engine.worker.open] == [Demote] * len(engine.worker.open)
     assert engine.worker.open
     assert not engine.side.busy
     engine.settle()

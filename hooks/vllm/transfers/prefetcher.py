@@ -156,7 +156,7 @@ class Prefetcher:
             self._under_way -= len(hashes)
             valid = ledger.directory.holds
             good = [at for at in range(len(hashes)) if at not in done.failed and valid(copies[at])]
-            adapted = (key_of(hashes[at]) for at in good if not copies[at].may_sink)
+            adapted = (key_of(hashes[at]) for at in good if not copies[at].may_demote)
             ledger.adapted.update(adapted)
             self._register([hashes[at] for at in good], [blocks[at] for at in good])
             held = set(map(id, blocks))

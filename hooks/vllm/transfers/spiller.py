@@ -77,7 +77,7 @@ class Spiller:
         self._evicted = 0
         found = self._find(min(ahead + wanted, self._ledger.directory.warm_capacity), taken)
         if found and len(self._under_way) < _MOST_UNDER_WAY and now >= self._rest_until:
-            self._begin(found, [] if idle else self._sink_first(ranking))
+            self._begin(found, [] if idle else self._demote_first(ranking))
         return self._scan.safe - int(self._largest_step)
 
     def evicted(self, keys: Sequence[int]) -> None:
@@ -124,25 +124,25 @@ class Spiller:
                     break
         return list(found.values())
 
-    def _sink_first(self, ranking: EvictionRanking | None) -> list[bytes]:
+    def _demote_first(self, ranking: EvictionRanking | None) -> list[bytes]:
         """Hashes of copies that should make room, the least worth first."""
         if ranking is None:
             return []
         hash_of = self._ledger.directory.hash_of
-        keys = ranking.sink_first[: 2 * _MOST_AT_ONCE].tolist()
+        keys = ranking.demote_first[: 2 * _MOST_AT_ONCE].tolist()
         return [block_hash for block_hash in map(hash_of, keys) if block_hash is not None]
 
-    def _begin(self, blocks: list[KVCacheBlock], sink_first: list[bytes]) -> None:
+    def _begin(self, blocks: list[KVCacheBlock], demote_first: list[bytes]) -> None:
         ledger = self._ledger
-        blocks = blocks[: ledger.make_room(len(blocks), sink_first)]
+        blocks = blocks[: ledger.make_room(len(blocks), demote_first)]
         if not blocks:
             return
         begun: list[Begun] = []
         for block in blocks:
             assert block.block_hash is not None
             block_hash = block.block_hash[:-GROUP_BYTES]
-            may_sink = key_of(block_hash) not in ledger.adapted
-            copy = ledger.directory.begin(block_hash, may_sink)
+            may_demote = key_of(block_hash) not in ledger.adapted
+            copy = ledger.directory.begin(block_hash, may_demote)
             begun.append((block, block.block_hash, copy))
             self._under_way.add(block_hash)
         job = Spill(

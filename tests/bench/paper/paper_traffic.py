@@ -309,7 +309,7 @@ class _Life:
         assert not side.promises, "a promise is left"
         assert not side.bridge.borrowed, "blocks of a prefetch are left"
         counts = ledger.counts
-        for name in ("loaded", "load_failed", "prefetched", "spilled", "sunk"):
+        for name in ("loaded", "load_failed", "prefetched", "spilled", "demoted"):
             self.counts[name] += getattr(counts, name)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...hooks.tiers.answers import Answers
-from ...hooks.tiers.jobs import Job, Load, Sink, Spill, TierWork, WorkerStart
+from ...hooks.tiers.jobs import Demote, Job, Load, Spill, TierWork, WorkerStart
 
 Notes = npt.NDArray[np.uint64]  # what stands at each position of a block, or of several
 
@@ -43,7 +43,7 @@ class _Move:
     forwards: int
     halves: int = 0
     failed: set[int] = field(default_factory=set)
-    records: dict[int, Notes] = field(default_factory=dict)  # a sink's, until they are whole
+    records: dict[int, Notes] = field(default_factory=dict)  # a demotion's, until they are whole
 
 
 class PaperWorker:
@@ -90,7 +90,7 @@ class PaperWorker:
         memory, disk = self._lanes
         disk.extend(work.erase)
         for job in work.jobs:
-            on_disk = isinstance(job, Sink) or (isinstance(job, Load) and bool(job.from_disk))
+            on_disk = isinstance(job, Demote) or (isinstance(job, Load) and bool(job.from_disk))
             (disk if on_disk else memory).append(_Move(job, forwards))
 
     def advance(self, lane: int) -> bool:
@@ -146,7 +146,7 @@ class PaperWorker:
                 if copy not in self.copies:
                     return False
                 self.memory[job.blocks[at], part] = self.copies[copy][part]
-            case Sink():
+            case Demote():
                 record = move.records.setdefault(at, np.full_like(self.memory[0], TORN))
                 record[part] = self.copies[copy][part]
         return True
@@ -163,7 +163,7 @@ class PaperWorker:
 
     def _finish(self, move: _Move) -> None:
         job = move.job
-        if isinstance(job, Sink):
+        if isinstance(job, Demote):
             whole = [at for at in range(len(job.copies)) if at not in move.failed]
             self.disk.update((job.hashes[at], move.records[at]) for at in whole)
         moved = (len(job.copies) - len(move.failed)) * BLOCK_BYTES

@@ -63,8 +63,8 @@ class Stage:
         return self.counts["loaded"] if self.tiers else 0
 
     @property
-    def sunk(self) -> float:
-        return self.counts["sunk"] if self.tiers else 0
+    def demoted(self) -> float:
+        return self.counts["demoted"] if self.tiers else 0
 
     @property
     def worker(self) -> Any:
@@ -263,11 +263,11 @@ def disk_corrupt(stage: Stage) -> Facts:
 
 def disk_full(stage: Stage) -> Facts:
     """Nothing more reaches the disk until it has room again."""
-    before = stage.sunk
+    before = stage.demoted
     with mock.patch.object(os, "pwrite", no_space) if stage.tiers else contextlib.nullcontext():
         context = stage.park("lost", 51, prompts=COLD)
-    sunk = stage.sunk - before
-    return {"computed": stage.serve("lost again", context), "sunk": sunk}
+    demoted = stage.demoted - before
+    return {"computed": stage.serve("lost again", context), "demoted": demoted}
 
 
 def disk_slow(stage: Stage) -> Facts:

@@ -121,7 +121,7 @@ def test_no_more_than_its_share_of_a_pool_is_protected(world: World) -> None:
         world.say(None, RULES, *range(100 * number, 100 * number + 10), session=str(number))
     assert len(world.protected()) == 50
     assert world.graph.stats().engines["e"].protected == 80
-    assert world.graph.stats().engines["e"].demoted == 30
+    assert world.graph.stats().engines["e"].over_share == 30
     assert len(world.graph.rank("e", 1000).order) == 30
 
 
@@ -132,8 +132,8 @@ def test_the_most_precious_keep_their_protection(world: World) -> None:
     kept = world.protected()
     assert kept == {*range(200, 230), *range(300, 310), *range(100, 110)}
     assert world.graph.explain(120)["standing"] == ["protected_layer"]
-    assert world.graph.explain(120)["demoted_on"] == ["e"]
-    assert world.graph.explain(200)["demoted_on"] == []
+    assert world.graph.explain(120)["over_share_on"] == ["e"]
+    assert world.graph.explain(200)["over_share_on"] == []
 
 
 def test_one_named_tenant_cannot_take_all_of_it(world: World) -> None:

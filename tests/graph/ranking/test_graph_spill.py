@@ -69,8 +69,8 @@ class Cache:
         return self.graph.rank("e", 100).spill_first.tolist()
 
     @property
-    def sinking(self) -> list[int]:
-        return self.graph.rank("e", 100).sink_first.tolist()
+    def demoting(self) -> list[int]:
+        return self.graph.rank("e", 100).demote_first.tolist()
 
 
 @pytest.fixture
@@ -174,23 +174,25 @@ def test_a_session_tells_what_it_holds_in_which_tier(cache: Cache) -> None:
     assert (held["blocks_hot"], held["blocks_warm"], held["blocks_cold"]) == (2, 2, 1)
 
 
-def test_idle_copies_sink_tail_first_those_of_lost_sessions_before_others(cache: Cache) -> None:
+def test_idle_copies_are_demoted_tail_first_lost_sessions_before_others(
+    cache: Cache,
+) -> None:
     cache.turn("agent", 1, 2, 3, waiting_for_tool=True)
     cache.turn("chat", 11, 12, session_ended=True)
     cache.apply(BlocksSpilled(pack(1, 2, 3, 11, 12), WARM, 4096))
-    assert cache.sinking == [], "the pool still holds them all"
+    assert cache.demoting == [], "the pool still holds them all"
     cache.apply(BlocksRemoved(pack(2, 3, 11, 12)))
-    assert cache.sinking == [12, 11, 3, 2]
+    assert cache.demoting == [12, 11, 3, 2]
     cache.apply(CopiesDropped(pack(12), WARM), BlocksSpilled(pack(3), COLD, 4096))
-    assert cache.sinking == [11, 3, 2]
-    assert cache.graph.rank("e", 2).sink_first.tolist() == [11, 3]
+    assert cache.demoting == [11, 3, 2]
+    assert cache.graph.rank("e", 2).demote_first.tolist() == [11, 3]
 
 
-def test_copies_that_nobody_holds_are_not_sunk_elsewhere(cache: Cache) -> None:
+def test_copies_that_nobody_holds_are_not_demoted_elsewhere(cache: Cache) -> None:
     cache.turn("agent", 1)
     cache.apply(BlocksSpilled(pack(1), COLD, 4096), BlocksRemoved(pack(1)))
-    assert cache.sinking == []
-    assert cache.graph.rank("stranger", 10).sink_first.tolist() == []
+    assert cache.demoting == []
+    assert cache.graph.rank("stranger", 10).demote_first.tolist() == []
 
 
 def test_who_is_due_is_kept_once_there_are_copies_to_make_room(cache: Cache) -> None:
