@@ -1,8 +1,8 @@
-"""The operations as others call them: arguments are checked, then the fastest back end does it.
+"""The operations as others call them: each checks its arguments and takes the fastest back end.
 
-``AITHER_KVCACHE_KERNELS=reference`` keeps to plain torch; ``auto``, the default, takes CUDA kernels
-for memory on a GPU, the compiled CPU path for memory on the host, and torch where neither works.
-The switch is read once.
+``AITHER_KVCACHE_KERNELS=auto``, the default, takes the CUDA kernels for memory on a GPU, the
+compiled CPU path for memory on the host, and torch where that cannot be compiled; ``reference``
+always takes torch. The switch is read once per process.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from .backends.base import Backend
 from .backends.choice import fastest
 from .errors import SlotError
+from .layout.addressed import Blocks, SlotMap
 from .layout.layout import PagedKv
 from .maths.rope import Rope
 from .tensors import Tensor
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Compile and measure now what the first copies would else wait for; takes seconds on a GPU.
+    """Compile and measure now what the first copies would wait for otherwise: seconds on a GPU.
 
     Raises:
         BuildError: Memory is on a GPU and its kernels cannot be compiled.
@@ -24,41 +25,34 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
     backend(cache, arena).prepare(cache, arena)
 
 
-def spill(cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor) -> None:
+def spill(blocks: Blocks, records: Blocks) -> None:
     """Copy blocks of a cache to records of the arena; see ``reference.spill``.
 
     Raises:
         SlotError: A number is out of range, or the two lists differ in length.
         LayoutError: The layouts differ inside a block.
     """
-    _check(cache, blocks, cache.layout.blocks, "block")
-    _check(arena, records, arena.layout.blocks, "record")
-    _check_pairs(blocks, records)
-    backend(cache, arena).spill(cache, blocks, arena, records)
+    _check_blocks(blocks, records)
+    backend(blocks.kv, records.kv).spill(blocks, records)
 
 
-def warm(arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor) -> None:
+def load(records: Blocks, blocks: Blocks) -> None:
     """Copy records of the arena back to blocks of a cache; raises like ``spill``."""
-    _check(cache, blocks, cache.layout.blocks, "block")
-    _check(arena, records, arena.layout.blocks, "record")
-    _check_pairs(blocks, records)
-    backend(arena, cache).warm(arena, records, cache, blocks)
+    _check_blocks(blocks, records)
+    backend(records.kv, blocks.kv).load(records, blocks)
 
 
-def splice(
-    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
-    rope: Rope,
-) -> None:  # fmt: skip
+def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
     """Copy tokens to other positions, K rotated by Δ; see ``reference.splice``.
 
     Raises:
         SlotError: A slot is out of range (negative ones are skipped), or lengths differ.
         LayoutError: The layouts hold different models.
     """
-    _check(source, source_slots, source.layout.slots, "slot", lowest=None)
-    _check(target, target_slots, target.layout.slots, "slot", lowest=None)
-    _check_pairs(source_slots, target_slots, delta)
-    backend(source, target).splice(source, source_slots, target, target_slots, delta, rope)
+    _check(source, slots.source, source.layout.slots, "slot", lowest=None)
+    _check(target, slots.target, target.layout.slots, "slot", lowest=None)
+    _check_pairs(*slots)
+    backend(source, target).splice(source, target, slots, rope)
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
@@ -69,7 +63,7 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 
 
 def backend(*memories: PagedKv) -> Backend:
-    """What moves these memories' bytes.
+    """The back end that moves bytes between these memories.
 
     Raises:
         BuildError: Memory is on a GPU and its kernels cannot be compiled.
@@ -78,8 +72,14 @@ def backend(*memories: PagedKv) -> Backend:
     return fastest(any(kv.memory.is_cuda for kv in memories))
 
 
+def _check_blocks(blocks: Blocks, records: Blocks) -> None:
+    _check(*blocks, blocks.layout.blocks, "block")
+    _check(*records, records.layout.blocks, "record")
+    _check_pairs(blocks.numbers, records.numbers)
+
+
 def _check(kv: PagedKv, numbers: Tensor, limit: int, what: str, lowest: int | None = 0) -> None:
-    """Numbers on a GPU are trusted: looking at them would wait for the device."""
+    """Refuse numbers out of range; those on a GPU are trusted: reading them would wait for it."""
     if numbers.is_cuda or not numbers.numel():
         return
     smallest, largest = (int(value) for value in numbers.aminmax())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -25,6 +27,8 @@ FORBIDDEN = {
     "advisor": {"torch", "vllm"},
     "hooks": {"fastapi", "uvicorn", "usearch", "networkx"},
 }
+# What the kernels need from outside of Python's own library, and nothing else.
+KERNELS_NEED = {"torch", "numpy", "cuda"}
 FOLDERS = [folder for folder in ALLOWED if (ROOT / folder).is_dir()]
 
 
@@ -64,6 +68,24 @@ def test_folders_do_not_pull_in_what_their_process_must_not_need(folder: str) ->
     for path in sources(folder):
         outside = {name.split(".")[0] for name in imports(path)}
         assert not outside & FORBIDDEN[folder], f"{path.relative_to(ROOT)}"
+
+
+def test_kernels_need_torch_numpy_and_cuda_core_alone() -> None:
+    """All of them import where nothing else of ours is installed."""
+    outside = {name.split(".")[0] for path in sources("kernels") for name in imports(path)}
+    assert outside - sys.stdlib_module_names - {"kvgraph", "_typeshed"} == KERNELS_NEED
+    modules = [
+        ".".join(["kvgraph", *path.relative_to(ROOT).with_suffix("").parts])
+        for path in sources("kernels")
+    ]
+    code = f"""
+import importlib, sys
+missing = ("msgspec", "zmq", "orjson", "vllm", "typer", "rich", "fastapi", "prometheus_client")
+sys.modules.update(dict.fromkeys(missing))
+for name in {modules!r}:
+    importlib.import_module(name)
+"""
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
 def test_our_packages_import_each_other_relatively() -> None:

@@ -13,6 +13,7 @@ import torch
 from ...kernels import ops
 from ...kernels.errors import KernelError, StorageError
 from ...kernels.gpu.streams import Fence, TransferStream
+from ...kernels.layout.addressed import Blocks
 from ...kernels.layout.layout import PagedKv
 from ...kernels.store.arena import Arena
 from ...kernels.store.disk import DiskTier
@@ -160,17 +161,17 @@ class TierMover:
         self._report(job, failed, time.perf_counter() - began, failure)
 
     def _spill(self, job: Spill, records: Sequence[int], fence: Fence) -> Set[int]:
-        slots = torch.from_numpy(self._arena.slots(records))
-        blocks = torch.tensor(job.blocks, dtype=torch.int64)
-        self._transfer(fence, lambda: ops.spill(self._cache, blocks, self._arena.kv, slots))
+        copies = Blocks(self._arena.kv, torch.from_numpy(self._arena.slots(records)))
+        blocks = Blocks(self._cache, torch.tensor(job.blocks, dtype=torch.int64))
+        self._transfer(fence, lambda: ops.spill(blocks, copies))
         return frozenset()
 
     def _load(self, job: Load, records: Sequence[int], fence: Fence, failed: Set[int]) -> Set[int]:
         good = [at for at in range(len(records)) if at not in failed]
-        slots = torch.from_numpy(self._arena.slots([records[at] for at in good]))
-        blocks = torch.tensor([job.blocks[at] for at in good], dtype=torch.int64)
         if good:
-            self._transfer(fence, lambda: ops.warm(self._arena.kv, slots, self._cache, blocks))
+            slots = torch.from_numpy(self._arena.slots([records[at] for at in good]))
+            blocks = Blocks(self._cache, torch.tensor([job.blocks[at] for at in good]))
+            self._transfer(fence, lambda: ops.load(Blocks(self._arena.kv, slots), blocks))
         return failed
 
     def _transfer(self, fence: Fence, operation: Callable[[], None]) -> None:

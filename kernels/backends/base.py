@@ -1,14 +1,15 @@
 """What a back end must offer. A back end is a module whose functions have these signatures.
 
-``reference`` says in full what each operation does and is the truth: every other back end leaves
-the same bits, in the bytes that were addressed and in all others. Numbers and Δ are int64 and
-stand in host memory, unless a back end says otherwise; ``ops`` has checked them before.
+``reference`` says in full what each operation does and defines its result: every other back end
+leaves the same bits, in the bytes that were addressed and in all others. Block numbers, slots and Δ
+are int64 and stand in host memory, unless a back end says otherwise; ``ops`` has checked them.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from ..layout.addressed import Blocks, SlotMap
 from ..layout.layout import PagedKv
 from ..maths.rope import Rope
 from ..tensors import Tensor
@@ -18,26 +19,23 @@ class Backend(Protocol):
     """Moves the bytes of paged memories."""
 
     def prepare(self, cache: PagedKv, arena: PagedKv) -> None:
-        """Do now, slowly, what the first moves between the two would else wait for.
+        """Compile and measure now what the first moves between the two would wait for otherwise.
 
         Raises:
             BuildError: A kernel cannot be compiled.
         """
 
-    def spill(self, cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor) -> None:
+    def spill(self, blocks: Blocks, records: Blocks) -> None:
         """Copy blocks [n] of a cache, byte for byte, to records [n] of the arena.
 
         Raises:
             LayoutError: The two differ inside a block, or this back end cannot address them.
         """
 
-    def warm(self, arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor) -> None:
+    def load(self, records: Blocks, blocks: Blocks) -> None:
         """Copy records [n] of the arena back to blocks [n] of a cache; raises like ``spill``."""
 
-    def splice(
-        self, source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor,
-        delta: Tensor, rope: Rope,
-    ) -> None:  # fmt: skip
+    def splice(self, source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
         """Copy tokens [T] to other slots [T]: K rotated by Δ [T], V as it is.
 
         Raises:

@@ -16,6 +16,7 @@ from ..gpu.launch import bound, run
 from ..gpu.measure import copy_table, splice_table
 from ..gpu.method import Method
 from ..gpu.moves import copy_by, device_of, splice_by
+from ..layout.addressed import Blocks, SlotMap
 from ..layout.block_runs import block_runs
 from ..layout.layout import PagedKv
 from ..maths.rope import Rope
@@ -33,44 +34,39 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
         splice_table(index, arena.layout.dtype, cache.layout.dtype)
 
 
-def spill(cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor) -> None:
+def spill(blocks: Blocks, records: Blocks) -> None:
     """``reference.spill``, by the copy engine or by a kernel, whichever was measured faster.
 
     Raises:
         LayoutError: The arena is not page-locked.
         TransferError: The driver refuses.
     """
-    _copy_blocks(cache, blocks, arena, records)
+    _copy_blocks(blocks, records)
 
 
-def warm(arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor) -> None:
-    """``reference.warm``; raises like ``spill``."""
-    _copy_blocks(arena, records, cache, blocks)
+def load(records: Blocks, blocks: Blocks) -> None:
+    """``reference.load``; raises like ``spill``."""
+    _copy_blocks(records, blocks)
 
 
-def splice(
-    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
-    rope: Rope,
-) -> None:  # fmt: skip
+def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
     """``reference.splice``: one kernel, or records staged by the copy engine; as was measured.
 
     Raises:
         LayoutError: The layouts hold different models, or the arena is not page-locked.
     """
-    if not len(delta):
+    if not len(slots.delta):
         return
-    _check_reachable(source, source_slots // source.layout.tokens, device_of(source, target))
-    _check_reachable(target, target_slots // target.layout.tokens, device_of(source, target))
-    method = _splice_method(source, target, len(delta))
-    splice_by(method, source, source_slots, target, target_slots, delta, rope)
+    device = device_of(source, target)
+    _check_reachable(Blocks(source, slots.source // source.layout.tokens), device)
+    _check_reachable(Blocks(target, slots.target // target.layout.tokens), device)
+    splice_by(_splice_method(source, target, len(slots.delta)), source, target, slots, rope)
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
     """``reference.rotate_in_place``."""
-    run(move_call(
-        cache, slots, cache, slots, delta, rope, keys_only=True, grid=RESIDENT_GRID,
-        device=str(device_of(cache)),
-    ))  # fmt: skip
+    here, device = SlotMap(slots, slots, delta), str(device_of(cache))
+    run(move_call(cache, cache, here, rope, keys_only=True, grid=RESIDENT_GRID, device=device))
 
 
 def attention_mass(
@@ -90,18 +86,17 @@ def confidence(logits: Tensor) -> Confidence:
     return Confidence(*torch.unbind(out, -1))
 
 
-def _copy_blocks(source: PagedKv, blocks: Tensor, target: PagedKv, others: Tensor) -> None:
-    runs = block_runs(source.layout, blocks, target.layout, others)
+def _copy_blocks(source: Blocks, target: Blocks) -> None:
+    runs = block_runs(source, target)
     if not len(runs.sources):
         return
-    device = device_of(source, target)
-    _check_reachable(source, blocks, device)
-    _check_reachable(target, others, device)
-    method = Method("kernel", RESIDENT_GRID)
-    if not (source.memory.is_cuda and target.memory.is_cuda):
-        table = copy_table(device.index, source.memory.is_cuda)
-        method = table.best(runs.size, len(runs.sources))
-    copy_by(method, source, target, runs)
+    device = device_of(source.kv, target.kv)
+    _check_reachable(source, device)
+    _check_reachable(target, device)
+    method, from_gpu = Method("kernel", RESIDENT_GRID), source.kv.memory.is_cuda
+    if not (from_gpu and target.kv.memory.is_cuda):
+        method = copy_table(device.index, from_gpu).best(runs.size, len(runs.sources))
+    copy_by(method, source.kv, target.kv, runs)
 
 
 def _splice_method(source: PagedKv, target: PagedKv, tokens: int) -> Method:
@@ -112,11 +107,12 @@ def _splice_method(source: PagedKv, target: PagedKv, tokens: int) -> Method:
     return splice_table(index, source.layout.dtype, target.layout.dtype).best(1, size)
 
 
-def _check_reachable(kv: PagedKv, blocks: Tensor, device: torch.device) -> None:
-    """Host memory must be page-locked; numbers on a GPU are trusted, as everywhere."""
-    if kv.memory.is_cuda or blocks.is_cuda:
+def _check_reachable(blocks: Blocks, device: torch.device) -> None:
+    """Refuse host memory that is not page-locked; numbers on a GPU are trusted, as everywhere."""
+    kv, numbers = blocks
+    if kv.memory.is_cuda or numbers.is_cuda:
         return
-    used = blocks[blocks >= 0]
+    used = numbers[numbers >= 0]
     if used.numel():
         start = int(used[0]) * kv.layout.block_stride * kv.layout.itemsize
         with bound(device):

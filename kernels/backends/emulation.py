@@ -17,6 +17,7 @@ from ..compilers.nvrtc import ARCHITECTURES, SOURCES
 from ..errors import TransferError
 from ..gpu.calls import KernelCall, attention_mass_call, confidence_call, copy_call, move_call
 from ..gpu.limits import check_launch
+from ..layout.addressed import Blocks, SlotMap
 from ..layout.layout import PagedKv
 from ..maths.rope import Rope
 from ..tensors import Tensor
@@ -70,27 +71,25 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
     """Do nothing: a kernel is compiled when it is first run."""
 
 
-def spill(cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor) -> None:
-    """``reference.spill``."""
-    run(copy_call(cache, blocks, arena, records, grid=GRID))
+def spill(blocks: Blocks, records: Blocks) -> None:
+    """Run ``reference.spill`` in emulation."""
+    run(copy_call(blocks, records, grid=GRID))
 
 
-def warm(arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor) -> None:
-    """``reference.warm``."""
-    run(copy_call(arena, records, cache, blocks, grid=GRID))
+def load(records: Blocks, blocks: Blocks) -> None:
+    """Run ``reference.load`` in emulation."""
+    run(copy_call(records, blocks, grid=GRID))
 
 
-def splice(
-    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
-    rope: Rope,
-) -> None:  # fmt: skip
-    """``reference.splice``."""
-    run(move_call(source, source_slots, target, target_slots, delta, rope, grid=GRID))
+def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
+    """Run ``reference.splice`` in emulation."""
+    run(move_call(source, target, slots, rope, grid=GRID))
 
 
 def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) -> None:
-    """``reference.rotate_in_place``."""
-    run(move_call(cache, slots, cache, slots, delta, rope, keys_only=True, grid=GRID))
+    """Run ``reference.rotate_in_place`` in emulation."""
+    here = SlotMap(slots, slots, delta)
+    run(move_call(cache, cache, here, rope, keys_only=True, grid=GRID))
 
 
 def attention_mass(

@@ -10,33 +10,71 @@ import functools
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 
 from ..compilers.gxx import load_library
+from ..layout.addressed import Blocks, SlotMap
 from ..layout.block_runs import block_runs, check_same_model
 from ..layout.layout import KvLayout, PagedKv, Plane
 from ..layout.slot_runs import SlotRuns, slot_runs
 from ..maths.rope import Rope
-from ..tensors import Int64s, Tensor
+from ..tensors import Tensor
 
 SOURCE: Final = Path(__file__).parents[1] / "cpu" / "paged.cpp"
 OPTIONS: Final = ["-O3", "-march=native", "-ffp-contract=off"]
-# Below this a second thread costs more than it brings.
+# Below this a second thread costs more than it brings; chosen.
 PARALLEL_BYTES: Final = 4 << 20
 _TYPES: Final = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 
 
-class _RopeArgs(ctypes.Structure):
-    """Mirrors ``Rope`` in paged.cpp."""
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_PLANE: Final = (
+    "base", "dims", "token_outer", "token_inner", "token_tile", "dim_outer", "dim_inner",
+    "dim_tile", "scale",
+)  # fmt: skip
+_LAYOUT: Final = ("layers", "heads", "tokens", "layer_stride", "block_stride", "head_stride")
+
+
+class PlaneArgs(ctypes.Structure):
+    """``Plane`` of paged.cpp: a ``layout.Plane``; a scale of −1 says that there is none."""
+
+    _fields_ = tuple((name, _NUMBER) for name in _PLANE)
+
+
+class LayoutArgs(ctypes.Structure):
+    """``Layout`` of paged.cpp: a ``layout.KvLayout``, in elements."""
+
+    _fields_ = (*((name, _NUMBER) for name in _LAYOUT), ("key", PlaneArgs), ("value", PlaneArgs))
+
+
+class RopeArgs(ctypes.Structure):
+    """``Rope`` of paged.cpp."""
 
     _fields_ = (
-        ("cos", ctypes.c_void_p),
-        ("sin", ctypes.c_void_p),
-        ("start", ctypes.c_int64),
-        ("pairs", ctypes.c_int64),
-        ("neox", ctypes.c_int64),
-    )
+        ("cos", _POINTER), ("sin", _POINTER), ("start", _NUMBER), ("pairs", _NUMBER),
+        ("neox", _NUMBER),
+    )  # fmt: skip
+
+
+class MoveArgs(ctypes.Structure):
+    """The arguments of ``kv_move``."""
+
+    _fields_ = (
+        ("source", _POINTER), ("source_layout", ctypes.POINTER(LayoutArgs)),
+        ("source_type", _NUMBER), ("target", _POINTER),
+        ("target_layout", ctypes.POINTER(LayoutArgs)), ("target_type", _NUMBER),
+        ("runs", _POINTER), ("n_runs", _NUMBER), ("rope", ctypes.POINTER(RopeArgs)),
+        ("keys_only", _NUMBER), ("threads", _NUMBER),
+    )  # fmt: skip
+
+
+class CopyArgs(ctypes.Structure):
+    """The arguments of ``kv_copy``."""
+
+    _fields_ = (
+        ("source", _POINTER), ("target", _POINTER), ("sources", _POINTER), ("targets", _POINTER),
+        ("n_runs", _NUMBER), ("run_bytes", _NUMBER), ("threads", _NUMBER),
+    )  # fmt: skip
 
 
 @functools.cache
@@ -47,12 +85,8 @@ def library() -> ctypes.CDLL:
         BuildError: They cannot be compiled here.
     """
     loaded = load_library("paged", [SOURCE], OPTIONS)
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    loaded.kv_copy.argtypes = [pointer, pointer, pointer, pointer, number, number, number]
-    loaded.kv_move.argtypes = [
-        pointer, pointer, number, pointer, pointer, number, pointer, number, pointer, number,
-        number,
-    ]  # fmt: skip
+    loaded.kv_copy.argtypes = [ctypes.POINTER(CopyArgs)]
+    loaded.kv_move.argtypes = [ctypes.POINTER(MoveArgs)]
     loaded.kv_copy.restype = loaded.kv_move.restype = None
     return loaded
 
@@ -62,46 +96,39 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
     library()
 
 
-def spill(
-    cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor, threads: int = 1
-) -> None:
+def spill(blocks: Blocks, records: Blocks, threads: int = 1) -> None:
     """``reference.spill``."""
-    _copy_blocks(cache, blocks, arena, records, threads)
+    _copy_blocks(blocks, records, threads)
 
 
-def warm(arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor, threads: int = 1) -> None:
-    """``reference.warm``."""
-    _copy_blocks(arena, records, cache, blocks, threads)
+def load(records: Blocks, blocks: Blocks, threads: int = 1) -> None:
+    """``reference.load``."""
+    _copy_blocks(records, blocks, threads)
 
 
-def splice(
-    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
-    rope: Rope, threads: int = 1,
-) -> None:  # fmt: skip
+def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, threads: int = 1) -> None:
     """``reference.splice``."""
     check_same_model(source.layout, target.layout)
-    runs = slot_runs(source_slots, target_slots, delta, source.layout.tokens)
-    _move(source, target, runs, rope, threads)
+    _move(source, target, slot_runs(slots, source.layout.tokens), rope, threads)
 
 
 def rotate_in_place(
     cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope, threads: int = 1
 ) -> None:
     """``reference.rotate_in_place``."""
-    runs = slot_runs(slots, slots, delta, cache.layout.tokens)
+    runs = slot_runs(SlotMap(slots, slots, delta), cache.layout.tokens)
     turned = runs.runs[runs.runs[:, 3] >= 0]
     _move(cache, cache, SlotRuns(turned, runs.deltas), rope, threads, keys_only=True)
 
 
-def _copy_blocks(
-    source: PagedKv, blocks: Tensor, target: PagedKv, others: Tensor, threads: int
-) -> None:
-    runs = block_runs(source.layout, blocks, target.layout, others)
+def _copy_blocks(source: Blocks, target: Blocks, threads: int) -> None:
+    runs = block_runs(source, target)
     count = len(runs.sources)
-    library().kv_copy(
-        source.memory.data_ptr(), target.memory.data_ptr(), runs.sources.ctypes.data,
-        runs.targets.ctypes.data, count, runs.size, _threads(threads, count * runs.size),
-    )  # fmt: skip
+    library().kv_copy(CopyArgs(
+        source=source.kv.memory.data_ptr(), target=target.kv.memory.data_ptr(),
+        sources=runs.sources.ctypes.data, targets=runs.targets.ctypes.data,
+        n_runs=count, run_bytes=runs.size, threads=_threads(threads, count * runs.size),
+    ))  # fmt: skip
 
 
 def _move(
@@ -109,35 +136,31 @@ def _move(
     keys_only: bool = False,
 ) -> None:  # fmt: skip
     cos, sin = (table.contiguous() for table in rope.rotation(runs.deltas))
-    turn = _RopeArgs(
-        cos.data_ptr(), sin.data_ptr(), rope.start, rope.dims // 2, rope.pairing.value == "neox"
-    )
-    layouts = packed(source.layout), packed(target.layout)
-    moved = int(runs.runs[:, 2].sum()) * source.layout.block_bytes // source.layout.tokens
-    library().kv_move(
-        source.memory.data_ptr(), layouts[0].ctypes.data, _TYPES[source.layout.dtype],
-        target.memory.data_ptr(), layouts[1].ctypes.data, _TYPES[target.layout.dtype],
-        runs.runs.ctypes.data, len(runs.runs), ctypes.byref(turn), keys_only,
-        _threads(threads, moved),
+    turn = RopeArgs(
+        cos=cos.data_ptr(), sin=sin.data_ptr(), start=rope.start, pairs=rope.dims // 2,
+        neox=rope.pairing.value == "neox",
     )  # fmt: skip
+    moved = int(runs.runs[:, 2].sum()) * source.layout.block_bytes // source.layout.tokens
+    library().kv_move(MoveArgs(
+        source=source.memory.data_ptr(), source_layout=ctypes.pointer(packed(source.layout)),
+        source_type=_TYPES[source.layout.dtype],
+        target=target.memory.data_ptr(), target_layout=ctypes.pointer(packed(target.layout)),
+        target_type=_TYPES[target.layout.dtype],
+        runs=runs.runs.ctypes.data, n_runs=len(runs.runs), rope=ctypes.pointer(turn),
+        keys_only=keys_only, threads=_threads(threads, moved),
+    ))  # fmt: skip
 
 
 @functools.lru_cache(maxsize=64)
-def packed(layout: KvLayout) -> Int64s:
-    """A layout as the kernels read it: int64 [24], in elements."""
-    head = [
-        layout.layers, layout.heads, layout.tokens,
-        layout.layer_stride, layout.block_stride, layout.head_stride,
-    ]  # fmt: skip
-    return np.array([*head, *_packed_plane(layout.key), *_packed_plane(layout.value)], np.int64)
+def packed(layout: KvLayout) -> LayoutArgs:
+    """A layout as the kernels read it."""
+    numbers = {name: getattr(layout, name) for name in _LAYOUT}
+    return LayoutArgs(**numbers, key=_packed_plane(layout.key), value=_packed_plane(layout.value))
 
 
-def _packed_plane(plane: Plane) -> list[int]:
-    return [
-        plane.base, plane.dims, plane.token_outer, plane.token_inner, plane.token_tile,
-        plane.dim_outer, plane.dim_inner, plane.dim_tile,
-        -1 if plane.scale is None else plane.scale,
-    ]  # fmt: skip
+def _packed_plane(plane: Plane) -> PlaneArgs:
+    numbers = {name: getattr(plane, name) for name in _PLANE}
+    return PlaneArgs(**{**numbers, "scale": -1 if plane.scale is None else plane.scale})
 
 
 def _threads(threads: int, size: int) -> int:

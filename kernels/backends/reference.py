@@ -1,6 +1,6 @@
-"""Spill, warm, splice and rotate in plain torch: the truth for the other back ends, on any device.
+"""Spill, load, splice and rotate in plain torch, on any device: what other back ends must equal.
 
-Each works through the layout's address functions, a layer at a time and all its tokens at once.
+Each operation goes through the layout's address functions: layer by layer, all tokens at once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 
+from ..layout.addressed import Blocks, SlotMap
 from ..layout.block_runs import check_same_model, copy_plan
 from ..layout.layout import KvLayout, PagedKv, Plane
 from ..maths.quant import dequantize, quantize
@@ -23,46 +24,35 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
     """Do nothing: torch is ready."""
 
 
-def spill(cache: PagedKv, blocks: Tensor, arena: PagedKv, records: Tensor) -> None:
+def spill(blocks: Blocks, records: Blocks) -> None:
     """Copy whole blocks of a cache, byte for byte, to records of the arena.
 
     Args:
-        cache: The engine's paged memory.
-        blocks: int64 [n], block numbers in the cache.
-        arena: Memory in ``cache.layout.record(…)``.
-        records: int64 [n], block numbers in the arena; no number twice.
+        blocks: Of the engine's paged memory.
+        records: Of memory in ``blocks.layout.record(…)``, as many.
 
     Raises:
         LayoutError: The two differ inside a block.
     """
-    _copy_blocks(cache, blocks, arena, records)
+    _copy_blocks(blocks, records)
 
 
-def warm(arena: PagedKv, records: Tensor, cache: PagedKv, blocks: Tensor) -> None:
+def load(records: Blocks, blocks: Blocks) -> None:
     """Copy records of the arena back, byte for byte; the reverse of ``spill``."""
-    _copy_blocks(arena, records, cache, blocks)
+    _copy_blocks(records, blocks)
 
 
-def splice(
-    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
-    rope: Rope,
-) -> None:  # fmt: skip
+def splice(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
     """Copy tokens to other positions: K rotated by Δ in fp32, V as it is.
 
-    Where the dtypes differ values are converted: int8 cells are dequantised when read and quantised
-    when written. A token with Δ = 0 and equal dtypes is copied bit for bit.
-
-    Args:
-        source_slots: int64 [T]; a pair in which either slot is negative is skipped.
-        target_slots: int64 [T]; no slot twice.
-        delta: int64 [T], new position minus old.
+    Where the dtypes differ, values are converted: int8 cells are dequantised when read and
+    quantised when written. A token with Δ = 0 and equal dtypes is copied bit for bit.
 
     Raises:
         LayoutError: The layouts hold different models.
     """
     check_same_model(source.layout, target.layout)
-    keep = (source_slots >= 0) & (target_slots >= 0)
-    taken, given, delta = source_slots[keep], target_slots[keep], delta[keep]
+    taken, given, delta = slots.kept()
     cos, sin = rope.rotation(delta)
     for layer in range(source.layout.layers):
         _move_plane(source, taken, target, given, layer, "value", None)
@@ -83,7 +73,7 @@ def rotate_in_place(cache: PagedKv, slots: Tensor, delta: Tensor, rope: Rope) ->
 
 def read_plane(kv: PagedKv, plane: Plane, layer: int, slots: Tensor) -> Tensor:
     """K or V of tokens in float32, dequantised; [T, heads, dims]."""
-    values = kv.memory[_addresses(kv.layout, plane, layer, slots)]
+    values = kv.memory[addresses(kv.layout, plane, layer, slots)]
     if plane.scale is None:
         return values.to(torch.float32)
     return dequantize(values, _scales(kv)[_scale_addresses(kv.layout, plane, layer, slots)])
@@ -91,12 +81,12 @@ def read_plane(kv: PagedKv, plane: Plane, layer: int, slots: Tensor) -> Tensor:
 
 def write_plane(kv: PagedKv, plane: Plane, layer: int, slots: Tensor, values: Tensor) -> None:
     """Store float32 values [T, heads, dims], rounded to the memory's dtype or quantised."""
-    addresses = _addresses(kv.layout, plane, layer, slots)
+    at = addresses(kv.layout, plane, layer, slots)
     if plane.scale is None:
-        kv.memory[addresses] = values.to(kv.memory.dtype)
+        kv.memory[at] = values.to(kv.memory.dtype)
         return
     cells, scales = quantize(values)
-    kv.memory[addresses] = cells
+    kv.memory[at] = cells
     _scales(kv)[_scale_addresses(kv.layout, plane, layer, slots)] = scales
 
 
@@ -123,26 +113,27 @@ def _copy_tokens(
 ) -> None:  # fmt: skip
     """Bit for bit: as integers, so that no NaN is touched."""
     bits = _BITS[source.layout.itemsize]
-    values = source.memory.view(bits)[_addresses(source.layout, plane, layer, taken)]
-    target.memory.view(bits)[_addresses(target.layout, other, layer, given)] = values
+    values = source.memory.view(bits)[addresses(source.layout, plane, layer, taken)]
+    target.memory.view(bits)[addresses(target.layout, other, layer, given)] = values
     if plane.scale is not None:
         scales = _scales(source)[_scale_addresses(source.layout, plane, layer, taken)]
         _scales(target)[_scale_addresses(target.layout, other, layer, given)] = scales
 
 
-def _copy_blocks(source: PagedKv, blocks: Tensor, target: PagedKv, others: Tensor) -> None:
+def _copy_blocks(source: Blocks, target: Blocks) -> None:
     plan = copy_plan(source.layout, target.layout)
     extents = [extent for extent, _, _ in plan.axes]
     views = []
-    for kv, which in ((source, 1), (target, 2)):
+    for (kv, _), which in ((source, 1), (target, 2)):
         layout = kv.layout
         strides = [layout.block_stride, *(axis[which] for axis in plan.axes), 1]
         bits = kv.memory.view(_BITS[layout.itemsize])
         views.append(bits.as_strided((layout.blocks, *extents, plan.run), strides))
-    views[1][others] = views[0][blocks]
+    views[1][target.numbers] = views[0][source.numbers]
 
 
-def _addresses(layout: KvLayout, plane: Plane, layer: int, slots: Tensor) -> Tensor:
+def addresses(layout: KvLayout, plane: Plane, layer: int, slots: Tensor) -> Tensor:
+    """Indices into the memory of tokens' K or V in one layer; int64 [T, heads, dims]."""
     heads = torch.arange(layout.heads, device=slots.device)[None, :, None]
     dims = torch.arange(plane.dims, device=slots.device)[None, None, :]
     return layout.address(plane, layer, slots[:, None, None], heads, dims)

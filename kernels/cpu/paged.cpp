@@ -37,6 +37,28 @@ struct Rope {
   i64 start, pairs, neox;
 };
 
+// Types: 0 float32, 1 float16, 2 bfloat16, 3 int8.
+struct MoveArgs {
+  const void* source;
+  const Layout* source_layout;
+  i64 source_type;
+  void* target;
+  const Layout* target_layout;
+  i64 target_type;
+  const Run* runs;
+  i64 n_runs;
+  const Rope* rope;
+  i64 keys_only, threads;
+};
+
+// n_runs of run_bytes each, at byte offsets.
+struct CopyArgs {
+  const char* source;
+  char* target;
+  const i64 *sources, *targets;
+  i64 n_runs, run_bytes, threads;
+};
+
 namespace {
 
 constexpr i64 kTile = 32;  // tokens that are turned together
@@ -236,15 +258,14 @@ void in_parallel(i64 count, i64 threads, Work work) {
 }
 
 template <typename S, typename T>
-void move(const void* source, const Layout& from, void* target, const Layout& to, const Run* runs,
-          i64 n_runs, const Rope& rope, bool keys_only, i64 threads) {
-  Move<S, T> op{static_cast<const S*>(source), from, static_cast<T*>(target), to, rope, keys_only};
-  in_parallel(from.layers, threads,
-              [&](i64 begin, i64 end) { op.layers(begin, end, runs, n_runs); });
+void move(const MoveArgs& a) {
+  Move<S, T> op{static_cast<const S*>(a.source), *a.source_layout, static_cast<T*>(a.target),
+                *a.target_layout, *a.rope, a.keys_only != 0};
+  in_parallel(a.source_layout->layers, a.threads,
+              [&](i64 begin, i64 end) { op.layers(begin, end, a.runs, a.n_runs); });
 }
 
-using MoveFn = void (*)(const void*, const Layout&, void*, const Layout&, const Run*, i64,
-                        const Rope&, bool, i64);
+using MoveFn = void (*)(const MoveArgs&);
 
 template <typename S>
 constexpr MoveFn kFrom[] = {move<S, float>, move<S, _Float16>, move<S, Bf16>, move<S, int8_t>};
@@ -254,19 +275,13 @@ constexpr const MoveFn* kMoves[] = {kFrom<float>, kFrom<_Float16>, kFrom<Bf16>, 
 
 extern "C" {
 
-// Types: 0 float32, 1 float16, 2 bfloat16, 3 int8.
-void kv_move(const void* source, const Layout* from, i64 source_type, void* target,
-             const Layout* to, i64 target_type, const Run* runs, i64 n_runs, const Rope* rope,
-             i64 keys_only, i64 threads) {
-  kMoves[source_type][target_type](source, *from, target, *to, runs, n_runs, *rope, keys_only != 0,
-                                   threads);
-}
+void kv_move(const MoveArgs* args) { kMoves[args->source_type][args->target_type](*args); }
 
-// n runs of `bytes`, at byte offsets.
-void kv_copy(const char* source, char* target, const i64* from, const i64* to, i64 n, i64 bytes,
-             i64 threads) {
-  in_parallel(n, threads, [=](i64 begin, i64 end) {
-    for (i64 i = begin; i < end; ++i) std::memcpy(target + to[i], source + from[i], bytes);
+void kv_copy(const CopyArgs* args) {
+  const CopyArgs& a = *args;
+  in_parallel(a.n_runs, a.threads, [&](i64 begin, i64 end) {
+    for (i64 i = begin; i < end; ++i)
+      std::memcpy(a.target + a.targets[i], a.source + a.sources[i], a.run_bytes);
   });
 }
 

@@ -13,7 +13,7 @@ __device__ float dot(const float* query, const char* cell, const Layout& layout,
 
 // queries: [samples, query heads, dims]; table: [samples, width]; lengths: [samples];
 // mass, peaks: [samples, query heads, width], the second is scratch.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
     attention_mass(const char* memory, const Layout* paged, i64 layer, const float* queries,
                    const i64* table, const i64* lengths, float scale, i64 query_heads, i64 width,
                    float* mass, float* peaks) {

@@ -1,5 +1,7 @@
 // What every kernel here shares: number types, the layout as kernels read it, and the few things
 // that only hardware has. The last sit behind inline functions that host.hpp provides on a CPU.
+// Given as macros, since the host computes with them too (gpu/calls.py): WARP, MOST_THREADS of a
+// thread block, STAGES and PIECE.
 #pragma once
 
 #ifdef KVGRAPH_HOST
@@ -44,7 +46,7 @@ __device__ __forceinline__ unsigned short float_to_half(float x) {
 }
 #endif
 
-constexpr int kWarp = 32;
+constexpr int kWarp = WARP;
 
 struct Half {
   unsigned short bits;

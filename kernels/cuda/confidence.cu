@@ -12,7 +12,7 @@ __device__ void keep_two(float x, float& first, float& second) {
 }
 
 // logits: [rows, stride], of which `vocabulary` count; out: [rows, 3].
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
     confidence(const SOURCE_T* logits, i64 stride, i64 vocabulary, float* out) {
   SHARED_BYTES(shared);  // two floats a thread
   float* pairs = reinterpret_cast<float*>(shared);

@@ -27,7 +27,7 @@ struct Index {
 
 namespace host {
 
-constexpr int kLanes = 32;
+constexpr int kLanes = WARP;
 constexpr size_t kStack = 64 << 10;
 
 struct PendingCopy {

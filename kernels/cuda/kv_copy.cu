@@ -11,7 +11,7 @@ struct alignas(BYTES) Word {
 };
 
 // sources, targets: [runs], byte offsets. Shared memory: warps × kStages × kPiece.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
     kv_copy(const char* source, char* target, const i64* sources, const i64* targets,
             i64 runs, i64 run_bytes) {
   SHARED_BYTES(shared);

@@ -103,7 +103,7 @@ __device__ void move_cell(const char* cell, const Layout& from, char* to, const 
 
 // source_slots, target_slots: [tokens], a negative one skips the pair; rows: [tokens], a row of
 // cos and sin [*, pairs], negative for a move by nothing. Shared memory: warps × kStages × slot_bytes.
-extern "C" __global__ void __launch_bounds__(256, 1)
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     kv_move(const char* source, char* target, const Layout* source_layout,
             const Layout* target_layout, const i64* source_slots, const i64* target_slots,
             const i64* rows, const float* cos, const float* sin, i64 tokens, i64 start, i64 pairs,

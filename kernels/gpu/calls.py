@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..errors import LayoutError, SlotError
+from ..layout.addressed import Blocks, SlotMap
 from ..layout.block_runs import Runs, block_runs, check_same_model
 from ..layout.layout import KvLayout, PagedKv
 from ..maths.rope import Rope
@@ -29,14 +30,22 @@ from .arguments import (
 )
 from .upload import uploaded
 
-WARP: Final = 32
-STAGES: Final = 4  # cells or pieces that a warp has on their way
-PIECE: Final = 2048  # bytes of a piece of a run
-THREADS: Final = 256
-SHARED_LIMIT: Final = 48 << 10  # what a thread block has without an attribute of its kernel
+WARP: Final = 32  # threads; of every GPU so far
+THREADS: Final = 256  # of a thread block at most, so that its registers fit; chosen
+STAGES: Final = 4  # cells or pieces that a warp has on their way; chosen
+PIECE: Final = 2048  # bytes of a piece of a run; chosen
+COMMON_DEFINES: Final = (
+    f"WARP={WARP}", f"MOST_THREADS={THREADS}", f"STAGES={STAGES}", f"PIECE={PIECE}"
+)  # fmt: skip
+"""What every kernel is compiled with: the sources state none of these numbers themselves."""
+SHARED_LIMIT: Final = 48 << 10
+"""Bytes of shared memory that a thread block has without an attribute of its kernel: from the CUDA
+C++ Programming Guide."""
 COUNT_LIMIT: Final = 1 << 31
-DEFAULT_GRID: Final = 32  # few thread blocks saturate the bus; the rest of the GPU computes
-RESIDENT_GRID: Final = 128  # the GPU's own memory wants many
+DEFAULT_GRID: Final = 32  # few thread blocks saturate the bus; the rest of the GPU computes; chosen
+RESIDENT_GRID: Final = 128  # the GPU's own memory wants many; chosen
+_READERS: Final = 128  # threads of a thread block that reads attention or logits; chosen
+_FLOAT: Final = 4  # bytes
 CXX_TYPES: Final = {
     torch.float32: "float",
     torch.float16: "Half",
@@ -82,8 +91,8 @@ class MoveCall(KernelCall):
 
 
 def move_call(
-    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
-    rope: Rope, keys_only: bool = False, grid: int = DEFAULT_GRID, device: str = "cpu",
+    source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope, keys_only: bool = False,
+    grid: int = DEFAULT_GRID, device: str = "cpu",
 ) -> MoveCall:  # fmt: skip
     """``reference.splice`` as a launch; with ``keys_only``, in one memory, ``rotate_in_place``.
 
@@ -91,12 +100,12 @@ def move_call(
         LayoutError: The layouts hold different models, or tokens interleave, as only CPUs do it.
     """
     check_same_model(source.layout, target.layout)
-    deltas, rows = torch.unique(delta, return_inverse=True)
-    rows = torch.where(delta == 0, -1, rows)
+    deltas, rows = torch.unique(slots.delta, return_inverse=True)
+    rows = torch.where(slots.delta == 0, -1, rows)
     tables = rope.rotation(deltas)
-    _check_count(len(delta) * source.layout.layers * source.layout.heads, "cells")
+    _check_count(len(rows) * source.layout.layers * source.layout.heads, "cells")
     held = uploaded(
-        (cell_layout(source.layout), cell_layout(target.layout), source_slots, target_slots, rows,
+        (cell_layout(source.layout), cell_layout(target.layout), slots.source, slots.target, rows,
          *tables),
         device,
     )  # fmt: skip
@@ -106,7 +115,7 @@ def move_call(
         source=address(source.memory), target=address(target.memory),
         source_layout=from_layout, target_layout=to_layout,
         source_slots=from_slots, target_slots=to_slots, rows=row_of, cos=cos, sin=sin,
-        tokens=number(len(delta)), start=number(rope.start), pairs=number(rope.dims // 2),
+        tokens=number(len(rows)), start=number(rope.start), pairs=number(rope.dims // 2),
         neox=number(rope.pairing.value == "neox"), keys_only=number(keys_only),
         slot_bytes=number(slot_bytes),
     )  # fmt: skip
@@ -129,17 +138,15 @@ def _move_defines(source: PagedKv, target: PagedKv) -> tuple[str, ...]:
     return (
         f"SOURCE_T={CXX_TYPES[source.layout.dtype]}", f"TARGET_T={CXX_TYPES[target.layout.dtype]}",
         f"SOURCE_BYTES={fetch_width(source)}", f"TARGET_BYTES={store_width(target)}",
-        f"STAGES={STAGES}",
+        *COMMON_DEFINES,
     )  # fmt: skip
 
 
 def copy_call(
-    source: PagedKv, blocks: Tensor, target: PagedKv, others: Tensor,
-    grid: int = DEFAULT_GRID, device: str = "cpu",
-) -> KernelCall:  # fmt: skip
-    """``reference.spill`` or ``warm`` as a launch."""
-    runs = block_runs(source.layout, blocks, target.layout, others)
-    return runs_call(source, target, runs, grid, device)
+    source: Blocks, target: Blocks, grid: int = DEFAULT_GRID, device: str = "cpu"
+) -> KernelCall:
+    """``reference.spill`` or ``reference.load`` as a launch."""
+    return runs_call(source.kv, target.kv, block_runs(source, target), grid, device)
 
 
 def runs_call(
@@ -160,7 +167,7 @@ def runs_call(
     )  # fmt: skip
     return KernelCall(
         "kv_copy",
-        (f"BYTES={_at_least_4(width, source.layout.name)}", f"STAGES={STAGES}", f"PIECE={PIECE}"),
+        (f"BYTES={_at_least_4(width, source.layout.name)}", *COMMON_DEFINES),
         grid, THREADS, THREADS // WARP * STAGES * PIECE, args,
         (source.memory, target.memory, *held),
     )  # fmt: skip
@@ -184,10 +191,10 @@ def attention_mass_call(
         lengths=length, scale=ctypes.c_float(scale), query_heads=number(heads),
         width=number(width), mass=out, peaks=peaks,
     )  # fmt: skip
-    define = f"SOURCE_T={CXX_TYPES[cache.layout.dtype]}"
     call = KernelCall(
-        "attention_mass", (define,), samples * heads, 128, 4 * 4, args, (cache.memory, *tensors)
-    )
+        "attention_mass", _type_defines(cache.layout.dtype), samples * heads, _READERS,
+        _READERS // WARP * _FLOAT, args, (cache.memory, *tensors),
+    )  # fmt: skip
     return call, mass
 
 
@@ -199,8 +206,15 @@ def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
         logits=address(logits), stride=number(logits.stride(0)), vocabulary=number(vocabulary),
         out=address(out),
     )  # fmt: skip
-    define = f"SOURCE_T={CXX_TYPES[logits.dtype]}"
-    return KernelCall("confidence", (define,), rows, 128, 2 * 4 * 128, args, (logits, out)), out
+    call = KernelCall(
+        "confidence", _type_defines(logits.dtype), rows, _READERS, 2 * _READERS * _FLOAT, args,
+        (logits, out),
+    )  # fmt: skip
+    return call, out
+
+
+def _type_defines(dtype: torch.dtype) -> tuple[str, ...]:
+    return (f"SOURCE_T={CXX_TYPES[dtype]}", *COMMON_DEFINES)
 
 
 def cell_layout(layout: KvLayout) -> Tensor:

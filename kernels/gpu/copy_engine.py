@@ -18,13 +18,13 @@ from ..errors import BuildError, LayoutError, TransferError
 from ..tensors import Integers
 
 _POINTER, _SIZE = ctypes.c_void_p, ctypes.c_size_t
-_SINGLE: Final = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER, _SIZE, _POINTER)
+SINGLE: Final = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, _POINTER, _SIZE, _POINTER)
 _HEAD: Final = (_POINTER, _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE)
-_BATCH: Final = ctypes.CFUNCTYPE(ctypes.c_int, *_HEAD, _POINTER)
-_BATCH_12: Final = ctypes.CFUNCTYPE(ctypes.c_int, *_HEAD, _POINTER, _POINTER)  # says which failed
+BATCH: Final = ctypes.CFUNCTYPE(ctypes.c_int, *_HEAD, _POINTER)
+BATCH_12: Final = ctypes.CFUNCTYPE(ctypes.c_int, *_HEAD, _POINTER, _POINTER)  # says which failed
 # CUmemcpyAttributes: the source is read in stream order; two location hints that only managed
 # memory needs; a preference for engines that leave the multiprocessors to compute.
-_ATTRIBUTES: Final = np.array([1, 0, 0, 0, 0, 1], np.int32)
+ATTRIBUTES: Final = np.array([1, 0, 0, 0, 0, 1], np.int32)
 _FIRST: Final = np.zeros(1, np.uintp)
 
 Function: TypeAlias = Callable[..., int]
@@ -73,11 +73,11 @@ def copy_engine() -> CopyEngine:
         BuildError: ``cuda.bindings`` is missing (names the pip command).
         TransferError: The driver has no asynchronous copies.
     """
-    single = _function("cuMemcpyAsync", 12000, _SINGLE)
+    single = _function("cuMemcpyAsync", 12000, SINGLE)
     if single is None:
         raise TransferError("the GPU's driver has no cuMemcpyAsync: it cannot be used")
-    newest = _function("cuMemcpyBatchAsync", 13000, _BATCH)
-    older = None if newest else _function("cuMemcpyBatchAsync", 12080, _BATCH_12)
+    newest = _function("cuMemcpyBatchAsync", 13000, BATCH)
+    older = None if newest else _function("cuMemcpyBatchAsync", 12080, BATCH_12)
     return CopyEngine(single, batched(newest, ()) if newest else batched(older, (None,)))
 
 
@@ -89,7 +89,7 @@ def batched(function: Function | None, extra: tuple[None, ...]) -> Batch | None:
     def batch(sources: Integers, targets: Integers, sizes: Integers, stream: int) -> int:
         return int(function(
             targets.ctypes.data, sources.ctypes.data, sizes.ctypes.data, len(sources),
-            _ATTRIBUTES.ctypes.data, _FIRST.ctypes.data, 1, *extra, stream,
+            ATTRIBUTES.ctypes.data, _FIRST.ctypes.data, 1, *extra, stream,
         ))  # fmt: skip
 
     return batch

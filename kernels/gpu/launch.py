@@ -29,7 +29,7 @@ def run(call: KernelCall) -> None:
 
         config = LaunchConfig(grid=call.grid, block=call.threads, shmem_size=call.shared)
         stream = Stream.from_handle(torch.cuda.current_stream().cuda_stream)
-        kernel = _kernel(call.kernel, call.defines, call.shared_to_ask_for, index)
+        kernel = loaded_kernel(call.kernel, call.defines, call.shared_to_ask_for, index)
         launch(stream, config, kernel, *call.args)
 
 
@@ -68,19 +68,29 @@ def side_stream(index: int) -> torch.cuda.Stream:
 
 
 @functools.cache
-def _kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Kernel:
+def loaded_kernel(name: str, defines: tuple[str, ...], shared: int, index: int) -> Kernel:
+    """A kernel, compiled for a device's architecture and loaded, once per process and device.
+
+    Raises:
+        BuildError: It cannot be compiled.
+        TransferError: The device has less than ``shared`` bytes of shared memory.
+    """
     from cuda.core import ObjectCode
 
     major, minor = torch.cuda.get_device_capability(index)
     made = compile_kernel(name, defines, f"sm_{major}{minor}")
     kernel = ObjectCode.from_cubin(made.code).get_kernel(name)
     if shared:
-        _allow_shared(kernel, name, shared, index)
+        allow_shared(kernel, name, shared, index)
     return kernel
 
 
-def _allow_shared(kernel: Kernel, name: str, shared: int, index: int) -> None:
-    """Have the driver launch ``kernel`` with more dynamic shared memory than it does by itself."""
+def allow_shared(kernel: Kernel, name: str, shared: int, index: int) -> None:
+    """Have the driver launch ``kernel`` with more dynamic shared memory than it does by itself.
+
+    Raises:
+        TransferError: The device has less than ``shared`` bytes of it.
+    """
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import TransferError
-from .calls import SHARED_LIMIT, KernelCall
+from .calls import SHARED_LIMIT, THREADS, WARP, KernelCall
 
 # From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 SHARED_OPT_IN: Final = {
@@ -13,9 +13,7 @@ SHARED_OPT_IN: Final = {
 }  # fmt: skip
 _REGISTERS: Final = 65_536  # of a multiprocessor, and so of a thread block
 _REGISTER_UNIT: Final = 8  # a thread's are rounded up to so many
-_LAUNCH_BOUNDS: Final = 256  # what every kernel here is compiled for
 _MOST_BLOCKS: Final = (1 << 31) - 1
-_WARP: Final = 32
 
 
 def check_launch(
@@ -44,8 +42,8 @@ def check_launch(
 def _grid_problem(call: KernelCall) -> str | None:
     if not 1 <= call.grid <= _MOST_BLOCKS:
         return f"{call.grid} thread blocks; allowed: 1 to {_MOST_BLOCKS}"
-    if not 1 <= call.threads <= _LAUNCH_BOUNDS or call.threads % _WARP:
-        return f"{call.threads} threads; allowed: whole warps, up to {_LAUNCH_BOUNDS} threads"
+    if not 1 <= call.threads <= THREADS or call.threads % WARP:
+        return f"{call.threads} threads; allowed: whole warps, up to {THREADS} threads"
     return None
 
 

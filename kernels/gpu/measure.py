@@ -12,6 +12,7 @@ from typing import Final
 
 import torch
 
+from ..layout.addressed import Blocks, SlotMap
 from ..layout.block_runs import block_runs
 from ..layout.layout import PagedKv, gpu_layout
 from ..maths.rope import Rope
@@ -44,7 +45,7 @@ def copy_table(index: int, to_host: bool, /) -> MethodTable:
             PagedKv(memory[: count * size].view(torch.float32), layout) for memory in memories
         )
         order = _shuffled(count)
-        runs = block_runs(layout, order, layout, order)
+        runs = block_runs(Blocks(source, order), Blocks(target, order))
         return device_seconds(index, lambda: copy_by(method, source, target, runs))
 
     return measured(seconds, COPY_METHODS, COPY_CELLS)
@@ -65,10 +66,8 @@ def splice_table(index: int, dtype: torch.dtype, target_dtype: torch.dtype, /) -
     def seconds(method: Method, _: int, size: int) -> float:
         blocks = _shuffled(most)[: max(1, size // each)]
         slots = (blocks[:, None] * 16 + torch.arange(16)).reshape(-1)
-        delta = torch.full_like(slots, 777)
-        return device_seconds(
-            index, lambda: splice_by(method, source, slots, target, slots, delta, _ROPE)
-        )
+        moved = SlotMap(slots, slots, torch.full_like(slots, 777))
+        return device_seconds(index, lambda: splice_by(method, source, target, moved, _ROPE))
 
     return measured(seconds, SPLICE_METHODS, SPLICE_CELLS)
 
@@ -89,12 +88,12 @@ def device_seconds(index: int, action: Callable[[], None], rounds: int = 3) -> f
 
 
 def _shuffled(count: int) -> Tensor:
-    """By a generator of our own: the engine's must not notice."""
+    """A permutation by a generator of its own, so that the engine's random state is untouched."""
     return torch.randperm(count, generator=torch.Generator().manual_seed(count))
 
 
 def _memories(index: int, host_bytes: int, device_bytes: int) -> list[Tensor]:
-    """Zeros: what is moved must be numbers, so that int8 scales and rotations meet no NaN."""
+    """Zeroed memory on the host and on the GPU: no scale and no rotation meets a NaN."""
     return [
         torch.zeros(host_bytes, dtype=torch.uint8, pin_memory=True),
         torch.zeros(device_bytes, dtype=torch.uint8, device=torch.device("cuda", index)),

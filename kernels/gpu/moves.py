@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ..layout.addressed import Blocks, SlotMap
 from ..layout.block_runs import Runs, block_runs
 from ..layout.layout import PagedKv
 from ..maths.rope import Rope
-from ..tensors import Tensor
 from .calls import DEFAULT_GRID, RESIDENT_GRID, move_call, runs_call
 from .copy_engine import copy_engine
 from .launch import batch_stream, bound, run, side_stream
@@ -33,38 +33,27 @@ def copy_by(method: Method, source: PagedKv, target: PagedKv, runs: Runs) -> Non
         )  # fmt: skip
 
 
-def splice_by(
-    method: Method, source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor,
-    delta: Tensor, rope: Rope,
-) -> None:  # fmt: skip
+def splice_by(method: Method, source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
     """``reference.splice`` by a method of ``SPLICE_METHODS``; all but dense slots go directly."""
-    known = not any(numbers.is_cuda for numbers in (source_slots, target_slots, delta))
-    if method.name == "staged" and known and worth_staging(source, source_slots):
-        _splice_staged(source, source_slots, target, target_slots, delta, rope)
+    if method.name == "staged" and not slots.on_gpu and worth_staging(source, slots.source):
+        _splice_staged(source, target, slots.kept(), rope)
         return
-    run(move_call(
-        source, source_slots, target, target_slots, delta, rope,
-        grid=method.grid or DEFAULT_GRID, device=str(device_of(source, target)),
-    ))  # fmt: skip
+    grid, device = method.grid or DEFAULT_GRID, str(device_of(source, target))
+    run(move_call(source, target, slots, rope, grid=grid, device=device))
 
 
-def _splice_staged(
-    source: PagedKv, source_slots: Tensor, target: PagedKv, target_slots: Tensor, delta: Tensor,
-    rope: Rope,
-) -> None:  # fmt: skip
-    keep = (source_slots >= 0) & (target_slots >= 0)
-    parts = chunks(source, source_slots[keep])
+def _splice_staged(source: PagedKv, target: PagedKv, slots: SlotMap, rope: Rope) -> None:
+    parts = chunks(source, slots.source)
     if not parts.ends:
         return
     device = device_of(target)
     belt, compute = _Belt(source, parts, device), torch.cuda.current_stream(device)
     try:
         belt.fetch(0)  # on its way while the kernels are prepared
-        target_slots, delta = (values[keep][parts.order] for values in (target_slots, delta))
+        staged = SlotMap(parts.slots, slots.target[parts.order], slots.delta[parts.order])
         whole = move_call(
-            belt.buffers[0], parts.slots, target, target_slots, delta, rope, grid=RESIDENT_GRID,
-            device=str(device),
-        )  # fmt: skip
+            belt.buffers[0], target, staged, rope, grid=RESIDENT_GRID, device=str(device)
+        )
         start = 0
         for number, end in enumerate(parts.ends):
             if number + 1 < len(parts.ends):
@@ -81,7 +70,8 @@ class _Belt:
     """Two buffers on a GPU that the copy engine fills in turns, ordered by events.
 
     Attributes:
-        arrived: An event a chunk that was fetched; ``read`` likewise a chunk that was used.
+        arrived: One event per chunk that was fetched.
+        read: One event per chunk that a kernel has read.
     """
 
     def __init__(self, source: PagedKv, parts: Chunks, device: torch.device) -> None:
@@ -105,6 +95,6 @@ class _Belt:
             self.copies.wait_event(self.read[number - 2])
         with torch.cuda.stream(self.copies):
             here = torch.arange(len(records))
-            runs = block_runs(self._source.layout, records, buffer.layout, here)
+            runs = block_runs(Blocks(self._source, records), Blocks(buffer, here))
             copy_by(COPY_ENGINE, self._source, buffer, runs)
         self.arrived.append(self.copies.record_event())

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from ..errors import LayoutError
-from ..tensors import Int64s, Tensor
+from ..tensors import Int64s
+from .addressed import Blocks
 from .layout import KvLayout, Plane
 
 
@@ -35,7 +36,7 @@ def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
     if source.dtype != target.dtype or _interior(source) != _interior(target):
         raise LayoutError(
             f"{source.name} ({source.dtype}) and {target.name} ({target.dtype}) differ inside a"
-            " block: splice converts, spill and warm copy"
+            " block: splice converts, spill and load copy"
         )
     axes = [
         (extent, stride, other)
@@ -63,18 +64,19 @@ class Runs(NamedTuple):
     size: int
 
 
-def block_runs(source: KvLayout, blocks: Tensor, target: KvLayout, others: Tensor) -> Runs:
+def block_runs(source: Blocks, target: Blocks) -> Runs:
     """The runs of whole blocks that go from one memory to another; raises like ``copy_plan``."""
-    plan = copy_plan(source, target)
+    plan = copy_plan(source.layout, target.layout)
     sources, targets = (
-        _starts(layout, numbers, [(axis[0], axis[which]) for axis in plan.axes])
-        for layout, numbers, which in ((source, blocks, 1), (target, others, 2))
+        _starts(blocks, [(axis[0], axis[which]) for axis in plan.axes])
+        for blocks, which in ((source, 1), (target, 2))
     )
-    return Runs(sources, targets, plan.run * source.itemsize)
+    return Runs(sources, targets, plan.run * source.layout.itemsize)
 
 
-def _starts(layout: KvLayout, numbers: Tensor, axes: list[tuple[int, int]]) -> Int64s:
-    starts = torch.as_tensor(numbers, dtype=torch.int64).cpu().numpy() * layout.block_stride
+def _starts(blocks: Blocks, axes: list[tuple[int, int]]) -> Int64s:
+    layout = blocks.layout
+    starts = torch.as_tensor(blocks.numbers, dtype=torch.int64).cpu().numpy() * layout.block_stride
     for extent, stride in axes:
         starts = np.add.outer(np.arange(extent) * stride, starts)
     return np.ascontiguousarray(starts.reshape(-1) * layout.itemsize)

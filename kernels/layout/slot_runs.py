@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..tensors import Bools, Int64s, Integers, Tensor
+from .addressed import SlotMap
 
 
 class SlotRuns(NamedTuple):
@@ -22,11 +23,13 @@ class SlotRuns(NamedTuple):
     deltas: Tensor
 
 
-def slot_runs(source: Tensor, target: Tensor, delta: Tensor, tokens: int) -> SlotRuns:
-    """Cut a slot map [T] into runs; pairs in which either slot is negative are left out."""
-    old, new, moved = (_array(values) for values in (source, target, delta))
-    keep = (old >= 0) & (new >= 0)
-    old, new, moved = old[keep], new[keep], moved[keep]
+def slot_runs(slots: SlotMap, tokens: int) -> SlotRuns:
+    """Cut a slot map [T] into runs; pairs in which either slot is negative are left out.
+
+    Args:
+        tokens: Tokens per block.
+    """
+    old, new, moved = (_array(column) for column in slots.kept())
     deltas, rows = np.unique(moved, return_inverse=True)
     rows = np.where(moved == 0, -1, rows)
     if not len(old):

@@ -1,4 +1,4 @@
-"""The host side of spill and warm: one address range of records, committed slab by slab.
+"""The host side of spill and load: one address range of records, committed slab by slab.
 
 A record is one block, all layers of it (``KvLayout.record``). A handle is a record's number and its
 generation; freeing a record ends the generation, so that a handle kept too long is noticed instead
@@ -45,18 +45,18 @@ class Arena:
         """
         self.capacity = record.blocks
         self.record_bytes = record.block_bytes
-        self._per_slab = _records_per_slab(self.record_bytes, slab_bytes)
-        slabs = -(-self.capacity // self._per_slab)
+        self.per_slab = _records_per_slab(self.record_bytes, slab_bytes)
+        slabs = -(-self.capacity // self.per_slab)
         # Private, because the pages of a shared map are not given back by MADV_DONTNEED.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        self._map = mmap.mmap(-1, slabs * self._per_slab * self.record_bytes, flags)
+        self._map = mmap.mmap(-1, slabs * self.per_slab * self.record_bytes, flags)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel built without them
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         memory = torch.frombuffer(self._map, dtype=record.dtype)
         self.kv = PagedKv(memory[: record.elements], record)
         self._pin = torch.cuda.is_available() if pin is None else pin
-        self._used = np.zeros(slabs * self._per_slab, dtype=bool)
+        self._used = np.zeros(slabs * self.per_slab, dtype=bool)
         self._used[self.capacity :] = True  # what the last slab has beyond the budget
         self._generation = np.ones(self.capacity, dtype=np.int64)
         self._slab_records = np.zeros(slabs, dtype=np.int64)
@@ -89,7 +89,7 @@ class Arena:
     @property
     def committed_bytes(self) -> int:
         """Memory that is taken from the machine now."""
-        return int(self._committed.sum()) * self._per_slab * self.record_bytes
+        return int(self._committed.sum()) * self.per_slab * self.record_bytes
 
     def can_allocate(self, count: int) -> bool:
         """Whether ``allocate(count)`` succeeds."""
@@ -109,7 +109,7 @@ class Arena:
         self._used[slots] = True
         self._count(slots, 1)
         try:
-            self._commit(np.unique(slots // self._per_slab))
+            self._commit(np.unique(slots // self.per_slab))
         except TransferError:
             self._take_back(slots)
             raise
@@ -138,7 +138,7 @@ class Arena:
         return np.asarray(known & current & self._used[slots])
 
     def slots(self, handles: Handles) -> Int64s:
-        """Record numbers of handles, int64 [n], for spill, warm and splice.
+        """Record numbers of handles, int64 [n], for spill, load and splice.
 
         Raises:
             SlotError: A handle is stale.
@@ -161,18 +161,18 @@ class Arena:
         """Assert the invariants; for tests and idle moments."""
         allocated = self._used.copy()
         allocated[self.capacity :] = False
-        counted = allocated.reshape(-1, self._per_slab).sum(1)
+        counted = allocated.reshape(-1, self.per_slab).sum(1)
         assert np.array_equal(counted, self._slab_records)
         assert not (self._slab_records[~self._committed]).any()
 
     def _take_back(self, slots: Integers) -> None:
         self._used[slots] = False
         self._count(slots, -1)
-        slabs = np.unique(slots // self._per_slab)
+        slabs = np.unique(slots // self.per_slab)
         self._release(slabs[self._committed[slabs] & (self._slab_records[slabs] == 0)])
 
     def _count(self, slots: Integers, change: int) -> None:
-        np.add.at(self._slab_records, slots // self._per_slab, change)
+        np.add.at(self._slab_records, slots // self.per_slab, change)
 
     def _commit(self, slabs: Integers) -> None:
         for slab in slabs[~self._committed[slabs]]:
@@ -192,7 +192,7 @@ class Arena:
             self._committed[slab] = False
 
     def _slab_span(self, slab: int) -> tuple[int, int]:
-        size = self._per_slab * self.record_bytes
+        size = self.per_slab * self.record_bytes
         return self.kv.memory.data_ptr() + int(slab) * size, size
 
 

@@ -24,6 +24,7 @@ from kvgraph.bench.kernels.kernels_peers import BatchedCopy, CopyThenRotate, Ind
 from kvgraph.bench.kernels.kernels_prefill import PrefillStack, StackShape
 from kvgraph.bench.kernels.kernels_summary import summary
 from kvgraph.kernels import ops
+from kvgraph.kernels.layout.addressed import Blocks, SlotMap
 from kvgraph.kernels.layout.layout import PagedKv, new_memory
 
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape.name))
@@ -89,8 +90,8 @@ def test_every_peer_leaves_the_same_bytes(shape: Any) -> None:
     def copies(target: PagedKv) -> BatchedCopy:
         return BatchedCopy(engine, arena, at.records, target, at.blocks)
 
-    warmed = left_by(lambda to: ops.warm(arena, at.records, to, at.blocks))
-    spliced = left_by(lambda to: ops.splice(arena, at.old, to, at.new, at.delta, rope))
+    warmed = left_by(lambda to: ops.load(Blocks(arena, at.records), Blocks(to, at.blocks)))
+    spliced = left_by(lambda to: ops.splice(arena, to, SlotMap(at.old, at.new, at.delta), rope))
     assert not torch.equal(warmed, spliced)
     assert torch.equal(warmed, left_by(lambda to: copies(to)()))
     assert torch.equal(

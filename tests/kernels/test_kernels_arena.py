@@ -126,7 +126,7 @@ def test_memory_that_cannot_be_page_locked_leaves_the_arena_as_it_was(monkeypatc
     monkeypatch.setattr(torch.cuda, "check_error", check)
     layout = CACHE.record(4)
     arena = Arena(layout, pin=True, slab_bytes=1)
-    each = arena._per_slab
+    each = arena.per_slab
     arena = Arena(CACHE.record(4 * each), pin=True, slab_bytes=1)
     held = arena.allocate(each)
     with pytest.raises(TransferError, match="page-locked: out of memory"):

@@ -17,6 +17,7 @@ from kvgraph.kernels.backends import reference
 from kvgraph.kernels.backends.base import Backend, Observer
 from kvgraph.kernels.backends.choice import BACKENDS, OBSERVERS, backend_named, observer_named
 from kvgraph.kernels.errors import LayoutError
+from kvgraph.kernels.layout.addressed import Blocks, SlotMap
 from kvgraph.kernels.layout.engines import cpu_layout
 from kvgraph.kernels.layout.layout import GPU_LAYOUTS, KvLayout, PagedKv, gpu_layout, new_memory
 from kvgraph.kernels.maths.rope import Pairing, Rope
@@ -126,7 +127,7 @@ def at(kv: PagedKv, slots: Any) -> list[Any]:
         {1: torch.int8, 2: torch.int16, 4: torch.int32}[kv.layout.itemsize]
     )
     return [
-        whole[reference._addresses(kv.layout, plane, layer, slots)]
+        whole[reference.addresses(kv.layout, plane, layer, slots)]
         for layer in range(kv.layout.layers)
         for plane in (kv.layout.key, kv.layout.value)
     ]
@@ -162,8 +163,8 @@ def check_splice(name: str, source: PagedKv, layout: KvLayout, how: Any) -> None
     backend = backend_named(name)
     want, got = poisoned(layout, 1), placed(name, poisoned(layout, 1))
     before, there = bits(source).clone(), placed(name, source)
-    reference.splice(source, slots, want, others, delta, rope)
-    backend.splice(there, slots, got, others, delta, rope)
+    reference.splice(source, want, SlotMap(slots, others, delta), rope)
+    backend.splice(there, got, SlotMap(slots, others, delta), rope)
     assert torch.equal(bits(want), bits(got))
     assert torch.equal(bits(there), before)
     unique = torch.unique(others)
@@ -219,7 +220,7 @@ def check_move_by_nothing(name: str, layout: KvLayout) -> None:
     slots, elsewhere = (torch.randperm(layout.slots, generator=random)[:96] for _ in range(2))
     rope = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))
     still = torch.zeros_like(slots)
-    backend_named(name).splice(source, slots, target, elsewhere, still, rope)
+    backend_named(name).splice(source, target, SlotMap(slots, elsewhere, still), rope)
     for old, new in zip(at(source, slots), at(target, elsewhere), strict=True):
         assert torch.equal(old, new)
 
@@ -231,7 +232,7 @@ def test_padding_slots_are_skipped(name: str) -> None:
     before = bits(target).clone()
     rope = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))
     skipped = torch.tensor([-1, 3]), torch.tensor([2, -1]), torch.tensor([9, 9])
-    backend_named(name).splice(source, skipped[0], target, *skipped[1:], rope)
+    backend_named(name).splice(source, target, SlotMap(*skipped), rope)
     backend_named(name).rotate_in_place(target, torch.tensor([-1]), torch.tensor([9]), rope)
     assert torch.equal(bits(target), before)
 
@@ -249,14 +250,14 @@ def test_whole_blocks_there_and_back(name: str, data: st.DataObject) -> None:
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32 - 1)))
     blocks = torch.randperm(layout.blocks, generator=random)[:count]
     records = torch.randperm(layout.blocks + 2, generator=random)[:count]
-    reference.spill(plain, blocks, want, records)
-    backend.spill(cache, blocks, arena, records)
+    reference.spill(Blocks(plain, blocks), Blocks(want, records))
+    backend.spill(Blocks(cache, blocks), Blocks(arena, records))
     assert torch.equal(bits(arena), bits(want))
     slots = (blocks[:, None] * layout.tokens + torch.arange(layout.tokens)).reshape(-1)
     for layer in range(layout.layers):  # scales are not overwritten, and come back all the same
         for plane in (layout.key, layout.value):
-            cache.memory[reference._addresses(layout, plane, layer, slots)] = 0
-    backend.warm(arena, records, cache, blocks)
+            cache.memory[reference.addresses(layout, plane, layer, slots)] = 0
+    backend.load(Blocks(arena, records), Blocks(cache, blocks))
     assert torch.equal(bits(cache), before)
 
 

@@ -18,6 +18,7 @@ from kvgraph.kernels.backends import attention, reference
 from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.gpu.method import COPY_ENGINE, COPY_METHODS, SPLICE_METHODS
 from kvgraph.kernels.gpu.streams import TransferStream
+from kvgraph.kernels.layout.addressed import Blocks, SlotMap
 from kvgraph.kernels.layout.block_runs import block_runs
 from kvgraph.kernels.layout.layout import GPU_LAYOUTS, KvLayout, PagedKv, gpu_layout, new_memory
 from kvgraph.kernels.maths.rope import Pairing, Rope
@@ -66,7 +67,7 @@ class Pair:
         """All blocks, spilled by the reference on both sides."""
         slots = torch.arange(BLOCKS * TOKENS)
         still = torch.zeros_like(slots)
-        reference.splice(self.plain, slots, self.plain_arena, slots, still, ROPE)
+        reference.splice(self.plain, self.plain_arena, SlotMap(slots, slots, still), ROPE)
         _bits(self.arena).copy_(_bits(self.plain_arena))
 
 
@@ -86,19 +87,19 @@ def _some(count: int = 7) -> Any:
 def test_blocks_and_tokens_arrive_with_the_references_bits(order: str) -> None:
     pair = Pair(gpu_layout(order, 4, BLOCKS, 8, TOKENS, 128))
     blocks, records = _some(), _some()
-    ops.spill(pair.cache, blocks, pair.arena, records)
-    reference.spill(pair.plain, blocks, pair.plain_arena, records)
+    ops.spill(Blocks(pair.cache, blocks), Blocks(pair.arena, records))
+    reference.spill(Blocks(pair.plain, blocks), Blocks(pair.plain_arena, records))
     assert pair.agree()
     elsewhere = _some()
-    ops.warm(pair.arena, records, pair.cache, elsewhere)
-    reference.warm(pair.plain_arena, records, pair.plain, elsewhere)
+    ops.load(Blocks(pair.arena, records), Blocks(pair.cache, elsewhere))
+    reference.load(Blocks(pair.plain_arena, records), Blocks(pair.plain, elsewhere))
     assert pair.agree()
 
     old, new = _slots(records), torch.randperm(BLOCKS * TOKENS)[: 7 * TOKENS]
     old[3], new[5] = -1, -1
     delta = torch.randint(-3, 4, old.shape) * 1000
-    ops.splice(pair.arena, old, pair.cache, new, delta, ROPE)
-    reference.splice(pair.plain_arena, old, pair.plain, new, delta, ROPE)
+    ops.splice(pair.arena, pair.cache, SlotMap(old, new, delta), ROPE)
+    reference.splice(pair.plain_arena, pair.plain, SlotMap(old, new, delta), ROPE)
     assert pair.agree()
     turned = new[new >= 0]
     ops.rotate_in_place(pair.cache, turned, torch.full_like(turned, -777), ROPE)
@@ -121,9 +122,9 @@ def test_every_method_copies_the_same_bytes(order: str, to_host: bool) -> None:
         else:
             sides, plain = (pair.arena, pair.cache), (pair.plain_arena, pair.plain)
             numbers = records, blocks
-        runs = block_runs(sides[0].layout, numbers[0], sides[1].layout, numbers[1])
+        runs = block_runs(*map(Blocks, sides, numbers))
         copy_by(method, *sides, runs)
-        reference.spill(plain[0], numbers[0], plain[1], numbers[1])
+        reference.spill(Blocks(plain[0], numbers[0]), Blocks(plain[1], numbers[1]))
         assert pair.agree(), method
 
 
@@ -141,8 +142,8 @@ def test_every_method_splices_the_same_bytes(int8: bool, monkeypatch: Any) -> No
         new = torch.randperm(BLOCKS * TOKENS)[: len(old)]
         old[9], new[17] = -1, -1
         delta = torch.randint(-3, 4, old.shape) * 1000
-        moves.splice_by(method, pair.arena, old, pair.cache, new, delta, ROPE)
-        reference.splice(pair.plain_arena, old, pair.plain, new, delta, ROPE)
+        moves.splice_by(method, pair.arena, pair.cache, SlotMap(old, new, delta), ROPE)
+        reference.splice(pair.plain_arena, pair.plain, SlotMap(old, new, delta), ROPE)
         assert pair.agree(), method
 
 
@@ -151,12 +152,12 @@ def test_int8_copies_are_made_and_read_as_the_reference_does(dtype: Any) -> None
     pair = Pair(gpu_layout("LBHNC", 2, BLOCKS, 4, TOKENS, 128, dtype=dtype), int8=True)
     here, there = _slots(_some()), _slots(_some())
     still = torch.zeros_like(here)
-    ops.splice(pair.cache, here, pair.arena, there, still, ROPE)
-    reference.splice(pair.plain, here, pair.plain_arena, there, still, ROPE)
+    ops.splice(pair.cache, pair.arena, SlotMap(here, there, still), ROPE)
+    reference.splice(pair.plain, pair.plain_arena, SlotMap(here, there, still), ROPE)
     assert pair.agree()
     delta = torch.full_like(here, 4321)
-    ops.splice(pair.arena, there, pair.cache, here, delta, ROPE)
-    reference.splice(pair.plain_arena, there, pair.plain, here, delta, ROPE)
+    ops.splice(pair.arena, pair.cache, SlotMap(there, here, delta), ROPE)
+    reference.splice(pair.plain_arena, pair.plain, SlotMap(there, here, delta), ROPE)
     assert pair.agree()
 
 
@@ -165,19 +166,19 @@ def test_the_part_of_a_latent_vector_that_has_positions_is_rotated() -> None:
     pair.fill_arena()
     old, new = _slots(_some()), torch.randperm(BLOCKS * TOKENS)[: 7 * TOKENS]
     delta = torch.full_like(old, 99)
-    ops.splice(pair.arena, old, pair.cache, new, delta, LATENT)
-    reference.splice(pair.plain_arena, old, pair.plain, new, delta, LATENT)
+    ops.splice(pair.arena, pair.cache, SlotMap(old, new, delta), LATENT)
+    reference.splice(pair.plain_arena, pair.plain, SlotMap(old, new, delta), LATENT)
     assert pair.agree()
 
 
 def test_nothing_to_move_moves_nothing() -> None:
     pair = Pair(gpu_layout("LBNHC", 2, BLOCKS, 2, TOKENS, 64))
     none = torch.empty(0, dtype=torch.int64)
-    ops.spill(pair.cache, none, pair.arena, none)
-    ops.warm(pair.arena, none, pair.cache, none)
-    ops.splice(pair.arena, none, pair.cache, none, none, ROPE)
+    ops.spill(Blocks(pair.cache, none), Blocks(pair.arena, none))
+    ops.load(Blocks(pair.arena, none), Blocks(pair.cache, none))
+    ops.splice(pair.arena, pair.cache, SlotMap(none, none, none), ROPE)
     skipped = torch.full((4,), -1)
-    ops.splice(pair.arena, skipped, pair.cache, skipped, skipped, ROPE)
+    ops.splice(pair.arena, pair.cache, SlotMap(skipped, skipped, skipped), ROPE)
     assert pair.agree()
 
 
@@ -190,7 +191,7 @@ def test_attention_mass_and_confidence_are_those_of_torch(dtype: Any) -> None:
     source, plain = new_memory(float_layout), new_memory(layout)
     source.memory.normal_()
     slots = torch.arange(BLOCKS * TOKENS)
-    reference.splice(source, slots, plain, slots, torch.zeros_like(slots), ROPE)
+    reference.splice(source, plain, SlotMap(slots, slots, torch.zeros_like(slots)), ROPE)
     cache = PagedKv(plain.memory.cuda(), layout)
     table = torch.tensor([[3, 1, 8, 0], [7, 2, 99, -1]], dtype=torch.int32)
     lengths, queries = torch.tensor([50, 17], dtype=torch.int32), torch.randn(2, 6, 128)
@@ -213,9 +214,9 @@ def test_the_arena_is_page_locked_slab_by_slab_and_lets_go() -> None:
     assert arena.committed_bytes == 64 * arena.record_bytes
     pair, records = Pair(layout), torch.arange(BLOCKS) * 5 % 64
     want = new_memory(layout.record(64))
-    ops.spill(pair.cache, torch.arange(BLOCKS), arena.kv, records)
+    ops.spill(Blocks(pair.cache, torch.arange(BLOCKS)), Blocks(arena.kv, records))
     torch.cuda.synchronize()
-    reference.spill(pair.plain, torch.arange(BLOCKS), want, records)
+    reference.spill(Blocks(pair.plain, torch.arange(BLOCKS)), Blocks(want, records))
     for record in records.tolist():
         part = slice(record * layout.record(1).block_stride, None)
         size = layout.record(1).block_stride
@@ -223,7 +224,10 @@ def test_the_arena_is_page_locked_slab_by_slab_and_lets_go() -> None:
     arena.free(handles)
     assert arena.committed_bytes == 0
     again = arena.allocate(1)
-    ops.spill(pair.cache, torch.tensor([3]), arena.kv, torch.from_numpy(arena.slots(again)))
+    ops.spill(
+        Blocks(pair.cache, torch.tensor([3])),
+        Blocks(arena.kv, torch.from_numpy(arena.slots(again))),
+    )
     torch.cuda.synchronize()
     arena.close()
 
@@ -234,9 +238,9 @@ def test_memory_that_is_not_page_locked_is_refused_by_name() -> None:
     pageable.allocate(BLOCKS)
     one = torch.tensor([1])
     with pytest.raises(LayoutError, match="page-locked"):
-        ops.spill(pair.cache, one, pageable.kv, one)
+        ops.spill(Blocks(pair.cache, one), Blocks(pageable.kv, one))
     with pytest.raises(LayoutError, match="page-locked"):
-        ops.splice(pageable.kv, one, pair.cache, one, one, ROPE)
+        ops.splice(pageable.kv, pair.cache, SlotMap(one, one, one), ROPE)
     assert pair.agree()
 
 
@@ -252,11 +256,15 @@ def test_a_thread_that_is_new_to_cuda_moves_beside_the_engine() -> None:
 
     def work() -> None:
         try:
-            transfer.run(fence, lambda: ops.spill(pair.cache, blocks, pair.arena, records)).wait()
+            transfer.run(
+                fence, lambda: ops.spill(Blocks(pair.cache, blocks), Blocks(pair.arena, records))
+            ).wait()
             old, delta = _slots(records), torch.full((7 * TOKENS,), 50)
             transfer.run(
                 transfer.fence(),
-                lambda: ops.splice(pair.arena, old, pair.cache, _slots(blocks), delta, ROPE),
+                lambda: ops.splice(
+                    pair.arena, pair.cache, SlotMap(old, _slots(blocks), delta), ROPE
+                ),
             ).wait()
         except BaseException as error:
             failures.append(error)
@@ -265,9 +273,9 @@ def test_a_thread_that_is_new_to_cuda_moves_beside_the_engine() -> None:
     thread.start()
     thread.join()
     assert not failures
-    reference.spill(pair.plain, blocks, pair.plain_arena, records)
+    reference.spill(Blocks(pair.plain, blocks), Blocks(pair.plain_arena, records))
     old, delta = _slots(records), torch.full((7 * TOKENS,), 50)
-    reference.splice(pair.plain_arena, old, pair.plain, _slots(blocks), delta, ROPE)
+    reference.splice(pair.plain_arena, pair.plain, SlotMap(old, _slots(blocks), delta), ROPE)
     assert pair.agree()
 
 
@@ -278,9 +286,9 @@ def test_batches_of_copies_are_taken_by_this_driver() -> None:
 
     pair = Pair(gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, 128))
     blocks, records = _some(), _some()
-    runs = block_runs(pair.cache.layout, blocks, pair.arena.layout, records)
+    runs = block_runs(Blocks(pair.cache, blocks), Blocks(pair.arena, records))
     copy_by(COPY_ENGINE, pair.cache, pair.arena, runs)
-    reference.spill(pair.plain, blocks, pair.plain_arena, records)
+    reference.spill(Blocks(pair.plain, blocks), Blocks(pair.plain_arena, records))
     assert pair.agree()
     if copy_engine().problem == "the driver has no cuMemcpyBatchAsync":
         pytest.skip("driver older than CUDA 12.8")

@@ -18,6 +18,7 @@ from kvgraph.kernels.compilers.nvrtc import ARCHITECTURES
 from kvgraph.kernels.errors import TransferError
 from kvgraph.kernels.gpu.calls import SHARED_LIMIT, KernelCall, copy_call
 from kvgraph.kernels.gpu.limits import SHARED_OPT_IN, check_launch
+from kvgraph.kernels.layout.addressed import Blocks
 from kvgraph.kernels.layout.layout import gpu_layout, new_memory
 
 KIT = Path(__file__).parents[1] / "kit"
@@ -117,7 +118,8 @@ def test_a_launch_is_refused_for_what_a_driver_refuses_it_for(architecture: str)
 def blocks_copied() -> KernelCall:
     cache = gpu_layout("LBNHC", 1, 4, 2, 16, 64)
     numbers = torch.arange(1)
-    return copy_call(new_memory(cache), numbers, new_memory(cache.record(2)), numbers, grid=1)
+    blocks, records = (Blocks(new_memory(each), numbers) for each in (cache, cache.record(2)))
+    return copy_call(blocks, records, grid=1)
 
 
 def test_emulation_refuses_a_launch_that_did_not_ask_for_its_shared_memory(

@@ -17,6 +17,7 @@ from kvgraph.kernels.gpu.method import (
     Method,
     measured,
 )
+from kvgraph.kernels.layout.addressed import Blocks, SlotMap
 from kvgraph.kernels.layout.engines import cpu_layout
 from kvgraph.kernels.layout.layout import new_memory
 from kvgraph.kernels.maths.rope import Rope
@@ -36,11 +37,11 @@ def test_numbers_out_of_range_move_nothing() -> None:
         (torch.tensor([0, 1]), one, r"lengths \[1, 2\]"),
     ):
         with pytest.raises(SlotError, match=complaint):
-            ops.spill(cache, blocks, arena, records)
+            ops.spill(Blocks(cache, blocks), Blocks(arena, records))
         with pytest.raises(SlotError, match=complaint):
-            ops.warm(arena, records, cache, blocks)
+            ops.load(Blocks(arena, records), Blocks(cache, blocks))
     with pytest.raises(SlotError, match="slot 96"):
-        ops.splice(arena, one, cache, torch.tensor([96]), one, ROPE)
+        ops.splice(arena, cache, SlotMap(one, torch.tensor([96]), one), ROPE)
     with pytest.raises(SlotError, match="slot 96"):
         ops.rotate_in_place(cache, torch.tensor([96]), one, ROPE)
     assert not arena.memory.any()
@@ -66,7 +67,7 @@ def test_without_a_compiler_torch_does_it(undecided: None, monkeypatch: Any) -> 
     assert choice.native_problem() == "no C++ compiler found"
     cache.memory.fill_(1)
     ops.prepare(cache, arena)
-    ops.spill(cache, torch.tensor([2]), arena, torch.tensor([1]))
+    ops.spill(Blocks(cache, torch.tensor([2])), Blocks(arena, torch.tensor([1])))
     assert int(arena.memory.count_nonzero()) == LAYOUT.block_bytes // 2
 
 

@@ -16,6 +16,7 @@ import torch
 from kvgraph.kernels.backends import emulation, reference
 from kvgraph.kernels.gpu import moves
 from kvgraph.kernels.gpu.method import Method
+from kvgraph.kernels.layout.addressed import SlotMap
 from kvgraph.kernels.layout.layout import gpu_layout, new_memory
 from kvgraph.kernels.maths.rope import Rope
 
@@ -124,9 +125,9 @@ def test_no_order_of_the_streams_spoils_a_staged_splice(bias: float, monkeypatch
             gpu = Gpu(patch)
             # What was queued before is still on its way; what comes after reuses the buffers.
             gpu.compute.queue.append(partial(source.memory.copy_, written.memory))
-            moves.splice_by(Method("staged", 0), source, old, got, new, delta, ROPE)
+            moves.splice_by(Method("staged", 0), source, got, SlotMap(old, new, delta), ROPE)
             assert len(gpu.buffers) == 2
             gpu.compute.queue.extend(buffer.zero_ for buffer in gpu.buffers)
             gpu.finish(random.Random(seed), bias)
-        reference.splice(written, old, want, new, delta, ROPE)
+        reference.splice(written, want, SlotMap(old, new, delta), ROPE)
         assert torch.equal(want.memory.view(torch.int16), got.memory.view(torch.int16)), seed

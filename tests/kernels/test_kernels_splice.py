@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.kernels.backends import reference
+from kvgraph.kernels.layout.addressed import SlotMap
 from kvgraph.kernels.layout.engines import cpu_layout, from_views
 from kvgraph.kernels.layout.layout import KvLayout, PagedKv, gpu_layout, new_memory
 from kvgraph.kernels.maths.quant import dequantize, quantize
@@ -72,7 +73,7 @@ def test_bf16_error_against_fp64(settings: dict[str, Any], delta: int) -> None:
     slots = torch.arange(128)
     reference.write_plane(source, layout.key, 0, slots, rotated(rope, exact, position).float())
     moved = torch.full((128,), delta)
-    reference.splice(source, slots, target, slots.flip(0), moved, rope)
+    reference.splice(source, target, SlotMap(slots, slots.flip(0), moved), rope)
     want = rotated(rope, exact, position + delta)
     error = (keys(target, slots.flip(0)).double() - want).norm() / want.norm()
     assert error <= 0.0031
@@ -96,7 +97,7 @@ def test_layer_0_of_a_real_llama(settings: dict[str, Any]) -> None:
     reference.write_plane(source, layout.key, 0, slots, key[0].transpose(0, 1))
     reference.write_plane(source, layout.value, 0, slots, value[0].transpose(0, 1))
     rope = rope_from_config(model.config)
-    reference.splice(source, slots, target, slots, torch.full((96,), 1000), rope)
+    reference.splice(source, target, SlotMap(slots, slots, torch.full((96,), 1000)), rope)
     moved_key, moved_value = at[1000][0]
     torch.testing.assert_close(
         keys(target, slots), moved_key[0].transpose(0, 1), rtol=1e-4, atol=1e-4
@@ -171,8 +172,8 @@ def test_int8_copies_are_rotated_when_they_come_back() -> None:
     rope = rope_from_config(llama_config(PLAIN))
     slots = torch.randperm(4 * BLOCK)
     still = torch.zeros_like(slots)
-    reference.splice(cache, slots, arena, slots, still, rope)
-    reference.splice(arena, slots, target, slots, still + 55, rope)
+    reference.splice(cache, arena, SlotMap(slots, slots, still), rope)
+    reference.splice(arena, target, SlotMap(slots, slots, still + 55), rope)
     reference.rotate_in_place(cache, slots, still + 55, rope)
     for plane in (keys, values):
         want, got = plane(cache, slots), plane(target, slots)

@@ -20,6 +20,7 @@ from kvgraph.kernels.gpu.calls import COUNT_LIMIT, move_call, runs_call
 from kvgraph.kernels.gpu.copy_engine import CopyEngine, batched
 from kvgraph.kernels.gpu.staging import chunks, worth_staging
 from kvgraph.kernels.gpu.upload import uploaded
+from kvgraph.kernels.layout.addressed import Blocks, SlotMap
 from kvgraph.kernels.layout.block_runs import Runs, block_runs
 from kvgraph.kernels.layout.layout import PagedKv, gpu_layout, new_memory
 from kvgraph.kernels.maths.rope import Rope
@@ -43,26 +44,26 @@ def test_a_staged_splice_is_the_direct_one(
         plain = new_memory(cache)
         plain.memory.normal_(generator=random)
         slots = torch.arange(cache.slots)
-        reference.splice(plain, slots, source, slots, torch.zeros_like(slots), ROPE)
+        reference.splice(plain, source, SlotMap(slots, slots, torch.zeros_like(slots)), ROPE)
     else:
         source.memory.normal_(generator=random)
     old = torch.randint(0, 9 * 8, (count,), generator=random)
     new = torch.randperm(9 * 8, generator=random)[:count]
     delta = torch.randint(-3, 3, (count,), generator=random)
-    reference.splice(source, old, want, new, delta, ROPE)
+    reference.splice(source, want, SlotMap(old, new, delta), ROPE)
 
     parts = chunks(source, old, per_chunk * source.layout.block_bytes)
     assert parts.per_chunk == per_chunk
     layout = source.layout.record(per_chunk)
     buffers = [new_memory(layout), new_memory(layout)]
     call = move_call(
-        buffers[0], parts.slots, got, new[parts.order], delta[parts.order], ROPE, grid=2
+        buffers[0], got, SlotMap(parts.slots, new[parts.order], delta[parts.order]), ROPE, grid=2
     )
     start = 0
     for number, end in enumerate(parts.ends):
         buffer = buffers[number % 2]
         records = parts.records[number * per_chunk :][:per_chunk]
-        native.warm(source, records, buffer, torch.arange(len(records)))
+        native.load(Blocks(source, records), Blocks(buffer, torch.arange(len(records))))
         emulation.run(call.part(buffer.memory, start, end - start))
         start = end
     assert start == count
@@ -114,7 +115,7 @@ def host_driver(refused: int = 0) -> tuple[CopyEngine, list[str]]:
             ctypes.memmove(*row)
         return 0
 
-    made = CopyEngine(copy_engine._SINGLE(single), batched(copy_engine._BATCH(batch), ()))
+    made = CopyEngine(copy_engine.SINGLE(single), batched(copy_engine.BATCH(batch), ()))
     return made, calls
 
 
@@ -125,11 +126,11 @@ def test_runs_go_in_one_batch_or_one_by_one(refused: int) -> None:
     target = new_memory(cache.record(6))
     source.memory.normal_()
     blocks, records = torch.randperm(6)[:4], torch.randperm(6)[:4]
-    runs = block_runs(cache, blocks, target.layout, records)
+    runs = block_runs(Blocks(source, blocks), Blocks(target, records))
     engine, calls = host_driver(refused)
     starts = (source.memory.data_ptr() + runs.sources, target.memory.data_ptr() + runs.targets)
     engine.copy(*starts, runs.size, 7)
-    reference.spill(source, blocks, plain, records)
+    reference.spill(Blocks(source, blocks), Blocks(plain, records))
     assert torch.equal(plain.memory, target.memory)
     if refused:
         assert calls == ["batch"] + ["single"] * len(runs.sources)
@@ -146,11 +147,11 @@ def test_the_attributes_are_those_of_the_bindings() -> None:
     made.srcAccessOrder = driver.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
     made.flags = driver.CUmemcpyFlags.CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
     raw = (ctypes.c_int * 6).from_address(int(made.getPtr()))
-    assert list(raw) == copy_engine._ATTRIBUTES.tolist()
+    assert list(raw) == copy_engine.ATTRIBUTES.tolist()
 
 
 def test_a_refused_copy_is_an_error() -> None:
-    engine = CopyEngine(copy_engine._SINGLE(lambda *_: 700), None)
+    engine = CopyEngine(copy_engine.SINGLE(lambda *_: 700), None)
     with pytest.raises(TransferError, match="700"):
         engine.copy(np.array([1]), np.array([2]), 3, 4)
     engine.copy(np.empty(0, np.int64), np.empty(0, np.int64), 3, 4)
@@ -165,7 +166,7 @@ def test_counts_that_outgrow_32_bits_are_refused() -> None:
 
 def test_a_part_of_a_call_leaves_the_call_alone() -> None:
     kv: Any = new_memory(gpu_layout("BLHNC", 1, 2, 1, 4, 32))
-    call = move_call(kv, torch.arange(8), kv, torch.arange(8), torch.ones(8).long(), ROPE)
+    call = move_call(kv, kv, SlotMap(torch.arange(8), torch.arange(8), torch.ones(8).long()), ROPE)
     before = [arg.value for arg in call.args]
     other = PagedKv(kv.memory.clone(), kv.layout)
     part = call.part(other.memory, 3, 2)

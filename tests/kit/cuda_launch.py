@@ -20,6 +20,7 @@ from cuda_driver import Driver
 from kvgraph.kernels.backends import attention, device, reference
 from kvgraph.kernels.gpu import calls, copy_engine, launch, moves
 from kvgraph.kernels.gpu.method import COPY_ENGINE, Method
+from kvgraph.kernels.layout.addressed import Blocks, SlotMap
 from kvgraph.kernels.layout.layout import KvLayout, PagedKv, gpu_layout, new_memory
 from kvgraph.kernels.maths.rope import Rope
 
@@ -84,16 +85,17 @@ def twin(layout: KvLayout) -> tuple[PagedKv, PagedKv]:
 
 def copied(method: Method, to_host: bool) -> bool:
     cache, plain = twin(CACHE)
+    blocks = Blocks(cache, BLOCKS)
     arena, want = new_memory(CACHE.record(3)), new_memory(CACHE.record(3))
     if to_host:
-        moves.copy_by(method, cache, arena, moves.block_runs(CACHE, BLOCKS, arena.layout, RECORDS))
-        reference.spill(plain, BLOCKS, want, RECORDS)
+        moves.copy_by(method, cache, arena, moves.block_runs(blocks, Blocks(arena, RECORDS)))
+        reference.spill(Blocks(plain, BLOCKS), Blocks(want, RECORDS))
         return torch.equal(arena.memory, want.memory)
     arena.memory.normal_()
     expected = new_memory(CACHE)
     expected.memory.copy_(plain.memory)
-    moves.copy_by(method, arena, cache, moves.block_runs(arena.layout, RECORDS, CACHE, BLOCKS))
-    reference.warm(arena, RECORDS, expected, BLOCKS)
+    moves.copy_by(method, arena, cache, moves.block_runs(Blocks(arena, RECORDS), blocks))
+    reference.load(Blocks(arena, RECORDS), Blocks(expected, BLOCKS))
     return torch.equal(plain.memory, expected.memory)
 
 
@@ -104,8 +106,8 @@ def spliced() -> bool:
     want.memory.copy_(plain.memory)
     old, new = torch.arange(48), torch.randperm(192)[:48]
     delta = torch.randint(-3, 4, (48,)) * 100
-    moves.splice_by(Method("direct", 2), arena, old, cache, new, delta, ROPE)
-    reference.splice(arena, old, want, new, delta, ROPE)
+    moves.splice_by(Method("direct", 2), arena, cache, SlotMap(old, new, delta), ROPE)
+    reference.splice(arena, want, SlotMap(old, new, delta), ROPE)
     return torch.equal(plain.memory.view(torch.int16), want.memory.view(torch.int16))
 
 
@@ -136,13 +138,13 @@ def error_of(act: Callable[[], Any]) -> str:
 
 def refusals(bench: Bench) -> dict[str, str]:
     """What goes wrong if the attribute is not set, or the device cannot give so much."""
-    real, launch._allow_shared = launch._allow_shared, lambda *_: None
-    launch._kernel.cache_clear()
+    real, launch.allow_shared = launch.allow_shared, lambda *_: None
+    launch.loaded_kernel.cache_clear()
     kernel = Method("kernel", 2)
     without = error_of(lambda: copied(kernel, True))
     said = bench.driver.refused[-1] if bench.driver.refused else ""
-    launch._allow_shared = real
-    launch._kernel.cache_clear()
+    launch.allow_shared = real
+    launch.loaded_kernel.cache_clear()
     small, calls.THREADS = calls.THREADS, 1024
     too_much = error_of(lambda: copied(kernel, True))
     calls.THREADS = small

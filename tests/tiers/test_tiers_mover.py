@@ -17,6 +17,7 @@ from kvgraph.hooks.tiers.jobs import Demote, Job, JobDone, Load, Spill, TierWork
 from kvgraph.hooks.tiers.ledger import TierLedger
 from kvgraph.hooks.tiers.mover import DISK_KEY_BYTES, TierMover
 from kvgraph.kernels import ops
+from kvgraph.kernels.layout.addressed import Blocks
 from kvgraph.kernels.layout.engines import cpu_layout
 from kvgraph.kernels.layout.layout import new_memory
 from kvgraph.kernels.store.arena import Arena
@@ -177,7 +178,7 @@ def test_nobody_waits_for_a_prefetch_that_failed(new_bench: NewBench) -> None:
     assert bench.mover.answers.take_loaded() == (set(), set())
 
 
-@pytest.mark.parametrize("operation", ["spill", "warm"])
+@pytest.mark.parametrize("operation", ["spill", "load"])
 def test_a_transfer_that_fails_half_way(
     new_bench: NewBench,
     operation: str,
@@ -187,14 +188,14 @@ def test_a_transfer_that_fails_half_way(
     bench, real = new_bench(), getattr(ops, operation)
     bench.do(Spill(1, (3, 4), (1, 2)))
 
-    def half(source: Any, source_slots: Any, target: Any, target_slots: Any) -> None:
-        real(source, source_slots[:1], target, target_slots[:1])
+    def half(source: Blocks, target: Blocks) -> None:
+        real(*(Blocks(each.kv, each.numbers[:1]) for each in (source, target)))
         raise RuntimeError("SECRET the bus is gone")
 
     monkeypatch.setattr(ops, operation, half)
     jobs = {
         "spill": [Spill(2, (5, 6), (3, 4)), Spill(3, (7,), (5,))],
-        "warm": [load(2, (1, 2), (8, 9), request="r"), load(3, (1,), (10,), request="s")],
+        "load": [load(2, (1, 2), (8, 9), request="r"), load(3, (1,), (10,), request="s")],
     }
     done = bench.do(*jobs[operation])
     assert [d.failed for d in done] == [{0, 1}, {0}]
@@ -202,7 +203,7 @@ def test_a_transfer_that_fails_half_way(
     assert len(lines) == 1
     assert "RuntimeError" in lines[0]
     assert "SECRET" not in lines[0], "a message may quote what it choked on"
-    if operation == "warm":
+    if operation == "load":
         assert bench.mover.answers.take_loaded() == ({"r", "s"}, {8, 9, 10})
     monkeypatch.undo()
     (again,) = bench.do(load(4, (2,), (11,)))

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from ...kernels import ops
 from ...kernels.backends import choice, native, reference
+from ...kernels.layout.addressed import Blocks, SlotMap
 from ...kernels.layout.engines import cpu_isa, cpu_layout
 from ...kernels.layout.layout import KvLayout, PagedKv, new_memory
 from ...kernels.maths.rope import Rope, rope_from_config
@@ -126,12 +127,14 @@ def _actions(cache: PagedKv, arena: PagedKv) -> dict[str, Callable[[], None]]:
     records = torch.randperm(BLOCKS, generator=random)
     rope, old, new = _rope(), _slots(records), _slots(blocks)
     delta = torch.full_like(old, 777)
-    shifted = torch.roll(new, 5)
+    straight = SlotMap(old, new, delta)
+    shifted = SlotMap(old, torch.roll(new, 5), delta)
+    here, there = Blocks(cache, blocks), Blocks(arena, records)
     return {
-        "spill": lambda: native.spill(cache, blocks, arena, records),
-        "warm": lambda: native.warm(arena, records, cache, blocks),
-        "splice": lambda: native.splice(arena, old, cache, new, delta, rope),
-        "splice_unaligned": lambda: native.splice(arena, old, cache, shifted, delta, rope),
+        "spill": lambda: native.spill(here, there),
+        "warm": lambda: native.load(there, here),
+        "splice": lambda: native.splice(arena, cache, straight, rope),
+        "splice_unaligned": lambda: native.splice(arena, cache, shifted, rope),
     }
 
 
@@ -152,7 +155,7 @@ def _relative_error() -> list[float]:
             source, target = new_memory(layout), new_memory(layout)
             _write_keys(source, layout, slots, _rotated(rope, exact, position))
             moved = torch.full_like(slots, delta)
-            ops.splice(source, slots, target, slots.flip(0), moved, rope)
+            ops.splice(source, target, SlotMap(slots, slots.flip(0), moved), rope)
             got = reference.read_plane(target, layout.key, 0, slots.flip(0)).double()
             want = _rotated(rope, exact, position + delta)
             errors.append(float((got - want).norm() / want.norm()))

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from ...kernels import ops
+from ...kernels.layout.addressed import SlotMap
 from ...kernels.layout.engines import cpu_isa, from_views
 from ...kernels.layout.layout import PagedKv, new_memory
 from ...kernels.maths.rope import Rope, rope_from_config
@@ -72,7 +73,7 @@ def _splice(arena: PagedKv, cache: PagedKv, rope: Rope) -> float:
     new = (blocks[:, None] * BLOCK + torch.arange(BLOCK)).reshape(-1)[5 : 5 + TOKENS]
     started = time.perf_counter()
     old = torch.arange(TOKENS)
-    ops.splice(arena, old, cache, new, torch.full((TOKENS,), SHIFT), rope)
+    ops.splice(arena, cache, SlotMap(old, new, torch.full((TOKENS,), SHIFT)), rope)
     return time.perf_counter() - started
 
 

@@ -14,6 +14,7 @@ from ...kernels.gpu.copy_engine import copy_engine
 from ...kernels.gpu.measure import copy_table, splice_table
 from ...kernels.gpu.method import COPY_ENGINE
 from ...kernels.gpu.moves import copy_by
+from ...kernels.layout.addressed import Blocks, SlotMap
 from ...kernels.layout.block_runs import block_runs
 from ...kernels.layout.layout import PagedKv, gpu_layout, new_memory
 from ...kernels.store.arena import Arena
@@ -74,19 +75,17 @@ class Workbench:
         """Our operations, and for whole bf16 pages their peers; the first fills the arena."""
         cache, arena = self.memories(cell)
         at, rope = places(cell), cell.shape.rope()
-        splice: dict[str, Action] = {
-            "splice": lambda: ops.splice(arena, at.old, cache, at.new, at.delta, rope)
-        }
+        blocks, records = Blocks(cache, at.blocks), Blocks(arena, at.records)
+        moved = SlotMap(at.old, at.new, at.delta)
+        splice: dict[str, Action] = {"splice": lambda: ops.splice(arena, cache, moved, rope)}
         if cell.int8:
-            still = torch.zeros_like(at.delta)
-            return {
-                "spill": lambda: ops.splice(cache, at.new, arena, at.old, still, rope), **splice
-            }  # fmt: skip
+            still = SlotMap(at.new, at.old, torch.zeros_like(at.delta))
+            return {"spill": lambda: ops.splice(cache, arena, still, rope), **splice}
         if not cell.aligned:
             return splice
         return {
-            "spill": lambda: ops.spill(cache, at.blocks, arena, at.records),
-            "warm": lambda: ops.warm(arena, at.records, cache, at.blocks),
+            "spill": lambda: ops.spill(blocks, records),
+            "warm": lambda: ops.load(records, blocks),
             **splice,
             **(self.peers(cell, at) if cell.cache_bytes <= PEER_BYTES else {}),
         }
@@ -122,8 +121,8 @@ class Workbench:
             (reference.splice, plain, record), (ops.splice, cache, arena),
         )  # fmt: skip
         for splice, near, far in splices:
-            splice(near, from_blocks, far, at.old, still, rope)
-            splice(far, at.old, near, at.new, at.delta, rope)
+            splice(near, far, SlotMap(from_blocks, at.old, still), rope)
+            splice(far, near, SlotMap(at.old, at.new, at.delta), rope)
         torch.cuda.synchronize()
         pairs = (arena.memory, record.memory), (cache.memory.cpu(), plain.memory)
         return all(torch.equal(_bytes(got), _bytes(want)) for got, want in pairs)
@@ -175,7 +174,8 @@ class Workbench:
         layout = gpu_layout("BLHNC", 1, count, 1, 1, size // 4, 0, torch.float32)
         sides = [_over(self.host, layout), _over(self.gpu, layout)]
         source, target = sides if way == "to_device" else reversed(sides)
-        runs = block_runs(layout, torch.arange(count), layout, torch.arange(count))
+        every = torch.arange(count)
+        runs = block_runs(Blocks(source, every), Blocks(target, every))
         times = time_in_turns({"copy": lambda: copy_by(COPY_ENGINE, source, target, runs)})["copy"]
         assert times is not None
         return sorted(times.device_us)[len(times.device_us) // 2] / 1e6

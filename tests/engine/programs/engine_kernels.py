@@ -19,6 +19,7 @@ def main(model: str, dtype: str) -> dict[str, Any]:
     from kvgraph.kernels import ops
     from kvgraph.kernels.layout import engines
     from kvgraph.kernels.layout import layout as lay
+    from kvgraph.kernels.layout.addressed import Blocks
     from vllm import LLM
 
     llm = LLM(
@@ -27,28 +28,27 @@ def main(model: str, dtype: str) -> dict[str, Any]:
     )  # fmt: skip
     views = _cache_views(llm)
     blocks, _, tokens, cell = views[0].shape
-    isa = engines.cpu_isa(views[0].dtype, tokens, cell // 2)
-    cache = engines.from_views(views, isa=isa)
-    arena = lay.new_memory(cache.layout.record(blocks))
-    everything = torch.arange(blocks)
+    cache = engines.from_views(views, isa=engines.cpu_isa(views[0].dtype, tokens, cell // 2))
+    here = Blocks(cache, torch.arange(blocks))
+    there = Blocks(lay.new_memory(cache.layout.record(blocks)), here.numbers)
 
     texts, cached = {}, {}
     serve = {"first again": lambda: None}
     _generate(llm, PROMPT)
 
     def spoil() -> None:
-        ops.spill(cache, everything, arena, everything)
+        ops.spill(here, there)
         cache.memory.normal_()
 
     serve["spoiled"] = spoil
-    serve["warmed"] = lambda: ops.warm(arena, everything, cache, everything)
+    serve["warmed"] = lambda: ops.load(there, here)
     for name, prepare in serve.items():
         prepare()
         texts[name], cached[name] = _generate(llm, PROMPT)
-    ops.spill(cache, everything, arena, everything)
+    ops.spill(here, there)
     before = cache.memory.clone()
     cache.memory.zero_()
-    ops.warm(arena, everything, cache, everything)
+    ops.load(there, here)
     return {
         "texts": texts,
         "cached": cached,
@@ -71,6 +71,7 @@ def _splice_error(llm: Any, cache: Any) -> float:
     from kvgraph.kernels import ops
     from kvgraph.kernels.backends import reference
     from kvgraph.kernels.layout import layout as lay
+    from kvgraph.kernels.layout.addressed import SlotMap
     from kvgraph.kernels.maths.rope import rope_from_config
 
     shift, span = 7, 64
@@ -79,7 +80,7 @@ def _splice_error(llm: Any, cache: Any) -> float:
     new = _slots_of(llm, shifted)[1 + shift : 1 + shift + span]
     moved = lay.new_memory(cache.layout)
     rope = rope_from_config(llm.llm_engine.model_config.hf_config)
-    ops.splice(cache, old, moved, new, torch.full_like(old, shift), rope)
+    ops.splice(cache, moved, SlotMap(old, new, torch.full_like(old, shift)), rope)
     want = reference.read_plane(cache, cache.layout.key, 0, new)
     got = reference.read_plane(moved, cache.layout.key, 0, new)
     return float((want - got).norm() / want.norm())

@@ -195,9 +195,8 @@ def failing(stage: Stage, where: Any, name: str) -> Any:
     real = getattr(where, name)
 
     def fail(*args: Any) -> Any:
-        if len(args) == 4:  # a transfer
-            source, source_slots, target, target_slots = args
-            real(source, source_slots[:1], target, target_slots[:1])
+        if hasattr(args[0], "numbers"):  # a transfer
+            real(*(each._replace(numbers=each.numbers[:1]) for each in args))
         raise RuntimeError("an injected fault")
 
     return mock.patch.object(where, name, fail)
@@ -247,7 +246,7 @@ def load_fails(stage: Stage) -> Facts:
     from kvgraph.kernels import ops
 
     context = stage.park("half", 31)
-    with failing(stage, ops, "warm"):
+    with failing(stage, ops, "load"):
         return {"computed": stage.serve("half again", context)}
 
 
@@ -287,7 +286,7 @@ def abort_during_load(stage: Stage) -> Facts:
     from kvgraph.kernels import ops
 
     context = stage.park("gone", 71)
-    with held(stage, ops, "warm") as leave:
+    with held(stage, ops, "load") as leave:
         waits = stage.begin_load("gone again", context)
         stage.engine.abort_request(["gone again"])
         stage.step()
@@ -304,7 +303,7 @@ def preemption(stage: Stage) -> Facts:
     from kvgraph.kernels import ops
 
     context = stage.park("patient", 81)
-    with held(stage, ops, "warm") as leave:
+    with held(stage, ops, "load") as leave:
         waits = stage.begin_load("patient again", context)
         for number in range(3):
             stage.add(f"growing-{number}", prompt(82 + number), tokens=100)
@@ -367,7 +366,7 @@ def _break(stage: Stage, name: str, method: str, early: bool, seed: int) -> Fact
     context = stage.park(name, seed)
     side = stage.connector._side if stage.tiers else None
     with contextlib.ExitStack() as faults:
-        leave = faults.enter_context(held(stage, ops, "warm"))
+        leave = faults.enter_context(held(stage, ops, "load"))
         if early:
             faults.enter_context(failing(stage, side, method))
         waits = stage.begin_load(f"{name} again", context)
