@@ -9,18 +9,33 @@ export class ApiError extends Error {
   }
 }
 
-/** The JSON answer to `GET path`; rejects with an ApiError, or with an AbortError. */
-export async function ask<T>(path: string, signal?: AbortSignal): Promise<T> {
-  const answer = await fetchFrom(path, signal);
-  if (answer.ok) return (await answer.json()) as T;
-  throw new ApiError(answer.status, await detailOf(answer));
+/** Answers that carry an ETag, so that the same is neither sent nor parsed again. */
+const kept = new Map<string, { readonly tag: string; readonly data: unknown }>();
+const MOST_KEPT = 4;
+
+/** The JSON answer to `GET path`, the same object while it is the same; rejects with ApiError. */
+export async function ask<T>(path: string): Promise<T> {
+  const known = kept.get(path);
+  const answer = await fetchFrom(path, known?.tag);
+  if (answer.status === 304 && known !== undefined) return known.data as T;
+  if (!answer.ok) throw new ApiError(answer.status, await detailOf(answer));
+  const data = (await answer.json()) as T;
+  keep(path, answer.headers.get("ETag"), data);
+  return data;
 }
 
-async function fetchFrom(path: string, signal?: AbortSignal): Promise<Response> {
+function keep(path: string, tag: string | null, data: unknown) {
+  if (tag === null) return;
+  kept.delete(path);
+  kept.set(path, { tag, data });
+  const [oldest] = kept.keys();
+  if (kept.size > MOST_KEPT && oldest !== undefined) kept.delete(oldest);
+}
+
+async function fetchFrom(path: string, tag: string | undefined): Promise<Response> {
   try {
-    return await fetch(path, { signal: signal ?? null, credentials: "same-origin" });
-  } catch (error) {
-    if (error instanceof DOMException && error.name === "AbortError") throw error;
+    return await fetch(path, { headers: tag === undefined ? {} : { "If-None-Match": tag } });
+  } catch {
     throw new ApiError(0, "The sidecar does not answer. It is asked again every few seconds.");
   }
 }

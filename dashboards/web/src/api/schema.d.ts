@@ -4,49 +4,15 @@
  */
 
 export interface paths {
-    "/v1/engines": {
+    "/v1/now": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** F */
-        get: operations["f_v1_engines_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/evictions": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** F */
-        get: operations["f_v1_evictions_get"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/rankingview": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** F */
-        get: operations["f_v1_rankingview_get"];
+        /** Now */
+        get: operations["now_v1_now_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -62,8 +28,8 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** F */
-        get: operations["f_v1_requests_get"];
+        /** Requests */
+        get: operations["requests_v1_requests_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -79,8 +45,8 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** F */
-        get: operations["f_v1_misses_get"];
+        /** Misses */
+        get: operations["misses_v1_misses_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -89,15 +55,15 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/now": {
+    "/v1/evictions": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** F */
-        get: operations["f_v1_now_get"];
+        /** Evictions */
+        get: operations["evictions_v1_evictions_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -106,15 +72,15 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/graphview": {
+    "/v1/ranking": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** F */
-        get: operations["f_v1_graphview_get"];
+        /** Ranking */
+        get: operations["ranking_v1_ranking_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -123,15 +89,32 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/blockview": {
+    "/v1/graph": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** F */
-        get: operations["f_v1_blockview_get"];
+        /** Graph */
+        get: operations["graph_v1_graph_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/blocks/{key}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Block */
+        get: operations["block_v1_blocks__key__get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -147,8 +130,8 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** F */
-        get: operations["f_v1_sessions_get"];
+        /** Sessions */
+        get: operations["sessions_v1_sessions_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -157,15 +140,32 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/sessiontimeline": {
+    "/v1/sessions/{name}": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** F */
-        get: operations["f_v1_sessiontimeline_get"];
+        /** Session */
+        get: operations["session_v1_sessions__name__get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/engines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Engines */
+        get: operations["engines_v1_engines_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -181,8 +181,8 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** F */
-        get: operations["f_v1_shadows_get"];
+        /** Shadows */
+        get: operations["shadows_v1_shadows_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -198,8 +198,28 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** F */
-        get: operations["f_v1_weights_get"];
+        /** Weights */
+        get: operations["weights_v1_weights_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/events": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Events
+         * @description Server-sent events; see ``stream``.
+         */
+        get: operations["events_v1_events_get"];
         put?: never;
         post?: never;
         delete?: never;
@@ -435,6 +455,11 @@ export interface components {
             nodes: components["schemas"]["Nodes"];
             links: components["schemas"]["Links"];
             names: components["schemas"]["Names"];
+        };
+        /** HTTPValidationError */
+        HTTPValidationError: {
+            /** Detail */
+            detail?: components["schemas"]["ValidationError"][];
         };
         /**
          * Links
@@ -1098,6 +1123,19 @@ export interface components {
             /** Expected Pause S */
             expected_pause_s: number | null;
         };
+        /** ValidationError */
+        ValidationError: {
+            /** Location */
+            loc: (string | number)[];
+            /** Message */
+            msg: string;
+            /** Error Type */
+            type: string;
+            /** Input */
+            input?: unknown;
+            /** Context */
+            ctx?: Record<string, never>;
+        };
         /**
          * Weights
          * @description What decides the ranking, as configured; keys are those of the configuration file.
@@ -1154,107 +1192,7 @@ export interface components {
 }
 export type $defs = Record<string, never>;
 export interface operations {
-    f_v1_engines_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Engines"];
-                };
-            };
-        };
-    };
-    f_v1_evictions_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Evictions"];
-                };
-            };
-        };
-    };
-    f_v1_rankingview_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["RankingView"];
-                };
-            };
-        };
-    };
-    f_v1_requests_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Requests"];
-                };
-            };
-        };
-    };
-    f_v1_misses_get: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Successful Response */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Misses"];
-                };
-            };
-        };
-    };
-    f_v1_now_get: {
+    now_v1_now_get: {
         parameters: {
             query?: never;
             header?: never;
@@ -1274,10 +1212,133 @@ export interface operations {
             };
         };
     };
-    f_v1_graphview_get: {
+    requests_v1_requests_get: {
+        parameters: {
+            query?: {
+                limit?: number;
+                before?: number | null;
+                session?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Requests"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    misses_v1_misses_get: {
         parameters: {
             query?: never;
             header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Misses"];
+                };
+            };
+        };
+    };
+    evictions_v1_evictions_get: {
+        parameters: {
+            query?: {
+                engine?: string | null;
+                limit?: number;
+                before?: number | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Evictions"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    ranking_v1_ranking_get: {
+        parameters: {
+            query?: {
+                engine?: string | null;
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RankingView"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    graph_v1_graph_get: {
+        parameters: {
+            query?: {
+                limit?: number;
+                session?: string | null;
+            };
+            header?: {
+                "if-none-match"?: string | null;
+            };
             path?: never;
             cookie?: never;
         };
@@ -1292,13 +1353,24 @@ export interface operations {
                     "application/json": components["schemas"]["GraphView"];
                 };
             };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
         };
     };
-    f_v1_blockview_get: {
+    block_v1_blocks__key__get: {
         parameters: {
             query?: never;
             header?: never;
-            path?: never;
+            path: {
+                key: string;
+            };
             cookie?: never;
         };
         requestBody?: never;
@@ -1312,11 +1384,23 @@ export interface operations {
                     "application/json": components["schemas"]["BlockView"];
                 };
             };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
         };
     };
-    f_v1_sessions_get: {
+    sessions_v1_sessions_get: {
         parameters: {
-            query?: never;
+            query?: {
+                limit?: number;
+                search?: string | null;
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -1332,9 +1416,51 @@ export interface operations {
                     "application/json": components["schemas"]["Sessions"];
                 };
             };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
         };
     };
-    f_v1_sessiontimeline_get: {
+    session_v1_sessions__name__get: {
+        parameters: {
+            query?: {
+                tenant?: string | null;
+            };
+            header?: never;
+            path: {
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SessionTimeline"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    engines_v1_engines_get: {
         parameters: {
             query?: never;
             header?: never;
@@ -1349,14 +1475,16 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["SessionTimeline"];
+                    "application/json": components["schemas"]["Engines"];
                 };
             };
         };
     };
-    f_v1_shadows_get: {
+    shadows_v1_shadows_get: {
         parameters: {
-            query?: never;
+            query?: {
+                engine?: string | null;
+            };
             header?: never;
             path?: never;
             cookie?: never;
@@ -1372,9 +1500,18 @@ export interface operations {
                     "application/json": components["schemas"]["Shadows"];
                 };
             };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
         };
     };
-    f_v1_weights_get: {
+    weights_v1_weights_get: {
         parameters: {
             query?: never;
             header?: never;
@@ -1390,6 +1527,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Weights"];
+                };
+            };
+        };
+    };
+    events_v1_events_get: {
+        parameters: {
+            query?: never;
+            header?: {
+                "last-event-id"?: string;
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": unknown;
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
                 };
             };
         };

@@ -4,6 +4,7 @@ import { useEffect } from "react";
 
 import { useConnection } from "../api/heartbeat";
 import { useRoute } from "../route";
+import { Boundary } from "./Boundary";
 import { Header } from "./Header";
 import { Locked } from "./Locked";
 import { Navigation } from "./Navigation";
@@ -31,7 +32,7 @@ export function Shell() {
       <div className="stage">
         <Header view={view} />
         <main id="main" tabIndex={-1}>
-          {connection === "locked" ? <Locked /> : <Show key={view.id} />}
+          <Boundary key={view.id}>{connection === "locked" ? <Locked /> : <Show />}</Boundary>
         </main>
       </div>
     </div>

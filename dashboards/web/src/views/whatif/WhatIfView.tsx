@@ -1,3 +1,49 @@
+import "./whatif.css";
+
+import { useResource } from "../../api/resource";
+import type { Shadows } from "../../api/types";
+import { percent, whole } from "../../format";
+import { EnginePicker } from "../../parts/EnginePicker";
+import { Panel } from "../../parts/Panel";
+import { Await, Empty } from "../../parts/states";
+import { useRoute } from "../../route";
+import { CapacityChart } from "./CapacityChart";
+import { ShadowHistory } from "./ShadowHistory";
+import { ShadowTable } from "./ShadowTable";
+
+/** What other policies and other pool sizes would have found of the same requests. */
 export function WhatIfView() {
-  return null;
+  const { params } = useRoute();
+  const engine = params.get("engine");
+  const of = engine === null ? "" : `?engine=${encodeURIComponent(engine)}`;
+  const shadows = useResource<Shadows>(`v1/shadows${of}`, 3000);
+  return <Await of={shadows}>{(data) => <Screen data={data} />}</Await>;
+}
+
+function Screen({ data }: { data: Shadows }) {
+  const asked = data.shadows.some((each) => each.asked > 0);
+  if (!asked) {
+    return (
+      <Empty title="No shadow has followed a session yet">
+        Shadows follow {percent(data.sampled_share, 1, 1)} of sessions, chosen by a hash of their names. They fill as
+        requests come.
+      </Empty>
+    );
+  }
+  const followed = `${whole(data.sessions)} sessions followed, ${percent(data.sampled_share, 1, 1)} of all`;
+  return (
+    <div className="stack">
+      <div className="split even">
+        <Panel title="Found over time, in a pool as large" note={<EnginePicker engines={data.engines} value={data.engine} />}>
+          <ShadowHistory data={data} />
+        </Panel>
+        <Panel title="Found over the pool's size" note={followed}>
+          <CapacityChart shadows={data.shadows} />
+        </Panel>
+      </div>
+      <Panel title="Every shadow" note={followed}>
+        <ShadowTable shadows={data.shadows} />
+      </Panel>
+    </div>
+  );
 }

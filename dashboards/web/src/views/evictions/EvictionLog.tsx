@@ -1,0 +1,93 @@
+import { useEffect, useRef } from "react";
+
+import { useResource } from "../../api/resource";
+import type { Evictions, EvictionView } from "../../api/types";
+import { clock, duration, words } from "../../format";
+import { EnginePicker } from "../../parts/EnginePicker";
+import { BlockLink, SessionLink } from "../../parts/links";
+import { Panel } from "../../parts/Panel";
+import { Await, Empty } from "../../parts/states";
+import { useRoute } from "../../route";
+import { RuleTotals } from "./RuleTotals";
+
+const AROUND = 50; // newer records shown above the one that an address names
+
+/** Blocks that left, the newest first, with the rule that decided it and what came of it. */
+export function EvictionLog({ engine }: { engine: string | null }) {
+  const { params } = useRoute();
+  const named = params.get("eviction");
+  const of = engine === null ? "" : `&engine=${encodeURIComponent(engine)}`;
+  const before = named === null ? "" : `&before=${Number(named) + AROUND}`;
+  const log = useResource<Evictions>(`v1/evictions?limit=200${of}${before}`, 2000);
+  return <Await of={log}>{(data) => <Log log={data} named={named} />}</Await>;
+}
+
+function Log({ log, named }: { log: Evictions; named: string | null }) {
+  const isThere = named === null || log.evictions.some((each) => String(each.id) === named);
+  return (
+    <div className="stack">
+      <RuleTotals log={log} />
+      <Panel title="Evictions" note={<EnginePicker engines={log.engines} value={log.engine} />}>
+        {!isThere && <p className="lead dim">Eviction {named} is no longer in the log.</p>}
+        {log.evictions.length === 0 ? (
+          <Empty title="Nothing was evicted yet">The pool has had room for all that it was given.</Empty>
+        ) : (
+          <div className="scroll" tabIndex={0} role="region" aria-label="Evictions">
+            <table className="rows">
+              <thead>
+                <tr>
+                  <th>when</th>
+                  <th>block</th>
+                  <th>why</th>
+                  <th>session</th>
+                  <th className="right">idle</th>
+                  <th>copy</th>
+                  <th>wanted again</th>
+                </tr>
+              </thead>
+              <tbody>
+                {log.evictions.map((each) => (
+                  <Row key={each.id} eviction={each} isNamed={String(each.id) === named} />
+                ))}
+              </tbody>
+            </table>
+          </div>
+        )}
+      </Panel>
+    </div>
+  );
+}
+
+function Row({ eviction, isNamed }: { eviction: EvictionView; isNamed: boolean }) {
+  const row = useRef<HTMLTableRowElement>(null);
+  useEffect(() => {
+    if (isNamed) row.current?.scrollIntoView({ block: "center" });
+  }, [isNamed]);
+  return (
+    <tr ref={row} aria-selected={isNamed}>
+      <td className="dim">{clock(eviction.at)}</td>
+      <td>
+        <BlockLink of={eviction.key} />
+        <span className="key dim">
+          <i style={{ background: `var(--${eviction.layer})` }} />
+          {words(eviction.layer)}
+        </span>
+      </td>
+      <td className="why">
+        <b>{words(eviction.rule)}</b>
+        <span className="dim wrap">{eviction.sentence}</span>
+      </td>
+      <td>
+        {eviction.session !== null && <SessionLink of={eviction.session} />}{" "}
+        <span className="dim">{words(eviction.session_state)}</span>
+      </td>
+      <td className="right">{duration(eviction.idle_s)}</td>
+      <td>{eviction.copied}</td>
+      <td>
+        {eviction.wanted_after_s !== null && (
+          <span className="regret">after {duration(eviction.wanted_after_s)}</span>
+        )}
+      </td>
+    </tr>
+  );
+}

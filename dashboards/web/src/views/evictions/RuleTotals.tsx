@@ -1,0 +1,30 @@
+import type { Evictions } from "../../api/types";
+import { duration, percent, whole, words } from "../../format";
+import { Panel } from "../../parts/Panel";
+
+/** What decided evictions since the start, and how many of them were regretted. */
+export function RuleTotals({ log }: { log: Evictions }) {
+  const rules = Object.entries(log.rules).filter(([, total]) => total.evicted > 0);
+  const most = Math.max(1, ...rules.map(([, total]) => total.evicted));
+  if (rules.length === 0) return null;
+  return (
+    <Panel title="By rule, since the start" note={`regretted: wanted again within ${duration(log.window_s)}`}>
+      <dl className="rules">
+        {rules.map(([rule, { evicted, wanted }]) => (
+          <div key={rule}>
+            <dt>{words(rule)}</dt>
+            <dd className="track">
+              <i style={{ width: `${(100 * evicted) / most}%` }}>
+                <b style={{ width: percent(wanted, evicted, 1).replace(" ", "") }} />
+              </i>
+            </dd>
+            <dd>
+              {whole(evicted)} <span className="dim">{whole(wanted)} regretted, {percent(wanted, evicted, 1)}</span>
+            </dd>
+          </div>
+        ))}
+      </dl>
+      {log.protected_lost !== null && <p className="lost wrap">{log.protected_lost}</p>}
+    </Panel>
+  );
+}

@@ -1,0 +1,95 @@
+import { CloseButton, CopyButton, Tooltip } from "@mantine/core";
+
+import { useResource } from "../../api/resource";
+import type { BlockView } from "../../api/types";
+import { duration, percent, whole, words } from "../../format";
+import { Facts } from "../../parts/Facts";
+import { BlockLink, SessionLink } from "../../parts/links";
+import { Moments } from "../../parts/Moments";
+import { Await } from "../../parts/states";
+import { type Explained, explainedOf } from "./explained";
+import { TermBars } from "./TermBars";
+
+/** Why one block ranks where it does, and what happened to it. */
+export function BlockPanel(props: { block: string; onClose: () => void }) {
+  const view = useResource<BlockView>(`v1/blocks/${encodeURIComponent(props.block)}`, 2000);
+  return (
+    <aside className="block" aria-label="Block">
+      <header>
+        <div>
+          <h2>Block</h2>
+          <CopyButton value={props.block}>
+            {({ copied, copy }) => (
+              <Tooltip label={copied ? "Copied" : "Copy its key"}>
+                <button type="button" className="link mono" onClick={copy}>
+                  {props.block}
+                </button>
+              </Tooltip>
+            )}
+          </CopyButton>
+        </div>
+        <CloseButton aria-label="Close" onClick={props.onClose} />
+      </header>
+      <Await of={view}>{(data) => <Explanation view={data} />}</Await>
+    </aside>
+  );
+}
+
+function Explanation({ view }: { view: BlockView }) {
+  const explained = explainedOf(view);
+  return (
+    <div className="stack">
+      <Facts of={factsOf(explained)} />
+      <section>
+        <h3>Its score, {explained.score.toFixed(2)}, by {explained.policy}</h3>
+        <TermBars terms={explained.terms} />
+        <p className="dim">A higher score goes first. {sentence(explained)}</p>
+      </section>
+      <section>
+        <h3>What happened to it</h3>
+        <Moments moments={view.history} />
+      </section>
+    </div>
+  );
+}
+
+function factsOf(block: Explained) {
+  const [from, to] = block.tokens;
+  return {
+    layer: (
+      <span className="key">
+        <i style={{ background: `var(--${block.layer})` }} />
+        {words(block.layer)}
+      </span>
+    ),
+    name: block.identity,
+    session: block.session && <SessionLink of={block.session} tenant={block.tenant} />,
+    tenant: block.tenant,
+    model: block.model,
+    tokens: `${from} to ${to}, block ${block.depth} of its chain`,
+    importance: percent(block.importance),
+    used: `by ${block.requests} requests, found by ${block.hits}, last ${duration(block.age_s)} ago`,
+    "held by": held(block) || "nobody: remembered only",
+    copies: block.copies,
+    rank: ranked(block) || null,
+    parent: block.parent && <BlockLink of={block.parent} />,
+  };
+}
+
+function held({ tiers }: Explained): string {
+  const each = Object.entries(tiers).map(([engine, places]) => `${places.join(" and ")} on ${engine}`);
+  return each.join("; ");
+}
+
+function ranked({ ranks }: Explained): string {
+  const each = Object.entries(ranks).map(
+    ([engine, { rank, of, ranked_by }]) =>
+      `${whole(rank)} of ${whole(of)} go before it on ${engine}, by ${ranked_by}`,
+  );
+  return each.join("; ");
+}
+
+function sentence({ standing, who_ranks }: Explained): string {
+  const rules = standing.length > 0 ? `It is ${standing.map(words).join(", ")}. ` : "";
+  return `${rules}${who_ranks}`;
+}

@@ -1,0 +1,112 @@
+import { Camera } from "./gl/Camera";
+import { GraphRenderer, type Palette } from "./gl/GraphRenderer";
+import { NodeGrid } from "./gl/NodeGrid";
+import type { GraphData } from "./GraphData";
+import { carriedOver, type Layout } from "./layouts/useLayout";
+
+const MOVE_MS = 450;
+const REACH = 12; // pixels within which a node is meant
+const MOST_PIXELS = 2; // device pixels a CSS pixel
+
+/** A canvas with a graph on it: what is where, and one frame when something changed. */
+export class GraphStage {
+  readonly camera = new Camera();
+  /** Called after each frame, with what was drawn. */
+  onFrame: () => void = () => {};
+
+  private readonly renderer: GraphRenderer;
+  private layout: Layout | null = null;
+  private grid: NodeGrid | null = null;
+  private palette: Palette | null = null;
+  private shown: readonly boolean[] = [];
+  private dimEdges = false;
+  private movedAt = -MOVE_MS;
+  private frame = 0;
+  private isFitted = false;
+
+  /** @throws Error There is no WebGL2 here. */
+  constructor(private readonly canvas: HTMLCanvasElement) {
+    this.renderer = new GraphRenderer(canvas);
+  }
+
+  resize() {
+    const { canvas, camera } = this;
+    const pixels = Math.min(MOST_PIXELS, window.devicePixelRatio);
+    camera.width = Math.max(1, canvas.clientWidth);
+    camera.height = Math.max(1, canvas.clientHeight);
+    canvas.width = Math.round(camera.width * pixels);
+    canvas.height = Math.round(camera.height * pixels);
+    if (this.layout !== null && !this.isFitted) this.fit();
+    this.redraw();
+  }
+
+  place(layout: Layout) {
+    const before = this.layout;
+    const isOther = before?.name !== layout.name;
+    const start = before === null ? layout.positions : this.startOf(before, layout);
+    this.renderer.place(layout.data, layout.positions, start);
+    this.layout = layout;
+    this.grid = new NodeGrid(layout.positions);
+    this.movedAt = before === null ? -MOVE_MS : performance.now();
+    if (isOther) this.isFitted = false;
+    if (!this.isFitted) this.fit(layout.settled);
+    this.redraw();
+  }
+
+  paint(data: GraphData, emphasis: Uint8Array, palette: Palette, shown: readonly boolean[]) {
+    this.renderer.paint(data, emphasis);
+    this.palette = palette;
+    this.shown = shown;
+    this.dimEdges = emphasis.includes(0);
+    this.redraw();
+  }
+
+  fit(forGood = true) {
+    if (this.layout === null) return;
+    this.camera.fit(this.layout.positions);
+    this.isFitted = forGood;
+    this.redraw();
+  }
+
+  /** Keep what the camera shows: somebody chose it. */
+  keep() {
+    this.isFitted = true;
+    this.redraw();
+  }
+
+  nodeAt(px: number, py: number): number {
+    const [x, y] = this.camera.toPlane(px, py);
+    return this.grid?.nearest(x, y, REACH / this.camera.zoom) ?? -1;
+  }
+
+  pixelsOf(node: number): [number, number] | null {
+    const positions = this.layout?.positions;
+    if (positions === undefined || 2 * node >= positions.length) return null;
+    return this.camera.toPixels(positions[2 * node]!, positions[2 * node + 1]!);
+  }
+
+  redraw() {
+    this.frame ||= requestAnimationFrame(() => this.draw());
+  }
+
+  dispose() {
+    cancelAnimationFrame(this.frame);
+    this.renderer.dispose();
+  }
+
+  private draw() {
+    this.frame = 0;
+    if (this.palette === null) return;
+    const part = Math.min(1, (performance.now() - this.movedAt) / MOVE_MS);
+    const blend = part * part * (3 - 2 * part);
+    this.renderer.draw(this.camera, this.palette, this.shown, this.dimEdges, blend);
+    this.onFrame();
+    if (part < 1) this.redraw();
+  }
+
+  /** Where nodes of the new layout stood in the old one; new ones where they will stand. */
+  private startOf(before: Layout, layout: Layout) {
+    const start = before.data === layout.data ? before.positions : carriedOver(before, layout.data);
+    return start.map((value, at) => (Number.isNaN(value) ? layout.positions[at]! : value));
+  }
+}

@@ -1,0 +1,75 @@
+import {
+  forceLink,
+  forceManyBody,
+  forceSimulation,
+  forceX,
+  forceY,
+  type Simulation,
+  type SimulationLinkDatum,
+  type SimulationNodeDatum,
+} from "d3-force";
+
+import type { Positions, Shape } from "./shape";
+import { treeLayout } from "./tree";
+
+const PREFIX_SHARE = 0;
+const WARM_ALPHA = 0.25; // where most stand already
+
+/** Forces between nodes, one `tick` at a time; d3's, as the field knows them. */
+export class ForceLayout {
+  private readonly nodes: SimulationNodeDatum[];
+  private readonly simulation: Simulation<SimulationNodeDatum, SimulationLinkDatum<SimulationNodeDatum>>;
+
+  constructor(shape: Shape, start: Positions | null) {
+    this.nodes = startNodes(shape, start);
+    this.simulation = forceSimulation(this.nodes)
+      .force("charge", forceManyBody().strength(-16).theta(1.3))
+      .force("prefix", linksOf(shape, true).distance(7).strength(0.9))
+      .force("others", linksOf(shape, false).distance(40).strength(0.02))
+      .force("x", forceX(0).strength(0.02))
+      .force("y", forceY(0).strength(0.02))
+      .alphaDecay(0.05)
+      .stop();
+    if (start !== null) this.simulation.alpha(WARM_ALPHA);
+  }
+
+  get settled(): boolean {
+    return this.simulation.alpha() < this.simulation.alphaMin();
+  }
+
+  tick() {
+    this.simulation.tick();
+  }
+
+  positions(): Positions {
+    const positions = new Float32Array(2 * this.nodes.length);
+    this.nodes.forEach((node, place) => positions.set([node.x ?? 0, node.y ?? 0], 2 * place));
+    return positions;
+  }
+}
+
+/** Where nodes begin: where they stand, beside their parents, or in a small prefix tree. */
+function startNodes(shape: Shape, start: Positions | null): SimulationNodeDatum[] {
+  const tree = start === null ? treeLayout(shape) : null;
+  const nodes: SimulationNodeDatum[] = [];
+  for (let node = 0; node < shape.size; node++) {
+    const parent = shape.parent[node]!;
+    let x = tree ? tree[2 * node]! * 0.35 : start![2 * node]!;
+    let y = tree ? tree[2 * node + 1]! * 0.35 : start![2 * node + 1]!;
+    if (Number.isNaN(x)) x = (start![2 * parent] || 0) + (node % 7) - 3;
+    if (Number.isNaN(y)) y = (start![2 * parent + 1] || 0) + (node % 5) - 2;
+    nodes.push({ index: node, x, y });
+  }
+  return nodes;
+}
+
+function linksOf({ ends, offsets }: Shape, prefix: boolean) {
+  const links: SimulationLinkDatum<SimulationNodeDatum>[] = [];
+  for (let type = 0; type + 1 < offsets.length; type++) {
+    if ((type === PREFIX_SHARE) !== prefix) continue;
+    for (let edge = offsets[type]!; edge < offsets[type + 1]!; edge++) {
+      links.push({ source: ends[2 * edge]!, target: ends[2 * edge + 1]! });
+    }
+  }
+  return forceLink<SimulationNodeDatum, SimulationLinkDatum<SimulationNodeDatum>>(links);
+}

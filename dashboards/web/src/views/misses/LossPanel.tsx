@@ -1,0 +1,29 @@
+import type { Loss } from "../../api/types";
+import { whole } from "../../format";
+import { Facts } from "../../parts/Facts";
+import { Figure } from "../../parts/Figure";
+import { Panel } from "../../parts/Panel";
+
+/** What was computed again though it had been there, and how large a pool would have kept it. */
+export function LossPanel({ loss }: { loss: Loss }) {
+  return (
+    <Panel title="Computed again" note="blocks, since the start">
+      <div className="stack">
+        <dl className="figures">
+          <Figure label="Of their own session" value={whole(loss.multi_turn)} note="its next turn found less than it left" />
+          <Figure label="Of another session" value={whole(loss.cross_session)} note="shared, and gone when wanted" />
+        </dl>
+        <Facts
+          of={{
+            "own: enough were": enough(loss.capacity_multi_turn),
+            "shared: enough were": enough(loss.capacity_cross_session),
+          }}
+        />
+      </div>
+    </Panel>
+  );
+}
+
+function enough(blocks: number | null): string {
+  return blocks === null ? "nothing was lost, or nothing is remembered of it" : `a pool of ${whole(blocks)} blocks`;
+}

@@ -1,0 +1,88 @@
+import type { Miss, RequestView } from "../../api/types";
+import { clock, percent, whole } from "../../format";
+import { Bar } from "../../parts/Bar";
+import { Facts } from "../../parts/Facts";
+import { BlockLink, SessionLink } from "../../parts/links";
+import { change, linkTo } from "../../route";
+import { slicesOf } from "./parts";
+import { colorOf } from "./reasons";
+
+interface Props {
+  readonly request: RequestView;
+  readonly widest: number;
+  readonly isOpen: boolean;
+  readonly reasons: Record<string, string>;
+}
+
+/** One request as a bar of its prompt; open, with why it did not find more. */
+export function RequestRow({ request, widest, isOpen, reasons }: Props) {
+  const { blocks, miss } = request;
+  const found = blocks.asked - blocks.computed;
+  return (
+    <li data-open={isOpen}>
+      <button type="button" aria-expanded={isOpen} onClick={() => change({ request: isOpen ? null : request.id })}>
+        <time>{clock(request.at)}</time>
+        <span className="who">{request.session ?? request.request}</span>
+        <span className="track">
+          <span style={{ width: `${Math.max(2, 100 * Math.sqrt(blocks.asked / widest))}%` }}>
+            <Bar label="Blocks of the prompt" slices={slicesOf(request)} />
+          </span>
+        </span>
+        <span className="share">{percent(found, blocks.asked)}</span>
+        <span className="why">
+          {miss && (
+            <>
+              <i style={{ background: `var(--${colorOf(miss.reason)})` }} />
+              {reasons[miss.reason] ?? miss.reason}
+            </>
+          )}
+        </span>
+      </button>
+      {isOpen && <Opened request={request} />}
+    </li>
+  );
+}
+
+function Opened({ request }: { request: RequestView }) {
+  const { blocks, miss } = request;
+  const from = slicesOf(request).filter(({ value }) => value > 0);
+  return (
+    <div className="opened">
+      {miss ? <Why miss={miss} engine={request.engine} /> : <p className="sentence">It found everything that can be found.</p>}
+      <Facts
+        of={{
+          request: <span className="mono">{request.request}</span>,
+          session: request.session && <SessionLink of={request.session} tenant={request.tenant} />,
+          tenant: request.tenant,
+          engine: request.engine,
+          prompt: `${whole(request.prompt_tokens)} tokens, ${whole(blocks.asked)} full blocks of ${request.block_size}`,
+          blocks: from.map(({ label, value }) => `${whole(value)} ${label}`).join(", "),
+          ended: request.finished ?? "it runs",
+        }}
+      />
+    </div>
+  );
+}
+
+function Why({ miss, engine }: { miss: Miss; engine: string }) {
+  return (
+    <p className="sentence wrap">
+      {miss.sentence}{" "}
+      <span className="ways">
+        {miss.key !== null && (
+          <>
+            block <BlockLink of={miss.key} />
+          </>
+        )}
+        {miss.session !== null && (
+          <>
+            session <SessionLink of={miss.session} tenant={miss.tenant} />
+          </>
+        )}
+        {miss.eviction !== null && (
+          <a href={linkTo("evictions", { tab: "log", engine, eviction: miss.eviction })}>its eviction</a>
+        )}
+      </span>
+    </p>
+  );
+}

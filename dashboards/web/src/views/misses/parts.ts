@@ -1,0 +1,14 @@
+import type { RequestView } from "../../api/types";
+
+/** Where blocks of a prompt came from, as bars show it from left to right. */
+export const PARTS = [
+  { label: "pool", name: "pool", color: "pool" },
+  { label: "prefetched", name: "prefetched", color: "prefetched" },
+  { label: "loaded", name: "loaded", color: "loaded" },
+  { label: "spliced", name: "spliced", color: "spliced" },
+  { label: "computed", name: "computed", color: "computed" },
+] as const;
+
+export function slicesOf({ blocks }: RequestView) {
+  return PARTS.map(({ label, name, color }) => ({ label, color, value: blocks[name] }));
+}

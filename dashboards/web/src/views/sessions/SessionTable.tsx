@@ -1,0 +1,74 @@
+import type { SessionView } from "../../api/types";
+import { compact, duration, percent, words } from "../../format";
+import { Bar } from "../../parts/Bar";
+import { change } from "../../route";
+
+/** Sessions, those heard of last first. */
+export function SessionTable(props: { sessions: readonly SessionView[]; selected: string | null }) {
+  const most = Math.max(1, ...props.sessions.map(({ blocks }) => blocks));
+  return (
+    <div className="scroll sessions" tabIndex={0} role="region" aria-label="Sessions">
+      <table className="rows">
+        <thead>
+          <tr>
+            <th>session</th>
+            <th>state</th>
+            <th className="right">turns</th>
+            <th className="right">tokens</th>
+            <th className="holds">holds: pool, warm, cold</th>
+            <th className="right">idle</th>
+            <th className="right">returns</th>
+          </tr>
+        </thead>
+        <tbody>
+          {props.sessions.map((each) => (
+            <Row key={`${each.tenant} ${each.session}`} session={each} most={most} isSelected={each.session === props.selected} />
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Row({ session, most, isSelected }: { session: SessionView; most: number; isSelected: boolean }) {
+  const gone = Math.max(0, session.blocks - session.pool - session.warm - session.cold);
+  return (
+    <tr aria-selected={isSelected}>
+      <td>
+        <button
+          type="button"
+          className="link"
+          onClick={() => change({ session: session.session, tenant: session.tenant })}
+        >
+          {session.session}
+        </button>
+        {session.tenant !== null && <span className="dim wrap"> {session.tenant}</span>}
+        {session.inferred && <span className="dim"> inferred</span>}
+      </td>
+      <td className="wrap">{stateOf(session)}</td>
+      <td className="right">{session.turns}</td>
+      <td className="right">{compact(session.tokens)}</td>
+      <td>
+        <div style={{ width: `${Math.max(3, (100 * session.blocks) / most)}%` }}>
+          <Bar
+            label="Blocks"
+            slices={[
+              { label: "pool", value: session.pool, color: "pool" },
+              { label: "warm", value: session.warm, color: "warm" },
+              { label: "cold", value: session.cold, color: "cold" },
+            ]}
+            room={gone}
+          />
+        </div>
+      </td>
+      <td className="right">{duration(session.idle_s)}</td>
+      <td className="right">{percent(session.return_probability)}</td>
+    </tr>
+  );
+}
+
+function stateOf({ state, waits_for, expected_return_in_s: due }: SessionView): string {
+  if (state !== "waiting_for_tool") return words(state);
+  const tool = waits_for === null ? "a tool" : waits_for;
+  return due === null ? `waits for ${tool}` : `waits for ${tool}, due in ${duration(due)}`;
+}

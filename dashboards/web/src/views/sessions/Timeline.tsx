@@ -1,0 +1,75 @@
+import { CloseButton } from "@mantine/core";
+
+import { useResource } from "../../api/resource";
+import type { SessionTimeline } from "../../api/types";
+import { compact, duration, percent, whole, words } from "../../format";
+import { Figure } from "../../parts/Figure";
+import { Legend } from "../../parts/Legend";
+import { Moments } from "../../parts/Moments";
+import { Await } from "../../parts/states";
+import { TimeChart } from "../../parts/TimeChart";
+import { change, linkTo } from "../../route";
+import { Turns } from "./Turns";
+
+/** One session: its turns and pauses, what it held, and what happened to it. */
+export function Timeline(props: { session: string; tenant: string | null }) {
+  const tenant = props.tenant === null ? "" : `?tenant=${encodeURIComponent(props.tenant)}`;
+  const timeline = useResource<SessionTimeline>(`v1/sessions/${encodeURIComponent(props.session)}${tenant}`, 2000);
+  return (
+    <section className="panel timeline" aria-label={`Session ${props.session}`}>
+      <header>
+        <h2 className="wrap">{props.session}</h2>
+        <span>
+          <a href={linkTo("misses", { session: props.session })}>its requests</a>{" "}
+          <a href={linkTo("graph", { q: props.session })}>its blocks</a>
+          <CloseButton aria-label="Close" onClick={() => change({ session: null, tenant: null })} />
+        </span>
+      </header>
+      <Await of={timeline}>{(data) => <Opened timeline={data} />}</Await>
+    </section>
+  );
+}
+
+function Opened({ timeline }: { timeline: SessionTimeline }) {
+  const { session, residency, turns, moments } = timeline;
+  return (
+    <div className="stack">
+      <dl className="figures">
+        <Figure label="State" value={words(session.state)} note={`for ${duration(session.idle_s)}`} />
+        <Figure label="Turns" value={session.turns} note={`${duration(session.mean_pause_s)} between them`} />
+        <Figure label="Context" value={compact(session.tokens)} note="tokens" />
+        <Figure label="Holds" value={whole(session.pool)} note={`in the pool, ${whole(session.warm)} warm, ${whole(session.cold)} cold`} />
+        <Figure label="Will return" value={percent(session.return_probability)} note={due(session.expected_return_in_s)} />
+      </dl>
+      <Turns turns={turns} />
+      {residency.starts.length > 1 && (
+        <div>
+          <h3>What it held, in blocks</h3>
+          <TimeChart label="Blocks by tier" starts={residency.starts} lines={heldLines(timeline)} height={150} format={compact} />
+          <Legend entries={heldLines(timeline).map(({ label, color }) => ({ label, color }))} />
+        </div>
+      )}
+      <div>
+        <h3>What happened</h3>
+        <Moments moments={moments.slice(0, 30)} />
+      </div>
+    </div>
+  );
+}
+
+/** Areas on top of each other: the pool below, then warm, then cold; the tallest first. */
+function heldLines({ residency: { pool, warm, cold } }: SessionTimeline) {
+  const upTo = (...columns: readonly (readonly number[])[]) =>
+    pool.map((_, step) => columns.reduce((sum, column) => sum + (column[step] ?? 0), 0));
+  const all = [
+    { label: "cold", color: "cold", values: upTo(pool, warm, cold), is: cold },
+    { label: "warm", color: "warm", values: upTo(pool, warm), is: warm },
+    { label: "pool", color: "pool", values: pool, is: pool },
+  ];
+  return all.filter(({ label, is }) => label === "pool" || is.some(Boolean)).map((line) => ({ ...line, fill: true }));
+}
+
+function due(seconds: number | null): string {
+  if (seconds === null) return "nobody said when";
+  return seconds >= 0 ? `due in ${duration(seconds)}` : `${duration(-seconds)} overdue`;
+}

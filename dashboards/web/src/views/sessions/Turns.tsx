@@ -1,0 +1,61 @@
+import type { Turn } from "../../api/types";
+import { clock, duration, percent, whole } from "../../format";
+import { Legend } from "../../parts/Legend";
+import { linkTo } from "../../route";
+
+const [WIDTH, HEIGHT] = [1000, 64];
+
+/** Turns as bars over time, as tall as what they found; between them the pauses, expected and real. */
+export function Turns({ turns }: { turns: readonly Turn[] }) {
+  const first = turns[0];
+  if (first === undefined) return <p className="dim">The log remembers no turn of it.</p>;
+  const end = Math.max(...turns.map((turn) => (turn.ended_at ?? turn.at) + (turn.pause_s ?? 0)), first.at + 1);
+  const x = (at: number) => (WIDTH * (at - first.at)) / (end - first.at);
+  return (
+    <div>
+      <h3>
+        Turns, from {clock(first.at)} to {clock(end)}
+      </h3>
+      <svg className="turns" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none">
+        <line x1="0" x2={WIDTH} y1={HEIGHT - 0.5} y2={HEIGHT - 0.5} stroke="var(--line)" />
+        {turns.map((turn) => (
+          <One key={turn.request} turn={turn} x={x} />
+        ))}
+      </svg>
+      <Legend
+        entries={[
+          { label: "found", color: "pool" },
+          { label: "computed", color: "computed" },
+          { label: "pause, as it was expected", color: "prefetched" },
+        ]}
+      />
+    </div>
+  );
+}
+
+function One({ turn, x }: { turn: Turn; x: (at: number) => number }) {
+  const ended = turn.ended_at ?? turn.at;
+  const width = Math.max(3, x(ended) - x(turn.at));
+  const all = Math.max(1, turn.found_blocks + turn.computed_blocks);
+  const found = (HEIGHT - 8) * (turn.found_blocks / all);
+  const expected = turn.expected_pause_s;
+  const said = saidOf(turn, all);
+  return (
+    <>
+      {expected !== null && (
+        <rect x={x(ended)} width={Math.max(1, x(ended + expected) - x(ended))} y={HEIGHT - 7} height="5" fill="var(--prefetched)" opacity="0.6" />
+      )}
+      <a href={linkTo("misses", { request: turn.request })} aria-label={said}>
+        <title>{said}</title>
+        <rect x={x(turn.at)} width={width} y="0" height={HEIGHT - 8} fill="var(--computed)" />
+        <rect x={x(turn.at)} width={width} y={HEIGHT - 8 - found} height={found} fill="var(--pool)" />
+      </a>
+    </>
+  );
+}
+
+function saidOf(turn: Turn, all: number): string {
+  const pause = turn.pause_s === null ? "" : `, then a pause of ${duration(turn.pause_s)}`;
+  const expected = turn.expected_pause_s === null ? "" : `, expected ${duration(turn.expected_pause_s)}`;
+  return `${clock(turn.at)}: ${whole(turn.prompt_tokens)} tokens, ${percent(turn.found_blocks, all)} found${pause}${expected}`;
+}
