@@ -184,7 +184,7 @@ class GraphEvictionAdvisor:
         self.counters["ranked"] += 1
         tables = self._graph.tables
         if engine in tables.engines:
-            tables.history.ranked(tables.engines[engine], ranking.order, now)
+            tables.history.ranked(tables.engines[engine], ranking.order, self._epoch, now)
         return replace(ranking, epoch=self._epoch, ts=now)
 
     def _run(self) -> None:

@@ -56,7 +56,13 @@ class StatusBoard:
         self._clock = clock
         self._started = clock()
         self._questions = Questions(graph.lock, clock)
-        self.page = PageBoard(graph, self._questions)
+        self.page = PageBoard(
+            graph,
+            self._questions,
+            status=self.status,
+            latest=lambda: planner.latest,
+            config=lambda: (watch.config, watch.file),
+        )
         self._status: tuple[float, SidecarStatus] | None = None  # when it was true, and what
         self.last_turn = clock()  # set by the loop each time round
         self.endpoint = ""

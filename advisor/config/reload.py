@@ -43,6 +43,11 @@ class ConfigWatch:
         self._next_look = clock() + LOOK_EVERY_S
         self._asked = False
 
+    @property
+    def file(self) -> str | None:
+        """The file that is watched; None without one."""
+        return None if self._path is None else str(self._path)
+
     def ask(self) -> None:
         """Reread at the next ``poll``, whatever the file's time; safe in a signal handler."""
         self._asked = True

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ...dashboards.api.engine_views import Engines
 from ...dashboards.api.evictions import Evictions, RankingView
-from ...dashboards.api.graph_view import BlockView, GraphView, Links, Names, Nodes
-from ...dashboards.api.misses import Loss, Misses, Requests
-from ...dashboards.api.now import Now, TokenHistory
+from ...dashboards.api.graph_view import BlockView, GraphView
+from ...dashboards.api.misses import Misses, Requests
+from ...dashboards.api.now import Now
 from ...dashboards.api.session_views import Sessions, SessionTimeline
 from ...dashboards.api.what_if import Shadows, Weights
-from ...graph.errors import GraphError
+from ...dashboards.source import SidecarStatus
 from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.messages.advice import EvictionRanking
+from ...graph.queries.views import session_row
+from ..config.config import Config
 from ..questions import Questions
+from .block_history import block_history
+from .engine_pages import engines_view
+from .graph_columns import graph_view
+from .log_views import evictions_view, misses_view, request_views
+from .now_view import now_view
+from .ranking_view import ranking_view, weights_view
+from .session_pages import sessions_view, timeline
 
 
 class PageBoard:
@@ -23,6 +33,9 @@ class PageBoard:
     Args:
         graph: Read under its lock, one question at a time.
         questions: Gives each its turn.
+        status: The sidecar's; None where there is none around the graph.
+        latest: Rankings by engine.
+        config: What is in force, and the file that it came from.
         wall: Unix seconds.
     """
 
@@ -30,87 +43,54 @@ class PageBoard:
         self,
         graph: KVCacheGraph,
         questions: Questions,
+        *,
+        status: Callable[[], SidecarStatus | None] = lambda: None,
+        latest: Callable[[], Mapping[str, EvictionRanking]] = dict,
+        config: Callable[[], tuple[Config, str | None]] = lambda: (Config(), None),
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._graph = graph
         self._questions = questions
+        self._status = status
+        self._latest = latest
+        self._config = config
         self._wall = wall
 
     def now(self) -> Now:
         """The first screen."""
-        history = TokenHistory(
-            step_s=60.0,
-            starts=[],
-            requests=[],
-            asked=[],
-            pool=[],
-            loaded=[],
-            prefetched=[],
-            computed=[],
-            lru=[],
-        )
-        return Now(
-            at=self._wall(),
-            verdict="no request was seen yet",
-            windows=[],
-            history=history,
-            prefill_tokens_per_s=None,
-            pools=[],
-            tiers=[],
-            advice=[],
-            attention=[],
-        )
+        status = self._status()
+        with self._questions.turn():
+            return now_view(self._graph.tables, status, {}, self._graph.clock(), self._unix)
 
     def requests(
         self, limit: int, before: int | None = None, session: str | None = None
     ) -> Requests:
         """Recent requests, the newest first; only those of ``session`` if one is named."""
-        return Requests(at=self._wall(), requests=[], next=None)
+        with self._questions.turn():
+            history = self._graph.tables.history
+            found = list(request_views(history, limit, before, session, self._unix))
+            more = len(found) == limit and found[-1].id > history.requests.first
+        return Requests(
+            at=self._wall(), requests=found, next=found[-1].id if found and more else None
+        )
 
     def misses(self) -> Misses:
         """Totals by reason, and over time."""
-        loss = Loss(
-            multi_turn=0, cross_session=0, capacity_multi_turn=None, capacity_cross_session=None
-        )
-        return Misses(
-            at=self._wall(),
-            reasons={},
-            totals={},
-            step_s=60.0,
-            starts=[],
-            requests={},
-            blocks={},
-            loss=loss,
-        )
+        with self._questions.turn():
+            tables = self._graph.tables
+            pools = sum(tables.pool_blocks.values())
+            return misses_view(tables.history, pools, self._graph.clock(), self._unix)
 
     def evictions(self, engine: str | None, limit: int, before: int | None = None) -> Evictions:
         """Recent evictions, the newest first."""
-        return Evictions(
-            at=self._wall(),
-            engine=engine,
-            engines=[],
-            window_s=600.0,
-            evictions=[],
-            next=None,
-            rules={},
-            protected_lost=None,
-        )
+        with self._questions.turn():
+            now = self._graph.clock()
+            return evictions_view(self._graph.tables, engine, limit, before, now, self._unix)
 
     def ranking(self, engine: str | None, limit: int) -> RankingView:
         """Who goes next, with every term."""
-        return RankingView(
-            at=self._wall(),
-            engine=engine,
-            engines=[],
-            ranked_by="lru",
-            sentence="nothing was ranked yet",
-            epoch=None,
-            age_s=None,
-            terms=[],
-            order=[],
-            ranked=0,
-            protected=0,
-        )
+        with self._questions.turn():
+            return ranking_view(self._graph, self._latest(), engine, limit, self._unix)
 
     def graph_version(self) -> int:
         """Changes when the graph did."""
@@ -118,32 +98,34 @@ class PageBoard:
 
     def graph(self, limit: int, session: str | None = None) -> GraphView:
         """The graph as columns; only what ``session`` holds if one is named."""
-        nodes = Nodes(**{name: [] for name in Nodes.model_fields})
-        links = Links(**{name: [] for name in Links.model_fields})
-        names = Names(**{name: [] for name in Names.model_fields})
-        return GraphView(
-            at=self._wall(), version=0, blocks=0, edges=0, nodes=nodes, links=links, names=names
-        )
+        with self._questions.turn():
+            row = None if session is None else session_row(self._graph.tables, session, None)
+            return graph_view(self._graph, limit, row, self._unix)
 
     def block(self, key: int) -> BlockView:
         """One block, explained, with its history."""
         with self._questions.turn():
-            explained = self._graph.explain(key)
-        return BlockView(at=self._wall(), key=explained["id"], explain=explained, history=[])
+            explained = self._graph.explain(key, self._latest())
+            history = block_history(self._graph.tables, key, self._unix)
+        return BlockView(at=self._wall(), key=explained["id"], explain=explained, history=history)
 
     def sessions(self, limit: int, search: str = "") -> Sessions:
         """Sessions whose name or tenant contains ``search``."""
-        return Sessions(at=self._wall(), sessions=[], known=0, states={})
+        with self._questions.turn():
+            now = self._graph.clock()
+            return sessions_view(self._graph.tables, limit, search, now, self._unix)
 
     def session(self, name: str, tenant: str | None) -> SessionTimeline:
         """One session over time."""
-        raise GraphError("no session of that name is known: never seen, or long forgotten")
+        with self._questions.turn():
+            explained = self._graph.explain_session(name, tenant)
+            tables, now = self._graph.tables, self._graph.clock()
+            row = session_row(tables, name, tenant)
+            return timeline(tables, row, explained, now, self._unix)
 
     def engines(self) -> Engines:
         """All engines."""
-        return Engines(
-            at=self._wall(), version="", uptime_s=0.0, endpoint="", engines=[], counters={}
-        )
+        return engines_view(self._status(), self._graph.tables.history, self._wall())
 
     def shadows(self, engine: str | None) -> Shadows:
         """What others would have found."""
@@ -160,18 +142,8 @@ class PageBoard:
 
     def weights(self) -> Weights:
         """What decides the ranking."""
-        return Weights(
-            policy="lifecycle",
-            at=self._wall(),
-            policies=[],
-            guard=True,
-            score={},
-            edge_types={},
-            protected_layers=[],
-            defaults={},
-            edge_type_defaults={},
-            layers=[],
-            file=None,
-            is_editable=False,
-            why_not="not yet",
-        )
+        return weights_view(*self._config(), self._wall())
+
+    def _unix(self, moment: float) -> float:
+        """A time of the graph's clock, in Unix seconds."""
+        return round(self._wall() - (self._graph.clock() - moment), 3)

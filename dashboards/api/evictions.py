@@ -10,16 +10,15 @@ class EvictionView(Part):
 
     Attributes:
         id: Its place in the engine's log.
-        rule: What decided it: ``policy``, ``superseded``, ``session_over``, ``due``, ``pinned``,
-            ``protected_layer``, ``lru`` (the engine's own order held), ``unranked`` (no ranking
-            named the block: younger than the last one, or none was there), ``reset``.
+        rule: What decided it: ``policy``, ``superseded``, ``session_over``, ``protected_layer``,
+            ``lru`` (the engine's own order held), ``unranked`` (the ranking did not name it).
         sentence: The same in words.
         ranking: The ranking in force, by its epoch; None without one.
         place: How many stood before it there; None where it was not named.
         layer, importance, hits, idle_s, shared: The terms then. ``hits`` stops at 255.
         session: Whose it was last; None where nobody knows any more.
         session_state: What that session did then.
-        copied: ``warm``, ``cold``, ``warm and cold``, ``none``, or ``not worth one``.
+        copied: ``warm``, ``cold``, ``warm and cold``, or ``none``.
         wanted_after_s: After how long a request wanted it again, within the window; None: none did.
     """
 

@@ -55,7 +55,9 @@ class RequestView(Part):
         prompt_tokens: All of them, the partial block at the end included.
         block_size: Tokens of a block.
         finished: Why it ended; None while it runs, or where that was not heard of.
-        miss: None where every block that can be found was found.
+        ended_at: When.
+        expected_pause_s: How long its session said that it would pause then.
+        miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
     """
 
     id: int
@@ -68,6 +70,8 @@ class RequestView(Part):
     block_size: int
     blocks: BlockCounts
     finished: str | None
+    ended_at: float | None
+    expected_pause_s: float | None
     miss: Miss | None
 
 

@@ -27,7 +27,7 @@ class _InForce:
     """The last ranking of an engine: places by key; and when those before it were made."""
 
     def __init__(self) -> None:
-        self.times: deque[float] = deque(maxlen=_RANKINGS)
+        self._made: deque[tuple[float, int]] = deque(maxlen=_RANKINGS)  # when, and its epoch
         self._order: Keys = np.empty(0, dtype=np.uint64)
         self._sorted: Keys | None = None
         self._places = np.empty(0, dtype=np.int64)
@@ -37,10 +37,10 @@ class _InForce:
         """Whether the engine keeps its own order: no ranking was made, or it names nobody."""
         return not len(self._order)
 
-    def adopt(self, order: Keys, now: float) -> None:
+    def adopt(self, order: Keys, epoch: int, now: float) -> None:
         """A ranking was made; it is sorted once somebody asks."""
         self._order, self._sorted = order, None
-        self.times.append(now)
+        self._made.append((now, epoch))
 
     def places(self, keys: Keys) -> Places:
         """uint16: how many stood before each; ``UNPLACED`` where it is not named."""
@@ -54,11 +54,11 @@ class _InForce:
             found[there] = np.minimum(self._places[at[there]], UNPLACED - 1)
         return found
 
-    def age(self, then: float) -> float | None:
-        """Seconds since the ranking that was in force ``then`` had been made; None without one."""
-        known = list(self.times)
-        at = bisect_right(known, then)
-        return then - known[at - 1] if at else None
+    def at(self, then: float) -> int | None:
+        """The epoch of the ranking that was in force then; None without one."""
+        made = list(self._made)
+        place = bisect_right(made, then, key=lambda each: each[0])
+        return made[place - 1][1] if place else None
 
 
 class Departures:
@@ -76,14 +76,14 @@ class Departures:
 
     # Rankings and evictions ---------------------------------------------------------------------
 
-    def ranked(self, engine: int, order: Keys, now: float) -> None:
+    def ranked(self, engine: int, order: Keys, epoch: int, now: float) -> None:
         """An engine's ranking was made; one that names nobody leaves it its own order."""
-        self._in_force.setdefault(engine, _InForce()).adopt(order, now)
+        self._in_force.setdefault(engine, _InForce()).adopt(order, epoch, now)
 
-    def ranking_age(self, engine: int, then: float) -> float | None:
-        """How old the ranking was that was in force then."""
+    def ranking_at(self, engine: int, then: float) -> int | None:
+        """The epoch of the ranking that was in force then."""
         in_force = self._in_force.get(engine)
-        return None if in_force is None else in_force.age(then)
+        return None if in_force is None else in_force.at(then)
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
         """Blocks left the pool."""

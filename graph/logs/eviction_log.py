@@ -138,6 +138,11 @@ class EvictionLog:
         found: np.void = self._ring[number % LIMIT]
         return found
 
+    def all_keys(self) -> tuple[Ids, Keys]:
+        """Every record's id and the graph's key, the oldest first."""
+        numbers = np.arange(self.first, self.next)
+        return numbers, self._ring["key"][numbers % LIMIT]
+
     def at(self, number: int) -> float:
         """When it was, in the clock's seconds."""
         return self._origin.time(self._ring["at"][number % LIMIT])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -59,6 +60,8 @@ class History(Departures):
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
+        self._asked: Counter[int] = Counter()  # tokens, by engine
+        self._found: Counter[int] = Counter()
         self._running: dict[str, _Running] = {}
         self._unsettled: dict[int, _Unsettled] = {}  # by request
         self.requests = RequestLog()
@@ -73,6 +76,18 @@ class History(Departures):
         """Of all logs."""
         logs = [*self.evictions.values(), self.requests, self.tokens, self.reasons]
         return sum(log.nbytes for log in logs)
+
+    def hit_share(self, engine: str) -> float | None:
+        """Of an engine's prompt tokens: found, since it came; None before any."""
+        column = self._tables.engines.get(engine, NO_ROW)
+        asked = self._asked[column]
+        return self._found[column] / asked if asked else None
+
+    def forget(self, engine: int) -> None:
+        """An engine is gone; its requests stay in the log."""
+        super().forget(engine)
+        self._asked.pop(engine, None)
+        self._found.pop(engine, None)
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
         """Blocks left the pool."""
@@ -100,6 +115,8 @@ class History(Departures):
         self._running[event.request_id] = _Running(number, engine, rows)
         if len(self._running) > _RUNNING:  # requests whose end we never heard of
             del self._running[next(iter(self._running))]
+        self._found[engine] += (found + loaded) * size
+        self._asked[engine] += asked.tokens
         given = (1, asked.tokens, asked.pool * size, loaded * size, prefetched * size)
         self.tokens.add(given, now)
         computed = max(0, reach - found - loaded)
@@ -114,7 +131,7 @@ class History(Departures):
         running = self._running.pop(event.request_id, None)
         if running is None:
             return
-        self.requests.finish(running.number, event.reason)
+        self.requests.finish(running.number, event.reason, event.expected_return_s, now)
         open_case = self._unsettled.pop(running.number, None)
         if open_case is not None:
             miss = Miss(open_case.index, 0, Reason.UNKNOWN, Detail.IN_POOL)

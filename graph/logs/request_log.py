@@ -25,6 +25,8 @@ _RECORD: Final = np.dtype(
         ("key", "<u8"),  # of it, as the engine calls it; 0: it has none
         ("eviction", "<i8"),  # of it; -1: none
         ("left", "<f8"),  # when; NaN: it did not
+        ("ended", "<f8"),  # when the request did; NaN: it runs
+        ("pause", "<f4"),  # that its session announced then; NaN: none
         ("reason", "u1"),
         ("detail", "u1"),
     ]
@@ -117,7 +119,7 @@ class RequestLog:
         self.next += 1
         self._ring[slot] = (
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
-            asked.prefetched, asked.again, 0, 0, -1, np.nan, 0, 0,
+            asked.prefetched, asked.again, 0, 0, -1, np.nan, np.nan, np.nan, 0, 0,
         )  # fmt: skip
         self.judge(number, miss)
         return number
@@ -135,14 +137,23 @@ class RequestLog:
         names = self._names[slot]
         names.other, names.other_engine = miss.session, miss.engine
 
-    def finish(self, number: int, reason: str) -> None:
-        """A request ended."""
+    def finish(self, number: int, reason: str, pause_s: float | None, now: float) -> None:
+        """A request ended; its session is expected to pause for so long, where it says so."""
         if self.first <= number < self.next:
-            self._names[number % LIMIT].finished = reason
+            slot = number % LIMIT
+            self._names[slot].finished = reason
+            record = self._ring[slot : slot + 1]
+            record["ended"], record["pause"] = now, np.nan if pause_s is None else pause_s
 
     def record(self, number: int) -> Any:
         """One request's columns by its id, which must be between ``first`` and ``next``."""
         return self._ring[number % LIMIT]
+
+    def missing(self, key: int) -> list[int]:
+        """Requests whose first missing block has this key, the oldest first."""
+        slots = np.flatnonzero(self._ring["key"] == np.uint64(key))
+        newest = self.next - 1 - (self.next - 1 - slots) % LIMIT
+        return sorted(newest[newest >= 0].tolist())
 
     def names(self, number: int) -> RequestNames:
         """Who it is."""

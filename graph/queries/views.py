@@ -148,7 +148,7 @@ def explain(view: View, order: Order, row: int) -> dict[str, Any]:
 def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]:
     """What a session is doing and what it holds."""
     tables, now = view.tables, view.now
-    row = _session_row(tables, name, tenant)
+    row = session_row(tables, name, tenant)
     sessions, blocks = tables.sessions, tables.blocks
     mine = blocks.pick((blocks.session[: blocks.size] == row) & blocks.alive[: blocks.size])
     tiers = np.bitwise_or.reduce(blocks.tiers[:, mine.rows], axis=0)
@@ -175,7 +175,7 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
     }
 
 
-def _session_row(tables: Tables, name: str, tenant: str | None) -> int:
+def session_row(tables: Tables, name: str, tenant: str | None) -> int:
     if tenant is not None:
         row = tables.sessions.find(name, tables.tenants.find(tenant))
         if row == NO_ROW:

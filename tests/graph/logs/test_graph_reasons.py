@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import numpy as np
 import pytest
-from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.history import WINDOW_S, History
+from kvgraph.graph.logs.history import WINDOW_S
 from kvgraph.graph.logs.reasons import Cause, Detail, Reason, Rule
 from kvgraph.graph.messages.events import (
-    AnyEvent,
     BlocksCleared,
     BlocksLoaded,
     BlocksRemoved,
     BlocksResident,
     BlocksSpilled,
-    BlocksStored,
     CopiesDropped,
     EngineHello,
     RequestFinished,
@@ -26,78 +21,7 @@ from kvgraph.graph.messages.events import (
     SessionSignal,
 )
 from kvgraph.graph.types import SourceLayer, as_keys
-
-SIZE = 16
-
-
-def pack(*keys: int) -> bytes:
-    return np.array(keys, dtype="<u8").tobytes()
-
-
-class World:
-    """A graph with a clock, and engines that say what a scheduler would say."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.graph = KVCacheGraph(clock=lambda: self.now)
-        self.number = 0
-        for engine in ("a", "b"):
-            self.tell(EngineHello(f"host:{engine}", "model", SIZE, 100, "vllm"), engine=engine)
-
-    @property
-    def history(self) -> History:
-        return self.graph.tables.history
-
-    def tell(self, *events: AnyEvent, engine: str = "a") -> None:
-        self.now += 1.0
-        self.graph.apply(engine, list(events))
-
-    def start(
-        self,
-        *keys: int,
-        found: int = 0,
-        loading: int = 0,
-        session: str | None = "s",
-        engine: str = "a",
-        tail: int = 5,
-        segments: tuple[Segment, ...] = (),
-    ) -> str:
-        """A request of these blocks and a partial one; its blocks enter the pool."""
-        self.number += 1
-        name = f"r{self.number}"
-        prompt = RequestStarted(
-            name, pack(*keys), SIZE * len(keys) + tail, SIZE * found, SIZE, session,
-            segments=segments, loading_tokens=SIZE * loading,
-        )  # fmt: skip
-        self.tell(prompt, engine=engine)
-        return name
-
-    def serve(self, *keys: int, found: int = 0, engine: str = "a", **words: Any) -> str:
-        """A request from its start to its end."""
-        name = self.start(*keys, found=found, engine=engine, **words)
-        if fresh := keys[found:]:
-            parent = keys[found - 1] if found else None
-            self.tell(BlocksStored(pack(*fresh), parent, SIZE), engine=engine)
-        session = words.get("session", "s")
-        total = SIZE * len(keys) + words.get("tail", 5)
-        end = RequestFinished(name, pack(*keys), total, total, "stop", session)
-        self.tell(end, engine=engine)
-        return name
-
-    def evict(self, *keys: int, engine: str = "a") -> None:
-        self.tell(BlocksRemoved(pack(*keys)), engine=engine)
-
-    def rank(self, *keys: int, engine: str = "a") -> None:
-        column = self.graph.tables.engines[engine]
-        self.history.ranked(column, as_keys(list(keys)), self.now)
-
-    def last(self) -> tuple[Reason, int, int]:
-        """The newest request's reason, its detail, and the first block that it missed."""
-        record = self.history.requests.record(self.history.requests.next - 1)
-        return Reason(int(record["reason"])), int(record["detail"]), int(record["index"])
-
-    def other(self) -> tuple[str | None, str | None]:
-        return self.history.requests.names(self.history.requests.next - 1).other
+from small_world import SIZE, World, pack
 
 
 @pytest.fixture
@@ -159,7 +83,9 @@ def test_evicted_by_the_policy_with_its_place(world: World) -> None:
     world.evict(3)
     world.start(1, 2, 3, found=2)
     assert world.last() == (Reason.EVICTED, Rule.POLICY, 2)
-    assert int(world.history.evictions[0].record(0)["place"]) == 1
+    log = world.history.evictions[0]
+    assert int(log.record(0)["place"]) == 1
+    assert world.history.ranking_at(0, log.at(0)) == 7
 
 
 def test_evicted_though_no_ranking_named_it(world: World) -> None:

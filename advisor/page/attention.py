@@ -1,0 +1,102 @@
+"""What needs attention, in words: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from ...dashboards.api.answer import Notice
+from ...dashboards.source import EngineStatus, SidecarStatus
+from ...graph.logs.reasons import Rule
+from ...graph.tables.tables import Tables
+
+_STALE_S: Final = 2.0  # an engine ignores advice that is older
+_WASTE: Final = 0.5  # of prefetched blocks: more than so many unused are too many; chosen
+_ENOUGH: Final = 256  # prefetched blocks from which a share means something; chosen
+_ORDER: Final = ("serious", "warning", "info")
+
+
+def notices(tables: Tables, status: SidecarStatus | None) -> list[Notice]:
+    """The most serious first; nothing where all is well."""
+    found = list(_all(tables, status))
+    return sorted(found, key=lambda notice: _ORDER.index(notice.level))
+
+
+def _all(tables: Tables, status: SidecarStatus | None) -> Iterator[Notice]:
+    if status is None:
+        return
+    if not status.engines:
+        yield Notice(
+            level="info",
+            text="No engine is connected. Start one with AITHER_KVCACHE_GRAPH=1; its log then "
+            "says that it is linked.",
+        )
+    if error := status.config.get("error"):
+        yield Notice(
+            level="warning",
+            text=f"The configuration file was changed and is refused, so the old one stays: "
+            f"{error}",
+            view="weights",
+        )
+    if error := status.snapshot.get("error"):
+        yield Notice(level="warning", text=f"The snapshot is not written: {error}")
+    for engine in status.engines:
+        yield from _of_engine(tables, engine)
+
+
+def _of_engine(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
+    if engine.kind == "hook" and (engine.ranking_age_s or 0.0) > _STALE_S:
+        yield _notice(
+            "serious", engine,
+            f"Its ranking is {engine.ranking_age_s:.1f} s old: beyond {_STALE_S:.0f} s it evicts "
+            "as stock vLLM does. Is the sidecar short of processor time?",
+        )  # fmt: skip
+    if engine.state not in ("synced", "waiting"):
+        yield _notice(
+            "warning", engine, f"It is {engine.state}: until that is over it gets no advice."
+        )
+    applied = engine.graph.applied if engine.graph is not None else None
+    if applied is not None and applied.dropped:
+        yield _notice(
+            "warning", engine,
+            f"{applied.dropped:,} of its events never arrived, since its start; each gap cost a "
+            "resync. The sidecar was away or too slow.",
+        )  # fmt: skip
+    yield from _of_protection(tables, engine)
+    yield from _of_prefetch(engine)
+    if engine.ruling is not None and not engine.ruling.policy_rules and engine.ruling.changes:
+        yield _notice(
+            "info", engine,
+            "The guard let LRU take over: it found more than the policy lately. The policy goes "
+            "on in a shadow, and comes back when that finds more.",
+        )  # fmt: skip
+
+
+def _of_protection(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
+    log = tables.history.evictions.get(tables.engines.get(engine.id, -1))
+    lost = int(log.evicted[Rule.PROTECTED_LAYER]) if log is not None else 0
+    if lost:
+        yield _notice(
+            "warning", engine,
+            f"{lost:,} protected blocks were evicted. More is protected than the pool has room "
+            "for, or than [score] protected_share and tenant_share allow.", "evictions",
+        )  # fmt: skip
+
+
+def _of_prefetch(engine: EngineStatus) -> Iterator[Notice]:
+    tiers = engine.tiers
+    if tiers is None:
+        return
+    known = tiers.prefetch_useful + tiers.prefetch_wasted
+    if known >= _ENOUGH and tiers.prefetch_wasted > _WASTE * known:
+        yield _notice(
+            "warning", engine,
+            f"{tiers.prefetch_wasted / known:.0%} of what was prefetched was evicted unused. Do "
+            "callers say when they expect to return?",
+        )  # fmt: skip
+
+
+def _notice(level: str, engine: EngineStatus, text: str, view: str = "engines") -> Notice:
+    return Notice.model_validate(
+        {"level": level, "text": f"{engine.name}: {text}", "engine": engine.id, "view": view}
+    )

@@ -1,0 +1,233 @@
+"""The logs as the page shows them: requests, misses, evictions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from ...dashboards.api.evictions import Evictions, EvictionView, RuleTotal
+from ...dashboards.api.misses import BlockCounts, Loss, Miss, Misses, ReasonTotal, RequestView
+from ...graph.errors import GraphError
+from ...graph.logs.eviction_log import UNPLACED, EvictionLog
+from ...graph.logs.history import WINDOW_S, History
+from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS, RULE_NAMES, Reason, Rule
+from ...graph.logs.small_times import seconds_of
+from ...graph.queries.views import block_name
+from ...graph.tables.tables import Tables
+from ...graph.types import LAYER_NAMES, NO_ROW, SessionState, as_keys
+from .miss_words import eviction_sentence, miss_sentence
+
+Unix = Callable[[float], float]
+"""Turns a time of the graph's clock into Unix seconds."""
+
+_COPIES: Final = ("none", "warm", "cold", "warm and cold")
+_STATES: Final = (*(state.name.lower() for state in SessionState), "none")
+_MOST: Final = 0.95  # of what was lost: the capacity that would have ended so much of it
+
+
+def request_views(
+    history: History, limit: int, before: int | None, session: str | None, unix: Unix
+) -> Iterator[RequestView]:
+    """Up to ``limit`` requests older than ``before``, the newest first."""
+    newest = history.requests.next if before is None else min(before, history.requests.next)
+    left = limit
+    for number in range(newest - 1, history.requests.first - 1, -1):
+        if session is None or history.requests.names(number).session == session:
+            yield request_view(history, number, unix)
+            left -= 1
+        if not left:
+            return
+
+
+def request_view(history: History, number: int, unix: Unix) -> RequestView:
+    """One request."""
+    record, names = history.requests.record(number), history.requests.names(number)
+    asked, pool, loaded, prefetched = (
+        int(record[name]) for name in ("asked", "pool", "loaded", "prefetched")
+    )
+    return RequestView(
+        id=number,
+        request=names.request,
+        engine=names.engine,
+        session=names.session,
+        tenant=names.tenant,
+        at=unix(float(record["at"])),
+        prompt_tokens=int(record["tokens"]),
+        block_size=int(record["size"]),
+        blocks=BlockCounts(
+            asked=asked,
+            pool=pool,
+            loaded=loaded,
+            prefetched=prefetched,
+            spliced=0,
+            computed=asked - pool - loaded - prefetched,
+        ),
+        finished=names.finished,
+        ended_at=_known(float(record["ended"]), unix),
+        expected_pause_s=_known(float(record["pause"])),
+        miss=_miss(history, number, unix),
+    )
+
+
+def _known(value: float, unix: Unix = float) -> float | None:
+    return None if math.isnan(value) else unix(value)
+
+
+def _miss(history: History, number: int, unix: Unix) -> Miss:
+    record, names = history.requests.record(number), history.requests.names(number)
+    reason, index = Reason(int(record["reason"])), int(record["index"])
+    left, eviction = float(record["left"]), int(record["eviction"])
+    ago = None if math.isnan(left) else float(record["at"]) - left
+    session, tenant = names.other
+    place = index, int(record["asked"])
+    return Miss(
+        index=index,
+        reason=REASON_NAMES[reason],
+        sentence=miss_sentence(
+            reason, int(record["detail"]), place, ago, session, names.other_engine
+        ),
+        key=block_name(int(record["key"])) if record["key"] else None,
+        session=session,
+        tenant=tenant,
+        engine=names.other_engine,
+        eviction=eviction if eviction >= 0 else None,
+        evicted_at=_known(left, unix),
+    )
+
+
+def misses_view(history: History, pools: int, now: float, unix: Unix) -> Misses:
+    """Totals by reason, and over the last hours.
+
+    Args:
+        pools: Blocks of all pools.
+        now: By the graph's clock.
+    """
+    starts, sums = history.reasons.series(now)
+    count = len(REASON_NAMES)
+    columns = sums.T.tolist() if len(sums) else [[] for _ in range(2 * count)]
+    totals = history.totals.tolist()
+    return Misses(
+        at=unix(now),
+        reasons=REASON_TEXTS,
+        totals={
+            name: ReasonTotal(requests=totals[at], blocks=totals[count + at])
+            for at, name in enumerate(REASON_NAMES)
+        },
+        step_s=history.reasons.step_s,
+        starts=[unix(start) for start in starts],
+        requests=dict(zip(REASON_NAMES, columns[:count], strict=True)),
+        blocks=dict(zip(REASON_NAMES, columns[count:], strict=True)),
+        loss=_loss(history, pools),
+    )
+
+
+def _loss(history: History, pools: int) -> Loss:
+    multi, cross = history.lost.tolist()
+    capacities = [_enough(buckets, pools) for buckets in history.beyond.tolist()]
+    return Loss(
+        multi_turn=multi,
+        cross_session=cross,
+        capacity_multi_turn=capacities[0],
+        capacity_cross_session=capacities[1],
+    )
+
+
+def _enough(buckets: list[int], pools: int) -> int | None:
+    """Blocks of pool with which most of what was lost would have stayed."""
+    total, so_far = sum(buckets), 0
+    for power, count in enumerate(buckets):
+        so_far += count
+        if total and so_far >= _MOST * total:
+            return int(pools + (1 << power))
+    return None
+
+
+def evictions_view(
+    tables: Tables, engine: str | None, limit: int, before: int | None, now: float, unix: Unix
+) -> Evictions:
+    """Recent evictions of one engine, the newest first."""
+    history = tables.history
+    name = chosen(tables, engine)
+    log = history.evictions.get(tables.engines[name]) if name is not None else None
+    views: list[EvictionView] = []
+    if log is not None and name is not None:
+        newest = log.next if before is None else min(before, log.next)
+        numbers = range(newest - 1, max(newest - 1 - limit, log.first - 1), -1)
+        views = [eviction_view(tables, name, log, number, unix) for number in numbers]
+    more = bool(views) and log is not None and views[-1].id > log.first
+    return Evictions(
+        at=unix(now),
+        engine=name,
+        engines=list(tables.engines),
+        window_s=WINDOW_S,
+        evictions=views,
+        next=views[-1].id if more else None,
+        rules=_rules(log),
+        protected_lost=_protected_lost(log),
+    )
+
+
+def eviction_view(
+    tables: Tables, engine: str, log: EvictionLog, number: int, unix: Unix
+) -> EvictionView:
+    """One block that left."""
+    record, left = log.record(number), log.at(number)
+    state, rule, layer = int(record["state"]), int(record["why"]) >> 4, int(record["why"]) & 15
+    doing, place = (state >> 2) & 7, int(record["place"])
+    idle = seconds_of(record["idle"])
+    key, session = _named(tables, tables.engines[engine], int(record["key"]))
+    return EvictionView(
+        id=number,
+        at=unix(left),
+        engine=engine,
+        key=key,
+        rule=RULE_NAMES[rule],
+        sentence=eviction_sentence(rule, place if place != UNPLACED else None, idle, doing),
+        ranking=tables.history.ranking_at(tables.engines[engine], left),
+        place=place if place != UNPLACED else None,
+        layer=LAYER_NAMES[layer],
+        importance=round(int(record["worth"]) / 255, 2),
+        hits=int(record["hits"]),
+        idle_s=round(idle or 0.0, 1),
+        shared=bool(state & 32),
+        session=session,
+        session_state=_STATES[min(doing, len(_STATES) - 1)],
+        copied=_COPIES[state & 3],
+        wanted_after_s=seconds_of(record["wanted"]),
+    )
+
+
+def chosen(tables: Tables, engine: str | None) -> str | None:
+    """The engine that is asked about: the first where none is named; None where there is none."""
+    if engine is None:
+        return next(iter(tables.engines), None)
+    if engine not in tables.engines:
+        raise GraphError("no engine of that id is connected")
+    return engine
+
+
+def _named(tables: Tables, column: int, key: int) -> tuple[str, str | None]:
+    """A block as engines call it, and whose it is by now."""
+    salt = int(tables.salt(column))
+    row = int(tables.blocks.find(as_keys([key]))[0])
+    session = NO_ROW if row == NO_ROW else int(tables.blocks.session[row])
+    name = None if session == NO_ROW else tables.sessions.names[session]
+    return block_name(key ^ salt), name
+
+
+def _rules(log: EvictionLog | None) -> dict[str, RuleTotal]:
+    if log is None:
+        return {}
+    counts = zip(RULE_NAMES, log.evicted.tolist(), log.wanted.tolist(), strict=True)
+    return {name: RuleTotal(evicted=gone, wanted=back) for name, gone, back in counts if gone}
+
+
+def _protected_lost(log: EvictionLog | None) -> str | None:
+    lost = 0 if log is None else int(log.evicted[Rule.PROTECTED_LAYER])
+    if not lost:
+        return None
+    return (
+        f"{lost:,} protected blocks left all the same: nothing else was left to evict, or more "
+        "was protected than [score] protected_share and tenant_share allow."
+    )

@@ -1,0 +1,144 @@
+"""Why a request missed and why a block left, in a sentence."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, Detail, Reason
+from ...graph.types import SessionState
+
+_STATES: Final = (
+    "idle between turns", "running", "waiting for a tool", "over", "of no session that is known"
+)  # fmt: skip
+
+
+def miss_sentence(
+    reason: Reason,
+    detail: int,
+    place: tuple[int, int],
+    ago_s: float | None,
+    session: str | None,
+    engine: str | None,
+) -> str:
+    """Why a prompt's first missing block was missing.
+
+    Args:
+        detail: Of the reason; see ``graph.logs.request_log.Miss``.
+        place: Which block of how many, the first being 0.
+        ago_s: Seconds before the request that the block had left the pool; None: it did not.
+        session: The other session that it is about.
+        engine: Another engine that has it.
+    """
+    index, blocks = place
+    if reason is Reason.NOT_CACHEABLE:
+        return _not_cacheable(detail, index, blocks)
+    where = f"Block {index + 1} of {blocks} "
+    said = where + _WHY[reason](detail, ago_s, session)
+    if engine is not None and reason is not Reason.OTHER_ENGINE:
+        said += f" Engine {engine} has it."
+    elif engine is not None:
+        said = f"{where}was never in this engine's pool; engine {engine} has it."
+    return said
+
+
+def _not_cacheable(detail: int, index: int, blocks: int) -> str:
+    if detail == Detail.UNDER_WAY:
+        return (
+            f"Block {index + 1} of {blocks} was just being computed by another request: it could "
+            "not be shared yet."
+        )
+    if not blocks:
+        return "The prompt is shorter than a block: nothing of it can be cached."
+    return "All that can be found was found; the rest is computed in any case."
+
+
+def _never_seen(detail: int, ago_s: float | None, session: str | None) -> str:
+    return "was never asked for before, or longer ago than is remembered."
+
+
+def _diverged(detail: int, ago_s: float | None, session: str | None) -> str:
+    if detail == Detail.OWN_HISTORY:
+        return (
+            f"differs from what session {session} itself asked for before: its history was edited "
+            "there, or its answer came back as other tokens."
+        )
+    return f"differs: up to there the prompt is that of session {session or '(not named)'}."
+
+
+def _evicted(detail: int, ago_s: float | None, session: str | None) -> str:
+    return f"{_left(ago_s)}; the rule: {RULE_TEXTS[detail]}.{_whose(session)}"
+
+
+def _copy_lost(detail: int, ago_s: float | None, session: str | None) -> str:
+    return f"{_left(ago_s)} with a copy, and the copy is gone: {CAUSE_TEXTS[detail]}."
+
+
+def _load_slower(detail: int, ago_s: float | None, session: str | None) -> str:
+    return "has a copy in a colder tier, but computing it was judged faster than loading."
+
+
+def _other_tenant(detail: int, ago_s: float | None, session: str | None) -> str:
+    return "is here with the same content under another tenant's salt, and is not shared."
+
+
+def _other_engine(detail: int, ago_s: float | None, session: str | None) -> str:
+    return "was never in this engine's pool."
+
+
+def _reset(detail: int, ago_s: float | None, session: str | None) -> str:
+    return "was in the pool until the prefix cache was reset."
+
+
+def _unknown(detail: int, ago_s: float | None, session: str | None) -> str:
+    if detail == Detail.UNHEARD:
+        return "left the pool while news of its engine were lost: nobody told why."
+    return (
+        "should have been there by the sidecar's books: the request read no cache, or the news "
+        "of its eviction were late."
+    )
+
+
+_WHY: Final = {
+    Reason.NEVER_SEEN: _never_seen,
+    Reason.DIVERGED: _diverged,
+    Reason.EVICTED: _evicted,
+    Reason.OTHER_TENANT: _other_tenant,
+    Reason.OTHER_ENGINE: _other_engine,
+    Reason.LOAD_SLOWER: _load_slower,
+    Reason.COPY_LOST: _copy_lost,
+    Reason.RESET: _reset,
+    Reason.UNKNOWN: _unknown,
+}
+
+
+def eviction_sentence(rule: int, place: int | None, idle_s: float | None, state: int) -> str:
+    """Why a block left.
+
+    Args:
+        place: How many stood before it in the ranking; None: it was not named.
+        idle_s: How long it had not been used; None: not known.
+        state: What its session did: a ``SessionState``, or one more for none.
+    """
+    words = [RULE_TEXTS[rule]]
+    if place is not None:
+        words.append(f"{place} stood before it in the ranking")
+    if idle_s is not None:
+        words.append(f"unused for {seconds(idle_s)}")
+    words.append(f"its session was {_STATES[min(state, len(SessionState))]}")
+    said = ", ".join(words)
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def seconds(value: float) -> str:
+    """A duration as people say it."""
+    if value < 90:
+        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
+
+
+def _left(ago_s: float | None) -> str:
+    return "left the pool" if ago_s is None else f"left the pool {seconds(ago_s)} before"
+
+
+def _whose(session: str | None) -> str:
+    return "" if session is None else f" It was session {session}'s."

@@ -1,0 +1,168 @@
+"""The first screen: is it helping, what is held, and what needs attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from ...dashboards.api.now import (
+    AdviceAge,
+    Now,
+    PoolView,
+    TierFill,
+    TokenHistory,
+    TokenWindow,
+)
+from ...dashboards.source import EngineStatus, SidecarStatus
+from ...graph.logs.history import History
+from ...graph.tables.tables import Tables
+from ...graph.types import LAYER_NAMES, PROTECTED_LAYERS, SessionState
+from .attention import notices
+from .log_views import Unix
+
+WINDOWS_S: Final = (60.0, 600.0, 3600.0)
+_NO_SESSION: Final = "none"
+_STATES: Final = (*(state.name.lower() for state in SessionState), _NO_SESSION)
+
+
+def now_view(
+    tables: Tables,
+    status: SidecarStatus | None,
+    lru: Mapping[float, int],
+    now: float,
+    unix: Unix,
+) -> Now:
+    """All of it.
+
+    Args:
+        status: The sidecar's; None where there is none around the graph.
+        lru: Prompt tokens that stock LRU would have found, by the starts of ten-second steps.
+        now: By the graph's clock.
+    """
+    engines = status.engines if status is not None else ()
+    rate = prefill_rate(engines)
+    windows = [_window(tables.history, lru, rate, seconds, now) for seconds in WINDOWS_S]
+    return Now(
+        at=unix(now),
+        verdict=_verdict(windows),
+        windows=windows,
+        history=_history(tables.history, lru, now, unix),
+        prefill_tokens_per_s=rate,
+        pools=list(_pools(tables, engines)),
+        tiers=list(_tiers(engines)),
+        advice=[_advice(engine) for engine in engines if engine.kind == "hook"],
+        attention=notices(tables, status),
+    )
+
+
+def prefill_rate(engines: tuple[EngineStatus, ...]) -> float | None:
+    """Tokens a second that computing reaches, the mean of the engines that measured it."""
+    rates = [each.tiers.prefill_tokens_per_s for each in engines if each.tiers is not None]
+    known = [rate for rate in rates if rate > 0]
+    return sum(known) / len(known) if known else None
+
+
+def _window(
+    history: History, lru: Mapping[float, int], rate: float | None, seconds: float, now: float
+) -> TokenWindow:
+    sums = history.tokens.last(seconds, now)
+    cached = sums["pool"] + sums["loaded"] + sums["prefetched"]
+    beside = sum(found for start, found in lru.items() if start > now - seconds) if lru else None
+    return TokenWindow(
+        seconds=seconds,
+        computed=sums["asked"] - cached,
+        lru=beside,
+        saved_s=None if rate is None else round(cached / rate, 3),
+        saved_beside_lru_s=(
+            None if rate is None or beside is None else round((cached - beside) / rate, 3)
+        ),
+        **sums,
+    )
+
+
+def _history(history: History, lru: Mapping[float, int], now: float, unix: Unix) -> TokenHistory:
+    starts, sums = history.tokens.series(now)
+    named = dict(zip(history.tokens.columns, sums.T.tolist(), strict=False))
+    columns = {name: named.get(name, []) for name in history.tokens.columns}
+    cached = sums[:, 2:].sum(axis=1)
+    return TokenHistory(
+        step_s=history.tokens.step_s,
+        starts=[unix(start) for start in starts],
+        computed=(sums[:, 1] - cached).tolist(),
+        lru=[lru.get(start) for start in starts],
+        **columns,
+    )
+
+
+def _verdict(windows: list[TokenWindow]) -> str:
+    """One sentence about the longest window in which anything was asked."""
+    asked = [window for window in windows if window.asked]
+    if not asked:
+        return "No request was seen yet."
+    window = asked[-1]
+    found = 1 - window.computed / window.asked
+    said = f"{found:.0%} of the prompt tokens of the last {_span(window.seconds)} were found"
+    if window.lru is None:
+        return f"{said}; no shadow of LRU is there yet to compare with."
+    ahead = found - window.lru / window.asked
+    if abs(ahead) < 0.005:
+        return f"{said}, as many as stock LRU would have found."
+    than = "more" if ahead > 0 else "fewer"
+    return f"{said}, {abs(100 * ahead):.1f} points {than} than stock LRU would have found."
+
+
+def _span(seconds: float) -> str:
+    return "minute" if seconds == 60 else "hour" if seconds == 3600 else f"{seconds / 60:.0f} min"
+
+
+def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolView]:
+    blocks, sessions = tables.blocks, tables.sessions
+    names = {engine.id: engine.name for engine in engines}
+    states = np.append(sessions.state[: sessions.size], np.uint8(len(SessionState)))
+    for engine, column in tables.engines.items():
+        rows = np.flatnonzero(blocks.resident(column))
+        layers = np.bincount(blocks.layer[rows], minlength=len(LAYER_NAMES)).tolist()
+        doing = np.take(states, blocks.session[rows], mode="wrap")
+        yield PoolView(
+            engine=engine,
+            name=names.get(engine, engine),
+            blocks=tables.pool_blocks.get(column),
+            cached=len(rows),
+            layers=dict(zip(LAYER_NAMES, layers, strict=True)),
+            states=dict(zip(_STATES, np.bincount(doing, minlength=5).tolist(), strict=True)),
+            protected=sum(layers[int(layer)] for layer in PROTECTED_LAYERS),
+        )
+
+
+def _tiers(engines: tuple[EngineStatus, ...]) -> Iterator[TierFill]:
+    for engine in engines:
+        tiers = engine.tiers
+        if tiers is None:
+            continue
+        for name in ("warm", "cold"):
+            blocks = getattr(tiers, f"{name}_blocks")
+            yield TierFill(
+                engine=engine.id,
+                tier=name,
+                blocks=blocks,
+                capacity=getattr(tiers, f"{name}_capacity"),
+                bytes=blocks * tiers.bytes_per_block,
+            )
+
+
+def _advice(engine: EngineStatus) -> AdviceAge:
+    return AdviceAge(
+        engine=engine.id,
+        age_s=engine.ranking_age_s,
+        epoch=engine.ranking_epoch,
+        ranked_by=ranked_by(engine),
+    )
+
+
+def ranked_by(engine: EngineStatus) -> str:
+    """Who ranks an engine's blocks: ``policy``, or ``lru`` where it keeps its own order."""
+    if engine.kind != "hook":
+        return "lru"
+    return "lru" if engine.ruling is not None and not engine.ruling.policy_rules else "policy"

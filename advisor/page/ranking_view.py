@@ -1,0 +1,137 @@
+"""Who goes next, with every term; and the weights that decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Final
+
+import numpy as np
+
+from ...dashboards.api.evictions import RankedBlock, RankingView
+from ...dashboards.api.what_if import Weights as WeightsView
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.messages.advice import EvictionRanking
+from ...graph.queries.views import block_name
+from ...graph.ranking.profile import Weights
+from ...graph.ranking.rules import standing
+from ...graph.ranking.view import View
+from ...graph.tables.blocks import Selection
+from ...graph.types import LAYER_NAMES, NO_ROW, Rows
+from ..config.config import Config
+from ..config.sections import ScoreConfig
+from ..policies.registry import POLICIES
+from .log_views import Unix, chosen
+
+MOST: Final = 200  # blocks that one answer explains: each costs a tenth of a millisecond
+
+
+def ranking_view(
+    graph: KVCacheGraph,
+    latest: Mapping[str, EvictionRanking],
+    engine: str | None,
+    limit: int,
+    unix: Unix,
+) -> RankingView:
+    """The ranking that an engine has now, the next to go first."""
+    tables, now = graph.tables, graph.clock()
+    name = chosen(tables, engine)
+    ranking = latest.get(name) if name is not None else None
+    if name is None or ranking is None:
+        return _empty(graph, name, unix(now))
+    column = tables.engines[name]
+    keys = ranking.order[: min(limit, MOST)]
+    rows = tables.blocks.find(keys, tables.salt(column))
+    view = View(tables, graph.rules, column, now)
+    order = [_ranked(graph, view, place, int(row)) for place, row in _known(rows)]
+    by_policy = bool(len(ranking.order))
+    return RankingView(
+        at=unix(now),
+        engine=name,
+        engines=list(tables.engines),
+        ranked_by=graph.policy.name if by_policy else "lru",
+        sentence=_who(graph, name, by_policy),
+        epoch=ranking.epoch,
+        age_s=round(now - ranking.ts, 3),
+        terms=list(graph.policy.terms(view.of(NO_ROW), int(rows[0]))) if order else [],
+        order=order,
+        ranked=len(ranking.order),
+        protected=len(ranking.protected),
+    )
+
+
+def _known(rows: Rows) -> list[tuple[int, int]]:
+    return [(place, row) for place, row in enumerate(rows.tolist()) if row != NO_ROW]
+
+
+def _ranked(graph: KVCacheGraph, view: View, place: int, row: int) -> RankedBlock:
+    tables, blocks = view.tables, view.blocks
+    terms = graph.policy.terms(view.of(NO_ROW), row)
+    session, identity = int(blocks.session[row]), int(blocks.identity[row])
+    only = Selection(blocks, np.array([row], dtype=np.int32))
+    return RankedBlock(
+        place=place,
+        key=block_name(int(blocks.wire_keys(row))),
+        layer=LAYER_NAMES[blocks.layer[row]],
+        session=None if session == NO_ROW else tables.sessions.names[session],
+        tenant=tables.tenants.name(int(blocks.tenant[row])),
+        identity=tables.segment_names.name(identity),
+        score=round(sum(terms.values()), 3),
+        terms=[round(value, 3) for value in terms.values()],
+        standing=standing(view, only),
+    )
+
+
+def _who(graph: KVCacheGraph, engine: str, by_policy: bool) -> str:
+    ruling = graph.ruling(engine)
+    if by_policy:
+        ahead = f", {ruling.ahead:+.0f} blocks ahead of LRU lately" if ruling is not None else ""
+        return f"The policy {graph.policy.name} ranks{ahead}."
+    if ruling is None or ruling.policy_rules:
+        return "Nothing is ranked: the engine evicts the longest unused block first."
+    return (
+        f"LRU ranks: the policy {graph.policy.name} has not shown yet that it finds more "
+        f"({ruling.ahead:+.0f} blocks). What is protected goes last all the same."
+    )
+
+
+def _empty(graph: KVCacheGraph, engine: str | None, at: float) -> RankingView:
+    return RankingView(
+        at=at,
+        engine=engine,
+        engines=list(graph.tables.engines),
+        ranked_by="lru",
+        sentence="Nothing was ranked yet: engines evict the longest unused block first.",
+        epoch=None,
+        age_s=None,
+        terms=[],
+        order=[],
+        ranked=0,
+        protected=0,
+    )
+
+
+def weights_view(config: Config, path: str | None, at: float) -> WeightsView:
+    """What decides the ranking, as configured."""
+    score, default = config.score, ScoreConfig()
+    numbers = [each.name for each in fields(Weights)]
+    numbers += ["session_memory_s", "protected_share", "tenant_share"]
+    return WeightsView(
+        at=at,
+        policy=config.policy.name,
+        policies=list(POLICIES),
+        guard=config.policy.guard,
+        score={name: getattr(score, name) for name in numbers},
+        edge_types=score.edge_types.model_dump(),
+        protected_layers=sorted(score.protected_layers),
+        defaults={name: getattr(default, name) for name in numbers},
+        edge_type_defaults=default.edge_types.model_dump(),
+        layers=list(LAYER_NAMES),
+        file=path,
+        is_editable=False,
+        why_not=(
+            "edit [score] in the configuration file: the sidecar takes it over within a second"
+            if path is not None
+            else "this sidecar was started without a configuration file; start it with --config"
+        ),
+    )

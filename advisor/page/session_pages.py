@@ -1,0 +1,236 @@
+"""Sessions as the page shows them: who is here, and one of them over time."""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from ...dashboards.api.graph_view import Moment
+from ...dashboards.api.misses import RequestView
+from ...dashboards.api.session_views import (
+    Residency,
+    Sessions,
+    SessionTimeline,
+    SessionView,
+    Turn,
+)
+from ...graph.logs.reasons import RULE_TEXTS
+from ...graph.tables.tables import Tables
+from ...graph.types import NEVER, NO_ROW, SessionState, Tier
+from .log_views import Unix, request_views
+
+MOST_REQUESTS: Final = 500  # of one session that are shown
+_STATES: Final = tuple(state.name.lower() for state in SessionState)
+
+
+class _Gone(NamedTuple):
+    """A block of the session that left, by the engine's log."""
+
+    at: float
+    engine: str
+    number: int
+    rule: int
+    copies: int
+
+
+def sessions_view(tables: Tables, limit: int, search: str, now: float, unix: Unix) -> Sessions:
+    """Those whose name or tenant contains ``search``, the last heard of first."""
+    sessions = tables.sessions
+    newest = np.argsort(-sessions.last_seen[: sessions.size], kind="stable").tolist()
+    rows = [row for row in newest if not search or _matches(tables, row, search)][:limit]
+    states = np.bincount(sessions.state[: sessions.size], minlength=len(_STATES)).tolist()
+    return Sessions(
+        at=unix(now),
+        sessions=_views(tables, rows, now),
+        known=len(sessions),
+        states=dict(zip(_STATES, states, strict=True)),
+    )
+
+
+def _matches(tables: Tables, row: int, search: str) -> bool:
+    tenant = tables.tenants.name(int(tables.sessions.tenant[row])) or ""
+    return search.lower() in f"{tables.sessions.names[row]}\n{tenant}".lower()
+
+
+def _views(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
+    sessions, blocks = tables.sessions, tables.blocks
+    returns = sessions.return_probability()
+    live = blocks.live_rows()
+    owner, tiers = blocks.session[live], np.bitwise_or.reduce(blocks.tiers[:, live], axis=0)
+    size = sessions.size
+    held = {
+        tier: np.bincount(owner[(owner != NO_ROW) & ((tiers & int(tier)) != 0)], minlength=size)
+        for tier in (Tier.HOT, Tier.WARM, Tier.COLD)
+    }
+    blocks_of = np.bincount(owner[owner != NO_ROW], minlength=size)
+    names = {column: name for name, column in tables.engines.items()}
+    found = []
+    for row in rows:
+        due = float(sessions.expected_return[row])
+        found.append(
+            SessionView(
+                session=sessions.names[row],
+                tenant=tables.tenants.name(int(sessions.tenant[row])),
+                state=_STATES[sessions.state[row]],
+                inferred=bool(sessions.inferred[row]),
+                turns=int(sessions.turns[row]),
+                tokens=int(sessions.tokens[row]),
+                idle_s=round(now - float(sessions.last_seen[row]), 3),
+                mean_pause_s=round(float(sessions.gap[row]), 3),
+                waits_for=sessions.tools.name(int(sessions.tool[row])),
+                expected_return_in_s=round(due - now, 3) if due > NEVER else None,
+                return_probability=round(float(returns[row]), 4),
+                pool=int(held[Tier.HOT][row]),
+                warm=int(held[Tier.WARM][row]),
+                cold=int(held[Tier.COLD][row]),
+                blocks=int(blocks_of[row]),
+                engine=names.get(int(sessions.engine[row])),
+            )
+        )
+    return found
+
+
+def timeline(
+    tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix
+) -> SessionTimeline:
+    """One session: its turns, what left between them, and what it missed."""
+    name = tables.sessions.names[row]
+    newest = request_views(tables.history, MOST_REQUESTS, None, name, unix)
+    tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
+    requests = [each for each in newest if each.tenant == tenant][::-1]
+    gone = _gone(tables, row, unix)
+    view = _views(tables, [row], now)[0]
+    return SessionTimeline(
+        at=unix(now),
+        session=view,
+        explain=explained,
+        turns=_turns(requests),
+        residency=_residency(requests, gone, view, unix(now)),
+        moments=_moments(requests, gone),
+        requests=requests,
+    )
+
+
+def _turns(requests: list[RequestView]) -> list[Turn]:
+    following = [each.at for each in requests[1:]]
+    return [
+        Turn(
+            request=each.id,
+            at=each.at,
+            ended_at=each.ended_at,
+            prompt_tokens=each.prompt_tokens,
+            found_blocks=each.blocks.asked - each.blocks.computed,
+            computed_blocks=each.blocks.computed,
+            pause_s=_pause(each, following[place] if place < len(following) else None),
+            expected_pause_s=each.expected_pause_s,
+        )
+        for place, each in enumerate(requests)
+    ]
+
+
+def _pause(turn: RequestView, following: float | None) -> float | None:
+    if following is None or turn.ended_at is None:
+        return None
+    return max(0.0, round(following - turn.ended_at, 3))
+
+
+def _gone(tables: Tables, session: int, unix: Unix) -> list[_Gone]:
+    """Evictions of what is the session's by now, the oldest first."""
+    blocks, found = tables.blocks, list[_Gone]()
+    for engine, column in tables.engines.items():
+        log = tables.history.evictions.get(column)
+        if log is None:
+            continue
+        numbers, keys = log.all_keys()
+        rows = blocks.find(keys)
+        mine = (rows != NO_ROW) & (
+            np.where(rows == NO_ROW, NO_ROW, blocks.session[rows]) == session
+        )
+        for number in numbers[mine].tolist():
+            record = log.record(number)
+            why, state = int(record["why"]), int(record["state"])
+            found.append(_Gone(unix(log.at(number)), engine, number, why >> 4, state & 3))
+    return sorted(found)
+
+
+def _residency(
+    requests: list[RequestView], gone: list[_Gone], view: SessionView, now: float
+) -> Residency:
+    """Its blocks by tier: all of a prompt's after each turn, and fewer with each that left.
+
+    What blocks had as copies when they left is known, and not what became of the copies later; the
+    last entry is what holds now.
+    """
+    points: list[tuple[float, int, int, int]] = []
+    ends = [*(each.at for each in requests[1:]), now]
+    for turn, end in zip(requests, ends, strict=True):
+        pool, warm, cold = turn.blocks.asked, 0, 0
+        points.append((turn.at, pool, warm, cold))
+        for at, left in groupby((g for g in gone if turn.at <= g.at < end), key=lambda g: g.at):
+            for each in left:
+                pool -= pool > 0
+                warm += each.copies & 1
+                cold += each.copies >> 1
+            points.append((at, pool, warm, cold))
+    points.append((now, view.pool, view.warm, view.cold))
+    starts, pools, warms, colds = zip(*points, strict=True)
+    return Residency(starts=list(starts), pool=list(pools), warm=list(warms), cold=list(colds))
+
+
+def _moments(requests: list[RequestView], gone: list[_Gone]) -> list[Moment]:
+    """What happened, the newest first."""
+    moments = [each for turn in requests for each in _of_turn(turn)]
+    moments += [_pause_moment(before, after) for before, after in pairwise(requests)]
+    for (at, engine, rule), left in groupby(gone, key=lambda g: (g.at, g.engine, g.rule)):
+        together = list(left)
+        moments.append(
+            Moment(
+                at=at,
+                what="eviction",
+                sentence=f"{len(together)} of its blocks left the pool; {RULE_TEXTS[rule]}.",
+                engine=engine,
+                request=None,
+                eviction=together[-1].number,
+                blocks=len(together),
+            )
+        )
+    return sorted(moments, key=lambda moment: -moment.at)
+
+
+def _of_turn(turn: RequestView) -> list[Moment]:
+    found = turn.blocks.asked - turn.blocks.computed
+    said = f"{turn.prompt_tokens:,} tokens: {found} of {turn.blocks.asked} blocks were found."
+    moments = [_moment(turn, "turn", said, turn.blocks.asked)]
+    for what, count in (("load", turn.blocks.loaded), ("prefetch", turn.blocks.prefetched)):
+        if count:
+            moments.append(_moment(turn, what, f"{count} of them by a {what}.", count))
+    if turn.miss is not None and turn.miss.reason != "not_cacheable":
+        moments.append(_moment(turn, "miss", turn.miss.sentence, turn.blocks.computed))
+    return moments
+
+
+def _moment(turn: RequestView, what: str, sentence: str, blocks: int) -> Moment:
+    return Moment(
+        at=turn.at,
+        what=what,
+        sentence=sentence,
+        engine=turn.engine,
+        request=turn.id,
+        eviction=turn.miss.eviction if what == "miss" and turn.miss is not None else None,
+        blocks=blocks,
+    )
+
+
+def _pause_moment(before: RequestView, after: RequestView) -> Moment:
+    at = before.ended_at if before.ended_at is not None else before.at
+    return Moment(
+        at=at,
+        what="pause",
+        sentence=f"It paused for {max(0.0, after.at - at):.1f} s.",
+        engine=before.engine,
+        request=before.id,
+        eviction=None,
+        blocks=None,
+    )

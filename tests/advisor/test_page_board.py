@@ -1,0 +1,210 @@
+"""The page's answers, over a real graph that lived through something."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.advisor.questions import Questions
+from kvgraph.graph.errors import GraphError
+from kvgraph.graph.logs.reasons import REASON_NAMES
+from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.graph.messages.events import BlocksSpilled, RequestStarted, Segment
+from kvgraph.graph.types import SourceLayer, as_keys
+from small_world import SIZE, World, pack
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def board(world: World) -> PageBoard:
+    questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
+    return PageBoard(world.graph, questions, wall=lambda: world.now + 1e9)
+
+
+def test_a_request_says_what_it_found_and_why_no_more(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, 3, 4)
+    world.tell(BlocksSpilled(pack(3), 2, 100))
+    world.evict(4, 3)
+    world.serve(1, 2, 3, 4, found=2, loading=1)
+    newest, first = board.requests(10).requests
+    assert (first.miss and first.miss.reason) == "never_seen"
+    counts = newest.blocks
+    assert (counts.asked, counts.pool, counts.loaded, counts.computed) == (4, 2, 1, 1)
+    miss = newest.miss
+    assert miss is not None
+    assert (miss.reason, miss.index, miss.key) == ("evicted", 3, f"{4:#018x}")
+    assert miss.sentence.startswith("Block 4 of 4 left the pool 1.0 s before")
+    assert "session s" in miss.sentence
+    assert miss.evicted_at == pytest.approx(newest.at - 1.0, abs=0.02)
+    assert miss.eviction is not None
+    (left,) = [e for e in board.evictions("a", 10).evictions if e.id == miss.eviction]
+    assert left.key == miss.key
+    assert left.wanted_after_s == pytest.approx(1.0, rel=0.05)
+
+
+def test_requests_are_paged_and_found_by_session(world: World, board: PageBoard) -> None:
+    for number in range(7):
+        world.serve(number + 1, session="even" if number % 2 == 0 else "odd")
+    page = board.requests(3)
+    assert [each.id for each in page.requests] == [6, 5, 4]
+    assert [each.id for each in board.requests(3, page.next).requests] == [3, 2, 1]
+    last = board.requests(10, 1)
+    assert ([each.id for each in last.requests], last.next) == ([0], None)
+    assert [each.id for each in board.requests(2, None, "odd").requests] == [5, 3]
+
+
+def test_misses_are_counted_by_reason_and_over_time(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, 3)
+    world.evict(3)
+    world.now += 120
+    world.serve(1, 2, 3, found=2)
+    misses = board.misses()
+    assert list(misses.reasons) == list(REASON_NAMES)
+    assert misses.totals["never_seen"].blocks == 3
+    assert misses.totals["evicted"].requests == 1
+    assert len(misses.starts) == len(misses.requests["evicted"]) >= 3
+    assert sum(misses.blocks["evicted"]) == 1
+    assert misses.starts[-1] - misses.starts[0] == pytest.approx(60 * (len(misses.starts) - 1))
+    assert misses.loss.multi_turn == 1
+    assert misses.loss.capacity_multi_turn == 200 + 1  # both pools, and one block more
+
+
+def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, segments=(Segment(int(SourceLayer.TOOL_RESULT), 0, SIZE, 0.5),))
+    world.rank(9, 1)
+    world.evict(1)
+    answer = board.evictions(None, 10)
+    (left,) = answer.evictions
+    assert (left.rule, left.place, left.ranking) == ("policy", 1, 7)
+    assert (left.layer, left.session, left.session_state) == ("tool_result", "s", "idle")
+    assert left.importance == pytest.approx(0.5, abs=0.01)
+    assert "1 stood before it" in left.sentence
+    assert answer.rules["policy"].evicted == 1
+    with pytest.raises(GraphError):
+        board.evictions("nobody", 10)
+
+
+def test_now_adds_up(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, 3, tail=0)
+    world.serve(1, 2, 3, 4, found=3, tail=2)
+    now = board.now()
+    for window in now.windows:
+        assert window.asked == window.pool + window.loaded + window.prefetched + window.computed
+    assert (now.windows[0].asked, now.windows[0].pool) == (7 * SIZE + 2, 3 * SIZE)
+    assert sum(now.history.asked) == 7 * SIZE + 2
+    assert sum(now.history.computed) == 4 * SIZE + 2
+    assert "43%" in now.verdict or "42%" in now.verdict
+    (pool,) = [pool for pool in now.pools if pool.engine == "a"]
+    assert (pool.cached, pool.blocks, pool.states["idle"]) == (4, 100, 4)
+    assert sum(pool.layers.values()) == 4
+
+
+def test_the_graph_is_columns_of_one_length(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, 3, session="s")
+    world.serve(1, 2, 30, found=2, session="t")
+    world.tell(
+        RequestStarted(
+            "m", pack(7), 20, 0, SIZE, "t",
+            segments=(Segment(int(SourceLayer.MEMORIES), 0, SIZE, memory_id="m-1"),),
+        )
+    )  # fmt: skip
+    view = board.graph(100)
+    nodes, links, names = view.nodes, view.links, view.names
+    assert {len(column) for _, column in nodes} == {5}
+    assert len({len(column) for _, column in links}) == 1
+    at = {key: place for place, key in enumerate(nodes.key)}
+    two, three, thirty = (at[f"{key:#018x}"] for key in (2, 3, 30))
+    assert (nodes.parent[three], nodes.parent[thirty]) == (two, two)
+    kinds = {
+        (source, target, names.types[kind])
+        for source, target, kind in zip(links.source, links.target, links.type, strict=True)
+    }
+    assert (two, three, "temporal") in kinds
+    assert (at[f"{1:#018x}"], two, "prefix_share") in kinds
+    assert (at[f"{7:#018x}"], len(nodes.key), "memory_ref") in kinds
+    assert names.memories == ["m-1"]
+    assert names.sessions[nodes.session[thirty]] == "t"
+    assert nodes.tiers[two] == 1
+    assert nodes.engines[two] == 1
+    only = board.graph(2)
+    assert len(only.nodes.key) == 2
+    assert only.blocks == 5
+
+
+def test_a_block_tells_its_history(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, 3)
+    world.evict(3)
+    world.serve(1, 2, 3, found=2)
+    view = board.block(3)
+    assert [moment.what for moment in view.history][-1] == "eviction"
+    assert sorted(moment.what for moment in view.history) == ["eviction", "miss", "regret"]
+    assert view.explain["id"] == view.key
+
+
+def test_sessions_are_listed_and_searched(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, session="alpha")
+    world.serve(3, session="beta")
+    assert [each.session for each in board.sessions(10).sessions] == ["beta", "alpha"]
+    (found,) = board.sessions(10, "LPH").sessions
+    assert (found.session, found.pool, found.turns, found.engine) == ("alpha", 2, 1, "a")
+
+
+def test_a_session_has_a_timeline(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, 3)
+    world.now += 5
+    world.evict(3)
+    world.serve(1, 2, 3, 4, found=2)
+    line = board.session("s", None)
+    assert [turn.found_blocks for turn in line.turns] == [0, 2]
+    first, second = line.turns
+    assert first.pause_s is not None
+    assert first.pause_s == pytest.approx(second.at - (first.ended_at or 0.0))
+    assert line.residency.pool == [3, 2, 4, 4]
+    assert [moment.what for moment in line.moments].count("eviction") == 1
+    assert {"turn", "pause", "miss"} <= {moment.what for moment in line.moments}
+    assert line.session.pool == 4
+
+
+def test_a_session_of_two_tenants_is_asked_for_by_tenant(world: World, board: PageBoard) -> None:
+    for key, tenant in ((1, "x"), (2, "y")):
+        world.tell(RequestStarted(f"r{key}", pack(key), 20, 0, SIZE, "s", tenant))
+    with pytest.raises(GraphError, match="2 tenants"):
+        board.session("s", None)
+    (request,) = board.session("s", "y").requests
+    assert request.tenant == "y"
+
+
+def test_the_ranking_is_told_with_its_terms(world: World) -> None:
+    world.serve(1, 2, 3)
+    ranking = EvictionRanking.empty(world.now)
+    ranked = type(ranking)(
+        epoch=5, ts=world.now, order=as_keys([3, 2]), protected=as_keys([1]),
+        spill_first=as_keys([]), sink_first=as_keys([]),
+    )  # fmt: skip
+    questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
+    board = PageBoard(world.graph, questions, latest=lambda: {"a": ranked})
+    view = board.ranking(None, 10)
+    assert [block.key for block in view.order] == [f"{3:#018x}", f"{2:#018x}"]
+    assert (view.epoch, view.ranked, view.protected) == (5, 2, 1)
+    assert all(len(block.terms) == len(view.terms) > 0 for block in view.order)
+    assert view.order[0].score == pytest.approx(sum(view.order[0].terms), abs=0.01)
+
+
+def test_where_lru_rules_the_ranking_says_so(world: World, board: PageBoard) -> None:
+    world.serve(1)
+    view = board.ranking("a", 10)
+    assert (view.ranked_by, view.order) == ("lru", [])
+
+
+def test_weights_are_those_of_the_configuration(board: PageBoard) -> None:
+    weights = board.weights()
+    assert weights.score == weights.defaults
+    assert set(weights.edge_types) >= {"prefix_share", "semantic"}
+    assert "rules" in weights.protected_layers
+    assert not weights.is_editable
+    assert weights.why_not
