@@ -1,0 +1,116 @@
+"""ARCHITECTURE speaks of this tree: what it names is there, and its words are the code's words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "ARCHITECTURE.md").read_text()
+FOLDERS = ("graph", "kernels", "dashboards", "advisor", "hooks", "tests", "examples")
+# Words of the glossary that people say and no name in the code is made of.
+SPOKEN = {"on paper", "the bound"}
+FOREIGN = {"WAITING_FOR_REMOTE_KVS", "None"}  # in backticks, and vLLM's or Python's
+
+
+def rows() -> list[tuple[list[str], str]]:
+    """``(words, meaning)`` of each row of the glossary."""
+    section = TEXT.split("## Words\n")[1].split("\n## ")[0]
+    found = re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)[1:]
+    return [(words.split(", "), meaning) for words, meaning in found if words != "---"]
+
+
+def python_files() -> list[Path]:
+    inside = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    return [*ROOT.glob("*.py"), *inside]
+
+
+@cache
+def names() -> set[str]:
+    """Every name that the tree's Python defines or reads, files among them."""
+    found = {path.stem for path in python_files()} | {path.parent.name for path in python_files()}
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            found |= {
+                name
+                for name in (getattr(node, each, None) for each in ("name", "id", "attr", "arg"))
+                if isinstance(name, str)
+            }
+    return found
+
+
+@cache
+def classes() -> dict[str, set[str]]:
+    """Classes of the tree, each with the names of its methods, fields and attributes of self."""
+    found: dict[str, set[str]] = {}
+    for path in python_files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                inside = found.setdefault(node.name, set())
+                for each in ast.walk(node):
+                    inside |= {str(getattr(each, kind, "")) for kind in ("name", "id", "attr")}
+    return found
+
+
+def parts(name: str) -> set[str]:
+    """A name's words, in lower case: of ``EvictionRanking``, of ``is_held``."""
+    return {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def stem(word: str) -> str:
+    """Without the end that says what kind of word it is: ``copied`` and ``copy`` are one."""
+    return re.sub(r"(ied|ies|y|ed|es|e|ing|s)$", "", word)
+
+
+def test_each_word_of_the_glossary_is_a_word_of_the_code() -> None:
+    spoken = {stem(part) for name in names() for part in parts(name)}
+    missing = [
+        word
+        for words, _ in rows()
+        for word in words
+        if word not in SPOKEN and not {stem(part) for part in word.lower().split()} <= spoken
+    ]
+    assert missing == []
+
+
+def test_the_glossary_is_short_and_says_each_word_once() -> None:
+    words = [word for each, _ in rows() for word in each]
+    assert len(words) == len(set(words))
+    assert 25 <= len(rows()) <= 60
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    named = set(re.findall(r"`([\w/{},]+\.(?:py|cu|cuh|hpp|npz|toml|c))`", TEXT))
+    files = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.*") if ".venv" not in path.parts}
+    wanted = {each for name in named for each in unfolded(name)}
+    missing = {
+        name
+        for name in wanted
+        if not any(file == name or file.endswith(f"/{name}") for file in files)
+    }
+    assert missing == set()
+    folders = set(re.findall(r"`((?:graph|kernels|dashboards|advisor|hooks|tests)/[\w/]*)`", TEXT))
+    coming = TEXT.split("What is planned has its place by name:")[1].split("\n\n")[0]
+    assert {each for each in folders if not (ROOT / each).is_dir() and each not in coming} == set()
+
+
+def unfolded(name: str) -> list[str]:
+    """``a_{b,c}.py`` as its two files."""
+    head, brace, rest = name.partition("{")
+    if not brace:
+        return [name]
+    choices, _, tail = rest.partition("}")
+    return [head + choice + tail for choice in choices.split(",")]
+
+
+def test_every_symbol_that_is_named_is_there() -> None:
+    named = re.findall(r"`((?:[A-Z]\w*|_[a-zA-Z]\w*)(?:\.\w+)*)`", TEXT)
+    ours = {symbol for symbol in named if not re.match(r"AITHER_|.*\.md$", symbol)} - FOREIGN
+    assert len(ours) > 50
+    assert {symbol for symbol in ours if not set(symbol.split(".")) <= names()} == set()
+    members = {symbol for symbol in ours if symbol.split(".")[0] in classes() and "." in symbol}
+    assert len(members) > 5
+    strange = {each for each in members if each.split(".")[1] not in classes()[each.split(".")[0]]}
+    assert strange == set()
