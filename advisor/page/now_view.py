@@ -19,8 +19,8 @@ from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import History
 from ...graph.tables.tables import Tables
 from ...graph.types import LAYER_NAMES, PROTECTED_LAYERS, SessionState
-from .attention import notices
 from .log_views import Unix
+from .needs_attention import notices
 
 WINDOWS_S: Final = (60.0, 600.0, 3600.0)
 _NO_SESSION: Final = "none"
