@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from kvgraph.advisor.page.page_board import PageBoard
@@ -181,11 +182,9 @@ def test_a_session_of_two_tenants_is_asked_for_by_tenant(world: World, board: Pa
 
 def test_the_ranking_is_told_with_its_terms(world: World) -> None:
     world.serve(1, 2, 3)
-    ranking = EvictionRanking.empty(world.now)
-    ranked = type(ranking)(
-        epoch=5, ts=world.now, order=as_keys([3, 2]), protected=as_keys([1]),
-        spill_first=as_keys([]), sink_first=as_keys([]),
-    )  # fmt: skip
+    order, protected = as_keys([3, 2]), as_keys([1])
+    empty = EvictionRanking.empty(world.now)
+    ranked = replace(empty, epoch=5, order=order, protected=protected)
     questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
     board = PageBoard(world.graph, questions, latest=lambda: {"a": ranked})
     view = board.ranking(None, 10)
