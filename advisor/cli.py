@@ -16,6 +16,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..graph.errors import ConfigError, KvGraphError
+from .page.page_cli import open_page, why
 from .remote import RemoteError, UnknownError, ask, sidecar_urls
 from .replay.cli import record, replay, tune
 from .replay.closed.cli import closed
@@ -54,8 +55,9 @@ def build_app(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for function in (serve, status, explain, replay, closed, tune, traffic, prior, record):
+    for function in (serve, status, why, explain, replay, closed, tune, traffic, prior, record):
         app.command()(function)
+    app.command("open")(open_page)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
         loaded = _load(entry) if entry.name == command else _unloaded(entry.name)
         app.add_typer(loaded, name=entry.name)

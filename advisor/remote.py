@@ -70,9 +70,14 @@ def ask(url: str, path: str) -> Any:
 
 def _request(url: str, path: str) -> urllib.request.Request:
     request = urllib.request.Request(url + path)
-    if token := token_of(url) or os.environ.get(TOKEN_VARIABLE, ""):
+    if token := secret_of(url):
         request.add_header("Authorization", f"Bearer {token}")
     return request
+
+
+def secret_of(url: str) -> str:
+    """The token of the sidecar at ``url``: its note's, or the environment's; empty without one."""
+    return token_of(url) or os.environ.get(TOKEN_VARIABLE, "")
 
 
 def _detail(body: bytes) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from threadpoolctl import threadpool_limits
 
+from ..dashboards.page_tokens import page_address
 from ..graph.errors import ConfigError
 from ..graph.ipc.runtime import RunningSidecar, RuntimeNote
 from .config.config import config_path, load
@@ -57,10 +58,11 @@ def _leave_note(service: Service) -> RuntimeNote | None:
 
 
 def _ready_line(service: Service, *, machine: bool) -> str:
+    page = page_address(service.http, service.token)
     if not machine:
         return (
             f"kvgraph is ready at {service.http}. Start engines with AITHER_KVCACHE_GRAPH=1 "
-            f"AITHER_KVCACHE_SIDECAR={service.endpoint}; Ctrl-C ends it."
+            f"AITHER_KVCACHE_SIDECAR={service.endpoint}; watch it at {page}; Ctrl-C ends it."
         )
     ready = {"ready": True, "pid": os.getpid(), "endpoint": service.endpoint, "http": service.http}
-    return json.dumps(ready)
+    return json.dumps({**ready, "page": page})

@@ -16,7 +16,6 @@ that an address in a log opens the page and nothing else:
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Callable
 from typing import Annotated, Final
@@ -24,28 +23,14 @@ from typing import Annotated, Final
 from fastapi import Header, HTTPException, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 
+from .page_tokens import derived, edit_token, page_token
+
 EDIT_HEADER: Final = "X-Kvgraph-Edit"
 _KEPT_S: Final = 30 * 86_400  # a cookie; a restarted sidecar has another secret anyway
 _REFUSAL: Final = (
     "this needs the token of the sidecar's runtime note: `kvgraph open` gives the address that "
     "carries it, `kvgraph explain` reads it by itself"
 )
-
-
-def page_token(secret: str) -> str:
-    """Opens the page, and every question."""
-    return _derived(secret, "page")
-
-
-def edit_token(secret: str) -> str:
-    """Lets whoever may read also change the weights."""
-    return _derived(secret, "edit")
-
-
-def page_address(url: str, secret: str, *, edit: bool = False) -> str:
-    """Where a browser opens the page of the sidecar at ``url``; with ``edit`` to change things."""
-    address = f"{url}/open?token={page_token(secret)}"
-    return f"{address}#edit={edit_token(secret)}" if edit else address
 
 
 class Access:
@@ -57,7 +42,7 @@ class Access:
 
     def __init__(self, secret: str) -> None:
         self._bearers = [secret, page_token(secret)]
-        self._page, self._cookie = page_token(secret), _derived(secret, "cookie")
+        self._page, self._cookie = page_token(secret), derived(secret, "cookie")
         self._edit = edit_token(secret)
 
     def reads(self) -> Callable[..., None]:
@@ -103,10 +88,6 @@ class Access:
 
 def _cookie_name(request: Request) -> str:
     return f"kvgraph-{request.url.port or 80}"
-
-
-def _derived(secret: str, use: str) -> str:
-    return hmac.new(secret.encode(), f"kvgraph {use}".encode(), hashlib.sha256).hexdigest()[:48]
 
 
 def _same(given: str, expected: str) -> bool:

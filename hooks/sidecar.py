@@ -127,10 +127,11 @@ class SidecarChild:
                 ready = _ready_line(line)
                 if ready is not None:
                     logger.info(
-                        "kvgraph: sidecar (pid %s) listens on %s, dashboard at %s",
+                        "kvgraph: sidecar (pid %s) listens on %s, dashboard at %s (open it by %s)",
                         process.pid,
                         self.endpoint,
                         ready.get("http"),
+                        ready.get("page", "`kvgraph open`"),
                     )
 
     def _recent_starts(self) -> int:

@@ -294,3 +294,23 @@ def test_the_sidecar_needs_no_torch() -> None:
 def test_what_an_engine_calls_itself_moves_no_cursor() -> None:
     shown = plain("a\x1b[2J\u202eb\nc[bold]d").plain
     assert shown == "a\ufffd[2J\ufffdb\nc[bold]d"
+
+
+def test_the_page_is_opened_by_its_address(serve: Callable[..., Sidecar], run: Run) -> None:
+    sidecar = serve("--http-port", "0")
+    address = sidecar.ready().partition("watch it at ")[2].split(";")[0]
+    shown = run("open", "--no-browser")
+    assert shown.stdout.strip() == address
+    assert "/open?token=" in address
+    hidden = run("open", "--no-browser", "--edit").stdout.strip()
+    assert hidden.startswith(address + "#edit=")
+    sidecar.process.send_signal(signal.SIGINT)
+    sidecar.end()
+
+
+def test_why_says_so_of_whom_nobody_knows(serve: Callable[..., Sidecar], run: Run) -> None:
+    sidecar = serve("--http-port", "0")
+    sidecar.ready()
+    answer = run("why", "nobody")
+    assert answer.returncode == 1
+    assert "no request or session 'nobody'" in answer.stderr

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.advisor.page.page_cli import why_sentence
 from kvgraph.advisor.questions import Questions
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES
@@ -207,3 +208,13 @@ def test_weights_are_those_of_the_configuration(board: PageBoard) -> None:
     assert "rules" in weights.protected_layers
     assert not weights.is_editable
     assert weights.why_not
+
+
+def test_a_terminal_says_why_in_sentences(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, 3)
+    world.evict(3)
+    name = world.serve(1, 2, 3, found=2)
+    (request,) = board.requests(1).model_dump()["requests"]
+    said = why_sentence(request)
+    assert said.startswith(f"Request {name} of session s: 53 tokens, 3 blocks; 2 in the pool, 1")
+    assert "Block 3 of 3 left the pool 1.0 s before" in said

@@ -20,7 +20,8 @@ from kvgraph.dashboards.api.session_views import Sessions
 from kvgraph.dashboards.api.stream import NewsStream
 from kvgraph.dashboards.api.what_if import Shadows, Weights
 from kvgraph.dashboards.app import create_app
-from kvgraph.dashboards.page_access import Access, edit_token, page_address, page_token
+from kvgraph.dashboards.page_access import Access
+from kvgraph.dashboards.page_tokens import edit_token, page_address, page_token
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from pydantic import BaseModel
