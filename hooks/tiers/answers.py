@@ -1,4 +1,4 @@
-"""A worker's answers on their way to the scheduler, collected from whichever thread has them."""
+"""A worker's answers on their way to the scheduler; any of the worker's threads may add one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from .jobs import Job, JobDone, Load, TierAnswer, TierWork, WorkerStart
 
 
 class Answers:
-    """What became of jobs, until the engine's thread asks.
+    """Collects what became of jobs until the engine's thread takes it.
 
     Args:
-        start: What the worker has; said once.
+        start: What the worker has; reported once.
     """
 
     def __init__(self, start: WorkerStart) -> None:
@@ -22,7 +22,8 @@ class Answers:
         self._starts: tuple[WorkerStart, ...] = (start,)
 
     def report(self, job: Job, failed: frozenset[int], seconds: float, size: int) -> None:
-        """``job`` is over, but for the positions ``failed``; ``size`` bytes were moved."""
+        """Report that ``job`` is over, except for the positions ``failed``; ``size`` bytes were
+        moved."""
         with self._lock:
             self._done.append(JobDone(job.id, failed, seconds, size))
             if isinstance(job, Load) and job.request is not None:
@@ -30,19 +31,19 @@ class Answers:
                 self._failed_blocks.update(job.blocks[at] for at in failed)
 
     def refuse(self, work: TierWork) -> None:
-        """Nothing of ``work`` will be done."""
+        """Report all of ``work`` as failed."""
         for job in work.jobs:
             self.report(job, frozenset(range(len(job.copies))), 0.0, 0)
 
     def take_answer(self) -> TierAnswer:
-        """What was done since the last call."""
+        """Take what was reported since the last call."""
         with self._lock:
             done, self._done = tuple(self._done), []
         starts, self._starts = self._starts, ()
         return TierAnswer(done, starts)
 
     def take_loaded(self) -> tuple[set[str], set[int]]:
-        """Requests whose loads ended since the last call, and the blocks among them that failed."""
+        """Take the requests whose loads ended since the last call, and their blocks that failed."""
         with self._lock:
             finished, self._finished = self._finished, set()
             failed, self._failed_blocks = self._failed_blocks, set()

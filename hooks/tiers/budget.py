@@ -26,13 +26,13 @@ class TierSettings:
     """Budgets of one worker, and what may be done with them.
 
     Attributes:
-        warm_bytes: Host memory for copies.
-        cold_bytes: Disk below it; 0 for none.
+        warm_bytes: Bytes of host memory for copies.
+        cold_bytes: Bytes of disk below that memory; 0 for none.
         cold_dir: Where the disk tier's files live; None without one.
-        prefetch: Whether blocks are brought back before anyone asks.
-        spill_all: A plain LRU memory: every block that is about to go is copied, and the least
-            recently used copy makes room, whatever is known of them.
-        sharers: Workers on this machine that have as much each.
+        prefetch: Whether copies are loaded before any request asks.
+        spill_all: A plain LRU memory: every block that is about to be evicted is copied, and the
+            least recently used copy makes room, whatever the graph knows of them.
+        sharers: Workers on this machine, each with a budget of this size.
     """
 
     warm_bytes: int
@@ -43,21 +43,21 @@ class TierSettings:
     sharers: int = 1
 
     def plain(self) -> dict[str, Any]:
-        """As numbers and strings, for an engine's configuration."""
+        """Return the settings as numbers and strings, for an engine's configuration."""
         return asdict(self) | {"cold_dir": str(self.cold_dir) if self.cold_dir else None}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> TierSettings:
-        """What ``plain`` made."""
+        """Return the settings that ``plain`` was made of."""
         directory = plain["cold_dir"]
         return cls(**{**plain, "cold_dir": Path(directory) if directory else None})
 
 
 def read_settings(environment: Mapping[str, str]) -> TierSettings | None:
-    """The settings that an environment asks for; None if it asks for no tiers.
+    """Read the settings that an environment asks for; None if it asks for no tiers.
 
     Raises:
-        ConfigError: A variable's value is not allowed; names it and what is.
+        ConfigError: A variable's value is not allowed; the message names both.
     """
     warm = _gib(environment, WARM_VARIABLE)
     cold = _gib(environment, COLD_VARIABLE)

@@ -1,4 +1,4 @@
-"""Load or compute again: what each would take, learned from what both really took."""
+"""Decides between loading and computing blocks, from the measured speed of both."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-_SHARE: Final = 0.2  # of the newest sample in each mean
-_FADE: Final = 0.97  # of what speaks against loading, each time that it prevails
-_LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill
-_LEAST_BYTES: Final = 1 << 20  # transfers of fewer say little about bandwidth
-_MOST_STEPS: Final = 4  # under way at once; a runner may leave the end of an idle step untold
+_SHARE: Final = 0.2  # weight of the newest sample in each mean; chosen
+_FADE: Final = 0.97  # bandwidths are divided by this each time that computing wins; chosen
+_LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
+_LEAST_BYTES: Final = 1 << 20  # smaller transfers say little about bandwidth; chosen
+_MOST_STEPS: Final = 4  # under way at once; a runner may not report an idle step's end; chosen
 
 
 class TransferCosts:
-    """Means of bandwidth and of prefill speed; without a sample a load is always tried.
+    """Running means of bandwidth and prefill speed; without a sample, a load is always tried.
 
-    A load takes its bytes' way, behind those under way, through memory or the disk. For steps and
-    for its turn a request waits either way, and longer where all compute again what they could
-    load: so waiting counts for neither. Where loading loses, what was measured fades a little, so
-    that some load is tried again and the means cannot be wrong for ever.
+    Load time = (bytes queued before it + its own bytes) / bandwidth. The time that a request waits
+    for the scheduler is not counted: it waits whether it loads or computes. Each time that
+    computing wins, the bandwidths are raised by 3 %, so that a load is eventually tried again and a
+    wrong estimate cannot last.
 
     Attributes:
-        load_bytes_per_s: From memory; 0 before the first sample, as the others.
-        disk_bytes_per_s: From the disk, by memory.
-        spill_bytes_per_s: Into memory.
-        prefill_tokens_per_s: Of steps that are not all decoding.
-        queued_bytes: Of loads that are under way.
+        load_bytes_per_s: From host memory to the pool; this and the others are 0 before their first
+            sample.
+        disk_bytes_per_s: From disk to host memory.
+        spill_bytes_per_s: From the pool to host memory.
+        prefill_tokens_per_s: In steps that do not only decode.
+        queued_bytes: Bytes of loads under way.
 
     Args:
         clock: Monotonic seconds.
@@ -43,7 +44,10 @@ class TransferCosts:
         self._last_end = float("-inf")
 
     def worth_loading(self, tokens: int, warm_bytes: int, cold_bytes: int) -> bool:
-        """Whether these bytes for ``tokens`` tokens come sooner than the tokens are computed."""
+        """Whether loading these bytes takes no longer than computing ``tokens`` tokens.
+
+        If it takes longer, raises the bandwidths a little; see the class.
+        """
         if not self.prefill_tokens_per_s:
             return True
         if self.load_s(warm_bytes, cold_bytes) <= tokens / self.prefill_tokens_per_s:
@@ -53,27 +57,28 @@ class TransferCosts:
         return False
 
     def load_s(self, warm_bytes: int, cold_bytes: int) -> float:
-        """What a load takes, behind those under way; 0 where nothing was measured yet."""
+        """Seconds that a load takes, behind those under way; 0 if nothing was measured yet."""
         load_s = _over(self.queued_bytes + warm_bytes, self.load_bytes_per_s)
         return load_s + _over(cold_bytes, self.disk_bytes_per_s)
 
     def loaded(self, size: int, transfer_s: float, from_disk: bool) -> None:
-        """A load of ``size`` bytes took ``transfer_s``."""
+        """Note that a load of ``size`` bytes took ``transfer_s`` seconds."""
         if from_disk:
             self.disk_bytes_per_s = _speed(self.disk_bytes_per_s, size, transfer_s)
         else:
             self.load_bytes_per_s = _speed(self.load_bytes_per_s, size, transfer_s)
 
     def spilled(self, size: int, transfer_s: float) -> None:
-        """A spill of ``size`` bytes took ``transfer_s``."""
+        """Note that a spill of ``size`` bytes took ``transfer_s`` seconds."""
         self.spill_bytes_per_s = _speed(self.spill_bytes_per_s, size, transfer_s)
 
     def step_began(self, tokens: int) -> None:
-        """A step with ``tokens`` tokens was scheduled."""
+        """Note that a step with ``tokens`` tokens was scheduled."""
         self._steps.append((tokens, self._clock()))
 
     def step_ended(self) -> None:
-        """The oldest step's output arrived. Steps overlap: one begins when the last has ended."""
+        """Note that the oldest step's output arrived. Steps overlap: one counts from the end of the
+        one before it."""
         if not self._steps:
             return
         tokens, began = self._steps.popleft()

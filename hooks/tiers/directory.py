@@ -1,4 +1,4 @@
-"""Which blocks have copies, and where: the scheduler's book of the WARM and COLD tiers."""
+"""Which blocks have copies, and where: the scheduler's record of the WARM and COLD tiers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..keys import key_of
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """One block's bytes in every worker's memory.
+    """One block's copy in every worker's memory.
 
     Attributes:
         id: Its number, used once.
-        block_hash: Whose bytes they are.
-        era: How often the directory had been cleared when it was begun.
-        may_demote: Whether it may reach the disk, and so another process.
+        block_hash: The hash of the block that it is a copy of.
+        era: How often the directory had been cleared when the copy was begun.
+        may_demote: Whether it may be written to disk, and so reach another process.
         pins: Jobs under way that read or write it.
     """
 
@@ -30,14 +30,14 @@ class Copy:
 
 
 class CopyDirectory:
-    """Copies by block hash. Only what is complete is found.
+    """Finds copies by block hash; only complete copies are found.
 
     Attributes:
-        warm_capacity: Copies that fit into every worker's memory; 0 before they said so.
+        warm_capacity: Copies that fit into every worker's memory; 0 before the workers reported.
         cold_capacity: Records that fit on every worker's disk.
 
     Args:
-        plain: Give up the least recently used copy first, whatever is known of it.
+        plain: Give up the least recently used copy first, whatever the graph knows of it.
     """
 
     def __init__(self, warm_capacity: int = 0, cold_capacity: int = 0, plain: bool = False) -> None:
@@ -55,32 +55,32 @@ class CopyDirectory:
 
     @property
     def warm_blocks(self) -> int:
-        """Complete copies in memory."""
+        """How many complete copies are in memory."""
         return len(self._warm)
 
     @property
     def cold_blocks(self) -> int:
-        """Complete records on disk."""
+        """How many complete records are on disk."""
         return len(self._cold)
 
     @property
     def room(self) -> int:
-        """Copies that can be begun now."""
+        """How many copies can be begun now."""
         return self.warm_capacity - self._held
 
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._warm or block_hash in self._cold
 
     def warm(self, block_hash: bytes) -> Copy | None:
-        """The copy in memory."""
+        """Return a block's copy in memory; None if there is none."""
         return self._warm.get(block_hash)
 
     def is_cold(self, block_hash: bytes) -> bool:
-        """Whether there is a record on disk."""
+        """Whether a block has a record on disk."""
         return block_hash in self._cold
 
     def hash_of(self, key: int) -> bytes | None:
-        """The full hash of a block with a copy, by the key that advice uses."""
+        """Return the full hash of a block with a copy, by the key that advice uses."""
         return self._hashes.get(key)
 
     def warm_hashes(self) -> list[bytes]:
@@ -105,15 +105,15 @@ class CopyDirectory:
     # Copies in memory ---------------------------------------------------------------------------
 
     def begin(self, block_hash: bytes, may_demote: bool = True) -> Copy:
-        """A new copy, pinned and not found before ``complete``; there must be ``room``."""
+        """Begin a copy, pinned and not found before ``complete``; there must be ``room``."""
         assert self.room > 0
         self._held += 1
         self._next += 1
         return Copy(self._next, block_hash, self._era, may_demote, pins=1)
 
     def complete(self, copy: Copy) -> bool:
-        """The copy's bytes are there. False, and it is given up, if the block has one already or
-        the directory was cleared meanwhile."""
+        """Note that the copy's bytes are there. Returns False, and gives it up, if the block
+        already has a copy or the directory was cleared meanwhile."""
         copy.pins -= 1
         if copy.block_hash in self._warm or copy.era != self._era:
             self._release(copy)
@@ -124,30 +124,30 @@ class CopyDirectory:
         return True
 
     def holds(self, copy: Copy) -> bool:
-        """Whether the copy's bytes are still what its hash says: nothing was cleared since."""
+        """Whether the copy's bytes are what its hash says: nothing was cleared since it began."""
         return copy.era == self._era
 
     def abandon(self, copy: Copy) -> None:
-        """The copy did not become complete."""
+        """Note that the copy did not become complete."""
         self._release(copy)
 
     def used(self, hashes: Sequence[bytes]) -> None:
-        """A request uses this chain in the pool; of its records on disk the tail goes first."""
+        """Note that the pool uses this chain; of its records on disk, the tail goes first."""
         self._order.used(hashes)
         for block_hash in reversed(hashes):
             if block_hash in self._cold:
                 self._cold.move_to_end(block_hash)
 
     def leaves(self, block_hash: bytes) -> None:
-        """The pool is about to lose this block, or lost it: its copy is wanted now."""
+        """Note that the pool lost this block, or is about to: its copy is wanted now."""
         self._order.leaves(block_hash)
 
     def stands_twice(self, block_hash: bytes) -> bool:
-        """Whether the block is in use in the pool, as far as we heard."""
+        """Whether the block is in use in the pool, as far as the directory was told."""
         return self._order.stands_twice(block_hash)
 
     def victims(self, count: int, first: Iterable[bytes]) -> list[Copy]:
-        """Copies in memory to give up or demote; ``first`` is advice, see ``CopyOrder``."""
+        """Choose copies in memory to give up or demote; ``first`` is advice, see ``CopyOrder``."""
         found: dict[int, Copy] = {}
         for block_hash in self._order.first(first):
             if len(found) >= count:
@@ -158,7 +158,7 @@ class CopyDirectory:
         return list(found.values())
 
     def drop(self, copy: Copy) -> None:
-        """Give up a complete copy; its memory is free once the jobs that have it are done."""
+        """Give up a complete copy; its memory is free once the jobs that use it are done."""
         if self._warm.get(copy.block_hash) is copy:
             del self._warm[copy.block_hash]
             self._order.discard(copy.block_hash)
@@ -167,7 +167,7 @@ class CopyDirectory:
                 self._release(copy)
 
     def unpin(self, copy: Copy) -> None:
-        """A job that had this copy is done."""
+        """Note that a job that used this copy is done."""
         copy.pins -= 1
         if not copy.pins and self._warm.get(copy.block_hash) is not copy:
             self._release(copy)
@@ -175,7 +175,7 @@ class CopyDirectory:
     # Records on disk ----------------------------------------------------------------------------
 
     def add_cold(self, block_hash: bytes) -> None:
-        """A record is complete on every worker's disk."""
+        """Note that a record is complete on every worker's disk."""
         self._cold[block_hash] = None
         self._hashes[key_of(block_hash)] = block_hash
 
@@ -187,11 +187,11 @@ class CopyDirectory:
         self._erased.append(block_hash)
 
     def oldest_cold(self, count: int) -> list[bytes]:
-        """The least recently used records."""
+        """Return the least recently used records."""
         return [block_hash for block_hash, _ in zip(self._cold, range(count), strict=False)]
 
     def clear(self) -> None:
-        """Give up everything: what blocks hold no longer follows from their hashes."""
+        """Give up everything: the blocks' bytes no longer follow from their hashes."""
         self._era += 1
         self._cleared = True
         for copy in list(self._warm.values()):
@@ -202,17 +202,17 @@ class CopyDirectory:
     # For the workers ----------------------------------------------------------------------------
 
     def take_released(self) -> tuple[int, ...]:
-        """Copies whose memory became free since the last call."""
+        """Take the copies whose memory became free since the last call."""
         released, self._released = tuple(self._released), []
         return released
 
     def take_erased(self) -> tuple[bytes, ...]:
-        """Records that were given up since the last call."""
+        """Take the records that were given up since the last call."""
         erased, self._erased = tuple(self._erased), []
         return erased
 
     def take_cleared(self) -> bool:
-        """Whether everything was given up since the last call."""
+        """Take whether everything was given up since the last call."""
         cleared, self._cleared = self._cleared, False
         return cleared
 

@@ -1,4 +1,4 @@
-"""Whether a worker's disk still answers: a hanging one must not hold up whoever waits for it."""
+"""Notices a disk that no longer answers, so that it does not hold up those who wait for it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Final
 
 from .jobs import Job
 
-PATIENCE_S: Final = 5.0  # chosen: one record takes a disk that works a small part of it
+PATIENCE_S: Final = 5.0  # a working disk takes a small part of it per record; chosen
 
 
 class DiskWatch:
-    """Jobs that the disk's thread has, until one side answers for each: it, or whoever waits.
+    """Jobs of the disk's thread, until one side has answered for each: that thread, or whoever
+    waits.
 
-    A system call to a disk that hangs (a network's, a dying one) cannot be ended. So the answer is
-    given without it, and what it says later, if ever, counts for nothing.
+    A system call to a disk that hangs (a network's, a dying one) cannot be cancelled. So the
+    waiting side answers instead, and what the disk's thread reports later is ignored.
 
     Attributes:
-        stuck: Whether nothing was heard for too long, and nothing since.
+        stuck: Whether nothing has moved for too long.
 
     Args:
         clock: Monotonic seconds.
-        patience_s: Without a record read or written.
+        patience_s: Seconds without a record read or written after which the disk counts as stuck.
     """
 
     def __init__(self, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
@@ -32,13 +33,13 @@ class DiskWatch:
         self.stuck = False
 
     def add(self, job: Job) -> None:
-        """The disk's thread is given ``job``."""
+        """Note that the disk's thread was given ``job``."""
         if not self._jobs:
             self._moved_at = self._clock()
         self._jobs[job.id] = job
 
     def moved(self) -> None:
-        """The disk answered."""
+        """Note that a record was read or written."""
         self._moved_at = self._clock()
         self.stuck = False
 
@@ -47,11 +48,11 @@ class DiskWatch:
         return job.id in self._jobs
 
     def claim(self, job: Job) -> bool:
-        """Whether the caller is to answer for ``job``; nobody else will then."""
+        """Whether the caller shall answer for ``job``; then no other caller will."""
         return self._jobs.pop(job.id, None) is not None
 
     def overdue(self) -> list[Job]:
-        """Jobs to answer for now, as failed: all, once nothing moved for too long."""
+        """Take the jobs to answer for now, as failed: all, once nothing moved for too long."""
         if not self._jobs or self._clock() - self._moved_at < self._patience_s:
             return []
         self.stuck = True

@@ -1,4 +1,4 @@
-"""How much host memory this process may still have: the machine's, and its control group's."""
+"""How much host memory this process may still take, by the machine and by its control group."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-_KEPT_SHARE: Final = 0.1  # of what is free stays so: the engine's own needs go on growing
+_KEPT_SHARE: Final = 0.1  # of what is free stays free: the engine's own needs grow; chosen
 _UNLIMITED: Final = 1 << 60  # control groups write "max", or a number that no machine has
 
 
 def share_of(wanted: int, sharers: int, root: Path = Path("/")) -> int:
-    """What each of ``sharers`` that want ``wanted`` bytes can have without starving the others.
+    """Bytes that each of ``sharers`` workers, all of which want ``wanted``, can have.
 
-    Memory is committed when it is first used: who is promised more than there is, is ended by the
-    kernel under load, hours after the start.
+    Memory is committed when it is first used. A process that was promised more than there is would
+    be killed by the kernel under load, hours after its start.
     """
     return min(wanted, int(available_bytes(root) * (1 - _KEPT_SHARE)) // sharers)
 
@@ -31,7 +31,7 @@ def _machine_bytes(root: Path) -> int:
 
 
 def _group_bytes(root: Path) -> Iterator[int]:
-    """What each group that this process is in, up to the outermost, leaves free."""
+    """Bytes that each control group of this process, up to the outermost, leaves free."""
     yield _UNLIMITED
     mounts = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():

@@ -1,7 +1,7 @@
 """What the scheduler asks of its workers, and what they answer.
 
-Every worker does every job on its own shard of the blocks. A copy is named by a number that is
-used once in an engine's life, so that nothing late can be mistaken for something new.
+Every worker does every job on its own shard of the blocks. A copy is named by a number that is used
+once in an engine's life, so that a late message cannot be mistaken for a new one.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Spill:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Bring ``copies`` back into the engine's ``blocks``.
+    """Copy ``copies`` back into the engine's ``blocks``.
 
     Attributes:
-        from_disk: Copies that do not exist in memory yet: by position, the hash to read.
-        request: Who waits for it; None if nobody does yet.
+        from_disk: Copies that are not in memory yet: by position, the hash to read.
+        request: The request that waits for the load; None for a prefetch.
     """
 
     id: int
@@ -49,13 +49,13 @@ Job = Spill | Load | Demote
 
 @dataclass(frozen=True, slots=True)
 class TierWork:
-    """One engine step's orders; first what is void, then the new jobs.
+    """One engine step's orders: first what is void, then the new jobs.
 
     Attributes:
-        release: Copies in memory that are given up; no job under way has them.
+        release: Copies in memory that are given up; no job under way uses them.
         erase: Hashes whose records on disk are given up.
-        disown: Whether a later process must not find what the disk holds from here on: the
-            weights may have changed in memory, and their checkpoint says nothing of it.
+        disown: Whether a later process must not find what is on disk from here on: the weights may
+            have changed in memory, in which case their checkpoint does not tell.
     """
 
     jobs: tuple[Job, ...] = ()
@@ -79,7 +79,7 @@ class JobDone:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What one worker has: fewer layers or less memory than another's make a difference.
+    """What one worker has; workers differ in layers and in memory.
 
     Attributes:
         warm_capacity: Copies that fit into its memory.
@@ -94,7 +94,7 @@ class WorkerStart:
 
 @dataclass(frozen=True, slots=True)
 class TierAnswer:
-    """What workers have to say after a step; ``starts`` are said once, by each, at the start."""
+    """What workers report after a step; each reports its ``starts`` once, at the start."""
 
     done: tuple[JobDone, ...] = ()
     starts: tuple[WorkerStart, ...] = ()
@@ -120,10 +120,10 @@ class _Open:
 
 
 class JobBook:
-    """Jobs that the workers have, until all of them answered.
+    """Jobs under way, until all workers have answered.
 
     Args:
-        workers: How many answers a job needs.
+        workers: Answers that a job needs.
     """
 
     def __init__(self, workers: int) -> None:
@@ -137,23 +137,24 @@ class JobBook:
         return len(self._open)
 
     def number(self) -> int:
-        """The number of the next job."""
+        """Return the number of the next job."""
         self._next += 1
         return self._next
 
     def open(self, job: Job, finish: Finish) -> None:
-        """Give out a job; ``finish`` hears of it once, when the last worker answered."""
+        """Give out a job; ``finish`` is called once, when the last worker has answered."""
         self._new.append(job)
         self._open[job.id] = _Open(job, finish, self._workers)
         self.pressing += not isinstance(job, Demote)
 
     def take(self) -> tuple[Job, ...]:
-        """The jobs that were opened since the last call."""
+        """Take the jobs that were opened since the last call."""
         jobs, self._new = tuple(self._new), []
         return jobs
 
     def answer(self, done: JobDone) -> None:
-        """One worker's answer: what failed for one has failed; the slowest sets the time."""
+        """Take one worker's answer. What failed for one worker has failed; the slowest sets the
+        time."""
         entry = self._open.get(done.id)
         if entry is None:
             return  # answered already: a worker that repeats itself changes nothing

@@ -1,4 +1,4 @@
-"""What the scheduler's tier decisions share: the book of copies, open jobs, costs, counters."""
+"""What the scheduler's tier decisions share: the copies' directory, open jobs, costs, counters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .costs import TransferCosts
 from .directory import Copy, CopyDirectory
 from .jobs import Demote, JobBook, JobDone, WorkerStart
 
-_ANNOUNCED_AT_ONCE = 65_536  # keys in one event
-_DEMOTIONS_AT_ONCE = 64  # copies on their way to the disk
-_PATIENCE_S = 1.0  # beyond that, computing is no longer than waiting for who is not heard of
-_USUAL_TIMES = 2.0  # of what a load usually takes, others' wait for it too
-_LOW_WATER = 16  # with a disk, one record in so many is kept free
+_ANNOUNCED_AT_ONCE = 65_536  # keys per event; chosen
+_DEMOTIONS_AT_ONCE = 64  # copies on their way to the disk; chosen
+_PATIENCE_S = 1.0  # seconds that others wait for a load at least; chosen
+_USUAL_TIMES = 2.0  # … and so many times as long as such a load usually takes; chosen
+_LOW_WATER = 16  # with a disk, one record in so many is kept free; chosen
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class TierCounts:
     prefetch_cancelled: int = 0
 
     def since(self, before: TierCounts) -> TierCounts:
-        """What happened after ``before``."""
+        """Return the counts since ``before``."""
         names = (field.name for field in fields(self))
         return TierCounts(**{name: getattr(self, name) - getattr(before, name) for name in names})
 
@@ -50,17 +50,16 @@ class TierLedger:
     """The WARM and COLD tiers as the scheduler sees them; one thread changes them.
 
     Attributes:
-        coming: Hashes of blocks that a load is bringing back now, and until when others wait.
-        adapted: Keys of blocks in the pool that an adapter computed. Their hashes name it and not
-            its weights, which may be trained on under the same name: no copy of theirs may
-            outlive this process.
+        coming: Hashes of blocks that a load is bringing back, and until when other requests wait.
+        adapted: Keys of blocks in the pool that a LoRA adapter computed. Their hashes name it but
+            not its weights, which may be trained further: no copy of them may outlive this process.
 
     Args:
-        block_bytes: One block's bytes on one worker.
+        block_bytes: Bytes of one block on one worker.
         workers: How many workers answer for each job.
         emit: Takes each event for the sidecar; must not wait.
         clock: Monotonic seconds.
-        plain: Keep the most recently used copies, whatever is known of them.
+        plain: Keep the most recently used copies, whatever the graph knows of them.
     """
 
     def __init__(
@@ -84,22 +83,22 @@ class TierLedger:
         self._demoting = 0
 
     def expect(self, hashes: Sequence[bytes], warm_bytes: int, cold_bytes: int) -> None:
-        """A load of so many bytes begins: others wait for it, if it is not unusually slow."""
+        """Note that a load of so many bytes begins: others wait for it while it is not too slow."""
         usual_s = self.costs.load_s(warm_bytes, cold_bytes)
         until = self.clock() + _PATIENCE_S + _USUAL_TIMES * usual_s
         self.coming.update(dict.fromkeys(hashes, until))
 
     def arrived(self, hashes: Sequence[bytes]) -> None:
-        """A load is over, well or not."""
+        """Note that a load is over, whether it succeeded or not."""
         for block_hash in hashes:
             self.coming.pop(block_hash, None)
 
     def make_room(self, count: int, first: Iterable[bytes]) -> int:
-        """How many copies of ``count`` can be begun now; gives up or demotes the least worth.
+        """How many copies of ``count`` can be begun now; gives up or demotes others for them.
 
         Args:
             count: Copies wanted.
-            first: Hashes in the order in which their copies should go; then the least recent.
+            first: Hashes in the order in which copies go; after them, the least recently used.
         """
         directory = self.directory
         missing = count - directory.room
@@ -110,7 +109,7 @@ class TierLedger:
         return min(count, directory.room)
 
     def give_up(self, copies: Sequence[Copy], cause: Cause = Cause.ROOM) -> None:
-        """Drop complete copies; those that were replaced meanwhile are gone already."""
+        """Drop complete copies; copies that were replaced meanwhile are gone already."""
         copies = [copy for copy in copies if self.directory.warm(copy.block_hash) is copy]
         for copy in copies:
             self.directory.drop(copy)
@@ -124,7 +123,7 @@ class TierLedger:
         self.announce_dropped(hashes, Tier.COLD, cause)
 
     def clear(self) -> None:
-        """The engine's prefix cache was reset: perhaps for new weights, so nothing holds."""
+        """Drop everything: the engine's prefix cache was reset, perhaps for new weights."""
         warm, cold = self.directory.warm_hashes(), self.directory.cold_hashes()
         self._was_cleared = True
         self.directory.clear()
@@ -133,7 +132,7 @@ class TierLedger:
         self.announce_dropped(cold, Tier.COLD, Cause.RESET)
 
     def started(self, starts: Sequence[WorkerStart]) -> None:
-        """What the workers have: the least of each, and the records that are on every disk.
+        """Take what the workers have: the least of each, and the records that are on every disk.
 
         After a reset that came first, the records may be of older weights: they are erased.
         """
@@ -147,7 +146,7 @@ class TierLedger:
             directory.clear()
 
     def _demote(self, count: int, first: Iterable[bytes]) -> None:
-        """Send up to ``count`` copies on to the disk; drop what need not or may not go there."""
+        """Demote up to ``count`` copies; drop those that need not or may not be on disk."""
         count = min(count, min(_DEMOTIONS_AT_ONCE, self.directory.cold_capacity) - self._demoting)
         if count <= 0:
             return
@@ -195,7 +194,7 @@ class TierLedger:
         self.counts.dropped -= len(written)
 
     def _make_cold_room(self) -> None:
-        """For all that is on its way: the disk would otherwise choose victims of its own."""
+        """Make room on disk for what is on its way: the disk would choose victims itself."""
         excess = self.directory.cold_blocks + self._demoting - self.directory.cold_capacity
         if excess > 0:
             gone = self.directory.oldest_cold(excess)
@@ -205,17 +204,17 @@ class TierLedger:
     # For the sidecar ----------------------------------------------------------------------------
 
     def announce(self, hashes: Sequence[bytes], tier: Tier) -> None:
-        """Tell of copies that were completed."""
+        """Emit events for copies that were completed."""
         for event in self._spilled_events(hashes, tier):
             self._emit(event)
 
     def announce_dropped(self, hashes: Sequence[bytes], tier: Tier, cause: Cause) -> None:
-        """Tell of copies that are gone, and why."""
+        """Emit events for copies that are gone, with the reason."""
         if hashes:
             self._emit(CopiesDropped(pack_keys([key_of(h) for h in hashes]), int(tier), int(cause)))
 
     def all_copies(self) -> list[AnyEvent]:
-        """Every copy there is, for a sidecar that starts anew; from any thread."""
+        """Return every copy, for a sidecar that starts again; safe to call from any thread."""
         directory = self.directory
         return [
             *self._spilled_events(directory.warm_hashes(), Tier.WARM),
@@ -233,7 +232,7 @@ class TierLedger:
         ]
 
     def report(self) -> TierReport:
-        """Levels and counters."""
+        """Return levels and counters as an event."""
         directory, costs = self.directory, self.costs
         return TierReport(
             bytes_per_block=self.block_bytes,

@@ -35,18 +35,18 @@ _FAILED: Final = (
 class TierMover:
     """Does a scheduler's tier work on one worker; never raises into the engine.
 
-    ``submit`` is called by the engine's thread and waits for nothing: even room in the arena, which
-    may have to be page-locked first, is found on the memory's thread. The disk has a thread of its
-    own, so that a slow one holds up nobody else.
+    The engine's thread calls ``submit``, which waits for nothing: even room in the arena, which may
+    have to be page-locked first, is made on the memory's thread. The disk has a thread of its own,
+    so that a slow disk delays nothing else.
 
     Attributes:
-        answers: What became of it all.
+        answers: What became of the jobs.
 
     Args:
         cache: The engine's paged memory on this worker.
-        arena: Where copies in memory live.
-        disk: Where they are demoted to, if there is a disk tier.
-        hash_bytes: Length of a block hash; the disk's keys are filled up with zeros.
+        arena: The memory for copies.
+        disk: The disk tier, if there is one.
+        hash_bytes: Length of a block hash; the disk's keys are padded with zeros.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TierMover:
         self._once = Once(logger)
 
     def submit(self, work: TierWork) -> None:
-        """Begin a step's work; what the engine wrote until now is what a spill reads."""
+        """Begin a step's work; a spill reads what the engine has written until now."""
         try:
             fence = self._stream.fence()
         except Exception as error:
@@ -103,7 +103,7 @@ class TierMover:
             self._begin(job, fence)
 
     def _release(self, copies: Sequence[int]) -> None:
-        """Free copies; what the disk's thread has, only when it is done with it."""
+        """Free copies; those that the disk's thread uses, only when it is done with them."""
         self._freed_late |= self._on_disk.intersection(copies)
         free = [copy for copy in copies if copy in self._handles and copy not in self._on_disk]
         handles = [self._handles.pop(copy) for copy in free]
@@ -135,7 +135,7 @@ class TierMover:
                 self._send_to_disk(job, lambda: self._demote(job, records), lambda failed: failed)
 
     def _records_for(self, job: Job) -> list[int]:
-        """Handles of a job's copies; those that it makes are allocated now."""
+        """Return handles of a job's copies; allocates those that the job makes."""
         if isinstance(job, Spill):
             self._new_records(job.copies)
         elif isinstance(job, Load):
@@ -185,7 +185,7 @@ class TierMover:
         operation: Callable[[], Set[int]],
         rest: Callable[[Set[int]], Set[int]],
     ) -> None:
-        """Have the disk's thread read or write; then the memory's goes on with what failed."""
+        """Let the disk's thread read or write; the memory's thread continues with what failed."""
         if self._watch.stuck:
             self._report(job, _all_of(job), 0.0, StorageError("the disk does not answer"))
             return
@@ -199,7 +199,7 @@ class TierMover:
         operation: Callable[[], Set[int]],
         rest: Callable[[Set[int]], Set[int]],
     ) -> None:
-        """On the disk's thread. What was given up meanwhile is not begun."""
+        """Run on the disk's thread; a job that was given up meanwhile is not begun."""
         began = time.perf_counter()
         try:
             failed = operation() if self._watch.waits_for(job) else _all_of(job)
@@ -209,7 +209,8 @@ class TierMover:
         self._memory.put(lambda: self._back_from_disk(job, outcome, began))
 
     def _back_from_disk(self, job: Job, rest: Callable[[], Set[int]], began: float) -> None:
-        """Nothing is written to the engine's memory for a job that was given up."""
+        """Continue on the memory's thread; a job that was given up writes nothing to the engine's
+        memory."""
         self._watch.moved()
         self._on_disk.difference_update(job.copies)
         late = self._freed_late.intersection(job.copies)

@@ -1,4 +1,4 @@
-"""A thread for what must not hold up others."""
+"""A thread for work that must not delay others."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
 
-_CLOSE_S: Final = 5.0  # that it is given to finish when the engine ends
+_CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
 
 
 class TaskThread:
-    """Does one thing after the other.
+    """Runs tasks one after the other.
 
     Args:
-        name: The thread's.
+        name: The thread's name.
     """
 
     def __init__(self, name: str) -> None:
@@ -24,16 +24,16 @@ class TaskThread:
         self._thread.start()
 
     def put(self, task: Callable[[], None]) -> None:
-        """Do ``task`` after what was put before; it reports its own failure."""
+        """Run ``task`` after those that were put before; it reports its own failure."""
         self._tasks.put(task)
 
     @property
     def alive(self) -> bool:
-        """Whether something is still under way, or may come."""
+        """Whether a task is under way, or may still come."""
         return self._thread.is_alive()
 
     def close(self) -> bool:
-        """Finish what was put; False if that takes too long."""
+        """Finish the tasks that were put; False if that takes too long."""
         self._tasks.put(None)
         self._thread.join(timeout=_CLOSE_S)
         return not self.alive
