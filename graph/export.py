@@ -10,7 +10,7 @@ import numpy as np
 
 from .kvcache_graph import KVCacheGraph
 from .queries.views import ROOT, block_attributes, edge_link
-from .tables.edges import BLOCK_TO_BLOCK
+from .tables.edge_list import BLOCK_TO_BLOCK, Edge
 from .tables.tables import Tables
 from .types import NO_ROW, EdgeType
 
@@ -26,12 +26,11 @@ def to_networkx(graph: KVCacheGraph) -> nx.MultiDiGraph:
     for row in tables.blocks.live_rows().tolist():
         attributes = block_attributes(tables, row)
         exported.add_node(attributes.pop("id") + suffixes.get(row, ""), **attributes)
-    edges = tables.edges
-    for edge in np.flatnonzero(edges.alive[: edges.size]).tolist():
+    for edge in tables.all_edges.all():
         link = edge_link(tables, edge)
-        source, target = link["source"], link["target"] + suffixes.get(_block_at(tables, edge), "")
+        source, target = link["source"], link["target"] + suffixes.get(_block_at(edge), "")
         if source != ROOT:
-            source += suffixes.get(int(edges.source[edge]), "")
+            source += suffixes.get(edge.source, "")
         for node in (source, target):
             if node not in exported:
                 exported.add_node(node, kind=node.partition(":")[0])
@@ -51,12 +50,11 @@ def _suffixes(tables: Tables) -> dict[int, str]:
     return {row: f"@{int(tables.blocks.salt[row]):016x}" for row in twins}
 
 
-def _block_at(tables: Tables, edge: int) -> int:
+def _block_at(edge: Edge) -> int:
     """The block row that an edge's target is, or is a copy of; ``NO_ROW`` for a memory."""
-    kind, target = EdgeType(int(tables.edges.kind[edge])), int(tables.edges.target[edge])
-    if kind is EdgeType.SPILL_LINK:
-        return target >> 1
-    return target if kind in BLOCK_TO_BLOCK else NO_ROW
+    if edge.kind is EdgeType.SPILL_LINK:
+        return edge.target >> 1
+    return edge.target if edge.kind in BLOCK_TO_BLOCK else NO_ROW
 
 
 def write_graphml(graph: KVCacheGraph, path: Path) -> None:

@@ -20,16 +20,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from .columns.interner import Interner
 from .errors import SnapshotError
 from .kvcache_graph import KVCacheGraph
+from .tables.blocks import BlockTable
+from .tables.edges import EdgeStore
 from .tables.integrity import check_integrity
-from .tables.interner import Interner
 from .tables.tables import Tables
-from .types import EdgeType
 
-_MAGIC: Final = b"KVGSNAP\x07"
+_MAGIC: Final = b"KVGSNAP\x08"
 _DIGEST_BYTES: Final = 32
-_BLOCK_TIMES: Final = ("created", "last_attended", "last_hit", "pinned_until")
 _SESSION_TIMES: Final = ("created", "started", "last_seen", "expected_return")
 _INTERNERS: Final = ("segment_names", "tenants", "memories")
 
@@ -85,8 +85,8 @@ def _collect(tables: Tables, now: float) -> dict[str, npt.NDArray[Any]]:
     names["tools"] = tables.sessions.tools.names
     return {
         "names": np.frombuffer(json.dumps(names).encode(), dtype=np.uint8),
-        **_prefixed("blocks", _shifted(tables.blocks.columns(), _BLOCK_TIMES, -now)),
-        **_prefixed("edges", _shifted(tables.edges.columns(), ("updated",), -now)),
+        **_prefixed("blocks", _shifted(tables.blocks.columns(), BlockTable.times(), -now)),
+        **_prefixed("edges", _shifted(tables.edges.columns(), EdgeStore.times(), -now)),
         **_prefixed("sessions", _shifted(tables.sessions.columns(), _SESSION_TIMES, -now)),
         **_prefixed("learned", tables.sessions.learned()),
     }
@@ -94,13 +94,9 @@ def _collect(tables: Tables, now: float) -> dict[str, npt.NDArray[Any]]:
 
 def _fill(tables: Tables, arrays: dict[str, npt.NDArray[Any]], now: float) -> None:
     names = json.loads(arrays["names"].tobytes())
-    tables.blocks.load_columns(_shifted(_section(arrays, "blocks"), _BLOCK_TIMES, now))
+    tables.blocks.load_columns(_shifted(_section(arrays, "blocks"), BlockTable.times(), now))
     tables.blocks.tiers[:] = 0
-    tables.edges.load_columns(_shifted(_section(arrays, "edges"), ("updated",), now))
-    copies = tables.edges.of_kind(EdgeType.SPILL_LINK)
-    tables.edges.remove_between(
-        EdgeType.SPILL_LINK, tables.edges.source[copies], tables.edges.target[copies]
-    )
+    tables.edges.load_columns(_shifted(_section(arrays, "edges"), EdgeStore.times(), now))
     sessions = _shifted(_section(arrays, "sessions"), _SESSION_TIMES, now)
     tables.sessions.load_columns(sessions, names["sessions"])
     tables.sessions.load_learned(_section(arrays, "learned"), names["tools"])

@@ -101,6 +101,7 @@ class BlockFlag(IntFlag):
     NONE = 0
     SUPERSEDED = 1  # only an abandoned branch of its session used it
     SHARED = 2  # more than one session walked it
+    EMBEDDED = 4  # the semantic index holds its embedding
 
 
 def as_keys(values: list[int] | bytes | Keys) -> Keys:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ...dashboards.api.graph_view import GraphView, Links, Names, Nodes
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.tables.edges import BLOCK_TO_BLOCK
+from ...graph.tables.edge_list import BLOCK_TO_BLOCK
 from ...graph.tables.tables import Tables
 from ...graph.types import EDGE_NAMES, LAYER_NAMES, NO_ROW, EdgeType, Rows, Tier
 from .log_views import Unix

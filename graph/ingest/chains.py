@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..tables.tables import Tables
-from ..types import NO_ROW, EdgeType, Rows
+from ..types import NO_ROW, Rows
 
 Flags = npt.NDArray[np.bool_]
 _REPAIR_PASSES: Final = 64
@@ -25,9 +25,7 @@ class ChainLinker:
         self._tables = tables
         self.cut_links = 0
 
-    def extend(
-        self, rows: Rows, new: Flags, before: Rows, counts: npt.NDArray[np.int64], now: float
-    ) -> None:
+    def extend(self, rows: Rows, new: Flags, before: Rows, counts: npt.NDArray[np.int64]) -> None:
         """Runs of consecutive blocks were stored, each behind a block of its own.
 
         Args:
@@ -49,9 +47,9 @@ class ChainLinker:
             base = np.where(before == NO_ROW, 0, depth[before] + 1)
             within = np.arange(len(rows)) - np.repeat(starts, counts)
             depths = np.where(new, np.repeat(base, counts) + within, depth[rows])
-        self._link(rows, new, parents, depths, now)
+        self._link(rows, new, parents, depths)
 
-    def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64], now: float) -> None:
+    def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64]) -> None:
         """Whole chains from their start are known: each one's ``i``-th row has depth ``i``.
 
         Args:
@@ -63,23 +61,7 @@ class ChainLinker:
         parents = np.empty_like(rows)
         parents[1:] = rows[:-1]
         parents[starts[counts > 0]] = NO_ROW
-        self._link(rows, new, parents, np.arange(len(rows)) - np.repeat(starts, counts), now)
-
-    def link_walked(self, rows: Rows, now: float) -> None:
-        """Requests walked these blocks (repeats allowed): note on the links how many did so far.
-
-        To the first block of a chain the link is from the root; see ``edges``.
-        """
-        blocks = self._tables.blocks
-        parents = blocks.parent[rows]
-        first = (parents == NO_ROW) & (blocks.depth[rows] == 0)
-        sources = np.where(first, rows, parents)
-        shared = (blocks.walkers[rows] >= 2) & (sources != NO_ROW)
-        if shared.any():
-            weights = blocks.walkers[rows[shared]].astype(np.float32)
-            self._tables.edges.upsert(
-                EdgeType.PREFIX_SHARE, sources[shared], rows[shared], weights, now
-            )
+        self._link(rows, new, parents, np.arange(len(rows)) - np.repeat(starts, counts))
 
     def ancestors(self, row: int, until: Rows) -> Rows:
         """int32: ``row`` and its ancestors, up to the first that stands in the chain ``until``.
@@ -114,25 +96,14 @@ class ChainLinker:
             fresh = np.arange(base, base + count, dtype=np.int32)
             depth[run] = np.where(new[start : start + count], fresh, depth[run])
 
-    def _link(
-        self, rows: Rows, new: Flags, parents: Rows, depths: npt.NDArray[Any], now: float
-    ) -> None:
+    def _link(self, rows: Rows, new: Flags, parents: Rows, depths: npt.NDArray[Any]) -> None:
         """Give rows that have no parent theirs, and all of them their depth."""
         blocks = self._tables.blocks
         moved = blocks.depth[rows] != depths
         blocks.depth[rows[moved]] = depths[moved]
         orphan = (blocks.parent[rows] == NO_ROW) & (parents != NO_ROW) & (parents != rows)
         if orphan.any():
-            linked = rows[orphan]
-            known = linked[~new[orphan]]
-            if known.size:  # what was taken for the first of a chain is not
-                self._tables.edges.remove_between(EdgeType.PREFIX_SHARE, known, known)
-            # Backwards, so that of two parents of one block the first to be told has it.
-            blocks.parent[linked[::-1]] = parents[orphan][::-1]
-            to = blocks.parent[linked]
-            self._tables.edges.upsert(
-                EdgeType.TEMPORAL, to, linked, np.ones(len(to), dtype=np.float32), now
-            )
+            self._tables.links.link(rows[orphan], parents[orphan])
         parents = blocks.parent[rows]
         upside_down = (parents != NO_ROW) & (blocks.depth[parents] >= blocks.depth[rows])
         if (moved & ~new).any() or upside_down.any():  # rare: an old row may have children
@@ -156,10 +127,7 @@ class ChainLinker:
         return np.flatnonzero(bad & blocks.alive[:size]).astype(np.int32)
 
     def _cut(self, rows: Rows) -> None:
-        blocks = self._tables.blocks
-        for kind in (EdgeType.TEMPORAL, EdgeType.PREFIX_SHARE):
-            self._tables.edges.remove_between(kind, blocks.parent[rows], rows)
-        blocks.parent[rows] = NO_ROW
+        self._tables.links.cut(rows)
         self.cut_links += len(rows)
 
 

@@ -105,7 +105,7 @@ class Ingest:
                 self._turns.signalled(event, now)
             case BlocksCleared():
                 self._tables.emptied(engine, now)
-                self._tables.blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
+                self._tables.blocks.unmark(engine, np.s_[:], Tier.HOT)
             case BlocksResident():
                 self._resident(engine, event, now)
             case BlocksAttended():
@@ -172,8 +172,8 @@ class Ingest:
         counts = np.array([len(event.hashes) // 8 for event in stored])
         salt = self._tables.salt(engine)
         rows, new = blocks.ensure(keys, now, salt)
-        self._chains.extend(rows, new, self._rows_before(stored, now, salt), counts, now)
-        blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
+        self._chains.extend(rows, new, self._rows_before(stored, now, salt), counts)
+        blocks.mark(engine, rows, Tier.HOT)
         blocks.tokens[rows] = np.repeat([event.block_size for event in stored], counts)
         self._claim(stored, rows, counts, now)
         self._tables.stored[engine] += len(rows)
@@ -208,8 +208,8 @@ class Ingest:
     def _remove(self, engine: int, removed: list[BlocksRemoved], now: float) -> None:
         blocks = self._tables.blocks
         rows = np.unique(_known(blocks.find(_joined(removed), self._tables.salt(engine))))
-        rows = rows[(blocks.tiers[engine, rows] & int(Tier.HOT)) != 0]
-        blocks.tiers[engine, rows] &= ~np.uint8(Tier.HOT)
+        rows = rows[blocks.has(engine, rows, Tier.HOT)]
+        blocks.unmark(engine, rows, Tier.HOT)
         self._tables.history.evicted(engine, rows, now)
         if engine in self.tier_reports:
             self._copies.count_evicted(engine, rows, now)
@@ -226,8 +226,8 @@ class Ingest:
         self._copies.forget(engine)  # they are announced again right after this
         rows, _ = blocks.ensure(as_keys(event.hashes), now, self._tables.salt(engine))
         self._tables.history.unheard(engine, rows)
-        blocks.tiers[engine] &= ~np.uint8(Tier.HOT)
-        blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
+        blocks.unmark(engine, np.s_[:], Tier.HOT)
+        blocks.mark(engine, rows, Tier.HOT)
 
     def _attended(self, engine: int, event: BlocksAttended, now: float) -> None:
         mass = np.frombuffer(event.mass, dtype="<f4") if len(event.mass) % 4 == 0 else _NONE
@@ -283,6 +283,7 @@ class Ingest:
         self.semantic.forget(rows)
         self._turns.forget(rows)
         self._tables.history.forget_rows(rows)
+        self._tables.links.release(rows)
         self._tables.blocks.release(rows)
 
     def _keys(self, hashes: bytes) -> Keys:

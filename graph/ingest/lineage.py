@@ -62,5 +62,5 @@ def _compacts(known: int, blocks: int, before: int, longest: int) -> bool:
 
 def owners(blocks: BlockTable, rows: Rows) -> Rows:
     """int32 ``[len(rows)]``: the sessions that alone walked each block row; see ``continued``."""
-    shared = (blocks.flags[rows] & int(BlockFlag.SHARED)) != 0
+    shared = blocks.flagged(rows, BlockFlag.SHARED)
     return np.where(shared, np.int32(SHARED), blocks.session[rows])

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..tables.tables import Tables
-from ..types import NO_ROW, EdgeType, Rows
+from ..types import BlockFlag, EdgeType, Rows
 
 Vectors = npt.NDArray[np.float32]
 
@@ -39,7 +39,7 @@ class SemanticLinker:
         index = self._ensure(vectors.shape[1])
         self._drop(rows)
         index.add(rows.astype(np.uint64), vectors)
-        self._tables.blocks.embedding[rows] = rows
+        self._tables.blocks.flag(rows, BlockFlag.EMBEDDED)
         sources, targets, cosines = self._near(index, rows, vectors)
         if sources.size:
             low, high = np.minimum(sources, targets), np.maximum(sources, targets)
@@ -49,18 +49,19 @@ class SemanticLinker:
         """Every embedding: ``rows`` int32 ``[n]`` and ``vectors`` float16 ``[n, dim]``."""
         if self._index is None:
             return {}
-        embedded = self._tables.blocks.embedding[: self._tables.blocks.size]
-        rows = np.flatnonzero(embedded != NO_ROW).astype(np.int32)
+        blocks = self._tables.blocks
+        embedded = blocks.flagged(np.s_[: blocks.size], BlockFlag.EMBEDDED)
+        rows = np.flatnonzero(embedded).astype(np.int32)
         found = np.asarray(self._index.get(rows.astype(np.uint64)), dtype=np.float16)
         return {"rows": rows, "vectors": found.reshape(len(rows), self._dim)}
 
     def load_vectors(self, vectors: dict[str, npt.NDArray[Any]]) -> None:
         """Take over what ``vectors()`` gave; their edges are the store's own."""
-        self._tables.blocks.embedding[:] = NO_ROW
+        self._tables.blocks.unflag(np.s_[:], BlockFlag.EMBEDDED)
         if vectors and len(vectors["rows"]):
             rows, values = vectors["rows"], vectors["vectors"].astype(np.float32)
             self._ensure(values.shape[1]).add(rows.astype(np.uint64), values)
-            self._tables.blocks.embedding[rows] = rows
+            self._tables.blocks.flag(rows, BlockFlag.EMBEDDED)
 
     def forget(self, rows: Rows) -> None:
         """These block rows are about to be reused."""
@@ -75,10 +76,10 @@ class SemanticLinker:
         return self._index
 
     def _drop(self, rows: Rows) -> None:
-        embedded = rows[self._tables.blocks.embedding[rows] != NO_ROW]
+        embedded = rows[self._tables.blocks.flagged(rows, BlockFlag.EMBEDDED)]
         if embedded.size:
             self._index.remove(embedded.astype(np.uint64))
-            self._tables.blocks.embedding[embedded] = NO_ROW
+            self._tables.blocks.unflag(embedded, BlockFlag.EMBEDDED)
 
     def _near(
         self, index: Any, rows: Rows, vectors: Vectors

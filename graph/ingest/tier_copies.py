@@ -7,14 +7,13 @@ from collections import Counter
 import numpy as np
 
 from ..messages.events import BlocksLoaded, BlocksSpilled, CopiesDropped
-from ..ranking.copy_worth import COPIES, worth_spilling
-from ..tables.edges import copy_id
+from ..ranking.copy_worth import worth_spilling
 from ..tables.tables import Tables
-from ..types import NO_ROW, EdgeType, Keys, Rows, Tier, as_keys
+from ..types import NO_ROW, Keys, Rows, Tier, as_keys
 
 
 class CopyRecorder:
-    """Applies what engines tell of their copies: tier bits, and a SPILL_LINK for each copy."""
+    """Applies what engines tell of their copies: as tier bits, from which SPILL_LINKs follow."""
 
     def __init__(self, tables: Tables, counters: Counter[str]) -> None:
         self._tables = tables
@@ -27,10 +26,8 @@ class CopyRecorder:
             return
         tier, blocks = Tier(event.tier), self._tables.blocks
         rows = np.unique(blocks.ensure(keys, now, self._tables.salt(engine))[0])
-        blocks.tiers[engine, rows] |= np.uint8(tier)
+        blocks.mark(engine, rows, tier)
         self._tables.history.copied(engine, rows)
-        ones = np.ones(len(rows), dtype=np.float32)
-        self._tables.edges.upsert(EdgeType.SPILL_LINK, rows, copy_id(rows, tier), ones, now)
         self._counters["blocks_spilled"] += len(rows)
         self._counters["bytes_spilled"] += len(rows) * event.bytes_per_block
 
@@ -41,7 +38,7 @@ class CopyRecorder:
             return
         blocks, keys = self._tables.blocks, as_keys(event.hashes)
         rows, _ = blocks.ensure(keys, now, self._tables.salt(engine))
-        blocks.tiers[engine, rows] |= np.uint8(Tier.HOT)
+        blocks.mark(engine, rows, Tier.HOT)
         blocks.last_hit[rows] = now
         self._tables.history.prefetched(engine, rows)
         self._counters["blocks_warmed"] += len(rows)
@@ -51,34 +48,24 @@ class CopyRecorder:
         keys = self._keys(event)
         if keys is not None:
             rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
-            rows = rows[rows != NO_ROW]
-            self._drop(engine, rows, Tier(event.tier))
-            bare = rows[(self._tables.blocks.tiers[engine, rows] & COPIES) == 0]
+            rows, blocks = rows[rows != NO_ROW], self._tables.blocks
+            blocks.unmark(engine, rows, Tier(event.tier))
+            bare = rows[~blocks.has(engine, rows, Tier.WARM | Tier.COLD)]
             self._tables.history.copies_lost(engine, bare, event.cause)
 
     def forget(self, engine: int) -> None:
         """An engine's copies are gone, or about to be announced anew."""
-        held = self._tables.blocks.tiers[engine, : self._tables.blocks.size]
-        rows = np.flatnonzero(held & COPIES).astype(np.int32)
-        for tier in (Tier.WARM, Tier.COLD):
-            self._drop(engine, rows, tier)
+        blocks = self._tables.blocks
+        blocks.unmark(engine, np.s_[: blocks.size], Tier.WARM | Tier.COLD)
 
     def count_evicted(self, engine: int, rows: Rows, now: float) -> None:
         """An engine with tiers lost these blocks: is there a copy, and should there be?"""
-        copied = (self._tables.blocks.tiers[engine, rows] & COPIES) != 0
+        copied = self._tables.blocks.has(engine, rows, Tier.WARM | Tier.COLD)
         lost = rows[~copied]
         missed = int(worth_spilling(self._tables, lost, now).sum())
         self._counters["evicted_with_copy"] += len(rows) - len(lost)
         self._counters["evicted_without_copy"] += missed
         self._counters["evicted_not_worth_copy"] += len(lost) - missed
-
-    def _drop(self, engine: int, rows: Rows, tier: Tier) -> None:
-        """Clear an engine's bits; a copy that no engine has any more loses its link."""
-        tiers = self._tables.blocks.tiers
-        rows = rows[(tiers[engine, rows] & int(tier)) != 0]
-        tiers[engine, rows] &= ~np.uint8(tier)
-        gone = rows[(np.bitwise_or.reduce(tiers[:, rows], axis=0) & int(tier)) == 0]
-        self._tables.edges.remove_between(EdgeType.SPILL_LINK, gone, copy_id(gone, tier))
 
     def _keys(self, event: BlocksSpilled | CopiesDropped) -> Keys | None:
         """The event's blocks; None, and it is counted, if it has no meaning."""

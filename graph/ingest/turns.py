@@ -61,19 +61,16 @@ class TurnRecorder:
         if not chains:
             return
         rows = self._lay(keys, counts, order, now, self._tables.salt(engine))
-        walked = [rows[:0]]
         for turn, chain in zip(chains, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
             if isinstance(turn, RequestStarted):
                 self._started(engine, turn, chain, now)
-                walked.append(chain)
             else:
                 self._finished(engine, turn, chain, now)
-        self._chains.link_walked(np.concatenate(walked), now)
 
     def _started(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> None:
         """A request was scheduled: count its hits, tag its blocks, begin its session's turn."""
         self._tables.blocks.tokens[rows] = event.block_size
-        self._tables.blocks.walkers[rows] += 1
+        self._tables.links.walk(rows)
         self._count_hits(event, rows, now)
         self._walked(engine, event, rows)
         session = self._session_of(event, rows, now)
@@ -134,7 +131,7 @@ class TurnRecorder:
         blocks = self._tables.blocks
         rows, new = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.bool_)
         rows[order], new[order] = blocks.ensure(keys[order], now, salt)
-        self._chains.lay(rows, new, counts, now)
+        self._chains.lay(rows, new, counts)
         blocks.last_attended[rows] = now
         return rows
 
@@ -185,7 +182,8 @@ class TurnRecorder:
 
     def _refer_to_memory(self, rows: Rows, segment: Segment, now: float) -> None:
         memory = self._tables.memories.intern(segment.memory_id or "")
-        rows = rows[self._tables.blocks.degree[EdgeType.MEMORY_REF, rows] < _MEMORIES_A_BLOCK]
+        known = self._tables.blocks.sums_of(EdgeType.MEMORY_REF).degree[rows]
+        rows = rows[known < _MEMORIES_A_BLOCK]
         if memory == NO_ROW or not len(rows):
             return
         targets = np.full(len(rows), memory, dtype=np.int32)
@@ -224,7 +222,7 @@ class TurnRecorder:
 
     def _left_behind(self, rows: Rows) -> Rows:
         blocks = self._tables.blocks
-        superseded: Rows = rows[(blocks.flags[rows] & int(BlockFlag.SUPERSEDED)) != 0]
+        superseded: Rows = rows[blocks.flagged(rows, BlockFlag.SUPERSEDED)]
         return superseded
 
     def _supersede(self, session: int, rows: Rows) -> None:
@@ -233,22 +231,20 @@ class TurnRecorder:
         Not while another request of the session runs: then the two are siblings.
         """
         blocks, sessions = self._tables.blocks, self._tables.sessions
-        blocks.flags[rows] &= ~np.uint8(BlockFlag.SUPERSEDED)
+        blocks.unflag(rows, BlockFlag.SUPERSEDED)
         if sessions.running[session] > 0:
             return
         left = self._chains.ancestors(int(sessions.tip[session]), rows)
         if not len(left) or (len(rows) and blocks.salt[left[0]] != blocks.salt[rows[0]]):
             return  # a session's turns with another model are a chain of their own
-        exclusive = (blocks.session[left] == session) & (
-            (blocks.flags[left] & int(BlockFlag.SHARED)) == 0
-        )
-        blocks.flags[left[exclusive]] |= np.uint8(BlockFlag.SUPERSEDED)
+        exclusive = (blocks.session[left] == session) & ~blocks.flagged(left, BlockFlag.SHARED)
+        blocks.flag(left[exclusive], BlockFlag.SUPERSEDED)
         self._counters["blocks_superseded"] += int(exclusive.sum())
 
     def _own(self, session: int, rows: Rows, tenant: str | None) -> None:
         blocks = self._tables.blocks
         others = (blocks.session[rows] != NO_ROW) & (blocks.session[rows] != session)
-        blocks.flags[rows[others]] |= np.uint8(BlockFlag.SHARED)
+        blocks.flag(rows[others], BlockFlag.SHARED)
         blocks.session[rows] = session
         if tenant:
             blocks.tenant[rows] = self._tenant(tenant)

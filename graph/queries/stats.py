@@ -55,7 +55,7 @@ def graph_stats(view: View, ingest: Ingest) -> GraphStats:
     per_block = blocks.nbytes + ingest.semantic.nbytes
     return GraphStats(
         blocks=len(blocks),
-        edges=dict(zip(EDGE_NAMES, edges.counts.tolist(), strict=True)),
+        edges=dict(zip(EDGE_NAMES, tables.all_edges.counts().tolist(), strict=True)),
         sessions={state.name.lower(): int(states[state]) for state in SessionState},
         engines={
             engine: _engine_stats(view.of(column), ingest)

@@ -17,7 +17,7 @@ from ..ranking.protection import over_share
 from ..ranking.rules import is_protected, is_superseded, standing
 from ..ranking.view import View
 from ..tables.blocks import Selection
-from ..tables.edges import BLOCK_TO_BLOCK, is_from_root
+from ..tables.edge_list import BLOCK_TO_BLOCK, Edge
 from ..tables.identity import salt_of
 from ..tables.tables import Tables
 from ..types import (
@@ -46,18 +46,16 @@ def block_name(key: BlockKey) -> str:
 
 def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
     """The edges at a block row."""
-    edges = tables.edges
     found = []
-    for edge in edges.at(row).tolist():
-        kind, source, target = _ends(tables, edge)
-        outward = source == row and not is_from_root(kind, source, target)
-        there = _node_name(tables, kind, target) if outward else _source(tables, edge)
+    for edge in tables.all_edges.touching(np.array([row], dtype=np.int32)):
+        outward = edge.source == row and not edge.is_from_root
+        there = _target(tables, edge) if outward else _source(tables, edge)
         found.append(
             {
                 "node": there,
-                "type": EDGE_NAMES[kind],
+                "type": EDGE_NAMES[edge.kind],
                 "direction": "out" if outward else "in",
-                "weight": round(float(edges.weight[edge]), 6),
+                "weight": round(edge.weight, 6),
             }
         )
     return found
@@ -66,17 +64,15 @@ def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
 def subgraph(tables: Tables, row: int, hops: int, limit: int) -> dict[str, Any]:
     """Node-link data (networkx's shape) of what lies within ``hops`` edges of a block row."""
     rows = _within(tables, row, hops, limit)
-    edges = tables.edges
     inside = np.zeros(tables.blocks.size, dtype=np.bool_)
     inside[rows] = True
-    live = edges.alive[: edges.size] & inside[edges.source[: edges.size]]
     links, others = [], set()
-    for edge in np.flatnonzero(live).tolist():
-        kind, _, target = _ends(tables, edge)
-        if kind in BLOCK_TO_BLOCK and not inside[target]:
+    for edge in tables.all_edges.touching(rows):
+        between_blocks = edge.kind in BLOCK_TO_BLOCK
+        if not inside[edge.source] or (between_blocks and not inside[edge.target]):
             continue
         links.append(edge_link(tables, edge))
-        if kind not in BLOCK_TO_BLOCK:
+        if not between_blocks:
             others.add(links[-1]["target"])
         elif links[-1]["source"] == ROOT:
             others.add(ROOT)
@@ -85,15 +81,14 @@ def subgraph(tables: Tables, row: int, hops: int, limit: int) -> dict[str, Any]:
     return {"directed": True, "multigraph": True, "graph": {}, "nodes": nodes, "edges": links}
 
 
-def edge_link(tables: Tables, edge: int) -> dict[str, Any]:
+def edge_link(tables: Tables, edge: Edge) -> dict[str, Any]:
     """One edge in node-link form."""
-    kind, _, target = _ends(tables, edge)
     return {
         "source": _source(tables, edge),
-        "target": _node_name(tables, kind, target),
-        "key": EDGE_NAMES[kind],
-        "type": EDGE_NAMES[kind],
-        "weight": round(float(tables.edges.weight[edge]), 6),
+        "target": _target(tables, edge),
+        "key": EDGE_NAMES[edge.kind],
+        "type": EDGE_NAMES[edge.kind],
+        "weight": round(edge.weight, 6),
     }
 
 
@@ -192,16 +187,14 @@ def session_row(tables: Tables, name: str, tenant: str | None) -> int:
 
 def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
     """Block rows within ``hops``, nearest first, at most ``limit``."""
-    edges = tables.edges
-    size = edges.size
-    inner = edges.alive[:size] & np.isin(edges.kind[:size], [int(kind) for kind in BLOCK_TO_BLOCK])
-    source, target = edges.source[:size][inner], edges.target[:size][inner]
     seen = np.zeros(tables.blocks.size, dtype=np.bool_)
     seen[row] = True
     found = [np.array([row], dtype=np.int32)]
     total = 1
     for _ in range(hops):
-        reached = np.concatenate([target[seen[source]], source[seen[target]]])
+        edges = tables.all_edges.touching(found[-1])
+        inner = edges.where(edges.between_blocks())
+        reached = np.concatenate([inner.source, inner.target])
         fresh = np.unique(reached[~seen[reached]])[: limit - total]
         if fresh.size == 0:
             break
@@ -222,24 +215,19 @@ def _over_share_on(view: View, row: int) -> list[str]:
     return found
 
 
-def _ends(tables: Tables, edge: int) -> tuple[EdgeType, int, int]:
-    edges = tables.edges
-    return EdgeType(int(edges.kind[edge])), int(edges.source[edge]), int(edges.target[edge])
-
-
 def _block(tables: Tables, row: int) -> str:
     return block_name(int(tables.blocks.wire_keys(row)))
 
 
-def _source(tables: Tables, edge: int) -> str:
-    kind, source, target = _ends(tables, edge)
-    return ROOT if is_from_root(kind, source, target) else _block(tables, source)
+def _source(tables: Tables, edge: Edge) -> str:
+    return ROOT if edge.is_from_root else _block(tables, edge.source)
 
 
-def _node_name(tables: Tables, kind: EdgeType, node: int) -> str:
-    if kind is EdgeType.SPILL_LINK:
+def _target(tables: Tables, edge: Edge) -> str:
+    node = edge.target
+    if edge.kind is EdgeType.SPILL_LINK:
         return f"copy:{'cold' if node & 1 else 'warm'}:{_block(tables, node >> 1)}"
-    if kind is EdgeType.MEMORY_REF:
+    if edge.kind is EdgeType.MEMORY_REF:
         return f"memory:{tables.memories.name(node)}"
     return _block(tables, node)
 

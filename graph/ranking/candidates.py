@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..tables.blocks import Places, Selection
-from ..tables.edges import BLOCK_TO_BLOCK
-from ..types import NO_ROW, EdgeType, Rows, SessionState, Tier
+from ..tables.edge_list import BLOCK_TO_BLOCK
+from ..tables.edges import STORED
+from ..types import NO_ROW, Rows, SessionState, Tier
 from .copy_worth import COPIES, worth_spilling
 from .view import View
 
@@ -18,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 _IN_USE_S: Final = 1.0  # a block read within this belongs to the working set
 _PROBABLE: Final = 0.5  # how often a block must have been read where one in use was
-_LINKS: Final = BLOCK_TO_BLOCK - {EdgeType.TEMPORAL, EdgeType.PREFIX_SHARE}  # those make chains
+_LINKS: Final = BLOCK_TO_BLOCK & frozenset(STORED)  # the others make chains
 _SCHEDULED: Final = (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
 
 

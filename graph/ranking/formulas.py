@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ..tables.blocks import Selection
-from ..types import BlockFlag
+from ..types import BlockFlag, EdgeType
 from .policy import DEPTH_TIE, Scores
 from .profile import Weights
 from .rules import flagged, of_session
 from .view import View
 
 Term = list[tuple[float, npt.NDArray[Any]]]
+Values = Callable[[EdgeType, Selection], npt.NDArray[Any]]
 
 _GRAPH_TERMS: Final = ("degree", "edge_weight", "importance")
 
@@ -69,11 +71,11 @@ class LruPolicy:
 
 def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Term]:
     """The score's terms: each a list of weights and the values, ``[n]``, that they multiply."""
-    blocks = view.blocks
+    blocks, edges = view.blocks, view.tables.all_edges
     return {
         "age": [(weights.age, view.now - picked.last_used())],
-        "degree": _over_types(weights.degree, blocks.degree, view, picked),
-        "edge_weight": _over_types(weights.edge_weight, blocks.edge_weight, view, picked),
+        "degree": _over_types(weights.degree, edges.degree, view, picked),
+        "edge_weight": _over_types(weights.edge_weight, edges.weight, view, picked),
         "importance": [(weights.importance, picked.of(blocks.importance))],
         "hit_count": [(weights.hit_count, picked.of(blocks.hit_count))],
         "session_credit": [(weights.session_credit, _credit(view, picked))],
@@ -90,12 +92,12 @@ def graph_worth(view: View, weights: Weights, picked: Selection) -> npt.NDArray[
     return worth
 
 
-def _over_types(factor: float, columns: npt.NDArray[Any], view: View, picked: Selection) -> Term:
+def _over_types(factor: float, values: Values, view: View, picked: Selection) -> Term:
     """One weight and its values an edge type; types without an edge or a weight cost nothing."""
     return [
-        (factor * weight, picked.of(columns[kind]))
+        (factor * weight, values(kind, picked))
         for kind, weight in view.rules.edge_types.items()
-        if weight and view.tables.edges.counts[kind]
+        if weight and view.tables.all_edges.may_have(kind)
     ]
 
 

@@ -1,5 +1,5 @@
-"""The graph's data in columns: blocks, edges, names, and the logs that rankings read.
+"""The graph's data: blocks, edges, and the logs that rankings read; made of ``graph.columns``.
 
-Nothing here decides anything. ``tables`` holds all of it, ``integrity`` states what must be true
-of it at any time.
+Nothing here decides anything. ``tables`` holds all of it, ``all_edges`` answers for edges of every
+type, ``integrity`` states what must be true of it at any time.
 """

@@ -7,95 +7,35 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..types import (
-    DEFAULT_IMPORTANCE,
-    NEVER,
-    NO_ROW,
-    NUM_EDGE_TYPES,
-    Keys,
-    Rows,
-    SourceLayer,
-    Tier,
-)
-from .hash_index import HashIndex
+from ..columns.columns import grown
+from ..columns.hash_index import HashIndex
+from ..columns.row_pool import RowPool
+from ..types import NO_ROW, BlockFlag, EdgeType, Keys, Rows, Tier
+from .block_columns import BlockColumns, EdgeSums, Mask, Times
 from .identity import NO_SALT
-from .row_pool import RowPool
 
 _T = TypeVar("_T", bound=np.generic)
 Places = npt.NDArray[np.intp]
 
-DEFAULT_LAYER: Final = SourceLayer.USER_TURN
 _INITIAL_ROWS: Final = 1024
 
-# name: (dtype, value of a fresh row). Times are monotonic seconds.
-_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
-    "parent": (np.int32, NO_ROW),
-    "depth": (np.int32, 0),  # blocks before this one in its chain
-    "layer": (np.uint8, int(DEFAULT_LAYER)),
-    "flags": (np.uint8, 0),  # types.BlockFlag
-    "stated": (np.uint8, 0),  # types.Authority: whose word the layer is
-    "raised_by": (np.int32, NO_ROW),  # the session whose word it is
-    "importance": (np.float32, float(DEFAULT_IMPORTANCE[DEFAULT_LAYER])),
-    "tokens": (np.uint16, 0),  # in this block: its range is [depth * tokens, (depth + 1) * tokens)
-    "tenant": (np.int64, NO_ROW),
-    "session": (np.int32, NO_ROW),  # the last session that walked it
-    "created": (np.float64, 0.0),
-    "last_attended": (np.float64, 0.0),
-    "last_hit": (np.float64, NEVER),
-    "hit_count": (np.uint32, 0),
-    "walkers": (np.uint32, 0),  # distinct requests that walked the link parent → this block
-    "pinned_until": (np.float64, NEVER),
-    "confidence": (np.float32, 1.0),
-    "attention": (np.float32, 0.0),
-    "identity": (np.int32, NO_ROW),  # interned segment name
-    "chunk": (np.uint16, 0),  # which block of that segment
-    "embedding": (np.int32, NO_ROW),
-    "salt": (np.uint64, NO_SALT),  # what its model adds to its key
-}
 
-
-class BlockTable:
+class BlockTable(BlockColumns):
     """Blocks by row. Rows are reused; a row in use is one that ``alive`` marks.
 
-    Attributes (arrays of length ``capacity``; see ``_COLUMNS`` for the plain ones):
+    Attributes (arrays of length ``capacity``, beside ``BlockColumns``):
         keys: uint64, the engine's block hash with the model's salt in it; see ``wire_keys``.
         tiers: uint8 ``[engine columns, capacity]``, types.Tier bits of each engine.
-        degree: uint16 ``[edge types, capacity]``, edges at the block.
-        edge_weight: float32 ``[edge types, capacity]``, their summed weight.
+        sums: By type, for types that ever had a stored edge.
     """
 
-    parent: Rows
-    depth: Rows
-    layer: npt.NDArray[np.uint8]
-    flags: npt.NDArray[np.uint8]
-    stated: npt.NDArray[np.uint8]
-    raised_by: Rows
-    importance: npt.NDArray[np.float32]
-    tokens: npt.NDArray[np.uint16]
-    tenant: npt.NDArray[np.int64]
-    session: Rows
-    created: npt.NDArray[np.float64]
-    last_attended: npt.NDArray[np.float64]
-    last_hit: npt.NDArray[np.float64]
-    hit_count: npt.NDArray[np.uint32]
-    walkers: npt.NDArray[np.uint32]
-    pinned_until: npt.NDArray[np.float64]
-    confidence: npt.NDArray[np.float32]
-    attention: npt.NDArray[np.float32]
-    identity: Rows
-    chunk: npt.NDArray[np.uint16]
-    embedding: Rows
-    salt: Keys
-
     def __init__(self) -> None:
+        super().__init__(_INITIAL_ROWS)
+        self.alive[:] = False
         self._rows = RowPool()
         self._index = HashIndex(_INITIAL_ROWS)
-        for name, (dtype, fresh) in _COLUMNS.items():
-            setattr(self, name, np.full(_INITIAL_ROWS, fresh, dtype=dtype))
-        self.alive = np.zeros(_INITIAL_ROWS, dtype=np.bool_)
         self.tiers = np.zeros((1, _INITIAL_ROWS), dtype=np.uint8)
-        self.degree = np.zeros((NUM_EDGE_TYPES, _INITIAL_ROWS), dtype=np.uint16)
-        self.edge_weight = np.zeros((NUM_EDGE_TYPES, _INITIAL_ROWS), dtype=np.float32)
+        self.sums: dict[EdgeType, EdgeSums] = {}
 
     def __len__(self) -> int:
         return len(self._index)
@@ -111,27 +51,23 @@ class BlockTable:
 
     @property
     def nbytes(self) -> int:
-        plain = sum(getattr(self, name).nbytes for name in _COLUMNS)
-        wide = self.alive.nbytes + self.tiers.nbytes + self.degree.nbytes + self.edge_weight.nbytes
-        return int(plain + wide + self._index.nbytes + self._rows.nbytes)
+        sums = sum(each.columns_nbytes for each in self.sums.values())
+        own = self.columns_nbytes + self.tiers.nbytes
+        return own + sums + self._index.nbytes + self._rows.nbytes
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Every column by name, cut to the rows ever used; views, for reading."""
-        plain = {name: getattr(self, name)[: self.size] for name in _COLUMNS}
-        wide = {name: getattr(self, name)[:, : self.size] for name in _WIDE}
-        return {"keys": self.keys[: self.size], "alive": self.alive[: self.size], **plain, **wide}
+        size = self.size
+        return {"keys": self.keys[:size], "tiers": self.tiers[:, :size], **self.views(size)}
 
     def load_columns(self, columns: dict[str, npt.NDArray[Any]]) -> None:
         """Replace an empty table's content by what ``columns()`` gave."""
         size = len(columns["alive"])
         self._reserve(size)
-        free = np.flatnonzero(~columns["alive"]).astype(np.int32)
-        self._rows.restore(size, free)
-        for name in ("alive", *_COLUMNS):
-            getattr(self, name)[:size] = columns[name]
+        self._rows.restore(size, np.flatnonzero(~columns["alive"]).astype(np.int32))
+        self.fill(columns, size)
         self.reserve_engines(len(columns["tiers"]))
-        for name in _WIDE:
-            getattr(self, name)[: len(columns[name]), :size] = columns[name]
+        self.tiers[: len(columns["tiers"]), :size] = columns["tiers"]
         live = self.live_rows()
         self._index.insert(columns["keys"][live], live)
 
@@ -152,9 +88,7 @@ class BlockTable:
         """uint64 ``[n]``: how engines call these blocks."""
         return self.keys[rows] ^ self.salt[rows]
 
-    def ensure(
-        self, keys: Keys, now: float, salt: np.uint64 = NO_SALT
-    ) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    def ensure(self, keys: Keys, now: float, salt: np.uint64 = NO_SALT) -> tuple[Rows, Mask]:
         """Rows of ``keys`` (repeats allowed), created where unknown, in the order of ``keys``.
 
         Args:
@@ -165,32 +99,21 @@ class BlockTable:
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
         """
-        keys = _salted(keys, salt)
-        rows = self._index.find(keys)
-        new = rows == NO_ROW
+        rows, new = self._index.ensure(_salted(keys, salt), self._take)
         if new.any():
-            missing = keys[new]
-            distinct, first, inverse = np.unique(missing, return_index=True, return_inverse=True)
-            created = np.empty(len(distinct), dtype=np.int32)
-            appearance = np.argsort(first)
-            created[appearance] = self._create(distinct[appearance], salt, now)
-            rows[new] = created[inverse]
+            self._begin(rows[new], salt, now)
         return rows, new
 
     def release(self, rows: Rows) -> None:
         """Take rows out of use; the caller has removed their edges."""
         self._index.remove(rows)
         self.alive[rows] = False
-        gone = np.zeros(self.size + 1, dtype=np.bool_)  # the last one stands for NO_ROW
-        gone[rows] = True
-        orphans = gone[self.parent[: self.size]]
-        self.parent[: self.size][orphans] = NO_ROW
         self._rows.give_back(rows)
 
     def forget_sessions(self, rows: Rows) -> None:
         """These session rows are to be reused: no block is theirs any more, and no word."""
-        for column in (self.session[: self.size], self.raised_by[: self.size]):
-            column[np.isin(column, rows)] = NO_ROW
+        for sessions in (self.session[: self.size], self.raised_by[: self.size]):
+            sessions[np.isin(sessions, rows)] = NO_ROW
 
     def reserve_engines(self, columns: int) -> None:
         """Make room for the residency of so many engines."""
@@ -199,15 +122,45 @@ class BlockTable:
             fresh = np.zeros((missing, self.tiers.shape[1]), dtype=np.uint8)
             self.tiers = np.concatenate([self.tiers, fresh])
 
-    def resident(self, engine: int) -> npt.NDArray[np.bool_]:
+    def resident(self, engine: int) -> Mask:
         """bool ``[size]``: the blocks in this engine's pool."""
-        return np.asarray((self.tiers[engine, : self.size] & int(Tier.HOT)) != 0)
+        return self.has(engine, np.s_[: self.size], Tier.HOT)
 
-    def held(self) -> npt.NDArray[np.bool_]:
+    def held(self) -> Mask:
         """bool ``[size]``: the blocks of which any tier of any engine has a copy."""
         return np.asarray(self.tiers[:, : self.size].any(axis=0))
 
-    def pick(self, mask: npt.NDArray[np.bool_]) -> Selection:
+    def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
+        """This engine holds these blocks in this tier."""
+        self.tiers[engine, rows] |= np.uint8(tier)
+
+    def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
+        """It does not."""
+        self.tiers[engine, rows] &= ~np.uint8(tier)
+
+    def has(self, engine: int, rows: Rows | slice, tier: Tier) -> Mask:
+        """bool ``[n]``: which of these blocks the engine holds in any of the tiers in ``tier``."""
+        return np.asarray((self.tiers[engine, rows] & int(tier)) != 0)
+
+    def flag(self, rows: Rows | slice, flag: BlockFlag) -> None:
+        """These blocks carry a flag from now on."""
+        self.flags[rows] |= np.uint8(flag)
+
+    def unflag(self, rows: Rows | slice, flag: BlockFlag) -> None:
+        """These blocks carry a flag no longer."""
+        self.flags[rows] &= ~np.uint8(flag)
+
+    def flagged(self, rows: Rows | slice, flag: BlockFlag) -> Mask:
+        """bool ``[n]``: which of these blocks carry a flag."""
+        return np.asarray((self.flags[rows] & int(flag)) != 0)
+
+    def sums_of(self, kind: EdgeType) -> EdgeSums:
+        """The sums of a type's stored edges at each block; made room for at the first call."""
+        if kind not in self.sums:
+            self.sums[kind] = EdgeSums(len(self.alive))
+        return self.sums[kind]
+
+    def pick(self, mask: Mask) -> Selection:
         """The rows where ``mask``, bool ``[size]``, is true."""
         return Selection(self, np.flatnonzero(mask).astype(np.int32))
 
@@ -216,20 +169,22 @@ class BlockTable:
         step = max(1, self.size // most)
         return Selection(self, np.arange(0, self.size, step, dtype=np.int32))
 
-    def _create(self, keys: Keys, salt: np.uint64, now: float) -> Rows:
-        rows = self._rows.take(len(keys))
+    def _take(self, count: int) -> Rows:
+        """Rows for so many new blocks, in order; there is room for them."""
+        rows = self._rows.take(count)
         self._reserve(self.size)
-        self._index.insert(keys, rows)
-        at = _as_slice(rows)
-        for name, (_, fresh) in _COLUMNS.items():
-            getattr(self, name)[at] = fresh
-        for name in _WIDE:
-            getattr(self, name)[:, at] = 0
-        self.alive[at] = True
+        return rows
+
+    def _begin(self, rows: Rows, salt: np.uint64, now: float) -> None:
+        """Make rows fresh (repeats allowed), and take them into use."""
+        at = as_slice(rows)
+        self.refresh(at)
+        self.tiers[:, at] = 0
+        for each in self.sums.values():
+            each.refresh(at)
         self.created[at] = self.last_attended[at] = now
         if salt:
             self.salt[at] = salt
-        return rows
 
     def _reserve(self, rows: int) -> None:
         capacity = len(self.alive)
@@ -238,10 +193,10 @@ class BlockTable:
         # Growing by an eighth keeps the slack under the budget of bytes a block.
         capacity = max(rows, capacity + capacity // 8)
         self._index.grow(capacity)
-        for name in ("alive", *_COLUMNS):
-            setattr(self, name, _grown(getattr(self, name), capacity))
-        for name in _WIDE:
-            setattr(self, name, _grown(getattr(self, name), capacity))
+        self.grow(capacity)
+        self.tiers = grown(self.tiers, capacity)
+        for each in self.sums.values():
+            each.grow(capacity)
 
 
 class Selection:
@@ -266,7 +221,7 @@ class Selection:
         """``[n]``: their values in a column of the table; for reading, it may be a view."""
         return column[: len(self.rows)] if self._all else np.take(column, self.rows)
 
-    def last_used(self) -> npt.NDArray[np.float64]:
+    def last_used(self) -> Times:
         """float64 ``[n]``: the last time anything read each of them."""
         return np.maximum(self.of(self._blocks.last_attended), self.of(self._blocks.last_hit))
 
@@ -278,21 +233,11 @@ class Selection:
         return np.append(np.take(place, self.of(self._blocks.parent), mode="wrap"), nobody)
 
 
-_WIDE: Final = ("tiers", "degree", "edge_weight")
-
-
 def _salted(keys: Keys, salt: np.uint64) -> Keys:
     return keys ^ salt if salt else keys
 
 
-def _grown(column: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
-    """A copy with room for ``capacity`` rows (the last axis)."""
-    grown = np.zeros((*column.shape[:-1], capacity), dtype=column.dtype)
-    grown[..., : column.shape[-1]] = column
-    return grown
-
-
-def _as_slice(rows: Rows) -> Rows | slice:
+def as_slice(rows: Rows) -> Rows | slice:
     """The same rows; as a slice, which numpy fills faster, where they are consecutive."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and (np.diff(rows) == 1).all():
         return slice(int(rows[0]), int(rows[-1]) + 1)

@@ -1,9 +1,8 @@
-"""The edge store: all six types in one set of columns, and running aggregates at each block.
+"""The edge store: edges that no column implies, in columns, and running sums at each block.
 
-A node id means a block row, except as the target of SPILL_LINK (a copy id) and MEMORY_REF (an
-interned memory name). A PREFIX_SHARE edge from a block to itself is the link from the root, the
-empty prefix, to the first block of a chain. The aggregates stand in the block table's ``degree``
-and ``edge_weight``, so that a score never walks edges.
+Those are CO_ATTEND, SEMANTIC and MEMORY_REF edges; whoever asks for edges of any type asks
+``all_edges``. A node id is as in ``edge_list``. The sums stand beside the block table, so that a
+score never walks edges.
 """
 
 from __future__ import annotations
@@ -13,51 +12,39 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..types import NO_ROW, EdgeType, Keys, Rows, Tier
-from .blocks import BlockTable
-from .hash_index import HashIndex
-from .row_pool import RowPool
+from ..columns.columns import Columns, column
+from ..columns.hash_index import HashIndex
+from ..columns.row_pool import RowPool
+from ..types import NO_ROW, EdgeType, Keys, Rows
+from .block_columns import Mask
+from .blocks import BlockTable, Selection
+from .edge_list import BLOCK_TO_BLOCK, EdgeList, Weights
 
+STORED: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC, EdgeType.MEMORY_REF)
 _INITIAL_EDGES: Final = 1024
 _MAX_DEGREE: Final = np.iinfo(np.uint16).max  # a count that reached it stays there
-
-BLOCK_TO_BLOCK: Final = frozenset(
-    {EdgeType.PREFIX_SHARE, EdgeType.CO_ATTEND, EdgeType.SEMANTIC, EdgeType.TEMPORAL}
-)
-Weights = npt.NDArray[np.float32]
 Places = npt.NDArray[np.intp]
 
 
-def copy_id(rows: Rows, tier: Tier) -> Rows:
-    """The COPY node of each block in a colder tier."""
-    return rows * 2 + int(tier is Tier.COLD)
+class EdgeStore(Columns):
+    """Typed, weighted edges; at most one of a type between two nodes. Valid where ``alive``.
 
-
-def is_from_root(kind: EdgeType, source: int, target: int) -> bool:
-    """Whether an edge is the link from the root to the first block of a chain."""
-    return kind is EdgeType.PREFIX_SHARE and source == target
-
-
-class EdgeStore:
-    """Typed, weighted edges; at most one of a type between two nodes.
-
-    Attributes (arrays of length ``capacity``; valid where ``alive``):
-        source, target: int32 node ids.
-        kind: uint8, types.EdgeType.
-        weight: float32.
-        updated: float64, monotonic seconds.
+    Attributes:
+        counts: int64 ``[edge types]``, zero for types that are not ``STORED``.
     """
 
+    alive: Mask = column(np.bool_, False)
+    source: Rows = column(np.int32, 0)  # node ids
+    target: Rows = column(np.int32, 0)
+    kind: npt.NDArray[np.uint8] = column(np.uint8, 0)  # types.EdgeType
+    weight: Weights = column(np.float32, 0.0)
+    updated: npt.NDArray[np.float64] = column(np.float64, 0.0, time=True)
+
     def __init__(self, blocks: BlockTable) -> None:
+        super().__init__(_INITIAL_EDGES)
         self._blocks = blocks
         self._index = HashIndex(_INITIAL_EDGES)
         self._rows = RowPool()
-        self.alive = np.zeros(_INITIAL_EDGES, dtype=np.bool_)
-        self.source = np.zeros(_INITIAL_EDGES, dtype=np.int32)
-        self.target = np.zeros(_INITIAL_EDGES, dtype=np.int32)
-        self.kind = np.zeros(_INITIAL_EDGES, dtype=np.uint8)
-        self.weight = np.zeros(_INITIAL_EDGES, dtype=np.float32)
-        self.updated = np.zeros(_INITIAL_EDGES, dtype=np.float64)
         self.counts = np.zeros(len(EdgeType), dtype=np.int64)
 
     def __len__(self) -> int:
@@ -70,8 +57,7 @@ class EdgeStore:
 
     @property
     def nbytes(self) -> int:
-        arrays = [getattr(self, name).nbytes for name in _EDGE_COLUMNS]
-        return int(sum(arrays) + self._index.nbytes + self._rows.nbytes)
+        return self.columns_nbytes + self._index.nbytes + self._rows.nbytes
 
     def upsert(
         self, kind: EdgeType, sources: Rows, targets: Rows, weights: Weights, now: float
@@ -89,27 +75,18 @@ class EdgeStore:
             fresh = ~known
             self._create(kind, keys[fresh], sources[fresh], targets[fresh], weights[fresh], now)
 
-    def remove_between(self, kind: EdgeType, sources: Rows, targets: Rows) -> None:
-        """Remove edges ``sources[i] → targets[i]`` where they exist."""
-        rows = self._index.find(np.unique(_edge_keys(kind, sources, targets)))
-        self._remove(rows[rows != NO_ROW])
-
     def remove_at(self, block_rows: Rows) -> None:
-        """Remove every edge that touches one of these blocks."""
+        """Remove every edge that touches one of these blocks; a scan only if there is one."""
+        if not any(sums.degree[block_rows].any() for sums in self._blocks.sums.values()):
+            return
         gone = np.zeros(self._blocks.size, dtype=np.bool_)
         gone[block_rows] = True
-        source, target = self.source[: self.size], self.target[: self.size]
-        dead = gone[source]
-        inner = np.flatnonzero(np.isin(self.kind[: self.size], [int(k) for k in BLOCK_TO_BLOCK]))
-        dead[inner] |= gone[target[inner]]
-        self._remove(np.flatnonzero(dead & self.alive[: self.size]).astype(np.int32))
+        self._remove(self._rows_touching(gone))
 
-    def at(self, block_row: int) -> Rows:
-        """int32: the edges that touch this block."""
-        mask = self.source[: self.size] == block_row
-        inner = np.isin(self.kind[: self.size], [int(k) for k in BLOCK_TO_BLOCK])
-        mask |= inner & (self.target[: self.size] == block_row)
-        return np.flatnonzero(mask & self.alive[: self.size]).astype(np.int32)
+    def touching(self, among: Mask) -> EdgeList:
+        """The edges at blocks of which ``among``, bool ``[blocks.size]``, is true; a scan."""
+        rows = self._rows_touching(among)
+        return EdgeList(self.kind[rows], self.source[rows], self.target[rows], self.weight[rows])
 
     def of_kind(self, kind: EdgeType) -> Rows:
         """int32: the edges of one type."""
@@ -120,6 +97,18 @@ class EdgeStore:
         """float32 ``[n]``: the weight of each edge, 0 where there is none."""
         rows = self._index.find(_edge_keys(kind, sources, targets))
         return np.where(rows == NO_ROW, np.float32(0), self.weight[rows])
+
+    def degree(self, kind: EdgeType, picked: Selection) -> npt.NDArray[np.uint16]:
+        """uint16 ``[len(picked)]``: edges of a type at each of these blocks."""
+        if kind not in self._blocks.sums:
+            return np.zeros(len(picked), dtype=np.uint16)
+        return picked.of(self._blocks.sums[kind].degree)
+
+    def weight_sum(self, kind: EdgeType, picked: Selection) -> Weights:
+        """float32 ``[len(picked)]``: their weights, summed."""
+        if kind not in self._blocks.sums:
+            return np.zeros(len(picked), dtype=np.float32)
+        return picked.of(self._blocks.sums[kind].weight)
 
     def decay(self, kind: EdgeType, factor: float, floor: float, now: float) -> None:
         """Multiply a type's weights by ``factor``; edges that fall below ``floor`` go."""
@@ -134,33 +123,45 @@ class EdgeStore:
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The live edges, by column name."""
         live = np.flatnonzero(self.alive[: self.size])
-        return {name: getattr(self, name)[live] for name in _EDGE_COLUMNS if name != "alive"}
+        return {name: each[live] for name, each in self.views(self.size).items()}
 
     def load_columns(self, columns: dict[str, npt.NDArray[Any]]) -> None:
-        """Fill an empty store with what ``columns()`` gave; leaves the aggregates to the blocks."""
+        """Fill an empty store with what ``columns()`` gave, and sum up at the blocks."""
         count = len(columns["kind"])
         self._reserve(count)
         self._rows.restore(count, np.empty(0, dtype=np.int32))
-        self.alive[:count] = True
-        for name, column in columns.items():
-            getattr(self, name)[:count] = column
+        self.fill(columns, count)
         kinds = columns["kind"].astype(np.uint64)
         self._index.insert(
             _pack_keys(kinds, self.source[:count], self.target[:count]),
             np.arange(count, dtype=np.int32),
         )
         self.counts[:] = np.bincount(columns["kind"], minlength=len(EdgeType))
+        for kind in STORED:
+            if self.counts[kind]:
+                self._sum_up(kind)
 
-    def aggregates(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """Degree and weight sum ``[edge types, blocks.size]``, counted afresh from the edges."""
-        shape = (len(EdgeType), self._blocks.size)
-        degree, weight = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float64)
-        for kind in EdgeType:
-            rows = self.of_kind(kind)
-            ends, edge = self._block_ends(kind, rows)
-            degree[kind] += np.bincount(ends, minlength=shape[1])
-            weight[kind] += np.bincount(ends, self.weight[rows][edge], minlength=shape[1])
-        return degree, weight
+    def totals(self, kind: EdgeType) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Degree and weight sum ``[blocks.size]`` of a type, counted afresh from the edges."""
+        rows = self.of_kind(kind)
+        ends, edge = self._block_ends(kind, rows)
+        size = self._blocks.size
+        weights = np.bincount(ends, self.weight[rows][edge], minlength=size)
+        return np.bincount(ends, minlength=size), weights
+
+    def _sum_up(self, kind: EdgeType) -> None:
+        degree, weight = self.totals(kind)
+        sums = self._blocks.sums_of(kind)
+        sums.degree[: len(degree)] = np.minimum(degree, _MAX_DEGREE)
+        sums.weight[: len(weight)] = weight
+
+    def _rows_touching(self, among: Mask) -> Rows:
+        """int32: the edges at blocks of which ``among``, bool ``[blocks.size]``, is true."""
+        size = self.size
+        touching = among[self.source[:size]]
+        inner = np.flatnonzero(np.isin(self.kind[:size], [int(kind) for kind in BLOCK_TO_BLOCK]))
+        touching[inner] |= among[self.target[inner]]
+        return np.flatnonzero(touching & self.alive[:size]).astype(np.int32)
 
     def _create(
         self,
@@ -182,7 +183,7 @@ class EdgeStore:
         self._add_weight(kind, rows, weights)
 
     def _remove(self, rows: Rows) -> None:
-        for kind in EdgeType:
+        for kind in STORED:
             of_kind = rows[self.kind[rows] == int(kind)]
             if of_kind.size == 0:
                 continue
@@ -199,7 +200,7 @@ class EdgeStore:
         self.updated[rows] = now
 
     def _add_degree(self, kind: EdgeType, rows: Rows, step: int) -> None:
-        degree = self._blocks.degree[kind]
+        degree = self._blocks.sums_of(kind).degree
         touched, count = np.unique(self._block_ends(kind, rows)[0], return_counts=True)
         before = degree[touched].astype(np.int64)
         after = np.minimum(before + step * count, _MAX_DEGREE)
@@ -207,15 +208,14 @@ class EdgeStore:
 
     def _add_weight(self, kind: EdgeType, rows: Rows, change: Weights) -> None:
         ends, edge = self._block_ends(kind, rows)
-        np.add.at(self._blocks.edge_weight[kind], ends, change[edge])
+        np.add.at(self._blocks.sums_of(kind).weight, ends, change[edge])
 
     def _block_ends(self, kind: EdgeType, rows: Rows) -> tuple[Rows, Places]:
-        """The blocks at these edges' ends, and which of the edges each is of; the root is none."""
-        source, target, each = self.source[rows], self.target[rows], np.arange(len(rows))
+        """The blocks at these edges' ends, and which of the edges each is of."""
+        source, each = self.source[rows], np.arange(len(rows))
         if kind not in BLOCK_TO_BLOCK:
             return source, each
-        inner = np.flatnonzero(source != target)
-        return np.concatenate([source, target[inner]]), np.concatenate([each, inner])
+        return np.concatenate([source, self.target[rows]]), np.concatenate([each, each])
 
     def _reserve(self, edges: int) -> None:
         capacity = len(self.alive)
@@ -223,14 +223,7 @@ class EdgeStore:
             return
         capacity = max(edges, capacity + capacity // 8)
         self._index.grow(capacity)
-        for name in _EDGE_COLUMNS:
-            column = getattr(self, name)
-            grown = np.zeros(capacity, dtype=column.dtype)
-            grown[: len(column)] = column
-            setattr(self, name, grown)
-
-
-_EDGE_COLUMNS: Final = ("alive", "source", "target", "kind", "weight", "updated")
+        self.grow(capacity)
 
 
 def _edge_keys(kind: EdgeType, sources: Rows, targets: Rows) -> Keys:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from ..types import NO_ROW, EdgeType, Tier
-from .edges import BLOCK_TO_BLOCK, copy_id
+import numpy as np
+import numpy.typing as npt
+
+from ..types import NO_ROW, EdgeType, Rows
+from .edge_list import BLOCK_TO_BLOCK
+from .edges import STORED
 from .tables import Tables
 
 
@@ -13,11 +17,11 @@ def check_integrity(tables: Tables) -> None:
     """Raise ``AssertionError`` naming the first invariant that does not hold."""
     _check_index(tables)
     _check_chains(tables)
+    _check_links(tables)
     _check_edges(tables)
-    _check_aggregates(tables)
+    _check_sums(tables)
     _check_references(tables)
     _check_names(tables)
-    _check_copies(tables)
 
 
 def _check_index(tables: Tables) -> None:
@@ -36,31 +40,55 @@ def _check_chains(tables: Tables) -> None:
     assert (blocks.depth[parents] < blocks.depth[children]).all(), "a parent is not shallower"
 
 
+def _check_links(tables: Tables) -> None:
+    """What is summed up at parents is what their children say."""
+    blocks = tables.blocks
+    live = blocks.live_rows()
+    children = live[blocks.parent[live] != NO_ROW]
+    shared = children[blocks.walkers[children] >= 2]
+    counted = _count(blocks.parent[children], blocks.size)
+    assert (blocks.children[live] == counted[live]).all(), "a count of children is off"
+    counted = _count(blocks.parent[shared], blocks.size)
+    assert (blocks.shared_children[live] == counted[live]).all(), "a count of walked links is off"
+    counted = _count(blocks.parent[shared], blocks.size, blocks.walkers[shared])
+    assert (blocks.children_walks[live] == counted[live]).all(), "a sum of walks is off"
+
+
+def _count(
+    parents: Rows, size: int, weights: npt.NDArray[np.uint32] | None = None
+) -> npt.NDArray[Any]:
+    return np.bincount(parents, weights, minlength=size)
+
+
 def _check_edges(tables: Tables) -> None:
     blocks, edges = tables.blocks, tables.edges
     live = np.flatnonzero(edges.alive[: edges.size])
     assert len(live) == len(edges), "live edges and indexed edges differ in number"
+    assert np.isin(edges.kind[live], [int(kind) for kind in STORED]).all(), (
+        "an edge is stored that a column implies"
+    )
     assert blocks.alive[edges.source[live]].all(), "an edge leaves a block that is not in use"
-    for kind in EdgeType:
+    for kind in STORED:
         rows = edges.of_kind(kind)
         assert len(rows) == edges.counts[kind], f"count of {kind.name} edges is off"
         if kind in BLOCK_TO_BLOCK:
             targets = edges.target[rows]
             assert blocks.alive[targets].all(), f"a {kind.name} edge leads to a block not in use"
-            loops = targets[targets == edges.source[rows]]
-            rooted = kind is EdgeType.PREFIX_SHARE and (blocks.parent[loops] == NO_ROW).all()
-            assert rooted or not len(loops), f"a {kind.name} edge is a loop"
+            assert (targets != edges.source[rows]).all(), f"a {kind.name} edge is a loop"
 
 
-def _check_aggregates(tables: Tables) -> None:
-    blocks = tables.blocks
-    degree, weight = tables.edges.aggregates()
+def _check_sums(tables: Tables) -> None:
+    blocks, top = tables.blocks, np.iinfo(np.uint16).max
     live = blocks.live_rows()
-    top = np.iinfo(np.uint16).max
-    kept = blocks.degree[:, live]
-    assert ((kept == degree[:, live]) | (kept == top)).all(), "a degree is off"
-    close = np.isclose(blocks.edge_weight[:, live], weight[:, live], rtol=1e-3, atol=1e-2)
-    assert close.all(), "an edge weight sum is off"
+    for kind in STORED:
+        degree, weight = (total[live] for total in tables.edges.totals(kind))
+        if kind not in blocks.sums:
+            assert not degree.any(), f"{kind.name} edges are not summed up"
+            continue
+        kept = blocks.sums[kind].degree[live]
+        assert ((kept == degree) | (kept == top)).all(), "a degree is off"
+        close = np.isclose(blocks.sums[kind].weight[live], weight, rtol=1e-3, atol=1e-2)
+        assert close.all(), "an edge weight sum is off"
 
 
 def _check_references(tables: Tables) -> None:
@@ -85,16 +113,3 @@ def _check_names(tables: Tables) -> None:
         ("a MEMORY_REF edge", memories, tables.memories),
     ):
         assert (numbers < len(names)).all(), f"{what} is of no name"
-
-
-def _check_copies(tables: Tables) -> None:
-    blocks, edges = tables.blocks, tables.edges
-    held = np.bitwise_or.reduce(blocks.tiers[:, : blocks.size], axis=0)
-    linked = np.sort(edges.target[edges.of_kind(EdgeType.SPILL_LINK)])
-    copies = [
-        copy_id(np.flatnonzero(held & int(tier)).astype(np.int32), tier)
-        for tier in (Tier.WARM, Tier.COLD)
-    ]
-    assert np.array_equal(linked, np.sort(np.concatenate(copies))), (
-        "SPILL_LINK edges and copies are not the same"
-    )

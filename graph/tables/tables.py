@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..columns.interner import Interner, TenantNames
 from ..logs.history import History
 from ..sessions.sessions import SessionTable
+from .all_edges import AllEdges
 from .blocks import BlockTable
+from .chain_links import ChainLinks
 from .edges import EdgeStore
 from .identity import salt_of
-from .interner import Interner, TenantNames
 from .regret import RegretBook
 from .walks import WalkLog
 
@@ -50,7 +52,9 @@ class Tables:
 
     limits: GraphLimits
     blocks: BlockTable = field(init=False)
-    edges: EdgeStore = field(init=False)
+    links: ChainLinks = field(init=False)
+    edges: EdgeStore = field(init=False)  # those that no column implies
+    all_edges: AllEdges = field(init=False)
     sessions: SessionTable = field(init=False)
     segment_names: Interner = field(init=False)
     tenants: TenantNames = field(init=False)
@@ -65,7 +69,9 @@ class Tables:
 
     def __post_init__(self) -> None:
         self.blocks = BlockTable()
+        self.links = ChainLinks(self.blocks)
         self.edges = EdgeStore(self.blocks)
+        self.all_edges = AllEdges(self.blocks, self.edges)
         self.sessions = SessionTable(self.limits.max_sessions)
         self.segment_names = Interner(self.limits.max_names)
         self.tenants = TenantNames(self.limits.max_names)

@@ -133,10 +133,9 @@ def test_two_tenants_with_one_prompt_and_two_salts_share_nothing() -> None:
     tables = graph.tables
     assert len(tables.blocks) == 10
     assert len(tables.sessions) == 2
-    edges = tables.edges
-    live = np.flatnonzero(edges.alive[: edges.size])
+    edges = tables.all_edges.all()
     owner = tables.blocks.tenant
-    assert (owner[edges.source[live]] == owner[edges.target[live]]).all(), "no edge between them"
+    assert (owner[edges.source] == owner[edges.target]).all(), "no edge between them"
     graph.apply(
         "e", [RequestFinished("x", theirs, 80, 80, "stop", "chat-1", "salt-b", False, None, True)]
     )

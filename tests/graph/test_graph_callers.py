@@ -43,7 +43,7 @@ def test_a_thousand_segments_over_the_whole_prompt_cost_a_bounded_number_of_edge
         graph.apply("e", [started(f"r{request}", keys, segments)])
     blocks, edges = graph.tables.blocks, graph.tables.edges
     assert edges.counts[EdgeType.MEMORY_REF] <= 4 * len(keys)
-    assert blocks.degree[EdgeType.MEMORY_REF].max() <= 4
+    assert blocks.sums[EdgeType.MEMORY_REF].degree.max() <= 4
     assert blocks.nbytes + edges.nbytes - before < 2_000_000
     assert graph.counters["segments_left_out"] >= 3 * 1000
     graph.check_integrity()

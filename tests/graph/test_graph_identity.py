@@ -229,4 +229,4 @@ def test_a_snapshot_knows_whose_each_block_is(world: World, tmp_path: Path) -> N
 def test_an_export_keeps_models_apart(world: World) -> None:
     exported = to_networkx(world.graph)
     assert len(exported) == 7
-    assert exported.number_of_edges() == len(world.graph.tables.edges)
+    assert exported.number_of_edges() == sum(world.graph.stats().edges.values())

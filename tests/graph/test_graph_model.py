@@ -454,11 +454,10 @@ def blocks_of(graph: KVCacheGraph) -> dict[int, tuple[Any, ...]]:
 
 
 def edges_of(graph: KVCacheGraph) -> dict[tuple[str, Any, Any], float]:
-    edges, keys = graph.tables.edges, graph.tables.blocks.keys
+    keys = graph.tables.blocks.keys
     found = {}
-    for edge in np.flatnonzero(edges.alive[: edges.size]).tolist():
-        kind, source = EDGE_NAMES[edges.kind[edge]], int(keys[edges.source[edge]])
-        node = int(edges.target[edge])
+    for edge in graph.tables.all_edges.all():
+        kind, source, node = EDGE_NAMES[edge.kind], int(keys[edge.source]), edge.target
         target: Any = int(keys[node]) if kind not in ("spill_link", "memory_ref") else node
         if kind == "spill_link":
             target = (int(keys[node >> 1]), 4 if node & 1 else 2)
@@ -466,7 +465,7 @@ def edges_of(graph: KVCacheGraph) -> dict[tuple[str, Any, Any], float]:
             target = graph.tables.memories.name(node)
         if kind == "co_attend":
             source, target = sorted((source, target))
-        found[kind, source, target] = float(edges.weight[edge])
+        found[kind, source, target] = edge.weight
     return found
 
 

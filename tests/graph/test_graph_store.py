@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvgraph.graph.columns.hash_index import HashIndex
+from kvgraph.graph.columns.row_pool import RowPool
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import (
@@ -16,11 +18,9 @@ from kvgraph.graph.messages.events import (
     BlocksStored,
     RequestFinished,
     RequestStarted,
-    Segment,
 )
-from kvgraph.graph.tables.hash_index import HashIndex
 from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import MAX_ENGINES, NO_ROW, EdgeType, as_keys
+from kvgraph.graph.types import MAX_ENGINES, NO_ROW, Rows
 
 
 def pack(*keys: int) -> bytes:
@@ -46,6 +46,39 @@ def test_the_index_is_a_dict(script: list[tuple[bool, set[int]]]) -> None:
         assert len(index) == len(model)
         probe = np.array([n * 2**55 + n for n in range(301)], np.uint64)
         assert index.find(probe).tolist() == [model.get(int(key), NO_ROW) for key in probe]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 80), max_size=40), max_size=12), st.data())
+def test_the_index_adds_what_it_lacks_in_the_order_of_its_first_appearance(
+    batches: list[list[int]], data: st.DataObject
+) -> None:
+    index, model, rows = HashIndex(1024), dict[int, int](), RowPool()
+    for batch in batches:
+        keys = [number * 2**55 + number for number in batch]
+        known = set(model)
+        for key in keys:
+            model.setdefault(key, len(model))
+        found, added = index.ensure(np.array(keys, np.uint64), rows.take)
+        assert found.tolist() == [model[key] for key in keys]
+        assert added.tolist() == [key not in known for key in keys]
+    gone = data.draw(st.sets(st.sampled_from(sorted(model)))) if model else set()
+    index.remove(np.array([model[key] for key in sorted(gone)], np.int32))
+    found = index.find(np.array(list(model), np.uint64)).tolist()
+    assert found == [NO_ROW if key in gone else row for key, row in model.items()]
+
+
+def test_an_index_without_room_for_new_rows_is_as_it_was() -> None:
+    index, keys = HashIndex(1024), np.arange(10, dtype=np.uint64)
+    index.ensure(keys[:3], lambda count: np.arange(count, dtype=np.int32))
+
+    def full(count: int) -> Rows:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        index.ensure(keys, full)
+    assert index.find(keys).tolist() == [0, 1, 2] + [NO_ROW] * 7
+    assert len(index) == 3
 
 
 def test_ghosts_are_remembered_up_to_their_limit_the_latest_used_longest() -> None:
@@ -227,46 +260,6 @@ def test_subgraph_stays_within_its_bounds() -> None:
     assert {node["depth"] for node in near["nodes"]} == {27, 28, 29, 30, 31}
     assert len(near["edges"]) == 4
     assert len(graph.subgraph(30, hops=50, limit=7)["nodes"]) == 7
-
-
-def shares(graph: KVCacheGraph, key: int) -> list[tuple[str, str, float]]:
-    """The PREFIX_SHARE edges at a block: direction, other node, weight."""
-    at = [each for each in graph.neighbors(key) if each["type"] == "prefix_share"]
-    return [(each["direction"], each["node"], each["weight"]) for each in at]
-
-
-def test_the_first_block_of_a_chain_is_linked_to_the_root_once_two_walked_it() -> None:
-    graph = KVCacheGraph()
-    graph.apply("e", [RequestStarted("r", pack(1), 17, 0, 16, "s")])
-    assert shares(graph, 1) == []
-    graph.apply("e", [RequestStarted("q", pack(1), 17, 0, 16, "t")])
-    assert shares(graph, 1) == [("in", "root", 2.0)]
-    column = EdgeType.PREFIX_SHARE, graph.tables.blocks.find(as_keys([1]))[0]
-    assert graph.tables.blocks.degree[column] == 1
-    assert graph.tables.blocks.edge_weight[column] == 2
-    part = graph.subgraph(1)
-    assert [(edge["source"], edge["target"]) for edge in part["edges"]] == [("root", f"{1:#018x}")]
-    assert {"id": "root", "kind": "root"} in part["nodes"]
-    graph.check_integrity()
-
-
-def test_a_block_that_turns_out_to_stand_behind_another_is_no_first_one() -> None:
-    graph = KVCacheGraph()
-    for request in "rq":
-        graph.apply("e", [RequestStarted(request, pack(1), 17, 0, 16, request)])
-    graph.apply("e", [BlocksStored(pack(1), 9, 16)])
-    graph.check_integrity()
-    assert shares(graph, 1) == []
-
-
-def test_copies_and_memories_are_not_taken_for_the_root() -> None:
-    """Their numbers may be equal to the row that they are of."""
-    graph = KVCacheGraph()
-    memory = Segment(5, 0, 16, None, None, "m")
-    graph.apply("e", [RequestStarted("r", pack(1), 17, 0, 16, "s", None, (memory,))])
-    graph.apply("e", [BlocksSpilled(pack(1), 2, 100)])
-    found = {(each["direction"], each["node"]) for each in graph.neighbors(1)}
-    assert found == {("out", "memory:m"), ("out", f"copy:warm:{1:#018x}")}
 
 
 def test_residency_columns_are_made_when_engines_come() -> None:

@@ -46,7 +46,7 @@ def build_graph(blocks: int, edges: int, seed: int = 1) -> KVCacheGraph:
     graph.apply(ENGINE, [EngineHello(ENGINE, "synthetic", BLOCK_SIZE, blocks, "bench")])
     graph.apply(ENGINE, list(chain_events(random_keys(rng, blocks))))
     _use(graph, rng)
-    add_random_edges(graph, edges - len(graph.tables.edges), rng)
+    add_random_edges(graph, edges - sum(graph.stats().edges.values()), rng)
     return graph
 
 

@@ -6,8 +6,6 @@ import statistics
 import time
 from typing import Any
 
-import numpy as np
-
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.types import LAYER_NAMES
 from .graphs import ENGINE, build_graph
@@ -36,13 +34,12 @@ def _copied(graph: KVCacheGraph) -> Any:
     from aither_kvcache.kvcache_graph import KVCacheGraph as PeerGraph
 
     peer = PeerGraph(protected_sources={"axioms", "identity", "rules"})
-    blocks, edges = graph.tables.blocks, graph.tables.edges
+    blocks = graph.tables.blocks
     for row in blocks.live_rows().tolist():
         label, importance = LAYER_NAMES[blocks.layer[row]], float(blocks.importance[row])
         peer.add_block(row, label, importance, (0, int(blocks.tokens[row])))
-    for edge in np.flatnonzero(edges.alive[: edges.size]).tolist():
-        source, target = int(edges.source[edge]), int(edges.target[edge])
-        peer.add_edge(source, target, PeerEdge.CO_ATTEND, float(edges.weight[edge]))
+    for edge in graph.tables.all_edges.all():
+        peer.add_edge(edge.source, edge.target, PeerEdge.CO_ATTEND, edge.weight)
     return peer
 
 

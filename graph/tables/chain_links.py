@@ -1,0 +1,66 @@
+"""The links of prefix chains: who is whose parent, who walked a link, and running sums of both.
+
+TEMPORAL and PREFIX_SHARE edges are these links, seen by whoever asks for edges (``all_edges``); the
+sums stand in the block table, so that a score never walks them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..types import NO_ROW, Rows
+from .blocks import BlockTable
+
+_ONE = np.uint32(1)
+
+
+class ChainLinks:
+    """The one writer of ``parent``, ``walkers`` and the columns that sum them up."""
+
+    def __init__(self, blocks: BlockTable) -> None:
+        self._blocks = blocks
+
+    def link(self, rows: Rows, parents: Rows) -> None:
+        """Give rows that have no parent theirs; of two for one row, it has the first."""
+        parent = self._blocks.parent
+        parent[rows[::-1]] = parents[::-1]
+        if not (rows[1:] > rows[:-1]).all():
+            rows = np.unique(rows)
+        self._count(rows, np.add)
+
+    def cut(self, rows: Rows) -> None:
+        """Take their parents from rows that have one."""
+        self._count(rows, np.subtract)
+        self._blocks.parent[rows] = NO_ROW
+
+    def walk(self, rows: Rows) -> None:
+        """One more request walked these rows, no row twice."""
+        blocks = self._blocks
+        walkers = blocks.walkers[rows] + _ONE
+        blocks.walkers[rows] = walkers
+        parents = blocks.parent[rows]
+        shared = (walkers >= 2) & (parents != NO_ROW)
+        if shared.any():
+            walkers, parents = walkers[shared], parents[shared]
+            second = walkers == 2  # the walk before it counts from now on, too
+            np.add.at(blocks.children_walks, parents, second + _ONE)
+            np.add.at(blocks.shared_children, parents[second], _ONE)
+
+    def release(self, rows: Rows) -> None:
+        """These rows are about to be reused: they are nobody's children, and nobody's parents."""
+        blocks = self._blocks
+        self.cut(rows[blocks.parent[rows] != NO_ROW])
+        if blocks.children[rows].any():
+            gone = np.zeros(blocks.size + 1, dtype=np.bool_)  # the last one stands for NO_ROW
+            gone[rows] = True
+            blocks.parent[: blocks.size][gone[blocks.parent[: blocks.size]]] = NO_ROW
+
+    def _count(self, rows: Rows, step: np.ufunc) -> None:
+        """Add linked rows (no row twice) to what is summed up at their parents, or subtract."""
+        blocks = self._blocks
+        parents, walkers = blocks.parent[rows], blocks.walkers[rows]
+        step.at(blocks.children, parents, _ONE)
+        shared = walkers >= 2
+        if shared.any():
+            step.at(blocks.shared_children, parents[shared], _ONE)
+            step.at(blocks.children_walks, parents[shared], walkers[shared])
