@@ -1,4 +1,5 @@
-"""``TierCacheBridge``: what moves between the engine's pool, host memory and disk, and when."""
+"""``TierCacheBridge``: decides what moves between the engine's pool, host memory and disk, and
+when."""
 
 from __future__ import annotations
 
@@ -30,17 +31,18 @@ _LOOKUPS_IN_VAIN: Final = 64  # before the workers have told what their disks ho
 
 
 class TierCacheBridge:
-    """The pool is HOT, copies in memory are WARM, on disk COLD.
+    """The tiers of one engine: the pool is HOT, copies in memory are WARM, copies on disk COLD.
 
-    Lives in the scheduler's process, on its thread. It decides and books; ``TierWork`` tells the
-    workers, and their ``TierAnswer`` a step or more later makes the result visible.
+    Lives in the scheduler's process, on its thread. It decides and records; ``TierWork`` carries
+    the decisions to the workers, and their ``TierAnswer``, one or more steps later, makes the
+    results visible.
 
     Args:
         pool: The live block pool.
         group: The observed KV cache group.
         index: Which block holds which key.
         settings: Budgets of one worker.
-        ledger: Where copies are booked.
+        ledger: Where copies are recorded.
         emit: Takes each event for the sidecar; must not wait.
         workers: How many workers answer.
     """
@@ -70,15 +72,15 @@ class TierCacheBridge:
     # Requests -----------------------------------------------------------------------------------
 
     def queued(self, request: Request) -> None:
-        """A request waits for blocks in vLLM's queue; one that is held needs none yet."""
+        """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
         self._needs[request.request_id] = 1 + request.num_tokens // self._group.block_size
 
     def unqueued(self, request_id: str) -> None:
-        """A request that waited for blocks is held after all."""
+        """Note that a request which waited for blocks is held after all."""
         self._needs.pop(request_id, None)
 
     def lookup(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
-        """What a load can bring of a request's tokens; see ``Loader.lookup``."""
+        """Return what a load can bring of a request's tokens; see ``Loader.lookup``."""
         if self._patience and len(self._starts) < self._workers:
             self._patience -= 1
             return None, False  # the first requests after a start are the ones to find the disk
@@ -88,7 +90,7 @@ class TierCacheBridge:
         return self._loader.lookup(request.request_id, hashes[first:], first)
 
     def allocated(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
-        """A request was given blocks, ``tokens`` tokens of which a load is to fill."""
+        """Note that a request was given blocks; a load fills ``tokens`` tokens of them."""
         self._needs.pop(request.request_id, None)
         if found := self._found.pop(request.request_id, 0):
             hashes = self._group.hashes(request, found * self._group.block_size)
@@ -97,7 +99,7 @@ class TierCacheBridge:
         self._loader.allocated(request, block_ids, tokens)
 
     def finished(self, request_id: str) -> None:
-        """A request ended."""
+        """Note that a request ended."""
         self._needs.pop(request_id, None)
         self._found.pop(request_id, None)
         self._loader.finished(request_id)
@@ -105,12 +107,12 @@ class TierCacheBridge:
     # Steps --------------------------------------------------------------------------------------
 
     def step(self, ranking: EvictionRanking | None, wanted: Keys | None, tokens: int) -> TierWork:
-        """After a step's allocations: what the workers are to do.
+        """Decide, after a step's allocations, what the workers shall do.
 
         Args:
             ranking: The latest advice; None without any.
             wanted: Keys that the sidecar suggests to bring back, best first.
-            tokens: Scheduled in this step.
+            tokens: Tokens scheduled in this step.
         """
         ledger = self.ledger
         ledger.costs.step_began(tokens)
@@ -123,7 +125,7 @@ class TierCacheBridge:
         return self.outstanding()
 
     def outstanding(self) -> TierWork:
-        """What the workers were not told yet."""
+        """Take the orders that the workers were not given yet."""
         ledger = self.ledger
         directory = ledger.directory
         return TierWork(
@@ -134,11 +136,11 @@ class TierCacheBridge:
         )
 
     def step_ended(self) -> None:
-        """A step's output arrived."""
+        """Note that a step's output arrived."""
         self.ledger.costs.step_ended()
 
     def answered(self, answer: TierAnswer) -> None:
-        """What the workers did."""
+        """Take what the workers did."""
         for start in answer.starts:
             self._started(start)
         failure: Exception | None = None
@@ -152,15 +154,15 @@ class TierCacheBridge:
 
     @property
     def busy(self) -> bool:
-        """Whether workers have jobs whose end the engine must go on stepping to hear of.
+        """Whether the engine must go on stepping to learn the end of a job.
 
-        A record on its way to the disk is none: nobody waits for it, and a disk may hang.
+        A write to the disk does not count: no request waits for it, and a disk may hang.
         """
         return self.ledger.book.pressing > 0
 
     @property
     def borrowed(self) -> list[KVCacheBlock]:
-        """Blocks of the pool that loads are filling for nobody yet; always the same list."""
+        """Blocks of the pool that prefetches are filling; always the same list."""
         return self._prefetcher.held
 
     def copied(self, hashes: Sequence[bytes]) -> int:
@@ -175,16 +177,16 @@ class TierCacheBridge:
     # What happened to the pool ------------------------------------------------------------------
 
     def adapted(self, keys: Sequence[int]) -> None:
-        """The engine cached ``keys``, which a LoRA adapter computed."""
+        """Note that the engine cached ``keys``, which a LoRA adapter computed."""
         self.ledger.adapted.update(keys)
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """The engine evicted ``keys``."""
+        """Note that the engine evicted ``keys``."""
         self._spiller.evicted(keys)
         self._prefetcher.evicted(keys)
 
     def clear(self) -> None:
-        """The prefix cache was reset: perhaps for new weights, so no copy holds any more."""
+        """Drop all copies: the prefix cache was reset, perhaps for new weights."""
         self._prefetcher.clear()
         self.drop_copies()
 
@@ -195,11 +197,11 @@ class TierCacheBridge:
     # For the sidecar, from the client's thread --------------------------------------------------
 
     def report(self) -> TierReport:
-        """Levels and counters."""
+        """Return levels and counters as an event."""
         return self.ledger.report()
 
     def copies(self) -> list[AnyEvent]:
-        """Every copy there is."""
+        """Return every copy."""
         return self.ledger.all_copies()
 
     def _started(self, start: WorkerStart) -> None:
@@ -212,7 +214,7 @@ class TierCacheBridge:
 def reason_to_refuse(
     config: VllmConfig, kv_cache: KVCacheConfig, group: ObservedGroup
 ) -> str | None:
-    """Why this engine's blocks cannot have copies, if so."""
+    """Why this engine's blocks cannot have copies; None if they can."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     groups, parallel = kv_cache.kv_cache_groups, config.parallel_config
@@ -237,7 +239,7 @@ def new_bridge(
     settings: TierSettings,
     emit: Callable[[AnyEvent], None],
 ) -> TierCacheBridge:
-    """The bridge of an engine that ``reason_to_refuse`` found nothing against."""
+    """Make the bridge of an engine that ``reason_to_refuse`` accepts."""
     layers = kv_cache.kv_cache_groups[0]
     block_bytes = len(layers.layer_names) * layers.kv_cache_spec.page_size_bytes
     workers = config.parallel_config.world_size

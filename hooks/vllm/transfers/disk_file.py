@@ -1,4 +1,4 @@
-"""Which file a worker's disk tier has, and all that the bytes in it depend on."""
+"""Which file a worker's disk tier uses, and all that the bytes in it depend on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _DIGEST_DIGITS: Final = 12
 def open_disk(
     config: VllmConfig, settings: TierSettings, cache: PagedKv, record_bytes: int
 ) -> DiskTier | None:
-    """The disk tier that ``settings`` ask for; None, and the reason logged, if it cannot be had."""
+    """Open the disk tier that ``settings`` ask for; None, and the reason logged, if that is
+    impossible."""
     capacity = settings.cold_bytes // record_bytes
     if settings.cold_dir is None or not capacity:
         return None
@@ -45,13 +46,13 @@ def open_disk(
 
 
 def file_name(config: VllmConfig, identity: str) -> str:
-    """One name for each model, for what its bytes depend on, and for each worker's place."""
+    """Return one name per model, per what its bytes depend on, and per worker's place."""
     engine, rank = _place(config)
     return f"{_model_prefix(config)}{_digest(identity)}-{engine}-{rank}{DISK_SUFFIX}"
 
 
 def _remove_outdated(directory: Path, config: VllmConfig, identity: str) -> None:
-    """Files of this model as it was before, unless some engine has them open."""
+    """Remove files of this model as it was before, unless an engine has them open."""
     prefix = _model_prefix(config)
     files = set(directory.glob(f"{prefix}*{DISK_SUFFIX}"))
     ours = set(directory.glob(f"{prefix}{_digest(identity)}-*"))
@@ -74,7 +75,8 @@ def _digest(text: str) -> str:
 
 
 def disk_identity(config: VllmConfig) -> str:
-    """All that the bytes on the workers' disks depend on, but for each one's share of a block.
+    """Describe all that the bytes on the workers' disks depend on, except each worker's share of a
+    block.
 
     Raises:
         StorageError: The weights cannot be told from others.
@@ -95,7 +97,7 @@ def disk_identity(config: VllmConfig) -> str:
 
 
 def _draft(config: VllmConfig) -> object:
-    """What tells a draft model from others: its layers may stand in the same blocks."""
+    """Describe what tells a draft model from others: its layers may share the blocks."""
     speculative = config.speculative_config
     model = speculative.draft_model_config if speculative is not None else None
     if model is None or model.model == config.model_config.model:
@@ -104,7 +106,8 @@ def _draft(config: VllmConfig) -> object:
 
 
 def weights_of(model: ModelConfig) -> object:
-    """What tells a model's weights from others of the same name and shape, unread.
+    """Describe what tells a model's weights from others of the same name and shape, without reading
+    them.
 
     Raises:
         StorageError: Nothing does: there is no file of weights, and no commit of a hub.
@@ -120,7 +123,7 @@ def weights_of(model: ModelConfig) -> object:
 
 
 def _files(path: Path) -> Iterator[tuple[str, str, int, int]]:
-    """Each file's name, where its links lead to, size and time."""
+    """List each file's name, what its links lead to, its size and its time."""
     if path.is_file():
         yield _stat(path, path.name)
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""Brings copies back for a request that needs them, unless computing them again is faster."""
+"""Loads copies for a request that needs them, unless computing them again is faster."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """Blocks of a request that a load can fill: from ``first`` on, these hashes."""
+    """Blocks of a request that a load can fill: these hashes, from block ``first`` on."""
 
     first: int
     hashes: Sequence[bytes]
 
 
 class Loader:
-    """Answers vLLM's question what of a prompt is held outside of its pool.
+    """Answers vLLM's question how many of a prompt's tokens are available outside its pool.
 
     Args:
         group: The observed KV cache group.
-        ledger: Where copies are booked.
+        ledger: Where copies are recorded.
     """
 
     def __init__(self, group: ObservedGroup, ledger: TierLedger) -> None:
@@ -45,15 +45,16 @@ class Loader:
     def lookup(
         self, request_id: str, hashes: Sequence[bytes], first: int
     ) -> tuple[int | None, bool]:
-        """Tokens that a load can bring, and that it takes a while.
+        """Return how many tokens a load can bring, and whether the request must wait for them.
 
-        None says: ask again, somebody else is bringing the first of them right now. Who brings it
-        for too long is not waited for: a disk may hang, and to compute is always possible.
+        ``(tokens, True)`` if a load can bring that many; ``(0, False)`` if none; ``(None, False)``
+        if another load is fetching the first block: vLLM asks again. A load that takes too long is
+        not waited for: a disk may hang, and the blocks can always be computed.
 
         Args:
-            request_id: Whose tokens they are.
-            hashes: Of its blocks that the pool does not hold.
-            first: How many it holds, before them.
+            request_id: The request that asks.
+            hashes: Hashes of its blocks behind the cached prefix.
+            first: Number of its cached blocks.
         """
         coming = self._ledger.coming
         if hashes and coming.get(hashes[0], 0.0) > self._ledger.clock():
@@ -67,7 +68,7 @@ class Loader:
         return count * self._group.block_size, True
 
     def allocated(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
-        """vLLM took us up on ``tokens`` tokens and gave the request its blocks: begin to load."""
+        """Begin to load: vLLM accepted ``tokens`` tokens and gave the request its blocks."""
         match = self._matches.pop(request.request_id, None)
         self._declined.discard(request.request_id)
         if not tokens:
@@ -78,12 +79,12 @@ class Loader:
         self._begin(request.request_id, hashes, block_ids[match.first : match.first + count])
 
     def finished(self, request_id: str) -> None:
-        """A request ended before it was ever allocated."""
+        """Note that a request ended before it was allocated."""
         self._matches.pop(request_id, None)
         self._declined.discard(request_id)
 
     def take_begun(self) -> int:
-        """How many blocks loads took from the pool since the last call."""
+        """Take how many blocks loads took from the pool since the last call."""
         begun, self._begun = self._begun, 0
         return begun
 
@@ -133,7 +134,7 @@ class Loader:
 
 
 def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> tuple[list[Copy], dict[int, bytes]]:
-    """Copies for a load, pinned; those that are only on disk are new ones, by position."""
+    """Pin the copies for a load; those that are only on disk are new ones, by position."""
     directory, copies, from_disk = ledger.directory, [], {}
     for at, block_hash in enumerate(hashes):
         copy = directory.warm(block_hash)
@@ -150,7 +151,7 @@ def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> tuple[list[Copy]
 def settle_copies(
     ledger: TierLedger, copies: Sequence[Copy], from_disk: dict[int, bytes], done: JobDone
 ) -> None:
-    """Unpin a load's copies; what could not be read is given up."""
+    """Unpin a load's copies; give up those that could not be read."""
     ledger.counts.load_failed += len(done.failed)
     read, broken = [], []
     for at, copy in enumerate(copies):

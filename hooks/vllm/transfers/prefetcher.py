@@ -1,4 +1,4 @@
-"""Brings copies back into free blocks before anyone asks, as the sidecar suggests."""
+"""Loads copies into free blocks before any request asks, as the sidecar suggests."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from ..observe.index import BlockIndex
     from ..observe.observer import ObservedGroup
 
-_MOST_AT_ONCE: Final = 64  # blocks begun in one step
-_MOST_UNUSED_SHARE: Final = 2  # one block of the pool in so many may wait to be hit, at best
-_MEMORY: Final = 128  # blocks over which it is judged how many are hit
-_LEAST_TRUST: Final = 0.25  # who is never tried cannot become better
-_LEAST_FREE_SHARE: Final = 8  # and one in so many stays free for requests
-_SCAN: Final = 512  # suggestions looked at in one step
+_MOST_AT_ONCE: Final = 64  # blocks begun per step; chosen
+_MOST_UNUSED_SHARE: Final = 2  # at most 1/2 of the pool may hold blocks not yet hit; chosen
+_MEMORY: Final = 128  # blocks over which the share of hits is measured; chosen
+_LEAST_TRUST: Final = 0.25  # floor, so that prefetching can recover; chosen
+_LEAST_FREE_SHARE: Final = 8  # at least 1/8 of the pool stays free for requests; chosen
+_SCAN: Final = 512  # suggestions looked at per step; chosen
 
 
 class Prefetcher:
@@ -64,7 +64,8 @@ class Prefetcher:
         self.held: list[KVCacheBlock] = []  # blocks that a load is filling
 
     def offered(self, order: Keys) -> int:
-        """Take the sidecar's newest order; how many blocks a step would take for it at most."""
+        """Take the sidecar's newest order; returns how many blocks a step would take for it at
+        most."""
         if order is not self._order:
             self._order, self._next = order, 0
         return min(len(order) - self._next, _MOST_AT_ONCE)
@@ -74,7 +75,7 @@ class Prefetcher:
 
         Args:
             spare: Blocks that can be taken without losing anything.
-            needed: Blocks to leave for requests that wait.
+            needed: Blocks to leave for waiting requests.
         """
         assert self._order is not None
         hashes = self._next_hashes(self._order, self._room(spare, needed))
@@ -82,7 +83,7 @@ class Prefetcher:
             self._begin(hashes)
 
     def hit(self, hashes: Sequence[bytes]) -> None:
-        """A request found these blocks in the prefix cache."""
+        """Note that a request found these blocks in the prefix cache."""
         if self._unused:
             for block_hash in hashes:
                 key = key_of(block_hash)
@@ -92,7 +93,7 @@ class Prefetcher:
                     self._trust += (1.0 - self._trust) / _MEMORY
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """Take note that the engine evicted ``keys``."""
+        """Note that the engine evicted ``keys``."""
         if self._unused:
             wasted = self._unused.intersection(keys)
             self._unused -= wasted
@@ -100,7 +101,7 @@ class Prefetcher:
             self._trust *= (1.0 - 1.0 / _MEMORY) ** len(wasted)
 
     def clear(self) -> None:
-        """The prefix cache was reset: what waited to be hit is gone."""
+        """Forget the blocks that were not hit yet: the prefix cache was reset."""
         self._ledger.counts.prefetch_wasted += len(self._unused)
         self._unused.clear()
 
@@ -113,7 +114,7 @@ class Prefetcher:
         return max(0, min(spare, free, allowed, _MOST_AT_ONCE))
 
     def _next_hashes(self, order: Keys, room: int) -> list[bytes]:
-        """The next suggested blocks that have a copy and are not in the pool."""
+        """Return the next suggested blocks that have a copy and are not in the pool."""
         ledger = self._ledger
         found: list[bytes] = []
         keys = order[self._next : self._next + _SCAN].tolist()
@@ -161,7 +162,7 @@ class Prefetcher:
             self._register([hashes[at] for at in good], [blocks[at] for at in good])
             held = set(map(id, blocks))
             self.held[:] = [block for block in self.held if id(block) not in held]
-            # Head first in the list, so that the tail is freed, and lost, before it.
+            # Head first in the list, so that the tail is freed, and evicted, before it.
             self._pool.free_blocks(reversed(blocks))
             settle_copies(ledger, copies, from_disk, done)
 

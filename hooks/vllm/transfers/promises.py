@@ -1,9 +1,9 @@
-"""Requests that wait for a load of ours, as vLLM sees them: none stands in the way of a reset.
+"""Keeps requests that wait for a load from blocking a reset of the prefix cache.
 
-Stock vLLM preempts what runs and then resets its prefix cache. A request that waits for a load
-cannot be preempted, and with overlapping steps the blocks of those that were are held back until
-the step under way is over, because a load might write to them. Neither is a reason to refuse new
-weights: the load is void, and its request computes.
+Stock vLLM preempts running requests and then resets its prefix cache. A request that waits for a
+load cannot be preempted; and with overlapping steps, the blocks of preempted requests are held back
+until the step under way is over, because a load might write to them. Neither is a reason to refuse
+new weights: the load is void, and its request computes.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Promises:
-    """Loads that vLLM was promised and whose requests were not scheduled since.
+    """Loads that vLLM was promised, whose requests were not scheduled since.
 
     Args:
         pool: The live block pool.
-        manager: vLLM's book of which request holds which blocks.
+        manager: vLLM's record of which request holds which blocks.
     """
 
     def __init__(self, pool: BlockPool, manager: KVCacheManager) -> None:
@@ -38,25 +38,26 @@ class Promises:
 
     @property
     def binding(self) -> bool:
-        """Whether a request waits for bytes that still count."""
+        """Whether a request waits for bytes that are still valid."""
         return len(self._waiting) > len(self._received | self._void)
 
     def made(self, request: Request) -> None:
-        """``request`` waits for a load into its blocks."""
+        """Note that ``request`` waits for a load into its blocks."""
         self._waiting[request.request_id] = request
 
     def scheduled(self, request_id: str) -> None:
-        """A request runs."""
+        """Note that a request runs."""
         if self._waiting:
             self._forget(request_id)
 
     def finished(self, request_id: str) -> None:
-        """A request ended. While its load is under way, vLLM keeps its blocks."""
+        """Note that a request ended. While its load is under way, vLLM keeps its blocks."""
         if request_id in self._received:
             self._forget(request_id)
 
     def received(self, request_ids: Iterable[str]) -> None:
-        """vLLM is about to hear that these loads are over, and heard of blocks that failed."""
+        """Note that vLLM is about to learn that these loads are over, and has learned of failed
+        blocks."""
         for request_id in request_ids:
             request = self._waiting.get(request_id)
             if request is None:
@@ -69,7 +70,7 @@ class Promises:
                 self._compute(request)
 
     def lend(self) -> list[KVCacheBlock]:
-        """All blocks in use, each as often as it is held, if no request but ours holds any."""
+        """Return all blocks in use, each as often as it is held, if only our requests hold any."""
         (manager,) = self._manager.coordinator.single_type_managers
         others = [name for name in manager.req_to_blocks if name not in self._waiting]
         if any(manager.req_to_blocks[name] for name in others):
@@ -78,13 +79,14 @@ class Promises:
         return [block for block in used for _ in range(block.ref_cnt)]
 
     def renewed(self) -> None:
-        """The prefix cache was reset: perhaps for new weights, so no load under way counts."""
+        """Void the loads under way: the prefix cache was reset, perhaps for new weights."""
         self._void.update(self._waiting)
         for request_id in self._received:
             self._compute(self._waiting[request_id])
 
     def _compute(self, request: Request) -> None:
-        """Start over. Every worker is done with the blocks; vLLM finds nothing to cache."""
+        """Start the request over: every worker is done with its blocks, and vLLM finds nothing to
+        cache."""
         self._manager.free(request)
         request.num_computed_tokens = 0
 

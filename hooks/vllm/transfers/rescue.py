@@ -1,4 +1,5 @@
-"""What is still owed to vLLM when our scheduler side fails: no request may wait for ever."""
+"""Completes what was promised to vLLM when our scheduler side fails: no request may wait
+for ever."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ if TYPE_CHECKING:
     from .bridge import TierCacheBridge
     from .promises import Promises
 
-_NO_JOB: Final = 0  # jobs and copies are counted from one: this names none
+_NO_JOB: Final = 0  # names no job and no copy: both are numbered from one
 
 
 class Rescue:
-    """Sees loads through that were promised to vLLM before an error of ours.
+    """Ends the loads that were promised to vLLM before an error of ours.
 
-    A load whose orders were never written is given to the workers as one that cannot succeed:
-    they report it as failed, and vLLM computes the blocks. Jobs that are under way are heard to
-    their end, so that blocks which they fill go back to the pool. Resets are followed for good:
-    vLLM goes on holding blocks back for loads of an engine that was given tiers. Requests that were
-    held stand in vLLM's own queue again.
+    A load whose orders were never written is given to the workers as one that cannot succeed: they
+    report it as failed, and vLLM computes the blocks. Jobs under way are followed to their end, so
+    that the blocks which they fill return to the pool. Resets are followed for good, since vLLM
+    goes on holding blocks back for loads of an engine that was given tiers. Held requests return to
+    vLLM's own queue.
     """
 
     def __init__(self) -> None:
@@ -36,11 +37,11 @@ class Rescue:
 
     @property
     def busy(self) -> bool:
-        """Whether workers still have something to tell."""
+        """Whether workers still have something to report."""
         return bool(self._broken) or (self._bridge is not None and self._bridge.busy)
 
     def adopt(self, side: SchedulerSide) -> None:
-        """Take over from a side that takes no new decisions any more."""
+        """Take over from a side that takes no more decisions."""
         self._bridge, self._promises = side.bridge, side.promises
         if side.holding is not None:
             side.holding.end()
@@ -49,9 +50,9 @@ class Rescue:
             side.bridge.drop_copies()  # a reset that was not caught up with yet is, by this
 
     def fail_load(self, side: SchedulerSide, request: Request, blocks: KVCacheBlocks) -> None:
-        """``request`` waits for a load that nobody ordered.
+        """Fail the load that ``request`` waits for and nobody ordered.
 
-        Only blocks that it was to fill are named: what the prefix cache held is sound, and vLLM
+        Only the blocks that it was to fill are named: what the prefix cache held is sound, and vLLM
         would set back every request that shares it.
         """
         if side.promises is not None:
@@ -61,23 +62,23 @@ class Rescue:
         self._broken.append(Load(_NO_JOB, (_NO_JOB,) * len(empty), empty, {}, request.request_id))
 
     def scheduled(self, request_id: str) -> None:
-        """A request runs."""
+        """Note that a request runs."""
         if self._promises is not None:
             self._promises.scheduled(request_id)
 
     def finished(self, request_id: str) -> None:
-        """A request ended."""
+        """Note that a request ended."""
         if self._promises is not None:
             self._promises.finished(request_id)
 
     def work(self) -> TierWork:
-        """What the workers are still to be told."""
+        """Return the orders that the workers still need."""
         broken, self._broken = tuple(self._broken), []
         rest = self._bridge.outstanding() if self._bridge is not None else TierWork()
         return replace(rest, jobs=rest.jobs + broken)
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """What the workers did, and whose loads are over."""
+        """Take what the workers did, and which loads are over."""
         try:
             if self._bridge is not None:
                 self._bridge.answered(answer)

@@ -1,4 +1,4 @@
-"""Copies blocks to host memory before the engine needs their place: ahead of time, never on it."""
+"""Copies blocks to host memory ahead of their eviction, so that the engine never waits for it."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-_MOST_AT_ONCE: Final = 64  # blocks begun in one step
+_MOST_AT_ONCE: Final = 64  # blocks begun per step; chosen
 _MOST_UNDER_WAY: Final = 256
-_STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time
+_STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time; chosen
 _LEAST_AHEAD: Final = 8
-_MEMORY_S: Final = 5.0  # in which the largest step seen fades to 1/e
-_REST_S: Final = 1.0  # chosen: after a copy that failed, so that an engine can fall idle
+_MEMORY_S: Final = 5.0  # seconds in which the largest step seen fades to 1/e; chosen
+_REST_S: Final = (
+    1.0  # seconds without spills after a failed copy, so that an engine can fall idle; chosen
+)
 
 Begun = tuple["KVCacheBlock", bytes, Copy]
 
 
 class Spiller:
-    """Watches the head of the free queue, where the next victims stand.
+    """Watches the head of the free queue, where the next victims are.
 
-    A spill reads a block that nobody holds. It becomes a copy only if the block still carries the
-    very same hash when every worker is done: the scheduler knows of an eviction before any worker
-    can overwrite the block, so a copy that could be torn is never found.
+    A spill reads a block that no request holds. It becomes a copy only if the block still carries
+    the same hash object when every worker is done: the scheduler knows of an eviction before any
+    worker can overwrite the block, so a copy that could be torn is never found.
 
     Args:
         pool: The live block pool.
         group: The KV cache group whose blocks are copied.
-        ledger: Where copies are booked.
-        spill_all: Whether blocks that the sidecar thinks not worth a copy get one all the same.
+        ledger: Where copies are recorded.
+        spill_all: Whether blocks that the sidecar considers not worth a copy get one all the same.
     """
 
     def __init__(self, pool: BlockPool, group: int, ledger: TierLedger, spill_all: bool) -> None:
@@ -58,21 +60,22 @@ class Spiller:
     def step(
         self, ranking: EvictionRanking | None, taken: int, wanted: int, idle: bool = False
     ) -> int:
-        """Begin to copy what is about to go; returns how many blocks can go without a loss.
+        """Begin to copy blocks that are about to go; returns how many can go without a loss.
 
         Args:
             ranking: The latest advice; None without any.
             taken: Blocks that this step took from the pool.
-            wanted: Blocks that a prefetch would take beside.
-            idle: Whether the step computes nothing: then advice is not asked who makes room. If it
-                contradicts itself, copies would take turns for ever, and the engine never rest.
+            wanted: Blocks that a prefetch would take besides.
+            idle: Whether the step computes nothing. Then advice is not asked which copies make
+                room: if it contradicted itself, copies would replace each other for ever, and the
+                engine would never rest.
         """
         self._adopt(ranking)
         now = self._ledger.clock()
         fade = math.exp((self._seen_at - now) / _MEMORY_S)
         self._largest_step, self._seen_at = max(float(taken), fade * self._largest_step), now
         ahead = _LEAST_AHEAD + int(_STEPS_AHEAD * self._largest_step)
-        # Further than the memory reaches, copies would push each other out without an end.
+        # Beyond the memory's capacity, copies would replace each other without end.
         self._scan.moved(self._evicted)
         self._evicted = 0
         found = self._find(min(ahead + wanted, self._ledger.directory.warm_capacity), taken)
@@ -81,7 +84,7 @@ class Spiller:
         return self._scan.safe - int(self._largest_step)
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """Take note that the engine evicted ``keys``, and whether copies are left."""
+        """Note that the engine evicted ``keys``, and whether copies are left."""
         directory, counts, worth = self._ledger.directory, self._ledger.counts, self._worth
         self._evicted += len(keys)
         if self._ledger.adapted:
@@ -104,7 +107,8 @@ class Spiller:
             self._worth = frozenset(ranking.spill_first.tolist())
 
     def _find(self, ahead: int, taken: int) -> list[KVCacheBlock]:
-        """Blocks worth a copy among those of the next ``ahead`` that are looked at in this step."""
+        """Find blocks worth a copy among those of the next ``ahead`` that are looked at in this
+        step."""
         directory, worth, scan = self._ledger.directory, self._worth, self._scan
         found: dict[int, KVCacheBlock] = {}
         suffix, under_way = self._suffix, self._under_way
@@ -125,7 +129,7 @@ class Spiller:
         return list(found.values())
 
     def _demote_first(self, ranking: EvictionRanking | None) -> list[bytes]:
-        """Hashes of copies that should make room, the least worth first."""
+        """Return hashes of copies that should make room, the least worth keeping first."""
         if ranking is None:
             return []
         hash_of = self._ledger.directory.hash_of

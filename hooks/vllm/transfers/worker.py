@@ -27,24 +27,24 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class TierMetadata(KVConnectorMetadata):  # type: ignore[misc]
-    """One step's orders, on vLLM's way from the scheduler to its workers."""
+    """One step's orders, sent from the scheduler to its workers by vLLM."""
 
     work: TierWork
 
 
 @dataclass
 class TierWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """The workers' answers, on vLLM's way back."""
+    """The workers' answers, sent back by vLLM."""
 
     answer: TierAnswer
 
     def aggregate(self, other: TierWorkerMetadata) -> TierWorkerMetadata:
-        """Both workers' answers: ``JobBook`` counts until the last."""
+        """Join both workers' answers; ``JobBook`` counts until the last."""
         return TierWorkerMetadata(self.answer + other.answer)
 
 
 class WorkerSide:
-    """Moves this worker's shard as it is told; what cannot be done is answered as failed.
+    """Moves this worker's shard as ordered; answers what cannot be done as failed.
 
     Args:
         config: The engine's configuration.
@@ -59,7 +59,7 @@ class WorkerSide:
         self._failed_blocks: set[int] = set()
 
     def register(self, views: dict[str, Any]) -> None:
-        """Take vLLM's cache, a view a layer. Memory is committed when the first copies come."""
+        """Take vLLM's cache, one view per layer. Memory is committed when the first copies come."""
         try:
             self._mover = self._new_mover(described(views, self._config))
             self._answers = self._mover.answers
@@ -78,22 +78,22 @@ class WorkerSide:
             self._answers.refuse(work)
 
     def take_finished(self) -> set[str]:
-        """Requests whose loads ended; their blocks that failed are kept for ``take_failed``."""
+        """Take the requests whose loads ended; their failed blocks are kept for ``take_failed``."""
         if self._mover is not None:
             self._mover.give_up_on_disk()
         finished, self._failed_blocks = self._answers.take_loaded()
         return finished
 
     def take_failed(self) -> set[int]:
-        """Blocks of the requests that ``take_finished`` named last that hold nothing."""
+        """Return the failed blocks of the requests that ``take_finished`` named last."""
         return self._failed_blocks
 
     def take_answer(self) -> TierAnswer:
-        """What was done since the last call."""
+        """Take what was done since the last call."""
         return self._answers.take_answer()
 
     def close(self) -> None:
-        """Let memory and disk go."""
+        """Release memory and disk."""
         if self._mover is not None:
             self._mover.close()
 
@@ -130,10 +130,10 @@ class WorkerSide:
 
 
 def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
-    """The engine's cache as one paged memory.
+    """Describe the engine's cache as one paged memory.
 
     Raises:
-        LayoutError: Its layout is not one that we know.
+        LayoutError: Its layout is not known.
     """
     from vllm.platforms import current_platform
 
@@ -147,7 +147,7 @@ def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
 
 
 def hash_bytes(config: VllmConfig) -> int:
-    """Length of the engine's block hashes."""
+    """Return the length of the engine's block hashes, in bytes."""
     from vllm.utils.hashing import get_hash_fn_by_name
 
     return len(get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)(None))
