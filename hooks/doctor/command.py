@@ -18,11 +18,14 @@ from ...graph.errors import VersionError, WireError
 from ...graph.messages import wire
 from ...graph.messages.events import Pressure
 from ..access import present, sidecar_token
-from ..reliance import HOOKS, misfits
+from ..reliance.fit import Part
+from ..reliance.live_vllm import live_misfits
+from ..reliance.releases import TESTED, WHAT_FITS, is_known, is_tested
+from ..reliance.relied_on import RELIED_ON
 from ..socket_directory import SocketDirectory
 from ..tiers.budget import WARM_VARIABLE
 from ..vllm.plugin import rival_plugins
-from ..vllm.settings import PLUGIN_GROUP, SIDECAR_VARIABLE, TESTED_VERSION
+from ..vllm.settings import PLUGIN_GROUP, SIDECAR_VARIABLE
 from .environment import (
     Check,
     check_admission,
@@ -35,7 +38,8 @@ from .environment import (
 app = typer.Typer(add_completion=False)
 
 _INSTALL: Final = "pip install 'kvgraph[vllm]' (GPU) or 'kvgraph[cpu]'"
-_NOT_FITTING: Final = f"install vLLM {TESTED_VERSION}.x, or report the missing name"
+_NEW: Final = f"install vLLM {TESTED}.x if an engine stands aside or answers oddly"
+_NOT_FITTING: Final = f"install vLLM {TESTED}.x, or report the missing name"
 
 
 @app.callback(invoke_without_command=True)
@@ -90,16 +94,24 @@ def check_vllm() -> Check:
         vllm = importlib.import_module("vllm")
     except ImportError as error:
         return Check("vllm", False, f"cannot be imported ({error})", _INSTALL)
-    tested = vllm.__version__.startswith(TESTED_VERSION + ".")
-    note = "" if tested else f", untested: kvgraph is tested with {TESTED_VERSION}.x"
-    return Check("vllm", True, f"version {vllm.__version__}{note}")
+    version = vllm.__version__
+    if is_tested(version):
+        return Check("vllm", True, f"version {version}; {WHAT_FITS}")
+    if is_known(version):
+        detail = f"version {version}, of which names and parameters were compared; {WHAT_FITS}"
+        return Check("vllm", True, detail)
+    return Check("vllm", True, f"version {version} was not looked through; {WHAT_FITS}", _NEW)
 
 
 def check_hooks() -> Check:
     """Does everything of vLLM's that the hooks rely on exist, with the parameters they use."""
-    if problems := misfits():
+    if problems := live_misfits():
         return Check("hooks", False, "; ".join(problems), _NOT_FITTING)
-    return Check("hooks", True, f"all {len(HOOKS)} that we rely on fit")
+    for part in (Part.TIERS, Part.ADMISSION):
+        if problems := live_misfits(part):
+            detail = f"no {part.value} with this vLLM: {'; '.join(problems)}"
+            return Check("hooks", True, detail, _NOT_FITTING)
+    return Check("hooks", True, f"all {len(RELIED_ON)} names that we rely on fit")
 
 
 def check_engine(arguments: str) -> Check:

@@ -15,6 +15,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from ..reliance.releases import WHAT_FITS, is_known
 from .aggregation import spare_aggregation
 from .beside import follow_connectors
 from .compose import own_transfer_config
@@ -25,7 +26,6 @@ from .settings import (
     PLUGIN_GROUP,
     RESERVED_CPUS_VARIABLE,
     SIDECAR_VARIABLE,
-    TESTED_VERSION,
     switched_on,
 )
 from .shapes import reason_for_no_tiers, reason_to_decline
@@ -171,10 +171,10 @@ def keep_cpu_threads(config: VllmConfig) -> None:
 def _check_version() -> None:
     import vllm
 
-    if not vllm.__version__.startswith(TESTED_VERSION + "."):
+    if not is_known(vllm.__version__):
         logger.warning(
-            "kvgraph: tested with vLLM %s.x, this is %s; `kvgraph doctor` shows which hooks fit",
-            TESTED_VERSION,
+            "kvgraph: %s, and this is %s; `kvgraph doctor` shows what it lacks",
+            WHAT_FITS,
             vllm.__version__,
         )
 

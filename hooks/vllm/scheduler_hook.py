@@ -6,6 +6,8 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from ..reliance.fit import Part
+from ..reliance.live_vllm import live_misfits
 from .beside import WATCH
 from .settings import admission_switched_on
 
@@ -44,9 +46,15 @@ def follow_schedulers() -> None:
 
 
 def bind_scheduler(scheduler: Scheduler) -> None:
-    """Show ``scheduler`` to our connector: its own, or the one beside its user's."""
+    """Show ``scheduler`` to our connector: its own, or the one beside its user's.
+
+    Raises:
+        TypeError: This vLLM's schedulers lack something that holding relies on; says what.
+    """
     from .connector import KvGraphConnector
 
+    if problems := live_misfits(Part.ADMISSION):
+        raise TypeError("; ".join(problems))
     connector = scheduler.connector
     ours = connector if isinstance(connector, KvGraphConnector) else getattr(connector, WATCH, None)
     if ours is not None:

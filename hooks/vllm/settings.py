@@ -18,7 +18,6 @@ ENDPOINT_KEY: Final = "kvgraph_endpoint"  # in the connector's extra config
 TIERS_KEY: Final = "kvgraph_tiers"
 CONNECTOR: Final = "KvGraphConnector"
 CONNECTOR_MODULE: Final = "kvgraph.hooks.vllm.connector"
-TESTED_VERSION: Final = "0.32"
 PLUGIN_GROUP: Final = "vllm.general_plugins"
 PROTECT_STALE_VARIABLE: Final = "AITHER_KVCACHE_PROTECT_STALE_S"
 PROTECT_STALE_S: Final = 60.0

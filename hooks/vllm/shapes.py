@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..reliance import misfits
+from ..reliance.fit import Part
+from ..reliance.live_vllm import live_misfits
+from ..reliance.releases import WHAT_FITS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 
 def reason_to_decline(config: VllmConfig) -> str | None:
     """Why there is nothing for us to do in this engine, or nothing that we can, if so."""
-    if problems := misfits():
-        return f"this vLLM is not one that we know: {'; '.join(problems)}"
+    if problems := live_misfits():
+        return f"this vLLM is not one that we know: {'; '.join(problems)} ({WHAT_FITS})"
     if not config.cache_config.enable_prefix_caching:
         return "prefix caching is off, so no block outlives its request"
     if config.model_config.is_attention_free:
@@ -37,6 +39,8 @@ def reason_for_no_tiers(config: VllmConfig) -> str | None:
     """Why an engine that is advised cannot have tiers, as far as its configuration tells."""
     from vllm import envs
 
+    if problems := live_misfits(Part.TIERS):
+        return f"this vLLM is not one whose blocks we can copy: {'; '.join(problems)} ({WHAT_FITS})"
     model, parallel, user = config.model_config, config.parallel_config, config.kv_transfer_config
     if user is not None and user.kv_connector is not None:
         return f"this engine has {user.kv_connector}, which moves its KV already"

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE, connected, new_pool, request_maker
-from kvgraph.hooks import reliance
 from kvgraph.hooks.vllm import connector as connector_module
-from kvgraph.hooks.vllm import scheduler, shapes
+from kvgraph.hooks.vllm import scheduler
 from kvgraph.hooks.vllm.observe.tap import Cached, PoolTap
 from paper import fail
 
@@ -131,24 +130,3 @@ def test_a_failure_while_binding_leaves_the_pool_alone(
     assert "disabled after RuntimeError in bind_gpu_block_pool" in caplog.text, "it was tried"
     assert connector._side is None
     assert set(vars(pool)) == before
-
-
-def test_a_parameter_that_is_required_and_unknown_is_a_misfit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from vllm.v1.core.block_pool import BlockPool
-
-    def get_new_blocks(self: Any, num_blocks: int, tier: str) -> None: ...
-
-    monkeypatch.setattr(BlockPool, "get_new_blocks", get_new_blocks)
-    hook = ("vllm.v1.core.block_pool", "BlockPool.get_new_blocks", ("num_blocks",))
-    assert reliance.misfit(*hook) == "vllm.v1.core.block_pool.BlockPool.get_new_blocks wants tier"
-    config = SimpleNamespace()
-    assert "wants tier" in str(shapes.reason_to_decline(config))
-
-
-def test_one_parameter_more_with_a_default_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.v1.core.block_pool import BlockPool
-
-    monkeypatch.setattr(BlockPool, "cache_full_blocks", with_one_more(BlockPool.cache_full_blocks))
-    assert reliance.misfits() == []

@@ -1,0 +1,61 @@
+"""What the vLLM that is installed has under the names that the hooks rely on."""
+
+from __future__ import annotations
+
+import dis
+import importlib
+import inspect
+from collections.abc import Iterator
+from typing import Any, Final
+
+from .fit import VALUE, Need, Part, Shape, misfits
+from .relied_on import RELIED_ON
+
+_MISSING: Final = object()
+_IMPLIED: Final = ("self", "cls")
+
+
+def live_misfits(part: Part = Part.ALL) -> list[str]:
+    """What the installed vLLM lacks of what ``part`` relies on, or wants beyond what we know."""
+    return misfits(tuple(need for need in RELIED_ON if need.part is part), live_shape)
+
+
+def live_shape(need: Need) -> Shape:
+    """What stands under a name in the installed vLLM."""
+    first, *rest = need.path.split(".")
+    try:  # asked as an import would: some modules make their names when these are wanted
+        found: Any = getattr(importlib.import_module(need.module), first)
+    except (ImportError, AttributeError):
+        return None
+    for name in rest:
+        found, owner = inspect.getattr_static(found, name, _MISSING), found
+        if found is _MISSING:
+            return VALUE if name in _of_instances(owner) else None
+    return _shape(found)
+
+
+def _shape(found: Any) -> Shape:
+    if isinstance(found, classmethod | staticmethod):
+        found = found.__func__
+    if not inspect.isfunction(found):
+        return VALUE
+    parameters = inspect.signature(found).parameters.values()
+    return tuple(_written(each) for each in parameters if each.name not in _IMPLIED)
+
+
+def _written(parameter: inspect.Parameter) -> str:
+    if parameter.kind is parameter.VAR_POSITIONAL:
+        return f"*{parameter.name}"
+    if parameter.kind is parameter.VAR_KEYWORD:
+        return f"**{parameter.name}"
+    return parameter.name if parameter.default is parameter.empty else f"{parameter.name}="
+
+
+def _of_instances(owner: type) -> Iterator[str]:
+    """Attributes that a class and those above it declare, and that their constructors store."""
+    for each in owner.__mro__:
+        yield from vars(each).get("__annotations__", ())
+        init = inspect.unwrap(vars(each).get("__init__", object.__init__))
+        if inspect.isfunction(init):
+            stores = (each for each in dis.get_instructions(init) if each.opname == "STORE_ATTR")
+            yield from (each.argval for each in stores)

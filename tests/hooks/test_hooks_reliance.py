@@ -1,0 +1,204 @@
+"""What we rely on in vLLM is there: in the one that is installed, and in the releases beside it."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import vllm_sources
+from kvgraph.hooks.doctor import command as doctor
+from kvgraph.hooks.reliance import releases
+from kvgraph.hooks.reliance.fit import VALUE, Need, Part, Use, misfit, misfits
+from kvgraph.hooks.reliance.live_vllm import live_misfits, live_shape
+from kvgraph.hooks.reliance.relied_on import RELIED_ON
+from kvgraph.hooks.vllm import plugin, shapes
+from kvgraph.hooks.vllm.scheduler_hook import bind_scheduler
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+HOOKS = Path(__file__).parents[2] / "hooks"
+KEPT = vllm_sources.kept_releases()
+
+
+# The table --------------------------------------------------------------------------------------
+
+
+def imported_by_hooks() -> Iterator[str]:
+    """``module.name`` of all that our hooks import from vLLM when they run."""
+    for path in (HOOKS / "vllm").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in [each for each in ast.walk(tree) if isinstance(each, ast.If)]:
+            if ast.unparse(node.test) == "TYPE_CHECKING":
+                node.body = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm"):
+                yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_all_that_is_imported_is_in_the_table() -> None:
+    stated = {need.name for need in RELIED_ON}
+    known = stated | {name.rpartition(".")[0] for name in stated}
+    assert {name for name in imported_by_hooks() if name not in known} == set()
+
+
+def test_a_name_stands_once_in_the_table() -> None:
+    assert len({need.name for need in RELIED_ON}) == len(RELIED_ON)
+
+
+# Releases ---------------------------------------------------------------------------------------
+
+
+def test_the_installed_vllm_has_it_all() -> None:
+    assert [problem for part in Part for problem in live_misfits(part)] == []
+
+
+def test_the_sources_of_the_installed_vllm_say_what_it_has() -> None:
+    """What reads releases that are not installed is held against one that is."""
+    import vllm
+
+    sources = vllm_sources.Sources(Path(vllm.__file__).parents[1])
+    assert {n.name: sources.shape_of(n) for n in RELIED_ON} == {
+        n.name: live_shape(n) for n in RELIED_ON
+    }
+
+
+@pytest.mark.parametrize("release", KEPT)
+def test_a_release_beside_it_has_it_all(release: str) -> None:
+    shapes_of = KEPT[release]
+    assert set(shapes_of) == {need.name for need in RELIED_ON}, vllm_sources.__doc__
+    assert misfits(RELIED_ON, lambda need: shapes_of[need.name]) == []
+
+
+def test_no_release_is_said_to_fit_that_was_not_read() -> None:
+    assert {".".join(each.split(".")[:2]) for each in KEPT} == set(releases.COMPARED)
+    assert all(releases.is_known(each) and not releases.is_tested(each) for each in KEPT)
+    assert not releases.is_known("0.3.0")
+    assert not releases.is_known("0.34.0rc1")
+
+
+# Judgement --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("use", "known", "shape", "words"),
+    [
+        (Use.READ, "", None, "m.C.f is missing"),
+        (Use.READ, "", VALUE, None),
+        (Use.READ, "", (), "m.C.f is a method"),
+        (Use.CALLED, "a", VALUE, "m.C.f is no method"),
+        (Use.NAMED, "", ("a",), None),
+        (Use.CALLED, "a b", ("a", "b"), None),
+        (Use.CALLED, "a b", ("a", "b", "c=", "*args", "**more"), None),
+        (Use.CALLED, "a b", ("a",), "m.C.f takes no b"),
+        (Use.CALLED, "a b", ("b", "a"), "m.C.f takes a, b in another order"),
+        (Use.CALLED, "a", ("a", "tier"), "m.C.f wants tier"),
+        (Use.OVERRIDDEN, "a", ("a", "**more"), None),
+        (Use.OVERRIDDEN, "a", ("a", "tier="), "m.C.f wants tier"),
+    ],
+)
+def test_what_fits(use: Use, known: str, shape: Any, words: str | None) -> None:
+    assert misfit(Need("m", "C.f", use, tuple(known.split())), shape) == words
+
+
+def test_sources_are_read_as_they_would_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("from .below import Named as Other\n")
+    (tmp_path / "vllm" / "below.py").write_text(
+        "class Base:\n"
+        "    def __init__(self): self.x = 1\n"
+        "    @property\n"
+        "    def y(self): ...\n"
+        "class Named(Base):\n"
+        "    z: int\n"
+        "    @classmethod\n"
+        "    def call(cls, a, b=1, *more, c, d=2, **rest): ...\n"
+    )
+    sources = vllm_sources.Sources(tmp_path)
+
+    def shape(path: str) -> Any:
+        return sources.shape_of(Need("vllm", path, Use.NAMED))
+
+    assert [shape(f"Other.{name}") for name in "xyz"] == [VALUE] * 3
+    assert shape("Other.call") == ("a", "b=", "*more", "c", "d=", "**rest")
+    assert shape("Other.gone") is None
+    assert shape("Gone.x") is None
+
+
+# Standing aside ---------------------------------------------------------------------------------
+
+Spoil = Callable[[type, str], None]
+
+
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Spoil:
+    """Makes a method want a parameter that nobody knows."""
+
+    def other(owner: type, name: str) -> None:
+        def method(self: Any, surprise: Any) -> None: ...
+
+        monkeypatch.setattr(owner, name, method)
+
+    return other
+
+
+def test_a_vllm_that_does_not_fit_runs_as_stock_after_one_line(
+    paper_config: Any, spoil: Spoil, caplog: pytest.LogCaptureFixture
+) -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    spoil(BlockPool, "touch")
+    with caplog.at_level(logging.WARNING):
+        plugin.attach(paper_config)
+    assert paper_config.kv_transfer_config is None
+    (line,) = caplog.messages
+    assert "not attached: this vLLM is not one that we know: " in line
+    assert "BlockPool.touch takes no blocks" in line
+    assert "vLLM 0.31, 0.32, 0.33 fit; tests run with 0.32.x" in line
+    assert doctor.check_hooks().ok is False
+
+
+def test_what_tiers_alone_need_costs_tiers_alone(paper_config: Any, spoil: Spoil) -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    spoil(BlockPool, "get_new_blocks")
+    assert shapes.reason_to_decline(paper_config) is None
+    reason = str(shapes.reason_for_no_tiers(paper_config))
+    assert "vllm.v1.core.block_pool.BlockPool.get_new_blocks takes no num_blocks" in reason
+    check = doctor.check_hooks()
+    assert check.ok
+    assert check.detail.startswith("no tiers with this vLLM: ")
+    assert check.remedy
+
+
+def test_what_admission_alone_needs_costs_admission_alone(paper_config: Any, spoil: Spoil) -> None:
+    from vllm.v1.core.sched.request_queue import RequestQueue
+
+    spoil(RequestQueue, "pop_request")
+    assert shapes.reason_to_decline(paper_config) is None
+    assert shapes.reason_for_no_tiers(paper_config) is None
+    with pytest.raises(TypeError, match=r"RequestQueue\.pop_request wants surprise"):
+        bind_scheduler(SimpleNamespace(connector=None))
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "warns"),
+    [
+        ("0.32.0", "version 0.32.0; vLLM 0.31, 0.32, 0.33 fit", False),
+        ("0.33.0", "version 0.33.0, of which names and parameters were compared", False),
+        ("0.34.1", "version 0.34.1 was not looked through; vLLM 0.31, 0.32, 0.33 fit", True),
+    ],
+)
+def test_doctor_says_which_versions_fit(
+    version: str, words: str, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm
+
+    monkeypatch.setattr(vllm, "__version__", version)
+    check = doctor.check_vllm()
+    assert check.ok
+    assert check.detail.startswith(words)
+    assert bool(check.remedy) is warns
