@@ -1,4 +1,5 @@
-"""How this traffic differs from what the prior was learned from: faster, smaller, …"""
+"""How this traffic differs from the traffic that the prior was learned from: in pace and in
+size."""
 
 from __future__ import annotations
 
@@ -12,16 +13,15 @@ _MEMORY: Final = 2000.0  # values over which the mean moves on; chosen
 
 
 class Drift:
-    """The mean of a logarithm, beside the prior's: one factor by which a measure is stretched.
+    """Difference of a mean logarithm from the prior's: one factor by which a measure is scaled.
 
-    A fleet that goes fourteen times as fast is the same fleet: ages and pauses times the pauses'
-    ``exp(shift)`` are what they would be where the prior was learned. So are tokens by that of
-    the prompts.
+    A fleet that goes fourteen times as fast looks the same to the model: ages and pauses are
+    multiplied by the ``exp(shift)`` of pauses, and numbers of tokens by that of prompts.
 
     Args:
         usual: The mean where the prior was learned.
-        slack: How far off it may lie before anything is stretched, and then only what lies beyond:
-            what a measure says by itself is lost by stretching.
+        slack: Differences up to this are not scaled away, and of larger ones only what exceeds it:
+            scaling removes what the measure itself would tell.
     """
 
     def __init__(self, usual: float, slack: float = 0.0) -> None:
@@ -37,7 +37,7 @@ class Drift:
         return math.copysign(max(0.0, abs(off) - self._slack), off)
 
     def note(self, logarithms: Floats) -> None:
-        """Such values were seen; float64 ``[n]``."""
+        """Take in new values; float64 ``[n]``."""
         if not len(logarithms):
             return
         self._seen = min(self._seen + len(logarithms), max(_MEMORY, len(logarithms)))

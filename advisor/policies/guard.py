@@ -1,8 +1,9 @@
-"""``Guard``: never below LRU. A shadow of the other order runs beside whatever ranks.
+"""``Guard``: keeps every engine at least at LRU. A shadow of the other order runs beside the one
+that ranks.
 
-While LRU rules, the engine evicts as stock vLLM does, and the policy proves itself in a shadow;
-while the policy rules, LRU runs in a shadow, and takes over where it would have found more. What
-each found is compared request by request, over a memory of some pools' worth of blocks.
+While LRU rules, the engine evicts as stock vLLM does, and the policy proves itself in a shadow.
+While the policy rules, LRU runs in a shadow, and takes over if it would have found more. What each
+found is compared request by request, over a memory of some pools' worth of blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Guard:
     """Says for each engine whether the policy may rank; see the module.
 
     Args:
-        name: The policy's, for the log.
+        name: The policy's name, for the log.
     """
 
     def __init__(self, name: str) -> None:
@@ -42,22 +43,22 @@ class Guard:
         self._cases: dict[int, _Case] = {}
 
     def trusts(self, engine: int) -> bool:
-        """Whether the policy ranks this engine's blocks; else LRU does."""
+        """Whether the policy ranks this engine's blocks; otherwise LRU does."""
         case = self._cases.get(engine)
         return case is not None and case.trusted
 
     def rulings(self) -> dict[int, Ruling]:
-        """Who rules each engine that is watched, by residency column."""
+        """The ruling on each engine that is watched, by residency column."""
         return {
             engine: Ruling(case.trusted, case.evidence.ahead, case.changes)
             for engine, case in self._cases.items()
         }
 
     def watch(self, view: View, scores: Callable[[Selection], Scores]) -> None:
-        """Compare what was found since the last ranking, and decide who rules now.
+        """Compare what was found since the last ranking, and decide who rules from now on.
 
         Args:
-            scores: The policy's, under the rules, of any blocks; higher goes first.
+            scores: The policy's scores of any blocks, under the rules; higher goes first.
         """
         tables, engine = view.tables, view.engine
         capacity = tables.pool_blocks.get(engine, 0) - 1  # vLLM keeps one for itself
@@ -80,7 +81,7 @@ class Guard:
             case.ranked.adopt(rows[order])
 
     def forget(self, engine: int) -> None:
-        """An engine is gone: the next one in its column begins under LRU."""
+        """Forget an engine that is gone: the next one in its column begins under LRU."""
         self._cases.pop(engine, None)
 
     def _say(self, tables: Tables, engine: int, case: _Case) -> None:
@@ -91,20 +92,21 @@ class Guard:
 
 @dataclass(slots=True)
 class Evidence:
-    """By how many blocks the policy is ahead of LRU, with what spread; old walks fade."""
+    """By how many blocks the policy is ahead of LRU, and the spread of that; old walks fade."""
 
     memory: float
     ahead: float = 0.0
     spread: float = 0.0
 
     def add(self, difference: int, walked: int) -> None:
-        """The policy found so many blocks more than LRU in a request of ``walked`` blocks."""
+        """Note that the policy found so many blocks more than LRU in a request of ``walked``
+        blocks."""
         fade = 0.5 ** (walked / self.memory)
         self.ahead = self.ahead * fade + difference
         self.spread = self.spread * fade + difference * difference
 
     def is_sure(self, least: float) -> bool:
-        """Whether who is ahead is so by more than chance, and by ``least`` blocks."""
+        """Whether the leader is ahead by more than chance, and by ``least`` blocks."""
         return abs(self.ahead) > max(_SURE * math.sqrt(self.spread), least)
 
 
@@ -122,7 +124,7 @@ class _Case:
         self._forget()
 
     def follow(self, walk: Walk, tables: Tables) -> None:
-        """A request began or ended."""
+        """Follow a request that began or ended."""
         rows = walk.rows
         keys = tables.blocks.keys[rows]
         if walk.found >= 0:
@@ -134,13 +136,13 @@ class _Case:
             self.ranked.use(rows, keys)
 
     def is_due_for_change(self) -> bool:
-        """Whether the other one is surely better."""
+        """Whether the other order is surely better."""
         # Each change that was taken back makes the next one harder: two equals do not take turns.
         least = _AHEAD * self.lru.capacity * (1 + self.changes // 2)
         return self.evidence.is_sure(least) and (self.evidence.ahead > 0) != self.trusted
 
     def change_hands(self, tables: Tables, engine: int) -> None:
-        """The other one ranks from now on."""
+        """Let the other order rank from now on."""
         self.trusted = not self.trusted
         self.changes += 1
         self._forget()
@@ -149,7 +151,7 @@ class _Case:
             self.ranked.restart(resident, tables.blocks.keys[resident])
 
     def hold_what_is_there(self, tables: Tables, engine: int) -> None:
-        """Both shadows hold what the engine's pool holds, the last used on top."""
+        """Fill both shadows with the blocks of the engine's pool, the last used on top."""
         blocks = tables.blocks
         resident = blocks.pick(blocks.resident(engine))
         oldest_last = resident.rows[np.argsort(-resident.last_used(), kind="stable")]

@@ -5,14 +5,14 @@ The rate at which a session that has waited for ``a`` seconds returns is constan
     ln rate(a | x) = (V · h(U · h(W x + b) + c) + d)[bin(a)],  h(z) = z / (1 + exp(-z))
 
 for its features x. It is fitted to the waits of a recent
-cohort, those that go on included, by the likelihood of a Poisson process: the sum of
+cohort, including those that have not ended, by the likelihood of a Poisson process: the sum of
 ``rate · seconds spent`` less the sum of ``ln rate`` at each return. Sessions that never return need
-no case of their own: the rate falls with age. Features matter together (a long answer means one
-thing after a short pause and another after a long one), which a product of one factor a feature
-does not catch. A few networks from different starts, averaged, err less than one.
+no case of their own, since the rate falls with age. Features matter together (a long answer means
+one thing after a short pause and another after a long one), which a product of one factor per
+feature cannot express. The mean of a few networks from different starts errs less than one network.
 
-All times here are in the model's own seconds: whoever calls stretches them to the pace of its
-traffic (``pace.Pace``).
+All times here are in the model's own seconds: the caller scales them to the pace of its traffic
+(``drift.Drift``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Singles = npt.NDArray[np.float32]
 Features = Singles
 Weights = list[Singles]
 
-# Borders of the age bins, model seconds: about four to a doubling of the odds where tools answer,
+# Borders of the age bins, model seconds: about four per doubling of the odds where tools answer,
 # and wider where people do; chosen.
 AGES: Final = np.array(
     [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 50, 62, 78, 100, 130, 170, 220, 300,
@@ -41,7 +41,7 @@ _WIDTHS: Final = np.diff(AGES)
 _NETWORKS: Final = 3
 _HIDDEN: Final = 48
 _BATCH: Final = 256
-_SMOOTH: Final = 0.002  # how much neighbouring bins are drawn to each other; chosen
+_SMOOTH: Final = 0.002  # how strongly neighbouring bins are drawn to each other; chosen
 FAR: Final = 3.0  # spreads from the mean; chosen
 _BENT: Final = 30.0  # beyond this, a swish is a line or nothing
 _LEAST_LOG_RATE, _MOST_LOG_RATE = -14.0, 1.0
@@ -50,14 +50,15 @@ _RETURNS, _MEDIAN_S, _SHAPE = 0.4, 120.0, 1.4
 
 
 class ReturnModel:
-    """The hazard of a return, by age and features. Deterministic: the same calls, the same rates.
+    """The hazard of a return, by age and features. Deterministic: the same calls give the same
+    rates.
 
     Args:
         scales: float32 ``[2, features]``: mean and spread of each feature.
         prior: Weights to start from, as ``weights`` gave them; None starts from nothing known.
         step: Step size of Adam.
-        pull: How strongly weights are drawn to where they started, in waits: what was believed
-            before weighs less as evidence comes.
+        pull: How strongly weights are drawn to where they started, in waits: the start weighs less
+            as evidence accumulates.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class ReturnModel:
         return np.concatenate([scaled, known], axis=1, dtype=np.float32)
 
     def _forward(self, inputs: Singles) -> tuple[Singles, Singles, Singles, Singles, Singles]:
-        """Each hidden layer before and after its bend, and log rates ``[networks, n, bins]``."""
+        """Each hidden layer before and after its activation, and log rates ``[networks, n,
+        bins]``."""
         into, bias, across, offset, out, base = self.weights
         first = inputs @ into + bias
         bent = _swish(first)
@@ -185,14 +187,14 @@ def gittins(rate: Floats, age: Floats) -> Floats:
 
     ``max over τ of P(return within τ) / E[seconds waited until the return or τ]``: Gittins' index
     of a wait. A block is worth keeping while its session's index is above the price of space,
-    whatever that is; so blocks in the order of their index go in the right order.
+    whatever that price is; so blocks go in the order of their index.
 
     Args:
         rate: float64 ``[n, bins]``, 1/s in each age bin; changed in place.
         age: float64 ``[n]``, seconds waited so far, below ``OLDEST``.
     """
     rows, now = np.arange(len(age)), np.searchsorted(AGES, age, side="right") - 1
-    # Inside a bin the rate moves on to the next one's: who waits longer is never taken for equal.
+    # Inside a bin the rate moves towards the next bin's, so that no two ages count as equal.
     moved = (age - AGES[now]) / _WIDTHS[now]
     following = rate[rows, np.minimum(now + 1, len(_WIDTHS) - 1)]
     rate[rows, now] = rate[rows, now] ** (1.0 - moved) * following**moved

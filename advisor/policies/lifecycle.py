@@ -1,4 +1,4 @@
-"""``LifecyclePolicy``: keep what is likely to be asked for again soon, session by session."""
+"""``LifecyclePolicy``: keeps what is likely to be asked for again soon, session by session."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from .returns import Returns
 
 Mask = npt.NDArray[np.bool_]
 
-_SCALE: Final = 1000.0  # of a score: a factor of e in the rate of returns
-_OFF_CHAIN: Final = 4.0  # natural logarithm of how much less a block off the chain is worth
-_LEAST_RATE: Final = 1e-9  # 1/s
-_RUNNING_RATE: Final = 10.0  # 1/s: its blocks are in use
-# What the graph knows beside time is a bounded factor: it steers and cannot drown time. All chosen.
-_STEER: Final = 0.35  # natural logarithm of the most that it counts, either way
-_WORTH: Final = 40.0  # points of the configured weights at which it counts three quarters of that
+_SCALE: Final = 1000.0  # points of score per factor of e in the rate of returns; chosen
+_OFF_CHAIN: Final = 4.0  # a block off the chain is worth a factor of e^4 less; chosen
+_LEAST_RATE: Final = 1e-9  # 1/s; chosen
+_RUNNING_RATE: Final = 10.0  # 1/s: blocks of a running session are in use; chosen
+# What the graph knows besides time is a bounded factor, which cannot outweigh time. All chosen.
+_STEER: Final = 0.35  # natural logarithm of the largest factor, either way
+_WORTH: Final = 40.0  # points of the configured weights that give three quarters of it
 _USUAL_WORTH: Final = 10.0  # points of an ordinary block of a conversation
-_IDLE_FACTOR: Final = 10.0  # how much longer silence counts against a shared block than its pace
+_IDLE_FACTOR: Final = 10.0  # a shared block's idle second counts as so many of its usual interval
 
 
 class LifecyclePolicy:
     """Scores a block by the rate at which its session is expected to return.
 
-    The rate (``Returns``) starts from what recorded agents teach and is learned from the sessions
-    of this very sidecar. Blocks that several sessions share have a rate of their own, from how
+    The rate (``Returns``) starts from what recorded agents teach, and is learned further from the
+    sessions of this sidecar. Blocks that several sessions share have a rate of their own, from how
     often they are walked. Edges and importance, by the configured weights, are a bounded factor of
-    the rate. The score is ``-1000 · ln(rate)``, so that a factor of e in the rate is
-    a thousand points.
+    the rate. The score is ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand
+    points.
     """
 
     name: Final = "lifecycle"
@@ -46,7 +46,7 @@ class LifecyclePolicy:
         self._returns = Returns()
 
     def observe(self, view: View) -> None:
-        """Notice who returned, and learn from it."""
+        """Find out which sessions returned, and learn from it."""
         self._returns.observe(view.sessions, view.now)
 
     def scores(self, view: View, picked: Selection) -> Scores:
@@ -64,7 +64,7 @@ class LifecyclePolicy:
         return np.asarray(_SCALE * _STEER * np.tanh((worth - _USUAL_WORTH) / _WORTH))
 
     def terms(self, view: View, row: int) -> dict[str, float]:
-        """The score's parts: the session's rate of return, sharing, its place in the chain."""
+        """The score's parts: the session's rate of return, sharing, the place in the chain."""
         only = Selection(view.blocks, np.array([row], dtype=np.int32))
         own = -self._claims(view, only)
         shared = own.copy()
@@ -77,7 +77,8 @@ class LifecyclePolicy:
         }
 
     def _claims(self, view: View, picked: Selection) -> Floats:
-        """float64 ``[len(picked)]``: 1000 · ln of the rate at which each one's session returns."""
+        """float64 ``[len(picked)]``: 1000 · ln of the rate at which each block's session
+        returns."""
         session = picked.of(view.blocks.session)
         worth = np.append(np.log(self._session_rates(view, session)), 0.0)
         claims = np.take(worth, session, mode="wrap")  # the last one stands for NO_ROW
@@ -88,7 +89,7 @@ class LifecyclePolicy:
         return np.asarray(_SCALE * claims)
 
     def _session_rates(self, view: View, wanted: Rows) -> Floats:
-        """float64 ``[sessions.size]``, 1/s; of sessions that are not ``wanted``: the least."""
+        """float64 ``[sessions.size]``, 1/s; the least rate for sessions that are not ``wanted``."""
         sessions = view.sessions
         present = np.zeros(sessions.size + 1, dtype=np.bool_)
         present[wanted] = True  # NO_ROW lands behind the last
@@ -101,7 +102,7 @@ class LifecyclePolicy:
         return np.asarray(np.maximum(rates, _LEAST_RATE))
 
     def _score_shared(self, scores: Scores, view: View, picked: Selection) -> None:
-        """A block that several sessions walk is worth at least the rate at which they do."""
+        """Score a block that several sessions walk by at least the rate at which they walk it."""
         blocks = view.blocks
         places = np.flatnonzero(picked.of(blocks.flags) & int(BlockFlag.SHARED))
         if not places.size:
@@ -117,9 +118,10 @@ class LifecyclePolicy:
 
 
 def _on_chain(view: View, picked: Selection) -> Mask:
-    """bool ``[len(picked)]``: what the next turn of a block's session may match.
+    """bool ``[len(picked)]``: blocks that the next turn of their session may match.
 
-    Not what lies behind the end of its last turn (a partial block), nor what that left behind.
+    Not those behind the end of its last turn (a partial block), nor those of a branch that it left
+    behind.
     """
     blocks, sessions = view.blocks, view.sessions
     tip = sessions.tip[: sessions.size]

@@ -1,4 +1,4 @@
-"""What recorded agents teach of sessions in general: where ``LifecyclePolicy`` starts from.
+"""What recorded agents teach about sessions in general: where ``LifecyclePolicy`` starts from.
 
 ``kvgraph prior`` makes the file from recorded sessions; it holds weights and no traffic.
 """

@@ -32,6 +32,7 @@ def new_policy(name: str, weights: Weights | None = None) -> Policy:
 
 
 def set_weights(policy: Policy, weights: Weights) -> None:
-    """Let a policy heed other weights from now on, whatever it learned; one without goes on."""
+    """Let a policy use other weights from now on, and keep what it learned; one without weights
+    ignores them."""
     if isinstance(policy, Weighted):
         policy.weights = weights

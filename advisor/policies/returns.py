@@ -1,4 +1,4 @@
-"""How fast each session returns: a prior, this traffic's pace and size, and what it taught."""
+"""How fast each session returns: by a prior, this traffic's pace and size, and what it taught."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .hazard import AGES, FAR, OLDEST, Floats, ReturnModel, Singles, gittins
 from .prior import Prior, load_prior
 from .waits import PROMPT_FEATURE, Sessions, Waits, features, fitted, stranger
 
-_WAITS_A_STEP: Final = 2  # that begin, for one step of learning; chosen
-_MOST_STEPS: Final = 8  # in one look
+_WAITS_A_STEP: Final = 2  # new waits per step of learning; chosen
+_MOST_STEPS: Final = 8  # of learning per look; chosen
 _FEW_WAITS: Final = 64
-_COHORT: Final = 7200.0  # model seconds that are learned from
+_COHORT: Final = 7200.0  # model seconds of waits that are learned from; chosen
 # Of Adam, and how strongly weights are drawn to the prior, in waits: at the prior's own pace, and
 # at another by a factor of e or more, where the traffic is another too. Chosen on traffic of both
 # kinds.
 _STEPS: Final = (2e-4, 1e-3)
 _PULLS: Final = (1000.0, 30.0)
-_STALE: Final = 32  # steps of learning after which what was computed of a session is renewed
-_RENEWED: Final = 256  # sessions at most in one look
+_STALE: Final = 32  # steps of learning after which a session's rates are computed again; chosen
+_RENEWED: Final = 256  # sessions at most per look; chosen
 
 
 class Returns:
@@ -46,7 +46,8 @@ class Returns:
         return float(np.exp(self._pace.shift))
 
     def observe(self, sessions: SessionTable, now: float) -> None:
-        """Notice who waits and who returned; learn as much as there is news."""
+        """Take in who waits and who returned; take as many steps of learning as there is
+        news for."""
         news = self._waits.observe(sessions)
         self._pace.note(news.pauses)
         self._size.note(news.prompts)
@@ -70,12 +71,14 @@ class Returns:
         return gittins(rates, np.minimum(age, OLDEST - 1e-3))
 
     def stranger_rate(self, age: Floats) -> Floats:
-        """float64 ``[n]``: of blocks that no session claims: as of a first turn of nobody's."""
+        """float64 ``[n]``: the rate for blocks of no session, as of an unknown session's first
+        turn."""
         known = self._model.index(np.repeat(stranger(), len(AGES), axis=0), AGES)
         return np.asarray(np.interp(np.minimum(age * self.speed, OLDEST), AGES, known))
 
     def _trust_the_prior(self) -> None:
-        """As much as this traffic goes at the prior's pace."""
+        """Draw weights to the prior, the more strongly the closer this traffic is to the prior's
+        pace."""
         other = min(1.0, abs(self._pace.shift))
         self._model.step = _between(_STEPS, other)
         self._model.pull = _between(_PULLS, other)
@@ -106,5 +109,5 @@ def _usual_size(prior: Prior) -> tuple[float, float]:
 
 
 def _between(ends: tuple[float, float], share: float) -> float:
-    """Geometrically, from the first to the second."""
+    """The geometric mean from the first to the second, weighted."""
     return float(ends[0] ** (1.0 - share) * ends[1] ** share)

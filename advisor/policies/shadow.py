@@ -1,7 +1,7 @@
 """What an engine's pool would hold under another order: counted, not stored.
 
-A shadow sees the walks of the engine's own requests. Both kinds follow vLLM's pool: the blocks of
-a request are in use from its start, and stand in the free queue tail first from its end.
+A shadow sees the walks of the engine's own requests. Both kinds follow vLLM's pool: the blocks of a
+request are in use from its start, and join the free queue tail first at its end.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Mask = npt.NDArray[np.bool_]
 Turns = npt.NDArray[np.int64]
 
 _NEVER: Final = -1
-_ROOM: Final = 4  # times its capacity that a shadow's log may be before it is cut; chosen
+_ROOM: Final = 4  # a shadow's log is cut at so many times its capacity; chosen
 
 
 class LruShadow:
     """A pool that evicts the longest unused block, exactly: a stack, cut at its capacity.
 
     Each use puts its blocks on top. A block is held while fewer than ``capacity`` others were used
-    after it, so that all there is to keep is when each was used, and how deep the cut lies.
+    after it, so it is enough to keep when each was used, and where the cut is.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -44,7 +44,8 @@ class LruShadow:
         return _leading(held)
 
     def use(self, rows: Rows, keys: Keys) -> None:
-        """A request has these blocks, or leaves them behind: its tail is the oldest of them."""
+        """Note that a request takes these blocks, or gives them back: its tail is the oldest of
+        them."""
         self._reserve(rows)
         self._make_room(len(rows))
         before = self._used[rows]
@@ -65,7 +66,7 @@ class LruShadow:
         self._held = self.capacity
 
     def _make_room(self, uses: int) -> None:
-        """Cut the log's start off; what is out needs no place."""
+        """Cut off the log's start: blocks that are not held need no place."""
         end = self._next - self._first
         if end + uses <= len(self._standing):
             return
@@ -82,9 +83,10 @@ class LruShadow:
 
 
 class RankedShadow:
-    """A pool that evicts by rankings; a block used after a ranking was made is not in it.
+    """A pool that evicts by rankings; a block that was used after a ranking was made is exempt from
+    it.
 
-    Where a ranking gives nothing more, the longest unused block goes.
+    When a ranking is used up, the longest unused block goes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -98,7 +100,7 @@ class RankedShadow:
         self._as_of = 0  # the uses that the ranking knew
 
     def restart(self, resident: Rows, keys: Keys) -> None:
-        """Hold these blocks from now on: what the engine's own pool holds."""
+        """Hold these blocks from now on: those of the engine's own pool."""
         self._resident[:] = False
         self._held = 0
         self._order = self._order[:0]
@@ -124,7 +126,7 @@ class RankedShadow:
         return _leading(self._resident[rows] & (self._key[rows] == keys))
 
     def use(self, rows: Rows, keys: Keys) -> None:
-        """A request has these blocks, or leaves them behind."""
+        """Note that a request takes these blocks, or gives them back."""
         self._reserve(rows)
         self._held += int(np.count_nonzero(~self._resident[rows]))
         self._resident[rows], self._key[rows] = True, keys

@@ -13,8 +13,8 @@ from .hazard import Features, Floats
 
 Sessions = npt.NDArray[np.int64]
 
-_LEAST_S: Final = 0.01  # a pause is taken for no shorter
-_KEPT: Final = 4096  # waits that ended, and as many of those that go on
+_LEAST_S: Final = 0.01  # the shortest pause, in seconds; chosen
+_KEPT: Final = 4096  # waits that ended, and as many that have not; chosen
 
 
 def _signed_log(tokens: npt.ArrayLike) -> Floats:
@@ -47,7 +47,7 @@ assert [int(each) for each in StopReason] == [0, 1, 2]
 
 
 def stranger() -> Features:
-    """float32 ``[1, features]``: a first turn of which nothing is known but a usual size."""
+    """float32 ``[1, features]``: a first turn of which only a usual size is known."""
     known = np.full((1, len(FEATURES)), np.nan, dtype=np.float32)
     known[0, :3] = 0.0, np.log(4096), np.log1p(150)
     return known
@@ -66,7 +66,8 @@ def features(sessions: SessionTable, rows: Sessions) -> Features:
 
 
 def fitted(known: Features, log_speed: float, log_size: float) -> Features:
-    """The same features, seconds stretched by ``exp(log_speed)``, tokens by ``exp(log_size)``."""
+    """The same features, with seconds scaled by ``exp(log_speed)`` and tokens by
+    ``exp(log_size)``."""
     stretched = known + np.where(_TIMED, np.float32(log_speed), np.float32(0.0)).astype(np.float32)
     size = np.exp(np.float32(log_size))
     stretched[:, PROMPT_FEATURE] += np.float32(log_size)
@@ -77,7 +78,7 @@ def fitted(known: Features, log_speed: float, log_size: float) -> Features:
 
 
 def _stated(sessions: SessionTable, rows: Sessions) -> Floats:
-    """float64 ``[n]``: ln of the seconds that a pause was said to last; NaN where nobody said."""
+    """float64 ``[n]``: ln of the stated seconds of a pause; NaN if none was stated."""
     pause = sessions.expected_return[rows] - sessions.last_seen[rows]
     waiting = (sessions.state[rows] == SessionState.WAITING_FOR_TOOL) & np.isfinite(pause)
     return np.asarray(np.log(np.where(waiting, np.maximum(pause, 0.01), np.nan)))
@@ -97,7 +98,7 @@ class News(NamedTuple):
 
     Attributes:
         pauses: Seconds of each wait that ended.
-        prompts: Tokens of the prompt that each wait which began had before it.
+        prompts: Tokens of the prompt before each wait that began.
     """
 
     pauses: Floats
@@ -105,9 +106,10 @@ class News(NamedTuple):
 
 
 class Waits:
-    """Remembers, for every session, the wait that it is in; and the last that ended.
+    """Remembers, for every session, the wait that it is in, and the last waits that ended.
 
-    A wait ends by the next turn. One that a caller ended is no wait: nobody is expected.
+    A wait ends with the next turn. Once a caller has ended a session, it is in no wait: no return
+    is expected.
     """
 
     def __init__(self) -> None:
@@ -142,7 +144,8 @@ class Waits:
         return News(np.log(np.maximum(lasted, _LEAST_S)), prompts)
 
     def cohort(self, now: float, oldest_s: float) -> Cohort:
-        """Every wait that began within ``oldest_s``, ended or not, so that neither is favoured."""
+        """Every wait that began within ``oldest_s``, ended or not, so that neither kind is
+        favoured."""
         began = now - oldest_s
         if self._done > _KEPT:
             began = max(began, float(self._done_since.min()))

@@ -1,4 +1,4 @@
-"""Which copies are worth bringing back before anyone asks."""
+"""Which copies are worth bringing back before any request asks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .view import View
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-_IN_USE_S: Final = 1.0  # a block read within this belongs to the working set
-_PROBABLE: Final = 0.5  # how often a block must have been read where one in use was
+_IN_USE_S: Final = 1.0  # a block read within these seconds belongs to the working set; chosen
+_PROBABLE: Final = 0.5  # least share of reads of a block in use that went on to this one; chosen
 _LINKS: Final = BLOCK_TO_BLOCK & frozenset(STORED)  # the others make chains
 _SCHEDULED: Final = (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
 
@@ -26,13 +26,13 @@ _SCHEDULED: Final = (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
 def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
     """int32 ``[≤ n]``: rows with a copy and out of the engine's pool, best first.
 
-    Sessions that are due come first, each as a whole, the earliest before the others; then what
-    usually follows, or is attended with, the blocks in use. A block is among them only if
-    whatever stands before it in its chain is in the pool or comes before it in this order.
+    Blocks of due sessions come first, whole sessions, the earliest return first. Then come blocks
+    that usually follow the blocks in use, or are attended with them. A block is listed only if all
+    blocks before it in its chain are in the pool or earlier in the list.
 
     Args:
-        view: Of the engine whose copies and pool it is about.
-        active: Rows in use, beside those that the graph knows to be.
+        view: Of the engine whose copies and pool are meant.
+        active: Rows in use, besides those that the graph knows of.
     """
     blocks = view.blocks
     held = blocks.tiers[view.engine, : blocks.size]
@@ -50,9 +50,9 @@ def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
 
 
 def _chains_first(view: View, held: Selection, rows: Rows, pull: Floats) -> Rows:
-    """The pulled ones of ``rows`` and all before them in their chains, the strongest pull first.
+    """The rows with a pull and all before them in their chains, the strongest pull first.
 
-    Leaves out what could not be matched anyhow, since a block before it is not ``held``.
+    Leaves out blocks that could not be matched anyhow, because a block before them is not ``held``.
     """
     blocks = view.blocks
     above = held.parents()
@@ -69,7 +69,7 @@ def _chains_first(view: View, held: Selection, rows: Rows, pull: Floats) -> Rows
 
 
 def _top(above: Places) -> Places:
-    """intp ``[n]``: the uppermost of each one's ancestors, by pointer doubling."""
+    """intp ``[n]``: the uppermost ancestor of each, by pointer doubling."""
     nobody = len(above) - 1
     top = np.arange(nobody + 1)
     while (above != nobody).any():
@@ -107,7 +107,8 @@ def _in_use(view: View, active: Rows) -> Mask:
 
 
 def _due_pull(view: View, rows: Rows) -> Floats:
-    """float64 ``[n]`` in (1, 2] for blocks of sessions that are due, another one for each."""
+    """float64 ``[n]``: in (1, 2] for blocks of due sessions, falling from the first session to the
+    last; 0 for all others."""
     sessions = view.sessions
     soon = sessions.soon(view.rules.horizon_s, view.now)
     pull = np.zeros(sessions.size + 1)  # the last one stands for NO_ROW
@@ -116,10 +117,10 @@ def _due_pull(view: View, rows: Rows) -> Floats:
 
 
 def _followers_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
-    """float64 ``[n]`` up to 1: how probably the working set leads on to each block.
+    """float64 ``[n]`` up to 1: how probably each block follows the working set.
 
-    Not for sessions that run, whose own requests load what they need, nor for those that wait:
-    when they return is known better.
+    0 for blocks of running sessions, whose own requests load what they need, and of waiting
+    sessions, whose return is better known.
     """
     pull = _next_pull(view, rows, in_use)
     np.maximum(pull, _linked_pull(view, rows, in_use), out=pull)
@@ -128,9 +129,10 @@ def _followers_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
 
 
 def _next_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
-    """float64 ``[n]`` up to 1: how many of those who walked a block in use went on to this one.
+    """float64 ``[n]`` up to 1: the share of those who walked a block in use that went on to this
+    one.
 
-    That block is the last before it in its chain which is not among ``rows`` itself.
+    The block in use is the last before it in its chain that is not among ``rows`` itself.
     """
     blocks = view.blocks
     before = blocks.parent[rows[_top(Selection(blocks, rows).parents())]]
@@ -140,9 +142,11 @@ def _next_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
 
 
 def _linked_pull(view: View, rows: Rows, in_use: Mask) -> Floats:
-    """float64 ``[n]`` up to 1: a link to a block in use, against that block's strongest link.
+    """float64 ``[n]`` up to 1: weight of a link to a block in use, divided by that of its strongest
+    link.
 
-    What is always read with it has its strongest link; so the quotient says how often this one is.
+    The strongest link belongs to the block that is always read with it, so the quotient estimates
+    how often this one is.
     """
     blocks, edges = view.blocks, view.tables.edges
     pull = np.zeros(blocks.size)

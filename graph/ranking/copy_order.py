@@ -11,14 +11,14 @@ K = TypeVar("K", bound=Hashable)
 
 
 class CopyOrder(Generic[K]):
-    """Copies by their blocks' names.
+    """Orders copies by the names of their blocks.
 
-    A copy of a block that is in use stands there twice, and can be made again when that block is
-    about to be lost: those go first. Then who was advised to; then the others, longest lost first.
-    So pool and memory hold different blocks, and together as many as both have room for.
+    First go copies of blocks in use: these bytes are stored twice, and can be copied again when the
+    block is about to be lost. Then go those that advice names, then the others, longest lost first.
+    So pool and memory hold different blocks, together as many as both have room for.
 
     Args:
-        plain: Least recently used first, whoever is in use and whatever is advised.
+        plain: Order by least recent use, whatever is in use and whatever is advised.
     """
 
     def __init__(self, plain: bool = False) -> None:
@@ -36,34 +36,36 @@ class CopyOrder(Generic[K]):
         return chain(self._twice, self._once)
 
     def add(self, block: K) -> None:
-        """A copy of a block that is about to be lost, or was lost just now."""
+        """Add the copy of a block that is about to be lost, or was lost just now."""
         self._once[block] = None
 
     def discard(self, block: K) -> None:
-        """The copy is gone."""
+        """Remove a copy."""
         self._once.pop(block, None)
         self._twice.pop(block, None)
 
     def used(self, blocks: Sequence[K]) -> None:
-        """A request uses this chain in the pool; of its copies the tail's go before the head's."""
+        """Note that a request uses this chain in the pool; of its copies, the tail's go before the
+        head's."""
         for block in reversed(blocks):
             if block in self:
                 self.discard(block)
                 (self._once if self._plain else self._twice)[block] = None
 
     def leaves(self, block: K) -> None:
-        """Nobody uses this block, and the pool is about to lose it, or lost it just now.
+        """Note that no request uses this block, and that the pool lost it, or is about to.
 
-        Else copies of those that leave would make room for each other without an end.
+        Without this note, copies of such blocks would replace each other without end.
         """
         if block in self:
             self.discard(block)
             self._once[block] = None
 
     def stands_twice(self, block: K) -> bool:
-        """Whether it is in use in the pool."""
+        """Whether the block is in use in the pool."""
         return block in self._twice
 
     def first(self, advised: Iterable[K] = ()) -> Iterator[K]:
-        """Who goes first; a name may come twice, and one of ``advised`` may have no copy."""
+        """Names in the order in which copies go; a name may come twice, and one of ``advised`` may
+        have no copy."""
         return chain(self._twice, () if self._plain else advised, self._once)

@@ -14,17 +14,18 @@ Mask = npt.NDArray[np.bool_]
 
 COPIES: Final = int(Tier.WARM | Tier.COLD)
 _UNLIKELY, _OVER = 1, 2
-# A session whose return is less probable is not worth copies of what was never hit. A caller who
-# names a session means to come back; of a request without one, nothing points that way.
+# A session whose return is less probable is not worth copies of blocks that were never hit. A
+# caller who names a session intends to come back; a request without a name gives no such sign.
+# All chosen.
 _LIKELY: Final = 0.5
 _LIKELY_IF_NAMED: Final = 0.1
-_RETURN_MEMORY_S: Final = 300.0  # over how long a session that says nothing becomes unlikely
+_RETURN_MEMORY_S: Final = 300.0  # seconds over which a silent session's return becomes unlikely
 
 
 def worth_spilling(tables: Tables, rows: Rows, now: float) -> Mask:
     """bool ``[len(rows)]``: whether these blocks are likely to be asked for again.
 
-    A block of which nothing is known is worth a copy: where the graph is silent, an engine does
+    A block of which nothing is known is worth a copy: where the graph knows nothing, an engine does
     what it would do without it.
     """
     superseded, over, unlikely = not_worth(tables, rows, now).values()
@@ -36,9 +37,9 @@ def worth_spilling(tables: Tables, rows: Rows, now: float) -> Mask:
 def not_worth(tables: Tables, rows: Rows, now: float) -> dict[str, Mask]:
     """Reasons against a copy, each with a bool ``[len(rows)]`` that says where it applies.
 
-    A block that several sessions share outlives any of them. One that was never hit is kept for a
-    session that runs, waits for a tool or otherwise probably returns: what it wrote last is part
-    of its next prompt.
+    A block that several sessions share outlives any of them. A block that was never hit is kept for
+    a session that runs, waits for a tool or otherwise probably returns: its last output is part of
+    its next prompt.
     """
     blocks = tables.blocks
     flags = np.take(blocks.flags, rows)
@@ -55,7 +56,7 @@ def not_worth(tables: Tables, rows: Rows, now: float) -> dict[str, Mask]:
 def _outlooks(tables: Tables, now: float) -> npt.NDArray[np.uint8]:
     """uint8 ``[sessions.size + 1]``: what is expected of each session; 0: a return.
 
-    The last one stands for NO_ROW: of blocks that no session walked, nothing is known.
+    The last entry stands for NO_ROW: nothing is known of blocks that no session walked.
     """
     sessions = tables.sessions
     outlooks = np.zeros(sessions.size + 1, dtype=np.uint8)

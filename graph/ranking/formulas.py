@@ -30,7 +30,7 @@ class ClassicPolicy:
         self.weights = weights or Weights()
 
     def observe(self, view: View) -> None:
-        """Nothing to learn: the weights are configuration."""
+        """Do nothing: the weights are configuration."""
 
     def scores(self, view: View, picked: Selection) -> Scores:
         """float64 ``[len(picked)]``; the same on every engine."""
@@ -51,26 +51,27 @@ class ClassicPolicy:
 
 
 class LruPolicy:
-    """The engine's own order: the longest unused goes first."""
+    """The engine's own order: the longest unused block goes first."""
 
     name: Final = "lru"
 
     def observe(self, view: View) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def scores(self, view: View, picked: Selection) -> Scores:
-        """float64 ``[len(picked)]``: seconds since each was used."""
+        """float64 ``[len(picked)]``: seconds since the last use of each."""
         idle = view.now - picked.last_used()
         return np.asarray(idle + picked.of(view.blocks.depth) * DEPTH_TIE)
 
     def terms(self, view: View, row: int) -> dict[str, float]:
-        """The age is all there is."""
+        """The age, which is the whole score."""
         only = Selection(view.blocks, np.array([row], dtype=np.int32))
         return {"age": float(view.now - only.last_used()[0])}
 
 
 def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Term]:
-    """The score's terms: each a list of weights and the values, ``[n]``, that they multiply."""
+    """The score's terms: per term a list of weights and of the values, ``[n]``, that they
+    multiply."""
     blocks, edges = view.blocks, view.tables.all_edges
     return {
         "age": [(weights.age, view.now - picked.last_used())],
@@ -83,7 +84,8 @@ def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Te
 
 
 def graph_worth(view: View, weights: Weights, picked: Selection) -> npt.NDArray[np.float64]:
-    """float64 ``[len(picked)]``: points for what the graph knows beside time: edges, importance."""
+    """float64 ``[len(picked)]``: points for what the graph knows besides time: edges and
+    importance."""
     worth = np.zeros(len(picked))
     terms = score_terms(view, weights, picked)
     for name in _GRAPH_TERMS:
@@ -93,7 +95,8 @@ def graph_worth(view: View, weights: Weights, picked: Selection) -> npt.NDArray[
 
 
 def _over_types(factor: float, values: Values, view: View, picked: Selection) -> Term:
-    """One weight and its values an edge type; types without an edge or a weight cost nothing."""
+    """One weight and one array of values per edge type; types without an edge or a weight are left
+    out."""
     return [
         (factor * weight, values(kind, picked))
         for kind, weight in view.rules.edge_types.items()

@@ -1,4 +1,4 @@
-"""Where a block stands among those that an engine may lose, and by whose order."""
+"""Where a block stands among those that an engine may lose, and in whose order."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .view import View
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What decides which block an engine loses first.
+    """What decides which block an engine evicts first.
 
     Attributes:
         policy: Scores blocks, under the rules.
-        referee: Says which engines go by their own order all the same; None: none does.
-        known: Rankings by engine, not old: whoever is named there need not be ranked anew.
+        referee: Says which engines keep their own order all the same; None: no engine does.
+        known: Fresh rankings by engine, which need not be computed again.
     """
 
     policy: Policy
@@ -35,9 +35,9 @@ class Order:
 
 
 def places(view: View, order: Order, row: int) -> dict[str, dict[str, Any]]:
-    """For each engine that has the block in its pool: who ranks, and how many go before it.
+    """Per engine that has the block in its pool: who ranks, and how many blocks go before it.
 
-    Where LRU rules and the policy is another, ``policy_rank`` is where that would have put it.
+    Where LRU rules although the policy is another, ``policy_rank`` is the policy's place for it.
     """
     found = {}
     for engine, column in view.tables.engines.items():
@@ -58,7 +58,7 @@ def places(view: View, order: Order, row: int) -> dict[str, dict[str, Any]]:
 
 
 def who_ranks(order: Order, ranks: Mapping[str, Mapping[str, Any]]) -> str:
-    """A sentence: whether score and terms are what the engines go by that have a block.
+    """A sentence: whether score and terms decide on the engines that have a block.
 
     Args:
         ranks: As ``places`` found.
@@ -82,7 +82,7 @@ def _policy_place(view: View, order: Order, engine: str, row: int) -> int:
 
 
 def _lru_place(view: View, row: int) -> int:
-    """By the engine's own order: the longest unused first, and last what is protected."""
+    """The place in the engine's own order: the longest unused first, and protected blocks last."""
     resident = view.blocks.pick(view.blocks.resident(view.engine))
     safe = is_protected(view, resident)
     safe &= ~over_share(view, resident, safe)
@@ -93,7 +93,7 @@ def _lru_place(view: View, row: int) -> int:
 
 
 def _place_in(ranking: EvictionRanking | None, key: BlockKey) -> int | None:
-    """How many go before ``key``; None where the ranking does not name it."""
+    """How many blocks go before ``key``; None if the ranking does not name it."""
     if ranking is None:
         return None
     found = np.flatnonzero(ranking.order == np.uint64(key))

@@ -1,4 +1,4 @@
-"""``Policy``: what decides the order in which an engine loses its blocks.
+"""``Policy``: scores the blocks that an engine may lose.
 
 One object serves the live sidecar and the replay lab. A policy only scores; the rules that bind
 every policy (superseded first, protected last, a chain tail first) are laid over its scores by
@@ -28,13 +28,13 @@ frees a request tail first."""
 class Policy(Protocol):
     """Scores blocks from the graph's columns; may learn from them as they change.
 
-    Called under the graph's lock. A policy with a memory learns in ``observe``, from what changed
-    in the columns since it last looked; it needs no events of its own.
+    Called under the graph's lock. A policy with a memory learns in ``observe`` from what changed in
+    the columns since its last look; it needs no events of its own.
     """
 
     @property
     def name(self) -> str:
-        """What configuration and replay call it."""
+        """The policy's name in configuration and replay."""
 
     def observe(self, view: View) -> None:
         """Learn from the columns, once before each ranking of an engine."""
@@ -42,14 +42,14 @@ class Policy(Protocol):
     def scores(self, view: View, picked: Selection) -> Scores:
         """float64 ``[len(picked)]``, higher goes first; changes nothing.
 
-        What is beyond ``rules.SCORE_BOUND`` is cut to it; what is no number counts as the median.
+        A score beyond ``rules.SCORE_BOUND`` is clipped to it; NaN counts as the median.
 
         Args:
             picked: Rows that the view's engine holds in some tier.
         """
 
     def terms(self, view: View, row: int) -> dict[str, float]:
-        """What the score of one block row is made of, for people; changes nothing.
+        """The parts of one block row's score, for people; changes nothing.
 
         Args:
             view: Of no engine in particular.
@@ -58,7 +58,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Weighted(Protocol):
-    """A policy that heeds configured weights; assign others while it runs."""
+    """A policy with configured weights, which may be assigned while it runs."""
 
     weights: Weights
 
@@ -68,9 +68,9 @@ class Ruling:
     """Who ranks an engine's blocks, for people.
 
     Attributes:
-        policy_rules: Else LRU does.
-        ahead: Blocks that the policy found more than LRU, lately; negative where LRU found more.
-        changes: How often the rule changed hands.
+        policy_rules: Whether the policy ranks; otherwise LRU does.
+        ahead: Blocks that the policy found more than LRU, lately; negative if LRU found more.
+        changes: How often the ruling changed.
     """
 
     policy_rules: bool
@@ -79,23 +79,24 @@ class Ruling:
 
 
 class Referee(Protocol):
-    """Says whether a policy may rank, engine by engine; else the engine's own order holds.
+    """Says, engine by engine, whether a policy may rank; otherwise the engine's own order holds.
 
     Called under the graph's lock.
     """
 
     def watch(self, view: View, scores: Callable[[Selection], Scores]) -> None:
-        """Look at what was found since the last ranking of an engine.
+        """Compare what was found since the last ranking of an engine.
 
         Args:
-            scores: The policy's, under the rules, chains whole, of any rows; higher goes first.
+            scores: The policy's scores of any rows, under the rules, chains whole; higher goes
+                first.
         """
 
     def trusts(self, engine: int) -> bool:
         """Whether the policy ranks this engine's blocks now."""
 
     def forget(self, engine: int) -> None:
-        """An engine is gone: the next one in its column has shown nothing yet."""
+        """Forget an engine that is gone: the next one in its column has shown nothing yet."""
 
     def rulings(self) -> dict[int, Ruling]:
-        """Who rules each engine that is watched, by residency column."""
+        """The ruling on each engine that is watched, by residency column."""

@@ -1,4 +1,5 @@
-"""What a person may set of a ranking: a score's weights, and the rules that bind all scores."""
+"""What a person may configure of a ranking: a score's weights, and the rules that bind all
+scores."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ _DEFAULT_EDGE_TYPES: Final = {
 
 @dataclass(frozen=True)
 class Weights:
-    """What each term of a score counts; a policy's own.
+    """Weights of a score's terms; each policy has its own.
 
-    ``score = age·seconds + degree·Σ wₜ·degreeₜ + edge_weight·Σ wₜ·weightₜ + importance·importance
-    + hit_count·hits + session_credit·credit``, with ``wₜ`` of ``Rules.edge_types``.
+    ``score = age·seconds + degree·Σ wₜ·degreeₜ + edge_weight·Σ wₜ·weightₜ + importance·importance +
+    hit_count·hits + session_credit·credit``, with ``wₜ`` of ``Rules.edge_types``.
 
     Attributes:
         session_credit: Weight of the claim, in [0, 1], of the session that last walked a block.
@@ -38,17 +39,17 @@ class Weights:
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds in a graph whatever policy scores its blocks.
+    """What holds in a graph, whichever policy scores its blocks.
 
     Attributes:
-        session_memory_s: Over how many idle seconds a session's claim fades (to 1/e).
-        edge_types: wₜ: what an edge of each type counts, to policies and for prefetching.
+        session_memory_s: Idle seconds over which a session's claim fades to 1/e.
+        edge_types: wₜ: the weight of an edge of each type, in policies and for prefetching.
         protected_layers: Never evicted while an unprotected block exists.
-        protected_share: Of a pool, in all; beyond it the least precious lose their protection.
-            Chosen: half of a pool still serves those who protect nothing.
-        tenant_share: Of a pool, by the word of one named tenant. Chosen: two of them cannot take
-            all that may be protected from a third.
-        horizon_s: A session that is expected back within this is due.
+        protected_share: Share of a pool that may be protected in all; beyond it the least precious
+            lose their protection. Chosen: half of a pool still serves those who protect nothing.
+        tenant_share: Share of a pool that one named tenant may protect. Chosen: two tenants cannot
+            take all that may be protected from a third.
+        horizon_s: A session that is expected back within these seconds is due.
     """
 
     session_memory_s: float = 300.0

@@ -1,4 +1,4 @@
-"""How much of a pool may be protected: a bounded share, in all and for each tenant."""
+"""How much of a pool may be protected: a bounded share, in all and per tenant."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Mask = npt.NDArray[np.bool_]
 
 
 def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
-    """bool ``[len(picked)]``: protected blocks beyond the share that may be.
+    """bool ``[len(picked)]``: protected blocks beyond the share that may be protected.
 
-    The most precious keep their protection: by layer, then importance, then last use, then from
-    the start of their chain on. Blocks that no named tenant raised count in all only. An engine
-    that never said how large its pool is has no bound.
+    The most precious keep their protection: by layer, then importance, then last use, then from the
+    start of their chain on. Blocks that no named tenant raised count towards the whole only. An
+    engine that never reported the size of its pool has no bound.
 
     Args:
         protected: bool ``[len(picked)]``: which of them a protected layer names.

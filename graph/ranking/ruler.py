@@ -1,4 +1,5 @@
-"""Who ranks an engine's blocks: the policy, or the engine's own order where that finds more."""
+"""Ranks an engine's blocks by the policy, or leaves the engine its own order where that
+finds more."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from .view import View
 def rank_by_ruler(
     view: View, policy: Policy, referee: Referee | None, limit: int
 ) -> EvictionRanking:
-    """What the view's engine should lose first, by whoever rules it.
+    """What the view's engine should lose first, by the policy or by LRU.
 
-    The policy learns from what happened either way. Where LRU rules, the ranking names no order:
-    what the engine does by itself costs it nothing.
+    The policy learns in either case. Where LRU rules, the ranking has no order: the engine then
+    evicts by itself.
     """
     policy.observe(view)
     if referee is not None and not isinstance(policy, LruPolicy):
@@ -30,7 +31,7 @@ def rank_by_ruler(
 
 
 def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:
-    """Whether the engine of a residency column keeps to its own order."""
+    """Whether the engine of a residency column keeps its own order."""
     if isinstance(policy, LruPolicy):
         return True
     return referee is not None and not referee.trusts(engine)

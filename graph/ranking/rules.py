@@ -1,9 +1,9 @@
-"""The rules that bind every policy: what goes first, what holds, and what is lost last.
+"""The rules that bind every policy: what goes first, what is kept, and what is lost last.
 
-Each rule has a weight, a small integer, and each weight is more than all lighter ones together: so
-the weightiest rule by which two blocks differ decides between them, whatever the others say. A
-policy's score decides between blocks of equal standing only: it is held to a band that is narrower
-than one step of the ranks.
+Each rule has a weight, a small integer, and each weight is more than all lighter ones together. So
+the weightiest rule in which two blocks differ decides between them, whatever the others say. A
+policy's score decides only between blocks of equal standing: it is clipped to a band that is
+narrower than one step of the ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Mask = npt.NDArray[np.bool_]
 Ranks = npt.NDArray[np.int8]
 
 SCORE_BOUND: Final = 1e7
-"""A policy's score counts up to this, either way; what is beyond counts as much."""
+"""The largest size of a policy's score; a larger one is clipped to it. Chosen."""
 
 _STEP: Final = 2.0**25
 """Of a score, from one rank to the next: more than two bounds, so that bands never meet; and small
@@ -37,8 +37,8 @@ class Rule(NamedTuple):
     """One rule: ``weight`` is added to the rank of the blocks to which it ``applies``.
 
     Attributes:
-        with_copies: Counts only in an engine that holds copies: in others a loss is final for all
-            alike, and the policy's own claim decides.
+        with_copies: Holds only in an engine with copies: in the others every eviction costs a
+            recomputation, and the policy weighs that already.
         bounded: Holds for a share of a pool only; see ``protection.over_share``.
     """
 
@@ -50,12 +50,12 @@ class Rule(NamedTuple):
 
 
 def is_superseded(view: View, picked: Selection) -> Mask:
-    """Only an abandoned branch used it."""
+    """Whether only an abandoned branch used the block."""
     return flagged(view, picked, BlockFlag.SUPERSEDED)
 
 
 def is_over(view: View, picked: Selection) -> Mask:
-    """Only sessions that ended used it."""
+    """Whether only sessions that ended used the block."""
     sessions = view.sessions
     ended = sessions.state[: sessions.size] == SessionState.ENDED
     over = of_session(ended, picked.of(view.blocks.session))
@@ -64,7 +64,7 @@ def is_over(view: View, picked: Selection) -> Mask:
 
 
 def is_due(view: View, picked: Selection) -> Mask:
-    """Its session waits for a tool, and is expected back any moment."""
+    """Whether the block's session waits for a tool and is expected within the horizon."""
     sessions = view.sessions
     due = np.zeros(sessions.size, dtype=np.bool_)
     due[sessions.soon(view.rules.horizon_s, view.now)] = True
@@ -72,12 +72,12 @@ def is_due(view: View, picked: Selection) -> Mask:
 
 
 def is_pinned(view: View, picked: Selection) -> Mask:
-    """A lease on it has not run out."""
+    """Whether a lease on the block has not expired."""
     return np.asarray(picked.of(view.blocks.pinned_until) > view.now)
 
 
 def is_protected(view: View, picked: Selection) -> Mask:
-    """Its layer is protected."""
+    """Whether the block's layer is protected."""
     protected = np.zeros(256, dtype=np.bool_)
     protected[[int(layer) for layer in view.rules.protected_layers]] = True
     return np.take(protected, picked.of(view.blocks.layer))
@@ -97,9 +97,10 @@ PROTECTED_BELOW: Final = (sum(min(0, rule.weight) for rule in RULES[:-1]) - 0.5)
 
 
 def lay_rules(scores: Scores, view: View, picked: Selection) -> Scores:
-    """float64 ``[len(picked)]``: a policy's scores of blocks that the view's engine holds, ruled.
+    """float64 ``[len(picked)]``: a policy's scores of blocks that the view's engine holds, under
+    the rules.
 
-    The scores are left as they are: they may be a view of the graph's columns.
+    The scores themselves are not changed: they may be a view of the graph's columns.
     """
     ruled = _in_band(scores)
     ranks = _ranks(view, picked)
@@ -125,7 +126,7 @@ def of_session(values: npt.NDArray[_T], session: Rows) -> npt.NDArray[_T]:
 
 
 def _in_band(scores: npt.NDArray[Any]) -> Scores:
-    """A copy within ``±SCORE_BOUND``; what is no number counts as the median of those that are."""
+    """A copy clipped to ``±SCORE_BOUND``; NaN counts as the median of the others."""
     banded = np.clip(np.asarray(scores, dtype=np.float64), -SCORE_BOUND, SCORE_BOUND)
     nonsense = np.isnan(banded)
     if nonsense.any():

@@ -28,7 +28,7 @@ _NEVER: Final = -np.inf
 def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
     """The ``limit`` blocks, protected blocks and copies that the view's engine should lose first.
 
-    It has no epoch yet: who publishes rankings counts them.
+    The ranking has no epoch yet: its publisher numbers it.
     """
     blocks, tables = view.blocks, view.tables
     held = blocks.pick(blocks.tiers[view.engine, : blocks.size] != 0)
@@ -70,7 +70,8 @@ def _ruled_scores(view: View, policy: Policy, held: Selection) -> Scores:
 
 
 def _tail_first(scores: Scores, blocks: BlockTable, held: Selection, among: Mask) -> Scores:
-    """float64 ``[len(held)]``: chains whole ``among`` some blocks, ``-inf`` for the others."""
+    """float64 ``[len(held)]``: scores with chains whole ``among`` some blocks, ``-inf`` for the
+    others."""
     if among.all():  # as always where an engine has no other tiers
         return keep_chains_whole(scores, held.parents())
     chosen = np.full(len(scores), _NEVER)
@@ -91,12 +92,12 @@ def _demoting(
 def keep_chains_whole(scores: Scores, above: Places) -> Scores:
     """float64 ``[n]``: each score lowered below those of its descendants.
 
-    A block that left before its child would strand it: the child's prefix could never match
-    again. Pointer doubling: after round k every block knows the least score among descendants
-    nearer than 2^(k+1), so a chain of depth d takes log2(d) rounds.
+    If a block were evicted before its child, the child could never match again. Pointer doubling:
+    after round k, every block knows the least score among descendants nearer than 2^(k+1), so a
+    chain of depth d takes log2(d) rounds.
 
     Args:
-        above: Where each one's parent stands; see ``Selection.parents``.
+        above: Position of each one's parent; see ``Selection.parents``.
     """
     nobody = len(scores)
     lowest = np.append(scores, 0.0)

@@ -1,4 +1,4 @@
-"""``View``: what one ranking is made of."""
+"""``View``: all that one ranking is computed from."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from .profile import Rules
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The columns, the rules that bind, whose pool it is about, and when.
+    """The columns, the rules, the engine whose pool is meant, and the time.
 
-    Made once for a ranking, and passed on whole. Whoever has one reads the columns and writes
-    none.
+    Made once per ranking, and passed on whole. Its holder reads the columns and writes none.
 
     Attributes:
         engine: A residency column; ``NO_ROW`` for a question about no engine in particular.
