@@ -1,8 +1,8 @@
 """The engine's end of the wire: events out, rankings in, on a thread of its own.
 
-Engine threads touch this in two places only: ``emit`` (``outbox.py``) appends to a bounded queue,
-and ``ranking`` (``mailbox.py``) reads one attribute and one clock. Everything that can wait
-(sockets, encoding, scanning the pool for a resync) happens on the client's daemon thread.
+Engine threads touch this in two places only: ``emit`` (``link/outbox.py``) appends to a bounded
+queue, and ``ranking`` (``link/mailbox.py``) reads one attribute and one clock. Everything that can
+wait (sockets, encoding, scanning the pool for a resync) happens on the client's daemon thread.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..graph.ipc.wake import Wake
 from ..graph.messages import wire
 from ..graph.messages.advice import AnyAdvice, Refused, ResyncRequest
 from ..graph.messages.events import AnyEvent, BlocksResident, EngineHello
-from .link import ADVICE_PER_TICK, Link, Standing, wait_for_advice
-from .mailbox import Clock, Mailbox
+from .link.link import ADVICE_PER_TICK, Link, Standing, wait_for_advice
+from .link.mailbox import Clock, Mailbox
+from .link.outbox import Outbox
 from .once import Once
-from .outbox import Outbox
 
 logger = logging.getLogger(__name__)
 

@@ -26,18 +26,9 @@ TOO_LONG: dict[str, int] = {
     "graph/ingest/ingest.py:Ingest": 251,
     "graph/ingest/turns.py:TurnRecorder": 239,
     "graph/sessions/sessions.py:SessionTable": 254,
-    "hooks/tiers/directory.py:CopyDirectory": 204,
-    "hooks/tiers/mover.py:TierMover": 228,
-    "hooks/vllm/connector.py:KvGraphConnector": 215,
-    "hooks/vllm/free_queue/arranger.py:FreeQueueArranger": 208,
-    "hooks/vllm/free_queue/head_guard.py:HeadGuard": 215,
-    "hooks/vllm/observe/observer.py:EngineObserver": 206,
-    "hooks/vllm/scheduler.py:SchedulerSide": 211,
     "tests/bench/cli.py:agents": 50,
-    "tests/engine/programs/engine_kernels.py:main": 42,
     "tests/graph/test_graph_model.py:NaiveGraph": 226,
     "tests/graph/test_graph_model.py:apply": 41,
-    "tests/kit/pool_engine.py:Engine": 214,
 }
 
 

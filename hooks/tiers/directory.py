@@ -112,11 +112,10 @@ class CopyDirectory:
         return Copy(self._next, block_hash, self._era, may_demote, pins=1)
 
     def complete(self, copy: Copy) -> bool:
-        """Note that the copy's bytes are there. Returns False, and gives it up, if the block
-        already has a copy or the directory was cleared meanwhile."""
+        """Note that the bytes are there. False, and given up: it has a copy, or all was cleared."""
         copy.pins -= 1
         if copy.block_hash in self._warm or copy.era != self._era:
-            self._release(copy)
+            self.abandon(copy)
             return False
         self._warm[copy.block_hash] = copy
         self._order.add(copy.block_hash)
@@ -128,8 +127,9 @@ class CopyDirectory:
         return copy.era == self._era
 
     def abandon(self, copy: Copy) -> None:
-        """Note that the copy did not become complete."""
-        self._release(copy)
+        """Give up a copy that is not to be found: its memory is free."""
+        self._held -= 1
+        self._released.append(copy.id)
 
     def used(self, hashes: Sequence[bytes]) -> None:
         """Note that the pool uses this chain; of its records on disk, the tail goes first."""
@@ -164,13 +164,13 @@ class CopyDirectory:
             self._order.discard(copy.block_hash)
             self._forget_key(copy.block_hash)
             if not copy.pins:
-                self._release(copy)
+                self.abandon(copy)
 
     def unpin(self, copy: Copy) -> None:
         """Note that a job that used this copy is done."""
         copy.pins -= 1
         if not copy.pins and self._warm.get(copy.block_hash) is not copy:
-            self._release(copy)
+            self.abandon(copy)
 
     # Records on disk ----------------------------------------------------------------------------
 
@@ -215,10 +215,6 @@ class CopyDirectory:
         """Take whether everything was given up since the last call."""
         cleared, self._cleared = self._cleared, False
         return cleared
-
-    def _release(self, copy: Copy) -> None:
-        self._held -= 1
-        self._released.append(copy.id)
 
     def _forget_key(self, block_hash: bytes) -> None:
         if block_hash not in self:

@@ -6,7 +6,7 @@ once in an engine's life, so that a late message cannot be mistaken for a new on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 
@@ -151,6 +151,21 @@ class JobBook:
         """Take the jobs that were opened since the last call."""
         jobs, self._new = tuple(self._new), []
         return jobs
+
+    def answer_all(self, done: Iterable[JobDone]) -> None:
+        """Answers of workers; one that fails keeps no other from being heard.
+
+        Raises:
+            Exception: What the last of those that failed raised.
+        """
+        failure: Exception | None = None
+        for each in done:
+            try:
+                self.answer(each)
+            except Exception as error:  # the others' blocks must come back all the same
+                failure = error
+        if failure is not None:
+            raise failure
 
     def answer(self, done: JobDone) -> None:
         """Take one worker's answer. What failed for one worker has failed; the slowest sets the

@@ -51,14 +51,15 @@ class TierLedger:
 
     Attributes:
         coming: Hashes of blocks that a load is bringing back, and until when other requests wait.
-        adapted: Keys of blocks in the pool that a LoRA adapter computed. Their hashes name it but
-            not its weights, which may be trained further: no copy of them may outlive this process.
+        adapted: Keys of blocks in the pool that a LoRA adapter computed. It may be trained
+            further under its name: no copy of them may outlive this process.
 
     Args:
         block_bytes: Bytes of one block on one worker.
         workers: How many workers answer for each job.
         emit: Takes each event for the sidecar; must not wait.
         clock: Monotonic seconds.
+        costs: What moving blocks and computing them takes.
         plain: Keep the most recently used copies, whatever the graph knows of them.
     """
 
@@ -68,19 +69,19 @@ class TierLedger:
         workers: int,
         emit: Callable[[AnyEvent], None],
         clock: Callable[[], float],
+        costs: TransferCosts,
         plain: bool = False,
     ) -> None:
         self.block_bytes = block_bytes
         self.directory = CopyDirectory(plain=plain)
         self.book = JobBook(workers)
-        self.costs = TransferCosts(clock)
+        self.costs = costs
         self.counts = TierCounts()
         self.coming: dict[bytes, float] = {}
         self.adapted: set[int] = set()
-        self._was_cleared = False  # once at least
         self.clock = clock
         self._emit = emit
-        self._demoting = 0
+        self._was_cleared, self._demoting = False, 0
 
     def expect(self, hashes: Sequence[bytes], warm_bytes: int, cold_bytes: int) -> None:
         """Note that a load of so many bytes begins: others wait for it while it is not too slow."""

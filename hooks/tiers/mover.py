@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Sequence, Set
@@ -19,13 +18,13 @@ from ...kernels.store.arena import Arena
 from ...kernels.store.disk import DiskTier
 from ..once import Once
 from .answers import Answers
+from .disk_lane import DISK_KEY_BYTES, DiskLane, Outcome, all_of
 from .disk_watch import DiskWatch
 from .jobs import Demote, Job, Load, Spill, TierWork, WorkerStart
 from .task_thread import TaskThread
 
 logger = logging.getLogger(__name__)
 
-DISK_KEY_BYTES: Final = 32
 _FAILED: Final = (
     "kvgraph: a %s failed (%s); blocks without a copy are computed again, and further failures are "
     "only counted"
@@ -41,12 +40,14 @@ class TierMover:
 
     Attributes:
         answers: What became of the jobs.
+        lane: The disk and its thread.
 
     Args:
         cache: The engine's paged memory on this worker.
         arena: The memory for copies.
         disk: The disk tier, if there is one.
         hash_bytes: Length of a block hash; the disk's keys are padded with zeros.
+        watch: Whether the disk still answers.
     """
 
     def __init__(
@@ -55,15 +56,14 @@ class TierMover:
         arena: Arena,
         disk: DiskTier | None = None,
         hash_bytes: int = DISK_KEY_BYTES,
+        watch: DiskWatch | None = None,
     ) -> None:
-        self._cache, self._arena, self._disk = cache, arena, disk
+        self._cache, self._arena = cache, arena
         self._handles: dict[int, int] = {}  # copy → record of the arena; the memory's thread's own
         self._stream = TransferStream(cache.memory.device)
         self._memory = TaskThread("kvgraph-memory")
-        self._storage = TaskThread("kvgraph-disk") if disk is not None else self._memory
-        self._watch = DiskWatch(time.monotonic)
-        self._on_disk: set[int] = set()  # copies that the disk's thread has
-        self._freed_late: set[int] = set()  # those of them that were released meanwhile
+        self._watch = watch or DiskWatch(time.monotonic)
+        self.lane = DiskLane(disk, arena, self._memory, self._watch)
         self.answers = Answers(_start(arena, disk, hash_bytes))
         self._once = Once(logger)
 
@@ -80,15 +80,13 @@ class TierMover:
     def give_up_on_disk(self) -> None:
         """Answer for jobs that the disk has not answered for too long; on the engine's thread."""
         for job in self._watch.overdue():
-            self._report(job, _all_of(job), 0.0, StorageError("the disk does not answer"))
+            self._report(job, all_of(job), 0.0, StorageError("the disk does not answer"))
 
     def close(self) -> None:
         """Finish what is under way and let memory and disk go."""
-        # The disk's thread hands over to the memory's. Of one that hangs, neither memory nor file
-        # may be taken away: what it would write then is not what the record's checksum is of.
-        if self._disk is not None and self._storage.close():
-            self._disk.close()
-        if self._memory.close() and not self._storage.alive:
+        # The disk's thread hands over to the memory's; of one that hangs no memory is taken away.
+        self.lane.close()
+        if self._memory.close() and not self.lane.alive:
             self._arena.close()
 
     # On the memory's thread ---------------------------------------------------------------------
@@ -96,16 +94,15 @@ class TierMover:
     def _order(self, work: TierWork, fence: Fence) -> None:
         self._release(work.release)
         if work.erase:
-            self._storage.put(lambda: self._erase(work.erase))
-        if work.disown and self._disk is not None:
-            self._storage.put(self._disk.disown)  # before anything new is written to it
+            self.lane.erase(work.erase)
+        if work.disown:
+            self.lane.disown()  # before anything new is written to it
         for job in work.jobs:
             self._begin(job, fence)
 
     def _release(self, copies: Sequence[int]) -> None:
         """Free copies; those that the disk's thread uses, only when it is done with them."""
-        self._freed_late |= self._on_disk.intersection(copies)
-        free = [copy for copy in copies if copy in self._handles and copy not in self._on_disk]
+        free = [copy for copy in self.lane.keep_back(copies) if copy in self._handles]
         handles = [self._handles.pop(copy) for copy in free]
         try:
             if handles:
@@ -117,7 +114,7 @@ class TierMover:
         try:
             records = self._records_for(job)
         except Exception as error:  # no room, or a copy that is not there: nothing was begun
-            self._report(job, _all_of(job), 0.0, error)
+            self._report(job, all_of(job), 0.0, error)
             return
         match job:
             case Spill():
@@ -126,13 +123,24 @@ class TierMover:
                 self._attempt(job, lambda: self._load(job, records, fence, frozenset()))
             case Load():
                 reads = {at: job.from_disk[at] for at in sorted(job.from_disk)}
-                self._send_to_disk(
+                self._use_disk(
                     job,
-                    lambda: {at for at, key in reads.items() if not self._read(key, records[at])},
+                    lambda: self.lane.read_all(reads, records),
                     lambda failed: self._load(job, records, fence, failed),
                 )
             case Demote():
-                self._send_to_disk(job, lambda: self._demote(job, records), lambda failed: failed)
+                self._use_disk(
+                    job, lambda: self.lane.write_all(job, records), lambda failed: failed
+                )
+
+    def _use_disk(self, job: Job, operation: Outcome, rest: Callable[[Set[int]], Set[int]]) -> None:
+        """Let the disk's thread read or write; the memory's thread continues with what failed."""
+
+        def then(outcome: Outcome, began: float) -> None:
+            self._attempt(job, lambda: rest(outcome()), began)
+
+        if not self.lane.use(job, operation, then, self._release):
+            self._report(job, all_of(job), 0.0, StorageError("the disk does not answer"))
 
     def _records_for(self, job: Job) -> list[int]:
         """Return handles of a job's copies; allocates those that the job makes."""
@@ -157,7 +165,7 @@ class TierMover:
             if failed:
                 failure = StorageError(f"the disk refused or damaged {len(failed)} records")
         except Exception as error:
-            failed, failure = _all_of(job), error
+            failed, failure = all_of(job), error
         self._report(job, failed, time.perf_counter() - began, failure)
 
     def _spill(self, job: Spill, records: Sequence[int], fence: Fence) -> Set[int]:
@@ -176,69 +184,6 @@ class TierMover:
 
     def _transfer(self, fence: Fence, operation: Callable[[], None]) -> None:
         self._stream.run(fence, operation).wait()
-
-    # To the disk and back -----------------------------------------------------------------------
-
-    def _send_to_disk(
-        self,
-        job: Job,
-        operation: Callable[[], Set[int]],
-        rest: Callable[[Set[int]], Set[int]],
-    ) -> None:
-        """Let the disk's thread read or write; the memory's thread continues with what failed."""
-        if self._watch.stuck:
-            self._report(job, _all_of(job), 0.0, StorageError("the disk does not answer"))
-            return
-        self._watch.add(job)
-        self._on_disk.update(job.copies)
-        self._storage.put(lambda: self._use_disk(job, operation, rest))
-
-    def _use_disk(
-        self,
-        job: Job,
-        operation: Callable[[], Set[int]],
-        rest: Callable[[Set[int]], Set[int]],
-    ) -> None:
-        """Run on the disk's thread; a job that was given up meanwhile is not begun."""
-        began = time.perf_counter()
-        try:
-            failed = operation() if self._watch.waits_for(job) else _all_of(job)
-            outcome = functools.partial(rest, failed)
-        except Exception as error:
-            outcome = functools.partial(_raise, error)
-        self._memory.put(lambda: self._back_from_disk(job, outcome, began))
-
-    def _back_from_disk(self, job: Job, rest: Callable[[], Set[int]], began: float) -> None:
-        """Continue on the memory's thread; a job that was given up writes nothing to the engine's
-        memory."""
-        self._watch.moved()
-        self._on_disk.difference_update(job.copies)
-        late = self._freed_late.intersection(job.copies)
-        self._freed_late -= late
-        if self._watch.claim(job):
-            self._attempt(job, rest, began)
-        self._release(sorted(late))
-
-    def _demote(self, job: Demote, records: Sequence[int]) -> Set[int]:
-        views = map(self._arena.record_view, records)
-        pairs = enumerate(zip(job.hashes, views, strict=True))
-        return {at for at, (key, view) in pairs if not self._write(key, view)}
-
-    def _write(self, block_hash: bytes, view: memoryview) -> bool:
-        written = self._disk is not None and self._disk.write(_disk_key(block_hash), view)
-        self._watch.moved()
-        return written
-
-    def _read(self, block_hash: bytes, record: int) -> bool:
-        view = self._arena.record_view(record)
-        found = self._disk is not None and self._disk.read(_disk_key(block_hash), view)
-        self._watch.moved()
-        return found
-
-    def _erase(self, hashes: Sequence[bytes]) -> None:
-        if self._disk is not None:
-            for block_hash in hashes:
-                self._disk.remove(_disk_key(block_hash))
 
     # Answers ------------------------------------------------------------------------------------
 
@@ -259,15 +204,3 @@ def _start(arena: Arena, disk: DiskTier | None, hash_bytes: int) -> WorkerStart:
     if disk is None:
         return WorkerStart(arena.capacity)
     return WorkerStart(arena.capacity, disk.capacity, tuple(key[:hash_bytes] for key in disk))
-
-
-def _all_of(job: Job) -> frozenset[int]:
-    return frozenset(range(len(job.copies)))
-
-
-def _raise(error: Exception) -> Set[int]:
-    raise error
-
-
-def _disk_key(block_hash: bytes) -> bytes:
-    return block_hash.ljust(DISK_KEY_BYTES, b"\0")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import vllm
@@ -13,21 +14,23 @@ import vllm
 from ...graph.messages.advice import HOLD_MAX_S, PRESSING_SHARE, EvictionRanking
 from ...graph.messages.events import AdviceApplied, AnyEvent, EngineHello
 from ...graph.waiting.holding_rule import HoldingBounds
-from ..client import AdvisorClient, ClientOptions
+from ..client import AdvisorClient, EngineEnd
+from ..link.mailbox import Clock
 from ..tiers.budget import TierSettings
+from ..tiers.costs import TransferCosts
 from ..tiers.jobs import TierAnswer, TierWork
 from .free_queue.arranger import FreeQueueArranger
 from .holding.arrivals import LiveSessions
 from .holding.holding import Holding
 from .holding.holding_queue import HoldingQueue
+from .holding.no_holding import NoHolding
+from .observe.group import most_blocks_per_step, observed_group
 from .observe.index import BlockIndex
-from .observe.observer import EngineObserver, EvictionListener, ObservedGroup
+from .observe.observer import EngineObserver
 from .observe.tags import MAX_NAME
 from .observe.tap import PoolTap
 from .settings import hold_max_s, protect_stale_s
-from .shapes import is_full_attention
-from .transfers.bridge import TierCacheBridge, new_bridge, reason_to_refuse
-from .transfers.promises import Promises
+from .transfers.tier_support import new_bridge
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -37,56 +40,73 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-logger = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a scheduler side meets that is not vLLM; a test passes its own.
+
+    Attributes:
+        connect: Makes the client that tells a sidecar of the side; it is not started.
+        clock: Monotonic seconds, the clock that rankings are dated in.
+        costs: Makes the book of what moving blocks and computing them takes.
+    """
+
+    connect: Callable[[EngineEnd], AdvisorClient]
+    clock: Clock = time.monotonic
+    costs: Callable[[Clock], TransferCosts] = TransferCosts
 
 
 class SchedulerSide:
-    """Everything that lives in the scheduler's process, wired together."""
+    """Everything that lives in the scheduler's process, wired together.
+
+    Args:
+        config: The engine's.
+        kv_cache: Its groups of layers.
+        pool: The live block pool; observed from here on.
+        surroundings: Sidecar, clock and costs.
+        tiers: Budgets of the colder tiers, where they are asked for.
+        manager: vLLM's book of which request holds which blocks.
+    """
+
+    attached = True
 
     def __init__(
         self,
         config: VllmConfig,
         kv_cache: KVCacheConfig,
         pool: BlockPool,
-        endpoint: str,
+        surroundings: Surroundings,
         tiers: TierSettings | None = None,
         manager: KVCacheManager | None = None,
     ) -> None:
-        group = observed_group(kv_cache, pool)
-        self._config = config
-        self._pool = pool
-        self.group = group
-        self.index = BlockIndex(pool)
-        protect_s = protect_stale_s()
+        clock = surroundings.clock
+        self._config, self._pool, self._clock = config, pool, clock
+        self.group = group = observed_group(kv_cache, pool)
+        self.index = BlockIndex(pool, clock)
         self.arranger = FreeQueueArranger(
-            pool, self.index, most_blocks_per_step(config, group), protect_s
+            pool, self.index, most_blocks_per_step(config, group), protect_stale_s(), clock
         )
-        self.client = AdvisorClient(endpoint, self, ClientOptions(protect_stale_s=protect_s))
-        self.tap = PoolTap(pool, group.index)
-        self.bridge = self._new_bridge(kv_cache, tiers) if tiers is not None else None
-        self.promises: Promises | None = None
-        self.holding: Holding | None = None
-        listeners: list[EvictionListener] = [self.arranger]
-        if self.bridge is not None:
-            listeners.append(self.bridge)
-            self.tap.lend = self.bridge.borrowed.copy
-            if manager is not None:
-                self.promises = Promises(pool, manager)
-                self.tap.lend, self.tap.renewed = self.promises.lend, self.promises.renewed
-        adapted = [self.bridge.adapted] if self.bridge is not None else []
+        self.client = surroundings.connect(self)
+        self._emit = self.client.outbox.emit
+        self.holding: Holding | NoHolding = NoHolding()
+        self.bridge = bridge = new_bridge(
+            config, kv_cache, pool, group, self.index, tiers, self._emit, clock,
+            surroundings.costs, manager,
+        )  # fmt: skip
+        arranger = self.arranger
         self.observer = EngineObserver(
-            pool, group, self.index, listeners, self.client.emit, self.arranger.stated, *adapted
+            pool, group, self.index, [arranger, bridge], self._emit, arranger.stated, bridge.adapted
         )
+        self._reports: list[Callable[[], AnyEvent]] = [self.observer.pressure, *bridge.reports]
         self._told_of = 0
         self._pressing = max(1, int(PRESSING_SHARE * pool.num_gpu_blocks))
-        self.tap.freed = self.arranger.freed
+        self.tap = PoolTap(pool, group.index)
+        self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
+        self.tap.freed = arranger.freed
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
     def hold_at(
-        self,
-        scheduler: Scheduler,
-        holds: Callable[[Request], bool],
-        gone: Callable[[str], None],
+        self, scheduler: Scheduler, holds: Callable[[Request], bool], gone: Callable[[str], None]
     ) -> None:
         """From now on, hold new sessions of ``scheduler`` while there is no room for them.
 
@@ -94,56 +114,49 @@ class SchedulerSide:
             holds: Asks ``holding`` whether a request is to be held; must not raise.
             gone: Tells ``holding`` of a held request that was removed; must not raise.
         """
-        sessions = LiveSessions(self._pool, self.group, self.observer.meaning, self._copied)
+        bridge = self.bridge
+        sessions = LiveSessions(self._pool, self.group, self.observer.meaning, bridge.copied)
         bounds = HoldingBounds(self._pool.num_gpu_blocks - 1, hold_max_s(HOLD_MAX_S))
         queue = HoldingQueue(scheduler, holds, gone)
-        client = self.client
-        self.holding = Holding(queue, sessions, client.admission, client.emit, bounds)
-        if self.bridge is not None:
-            queue.queued, queue.unqueued = self.bridge.queued, self.bridge.unqueued
+        queue.queued, queue.unqueued = bridge.request_queued, bridge.request_unqueued
+        self.holding = Holding(
+            queue, sessions, self.client.admission, self._emit, bounds, self._clock
+        )
+        self._reports.append(self.holding.report)
+
+    def leave(self, wait_s: float) -> None:
+        """Give the engine back to itself; waits at most ``wait_s`` for the client's thread."""
+        self.holding.end()
+        self.tap.detach(but_resets=self.bridge.keeps_promises)
+        self.bridge.drop_copies()  # a reset that was not caught up with yet is, by this
+        self.client.close(wait_s)
 
     # Requests -----------------------------------------------------------------------------------
 
     def request_queued(self, request: Request) -> None:
         """A request arrived."""
         self.observer.request_queued(request)
-        if self.bridge is None:
-            return
-        if self.holding is None or not self.holding.queue.is_held(request.request_id):
-            self.bridge.queued(request)
+        if not self.holding.is_held(request.request_id):
+            self.bridge.request_queued(request)
 
     def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """The prefix cache holds ``computed_tokens``: what more can a load bring?"""
         self._catch_up()
         self._heed_news()
         self.observer.request_looked_up(request, computed_tokens)
-        if self.bridge is None:
-            return 0, False
-        return self.bridge.lookup(request, computed_tokens)
+        return self.bridge.request_looked_up(request, computed_tokens)
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """A request got blocks, ``to_load`` tokens of which a load is to fill."""
         self.observer.request_scheduled(request, to_load)
-        if self.holding is not None:
-            self.holding.scheduled(request)
-        if self.promises is not None:
-            if to_load:
-                self.promises.made(request)
-            else:
-                self.promises.scheduled(request.request_id)
-        if self.bridge is not None:  # last: once a load is ordered, nothing of ours may fail
-            ids = blocks.get_block_ids()[self.group.index]
-            self.bridge.allocated(request, ids, to_load)
+        self.holding.scheduled(request)
+        self.bridge.request_scheduled(request, blocks, to_load)
 
-    def request_finished(self, request: Request, block_ids: tuple[list[int], ...]) -> None:
+    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """A request ended; its blocks are about to be freed."""
         self.observer.request_finished(request, block_ids)
-        if self.holding is not None:
-            self.holding.finished(request)
-        if self.bridge is not None:
-            self.bridge.finished(request.request_id)
-        if self.promises is not None:
-            self.promises.finished(request.request_id)
+        self.holding.finished(request)
+        self.bridge.request_finished(request.request_id)
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -161,38 +174,26 @@ class SchedulerSide:
             self.client.nudge()
         ranking = self.client.ranking()
         self._arrange(ranking)
-        if self.holding is not None:
-            self.holding.step()
-        if self.bridge is None:
-            return None
+        self.holding.step()
         return self.bridge.step(ranking, self.client.wanted(), tokens)
 
     def step_ended(self) -> None:
         """A step's output arrived."""
         self._catch_up()
-        if self.bridge is not None:
-            self.bridge.step_ended()
+        self.bridge.step_ended()
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """What the workers moved until then, and requests whose loads are over."""
-        try:
-            if self.bridge is not None:
-                self.bridge.answered(answer)
-        finally:
-            if self.promises is not None:
-                self.promises.received(received)
+        self.bridge.answered(answer, received)
 
     @property
     def busy(self) -> bool:
         """Whether transfers are under way whose end only another step can tell."""
-        return self.bridge is not None and self.bridge.busy
+        return self.bridge.busy
 
     def drop_copies(self) -> bool:
         """Give up what the colder tiers hold; False while a request waits for some of it."""
-        if self.bridge is None:
-            return True
-        self.bridge.drop_copies()
-        return not self.promises.binding if self.promises is not None else not self.bridge.loading
+        return self.bridge.drop_copies()
 
     # For the client, on its thread --------------------------------------------------------------
 
@@ -213,21 +214,16 @@ class SchedulerSide:
 
     def copies(self) -> list[AnyEvent]:
         """See ``EngineEnd``."""
-        return self.bridge.copies() if self.bridge is not None else []
+        return self.bridge.copies()
 
     def held(self) -> list[AnyEvent]:
         """See ``EngineEnd``."""
-        return self.holding.told() if self.holding is not None else []
+        return self.holding.told()
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
-        applied = _applied(self.arranger, dropped)
-        tiers = [self.bridge.report()] if self.bridge is not None else []
-        holding = [self.holding.report()] if self.holding is not None else []
-        return [self.observer.pressure(), applied, *tiers, *holding]
-
-    def _copied(self, hashes: Sequence[bytes]) -> int:
-        return self.bridge.copied(hashes) if self.bridge is not None else 0
+        pressure, *others = [report() for report in self._reports]
+        return [pressure, _applied(self.arranger, dropped), *others]
 
     def _heed_news(self) -> None:
         """Apply advice that came since the last step: an idle engine takes none, and allocates."""
@@ -243,14 +239,6 @@ class SchedulerSide:
         if self.tap.was_reset:
             self.observer.blocks_changed(self.tap.take())
 
-    def _new_bridge(self, kv_cache: KVCacheConfig, tiers: TierSettings) -> TierCacheBridge | None:
-        if reason := reason_to_refuse(self._config, kv_cache, self.group):
-            logger.warning("kvgraph: no tiers in this engine: %s", reason)
-            return None
-        return new_bridge(
-            self._config, kv_cache, self._pool, self.group, self.index, tiers, self.client.emit
-        )
-
 
 def _applied(arranger: FreeQueueArranger, dropped: int) -> AdviceApplied:
     return AdviceApplied(
@@ -261,22 +249,3 @@ def _applied(arranger: FreeQueueArranger, dropped: int) -> AdviceApplied:
         protected_evicted=arranger.protected_evicted,
         dropped=dropped,
     )
-
-
-def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
-    """The group whose prefix reaches furthest back: the first with full attention.
-
-    Hybrid models keep several groups under the same hashes; a sliding-window group drops blocks
-    that the others still hold, so following more than one would contradict itself.
-    """
-    groups = kv_cache.kv_cache_groups
-    full = (i for i, group in enumerate(groups) if is_full_attention(group.kv_cache_spec))
-    index = next(full, 0)
-    size = groups[index].kv_cache_spec.block_size if len(groups) > 1 else pool.hash_block_size
-    return ObservedGroup(index, size, pool.hash_block_size)
-
-
-def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:
-    """An upper bound of what one step allocates: every batched token new, each request a tail."""
-    scheduler = config.scheduler_config
-    return int(scheduler.max_num_batched_tokens) // group.block_size + int(scheduler.max_num_seqs)

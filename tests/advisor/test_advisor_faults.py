@@ -18,7 +18,7 @@ from kvgraph.graph.messages.events import Segment
 from kvgraph.graph.types import SourceLayer
 from kvgraph.hooks.client import ClientOptions
 from kvgraph.hooks.fake import FakeEngine
-from kvgraph.hooks.outbox import Outbox
+from kvgraph.hooks.link.outbox import Outbox
 
 QUICK = ClientOptions(tick_s=0.01, heartbeat_s=0.1, resync_gap_s=0.05)
 

@@ -122,7 +122,7 @@ class DecodeLoop:
             self._step()
         elapsed = time.thread_time() - start
         if self.connector is not None:
-            self.connector._side.client.outbox.take_all()  # its thread would have sent them
+            self.connector.side.client.outbox.take_all()  # its thread would have sent them
         return elapsed / steps
 
     def _step(self) -> None:
@@ -210,47 +210,56 @@ def cached_pool(
     return pool, as_keys(packed), index
 
 
-def connected(pool: Any) -> Any:
-    """Our connector, bound to ``pool``; its client's thread is not started."""
+def surroundings(clock: Callable[[], float] = time.monotonic, **more: Any) -> Any:
+    """A scheduler side's without a sidecar: the client's thread is not started."""
+    from ..hooks.vllm.scheduler import Surroundings
+
+    return Surroundings(
+        lambda end: AdvisorClient("ipc:///nowhere", end, clock=clock), clock, **more
+    )
+
+
+def connected(pool: Any, tiers_of: int | None = None) -> Any:
+    """Our connector, bound to ``pool``; its client's thread is not started.
+
+    Args:
+        tiers_of: Blocks that host memory for copies holds; None: without tiers.
+    """
+    import torch
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+    from ..hooks.tiers.budget import TierSettings
     from ..hooks.vllm.connector import KvGraphConnector
-    from ..hooks.vllm.scheduler import SchedulerSide
+    from ..hooks.vllm.settings import TIERS_KEY
 
+    group = SimpleNamespace(kv_cache_spec=None)
+    extra: dict[str, Any] = {}
+    if tiers_of is not None:
+        spec = FullAttentionSpec(
+            block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
+        )
+        group = SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"])
+        extra[TIERS_KEY] = TierSettings(warm_bytes=tiers_of * spec.page_size_bytes).plain()
     config = SimpleNamespace(
-        kv_transfer_config=KVTransferConfig(kv_connector="KvGraphConnector", kv_role="kv_producer"),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="KvGraphConnector", kv_role="kv_both", kv_connector_extra_config=extra
+        ),
         scheduler_config=SimpleNamespace(max_num_batched_tokens=2048, max_num_seqs=RUNNING),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
+        ),
     )
-    kv_cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=None)])
+    kv_cache = SimpleNamespace(kv_cache_groups=[group])
     connector = KvGraphConnector(config, KVConnectorRole.SCHEDULER, kv_cache)
-    connector._side = SchedulerSide(config, kv_cache, pool, "ipc:///nowhere")
+    connector.attach(pool, surroundings())
     return connector
 
 
 def tiered_connector(pool: Any) -> Any:
     """The same with tiers: host memory for as many blocks as the pool has."""
-    import torch
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    from ..hooks.tiers.budget import TierSettings
-    from ..hooks.vllm.scheduler import SchedulerSide
-
-    connector = connected(pool)
-    config = connector._vllm_config
-    config.parallel_config = SimpleNamespace(
-        decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
-    )
-    spec = FullAttentionSpec(
-        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
-    )
-    group = SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"])
-    settings = TierSettings(warm_bytes=POOL_DECODING * spec.page_size_bytes)
-    connector._side.tap.detach()
-    connector._side = SchedulerSide(
-        config, SimpleNamespace(kv_cache_groups=[group]), pool, "ipc:///nowhere", settings
-    )
-    return connector
+    return connected(pool, tiers_of=POOL_DECODING)
 
 
 def _answer(connector: Any, metadata: Any) -> None:
@@ -261,7 +270,9 @@ def _answer(connector: Any, metadata: Any) -> None:
     if isinstance(metadata, TierMetadata):
         done = tuple(JobDone(job.id, frozenset(), 0.001, 1) for job in metadata.work.jobs)
         answer = TierWorkerMetadata(TierAnswer(done))
-        connector.update_connector_output(SimpleNamespace(kv_connector_worker_meta=answer))
+        connector.update_connector_output(
+            SimpleNamespace(kv_connector_worker_meta=answer, finished_recving=None)
+        )
 
 
 class _NoBlocks:

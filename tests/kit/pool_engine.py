@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from kvgraph.bench.hotpath import BLOCK_SIZE, new_pool, request_maker
+from kvgraph.bench.hotpath import BLOCK_SIZE, new_pool, request_maker, surroundings
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.tiers.budget import TierSettings
+from kvgraph.hooks.tiers.costs import TransferCosts
 from kvgraph.hooks.tiers.jobs import Job, JobDone, Load, Spill, TierAnswer, TierWork, WorkerStart
 
 BLOCK_BYTES = 2 * 2 * BLOCK_SIZE * 8 * 4  # two layers; K and V; one head of 8 floats
@@ -100,14 +101,29 @@ class Turn:
         return len(self.request.block_hashes) - self.hits - self.loaded
 
 
-class Engine:
+class Scheduler:
     """vLLM's scheduler, as far as pool and connector see it.
+
+    Args:
+        blocks: Of the pool.
+        warm: Copies that memory holds.
+        cold: Records that the disk holds.
+        workers: How many answer, of which one is there.
+        started: Whether all of them have said what they have.
 
     Attributes:
         now: Seconds. Only steps move it on, so that a run depends on nothing but what is asked.
     """
 
-    def __init__(self, blocks: int = 17, warm: int = 32, cold: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        blocks: int = 17,
+        warm: int = 32,
+        cold: int = 0,
+        workers: int = 1,
+        started: bool = True,
+        **options: Any,
+    ) -> None:
         self.pool = new_pool(blocks)
         self.memory: list[Content] = [None] * blocks
         self.worker = Worker(self.memory, cold)
@@ -116,37 +132,11 @@ class Engine:
         self._make, self._numbers = request_maker(), count()
         directory = Path("/nowhere") if cold else None
         settings = TierSettings(warm * BLOCK_BYTES, cold * BLOCK_BYTES, directory, **options)
-        self.side = scheduler_side(self.pool, settings)
-        self.bridge = self.side.bridge
         self.now = time.monotonic()
-        self.bridge.ledger.clock = lambda: self.now
-        self.bridge.ledger.costs.worth_loading = lambda *_: True
-        self.bridge.answered(TierAnswer(starts=(WorkerStart(warm, cold),)))
-
-    @property
-    def events(self) -> list[Any]:
-        """What the sidecar would have heard."""
-        return list(self.side.client.outbox)
-
-    @property
-    def counts(self) -> Any:
-        return self.bridge.ledger.counts
-
-    @property
-    def directory(self) -> Any:
-        return self.bridge.ledger.directory
-
-    def advise(self, wanted: Sequence[int] = (), **keys: Sequence[int]) -> None:
-        """A ranking and suggestions that stay young."""
-        names = ("order", "protected", "spill_first", "demote_first")
-        columns = [np.array(list(keys.get(name, ())), dtype=np.uint64) for name in names]
-        client = self.side.client
-        client.hold_ranking(EvictionRanking(1, time.monotonic() + 1e6, *columns))
-        client.hold_wanted(np.array(list(wanted), dtype=np.uint64))
-
-    def keys_of(self, tokens: Sequence[int]) -> list[int]:
-        """What a prompt's full blocks will be called."""
-        return [key_of(block_hash) for block_hash in self._make(list(tokens)).block_hashes]
+        self.side = scheduler_side(self.pool, settings, workers, lambda: self.now)
+        self.bridge = self.side.bridge
+        if started:
+            self.bridge.answered(TierAnswer(starts=(WorkerStart(warm, cold),) * workers))
 
     def ask(self, tokens: Sequence[int]) -> Turn:
         turn = Turn(self._make(list(tokens)))
@@ -177,7 +167,6 @@ class Engine:
         self.side.answered(answer)
         for turn in [turn for turn in self.turns if turn.request.request_id in finished]:
             self._loaded(turn, failed)
-        self.check()
 
     def _admit(self, turn: Turn, written: list[tuple[Any, bytes]]) -> None:
         request, hashes = turn.request, turn.request.block_hashes
@@ -257,6 +246,44 @@ class Engine:
         turn.blocks, turn.state, turn.loaded, turn.hits = [], "waiting", 0, 0
         turn.request.num_computed_tokens = 0
 
+
+class Engine(Scheduler):
+    """A scheduler whose every step is checked, and what a test asks of it."""
+
+    def update(self) -> None:
+        super().update()
+        self.check()
+
+    @property
+    def events(self) -> list[Any]:
+        """What the sidecar would have heard."""
+        return list(self.side.client.outbox)
+
+    @property
+    def counts(self) -> Any:
+        return self.bridge.ledger.counts
+
+    @property
+    def directory(self) -> Any:
+        return self.bridge.ledger.directory
+
+    def advise(self, wanted: Sequence[int] = (), **keys: Sequence[int]) -> None:
+        """A ranking and suggestions that stay young."""
+        names = ("order", "protected", "spill_first", "demote_first")
+        columns = [np.array(list(keys.get(name, ())), dtype=np.uint64) for name in names]
+        client = self.side.client
+        client.hold_ranking(EvictionRanking(1, self.now + 1e6, *columns))
+        client.hold_wanted(np.array(list(wanted), dtype=np.uint64))
+
+    def keys_of(self, tokens: Sequence[int]) -> list[int]:
+        """What a prompt's full blocks will be called."""
+        return [key_of(block_hash) for block_hash in self.hashes_of(tokens)]
+
+    def hashes_of(self, tokens: Sequence[int]) -> list[bytes]:
+        """What vLLM will call them."""
+        hashes: list[bytes] = self._make(list(tokens)).block_hashes
+        return hashes
+
     def serve(self, tokens: Sequence[int]) -> Turn:
         """A request from its arrival to its end; what it needs is loaded at once."""
         turn = self.ask(tokens)
@@ -317,14 +344,23 @@ class Engine:
         assert self.reset()
 
 
-def scheduler_side(pool: Any, settings: TierSettings) -> Any:
+class NoCosts(TransferCosts):
+    """Loads are always worth it: what moves here has no size."""
+
+    def worth_loading(self, tokens: int, warm_bytes: int, cold_bytes: int) -> bool:
+        return True
+
+
+def scheduler_side(
+    pool: Any, settings: TierSettings, workers: int, clock: Callable[[], float]
+) -> Any:
     from kvgraph.hooks.vllm.scheduler import SchedulerSide
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_batched_tokens=256, max_num_seqs=8),
         parallel_config=SimpleNamespace(
-            decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
+            decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=workers
         ),
     )
     spec = FullAttentionSpec(
@@ -332,7 +368,7 @@ def scheduler_side(pool: Any, settings: TierSettings) -> Any:
     )
     group = SimpleNamespace(kv_cache_spec=spec, layer_names=["a", "b"])
     kv_cache = SimpleNamespace(kv_cache_groups=[group])
-    return SchedulerSide(config, kv_cache, pool, "ipc:///nowhere", settings)
+    return SchedulerSide(config, kv_cache, pool, surroundings(clock, costs=NoCosts), settings)
 
 
 def prompt(blocks: int, seed: int, extra: int = 1) -> list[int]:

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.hooks.tiers import task_thread
+from kvgraph.hooks.tiers.costs import TransferCosts
+from kvgraph.hooks.tiers.disk_lane import DISK_KEY_BYTES
 from kvgraph.hooks.tiers.disk_watch import DiskWatch
 from kvgraph.hooks.tiers.jobs import Demote, Job, JobDone, Load, Spill, TierWork, WorkerStart
 from kvgraph.hooks.tiers.ledger import TierLedger
-from kvgraph.hooks.tiers.mover import DISK_KEY_BYTES, TierMover
+from kvgraph.hooks.tiers.mover import TierMover
 from kvgraph.kernels import ops
 from kvgraph.kernels.layout.addressed import Blocks
 from kvgraph.kernels.layout.engines import cpu_layout
@@ -46,12 +48,16 @@ class Bench:
     """A mover, the engine's memory, and the scheduler's part of the talk."""
 
     def __init__(
-        self, records: int = 6, disk: DiskTier | None = None, hash_bytes: int = DISK_KEY_BYTES
+        self,
+        records: int = 6,
+        disk: DiskTier | None = None,
+        hash_bytes: int = DISK_KEY_BYTES,
+        watch: DiskWatch | None = None,
     ) -> None:
         self.cache = new_memory(LAYOUT)
         self.cache.memory.copy_(torch.randn(len(self.cache.memory)))
         self.arena = Arena(LAYOUT.record(records), pin=False)
-        self.mover = TierMover(self.cache, self.arena, disk, hash_bytes)
+        self.mover = TierMover(self.cache, self.arena, disk, hash_bytes, watch)
         self.open = True
 
     def bytes_of(self, block: int) -> bytes:
@@ -344,7 +350,8 @@ def test_after_a_reset_the_disk_belongs_to_no_checkpoint(
 ) -> None:
     """Weights that change in memory leave their files as they are: a restart must find nothing."""
     bench = new_bench(disk=new_disk(tmp_path))
-    ledger = TierLedger(SIZE, 1, lambda event: None, time.monotonic)
+    costs = TransferCosts(time.monotonic)
+    ledger = TierLedger(SIZE, 1, lambda event: None, time.monotonic, costs)
     directory = ledger.directory
 
     def demote(value: float) -> None:
@@ -375,9 +382,8 @@ def test_after_a_reset_the_disk_belongs_to_no_checkpoint(
 
 def hanging(new_bench: NewBench, tmp_path: Path) -> tuple[Bench, SlowDisk]:
     disk = SlowDisk(tmp_path / "slow", 6)
-    bench = new_bench(records=6, disk=disk)
-    bench.mover._watch = DiskWatch(time.monotonic, patience_s=0.05)
-    return bench, disk
+    watch = DiskWatch(time.monotonic, patience_s=0.05)
+    return new_bench(records=6, disk=disk, watch=watch), disk
 
 
 def wait_for_the_watch(bench: Bench, count: int) -> list[JobDone]:
@@ -409,7 +415,7 @@ def test_a_read_that_hangs_is_answered_as_failed_and_touches_nothing_later(
     kept = [bytes(bench.arena.record_view(bench.mover._handles[c])) for c in range(2, 7)]
     disk.leave.set()
     bench.do(Spill(4, (5,), (8,)))  # what the disk's thread left is heard before the next order
-    while bench.mover._on_disk:
+    while bench.mover.lane.copies:
         bench.do(Spill(5, (), ()))
     assert bench.bytes_of(8) == before
     assert [bytes(bench.arena.record_view(bench.mover._handles[c])) for c in range(2, 7)] == kept
@@ -431,7 +437,7 @@ def test_a_write_that_hangs_is_answered_and_its_copy_stays_whole_until_it_is_ove
     bench.do(Spill(3, (4,), (2,)), release=(1,))
     bench.do(Spill(4, (5,), (3,)))
     disk.leave.set()
-    while bench.mover._on_disk:
+    while bench.mover.lane.copies:
         bench.do(Spill(5, (), ()))
     into = bytearray(SIZE)
     assert disk.read(key(33), into)
@@ -462,11 +468,12 @@ def test_of_an_engine_that_ends_while_its_disk_hangs_nothing_is_taken_away(
     before = bench.bytes_of(3)
     bench.do(Spill(1, (3,), (1,)))
     bench.give(Demote(2, (1,), (key(33),)))
-    while not bench.mover._on_disk:
+    while not bench.mover.lane.copies:
         time.sleep(0.001)
     bench.close()
     disk.leave.set()
-    bench.mover._storage._thread.join(PATIENCE_S)
+    while bench.mover.lane.alive:
+        time.sleep(0.001)
     into = bytearray(SIZE)
     assert disk.read(key(33), into)
     assert bytes(into) == before

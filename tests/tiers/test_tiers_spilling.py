@@ -203,8 +203,7 @@ def test_a_full_disk_keeps_to_its_capacity_and_reads_what_it_says_it_has() -> No
 
 
 def test_the_first_request_waits_for_the_disks_and_not_for_ever() -> None:
-    engine = Engine(cold=8)
-    engine.bridge._starts.clear()
+    engine = Engine(cold=8, started=False)
     turn = engine.ask(prompt(3, 1))
     engine.step()
     assert turn.state == "waiting"
@@ -213,8 +212,7 @@ def test_the_first_request_waits_for_the_disks_and_not_for_ever() -> None:
     engine.worker.disk = {h: (h, 0) for h in turn.request.block_hashes}
     engine.finish_loading(turn)
     assert turn.loaded == 3
-    silent = Engine(cold=8)
-    silent.bridge._starts.clear()
+    silent = Engine(cold=8, started=False)
     lonely = silent.ask(prompt(3, 2))
     for _ in range(100):
         silent.step()
@@ -222,10 +220,8 @@ def test_the_first_request_waits_for_the_disks_and_not_for_ever() -> None:
 
 
 def test_what_all_workers_still_have_is_found_at_the_start() -> None:
-    engine = Engine(cold=8)
-    bridge, hashes = engine.bridge, engine._make(prompt(3, 1)).block_hashes
-    bridge._workers, starts = 2, bridge._starts
-    starts.clear()
+    engine = Engine(cold=8, workers=2, started=False)
+    bridge, hashes = engine.bridge, engine.hashes_of(prompt(3, 1))
     bridge.answered(TierAnswer(starts=(WorkerStart(32, 8, tuple(hashes[:2])),)))
     assert engine.directory.cold_blocks == 0
     bridge.answered(TierAnswer(starts=(WorkerStart(32, 8, tuple(hashes[1:])),)))
@@ -236,9 +232,8 @@ def test_what_all_workers_still_have_is_found_at_the_start() -> None:
 
 def test_records_that_are_told_after_a_reset_are_of_older_weights_and_erased() -> None:
     """Trainers load new weights before the first request, so before any worker said a word."""
-    engine = Engine(cold=8)
-    bridge, hashes = engine.bridge, engine._make(prompt(3, 1)).block_hashes
-    bridge._starts.clear()
+    engine = Engine(cold=8, started=False)
+    bridge, hashes = engine.bridge, engine.hashes_of(prompt(3, 1))
     assert engine.reset()
     engine.side.step_ended()  # a step's output arrives
     engine.side.answered(TierAnswer(starts=(WorkerStart(32, 8, tuple(hashes)),)))
@@ -248,10 +243,8 @@ def test_records_that_are_told_after_a_reset_are_of_older_weights_and_erased() -
 
 def test_nothing_is_planned_with_memory_that_one_of_the_workers_does_not_have() -> None:
     """Of uneven pipeline stages the largest holds the fewest blocks, in memory and on disk."""
-    engine = Engine(cold=64)
+    engine = Engine(cold=64, workers=3, started=False)
     bridge = engine.bridge
-    bridge._workers = 3
-    bridge._starts.clear()
     starts = (WorkerStart(30, 64, ()), WorkerStart(22, 64, ()), WorkerStart(30, 0, ()))
     bridge.answered(TierAnswer(starts=starts))
     assert engine.directory.warm_capacity == 22
@@ -259,9 +252,7 @@ def test_nothing_is_planned_with_memory_that_one_of_the_workers_does_not_have() 
 
 
 def test_without_a_word_from_the_workers_nothing_is_copied() -> None:
-    engine = Engine()
-    engine.bridge._starts.clear()
-    engine.directory.warm_capacity = 0
+    engine = Engine(started=False)
     engine.serve(prompt(4, 1))
     engine.push_out()
     assert engine.counts.spilled == engine.counts.spill_failed == 0
@@ -277,7 +268,7 @@ def test_what_an_adapter_computed_never_reaches_the_disk() -> None:
         engine.finish_loading(turn)
         engine.end(turn)
         engine.settle()
-    adapted = {h for seed in range(1, 8, 2) for h in engine._make(prompt(4, seed)).block_hashes}
+    adapted = {h for seed in range(1, 8, 2) for h in engine.hashes_of(prompt(4, seed))}
     assert engine.counts.demoted > 0
     assert engine.counts.dropped > 0, "in memory they were"
     assert not adapted & set(engine.worker.disk)

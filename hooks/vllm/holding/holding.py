@@ -65,6 +65,10 @@ class Holding:
         self._log.held(asks, advice)
         return True
 
+    def is_held(self, request_id: str) -> bool:
+        """Whether a request waits beside vLLM's queue."""
+        return self.queue.is_held(request_id)
+
     def scheduled(self, request: Request) -> None:
         """Note that a request got blocks."""
         self._rule.started(request.request_id, self._clock())

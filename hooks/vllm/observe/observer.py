@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ....graph.messages.events import (
     AnyEvent,
@@ -18,43 +16,17 @@ from ....graph.messages.events import (
     RequestStarted,
 )
 from ....graph.types import PROTECTED_LAYERS
-from ...keys import GROUP_BYTES, key_in_pool, key_of, pack_hashes, pack_keys, unpack
+from ...keys import key_in_pool, key_of, pack_hashes, pack_keys, unpack
+from .group import ObservedGroup
 from .hints import hint_policy
 from .index import BlockIndex
+from .resident import resident_keys
 from .tags import MAX_NAME, NO_MEANING, Meaning, TagReader
 from .tap import Cached, Change
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
-
-_SCAN_SLICE: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedGroup:
-    """The KV cache group whose blocks we observe; sizes in tokens."""
-
-    index: int
-    block_size: int
-    hash_block_size: int
-
-    @property
-    def scale(self) -> int:
-        """Hashes of a request for each of its blocks."""
-        return self.block_size // self.hash_block_size
-
-    @property
-    def suffix(self) -> bytes:
-        """What ends the prefix cache's keys of this group."""
-        return self.index.to_bytes(GROUP_BYTES, "big")
-
-    def hashes(self, request: Request, tokens: int) -> Sequence[bytes]:
-        """The hashes of the full blocks in the request's first ``tokens`` tokens."""
-        scale = self.scale
-        # A hash covers its whole prefix, so a larger block's hash is that of its last part.
-        hashes: Sequence[bytes] = request.block_hashes
-        return hashes[scale - 1 : tokens // self.hash_block_size : scale]
 
 
 class EvictionListener(Protocol):
@@ -253,18 +225,9 @@ class EngineObserver:
     def resident(self) -> bytes:
         """Keys of all cached blocks, packed, each once.
 
-        Reads the pool's list of blocks, which never changes, in slices that let the engine's
-        thread in between. Blocks that change meanwhile are corrected by the events queued since.
+        May take its time; blocks that change meanwhile are corrected by the events queued since.
         """
-        suffix = self._group.suffix
-        hashes: set[bytes] = set()
-        for start in range(0, len(self._pool.blocks), _SCAN_SLICE):
-            for block in self._pool.blocks[start : start + _SCAN_SLICE]:
-                block_hash = block.block_hash
-                if block_hash is not None and block_hash.endswith(suffix):
-                    hashes.add(block_hash[:-GROUP_BYTES])
-            time.sleep(0)
-        return pack_hashes(list(hashes))
+        return resident_keys(self._pool, self._group.suffix)
 
     def pressure(self) -> Pressure:
         """The pool's load now."""

@@ -3,31 +3,31 @@ when."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from ....graph.messages.advice import EvictionRanking
-from ....graph.messages.events import AnyEvent, TierReport
+from ....graph.messages.events import AnyEvent
 from ....graph.types import Keys
 from ...tiers.budget import TierSettings
-from ...tiers.jobs import TierAnswer, TierWork, WorkerStart
+from ...tiers.jobs import Load, TierAnswer, TierWork
 from ...tiers.ledger import TierLedger
+from .first_words import FirstWords
 from .loader import Loader
 from .prefetcher import Prefetcher
+from .promises import NoPromises, Promises
 from .spiller import Spiller
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
-    from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
+    from ..observe.group import ObservedGroup
     from ..observe.index import BlockIndex
-    from ..observe.observer import ObservedGroup
 
-_LOOKUPS_IN_VAIN: Final = 64  # before the workers have told what their disks hold
+_NO_JOB: Final = 0  # jobs and copies are counted from one: this names none
 
 
 class TierCacheBridge:
@@ -45,6 +45,13 @@ class TierCacheBridge:
         ledger: Where copies are recorded.
         emit: Takes each event for the sidecar; must not wait.
         workers: How many workers answer.
+        manager: vLLM's book of which request holds which blocks.
+
+    Attributes:
+        keeps_promises: Whether resets are followed for the sake of loads that vLLM waits for.
+        promises: Those loads.
+        reports: Tell the sidecar how the tiers are.
+        needs: Blocks that requests wait for, by their ids.
     """
 
     def __init__(
@@ -56,53 +63,81 @@ class TierCacheBridge:
         ledger: TierLedger,
         emit: Callable[[AnyEvent], None],
         workers: int,
+        manager: KVCacheManager | None = None,
     ) -> None:
         self.ledger = ledger
+        self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group = group
         self._settings = settings
         self._loader = Loader(group, ledger)
         self._spiller = Spiller(pool, group.index, ledger, settings.spill_all)
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit)
-        self._needs: dict[str, int] = {}  # request that waits → blocks
+        self.keeps_promises = manager is not None
+        self.promises: Promises | NoPromises = (
+            NoPromises(self._loader, self._prefetcher)
+            if manager is None
+            else Promises(pool, manager)
+        )
+        self._broken: list[Load] = []  # loads that nobody ordered, and vLLM waits for
+        self.needs: dict[str, int] = {}
         self._found: dict[str, int] = {}  # and how many of them the pool held when it last asked
-        self._workers = workers
-        self._starts: list[WorkerStart] = []
-        self._patience = _LOOKUPS_IN_VAIN if settings.cold_bytes else 0
+        self._first_words = FirstWords(workers, with_disk=settings.cold_bytes > 0)
 
     # Requests -----------------------------------------------------------------------------------
 
-    def queued(self, request: Request) -> None:
+    def request_queued(self, request: Request) -> None:
         """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
-        self._needs[request.request_id] = 1 + request.num_tokens // self._group.block_size
+        self.needs[request.request_id] = 1 + request.num_tokens // self._group.block_size
 
-    def unqueued(self, request_id: str) -> None:
+    def request_unqueued(self, request_id: str) -> None:
         """Note that a request which waited for blocks is held after all."""
-        self._needs.pop(request_id, None)
+        self.needs.pop(request_id, None)
 
-    def lookup(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
-        """Return what a load can bring of a request's tokens; see ``Loader.lookup``."""
-        if self._patience and len(self._starts) < self._workers:
-            self._patience -= 1
-            return None, False  # the first requests after a start are the ones to find the disk
+    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
+        """Return what a load can bring of a request's tokens; see ``Loader.request_looked_up``."""
+        if self._first_words.is_worth_waiting():
+            return None, False
         # The last token is always computed: its logits are what the request wants.
         hashes = self._group.hashes(request, request.num_tokens - 1)
         first = self._found[request.request_id] = computed_tokens // self._group.block_size
-        return self._loader.lookup(request.request_id, hashes[first:], first)
+        return self._loader.request_looked_up(request.request_id, hashes[first:], first)
 
-    def allocated(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
-        """Note that a request was given blocks; a load fills ``tokens`` tokens of them."""
-        self._needs.pop(request.request_id, None)
+    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
+        """Note that a request was given blocks; a load fills ``to_load`` tokens of them."""
+        if to_load:
+            self.promises.made(request)
+        else:
+            self.promises.request_resumed(request.request_id)
+        self.needs.pop(request.request_id, None)
         if found := self._found.pop(request.request_id, 0):
             hashes = self._group.hashes(request, found * self._group.block_size)
             self._prefetcher.hit(hashes)
             self.ledger.directory.used(hashes)
-        self._loader.allocated(request, block_ids, tokens)
+        ids = blocks.get_block_ids()[self._group.index] if to_load else ()
+        # Last: once a load is ordered, nothing of ours may fail.
+        self._loader.request_scheduled(request, ids, to_load)
 
-    def finished(self, request_id: str) -> None:
+    def request_resumed(self, request_id: str) -> None:
+        """Note that a request runs which we did not schedule: its promise is kept."""
+        self.promises.request_resumed(request_id)
+
+    def request_finished(self, request_id: str) -> None:
         """Note that a request ended."""
-        self._needs.pop(request_id, None)
+        self.needs.pop(request_id, None)
         self._found.pop(request_id, None)
-        self._loader.finished(request_id)
+        self._loader.request_finished(request_id)
+        self.promises.request_finished(request_id)
+
+    def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
+        """Have the workers report a load as failed that ``request`` waits for and nobody ordered.
+
+        Only blocks that it was to fill are named: what the prefix cache held is sound, and vLLM
+        would set back every request that shares it.
+        """
+        self.promises.made(request)
+        (group,) = blocks.blocks
+        empty = tuple(block.block_id for block in group if block.block_hash is None)
+        self._broken.append(Load(_NO_JOB, (_NO_JOB,) * len(empty), empty, {}, request.request_id))
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -121,15 +156,15 @@ class TierCacheBridge:
         more = self._prefetcher.offered(suggested) if suggested is not None else 0
         spare = self._spiller.step(ranking, taken, more, idle=not tokens)
         if more:
-            self._prefetcher.step(spare, sum(self._needs.values()))
+            self._prefetcher.step(spare, sum(self.needs.values()))
         return self.outstanding()
 
     def outstanding(self) -> TierWork:
         """Take the orders that the workers were not given yet."""
-        ledger = self.ledger
-        directory = ledger.directory
+        directory = self.ledger.directory
+        broken, self._broken = tuple(self._broken), []
         return TierWork(
-            ledger.book.take(),
+            self.ledger.book.take() + broken,
             directory.take_released(),
             directory.take_erased(),
             directory.take_cleared(),
@@ -139,18 +174,14 @@ class TierCacheBridge:
         """Note that a step's output arrived."""
         self.ledger.costs.step_ended()
 
-    def answered(self, answer: TierAnswer) -> None:
-        """Take what the workers did."""
-        for start in answer.starts:
-            self._started(start)
-        failure: Exception | None = None
-        for done in answer.done:
-            try:
-                self.ledger.book.answer(done)
-            except Exception as error:  # the others' blocks must come back all the same
-                failure = error
-        if failure is not None:
-            raise failure
+    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
+        """Take what the workers did, and requests whose loads are over."""
+        try:
+            if starts := self._first_words.add(answer.starts):
+                self.ledger.started(starts)
+            self.ledger.book.answer_all(answer.done)
+        finally:
+            self.promises.received(received)
 
     @property
     def busy(self) -> bool:
@@ -158,21 +189,19 @@ class TierCacheBridge:
 
         A write to the disk does not count: no request waits for it, and a disk may hang.
         """
-        return self.ledger.book.pressing > 0
-
-    @property
-    def borrowed(self) -> list[KVCacheBlock]:
-        """Blocks of the pool that prefetches are filling; always the same list."""
-        return self._prefetcher.held
+        return bool(self._broken) or self.ledger.book.pressing > 0
 
     def copied(self, hashes: Sequence[bytes]) -> int:
         """How many of ``hashes``, from the first on, can be brought back."""
         return self.ledger.directory.run(hashes)
 
-    @property
-    def loading(self) -> bool:
-        """Whether requests wait for a load."""
-        return self._loader.under_way > 0
+    def lend(self) -> list[KVCacheBlock]:
+        """Blocks in use that do not have to stand in the way of a reset; see ``PoolTap``."""
+        return self.promises.lend()
+
+    def renewed(self) -> None:
+        """The prefix cache was reset: no load under way counts."""
+        self.promises.renewed()
 
     # What happened to the pool ------------------------------------------------------------------
 
@@ -190,58 +219,13 @@ class TierCacheBridge:
         self._prefetcher.clear()
         self.drop_copies()
 
-    def drop_copies(self) -> None:
-        """Give up what the colder tiers hold."""
+    def drop_copies(self) -> bool:
+        """Give up what the colder tiers hold; False while a request waits for some of it."""
         self.ledger.clear()
+        return not self.promises.binding
 
     # For the sidecar, from the client's thread --------------------------------------------------
-
-    def report(self) -> TierReport:
-        """Return levels and counters as an event."""
-        return self.ledger.report()
 
     def copies(self) -> list[AnyEvent]:
         """Return every copy."""
         return self.ledger.all_copies()
-
-    def _started(self, start: WorkerStart) -> None:
-        if len(self._starts) < self._workers:
-            self._starts.append(start)
-            if len(self._starts) == self._workers:
-                self.ledger.started(self._starts)
-
-
-def reason_to_refuse(
-    config: VllmConfig, kv_cache: KVCacheConfig, group: ObservedGroup
-) -> str | None:
-    """Why this engine's blocks cannot have copies; None if they can."""
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
-
-    groups, parallel = kv_cache.kv_cache_groups, config.parallel_config
-    if len(groups) != 1:
-        return f"a hybrid model with {len(groups)} KV cache groups; supported: one group"
-    spec = groups[0].kv_cache_spec
-    if not isinstance(spec, FullAttentionSpec):
-        return f"KV cache of {type(spec).__name__}; supported: full attention"
-    if group.scale != 1:
-        return "blocks are hashed in parts (hash_block_size is not block_size)"
-    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
-        return "context parallelism splits blocks between workers"
-    return None
-
-
-def new_bridge(
-    config: VllmConfig,
-    kv_cache: KVCacheConfig,
-    pool: BlockPool,
-    group: ObservedGroup,
-    index: BlockIndex,
-    settings: TierSettings,
-    emit: Callable[[AnyEvent], None],
-) -> TierCacheBridge:
-    """Make the bridge of an engine that ``reason_to_refuse`` accepts."""
-    layers = kv_cache.kv_cache_groups[0]
-    block_bytes = len(layers.layer_names) * layers.kv_cache_spec.page_size_bytes
-    workers = config.parallel_config.world_size
-    ledger = TierLedger(block_bytes, workers, emit, time.monotonic, settings.spill_all)
-    return TierCacheBridge(pool, group, index, settings, ledger, emit, workers)

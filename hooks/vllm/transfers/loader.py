@@ -15,7 +15,7 @@ from ...tiers.ledger import TierLedger
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from ..observe.observer import ObservedGroup
+    from ..observe.group import ObservedGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Loader:
         self.under_way = 0  # loads that requests wait for
         self._begun = 0  # blocks that loads took since ``take_begun``
 
-    def lookup(
+    def request_looked_up(
         self, request_id: str, hashes: Sequence[bytes], first: int
     ) -> tuple[int | None, bool]:
         """Return how many tokens a load can bring, and whether the request must wait for them.
@@ -67,7 +67,7 @@ class Loader:
         self._matches[request_id] = _Match(first, hashes[:count])
         return count * self._group.block_size, True
 
-    def allocated(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
+    def request_scheduled(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
         """Begin to load: vLLM accepted ``tokens`` tokens and gave the request its blocks."""
         match = self._matches.pop(request.request_id, None)
         self._declined.discard(request.request_id)
@@ -78,7 +78,7 @@ class Loader:
         hashes = match.hashes[:count]
         self._begin(request.request_id, hashes, block_ids[match.first : match.first + count])
 
-    def finished(self, request_id: str) -> None:
+    def request_finished(self, request_id: str) -> None:
         """Note that a request ended before it was allocated."""
         self._matches.pop(request_id, None)
         self._declined.discard(request_id)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
     from ....graph.messages.events import AnyEvent
+    from ..observe.group import ObservedGroup
     from ..observe.index import BlockIndex
-    from ..observe.observer import ObservedGroup
 
 _MOST_AT_ONCE: Final = 64  # blocks begun per step; chosen
 _MOST_UNUSED_SHARE: Final = 2  # at most 1/2 of the pool may hold blocks not yet hit; chosen

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
+    from .loader import Loader
+    from .prefetcher import Prefetcher
+
 
 class Promises:
     """Loads that vLLM was promised, whose requests were not scheduled since.
@@ -45,12 +48,12 @@ class Promises:
         """Note that ``request`` waits for a load into its blocks."""
         self._waiting[request.request_id] = request
 
-    def scheduled(self, request_id: str) -> None:
+    def request_resumed(self, request_id: str) -> None:
         """Note that a request runs."""
         if self._waiting:
             self._forget(request_id)
 
-    def finished(self, request_id: str) -> None:
+    def request_finished(self, request_id: str) -> None:
         """Note that a request ended. While its load is under way, vLLM keeps its blocks."""
         if request_id in self._received:
             self._forget(request_id)
@@ -94,3 +97,43 @@ class Promises:
         self._waiting.pop(request_id, None)
         self._received.discard(request_id)
         self._void.discard(request_id)
+
+
+class NoPromises:
+    """What is known of loads under way where vLLM's book of requests is not to be had.
+
+    Args:
+        loader: Knows whether requests wait for loads.
+        prefetcher: Knows which blocks loads are filling for nobody yet.
+    """
+
+    def __init__(self, loader: Loader, prefetcher: Prefetcher) -> None:
+        self._loader = loader
+        self._prefetcher = prefetcher
+
+    def __len__(self) -> int:
+        return self._loader.under_way
+
+    @property
+    def binding(self) -> bool:
+        """Whether a request waits for bytes that still count."""
+        return self._loader.under_way > 0
+
+    def made(self, request: Request) -> None:
+        """``request`` waits for a load into its blocks."""
+
+    def request_resumed(self, request_id: str) -> None:
+        """A request runs."""
+
+    def request_finished(self, request_id: str) -> None:
+        """A request ended."""
+
+    def received(self, request_ids: Iterable[str]) -> None:
+        """These loads are over."""
+
+    def lend(self) -> list[KVCacheBlock]:
+        """The blocks of prefetches under way."""
+        return self._prefetcher.held.copy()
+
+    def renewed(self) -> None:
+        """The prefix cache was reset."""

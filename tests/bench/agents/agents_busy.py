@@ -1,4 +1,4 @@
-"""Protection on a busy machine: are protected blocks lost while unprotected ones are free?
+"""ProtectedKeys on a busy machine: are protected blocks lost while unprotected ones are free?
 
 Some callers say where their system prompts lie, which makes those blocks protected; other processes
 keep every core busy, so that rankings come late. The pool holds all that is protected beside all

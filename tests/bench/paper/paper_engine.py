@@ -121,7 +121,8 @@ class PaperEngine:
     @property
     def side(self) -> Any:
         """Our part of the scheduler's process; None once it was disabled."""
-        return self.connector._side
+        side = self.connector.side
+        return side if side.attached else None
 
     # Requests -----------------------------------------------------------------------------------
 

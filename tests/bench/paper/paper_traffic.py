@@ -38,7 +38,7 @@ _HYBRID: Final = ((None,), (None, 40), (40, None), (None, 20, 70), (None, 0), (0
 _PLACES: Final = (
     "request_queued", "request_looked_up", "request_scheduled", "request_finished", "step",
     "step_ended", "tap._note", "observer.blocks_changed", "observer.request_scheduled",
-    "observer.request_finished", "arranger.step", "bridge.lookup", "bridge.step",
+    "observer.request_finished", "arranger.step", "bridge.request_looked_up", "bridge.step",
     "bridge.step_ended",
 )  # fmt: skip
 
@@ -306,8 +306,8 @@ class _Life:
             return
         ledger = side.bridge.ledger
         ledger.directory.check_integrity()
-        assert not side.promises, "a promise is left"
-        assert not side.bridge.borrowed, "blocks of a prefetch are left"
+        assert not side.bridge.promises, "a promise is left"
+        assert not side.bridge.lend(), "blocks of a prefetch are left"
         counts = ledger.counts
         for name in ("loaded", "load_failed", "prefetched", "spilled", "demoted"):
             self.counts[name] += getattr(counts, name)

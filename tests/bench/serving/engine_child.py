@@ -160,7 +160,7 @@ class _Engine:
 
     @property
     def _side(self) -> Any:
-        return getattr(self._scheduler.connector, "_side", None)
+        return getattr(self._scheduler.connector, "side", None)
 
     def listen(self, line: Connection) -> None:
         """Serve, and do as told, until the other end is closed."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 BLOCK = 32
@@ -32,29 +33,44 @@ def main(model: str, dtype: str) -> dict[str, Any]:
     here = Blocks(cache, torch.arange(blocks))
     there = Blocks(lay.new_memory(cache.layout.record(blocks)), here.numbers)
 
-    texts, cached = {}, {}
-    serve = {"first again": lambda: None}
+    def spill() -> None:
+        ops.spill(here, there)
+
+    def load() -> None:
+        ops.load(there, here)
+
+    return {
+        **_served(llm, cache, spill, load),
+        "changed_bytes": _changed_bytes(cache, spill, load),
+        "spliced_equals_recomputed": _splice_error(llm, cache),
+    }
+
+
+def _served(
+    llm: Any, cache: Any, spill: Callable[[], None], load: Callable[[], None]
+) -> dict[str, Any]:
+    """What the engine answers from its own cache, from noise, and from what came back."""
     _generate(llm, PROMPT)
 
     def spoil() -> None:
-        ops.spill(here, there)
+        spill()
         cache.memory.normal_()
 
-    serve["spoiled"] = spoil
-    serve["warmed"] = lambda: ops.load(there, here)
-    for name, prepare in serve.items():
+    texts, cached = {}, {}
+    before = {"first again": lambda: None, "spoiled": spoil, "warmed": load}
+    for name, prepare in before.items():
         prepare()
         texts[name], cached[name] = _generate(llm, PROMPT)
-    ops.spill(here, there)
+    return {"texts": texts, "cached": cached}
+
+
+def _changed_bytes(cache: Any, spill: Callable[[], None], load: Callable[[], None]) -> int:
+    """Bytes of the cache that are not what they were after a way to the arena and back."""
+    spill()
     before = cache.memory.clone()
     cache.memory.zero_()
-    ops.load(there, here)
-    return {
-        "texts": texts,
-        "cached": cached,
-        "changed_bytes": int((cache.memory != before).sum()),
-        "spliced_equals_recomputed": _splice_error(llm, cache),
-    }
+    load()
+    return int((cache.memory != before).sum())
 
 
 def _generate(llm: Any, prompt: list[int]) -> tuple[list[int], int]:

@@ -65,7 +65,7 @@ class Watch:
     """Stands where the pool gives blocks away."""
 
     def __init__(self, scheduler: Any) -> None:
-        self._side = scheduler.connector._side
+        self._side = scheduler.connector.side
         self._pool = pool = scheduler.kv_cache_manager.block_pool
         self._protected: set[int] = set()
         self.lost = self.needless = self.taken = 0

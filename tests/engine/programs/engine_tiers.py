@@ -52,7 +52,7 @@ class Stage:
 
     @property
     def bridge(self) -> Any:
-        return self.connector._side.bridge
+        return self.connector.side.bridge
 
     @property
     def counts(self) -> dict[str, float]:
@@ -70,7 +70,7 @@ class Stage:
     def worker(self) -> Any:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-        return get_kv_transfer_group()._worker
+        return get_kv_transfer_group().worker
 
     def trust_no_cost(self) -> None:
         """A model as small as this computes faster than it loads: loads are to be seen here."""
@@ -110,7 +110,7 @@ class Stage:
 
     def settle(self) -> None:
         self.until(lambda: not self.scheduler.has_requests())
-        if self.tiers and self.connector._side is not None:
+        if self.tiers and self.connector.side.attached:
             self.until(self.all_written)
 
     def all_written(self) -> bool:
@@ -144,7 +144,7 @@ class Stage:
         if not self.tiers:
             self.pool.reset_prefix_cache()
             return
-        self.connector._detach(wait_s=1.0)
+        self.connector.detach(wait_s=1.0)
         self.settle()
         self.pool.reset_prefix_cache()
         mover = self.worker._mover
@@ -152,7 +152,6 @@ class Stage:
         worker = self.worker
         worker._mover = worker._new_mover(mover._cache)
         worker._answers = worker._mover.answers
-        self.connector._rescue = type(self.connector._rescue)()
         self.connector.bind_gpu_block_pool(self.pool)
         self.trust_no_cost()
 
@@ -364,7 +363,7 @@ def _break(stage: Stage, name: str, method: str, early: bool, seed: int) -> Fact
     from kvgraph.kernels import ops
 
     context = stage.park(name, seed)
-    side = stage.connector._side if stage.tiers else None
+    side = stage.connector.side if stage.tiers else None
     with contextlib.ExitStack() as faults:
         leave = faults.enter_context(held(stage, ops, "load"))
         if early:
@@ -377,7 +376,7 @@ def _break(stage: Stage, name: str, method: str, early: bool, seed: int) -> Fact
         leave.set()
         stage.until(lambda: f"{name} again" in stage.texts)
         stage.settle()
-    detached = stage.tiers and stage.connector._side is None
+    detached = stage.tiers and not stage.connector.side.attached
     return {"waits": waits, "detached": detached, "whole": stage.whole()}
 
 

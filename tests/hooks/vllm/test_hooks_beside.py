@@ -156,10 +156,10 @@ def test_an_error_of_ours_leaves_the_users_connector_working(
     follow_connectors()
     engine = PaperEngine(user_config(), Shape(stock=True))
     watch = engine.connector._kvgraph_watch
-    monkeypatch.setattr(watch._side.observer, "request_scheduled", fail)
+    monkeypatch.setattr(watch.side.observer, "request_scheduled", fail)
     with caplog.at_level(logging.WARNING):
         assert len(engine.serve(text(3, 1), output=5)) == 5
-    assert watch._side is None
+    assert not watch.side.attached
     assert "disabled after RuntimeError" in caplog.text
     assert "cache_full_blocks" not in vars(engine.pool)
     engine.close()
@@ -178,7 +178,7 @@ def test_one_that_cannot_be_observed_runs_as_in_stock(
 
 
 def told(connector: Any) -> list[RequestStarted]:
-    queue = connector._kvgraph_watch._side.client.outbox
+    queue = connector._kvgraph_watch.side.client.outbox
     return [event for event in queue if isinstance(event, RequestStarted)]
 
 

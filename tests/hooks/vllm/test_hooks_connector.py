@@ -43,7 +43,7 @@ def make() -> Any:
 
 
 def told(connector: Any) -> list[Any]:
-    events: list[Any] = connector._side.client.outbox.take_all()
+    events: list[Any] = connector.side.client.outbox.take_all()
     return events
 
 
@@ -98,7 +98,7 @@ def test_a_request_from_start_to_end(connector: Any, pool: Any, make: Any) -> No
         request.request_id, packed, PROMPT, PROMPT, "finished_stopped", "chat-1", "acme",
         True, 3.0, False,
     )  # fmt: skip
-    assert len(connector._side.index) == 10
+    assert len(connector.side.index) == 10
 
 
 def test_what_two_tenants_say_of_one_prompt_stays_apart(
@@ -152,9 +152,9 @@ def test_hits_and_preemptions(connector: Any, pool: Any, make: Any) -> None:
 def test_a_request_that_never_ran_says_nothing(connector: Any, make: Any) -> None:
     request = make()
     connector.on_new_request(request)
-    assert connector._side.observer.pressure().waiting == 1
+    assert connector.side.observer.pressure().waiting == 1
     assert connector.request_finished_all_groups(request, ([],)) == (False, None)
-    assert connector._side.observer.pressure().waiting == 0
+    assert connector.side.observer.pressure().waiting == 0
     assert told(connector) == []
 
 
@@ -170,7 +170,7 @@ def test_removals_of_a_step_are_one_event(connector: Any, pool: Any, make: Any) 
     tail_first = unpack(pack_hashes(request.block_hashes))[::-1]
     assert isinstance(removed, BlocksRemoved)
     assert unpack(removed.hashes) == tail_first[:7]
-    assert len(connector._side.index) == 3
+    assert len(connector.side.index) == 3
 
 
 def test_a_key_with_a_duplicate_left_is_not_gone(connector: Any, pool: Any, make: Any) -> None:
@@ -196,14 +196,14 @@ def test_a_reset_clears_everything(connector: Any, pool: Any, make: Any) -> None
     pool.reset_prefix_cache()
     step(connector)
     assert isinstance(told(connector)[-1], BlocksCleared)
-    assert len(connector._side.index) == 0
-    assert connector._side.resident() == b""
+    assert len(connector.side.index) == 0
+    assert connector.side.resident() == b""
 
 
 def test_resident_is_what_the_pool_caches(connector: Any, pool: Any, make: Any) -> None:
     request = make()
     start(connector, pool, request)
-    resident = connector._side.resident()
+    resident = connector.side.resident()
     assert set(unpack(resident)) == set(unpack(pack_hashes(request.block_hashes)))
     assert len(resident) == 10 * 8
 
@@ -236,11 +236,11 @@ def test_a_step_applies_the_clients_ranking(connector: Any, pool: Any, make: Any
     pool.get_new_blocks(53)  # all that is blank
     chain = np.frombuffer(pack_hashes(request.block_hashes), dtype="<u8")
     none = chain[:0]
-    connector._side.client.hold_ranking(EvictionRanking(3, 1e12, chain, none, none, none))
+    connector.side.client.hold_ranking(EvictionRanking(3, 1e12, chain, none, none, none))
     connector.build_connector_meta(STEP)
     head = next(pool.free_block_queue.iter_blocks_after(None))
     assert key_of(head.block_hash[:-4]) == int(chain[0])
-    applied = connector._side.heartbeat(5)[1]
+    applied = connector.side.heartbeat(5)[1]
     assert (applied.epoch, applied.dropped) == (3, 5)
 
 
@@ -262,7 +262,7 @@ def test_an_error_of_ours_disables_us_and_no_more(
         assert call(connector) == default
     assert len(caplog.records) == 1
     assert "disabled" in caplog.records[0].getMessage()
-    assert connector._side is None
+    assert not connector.side.attached
     assert "cache_full_blocks" not in vars(pool)
     assert connector.build_connector_meta(STEP) is not None
 
@@ -270,9 +270,9 @@ def test_an_error_of_ours_disables_us_and_no_more(
 def test_a_change_that_we_cannot_read_disables_us_and_frees_the_pool(
     connector: Any, pool: Any
 ) -> None:
-    connector._side.tap._changes.append([None])
+    connector.side.tap._changes.append([None])
     step(connector)
-    assert connector._side is None
+    assert not connector.side.attached
     assert not {"cache_full_blocks", "reset_prefix_cache"} & set(vars(pool))
 
 
@@ -282,15 +282,15 @@ def test_arranging_that_fails_leaves_the_engine_its_queue(
     def fail(_: Any) -> None:
         raise KeyError("anything")
 
-    monkeypatch.setattr(connector._side.arranger, "step", fail)
+    monkeypatch.setattr(connector.side.arranger, "step", fail)
     before = pool.get_num_free_blocks()
     assert connector.build_connector_meta(STEP) is not None
-    assert connector._side is None
+    assert not connector.side.attached
     assert len(pool.get_new_blocks(before)) == before
 
 
 def test_larger_blocks_are_keyed_as_vllm_keys_them(make: Any) -> None:
-    from kvgraph.hooks.vllm.observe.observer import ObservedGroup
+    from kvgraph.hooks.vllm.observe.group import ObservedGroup
     from vllm.v1.core.kv_cache_utils import resolve_block_hashes
 
     request = make()
@@ -324,7 +324,7 @@ def test_a_worker_does_nothing(pool: Any) -> None:
     config = SimpleNamespace(kv_transfer_config=transfer)
     worker = KvGraphConnector(config, KVConnectorRole.WORKER, None)
     worker.bind_gpu_block_pool(pool)
-    assert worker._side is None
+    assert not worker.side.attached
     assert worker.requires_kv_delivery is False
     assert worker.get_finished(set()) == (None, None)
     worker.start_load_kv(None)

@@ -22,7 +22,7 @@ from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.hooks.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
-from kvgraph.hooks.vllm.free_queue.head_guard import HeadGuard
+from kvgraph.hooks.vllm.free_queue.protected_keys import ProtectedKeys
 from kvgraph.hooks.vllm.observe.index import BlockIndex
 from kvgraph.hooks.vllm.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE, protect_stale_s
 
@@ -192,7 +192,7 @@ def test_blocks_of_a_preempted_request_are_known() -> None:
         total_num_scheduled_tokens=1, preempted_req_ids={request.request_id, "stranger"}
     )
     connector.build_connector_meta(output)
-    index = connector._side.index
+    index = connector.side.index
     keys = unpack(pack_hashes(request.block_hashes))
     assert [index.find(each) for each in keys] == blocks
 
@@ -205,18 +205,18 @@ class Told(Pool):
         pool, keys, index = cached_pool(201, self.clock)
         super().__init__(pool, index, blocks_per_step=16)
         self.keys = keys.tolist()
-        self.guard = HeadGuard(pool, index, 16, stale_s, self.clock)
-        self.guard.state(self.keys[:40])
+        self.protection = ProtectedKeys(len(pool.blocks), stale_s, self.clock)
+        self.protection.state(self.keys[:40])
 
     def clock(self) -> float:
         return self.now
 
     def remains(self, ranking: EvictionRanking | None, linked_since: float) -> int:
         """How many of them are protected still."""
-        self.guard.look_through(ranking, linked_since)
-        self.guard.evicted_protected = 0
-        self.guard.evicted(self.keys)
-        return self.guard.evicted_protected
+        self.protection.look_through(ranking, linked_since)
+        self.protection.evicted_protected = 0
+        self.protection.evicted(self.keys)
+        return self.protection.evicted_protected
 
 
 def test_a_callers_word_counts_until_a_sidecar_that_heard_it_ranks() -> None:
@@ -239,7 +239,7 @@ def test_a_word_that_nobody_heard_is_forgotten_in_the_end() -> None:
 
 def test_callers_cannot_have_more_than_half_of_a_pool() -> None:
     told = Told()
-    told.guard.state(told.keys)
+    told.protection.state(told.keys)
     assert told.remains(None, math.inf) == 100
 
 

@@ -66,7 +66,7 @@ def test_another_vllm_allocates_as_it_does_without_us(
     )  # fmt: skip
     pool.cache_full_blocks(request, blocks, 3, 4, BLOCK_SIZE, 0)
     assert all(block.block_hash is not None for block in blocks)
-    assert connector._side.tap.take() == [Cached(request, 0, 3), Cached(request, 3, 4)]
+    assert connector.side.tap.take() == [Cached(request, 0, 3), Cached(request, 3, 4)]
 
 
 def test_what_cannot_be_noted_disables_us_and_not_the_allocation(
@@ -74,16 +74,16 @@ def test_what_cannot_be_noted_disables_us_and_not_the_allocation(
 ) -> None:
     pool = new_pool(16)
     connector = connected(pool)
-    connector._side.tap._note = fail
-    connector._side.tap.detach()
-    connector._side.tap.attach()
+    connector.side.tap._note = fail
+    connector.side.tap.detach()
+    connector.side.tap.attach()
     request = request_maker()(list(range(2 * BLOCK_SIZE)))
     blocks = pool.get_new_blocks(2)
     pool.cache_full_blocks(request, blocks, 0, 2, BLOCK_SIZE, 0)
     assert blocks[1].block_hash is not None
     with caplog.at_level(logging.WARNING):
         connector.build_connector_meta(SimpleNamespace(total_num_scheduled_tokens=1))
-    assert connector._side is None
+    assert not connector.side.attached
     assert "cache_full_blocks" not in vars(pool)
     assert "disabled after RuntimeError" in caplog.text
 
@@ -108,7 +108,8 @@ def test_a_failure_while_binding_leaves_the_pool_alone(
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    monkeypatch.setattr(scheduler, part, fail)
+    module = connector_module if part == "AdvisorClient" else scheduler
+    monkeypatch.setattr(module, part, fail)
     config = SimpleNamespace(
         kv_transfer_config=KVTransferConfig(
             kv_connector="KvGraphConnector",
@@ -128,5 +129,5 @@ def test_a_failure_while_binding_leaves_the_pool_alone(
     with caplog.at_level(logging.WARNING):
         connector.bind_gpu_block_pool(pool)
     assert "disabled after RuntimeError in bind_gpu_block_pool" in caplog.text, "it was tried"
-    assert connector._side is None
+    assert not connector.side.attached
     assert set(vars(pool)) == before

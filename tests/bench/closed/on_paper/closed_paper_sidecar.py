@@ -11,7 +11,9 @@ from ....advisor.config.sections import PolicyConfig
 from ....advisor.planner import GraphEvictionAdvisor
 from ....graph.kvcache_graph import KVCacheGraph
 from ....graph.messages.events import HOLD_ENDS
+from ....hooks.vllm.holding.no_holding import NoHolding
 from ....hooks.vllm.scheduler_hook import bind_scheduler
+from ....hooks.vllm.transfers.bridge import TierCacheBridge
 from ...paper.paper_engine import PaperEngine
 from ..closed_sidecar import HoldCounts
 from .closed_paper_arms import PaperArm
@@ -70,7 +72,7 @@ class PaperSidecar:
 
     def held(self) -> HoldCounts | None:
         """What the engine counted; None where nobody is held."""
-        if self._side.holding is None:
+        if isinstance(self._side.holding, NoHolding):
             return None
         report = self._side.holding.report()
         ends = dict(zip(HOLD_ENDS, report.released, strict=True))
@@ -83,7 +85,7 @@ class PaperSidecar:
         side.client.close()  # its thread would talk by another clock
         side.client.outbox.open(_QUEUE)
         side.client.linked_since = 0.0
-        if side.bridge is not None:
+        if isinstance(side.bridge, TierCacheBridge):
             ledger: Any = side.bridge.ledger
             ledger.clock = ledger.costs._clock = time
             spiller = side.bridge._spiller

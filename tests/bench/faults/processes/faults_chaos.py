@@ -20,7 +20,7 @@ import zmq
 from ....graph.messages.events import AnyEvent
 from ....hooks.client import AdvisorClient, ClientOptions
 from ....hooks.fake import FakeEngine
-from ....hooks.outbox import Outbox
+from ....hooks.link.outbox import Outbox
 from ...figures import Figures
 from ...sidecars.sidecar_process import SidecarProcess, wait_until
 from ..faults import Say, Size

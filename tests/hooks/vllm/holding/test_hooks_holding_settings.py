@@ -12,6 +12,7 @@ from hall import shape
 from kvgraph.graph.messages.advice import HOLD_MAX_S
 from kvgraph.hooks.vllm import settings
 from kvgraph.hooks.vllm.holding.holding_queue import HoldingQueue
+from kvgraph.hooks.vllm.holding.no_holding import NoHolding
 from kvgraph.hooks.vllm.scheduler_hook import bind_scheduler, follow_schedulers
 from kvgraph.hooks.vllm.settings import (
     ADMISSION_VARIABLE,
@@ -96,7 +97,7 @@ def test_a_scheduler_that_lacks_a_part_goes_on_without(
     with pytest.raises(TypeError, match="deferred_waiting"):
         bind_scheduler(engine.scheduler)
     assert engine.side is not None
-    assert engine.side.holding is None
+    assert isinstance(engine.side.holding, NoHolding)
 
 
 def test_a_scheduler_of_nobody_ours_is_left_alone(paper: Callable[..., Any]) -> None:

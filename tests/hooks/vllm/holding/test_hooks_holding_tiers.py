@@ -50,7 +50,7 @@ def test_a_full_hall_takes_no_room_from_prefetches(hall: Hall, waiting: int) -> 
 
 
 def test_who_is_released_wants_room(hall: Hall) -> None:
-    needs = hall.side.bridge._needs
+    needs = hall.side.bridge.needs
     hall.busy()
     hall.say(0)
     name = hall.ask(6, 50)
@@ -66,7 +66,7 @@ def test_who_is_released_wants_room(hall: Hall) -> None:
 
 
 def test_who_is_held_at_its_turn_wants_none_until_then(hall: Hall) -> None:
-    needs = hall.side.bridge._needs
+    needs = hall.side.bridge.needs
     hall.crowd()
     queue = hall.holding.queue
     name = queue.head.request_id
@@ -82,4 +82,4 @@ def test_who_goes_away_while_held_wants_nothing(hall: Hall) -> None:
     hall.say(0)
     hall.abort(hall.ask(6, 50))
     assert hall.held == []
-    assert not hall.side.bridge._needs
+    assert not hall.side.bridge.needs

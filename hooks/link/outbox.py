@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import zmq
 
-from ..graph.messages import wire
-from ..graph.messages.events import AnyEvent
-from .once import Once
+from ...graph.messages import wire
+from ...graph.messages.events import AnyEvent
+from ..once import Once
 
 logger = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import zmq
 
-from ..graph.ipc.wake import Wake
-from ..graph.messages import wire
-from .access import present, sidecar_token
+from ...graph.ipc.wake import Wake
+from ...graph.messages import wire
+from ..access import present, sidecar_token
+from ..once import Once
 from .mailbox import Clock
-from .once import Once
 
 if TYPE_CHECKING:
-    from .client import ClientOptions
+    from ..client import ClientOptions
 
 logger = logging.getLogger(__name__)
 

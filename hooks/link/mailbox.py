@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from ..graph.messages.advice import (
+from ...graph.messages.advice import (
     AdmissionAdvice,
     AdmissionMessage,
     EvictionRanking,
@@ -16,7 +16,7 @@ from ..graph.messages.advice import (
     RankingMessage,
     StillValid,
 )
-from ..graph.types import Keys, as_keys
+from ...graph.types import Keys, as_keys
 
 Clock = Callable[[], float]
 AnyOpinion = RankingMessage | AdmissionMessage | StillValid | PrefetchMessage

@@ -1,0 +1,121 @@
+"""``ProtectedKeys``: what is protected, by a ranking or by a caller's own word.
+
+What is protected changes more slowly than the order in which blocks should go, and an engine needs
+it most when its sidecar is late: so it is remembered longer, and a caller's word counts until a
+sidecar can have its say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ....graph.messages.advice import EvictionRanking
+from ....graph.types import Keys
+from ...keys import key_in_pool
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+_HEARD_S: Final = 10.0  # chosen: a ranking this much younger knows of a request, on busy cores too
+_LOOK_THROUGH_S: Final = 1.0
+_MOST_STATED: Final = 0.5  # of a pool, as much as a sidecar protects by default
+_NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
+
+
+class ProtectedKeys:
+    """Keys that are protected, the least precious first.
+
+    Args:
+        blocks: Of the pool.
+        stale_s: How long a caller's word counts where no sidecar heard it.
+        clock: Monotonic seconds, the clock that rankings are dated in.
+
+    Attributes:
+        evicted_protected: Protected blocks that the engine evicted since its start.
+    """
+
+    def __init__(self, blocks: int, stale_s: float, clock: Callable[[], float]) -> None:
+        self.evicted_protected = 0
+        self._stale_s = stale_s
+        self._clock = clock
+        self._most_stated = int(_MOST_STATED * blocks)
+        self._stated: dict[int, float] = {}  # key → when, the latest last
+        self._looked_through = 0.0  # ts of the ranking by which these were looked through
+        self._keys = _NO_KEYS
+        self._place: dict[int, int] = {}  # of each protected key, the least precious first
+
+    def __bool__(self) -> bool:
+        return bool(self._place or self._stated)
+
+    def __len__(self) -> int:
+        return len(self._place) + len(self._stated)
+
+    def __iter__(self) -> Iterator[int]:
+        """The keys, the least precious first: those of a caller's word, then the ranking's."""
+        unranked = (key for key in self._stated if key not in self._place)
+        return chain(unranked, self._place)
+
+    def adopt(self, ranking: EvictionRanking | None) -> bool:
+        """Protect what ``ranking`` does from now on; None: nothing. Whether that is news."""
+        keys = _NO_KEYS if ranking is None else ranking.protected
+        if keys is self._keys:
+            return False
+        news = not np.array_equal(keys, self._keys)
+        if news:
+            self._place = {key: place for place, key in enumerate(keys.tolist())}
+        self._keys = keys
+        return news
+
+    def state(self, keys: Sequence[int]) -> None:
+        """A caller says that these are protected: true until a sidecar that heard it ranks them."""
+        now, stated = self._clock(), self._stated
+        for key in keys:
+            stated.pop(key, None)
+            stated[key] = now
+        while len(stated) > self._most_stated:
+            del stated[next(iter(stated))]
+
+    def is_stated(self, key: int) -> bool:
+        """Whether a caller's word on it counts."""
+        return key in self._stated
+
+    def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> None:
+        """Leave to ``ranking`` what its sidecar heard, and forget what was stated long ago.
+
+        Args:
+            linked_since: What was stated before this, the sidecar may have missed.
+        """
+        as_of = self._clock() if ranking is None else ranking.ts
+        if not self._stated or as_of - self._looked_through < _LOOK_THROUGH_S:
+            return
+        self._looked_through = as_of
+        heard_of = -math.inf if ranking is None else as_of - _HEARD_S
+        oldest = self._clock() - self._stale_s
+        self._stated = {
+            key: at
+            for key, at in self._stated.items()
+            if at > oldest and not linked_since < at < heard_of
+        }
+
+    def rank_of(self, block: KVCacheBlock) -> int | None:
+        """How precious a protected block is; None for one that is not protected."""
+        block_hash = block.block_hash
+        if block_hash is None:
+            return None
+        key = key_in_pool(block_hash)
+        return self._place.get(key, -1 if key in self._stated else None)
+
+    def evicted(self, keys: Sequence[int]) -> None:
+        """Take note that the engine evicted ``keys``."""
+        if self._place or self._stated:
+            protected = (self._place, self._stated)
+            self.evicted_protected += sum(any(key in each for each in protected) for key in keys)
+
+    def reset(self) -> None:
+        """Forget what is protected: the prefix cache was reset."""
+        self._keys, self._place, self._stated = _NO_KEYS, {}, {}

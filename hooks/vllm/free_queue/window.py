@@ -1,0 +1,141 @@
+"""``Window``: a ranking's next victims, laid at the head of vLLM's free queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from ....graph.messages.advice import EvictionRanking
+from ....graph.types import Keys
+from ..observe.index import BlockIndex
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+MAX_WINDOW: Final = 4096
+_SCAN_PER_VICTIM: Final = 2  # ranked keys looked at for each victim wanted, at most, in one step
+_NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
+
+
+class Window:
+    """The victims that stand at the head; laid anew for a new ranking or when half are gone.
+
+    Args:
+        pool: The live block pool.
+        index: Finds a ranked key's block.
+        blocks_per_step: The most blocks that one engine step can allocate.
+        is_stated: Whether a caller's word on a key counts, which no ranking overrules.
+
+    Attributes:
+        size: Victims that it holds at most.
+        laid: Blocks moved to the head since the engine's start.
+        recycled: Ranked blocks left alone since then: gone, reused, referenced, or used since.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        index: BlockIndex,
+        blocks_per_step: int,
+        is_stated: Callable[[int], bool],
+    ) -> None:
+        self.size = min(2 * blocks_per_step, MAX_WINDOW)
+        self.laid = 0
+        self.recycled = 0
+        self._pool = pool
+        self._index = index
+        self._blocks_per_step = blocks_per_step
+        self._is_stated = is_stated
+        self._order = _NO_KEYS
+        self._next = 0  # place in the order of the next victim
+        self._victims: dict[int, tuple[int, KVCacheBlock]] = {}  # by block id: (key, block)
+        self._half_way: tuple[int, KVCacheBlock] | None = None
+        self._due = False
+
+    def follows(self, ranking: EvictionRanking) -> bool:
+        """Whether the victims are this ranking's."""
+        return ranking.order is self._order  # not the epoch: a restarted sidecar counts anew
+
+    def adopt(self, ranking: EvictionRanking) -> None:
+        """Follow ``ranking`` from now on."""
+        self._order, self._next = ranking.order, 0
+        self._victims, self._half_way = {}, None
+        self._due = True
+
+    def reset(self) -> None:
+        """Follow no ranking."""
+        self._order, self._next = _NO_KEYS, 0
+        self._victims, self._half_way, self._due = {}, None, False
+
+    @property
+    def suffices(self) -> bool:
+        """Whether no step takes more than what stands here."""
+        return self._half_way is not None and len(self._victims) // 2 >= self._blocks_per_step
+
+    def check(self) -> bool:
+        """Whether it is due to be laid."""
+        if self._half_way is not None and not self._holds(*self._half_way):
+            self._half_way = None
+            self._due = True
+        return self._due
+
+    def lay(self, blanks: int, known_of: float) -> None:
+        """Put the next victims at the head, behind ``blanks`` blank blocks that stand there.
+
+        Args:
+            known_of: Up to when the ranking knows what happened.
+        """
+        window = {
+            i: (key, block)
+            for i, (key, block) in self._victims.items()
+            if self._holds(key, block) and self._may_go(key, block, known_of)
+        }
+        kept = len(window)
+        self._fill(window, known_of)
+        self._victims = window
+        self._due = self._next < len(self._order) and len(window) < self.size
+        if len(window) == kept:
+            return  # nothing new: what is left of the window stands where it stood
+        self._to_front(blanks, [block for _, block in window.values()])
+        self.laid += len(window) - kept
+        self._half_way = list(window.values())[len(window) // 2]
+
+    def _holds(self, key: int, block: KVCacheBlock) -> bool:
+        return self._index.find(key) is block
+
+    def _may_go(self, key: int, block: KVCacheBlock, known_of: float) -> bool:
+        """Whether a ranking that knows of what was before ``known_of`` has a say in this block.
+
+        One that was used since stays where its use put it: the ranking is of a block that nobody
+        had come back for. Nor can it overrule what a caller stated and it did not hear.
+        """
+        return self._index.freed_at(block) <= known_of and not self._is_stated(key)
+
+    def _fill(self, window: dict[int, tuple[int, KVCacheBlock]], known_of: float) -> None:
+        """Add the ranking's next free blocks to ``window``, up to its size."""
+        start, find = self._next, self._index.find
+        scan = self._order[start : start + _SCAN_PER_VICTIM * self.size].tolist()
+        taken = 0
+        for key in scan:
+            if len(window) >= self.size:
+                break
+            taken += 1
+            block = find(key)
+            if block is None or not self._may_go(key, block, known_of):
+                self.recycled += 1
+            else:
+                window.setdefault(block.block_id, (key, block))
+        self._next = start + taken
+
+    def _to_front(self, blanks: int, victims: list[KVCacheBlock]) -> None:
+        queue = self._pool.free_block_queue
+        taken = queue.popleft_n(blanks)
+        try:
+            for block in victims:
+                queue.remove(block)
+                taken.append(block)
+        finally:  # whatever happens, no block that left the queue stays out of it
+            queue.prepend_n(taken)

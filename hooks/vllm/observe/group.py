@@ -1,0 +1,61 @@
+"""``ObservedGroup``: the KV cache group whose blocks we observe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...keys import GROUP_BYTES
+from ..shapes import is_full_attention
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedGroup:
+    """The KV cache group whose blocks we observe; sizes in tokens."""
+
+    index: int
+    block_size: int
+    hash_block_size: int
+
+    @property
+    def scale(self) -> int:
+        """Hashes of a request for each of its blocks."""
+        return self.block_size // self.hash_block_size
+
+    @property
+    def suffix(self) -> bytes:
+        """What ends the prefix cache's keys of this group."""
+        return self.index.to_bytes(GROUP_BYTES, "big")
+
+    def hashes(self, request: Request, tokens: int) -> Sequence[bytes]:
+        """The hashes of the full blocks in the request's first ``tokens`` tokens."""
+        scale = self.scale
+        # A hash covers its whole prefix, so a larger block's hash is that of its last part.
+        hashes: Sequence[bytes] = request.block_hashes
+        return hashes[scale - 1 : tokens // self.hash_block_size : scale]
+
+
+def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
+    """The group whose prefix reaches furthest back: the first with full attention.
+
+    Hybrid models keep several groups under the same hashes; a sliding-window group drops blocks
+    that the others still hold, so following more than one would contradict itself.
+    """
+    groups = kv_cache.kv_cache_groups
+    full = (i for i, group in enumerate(groups) if is_full_attention(group.kv_cache_spec))
+    index = next(full, 0)
+    size = groups[index].kv_cache_spec.block_size if len(groups) > 1 else pool.hash_block_size
+    return ObservedGroup(index, size, pool.hash_block_size)
+
+
+def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:
+    """An upper bound of what one step allocates: every batched token new, each request a tail."""
+    scheduler = config.scheduler_config
+    return int(scheduler.max_num_batched_tokens) // group.block_size + int(scheduler.max_num_seqs)

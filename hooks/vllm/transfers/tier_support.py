@@ -1,0 +1,69 @@
+"""Which engines can have tiers, and the tiers of one that can."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ....graph.messages.events import AnyEvent
+from ...tiers.budget import TierSettings
+from ...tiers.costs import TransferCosts
+from ...tiers.ledger import TierLedger
+from .bridge import TierCacheBridge
+from .no_tiers import NoTiers
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+    from ..observe.group import ObservedGroup
+    from ..observe.index import BlockIndex
+
+logger = logging.getLogger(__name__)
+
+
+def reason_to_refuse(
+    config: VllmConfig, kv_cache: KVCacheConfig, group: ObservedGroup
+) -> str | None:
+    """Why this engine's blocks cannot have copies, if so."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups, parallel = kv_cache.kv_cache_groups, config.parallel_config
+    if len(groups) != 1:
+        return f"a hybrid model with {len(groups)} KV cache groups; supported: one group"
+    spec = groups[0].kv_cache_spec
+    if not isinstance(spec, FullAttentionSpec):
+        return f"KV cache of {type(spec).__name__}; supported: full attention"
+    if group.scale != 1:
+        return "blocks are hashed in parts (hash_block_size is not block_size)"
+    if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
+        return "context parallelism splits blocks between workers"
+    return None
+
+
+def new_bridge(
+    config: VllmConfig,
+    kv_cache: KVCacheConfig,
+    pool: BlockPool,
+    group: ObservedGroup,
+    index: BlockIndex,
+    settings: TierSettings | None,
+    emit: Callable[[AnyEvent], None],
+    clock: Callable[[], float],
+    costs: Callable[[Callable[[], float]], TransferCosts],
+    manager: KVCacheManager | None,
+) -> TierCacheBridge | NoTiers:
+    """The bridge of an engine, where tiers are asked for and nothing speaks against them."""
+    if settings is None:
+        return NoTiers()
+    if reason := reason_to_refuse(config, kv_cache, group):
+        logger.warning("kvgraph: no tiers in this engine: %s", reason)
+        return NoTiers()
+    layers = kv_cache.kv_cache_groups[0]
+    block_bytes = len(layers.layer_names) * layers.kv_cache_spec.page_size_bytes
+    workers = config.parallel_config.world_size
+    ledger = TierLedger(block_bytes, workers, emit, clock, costs(clock), settings.spill_all)
+    return TierCacheBridge(pool, group, index, settings, ledger, emit, workers, manager)
