@@ -1,4 +1,5 @@
-"""What opens a sidecar's tcp endpoint: a token, from the environment or the sidecar's own note."""
+"""Finds what opens a sidecar's tcp endpoint: a token, from the environment or the sidecar's
+note."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ _NAME: Final = b"engine"
 
 
 def sidecar_token(endpoint: str) -> str:
-    """The token for ``endpoint``; empty where none is needed (ipc), or none is known.
+    """The token for ``endpoint``; empty if none is needed (ipc), or none is known.
 
-    Whoever may connect to an ipc socket is its owner anyway.
+    Only its owner can connect to an ipc socket.
     """
     if endpoint.startswith("ipc://"):
         return ""
@@ -24,7 +25,7 @@ def sidecar_token(endpoint: str) -> str:
 
 
 def present(socket: zmq.Socket[bytes], token: str) -> None:
-    """Let ``socket``, not connected yet, show ``token`` to whom it connects."""
+    """Let ``socket``, before it connects, present ``token``."""
     if token:
         socket.setsockopt(zmq.PLAIN_USERNAME, _NAME)
         socket.setsockopt(zmq.PLAIN_PASSWORD, token.encode())

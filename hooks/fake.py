@@ -1,8 +1,8 @@
 """A fake engine for tests: not vLLM, no model, no GPU; only its memory behaves like the real one.
 
-It keeps a paged pool with a prefix cache, evicts by the sidecar's ranking (else the least recently
-used block), and speaks through the same ``AdvisorClient`` over a real socket, so that a sidecar
-can be tested without vLLM.
+It keeps a paged pool with a prefix cache, evicts by the sidecar's ranking (or else the least
+recently used block), and talks through the same ``AdvisorClient`` over a real socket, so that a
+sidecar can be tested without vLLM.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FakeEngine:
     Args:
         endpoint: The sidecar's endpoint.
         num_blocks: Blocks in the pool.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         name: The engine's name in its hello.
         options: The client's bounds and periods.
     """
@@ -156,11 +156,11 @@ class FakeEngine:
         return _pack(list(self._cached))
 
     def copies(self) -> list[AnyEvent]:
-        """See ``EngineEnd``: it has no tiers."""
+        """See ``EngineEnd``; there are no tiers."""
         return []
 
     def held(self) -> list[AnyEvent]:
-        """See ``EngineEnd``: it holds nobody."""
+        """See ``EngineEnd``; no request is held."""
         return []
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:

@@ -1,4 +1,4 @@
-"""Warnings that are said once, however often their cause comes back."""
+"""Warnings that are logged once, however often their cause comes back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Once:
         self._said: set[str] = set()
 
     def warn(self, what: str, message: str, *args: object) -> None:
-        """Log ``message`` unless ``what`` was warned of before."""
+        """Log ``message`` unless there was a warning of ``what`` before."""
         if what not in self._said:
             self._said.add(what)
             self._logger.warning(message, *args)
 
     def again(self, what: str) -> None:
-        """The next warning of ``what`` is news again."""
+        """Let the next warning of ``what`` be logged again."""
         self._said.discard(what)

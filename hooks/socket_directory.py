@@ -1,4 +1,4 @@
-"""Private directories for sockets, and the end of those whose owners were killed."""
+"""Private directories for sockets; removes those whose owners were killed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LONGEST_NAME: Final = len("/kvgraph.sock")
 class SocketDirectory:
     """A new directory that only this user can enter (0700), short enough for a socket's path.
 
-    A process that is killed leaves its directory behind; the next one removes it, and knows by a
-    lock that nobody lives there, in whatever container of this machine.
+    A process that is killed leaves its directory behind. The next process removes it if a lock
+    shows that its owner is gone, in whatever container of this machine it ran.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Workers answer as in stock vLLM where we move nothing."""
+"""Lets workers answer as in stock vLLM where we move nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MARK: Final = "_kvgraph_wrapped"
 def spare_aggregation() -> None:
     """Keep vLLM from collecting every worker's output of every step where nobody needs it.
 
-    For any connector an executor waits for the answers of all workers and merges them, instead of
+    With any connector, an executor waits for the answers of all workers and merges them, instead of
     reading the one that has tokens. Ours has no part in the workers unless it has tiers.
     """
     from vllm.v1.executor.abstract import Executor

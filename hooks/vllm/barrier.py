@@ -1,4 +1,4 @@
-"""The border that no exception of ours crosses into vLLM."""
+"""The barrier that no exception of ours crosses into vLLM."""
 
 from __future__ import annotations
 

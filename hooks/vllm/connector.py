@@ -126,7 +126,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(None)
     def holds_no_longer(self, request_id: str) -> None:
-        """A held request's client went away."""
+        """Forget a held request whose client went away."""
         self.side.holding.removed(request_id)
 
     @guarded(None)
@@ -138,14 +138,15 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """What a load can bring; note how much of the prompt the prefix cache held."""
+        """Say what a load can bring; note how much of the prompt the prefix cache held."""
         return self.side.request_looked_up(request, num_computed_tokens)
 
     @guarded(None)
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """A request was given blocks; ``num_external_tokens`` of them are to be loaded."""
+        """Note that a request was given blocks; ``num_external_tokens`` tokens of them are to be
+        loaded."""
         side = self.side
         try:
             side.request_scheduled(request, blocks, num_external_tokens)
@@ -156,7 +157,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(_NOTHING_TO_DO)
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """After the step's allocations and before the next ones: arrange the free queue."""
+        """Arrange the free queue, after the step's allocations and before the next ones."""
         work = self.side.step(
             scheduler_output.total_num_scheduled_tokens,
             getattr(scheduler_output, "preempted_req_ids", None) or (),
@@ -165,7 +166,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """A step's output arrived: what the workers moved becomes visible."""
+        """Make visible what the workers moved: a step's output arrived."""
         metadata = connector_output.kv_connector_worker_meta
         answer = metadata.answer if metadata else TierAnswer()
         received, side = connector_output.finished_recving or (), self.side
@@ -179,14 +180,14 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(False)
     def has_pending_push_work(self) -> bool:
-        """Whether transfers are under way whose end only another step can tell."""
+        """Whether transfers are under way whose end only another step can report."""
         return self.side.busy
 
     @guarded((False, None))
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """A request ended; its blocks are freed right after, as in stock vLLM."""
+        """Note that a request ended; its blocks are freed right after, as in stock vLLM."""
         self.side.request_finished(request, block_ids)
         return False, None
 

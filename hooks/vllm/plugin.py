@@ -76,11 +76,11 @@ def _wrap_engine_config() -> None:
 
 
 def attach(config: VllmConfig) -> None:
-    """Have a finished engine configuration observed, by a sidecar that is there or started now.
+    """Have an engine with this configuration observed, by a running sidecar or one started now.
 
     An engine without a connector gets ours, after vLLM has resolved and checked the configuration,
-    because those checks are about connectors that move KV. The user's own stays as it is, and is
-    observed where the scheduler makes it (``beside.py``).
+    because those checks are about connectors that move KV. The user's own connector stays as it is,
+    and is observed where the scheduler makes it (``beside.py``).
     """
     if reason := reason_to_decline(config):
         logger.warning("kvgraph: not attached: %s", reason)
@@ -111,7 +111,7 @@ def tiers_asked_for(config: VllmConfig) -> TierSettings | None:
 
 
 def local_workers(config: VllmConfig) -> int:
-    """How many workers this machine will have; an engine itself does not know of the others."""
+    """How many workers this machine will have in all; one engine does not know of the others."""
     parallel = config.parallel_config
     return max(1, int(parallel.local_world_size) * int(parallel.data_parallel_size_local))
 

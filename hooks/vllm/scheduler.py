@@ -1,4 +1,4 @@
-"""Everything of ours that lives in the scheduler's process, wired together."""
+"""Wires together everything of ours that lives in the scheduler's process."""
 
 from __future__ import annotations
 
@@ -134,26 +134,26 @@ class SchedulerSide:
     # Requests -----------------------------------------------------------------------------------
 
     def request_queued(self, request: Request) -> None:
-        """A request arrived."""
+        """Note that a request arrived."""
         self.observer.request_queued(request)
         if not self.holding.is_held(request.request_id):
             self.bridge.request_queued(request)
 
     def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
-        """The prefix cache holds ``computed_tokens``: what more can a load bring?"""
+        """Say what a load can bring beyond the ``computed_tokens`` in the prefix cache."""
         self._catch_up()
         self._heed_news()
         self.observer.request_looked_up(request, computed_tokens)
         return self.bridge.request_looked_up(request, computed_tokens)
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
-        """A request got blocks, ``to_load`` tokens of which a load is to fill."""
+        """Note that a request got blocks; a load fills ``to_load`` tokens of them."""
         self.observer.request_scheduled(request, to_load)
         self.holding.scheduled(request)
         self.bridge.request_scheduled(request, blocks, to_load)
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
-        """A request ended; its blocks are about to be freed."""
+        """Note that a request ended, and that its blocks are about to be freed."""
         self.observer.request_finished(request, block_ids)
         self.holding.finished(request)
         self.bridge.request_finished(request.request_id)
@@ -161,10 +161,10 @@ class SchedulerSide:
     # Steps --------------------------------------------------------------------------------------
 
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
-        """Once an engine step, after its allocations: tell what changed, apply advice.
+        """Report what changed and apply advice; called once per engine step, after its allocations.
 
         Args:
-            tokens: Scheduled in this step.
+            tokens: Tokens scheduled in this step.
             preempted: Ids of requests that had to give up their blocks.
         """
         self.observer.blocks_changed(self.tap.take())
@@ -178,17 +178,17 @@ class SchedulerSide:
         return self.bridge.step(ranking, self.client.wanted(), tokens)
 
     def step_ended(self) -> None:
-        """A step's output arrived."""
+        """Note that a step's output arrived."""
         self._catch_up()
         self.bridge.step_ended()
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """What the workers moved until then, and requests whose loads are over."""
+        """Take what the workers moved until then, and the requests whose loads are over."""
         self.bridge.answered(answer, received)
 
     @property
     def busy(self) -> bool:
-        """Whether transfers are under way whose end only another step can tell."""
+        """Whether transfers are under way whose end only another step can report."""
         return self.bridge.busy
 
     def drop_copies(self) -> bool:
@@ -226,7 +226,7 @@ class SchedulerSide:
         return [pressure, _applied(self.arranger, dropped), *others]
 
     def _heed_news(self) -> None:
-        """Apply advice that came since the last step: an idle engine takes none, and allocates."""
+        """Apply advice that came since the last step, since an idle engine has no steps."""
         ranking = self.client.ranking()
         if ranking is not None and not self.arranger.heeds(ranking):
             self._arrange(ranking)
@@ -235,7 +235,7 @@ class SchedulerSide:
         self.arranger.step(ranking, self.client.remembered(), self.client.linked_since)
 
     def _catch_up(self) -> None:
-        """After a reset there may be new weights: nothing old is offered or registered any more."""
+        """After a reset, offer and register nothing old: there may be new weights."""
         if self.tap.was_reset:
             self.observer.blocks_changed(self.tap.take())
 

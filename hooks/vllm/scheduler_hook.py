@@ -1,4 +1,4 @@
-"""Finding the schedulers whose new sessions may be held: vLLM shows a connector its pool only."""
+"""Finds the schedulers whose new sessions may be held: vLLM shows a connector only its pool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names by which an engine is told of us."""
+"""The names and variables by which an engine is configured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 SWITCH_VARIABLE: Final = "AITHER_KVCACHE_GRAPH"
 SIDECAR_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR"
-CHILD_VARIABLE: Final = "AITHER_KVCACHE_CHILD"  # whose child the sidecar there is, if an engine's
+CHILD_VARIABLE: Final = "AITHER_KVCACHE_CHILD"  # which engine's child the sidecar is, if any's
 ENDPOINT_KEY: Final = "kvgraph_endpoint"  # in the connector's extra config
 TIERS_KEY: Final = "kvgraph_tiers"
 CONNECTOR: Final = "KvGraphConnector"
@@ -31,7 +31,7 @@ while the sidecar measures that the engine computes again what it held a moment 
 HOLD_MAX_VARIABLE: Final = "AITHER_KVCACHE_HOLD_MAX_S"
 LONGEST_HOLD_S: Final = 3600.0
 REFUSE_AFTER_VARIABLE: Final = "AITHER_KVCACHE_REFUSE_AFTER_S"
-REFUSE_AFTER_S: Final = 60.0  # for who asks for refusals and names no time; chosen
+REFUSE_AFTER_S: Final = 60.0  # unless the variable says otherwise; chosen
 OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on
 RESERVED_CPUS_VARIABLE: Final = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vLLM's own
 
@@ -47,9 +47,9 @@ def admission_switched_on() -> bool:
 
 
 def protect_stale_s() -> float:
-    """How long protection outlives the last word of a sidecar, in seconds.
+    """How long protection outlives the last message of a sidecar, in seconds.
 
-    A value that is not allowed is said, and the default taken.
+    A value that is not allowed leaves a warning, and the default is taken.
     """
     return _seconds(PROTECT_STALE_VARIABLE, PROTECT_STALE_S, LONGEST_PROTECT_STALE_S)
 

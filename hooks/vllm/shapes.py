@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reason_to_decline(config: VllmConfig) -> str | None:
-    """Why there is nothing for us to do in this engine, or nothing that we can, if so."""
+    """Why kvgraph can do nothing in this engine; None if it can."""
     if problems := live_misfits():
         return f"this vLLM is not one that we know: {'; '.join(problems)} ({WHAT_FITS})"
     if not config.cache_config.enable_prefix_caching:
@@ -36,7 +36,8 @@ def reason_to_decline(config: VllmConfig) -> str | None:
 
 
 def reason_for_no_tiers(config: VllmConfig) -> str | None:
-    """Why an engine that is advised cannot have tiers, as far as its configuration tells."""
+    """Why an advised engine cannot have tiers, as far as its configuration tells; None if
+    it can."""
     from vllm import envs
 
     if problems := live_misfits(Part.TIERS):
@@ -57,7 +58,7 @@ def reason_for_no_tiers(config: VllmConfig) -> str | None:
 
 
 def is_full_attention(spec: KVCacheSpec) -> bool:
-    """Whether a group of layers attends to all that came before, whatever their sizes."""
+    """Whether a group of layers attends to all earlier tokens, whatever their sizes."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec, UniformTypeKVCacheSpecs
 
     if isinstance(spec, UniformTypeKVCacheSpecs):
@@ -66,10 +67,10 @@ def is_full_attention(spec: KVCacheSpec) -> bool:
 
 
 def reason_to_leave_alone(kv_cache: KVCacheConfig) -> str | None:
-    """Why an engine with these groups of layers is not advised, if so.
+    """Why an engine with these groups of layers is not advised; None if it is.
 
-    What is ranked are chains, whose ends go first. Where no group attends to everything, a match
-    needs the end of a chain and not its beginning: that order would cost hits.
+    Rankings are of chains, whose ends go first. If no group attends to everything, a match needs
+    the end of a chain and not its beginning: that order would cost hits.
     """
     if any(is_full_attention(group.kv_cache_spec) for group in kv_cache.kv_cache_groups):
         return None

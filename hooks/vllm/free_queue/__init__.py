@@ -1,5 +1,5 @@
 """Applies a ranking to vLLM's free queue, between its allocations.
 
-``arranger`` lays the next victims at the head, ``head_guard`` keeps protected blocks away from it,
-``queue_scan`` looks at what stands next a bounded stretch at a time.
+``arranger`` moves the next victims to the head, ``head_guard`` keeps protected blocks away from it,
+``queue_scan`` looks through the queue's head, a bounded stretch per step.
 """

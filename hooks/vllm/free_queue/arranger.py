@@ -1,9 +1,9 @@
-"""A ranking, applied to vLLM's free queue between allocations.
+"""Applies a ranking to vLLM's free queue, between allocations.
 
-vLLM allocates from the head of ``pool.free_block_queue``. This keeps a *window* of the ranking's
-first victims there, through the queue's own operations; the allocation path itself stays vLLM's.
-The work is bounded: the window is laid again only for a new ranking or when half of it is gone.
-Where it does not reach, ``head_guard.py`` keeps protected blocks away from the head.
+vLLM allocates from the head of ``pool.free_block_queue``. The arranger keeps a *window* of the
+ranking's first victims there, through the queue's own operations; the allocation path itself stays
+vLLM's. The work is bounded: the window is laid again only for a new ranking, or when half of it is
+gone. Beyond the window, ``head_guard.py`` keeps protected blocks away from the head.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class FreeQueueArranger:
         return self._window.size
 
     def stated(self, keys: Sequence[int]) -> None:
-        """A caller says that these keys are protected."""
+        """Note that a caller says that these keys are protected."""
         self._protection.state(keys)
 
     def freed(self) -> None:
-        """Blocks were given back between two steps."""
+        """Note that blocks were given back between two steps."""
         self._guard.freed()
 
     def step(
@@ -89,13 +89,13 @@ class FreeQueueArranger:
         remembered: EvictionRanking | None = None,
         linked_since: float = -math.inf,
     ) -> None:
-        """Bring the queue up to date with what is advised; call once between two allocations.
+        """Bring the queue in line with the advice; call once between two allocations.
 
         Args:
-            ranking: The latest one, None where there is none that is young enough to act on.
-            remembered: The latest one, also where it is older than that: its order means nothing
-                any more, but what it protects is protected still.
-            linked_since: What was told before this, the sidecar may have missed.
+            ranking: The latest ranking, if it is fresh enough to act on; None otherwise.
+            remembered: The latest ranking, whether fresh or not: its order has expired then, but
+                what it protects is still protected.
+            linked_since: The sidecar may have missed what was reported before this time.
         """
         self._protection.look_through(ranking, linked_since)
         if self._protection.adopt(ranking or remembered):
@@ -110,11 +110,11 @@ class FreeQueueArranger:
             self._guard.step()
 
     def heeds(self, ranking: EvictionRanking) -> bool:
-        """Whether the queue is arranged by this ranking already."""
+        """Whether the queue is already arranged by this ranking."""
         return self._window.follows(ranking)
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """Take note that the engine evicted ``keys``."""
+        """Note that the engine evicted ``keys``."""
         self._protection.evicted(keys)
 
     def clear(self) -> None:
@@ -125,7 +125,8 @@ class FreeQueueArranger:
         self._guard.look_again()
 
     def _is_window_enough(self, ranking: EvictionRanking) -> bool:
-        """Lay the window if that is due: whether it, or blanks, are all that a step can take."""
+        """Lay the window if that is due; returns whether a step can take only the window and
+        blanks."""
         window = self._window
         if not window.follows(ranking):
             self.epoch = max(0, ranking.epoch)  # below 0: not of a sidecar's making

@@ -1,7 +1,9 @@
 """Keeps protected blocks away from the head of vLLM's free queue.
 
-Looking is what costs, so the head is looked at only when half of the blocks that were last seen
-there are gone.
+Which blocks are protected changes more slowly than the order of eviction, and an engine needs the
+protection most when its sidecar is late. Therefore it is remembered longer, and a caller's
+statement counts until a sidecar can have ranked it. Looking at the head costs time, so it is looked
+at only when half of the blocks that were last seen there are gone.
 """
 
 from __future__ import annotations
@@ -17,19 +19,21 @@ if TYPE_CHECKING:
 
 
 class HeadGuard:
-    """Moves protected blocks that stand where the engine will take next to the queue's back.
+    """Moves protected blocks that the engine would take next to the queue's back.
 
-    Where no other block is free, the least precious are laid at the head; a block that becomes
-    free then goes before them.
+    If no other block is free, the least precious are laid at the head; a block that becomes free
+    then goes before them.
 
     Args:
         pool: The live block pool.
         index: Finds a protected key's block.
         blocks_per_step: The most blocks that one engine step can allocate.
-        protection: Which blocks are protected.
+        stale_s: Seconds for which a caller's statement counts if no sidecar knows of it.
+        clock: Monotonic seconds, the clock that rankings are dated in.
 
     Attributes:
         moved: Blocks moved since the engine's start.
+        evicted_protected: Protected blocks that the engine evicted since its start.
     """
 
     def __init__(
@@ -44,7 +48,7 @@ class HeadGuard:
         self._only_protected_are_free = False
 
     def step(self) -> None:
-        """See that what the next step can take is not protected, if anything else is free."""
+        """Ensure that the next step takes no protected block, if any other is free."""
         if not self._protection:
             return
         if self._only_protected_are_free:
@@ -59,11 +63,12 @@ class HeadGuard:
             self._to_back(protected)
 
     def look_again(self) -> None:
-        """What was seen at the head holds no more."""
+        """Forget what was seen at the head."""
         self._marker, self._only_protected_are_free = None, False
 
     def freed(self) -> None:
-        """Blocks were given back: they go before the protected ones, if nothing else is free."""
+        """Note that blocks were given back: they go before the protected ones if no other
+        is free."""
         if self._only_protected_are_free:
             self._let_go_first_what_came_last()
 
@@ -84,8 +89,7 @@ class HeadGuard:
     def _look(self) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
         """The protected blocks near the head, and the others there: as many as two steps can take.
 
-        The bound is only a bound: more protected blocks than were named can stand there where the
-        pool holds duplicates of them.
+        There can be more protected blocks than keys, if the pool holds duplicates of them.
         """
         step = self._blocks_per_step
         protected: list[KVCacheBlock] = []
@@ -127,7 +131,7 @@ class HeadGuard:
             self._mark(chosen[len(chosen) // 2])
 
     def _let_go_first_what_came_last(self) -> None:
-        """Blocks that became free behind the protected ones go before them."""
+        """Move blocks that became free behind the protected ones before them."""
         queue = self._pool.free_block_queue
         found: list[KVCacheBlock] = []
         block = queue.fake_free_list_tail.prev_free_block
@@ -142,7 +146,7 @@ class HeadGuard:
             self._to_front(blanks + found[::-1])
 
     def _blanks(self) -> list[KVCacheBlock]:
-        """The empty blocks at the head: they go first, always."""
+        """The empty blocks at the head, which always go first."""
         blanks: list[KVCacheBlock] = []
         for block in self._pool.free_block_queue.iter_blocks_after(None):
             if block.block_hash is not None or len(blanks) == 2 * self._blocks_per_step:

@@ -1,4 +1,4 @@
-"""``QueueScan``: who stands next in the free queue, looked at a bounded stretch a step."""
+"""``QueueScan``: looks through the head of the free queue, a bounded stretch per step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-_LEAST: Final = 64  # blocks looked at in one step, and
-_TIMES_TAKEN: Final = 2  # so many for each block that the step took: faster than the queue moves
-_SURE: Final = 8  # at the head, and as many as a step took: looked at in every step
+_LEAST: Final = 64  # blocks looked at per step at least, and; chosen
+_TIMES_TAKEN: Final = 2  # so many per block that the step took: faster than the queue moves
+_SURE: Final = 8  # at the head, besides as many as a step took: looked at in every step; chosen
 
 
 class QueueScan:
-    """Goes through the head of the free queue round by round, a stretch in each step.
+    """Goes through the head of the free queue round by round, one stretch per step.
 
-    What was looked at stays as it is until the engine takes it, but for what hits take out and
-    advice puts in front: so the very head is looked at in every step. A short queue's head is
-    looked at as a whole.
+    A block that was looked at stays as it is until the engine takes it, except that hits remove
+    blocks and advice puts some in front. So the very head is looked at in every step. A short
+    queue's head is looked at as a whole.
 
     Args:
         pool: The live block pool.
@@ -37,7 +37,7 @@ class QueueScan:
         self._seen, self._place, self._unsafe = None, 0, False
 
     def moved(self, taken: int) -> None:
-        """So many blocks left by the head; blank ones beside them need not be counted."""
+        """Note that so many blocks left at the head; blank ones need not be counted."""
         self.safe = max(0, self.safe - taken)
         self._place = max(0, self._place - taken)
         seen = self._seen
@@ -45,7 +45,8 @@ class QueueScan:
             self.start_again()
 
     def look(self, ahead: int, taken: int) -> Iterator[tuple[int, KVCacheBlock]]:
-        """Places and blocks of this step's part of the next ``ahead``: the head, then further."""
+        """Positions and blocks of this step's part of the next ``ahead``: the head, then further
+        blocks."""
         sure = min(ahead, _SURE + taken)
         if self._place >= ahead or self._place < sure:
             self.start_again()
@@ -61,7 +62,7 @@ class QueueScan:
             self.safe = max(self.safe, self._place)
 
     def must_wait(self, place: int) -> None:
-        """The block at ``place`` would be a loss if it went now."""
+        """Note that losing the block at ``place`` now would be a loss."""
         self.safe = min(self.safe, place) if self._unsafe else place
         self._unsafe = True
 

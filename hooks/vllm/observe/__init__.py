@@ -1,1 +1,1 @@
-"""Sees what happens to an engine's blocks and requests, and tells it as events. Changes nothing."""
+"""Observes an engine's blocks and requests, and reports them as events. Changes nothing."""

@@ -1,10 +1,11 @@
-"""Whose word counts: what ``AITHER_KVCACHE_HINTS`` lets callers say of sessions and blocks.
+"""Whose hints count: what ``AITHER_KVCACHE_HINTS`` lets callers say about sessions and blocks.
 
-A hint is the client's word. ``session`` (the default) takes what a caller says of its sessions,
-and keeps sessions of different cache salts apart; ``all`` also takes segments and tenants, which
-move blocks that others share; ``off`` takes nothing from anybody; ``secret:FILE`` takes everything
-from requests that carry the file's content, and nothing from others. Who has the secret speaks for
-the operator: what it says of blocks holds against callers of all engines that share a sidecar.
+A hint is the client's word. ``session`` (the default) takes what a caller says about its sessions,
+and keeps sessions of different cache salts apart. ``all`` also takes segments and tenants, which
+affect blocks that others share. ``off`` takes nothing from anybody. ``secret:FILE`` takes
+everything from requests that carry the file's content, and nothing from others. A request with the
+secret speaks for the operator: what it says about blocks holds against callers of all engines that
+share a sidecar.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _SHORTEST_SECRET: Final = 16  # characters: chosen, so that nobody finds it by t
 
 
 class Trust(Enum):
-    """How much of what a request says is taken."""
+    """How much of what a request says counts."""
 
     ALL = "all"
     SESSION = "session"
@@ -41,11 +42,11 @@ class Trust(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HintPolicy:
-    """Who is trusted how far.
+    """Which requests are trusted, and how far.
 
     Attributes:
-        trust: What a request may say that carries no secret.
-        secret: What makes a request trusted in everything; None: there is no such thing.
+        trust: What a request without a secret may say.
+        secret: What makes a request trusted in everything; None if there is no such secret.
     """
 
     trust: Trust
@@ -53,7 +54,7 @@ class HintPolicy:
 
     @property
     def name(self) -> str:
-        """As it was asked for, without the secret."""
+        """The policy as it was asked for, without the secret."""
         return self.trust.value if self.secret is None else "secret:…"
 
     def is_operators(self, presented: object) -> bool:
@@ -64,7 +65,7 @@ class HintPolicy:
         return hmac.compare_digest(ours, theirs)
 
     def trust_in(self, authority: Authority) -> Trust:
-        """What a request may say that speaks for ``authority``."""
+        """What a request that speaks for ``authority`` may say."""
         return Trust.ALL if authority is Authority.OPERATOR else self.trust
 
 
@@ -87,9 +88,9 @@ def read_hint_policy(environment: Mapping[str, str]) -> HintPolicy:
 
 
 def hint_policy(environment: Mapping[str, str]) -> HintPolicy:
-    """The same; a mistake leaves a warning, and nobody is trusted.
+    """The same, but a mistake leaves a warning, and nobody is trusted.
 
-    A secret that every user of the machine can read leaves a warning too, and is taken.
+    A secret that every user of the machine can read leaves a warning too, and is used.
     """
     try:
         policy = read_hint_policy(environment)
@@ -132,9 +133,9 @@ def exposed_secret(environment: Mapping[str, str]) -> ExposedSecret | None:
 
 
 def tenant_of_salt(salt: str | None) -> str | None:
-    """Who a request belongs to as far as the engine knows: those who share a cache salt.
+    """Name the tenant of a request as far as the engine knows it: one per cache salt.
 
-    The salt itself is a secret and goes nowhere.
+    The salt itself is a secret and leaves the engine nowhere.
     """
     if not salt:
         return None

@@ -1,4 +1,4 @@
-"""Which block holds which key: the bridge from a ranking's keys to the pool's block objects."""
+"""Which block holds which key: from a ranking's keys to the pool's block objects."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class BlockIndex:
     """Blocks that finished requests left in the prefix cache, by key.
 
-    An entry is a promise about the past, checked before use: ``find`` returns a block only while
-    it still carries the hash that it was remembered with.
+    An entry may be outdated, and is checked before use: ``find`` returns a block only while it
+    still carries the hash that it was remembered with.
 
     Args:
         pool: The live block pool.
@@ -37,8 +37,8 @@ class BlockIndex:
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
         """Remember a chain of cached blocks that is freed now.
 
-        Walks from the tail and stops at the first block that is known already: what comes before
-        it was remembered with it, so a conversation costs only its newest turn.
+        Walks from the tail and stops at the first block that is known already: the blocks before it
+        were remembered with it, so a conversation costs only its newest turn.
 
         Args:
             keys: Of the chain's blocks, from its start.
@@ -67,7 +67,7 @@ class BlockIndex:
         return block
 
     def rediscover(self, hashes: Sequence[bytes]) -> None:
-        """Remember what the prefix cache holds of a chain that was freed without a word.
+        """Remember what the prefix cache holds of a chain that was freed without a report.
 
         Args:
             hashes: Of the chain's blocks, from its start, as the prefix cache keeps them: with the
@@ -86,10 +86,10 @@ class BlockIndex:
         return freed_at
 
     def forget(self, keys: Sequence[int]) -> list[int]:
-        """Take note that a block of each key was evicted; returns the keys that are gone.
+        """Note that a block of each key was evicted; returns the keys that are gone.
 
-        vLLM keeps duplicates of a block that two requests computed at the same time, and reports
-        a removal for each: the key is gone only when none is left.
+        vLLM keeps duplicates of a block that two requests computed at the same time, and reports a
+        removal for each: the key is gone only when none is left.
         """
         entries, gone = self._entries, []
         block_of = self._pool.cached_block_hash_to_block.get_one_block

@@ -1,4 +1,4 @@
-"""What happens to an engine's blocks and requests, told as events."""
+"""Reports what happens to an engine's blocks and requests, as events."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class EvictionListener(Protocol):
-    """Who wants to know what left the prefix cache."""
+    """Is told what left the prefix cache."""
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """The engine evicted ``keys``."""
+        """Note that the engine evicted ``keys``."""
 
     def clear(self) -> None:
-        """The prefix cache was reset."""
+        """Note that the prefix cache was reset."""
 
 
 def _nobody_asks(keys: Sequence[int]) -> None:
@@ -82,21 +82,21 @@ class EngineObserver:
     # Requests -----------------------------------------------------------------------------------
 
     def request_queued(self, request: Request) -> None:
-        """A request arrived."""
+        """Note that a request arrived."""
         self._waiting[request.request_id] = 0
 
     def meaning(self, request: Request) -> Meaning:
-        """What the caller says of a request that was not scheduled yet."""
+        """What the caller says about a request that was not scheduled yet."""
         meaning = self._meant[request.request_id] = self._read(request)
         return meaning
 
     def request_looked_up(self, request: Request, cached_tokens: int) -> None:
-        """The prefix cache holds the request's first ``cached_tokens`` tokens."""
+        """Note that the prefix cache holds the request's first ``cached_tokens`` tokens."""
         if request.request_id in self._waiting:
             self._waiting[request.request_id] = cached_tokens
 
     def request_scheduled(self, request: Request, to_load: int = 0) -> None:
-        """A request got blocks: news only the first time, not after a preemption."""
+        """Note that a request got blocks; reported the first time only, not after a preemption."""
         if request.request_id in self._running:
             return
         prompt = request.num_prompt_tokens
@@ -120,7 +120,7 @@ class EngineObserver:
         )
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
-        """A request ended and its blocks are about to be freed."""
+        """Note that a request ended, and that its blocks are about to be freed."""
         self._waiting.pop(request.request_id, None)
         self._meant.pop(request.request_id, None)
         _, meaning = self._running.pop(request.request_id, (None, None))
@@ -144,7 +144,8 @@ class EngineObserver:
         )
 
     def requests_preempted(self, request_ids: Iterable[str]) -> None:
-        """Requests lost their blocks, and will be scheduled again: the blocks can be evicted."""
+        """Note that requests lost their blocks, which can be evicted now, and will be scheduled
+        again."""
         for request_id in request_ids:
             request, _ = self._running.get(request_id, (None, None))
             if request is not None:
@@ -160,7 +161,7 @@ class EngineObserver:
         )
 
     def _remember(self, request: Request, block_ids: Sequence[int]) -> bytes:
-        """Index the request's cached blocks; their packed keys."""
+        """Index the request's cached blocks; returns their packed keys."""
         hashes, blocks = self._group.hashes(request, request.num_computed_tokens), self._pool.blocks
         count = min(len(hashes), len(block_ids))
         while count and blocks[block_ids[count - 1]].block_hash is None:
@@ -172,7 +173,7 @@ class EngineObserver:
     # Blocks -------------------------------------------------------------------------------------
 
     def blocks_changed(self, changes: Sequence[Change]) -> None:
-        """What the pool cached and evicted in one step; on the engine's hot path."""
+        """Report what the pool cached and evicted in one step; on the engine's hot path."""
         removed: list[bytes] = []
         for change in changes:
             if type(change) is list:
@@ -225,12 +226,13 @@ class EngineObserver:
     def resident(self) -> bytes:
         """Keys of all cached blocks, packed, each once.
 
-        May take its time; blocks that change meanwhile are corrected by the events queued since.
+        Reads the pool's list of blocks, which never changes, in slices, so that the engine's thread
+        can run in between. Blocks that change meanwhile are corrected by the events queued since.
         """
         return resident_keys(self._pool, self._group.suffix)
 
     def pressure(self) -> Pressure:
-        """The pool's load now."""
+        """The pool's present load."""
         return Pressure(
             total_blocks=self._pool.num_gpu_blocks - 1,  # without the null block
             free_blocks=self._pool.get_num_free_blocks(),
@@ -241,7 +243,7 @@ class EngineObserver:
 
 
 def _protected(meaning: Meaning, hashes: Sequence[bytes], size: int) -> Iterator[list[int]]:
-    """Keys of the blocks of ``size`` tokens that a caller says are protected, by segments."""
+    """Keys of the blocks of ``size`` tokens that a caller's segments protect."""
     for segment in meaning.segments:
         if segment.layer in PROTECTED_LAYERS:
             covered = hashes[segment.start // size : -(-segment.end // size)]

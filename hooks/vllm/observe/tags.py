@@ -50,7 +50,7 @@ _SEGMENT_KEYS: Final = frozenset({"layer", "start", "end", "importance", "name",
 
 
 class TagReader:
-    """Reads tags as far as ``policy`` trusts them, and warns of each bad field once."""
+    """Reads tags as far as ``policy`` trusts them, and warns once per bad field."""
 
     def __init__(self, policy: HintPolicy) -> None:
         self._policy = policy
@@ -63,12 +63,12 @@ class TagReader:
         session_id: str | None = None,
         salt: str | None = None,
     ) -> Meaning:
-        """What counts of a request's ``kv_transfer_params``, and whose it is.
+        """What counts of a request's ``kv_transfer_params``, and whose request it is.
 
         Args:
             prompt_tokens: Ranges are clipped to so many.
-            session_id: vLLM's own; it wins over the tag's.
-            salt: The cache salt: it tells tenants apart where the tag may not.
+            session_id: vLLM's own; it has precedence over the tag's.
+            salt: The cache salt: it tells tenants apart if the tag may not.
         """
         if not params and not session_id and not salt:
             return NO_MEANING  # nothing is said
@@ -101,7 +101,7 @@ class TagReader:
         return dict(tag)
 
     def _may(self, trust: Trust, name: str) -> bool:
-        """Whether a request so trusted may say ``name``."""
+        """Whether a request trusted so far may say ``name``."""
         if trust is Trust.ALL or (trust is Trust.SESSION and name in _OF_A_SESSION):
             return True
         self._warn(name, f"not allowed by {HINTS_VARIABLE}={self._policy.name}")

@@ -1,8 +1,8 @@
-"""What a block pool caches and evicts, noted as it happens at the price of one append each.
+"""Notes what a block pool caches and evicts, as it happens, at the cost of one append each.
 
-vLLM's own KV events tell the same story, but each carries its tokens and extra keys: building them
-costs a decode step of 32 requests more than all the rest of our observing. So they stay as the
-user set them, and the pool's own methods are followed on the instance instead.
+vLLM's own KV events report the same, but each carries its tokens and extra keys: building them
+costs a decode step of 32 requests more than all the rest of our observing. So they stay as the user
+set them, and the pool's own methods are followed on the instance instead.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class PoolTap:
     Args:
         pool: The live block pool. From ``attach`` to ``detach`` three of its methods are shadowed
             on the instance. Each calls vLLM's own with whatever it was given, and only then notes
-            what happened; what it cannot read is told by ``take``, outside of vLLM's allocation.
+            what happened; what it cannot read is raised by ``take``, outside vLLM's allocation.
         group: The KV cache group whose stores are noted. Evictions are noted for all groups.
 
     Attributes:
         was_reset: Whether the prefix cache was reset since the last ``take``.
-        lend: Blocks in use that do not have to stand in the way of a reset, as often as each is
-            held; asked before one, and given back after it.
+        lend: Returns blocks in use that need not block a reset, each as often as it is held;
+            called before a reset, and its blocks are given back after it.
         renewed: Called after a reset that took place.
-        freed: Called after blocks were given back: the next to be taken may be others now.
+        freed: Called after blocks were given back, which may change the next to be taken.
     """
 
     def __init__(self, pool: BlockPool, group: int) -> None:
@@ -62,7 +62,7 @@ class PoolTap:
         self._unread: Exception | None = None
 
     def take(self) -> Sequence[Change]:
-        """What changed since the last call, in order.
+        """Take what changed since the last call, in order.
 
         Raises:
             Exception: What a note of a change ran into; from then on the notes are incomplete.
@@ -86,7 +86,8 @@ class PoolTap:
             setattr(self._pool, name, shadow)
 
     def detach(self, but_resets: bool = False) -> None:
-        """Leave the pool as it was; ``but_resets``: still lend and renew, and note nothing."""
+        """Leave the pool as it was; with ``but_resets``, go on lending and renewing, and note
+        nothing."""
         for name in _FOLLOWED[: -1 if but_resets else None]:
             self._pool.__dict__.pop(name, None)
         self._changes = deque(maxlen=0)
