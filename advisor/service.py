@@ -115,9 +115,8 @@ class Service:
     def run(self) -> None:
         """Serve until ``stop`` is called or the parent is gone."""
         self._snapshots.restore()
-        self._snapshots.start()
-        self._planner.start()
-        self._http.start()
+        for part in (self._snapshots, self._planner, self.board.shadows, self._http):
+            part.start()
         try:
             while not self._stopping:
                 self._turn()
@@ -291,9 +290,8 @@ class Service:
             raise
 
     def _close(self) -> None:
-        self._planner.stop()
-        self._http.stop()
-        self._snapshots.stop()
+        for part in (self._planner, self.board.shadows, self._http, self._snapshots):
+            part.stop()
         self._close_sockets()
 
     def _close_sockets(self) -> None:

@@ -18,6 +18,7 @@ from .page.page_board import PageBoard
 from .planner import GraphEvictionAdvisor
 from .process.snapshots import SnapshotKeeper
 from .questions import Questions
+from .shadows.shadow_runner import ShadowRunner
 from .sockets.kv_event_source import KvEventSource
 from .sockets.publisher import AdvicePublisher
 from .sockets.subscriber import EventSubscriber, Peer
@@ -56,9 +57,11 @@ class StatusBoard:
         self._clock = clock
         self._started = clock()
         self._questions = Questions(graph.lock, clock)
+        self.shadows = ShadowRunner(graph, clock)
         self.page = PageBoard(
             graph,
             self._questions,
+            shadows=self.shadows,
             status=self.status,
             latest=lambda: planner.latest,
             config=lambda: (watch.config, watch.file),

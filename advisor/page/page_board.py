@@ -18,6 +18,8 @@ from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import session_row
 from ..config.config import Config
 from ..questions import Questions
+from ..shadows.shadow_runner import ShadowRunner
+from ..shadows.shadow_views import lru_tokens, shadows_view
 from .block_history import block_history
 from .engine_pages import engines_view
 from .graph_columns import graph_view
@@ -35,6 +37,7 @@ class PageBoard:
         questions: Gives each its turn.
         status: The sidecar's; None where there is none around the graph.
         latest: Rankings by engine.
+        shadows: What others would find; None makes some that nobody runs.
         config: What is in force, and the file that it came from.
         wall: Unix seconds.
     """
@@ -46,6 +49,7 @@ class PageBoard:
         *,
         status: Callable[[], SidecarStatus | None] = lambda: None,
         latest: Callable[[], Mapping[str, EvictionRanking]] = dict,
+        shadows: ShadowRunner | None = None,
         config: Callable[[], tuple[Config, str | None]] = lambda: (Config(), None),
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -53,14 +57,16 @@ class PageBoard:
         self._questions = questions
         self._status = status
         self._latest = latest
+        self._shadows = shadows or ShadowRunner(graph, graph.clock)
         self._config = config
         self._wall = wall
 
     def now(self) -> Now:
         """The first screen."""
-        status = self._status()
+        status, now = self._status(), self._graph.clock()
         with self._questions.turn():
-            return now_view(self._graph.tables, status, {}, self._graph.clock(), self._unix)
+            lru = lru_tokens(self._shadows, self._graph.tables.history.asked(now), now)
+            return now_view(self._graph.tables, status, lru, now, self._unix)
 
     def requests(
         self, limit: int, before: int | None = None, session: str | None = None
@@ -129,16 +135,8 @@ class PageBoard:
 
     def shadows(self, engine: str | None) -> Shadows:
         """What others would have found."""
-        return Shadows(
-            at=self._wall(),
-            engine=engine,
-            engines=[],
-            sampled_share=0.0,
-            sessions=0,
-            step_s=60.0,
-            starts=[],
-            shadows=[],
-        )
+        now = self._graph.clock()
+        return shadows_view(self._shadows, engine, now, self._wall() - now)
 
     def weights(self) -> Weights:
         """What decides the ranking."""

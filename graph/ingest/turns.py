@@ -86,7 +86,7 @@ class TurnRecorder:
     def _finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
         """A request ended: its new blocks are generated text, its session is what it says."""
         self._tables.walks.add(engine, Walk(rows, 0, -1))
-        self._tables.history.finished(event, now)
+        self._tables.history.finished(engine, event, rows, now)
         inferred = self._inferred.pop(event.request_id, NO_ROW)
         blocks = self._tables.blocks
         size = int(blocks.tokens[rows[0]]) if len(rows) else 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ..types import NO_ROW, BlockFlag, Rows, Tier
+from ..types import NO_ROW, BlockFlag, Keys, Rows, Tier
 from .departures import Departures
 from .eviction_log import Way
 from .miss_judge import judge, named
@@ -30,12 +30,35 @@ REASON_COLUMNS: Final = tuple(
 LOST_WAYS: Final = ("multi_turn", "cross_session")
 _BUCKETS: Final = 32  # powers of two of blocks
 _RUNNING: Final = 65_536  # requests whose end we wait for
+_HEARD: Final = 65_536  # walks between two calls of ``listen``, at most
+
+
+class Heard(NamedTuple):
+    """A request began or ended, as shadows hear of it.
+
+    Attributes:
+        session: Its tenant's and its own name, together.
+        rows: int32, its chain's block rows; ``keys`` are the graph's, as they are now.
+        reach: How many of them a prefix match might have covered.
+        found: How many of them the engine's pool held; -1 where the request ended.
+        tokens: Of its prompt.
+    """
+
+    engine: int
+    session: str
+    rows: Rows
+    keys: Keys
+    reach: int
+    found: int
+    tokens: int
+    at: float
 
 
 class _Running(NamedTuple):
     number: int
     engine: int
     rows: Rows
+    session: str
 
 
 class _Unsettled(NamedTuple):
@@ -63,6 +86,7 @@ class History(Departures):
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
         self._running: dict[str, _Running] = {}
+        self._heard: deque[Heard] | None = None  # nobody listens
         self._unsettled: dict[int, _Unsettled] = {}  # by request
         self.requests = RequestLog()
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 360)
@@ -76,6 +100,11 @@ class History(Departures):
         """Of all logs."""
         logs = [*self.evictions.values(), self.requests, self.tokens, self.reasons]
         return sum(log.nbytes for log in logs)
+
+    def asked(self, now: float) -> dict[float, int]:
+        """Tokens of all prompts, by the starts of the steps of ``tokens``."""
+        starts, sums = self.tokens.series(now)
+        return dict(zip(starts, sums[:, 1].tolist(), strict=True))
 
     def hit_share(self, engine: str) -> float | None:
         """Of an engine's prompt tokens: found, since it came; None before any."""
@@ -111,8 +140,11 @@ class History(Departures):
             event.prompt_tokens, size, len(rows), found - prefetched, loaded, prefetched, again
         )
         miss = self._miss(engine, session, rows, found + loaded, reach, now)
-        number = self.requests.add(self._names(engine, event, session), asked, miss, now)
-        self._running[event.request_id] = _Running(number, engine, rows)
+        names = self._names(engine, event, session)
+        number = self.requests.add(names, asked, miss, now)
+        whose = f"{names.tenant or ''}\n{names.session}"
+        self._running[event.request_id] = _Running(number, engine, rows, whose)
+        self._tell(engine, whose, rows, max(reach, found), found, asked.tokens, now)
         if len(self._running) > _RUNNING:  # requests whose end we never heard of
             del self._running[next(iter(self._running))]
         self._found[engine] += (found + loaded) * size
@@ -126,16 +158,29 @@ class History(Departures):
         else:
             self._count(miss, computed, now)
 
-    def finished(self, event: RequestFinished, now: float) -> None:
-        """A request ended."""
+    def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
+        """A request ended, with these blocks."""
         running = self._running.pop(event.request_id, None)
         if running is None:
             return
+        self._tell(engine, running.session, rows, 0, -1, event.total_tokens, now)
         self.requests.finish(running.number, event.reason, event.expected_return_s, now)
         open_case = self._unsettled.pop(running.number, None)
         if open_case is not None:
             miss = Miss(open_case.index, 0, Reason.UNKNOWN, Detail.IN_POOL)
             self._count(miss, open_case.computed, now)
+
+    def listen(self) -> list[Heard]:
+        """What was heard since the last call; the first one begins it."""
+        heard, self._heard = self._heard or (), deque(maxlen=_HEARD)
+        return list(heard)
+
+    def _tell(
+        self, engine: int, session: str, rows: Rows, reach: int, found: int, tokens: int, now: float
+    ) -> None:
+        if self._heard is not None:
+            keys = self._tables.blocks.keys[rows]
+            self._heard.append(Heard(engine, session, rows, keys, reach, found, tokens, now))
 
     def _miss(
         self, engine: int, session: int, rows: Rows, index: int, reach: int, now: float

@@ -1,0 +1,96 @@
+"""What no order of eviction can beat, on the requests that are remembered: Belady's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from ...graph.types import Keys
+from ..replay.fast.bounds import belady_hits
+from ..replay.traces.trace import Trace
+
+MOST_BLOCKS: Final = 400_000  # that are remembered; chosen: 3 MB, and a second to look at
+
+
+class _Asked(NamedTuple):
+    keys: Keys
+    reach: int
+    found: int  # by the live pool
+
+
+class RequestWindow:
+    """The last requests, as many as have ``MOST_BLOCKS`` blocks."""
+
+    def __init__(self) -> None:
+        self._asked: deque[_Asked] = deque()
+        self._blocks = 0
+
+    def add(self, keys: Keys, reach: int, found: int) -> None:
+        """A request asked for these blocks, of which the live pool had the first ``found``."""
+        self._asked.append(_Asked(keys, reach, found))
+        self._blocks += len(keys)
+        while self._blocks > MOST_BLOCKS and len(self._asked) > 1:
+            self._blocks -= len(self._asked.popleft().keys)
+
+    def taken(self) -> list[_Asked]:
+        """What is remembered now, for ``ceiling``, which may take its time elsewhere."""
+        return list(self._asked)
+
+
+def ceiling(window: Sequence[_Asked], capacity: int) -> tuple[int, int]:
+    """Blocks asked for in the window, and how many of them Belady would have found.
+
+    What the live pool had at a block's first use here was there when the window began: Belady
+    starts with it too.
+    """
+    if not window or capacity < 1:
+        return 0, 0
+    keys = np.concatenate([asked.keys for asked in window])
+    blocks = np.unique(keys, return_inverse=True)[1].astype(np.int32)
+    ends = np.cumsum([len(asked.keys) for asked in window])
+    starts = np.concatenate([[0], ends])
+    seeds = _there_at_first(blocks, starts, [asked.found for asked in window])
+    trace = _trace(
+        np.concatenate([seeds, blocks]),
+        np.concatenate([[0], starts + len(seeds)]),
+        [0, *(asked.reach for asked in window)],
+    )
+    return len(keys), int(belady_hits(trace, capacity).sum())
+
+
+def _there_at_first(
+    blocks: np.ndarray[tuple[int], np.dtype[np.int32]], starts: Sequence[int], found: Sequence[int]
+) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """Blocks whose first use was a hit, in the order of these uses."""
+    place = np.arange(len(blocks))
+    request = np.searchsorted(starts, place, side="right") - 1
+    hit = place - np.asarray(starts)[request] < np.asarray(found)[request]
+    first = np.unique(blocks, return_index=True)[1]
+    return blocks[np.sort(first[hit[first]])]
+
+
+def _trace(
+    blocks: np.ndarray[tuple[int], np.dtype[np.int32]],
+    starts: np.ndarray[tuple[int], np.dtype[np.int64]],
+    reach: Sequence[int],
+) -> Trace:
+    count = len(starts) - 1
+    zeros, lengths = np.zeros(count, dtype=np.int32), np.diff(starts).astype(np.int32)
+    return Trace(
+        name="window",
+        block_size=1,
+        at=np.arange(count, dtype=np.float64),
+        input_tokens=lengths,
+        output_tokens=zeros,
+        starts=starts,
+        blocks=blocks,
+        prompts=lengths,
+        full=lengths,
+        matchable=np.array(reach, dtype=np.int32),
+        session=zeros,
+        last=zeros.astype(np.bool_),
+        has_sessions=False,
+    )

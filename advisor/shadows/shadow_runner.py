@@ -1,0 +1,137 @@
+"""``ShadowRunner``: a thread that lets shadows hear what engines' requests asked for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.ranking.formulas import ClassicPolicy, LruPolicy
+from ...graph.ranking.policy import Policy
+from ...graph.ranking.view import View
+from ..policies.lifecycle import LifecyclePolicy
+from ..process.notices import Notices
+from .ceiling import ceiling
+from .shadow_set import ShadowSet
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 0.5  # as often as the planner ranks
+_SHARE_OF_A_CORE: Final = 0.02  # beyond it half as many sessions are followed; chosen
+_JUDGED_OVER_S: Final = 30.0
+_CEILING_EVERY_S: Final = 60.0
+_ASKED_LATELY_S: Final = 120.0  # a ceiling is worked out only while somebody looks
+
+
+class ShadowRunner:
+    """Shadows of all engines; see ``ShadowSet``.
+
+    Attributes:
+        sets: engine → its shadows; read it under ``lock``.
+    """
+
+    def __init__(self, graph: KVCacheGraph, clock: Callable[[], float]) -> None:
+        self._graph = graph
+        self._clock = clock
+        self._notices = Notices(logger, clock)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvgraph-shadows", daemon=True)
+        self._spent, self._judged = 0.0, clock()
+        self._next_ceiling = clock()
+        self._looked = float("-inf")
+        self.lock = threading.Lock()
+        self.sets: dict[str, ShadowSet] = {}
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def looked(self) -> None:
+        """Somebody looks at what is here."""
+        self._looked = self._clock()
+
+    def tick(self) -> None:
+        """Hear what happened since the last one, and rank anew."""
+        began = time.thread_time()
+        with self._graph.lock:
+            heard = self._graph.tables.history.listen()
+            names = {column: name for name, column in self._graph.tables.engines.items()}
+            self._keep_sets()
+        with self.lock:
+            for each in heard:
+                if (shadows := self.sets.get(names.get(each.engine, ""))) is not None:
+                    shadows.hear(each)
+        for engine in list(self.sets):
+            with self._graph.lock, self.lock:
+                if (column := self._graph.tables.engines.get(engine)) is not None:
+                    self.sets[engine].rank(self._view(column))
+        self._look_ahead()
+        self._spent += time.thread_time() - began
+        self._judge()
+
+    def _keep_sets(self) -> None:
+        """One set for each engine that said how large its pool is; a new one where that changes."""
+        tables = self._graph.tables
+        kept = dict[str, ShadowSet]()
+        for engine, column in tables.engines.items():
+            blocks = tables.pool_blocks.get(column, 0) - 1  # vLLM keeps one for itself
+            if blocks < 1:
+                continue
+            before = self.sets.get(engine)
+            if before is None or before.blocks != blocks:
+                before = ShadowSet(blocks, self._policies())
+                before.hold_what_is_there(self._view(column))
+            kept[engine] = before
+        with self.lock:
+            self.sets = kept
+
+    def _policies(self) -> list[Policy]:
+        """The live one, and the others that need not learn anew."""
+        live = self._graph.policy
+        others: list[Policy] = [ClassicPolicy()]
+        if isinstance(live, LruPolicy):
+            return [LifecyclePolicy(), *others]
+        return [live, *(each for each in others if each.name != live.name)]
+
+    def _view(self, column: int) -> View:
+        return View(self._graph.tables, self._graph.rules, column, self._graph.clock())
+
+    def _look_ahead(self) -> None:
+        """Belady's hits of the window: once a minute, while somebody looks."""
+        now = self._clock()
+        if now < self._next_ceiling or now - self._looked > _ASKED_LATELY_S:
+            return
+        self._next_ceiling = now + _CEILING_EVERY_S
+        for shadows in list(self.sets.values()):
+            with self.lock:
+                window, capacity = shadows.window.taken(), shadows.pools[0].pool.capacity
+            shadows.belady = ceiling(window, capacity)
+
+    def _judge(self) -> None:
+        """Follow fewer sessions where this takes more of a core than it is worth."""
+        now = self._clock()
+        if now - self._judged < _JUDGED_OVER_S:
+            return
+        if self._spent > _SHARE_OF_A_CORE * (now - self._judged):
+            with self.lock:
+                halved = [engine for engine, each in self.sets.items() if each.sample.halve()]
+            if halved:
+                logger.info("shadows follow half as many sessions from now on: they took too long")
+        self._spent, self._judged = 0.0, now
+
+    def _run(self) -> None:
+        while not self._stopping.wait(INTERVAL_S):
+            try:
+                self.tick()
+            except Exception as error:
+                self._notices.warn("shadows", "shadows failed (%s)", type(error).__name__)
+                logger.debug("shadows failed", exc_info=True)

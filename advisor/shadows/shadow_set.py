@@ -1,0 +1,125 @@
+"""One engine's shadows: what each would have found, request by request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ...graph.logs.history import Heard
+from ...graph.logs.step_sums import StepSums
+from ...graph.ranking.policy import Policy
+from ...graph.ranking.scoring import whole_scores
+from ...graph.ranking.view import View
+from ...graph.tables.blocks import Selection
+from ..policies.shadow import LruShadow, RankedShadow
+from .ceiling import RequestWindow
+from .session_sample import SessionSample
+
+CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
+"""Of the live pool's: as it is, a quarter less and more, and twice."""
+
+STEP_S: Final = 10.0
+_STEPS: Final = 360
+_COUNTED: Final = ("tokens", "asked", "ours")
+
+
+@dataclass(slots=True)
+class ShadowPool:
+    """One pool that is not there.
+
+    Attributes:
+        policy: Who ranks; None: LRU, which needs no rankings.
+        capacity: Beside the live pool's.
+    """
+
+    name: str
+    policy: Policy | None
+    capacity: float
+    pool: LruShadow | RankedShadow
+    found: int = 0
+
+
+class ShadowSet:
+    """All shadows of one engine.
+
+    Args:
+        blocks: The live pool's size.
+        policies: Those that rank shadows, the live one first.
+    """
+
+    def __init__(self, blocks: int, policies: Sequence[Policy]) -> None:
+        self.blocks = blocks
+        self.sample = SessionSample()
+        self.pools = [*_of_lru(blocks), *_of_policies(blocks, policies)]
+        self.window = RequestWindow()
+        self.asked = self.ours = 0
+        self.belady: tuple[int, int] = 0, 0  # asked, found
+        names = [pool.name for pool in self.pools]
+        self.steps = StepSums((*_COUNTED, *names), STEP_S, _STEPS)
+
+    def hear(self, heard: Heard) -> None:
+        """A request began or ended."""
+        if not self.sample.has(heard.session):
+            return
+        self.sample.walked(heard.rows, heard.keys)
+        counts = [self._ask(pool, heard) for pool in self.pools]
+        if heard.found >= 0:
+            ours = min(heard.found, heard.reach)
+            self.asked, self.ours = self.asked + len(heard.rows), self.ours + ours
+            self.steps.add([heard.tokens, len(heard.rows), ours, *counts], heard.at)
+            self.window.add(heard.keys, heard.reach, ours)
+        for pool in self.pools:
+            pool.pool.use(heard.rows, heard.keys)
+
+    def _ask(self, shadow: ShadowPool, heard: Heard) -> int:
+        if heard.found < 0:
+            return 0
+        found = shadow.pool.found(heard.rows[: heard.reach], heard.keys[: heard.reach])
+        shadow.found += found
+        return found
+
+    def hold_what_is_there(self, view: View) -> None:
+        """All shadows begin with what the live pool holds, the last used on top."""
+        blocks = view.blocks
+        resident = blocks.pick(blocks.resident(view.engine))
+        newest_first = resident.rows[np.argsort(-resident.last_used(), kind="stable")]
+        for each in self.pools:
+            kept = newest_first[: each.pool.capacity]
+            each.pool.use(kept, blocks.keys[kept])
+        self.sample.walked(newest_first, blocks.keys[newest_first])
+
+    def rank(self, view: View) -> None:
+        """New rankings of what each shadow holds; and each as large as the sample now asks for."""
+        blocks = view.blocks
+        resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
+        part = self.sample.part_of(resident, blocks.keys[resident])
+        for each in self.pools:
+            each.pool.capacity = max(1, round(self.blocks * each.capacity * part))
+            if each.policy is not None and isinstance(each.pool, RankedShadow):
+                rows = each.pool.rows(blocks.keys)
+                scores = whole_scores(view, each.policy, Selection(blocks, rows))
+                each.pool.adopt(rows[np.argsort(-scores, kind="stable")])
+
+
+def _of_lru(blocks: int) -> list[ShadowPool]:
+    return [
+        ShadowPool(_name("lru", capacity), None, capacity, LruShadow(round(blocks * capacity)))
+        for capacity in CAPACITIES
+    ]
+
+
+def _of_policies(blocks: int, policies: Sequence[Policy]) -> list[ShadowPool]:
+    """The live policy at every size, the others at the live pool's."""
+    found = []
+    for place, policy in enumerate(policies):
+        for capacity in CAPACITIES if place == 0 else CAPACITIES[:1]:
+            pool = RankedShadow(round(blocks * capacity))
+            found.append(ShadowPool(_name(policy.name, capacity), policy, capacity, pool))
+    return found
+
+
+def _name(policy: str, capacity: float) -> str:
+    return policy if capacity == 1.0 else f"{policy} ×{capacity:g}"

@@ -1,0 +1,115 @@
+"""What shadows found, as the page shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from ...dashboards.api.what_if import Shadows, ShadowView
+from .shadow_runner import ShadowRunner
+from .shadow_set import STEP_S, ShadowPool, ShadowSet
+
+_OURS: Final = "the live pool: what the engine's requests found"
+_BELADY: Final = (
+    "the ceiling: what would have been found by whoever knows the future, on the requests that are "
+    "remembered; worked out once a minute while somebody looks"
+)
+_OFFSET: Final = 3  # counted before the shadows' own columns; see ``shadow_set``
+
+
+def shadows_view(
+    runner: ShadowRunner, engine: str | None, now: float, unix_offset: float
+) -> Shadows:
+    """Shadows of one engine, or of the first that has some.
+
+    Args:
+        now: By the graph's clock.
+        unix_offset: What makes Unix seconds of it.
+    """
+    runner.looked()
+    with runner.lock:
+        name = engine if engine is not None else next(iter(runner.sets), None)
+        found = runner.sets.get(name) if name is not None else None
+        starts, sums = found.steps.series(now) if found is not None else ([], np.zeros((0, 0)))
+        return Shadows(
+            at=now + unix_offset,
+            engine=name,
+            engines=list(runner.sets),
+            sampled_share=found.sample.share if found is not None else 0.0,
+            sessions=len(found.sample.sessions) if found is not None else 0,
+            step_s=STEP_S,
+            starts=[round(start + unix_offset, 3) for start in starts],
+            shadows=_views(found, sums) if found is not None else [],
+        )
+
+
+def _views(found: ShadowSet, sums: np.ndarray) -> list[ShadowView]:
+    asked, blocks = sums[:, 1], found.blocks
+    views = [_view("ours", _OURS, "live", 1.0, blocks, found.asked, found.ours, asked, sums[:, 2])]
+    for place, pool in enumerate(found.pools):
+        views.append(
+            _view(
+                pool.name, _sentence(pool), pool.policy.name if pool.policy else "lru",
+                pool.capacity, round(blocks * pool.capacity), found.asked, pool.found, asked,
+                sums[:, _OFFSET + place],
+            )
+        )  # fmt: skip
+    of_window, ceiling = found.belady
+    views.append(
+        _view("belady", _BELADY, "belady", 1.0, blocks, of_window, ceiling, asked[:0], asked[:0])
+    )
+    return views
+
+
+def _view(
+    name: str,
+    sentence: str,
+    policy: str,
+    capacity: float,
+    blocks: int,
+    asked: int,
+    found: int,
+    asked_by_step: np.ndarray,
+    found_by_step: np.ndarray,
+) -> ShadowView:
+    steps = zip(asked_by_step.tolist(), found_by_step.tolist(), strict=True)
+    return ShadowView(
+        name=name,
+        sentence=sentence,
+        policy=policy,
+        capacity=capacity,
+        blocks=blocks,
+        asked=asked,
+        found=found,
+        hit_rate=round(found / asked, 4) if asked else None,
+        history=[round(hit / all_, 4) if all_ else None for all_, hit in steps],
+    )
+
+
+def _sentence(pool: ShadowPool) -> str:
+    who = "stock vLLM's order" if pool.policy is None else f"the policy {pool.policy.name}"
+    size = {1.0: "in a pool as large", 2.0: "in a pool twice as large"}.get(pool.capacity)
+    return f"{who} {size or f'in a pool of {pool.capacity:.0%} of the size'}"
+
+
+def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> dict[float, int]:
+    """Prompt tokens that LRU would have found, by the starts of ten-second steps.
+
+    Args:
+        asked: Tokens of all prompts, by the same starts: the sample stands for them all.
+    """
+    tokens: dict[float, float] = {}
+    found: dict[float, float] = {}
+    with runner.lock:
+        for shadows in runner.sets.values():
+            for start, row in zip(*shadows.steps.series(now), strict=True):
+                tokens[start] = tokens.get(start, 0) + float(row[0])
+                size = row[0] / row[1] if row[1] else 0.0  # tokens of a block, partial ones too
+                found[start] = found.get(start, 0) + float(row[_OFFSET]) * size
+    return {
+        start: round(asked.get(start, 0) * found[start] / count)
+        for start, count in tokens.items()
+        if count
+    }

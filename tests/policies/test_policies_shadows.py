@@ -1,0 +1,156 @@
+"""Shadows beside a live pool: what they say they would have found, against full replays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvgraph.advisor.replay.fast.bounds import belady_hits
+from kvgraph.advisor.replay.fast.lru import lru_hits
+from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.advisor.replay.traces.trace_events import TraceEvents
+from kvgraph.advisor.shadows.ceiling import RequestWindow, ceiling
+from kvgraph.advisor.shadows.session_sample import SessionSample
+from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S, ShadowRunner
+from kvgraph.advisor.shadows.shadow_set import ShadowSet
+from kvgraph.advisor.shadows.shadow_views import lru_tokens, shadows_view
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import EngineHello
+from made_traffic import agents, chats, made
+
+POINT = 0.01
+CAPACITY = 400
+
+
+class Live:
+    """A graph that hears a trace, as an engine under LRU tells it, and the shadows beside it."""
+
+    def __init__(self, trace: Trace, capacity: int, share: float = 1.0) -> None:
+        self.now = 0.0
+        self.trace, self.capacity = trace, capacity
+        self.graph = KVCacheGraph(clock=lambda: self.now)
+        self.runner = ShadowRunner(self.graph, lambda: self.now)
+        hello = EngineHello("host", "", trace.block_size, capacity + 1, "")
+        self.graph.apply("e", [hello])
+        self.runner.tick()
+        self.set.sample.share = share
+
+    @property
+    def set(self) -> ShadowSet:
+        return self.runner.sets["e"]
+
+    def play(self) -> None:
+        events = TraceEvents(self.trace, hints=True)
+        hits = lru_hits(self.trace, self.capacity)
+        next_tick = 0.0
+        for request, at in enumerate(self.trace.at.tolist()):
+            while next_tick <= at:
+                self.now = next_tick
+                self.runner.tick()
+                next_tick += INTERVAL_S
+            self.now = at
+            hit = int(hits[request])
+            started = events.started(request, hit)
+            self.graph.apply(
+                "e", [started, events.stored(request, hit), events.finished(request, at)]
+            )
+        self.runner.tick()
+
+    def rate(self, name: str) -> float:
+        (pool,) = [pool for pool in self.set.pools if pool.name == name]
+        return pool.found / self.set.asked
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    return made(tmp_path, agents(np.random.default_rng(1)))
+
+
+@pytest.mark.parametrize("capacity", [1.0, 0.75, 1.25, 2.0])
+def test_a_shadow_of_lru_finds_what_a_full_replay_finds(trace: Trace, capacity: float) -> None:
+    live = Live(trace, CAPACITY)
+    live.play()
+    name = "lru" if capacity == 1.0 else f"lru ×{capacity:g}"
+    full = lru_hits(trace, round(CAPACITY * capacity)).sum() / trace.full.sum()
+    assert live.rate(name) == pytest.approx(full, abs=POINT)
+    assert live.set.ours / live.set.asked == pytest.approx(
+        lru_hits(trace, CAPACITY).sum() / trace.full.sum(), abs=1e-9
+    )
+
+
+def test_half_of_the_sessions_stand_for_all(tmp_path: Path) -> None:
+    """Though they share a beginning, which takes as much room in a sample as in the pool."""
+    trace = made(tmp_path, chats(np.random.default_rng(2)))
+    live = Live(trace, 2 * CAPACITY, share=0.5)
+    live.play()
+    full = lru_hits(trace, 2 * CAPACITY).sum() / trace.full.sum()
+    assert 0 < len(live.set.sample.sessions) < len(np.unique(trace.session))
+    assert live.rate("lru") == pytest.approx(full, abs=6 * POINT)
+
+
+def test_belady_is_above_all_of_them(trace: Trace) -> None:
+    live = Live(trace, CAPACITY)
+    live.runner.looked()
+    live.now = 61.0
+    live.play()
+    window = live.set.window.taken()
+    asked, found = ceiling(window, CAPACITY)
+    assert asked == live.set.asked
+    assert found == belady_hits(trace, CAPACITY).sum()
+    assert found >= max(pool.found for pool in live.set.pools if pool.capacity == 1.0)
+
+
+def test_the_ceiling_starts_with_what_the_pool_had() -> None:
+    window = RequestWindow()
+    keys = np.arange(1, 5, dtype=np.uint64)
+    window.add(keys, 4, 4)
+    assert ceiling(window.taken(), 10) == (4, 4)
+    assert ceiling(window.taken(), 2) == (4, 2)
+    assert ceiling([], 10) == (0, 0)
+
+
+def test_a_sample_is_nested_and_about_its_share() -> None:
+    names = [f"tenant\nsession {number}" for number in range(4000)]
+    sample = SessionSample()
+    assert all(map(sample.has, names))
+    before = set(names)
+    for share in (0.5, 0.25, 0.125):
+        assert sample.halve()
+        now = set(filter(sample.has, names))
+        assert now < before
+        assert len(now) / len(names) == pytest.approx(share, abs=0.02)
+        before = now
+
+
+def test_shadows_reach_the_page(trace: Trace) -> None:
+    live = Live(trace, CAPACITY)
+    live.play()
+    view = shadows_view(live.runner, None, live.now, 1e9)
+    names = [shadow.name for shadow in view.shadows]
+    assert (names[0], names[-1], view.engine) == ("ours", "belady", "e")
+    assert {"lru", "lru ×2", "classic"} <= set(names)
+    steps = len(view.starts)
+    assert all(len(shadow.history) == steps for shadow in view.shadows[:-1])
+    tokens = lru_tokens(live.runner, live.graph.tables.history.asked(live.now), live.now)
+    heard = live.graph.tables.history.tokens.last(3600.0, live.now)
+    assert sum(tokens.values()) == pytest.approx(heard["pool"], rel=0.05)
+
+
+def test_shadows_that_take_too_long_follow_fewer(trace: Trace) -> None:
+    live = Live(trace, CAPACITY)
+    live.runner._spent = 100.0
+    live.now += 31.0
+    live.runner.tick()
+    assert live.set.sample.share == 0.5
+
+
+def test_a_pool_of_another_size_begins_anew(trace: Trace) -> None:
+    live = Live(trace, CAPACITY)
+    before = live.set
+    live.graph.apply("e", [EngineHello("host", "", trace.block_size, 900, "")])
+    live.runner.tick()
+    assert live.set is not before
+    live.graph.forget_engine("e")
+    live.runner.tick()
+    assert live.runner.sets == {}
