@@ -1,5 +1,5 @@
-"""Writes to the tables: applies what engines tell, run by run, as vectors.
+"""Writes to the tables: applies what engines report, run by run, as vectors.
 
-``ingest`` hands each kind of event to the module that knows it: chains, turns, copies, layers,
-held requests, edges that are learned.
+``ingest`` hands each kind of event to the module for it: chains, turns, copies, layers, held
+requests, learned edges.
 """

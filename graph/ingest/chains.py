@@ -1,4 +1,4 @@
-"""Prefix chains: which block follows which, how deep it stands, and who walked the link."""
+"""Prefix chains: which block follows which, at what depth, and who walked the link."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _REPAIR_PASSES: Final = 64
 class ChainLinker:
     """Sets ``parent`` and ``depth``; keeps every parent strictly shallower than its child.
 
-    That invariant is what makes a cycle impossible, whatever an engine or an attacker sends: a
-    link that cannot hold it is cut and counted.
+    This invariant makes a cycle impossible, whatever an engine or an attacker sends: a link that
+    cannot hold it is cut and counted.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -26,11 +26,11 @@ class ChainLinker:
         self.cut_links = 0
 
     def extend(self, rows: Rows, new: Flags, before: Rows, counts: npt.NDArray[np.int64]) -> None:
-        """Runs of consecutive blocks were stored, each behind a block of its own.
+        """Link runs of consecutive blocks that were stored, each run behind a block of its own.
 
         Args:
             rows: int32 ``[n]``, run after run.
-            new: bool ``[n]``: the row was created for this.
+            new: bool ``[n]``: whether the row was created for this.
             before: int32 ``[runs]``: the row before each run, ``NO_ROW`` at the start of a chain.
             counts: int64 ``[runs]``: blocks in each run, at least one.
         """
@@ -50,11 +50,11 @@ class ChainLinker:
         self._link(rows, new, parents, depths)
 
     def lay(self, rows: Rows, new: Flags, counts: npt.NDArray[np.int64]) -> None:
-        """Whole chains from their start are known: each one's ``i``-th row has depth ``i``.
+        """Link whole chains from their start: the ``i``-th row of each has depth ``i``.
 
         Args:
             rows: int32 ``[n]``, chain after chain.
-            new: bool ``[n]``: the row was created for this.
+            new: bool ``[n]``: whether the row was created for this.
             counts: int64 ``[chains]``: blocks in each.
         """
         starts = np.cumsum(counts) - counts
@@ -64,7 +64,7 @@ class ChainLinker:
         self._link(rows, new, parents, np.arange(len(rows)) - np.repeat(starts, counts))
 
     def ancestors(self, row: int, until: Rows) -> Rows:
-        """int32: ``row`` and its ancestors, up to the first that stands in the chain ``until``.
+        """int32: ``row`` and its ancestors, up to the first that is in the chain ``until``.
 
         Args:
             until: int32 ``[n]``: a chain by depth (``until[d]`` has depth ``d``).
@@ -86,7 +86,7 @@ class ChainLinker:
         starts: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64],
     ) -> None:
-        """Depths where a run goes on behind another of the same batch."""
+        """Set depths where a run continues another run of the same batch."""
         depth = self._tables.blocks.depth
         for start, count, row in zip(
             starts.tolist(), counts.tolist(), before.tolist(), strict=True
@@ -97,7 +97,7 @@ class ChainLinker:
             depth[run] = np.where(new[start : start + count], fresh, depth[run])
 
     def _link(self, rows: Rows, new: Flags, parents: Rows, depths: npt.NDArray[Any]) -> None:
-        """Give rows that have no parent theirs, and all of them their depth."""
+        """Give parents to rows that have none, and all of them their depth."""
         blocks = self._tables.blocks
         moved = blocks.depth[rows] != depths
         blocks.depth[rows[moved]] = depths[moved]
@@ -134,7 +134,7 @@ class ChainLinker:
 def _joined(
     rows: Rows, starts: npt.NDArray[np.int64], before: Rows
 ) -> tuple[npt.NDArray[np.int64], Rows, npt.NDArray[np.int64]]:
-    """The runs with those joined that go on exactly where the one before them stopped."""
+    """The runs, with those joined that continue exactly where the one before them stopped."""
     opens = np.ones(len(starts), dtype=np.bool_)
     opens[1:] = before[1:] != rows[starts[1:] - 1]
     starts = starts[opens]

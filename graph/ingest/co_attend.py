@@ -1,4 +1,4 @@
-"""CO_ATTEND edges: blocks that decode steps read together, from the third time on."""
+"""CO_ATTEND edges: between blocks that decode steps read together, from the third time on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..tables.tables import Tables
 from ..types import EdgeType, Rows
 
-_MAX_BLOCKS_A_STEP: Final = 16  # the most attended ones: 120 pairs
+_MAX_BLOCKS_A_STEP: Final = 16  # the most attended ones: 120 pairs; chosen
 _SWEEP_S: Final = 60.0
 _FLOOR: Final = 0.05
 _KIND: Final = EdgeType.CO_ATTEND
@@ -26,7 +26,7 @@ class CoAttendance:
         self._swept: float | None = None
 
     def observe(self, rows: Rows, mass: npt.NDArray[np.float32], now: float) -> None:
-        """One sampled step read these block rows (distinct), with this softmax mass."""
+        """Count one sampled step that read these block rows (distinct) with this softmax mass."""
         self._sweep(now)
         top = np.sort(rows[np.argsort(-mass, kind="stable")[:_MAX_BLOCKS_A_STEP]])
         pairs = np.array(list(combinations(top.tolist(), 2)), dtype=np.int32).reshape(-1, 2)

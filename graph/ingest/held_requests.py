@@ -12,11 +12,11 @@ _MOST: Final = 16_384  # remembered for one engine; chosen
 
 @dataclass(frozen=True, slots=True)
 class HeldRequest:
-    """One that waits.
+    """A request that waits for room.
 
     Attributes:
         request: As its engine named it, and what it wants.
-        since: When we heard of it, in monotonic seconds.
+        since: When the sidecar heard of it, in monotonic seconds.
     """
 
     request: RequestHeld
@@ -24,29 +24,29 @@ class HeldRequest:
 
 
 class HeldBook:
-    """Who waits on which engine, in the order in which they came."""
+    """Held requests by engine, in the order of their arrival."""
 
     def __init__(self) -> None:
         self._held: dict[int, dict[str, HeldRequest]] = {}
 
     def held(self, engine: int, event: RequestHeld, now: float) -> None:
-        """A request waits from now on."""
+        """Note that a request waits from now on."""
         of_engine = self._held.setdefault(engine, {})
         if len(of_engine) < _MOST:
             of_engine[event.request_id] = HeldRequest(event, now)
 
     def released(self, engine: int, event: RequestReleased) -> None:
-        """It waits no longer."""
+        """Note that a request waits no longer."""
         self._held.get(engine, {}).pop(event.request_id, None)
 
     def all(self) -> list[HeldRequest]:
-        """Whoever waits, engine by engine, each engine's in the order in which they came."""
+        """All held requests, engine by engine, each engine's in the order of their arrival."""
         return [held for waiting in self._held.values() for held in waiting.values()]
 
     def since(self, session: str, tenant: str | None) -> dict[int, float]:
-        """Engines where a request of a session waits, and since when the first of them does.
+        """Engines where a request of a session waits, and since when the first of them waits.
 
-        Of any tenant's session where none is named.
+        Of any tenant's session if no tenant is named.
         """
         found: dict[int, float] = {}
         for engine, waiting in self._held.items():
@@ -56,5 +56,5 @@ class HeldBook:
         return found
 
     def forget(self, engine: int) -> None:
-        """The engine is gone, or tells everything anew."""
+        """Forget an engine that is gone, or reports everything anew."""
         self._held.pop(engine, None)

@@ -47,12 +47,12 @@ from .semantic import SemanticLinker
 from .tier_copies import CopyRecorder
 from .turns import Turn, TurnRecorder
 
-_EMA_SHARE: Final = 0.2  # of the newest sample in attention and confidence means
+_EMA_SHARE: Final = 0.2  # weight of the newest sample in means of attention and confidence; chosen
 _Churn = BlocksStored | BlocksRemoved
 
 
 class Ingest:
-    """The one writer of the tables."""
+    """Applies events; the one writer of the tables."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -71,7 +71,7 @@ class Ingest:
         self._reclaim_above = tables.limits.max_ghosts
 
     def apply(self, engine: int, events: Sequence[AnyEvent], now: float) -> None:
-        """Apply one engine's events in their order. Events without meaning are counted."""
+        """Apply one engine's events in their order. Events with no meaning are counted."""
         for kind, run in groupby(events, _kind):
             if kind is _CHURN:
                 self._apply_churn(engine, cast(list[_Churn], list(run)), now)
@@ -83,7 +83,7 @@ class Ingest:
         self._reclaim()
 
     def forget_engine(self, engine: int) -> None:
-        """An engine is gone, and every copy that it held."""
+        """Forget an engine that is gone, and every copy that it held."""
         self._let_go(engine)
         self._tables.models.pop(engine, None)
         self._tables.pool_blocks.pop(engine, None)
@@ -93,7 +93,7 @@ class Ingest:
             each.pop(engine, None)
 
     def _let_go(self, engine: int) -> None:
-        """An engine holds nothing any more, and runs nothing."""
+        """Note that an engine holds nothing any more, and runs nothing."""
         self._copies.forget(engine)
         self._tables.blocks.tiers[engine] = 0
         self._tables.sessions.interrupt(engine)
@@ -139,7 +139,8 @@ class Ingest:
                 raise AssertionError("these are applied in runs")
 
     def _greeted(self, engine: int, event: EngineHello) -> None:
-        """Blocks of another model than it runs now are none of its own."""
+        """Take an engine's hello; if it runs another model than before, it holds none of the old
+        blocks."""
         self._tables.sessions.interrupt(engine)  # ends that were lost leave none running for ever
         if event.model != self._tables.models.get(engine, ""):
             self._let_go(engine)
@@ -181,7 +182,7 @@ class Ingest:
         self.counters["blocks_protected"] += int(_IS_PROTECTED[blocks.layer[rows]].sum())
 
     def _rows_before(self, stored: list[BlocksStored], now: float, salt: np.uint64) -> Rows:
-        """The row before each run's first block; one that we never heard of becomes a ghost."""
+        """The row before each run's first block; an unknown block becomes a ghost."""
         before = np.full(len(stored), NO_ROW, dtype=np.int32)
         known = [i for i, event in enumerate(stored) if event.parent is not None]
         if known:
@@ -192,7 +193,7 @@ class Ingest:
     def _claim(
         self, stored: list[BlocksStored], rows: Rows, counts: npt.NDArray[np.int64], now: float
     ) -> None:
-        """Blocks that no session walked yet belong to the one that stored them."""
+        """Assign blocks that no session walked yet to the session that stored them."""
         if not any(event.session for event in stored):
             return
         owners = [
@@ -306,7 +307,7 @@ _NONE: Final = np.empty(0, dtype="<f4")
 
 
 def _kind(event: AnyEvent) -> tuple[type, ...]:
-    """What may be applied together with this event."""
+    """The kind of events that may be applied together with this one."""
     return next((kind for kind in (_CHURN, _TURN) if isinstance(event, kind)), ())
 
 

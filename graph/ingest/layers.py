@@ -1,4 +1,4 @@
-"""Whose word on a block's source layer counts, where several speak of one block."""
+"""Whose statement of a block's source layer counts, if several requests state one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LayerBook:
     """Sets layers and importances of blocks.
 
     What an operator stated holds against callers, and what a caller stated against what is
-    inferred. Of equals the most precious word holds, as long as a session that gave it lives: only
+    inferred. Among equals the most precious layer holds while a session that stated it lives: only
     the tenant that raised a block may lower it before that.
     """
 
@@ -28,7 +28,7 @@ class LayerBook:
         authority: Authority,
         session: int,
     ) -> None:
-        """``session`` says what these block rows are; ``NO_ROW`` is nobody's word."""
+        """Take what ``session`` says these block rows are; ``NO_ROW`` speaks for nobody."""
         blocks = self._tables.blocks
         worth = np.float32(DEFAULT_IMPORTANCE[layer] if importance is None else importance)
         rows = rows[self._may_state(rows, layer, worth, authority, session)]
@@ -55,7 +55,8 @@ class LayerBook:
         return np.asarray((stated <= authority) & ~holds)
 
     def _yields(self, raised_by: Rows, session: int) -> npt.NDArray[np.bool_]:
-        """Whether ``session`` may take back what others said: its own tenant's, or of the gone."""
+        """Whether ``session`` may take back what others said: sessions of its own tenant, or gone
+        ones."""
         sessions = self._tables.sessions
         gone = (raised_by == NO_ROW) | (sessions.state[raised_by] == SessionState.ENDED)
         tenant = sessions.tenant[session] if session != NO_ROW else NO_ROW

@@ -1,4 +1,4 @@
-"""Which session a request continues where no caller names one: told from its blocks alone."""
+"""Which session a request continues if no caller names one: inferred from its blocks alone."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def continued(owners: Rows, reach: Rows, turns: Rows) -> int:
 
 
 def _compacts(known: int, blocks: int, before: int, longest: int) -> bool:
-    """Whether a prompt that keeps little of a history stands for all of it.
+    """Whether a prompt that keeps little of a history is a summary of it.
 
-    The history was near to full, and a summary takes its place. What begins beside a session, with
-    its system prompt, is none: it says little.
+    That is so if the history was nearly full. A prompt that begins beside a session, with its
+    system prompt, is no summary: it is too short.
 
     Args:
         known: Blocks that it keeps.
-        blocks: Its own.
-        before: Those of the history.
-        longest: Of all sessions.
+        blocks: Blocks of the prompt.
+        before: Blocks of the history.
+        longest: Blocks of the longest prompt of all sessions.
     """
     summarised = before >= _NEAR_FULL * longest and 2 * blocks <= before
     return summarised and blocks - known >= _SUMMARY * before

@@ -8,10 +8,10 @@ from ..types import MAX_ENGINES
 
 
 def column_of(tables: Tables, engine: str, model: str) -> int:
-    """The engine's residency column; one that speaks for the first time is given a free one.
+    """The engine's residency column; an engine that is new is given a free one.
 
     Args:
-        model: What a new engine runs, as far as it does not say so itself.
+        model: What a new engine runs, as far as it does not report it itself.
 
     Raises:
         GraphError: All columns are taken.

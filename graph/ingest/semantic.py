@@ -14,7 +14,7 @@ Vectors = npt.NDArray[np.float32]
 
 
 class SemanticLinker:
-    """Keeps one embedding a block and links near ones; created at the first embedding."""
+    """Keeps one embedding per block and links near ones; created at the first embedding."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables

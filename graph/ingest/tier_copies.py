@@ -13,14 +13,14 @@ from ..types import NO_ROW, Keys, Rows, Tier, as_keys
 
 
 class CopyRecorder:
-    """Applies what engines tell of their copies: as tier bits, from which SPILL_LINKs follow."""
+    """Applies what engines report of their copies: as tier bits, from which SPILL_LINKs follow."""
 
     def __init__(self, tables: Tables, counters: Counter[str]) -> None:
         self._tables = tables
         self._counters = counters
 
     def spilled(self, engine: int, event: BlocksSpilled, now: float) -> None:
-        """Copies were completed; a block that we never heard of becomes known by its copy."""
+        """Note that copies were completed; an unknown block becomes known by its copy."""
         keys = self._keys(event)
         if keys is None:
             return
@@ -32,7 +32,7 @@ class CopyRecorder:
         self._counters["bytes_spilled"] += len(rows) * event.bytes_per_block
 
     def loaded(self, engine: int, event: BlocksLoaded, now: float) -> None:
-        """Copies came back into the engine's pool."""
+        """Note that copies came back into the engine's pool."""
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1
             return
@@ -44,7 +44,7 @@ class CopyRecorder:
         self._counters["blocks_warmed"] += len(rows)
 
     def dropped(self, engine: int, event: CopiesDropped) -> None:
-        """Copies are gone."""
+        """Note that copies are gone."""
         keys = self._keys(event)
         if keys is not None:
             rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
@@ -54,12 +54,13 @@ class CopyRecorder:
             self._tables.history.copies_lost(engine, bare, event.cause)
 
     def forget(self, engine: int) -> None:
-        """An engine's copies are gone, or about to be announced anew."""
+        """Forget an engine's copies: they are gone, or about to be announced anew."""
         blocks = self._tables.blocks
         blocks.unmark(engine, np.s_[: blocks.size], Tier.WARM | Tier.COLD)
 
     def count_evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """An engine with tiers lost these blocks: is there a copy, and should there be?"""
+        """Count blocks that an engine with tiers lost: whether each has a copy, and should have
+        one."""
         copied = self._tables.blocks.has(engine, rows, Tier.WARM | Tier.COLD)
         lost = rows[~copied]
         missed = int(worth_spilling(self._tables, lost, now).sum())
@@ -68,7 +69,7 @@ class CopyRecorder:
         self._counters["evicted_not_worth_copy"] += len(lost) - missed
 
     def _keys(self, event: BlocksSpilled | CopiesDropped) -> Keys | None:
-        """The event's blocks; None, and it is counted, if it has no meaning."""
+        """Block keys of the event; None (and counted) if they are malformed."""
         if len(event.hashes) % 8 == 0 and Tier(event.tier) in (Tier.WARM, Tier.COLD):
             return as_keys(event.hashes)
         self._counters["events_refused"] += 1

@@ -1,4 +1,4 @@
-"""Turns: what requests tell of their sessions, and of the blocks that they walk."""
+"""Turns: what requests tell about their sessions, and about the blocks that they walk."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .layers import LayerBook
 from .lineage import continued, owners
 
 _MAX_INFERRED: Final = 65_536
-_MEMORIES_A_BLOCK: Final = 4  # chosen: more MEMORY_REF edges at a block tell nothing more
+_MEMORIES_A_BLOCK: Final = 4  # MEMORY_REF edges per block; more add nothing. Chosen
 
 Turn = RequestStarted | RequestFinished
 Counts = npt.NDArray[np.int64]
@@ -49,9 +49,9 @@ class TurnRecorder:
         self._inferred: dict[str, int] = {}  # running request → the session guessed for it
 
     def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
-        """Requests started and ended, in this order.
+        """Apply requests that started and ended, in this order.
 
-        What their chains tell of blocks is written for all of them at once; what they tell of
+        What their chains tell about blocks is written for all of them at once; what they tell about
         sessions, one after the other.
         """
         whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
@@ -68,7 +68,7 @@ class TurnRecorder:
                 self._finished(engine, turn, chain, now)
 
     def _started(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> None:
-        """A request was scheduled: count its hits, tag its blocks, begin its session's turn."""
+        """Apply a request's start: count its hits, tag its blocks, begin its session's turn."""
         self._tables.blocks.tokens[rows] = event.block_size
         self._tables.links.walk(rows)
         self._count_hits(event, rows, now)
@@ -84,7 +84,7 @@ class TurnRecorder:
         self._mark_tip(session, rows)
 
     def _finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
-        """A request ended: its new blocks are generated text, its session is what it says."""
+        """Apply a request's end: its new blocks are generated text, its session is as it says."""
         self._tables.walks.add(engine, Walk(rows, 0, -1))
         self._tables.history.finished(engine, event, rows, now)
         inferred = self._inferred.pop(event.request_id, NO_ROW)
@@ -105,7 +105,7 @@ class TurnRecorder:
         self._signal(session, event.session_ended, event, now)
 
     def signalled(self, event: SessionSignal, now: float) -> None:
-        """A caller says what a session is doing; of one that nobody knows, it says nothing."""
+        """Apply what a caller says a session is doing; an unknown session is ignored."""
         session = self._tables.sessions.find(event.session, self._tenant(event.tenant))
         if session == NO_ROW:
             self._counters["signals_of_nobody"] += 1
@@ -144,7 +144,7 @@ class TurnRecorder:
         self._counters["cached_tokens"] += event.cached_tokens
 
     def _walked(self, engine: int, event: RequestStarted, rows: Rows) -> None:
-        """An engine computes at least one token of a prompt itself: a match ends before it."""
+        """The rows that a match could cover: an engine computes at least a prompt's last token."""
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
         found = event.cached_tokens // event.block_size
         self._tables.walks.add(engine, Walk(rows, max(reach, found), found))
@@ -152,7 +152,7 @@ class TurnRecorder:
     def _note_regret(
         self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float
     ) -> None:
-        """What is computed of a prompt though it had been before, and no tier has a copy of it."""
+        """Count blocks of a prompt that are computed again, and of which no tier has a copy."""
         blocks = self._tables.blocks
         computed = rows[event.cached_tokens // event.block_size :]
         lost = (blocks.tiers[engine, computed] & COPIES) == 0
@@ -207,8 +207,8 @@ class TurnRecorder:
     def _continued(self, rows: Rows, tenant: int) -> int:
         """The session that a request without a name continues, ``NO_ROW`` for none.
 
-        Two branches that live side by side are two sessions: nothing continues a session that
-        runs, or a branch that its session left behind.
+        Two branches that live side by side are two sessions: nothing continues a session that runs,
+        or a branch that its session left behind.
         """
         sessions = self._tables.sessions
         session = continued(owners(self._tables.blocks, rows), sessions.reach, sessions.turns)
@@ -217,7 +217,7 @@ class TurnRecorder:
         return NO_ROW if len(self._left_behind(rows)) else session
 
     def _take_over(self, session: int, rows: Rows) -> None:
-        """What another session left behind of ``rows`` is this one's alone."""
+        """Assign what another session left behind of ``rows`` to this one alone."""
         self._tables.blocks.session[self._left_behind(rows)] = session
 
     def _left_behind(self, rows: Rows) -> Rows:
@@ -226,7 +226,7 @@ class TurnRecorder:
         return superseded
 
     def _supersede(self, session: int, rows: Rows) -> None:
-        """Blocks of the session's last turn that this turn left behind lose its protection.
+        """Remove the protection of blocks of the session's last turn that this turn left behind.
 
         Not while another request of the session runs: then the two are siblings.
         """
@@ -277,7 +277,7 @@ def _affordable(segments: Sequence[Segment], blocks: int, size: int) -> list[Seg
     """The segments that a request of so many blocks may have, the least precious first.
 
     In sum they cover each block twice at most, and share one more block each with a neighbour:
-    a thousand that overlap would make a thousand writes of every block.
+    otherwise a thousand overlapping segments would write every block a thousand times.
     """
     room, kept = 2 * blocks + len(segments), []
     for segment in sorted(segments, key=lambda each: each.layer):

@@ -1,5 +1,5 @@
-"""Answers questions that people ask of the graph, and changes nothing.
+"""Answers people's questions about the graph, and changes nothing.
 
-Why a block ranks where it does and what stands near it is in ``views``, how much of everything
-there is in ``stats``.
+``views`` says why a block ranks where it does and what is near it, ``stats`` how much of everything
+there is.
 """

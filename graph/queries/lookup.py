@@ -10,7 +10,7 @@ from ..types import BlockKey
 
 
 def row_of(tables: Tables, key: BlockKey) -> int:
-    """The block that engines call ``key``; of several models', one that is held, last used.
+    """The block that engines call ``key``; among several models' blocks, a held one, the last used.
 
     Raises:
         GraphError: No such block is known, or ``key`` is no key.

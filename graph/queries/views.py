@@ -1,4 +1,4 @@
-"""Questions that people ask of the graph. Nothing here changes it.
+"""Answers people's questions about the graph. Nothing here changes it.
 
 Answers are plain dicts for JSON; a block is named by its key in hexadecimal, since JavaScript
 cannot hold 64 bits.
@@ -141,7 +141,7 @@ def explain(view: View, order: Order, row: int) -> dict[str, Any]:
 
 
 def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]:
-    """What a session is doing and what it holds."""
+    """What a session is doing, and which blocks it holds."""
     tables, now = view.tables, view.now
     row = session_row(tables, name, tenant)
     sessions, blocks = tables.sessions, tables.blocks
@@ -205,7 +205,7 @@ def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
 
 
 def _over_share_on(view: View, row: int) -> list[str]:
-    """Engines in which more is protected than may be, so that this block is not."""
+    """Engines in which more is protected than the share allows, so that this block is not."""
     found = []
     for engine, column in view.tables.engines.items():
         resident = view.blocks.pick(view.blocks.resident(column))

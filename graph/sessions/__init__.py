@@ -1,5 +1,5 @@
-"""Sessions: who is coming back, when, and what makes us think so.
+"""Sessions: which come back, when, and by what evidence.
 
-The session table, what pauses tell, and how long tools take. Blocks name their session by a row of
-this table.
+Holds the session table, what pauses tell, and how long tools take. Blocks name their session by a
+row of this table.
 """

@@ -1,7 +1,7 @@
-"""What a session's pauses tell: the columns that remember them, in natural logarithms of seconds.
+"""The columns that remember a session's pauses, as natural logarithms of seconds.
 
 Pauses spread over five orders of magnitude, from a tool that answers at once to a person who comes
-back tomorrow; only their logarithms have means that say something.
+back tomorrow; only means of their logarithms are meaningful.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAUSE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 
 
 class PauseColumns(Protocol):
-    """The columns that are written here, and the two that say which pause it was."""
+    """The columns that are written here, and the two that say what kind of pause it was."""
 
     turns: Rows
     stop: npt.NDArray[np.uint8]
@@ -43,12 +43,13 @@ class PauseColumns(Protocol):
     mean_written: npt.NDArray[np.float32]
 
 
-_LEAST_S: Final = 0.01  # what is shorter counts as this: nobody acts on it
-_SHARE: Final = 0.2  # of the newest in an exponential mean; chosen
+_LEAST_S: Final = 0.01  # shorter pauses count as this; chosen
+_SHARE: Final = 0.2  # weight of the newest in an exponential mean; chosen
 
 
 def note_pause(sessions: PauseColumns, row: int, seconds: float) -> None:
-    """A session came back after ``seconds``; ``turns`` is still the number of turns before."""
+    """Note that a session came back after ``seconds``; ``turns`` is still the number of turns
+    before."""
     pause = math.log(max(seconds, _LEAST_S))
     pauses = int(sessions.turns[row])
     sessions.third_pause[row] = sessions.second_pause[row]
@@ -65,7 +66,7 @@ def note_pause(sessions: PauseColumns, row: int, seconds: float) -> None:
 
 
 def note_answer(sessions: PauseColumns, row: int, tokens: int) -> None:
-    """A turn of a session answered so many tokens."""
+    """Note that a turn of a session answered so many tokens."""
     _move_mean(sessions.mean_written, row, math.log1p(tokens))
 
 

@@ -1,4 +1,4 @@
-"""Which session rows are reused next: those that have been quiet for longest."""
+"""Which session rows are reused next: those of the sessions quiet for longest."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ _NONE: Final[Rows] = np.empty(0, dtype=np.int32)
 
 
 class QuietRows:
-    """Chooses rows some at a time, since choosing reads every session, and clearing every block."""
+    """Chooses rows in batches, since choosing reads every session, and clearing reads every
+    block."""
 
     def __init__(self) -> None:
         self._chosen: list[tuple[int, float]] = []  # and when each was last seen; the next one last
 
     def take(self, running: Rows, last_seen: npt.NDArray[np.float64]) -> tuple[int, Rows]:
-        """The next row, and the rows that were chosen for it, if any were: it is among them.
+        """The next row to reuse, and the rows that were chosen with it, if a new batch was: it is
+        among them.
 
-        A row that was heard of after it was chosen is left alone.
+        A row whose session was heard of after it was chosen is left alone.
 
         Args:
-            running: int32 ``[n]``, requests of each session inside an engine; those that run are
-                taken only where all do.
+            running: int32 ``[n]``, requests of each session inside an engine; a running session is
+                taken only if all run.
             last_seen: float64 ``[n]``, monotonic seconds.
         """
         while self._chosen:

@@ -1,7 +1,7 @@
-"""Sessions: who is coming back, and what makes us think so.
+"""Sessions: which come back, and by what evidence.
 
-A session is what a caller names (``session_id``), or else a chain of requests each of which
-extends the one before. Rows are reused when ``limit`` is reached: the longest quiet go first.
+A session is what a caller names (``session_id``), or else a chain of requests each of which extends
+the one before. Rows are reused when ``limit`` is reached: those quiet for longest go first.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 # P(another turn | turns so far) on the Mooncake conversation trace: the prior until we know better.
 RETURN_PRIOR: Final = np.array([0.25, 0.39, 0.49, 0.56, 0.60, 0.66, 0.74])
 _PRIOR_STRENGTH: Final = 20.0
-_GAP_SHARE: Final = 0.3  # of the newest gap in the mean
-_LONGEST_SLACK_S: Final = 30.0  # how long past its time a session is still due
+_GAP_SHARE: Final = 0.3  # weight of the newest gap in the mean; chosen
+_LONGEST_SLACK_S: Final = 30.0  # seconds past its time for which a session is still due; chosen
 
 
 class SessionTable:
-    """Sessions by row; row numbers stand in the block table's ``session`` column."""
+    """Sessions by row; the block table's ``session`` column holds row numbers."""
 
     state: npt.NDArray[np.uint8]
     tenant: npt.NDArray[np.int64]
@@ -112,7 +112,7 @@ class SessionTable:
         return {name: getattr(self, name)[: self.size] for name in _COLUMNS}
 
     def learned(self) -> dict[str, npt.NDArray[np.float64]]:
-        """What the sessions so far taught of all: kept beside the columns."""
+        """What the sessions so far taught about all sessions: kept beside the columns."""
         pause = np.array([self._tool_pause])
         return {"reached": self._reached, "pause": pause, "tools": self.tools.stats()}
 
@@ -146,7 +146,7 @@ class SessionTable:
     def ensure(self, name: str, tenant: int, now: float) -> tuple[int, Rows]:
         """The row of a session, created if unknown, and rows that are reused from now on.
 
-        Those must be cleared from the blocks that still name them.
+        The caller must clear the reused rows from the blocks that still name them.
         """
         row, reused = self.find(name, tenant), _NO_ROWS
         if row != NO_ROW:
@@ -166,7 +166,7 @@ class SessionTable:
         return row, reused
 
     def begin_turn(self, row: int, engine: int, now: float, prompt_tokens: int = 0) -> None:
-        """A request of the session entered an engine."""
+        """Note that a request of the session entered an engine."""
         if self.running[row] == 0:
             self._note_gap(row, now)
             self.started[row] = now
@@ -198,7 +198,8 @@ class SessionTable:
         self.last_seen[row] = now
 
     def wait(self, row: int, expected_return: float, tool: int = NO_ROW) -> None:
-        """The session is paused (a tool runs); ``expected_return`` is a time, or NEVER."""
+        """Note that the session is paused (a tool runs); ``expected_return`` is a time, or
+        NEVER."""
         if self.running[row] == 0:
             self.stop[row] = StopReason.TOOL_CALL
             self.tool[row] = tool
@@ -206,17 +207,17 @@ class SessionTable:
             self.expected_return[row] = expected_return
 
     def rest(self, row: int) -> None:
-        """The session's last answer ended its turn: a person reads it."""
+        """Note that the session's last answer ended its turn: a person reads it."""
         if self.running[row] == 0:
             self.stop[row] = StopReason.END_OF_TURN
 
     def end(self, row: int) -> None:
-        """Nobody will come back to this session."""
+        """Note that the session does not return."""
         if self.running[row] == 0:
             self.state[row] = SessionState.ENDED
 
     def interrupt(self, engine: int | None = None) -> None:
-        """None of an engine's requests (or of all engines') is known to run any more."""
+        """Note that none of an engine's requests (or of all engines') is known to run any more."""
         state, running = self.state[: self.size], self.running[: self.size]
         there = running > 0
         if engine is not None:
@@ -227,8 +228,8 @@ class SessionTable:
     def return_probability(self) -> npt.NDArray[np.float64]:
         """float64 ``[size]``: P(another turn), from the turns so far.
 
-        The share of sessions that went on after as many turns, learned as they come, on top of
-        ``RETURN_PRIOR``.
+        The share of sessions that continued after as many turns, learned as they come, with
+        ``RETURN_PRIOR`` as the prior.
         """
         reached, went_on = self._reached[:-1], self._reached[1:]
         learned = (went_on + _PRIOR_STRENGTH * RETURN_PRIOR) / (reached + _PRIOR_STRENGTH)
@@ -249,8 +250,8 @@ class SessionTable:
     def soon(self, horizon_s: float, now: float) -> npt.NDArray[np.intp]:
         """intp: the rows of sessions that are due, the earliest first.
 
-        Due is who is expected within the horizon, or overdue by no more than the pause was to
-        last, within bounds.
+        A session is due from ``horizon_s`` before its expected return until one expected pause
+        (clamped to ``horizon_s`` … 30 s) after it.
         """
         due = self.due()
         pause = np.clip(due - self.last_seen[: self.size], horizon_s, _LONGEST_SLACK_S)
@@ -258,10 +259,10 @@ class SessionTable:
         return rows[np.argsort(due[rows], kind="stable")]
 
     def credit(self, now: float, memory_s: float) -> npt.NDArray[np.float64]:
-        """float64 ``[size]`` in [0, 1]: how much a session's claim on its blocks is worth.
+        """float64 ``[size]`` in [0, 1]: how much a session's claim on its blocks counts.
 
-        Running: 1. Waiting for a tool: 1 until well past its expected return. Idle: the
-        probability that it returns, fading over ``memory_s`` seconds. Ended: 0.
+        Running: 1. Waiting for a tool: 1 until well past its expected return. Idle: the probability
+        that it returns, fading over ``memory_s`` seconds. Ended: 0.
         """
         state, last_seen = self.state[: self.size], self.last_seen[: self.size]
         credit = self.return_probability()

@@ -1,4 +1,4 @@
-"""How long tools take, where callers name them: learned from the pauses that they cause."""
+"""How long tools take, if callers name them: learned from the pauses that they cause."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..types import NO_ROW
 # All chosen.
 A_TENANTS_TOOLS: Final = 64
 MOST_TOOLS: Final = 4096
-_FEW: Final = 3  # pauses before which nothing is known
-_MEMORY: Final = 50.0  # pauses over which a mean moves on
-_KNOWN_WITHIN: Final = math.log(4.0)  # what a caller's own word may be wrong by
+_FEW: Final = 3  # with fewer pauses nothing is known
+_MEMORY: Final = 50.0  # pauses over which a mean forgets
+_KNOWN_WITHIN: Final = math.log(4.0)  # the error that a caller's own statement may have
 _LEAST_S: Final = 0.01
 _OTHERS: Final = ""
 
 
 class ToolBook:
-    """Tools by tenant and name, with the logarithms of what they took; bounded.
+    """Tools by tenant and name, with the logarithms of their durations; bounded.
 
-    Beyond ``A_TENANTS_TOOLS`` a tenant's further tools are one; beyond ``MOST_TOOLS`` nothing
-    further is remembered.
+    Beyond ``A_TENANTS_TOOLS``, a tenant's further tools count as one; beyond ``MOST_TOOLS``,
+    nothing further is remembered.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,8 @@ class ToolBook:
         self._stats = stats.tolist()
 
     def number(self, name: str, tenant: int) -> int:
-        """The tool of this name, noted if it is new; ``NO_ROW`` where there is no room for it."""
+        """The number of the tool of this name, given if it is new; ``NO_ROW`` if there is no room
+        for it."""
         found = self._numbers.get((tenant, name))
         if found is not None:
             return found
@@ -62,11 +63,11 @@ class ToolBook:
         return NO_ROW if len(self) >= MOST_TOOLS else self._create(tenant, name)
 
     def name(self, tool: int) -> str | None:
-        """What callers call it; None for ``NO_ROW``, and for the others of a tenant with many."""
+        """The tool's name; None for ``NO_ROW``, and for a tenant's further tools."""
         return None if tool == NO_ROW else list(self._numbers)[tool][1] or None
 
     def note(self, tool: int, seconds: float) -> None:
-        """A session came back from this tool after ``seconds``."""
+        """Note that a session came back from this tool after ``seconds``."""
         seen, mean, variance = self._stats[tool]
         share = 1.0 / min(seen + 1.0, _MEMORY)
         off = math.log(max(seconds, _LEAST_S)) - mean
@@ -75,7 +76,7 @@ class ToolBook:
         ]  # fmt: skip
 
     def expected_s(self, tool: int) -> float | None:
-        """Seconds that it usually takes; None where that is not known within a factor of 4."""
+        """Seconds that the tool usually takes; None if that is not known within a factor of 4."""
         if tool == NO_ROW:
             return None
         seen, mean, variance = self._stats[tool]

@@ -1,7 +1,7 @@
 """All edges: those of the store, and those that follow from columns.
 
 TEMPORAL and PREFIX_SHARE follow from a block's parent and its walkers, SPILL_LINK from its tier
-bits: nothing is stored of them beside those columns.
+bits: these columns are all that is stored of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COLDER = (Tier.WARM, Tier.COLD)
 
 
 class AllEdges:
-    """Answers for edges of all six types alike, and changes none."""
+    """Answers for edges of all six types alike; changes none."""
 
     def __init__(self, blocks: BlockTable, stored: EdgeStore) -> None:
         self._blocks = blocks
@@ -65,7 +65,7 @@ class AllEdges:
         return counts
 
     def may_have(self, kind: EdgeType) -> bool:
-        """Whether there may be an edge of a type; false only where there is none."""
+        """Whether there may be an edge of a type; False only if there is none."""
         return kind not in STORED or bool(self._stored.counts[kind])
 
     def degree(self, kind: EdgeType, picked: Selection) -> npt.NDArray[Any]:
@@ -102,7 +102,8 @@ class AllEdges:
 
 
 def _is_shared(blocks: BlockTable, picked: Selection) -> Mask:
-    """bool ``[len(picked)]``: whether a PREFIX_SHARE edge leads to it, the root's among them."""
+    """bool ``[len(picked)]``: whether a PREFIX_SHARE edge leads to each, including edges from the
+    root."""
     linked = (picked.of(blocks.parent) != NO_ROW) | (picked.of(blocks.depth) == 0)
     return np.asarray(linked & (picked.of(blocks.walkers) >= 2))
 

@@ -26,8 +26,8 @@ class BlockColumns(Columns):
     depth: Rows = column(np.int32, 0)  # blocks before this one in its chain
     layer: npt.NDArray[np.uint8] = column(np.uint8, int(DEFAULT_LAYER))
     flags: npt.NDArray[np.uint8] = column(np.uint8, 0)  # types.BlockFlag
-    stated: npt.NDArray[np.uint8] = column(np.uint8, 0)  # types.Authority: whose word the layer is
-    raised_by: Rows = column(np.int32, NO_ROW)  # the session whose word it is
+    stated: npt.NDArray[np.uint8] = column(np.uint8, 0)  # types.Authority: who stated the layer
+    raised_by: Rows = column(np.int32, NO_ROW)  # the session that stated it
     importance: npt.NDArray[np.float32] = column(
         np.float32, float(DEFAULT_IMPORTANCE[DEFAULT_LAYER])
     )

@@ -1,4 +1,4 @@
-"""The block table: one row a block, one array a property."""
+"""The block table: one row per block, one array per property."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class BlockTable(BlockColumns):
 
         Args:
             keys: uint64 ``[n]``, as the engine calls them.
-            now: When.
-            salt: The engine's model's.
+            now: Monotonic seconds.
+            salt: The salt of the engine's model.
 
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
@@ -111,7 +111,7 @@ class BlockTable(BlockColumns):
         self._rows.give_back(rows)
 
     def forget_sessions(self, rows: Rows) -> None:
-        """These session rows are to be reused: no block is theirs any more, and no word."""
+        """Remove these session rows, which are about to be reused, from all blocks."""
         for sessions in (self.session[: self.size], self.raised_by[: self.size]):
             sessions[np.isin(sessions, rows)] = NO_ROW
 
@@ -131,11 +131,11 @@ class BlockTable(BlockColumns):
         return np.asarray(self.tiers[:, : self.size].any(axis=0))
 
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
-        """This engine holds these blocks in this tier."""
+        """Note that this engine holds these blocks in this tier."""
         self.tiers[engine, rows] |= np.uint8(tier)
 
     def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
-        """It does not."""
+        """Note that this engine no longer holds these blocks in this tier."""
         self.tiers[engine, rows] &= ~np.uint8(tier)
 
     def has(self, engine: int, rows: Rows | slice, tier: Tier) -> Mask:
@@ -143,11 +143,11 @@ class BlockTable(BlockColumns):
         return np.asarray((self.tiers[engine, rows] & int(tier)) != 0)
 
     def flag(self, rows: Rows | slice, flag: BlockFlag) -> None:
-        """These blocks carry a flag from now on."""
+        """Set a flag of these blocks."""
         self.flags[rows] |= np.uint8(flag)
 
     def unflag(self, rows: Rows | slice, flag: BlockFlag) -> None:
-        """These blocks carry a flag no longer."""
+        """Clear a flag of these blocks."""
         self.flags[rows] &= ~np.uint8(flag)
 
     def flagged(self, rows: Rows | slice, flag: BlockFlag) -> Mask:
@@ -155,7 +155,8 @@ class BlockTable(BlockColumns):
         return np.asarray((self.flags[rows] & int(flag)) != 0)
 
     def sums_of(self, kind: EdgeType) -> EdgeSums:
-        """The sums of a type's stored edges at each block; made room for at the first call."""
+        """The sums of a type's stored edges at each block; their columns are made at the first
+        call."""
         if kind not in self.sums:
             self.sums[kind] = EdgeSums(len(self.alive))
         return self.sums[kind]
@@ -165,18 +166,18 @@ class BlockTable(BlockColumns):
         return Selection(self, np.flatnonzero(mask).astype(np.int32))
 
     def sample(self, most: int) -> Selection:
-        """About ``most`` rows, evenly over the table; whether in use or not."""
+        """About ``most`` rows, evenly spread over the table, whether in use or not."""
         step = max(1, self.size // most)
         return Selection(self, np.arange(0, self.size, step, dtype=np.int32))
 
     def _take(self, count: int) -> Rows:
-        """Rows for so many new blocks, in order; there is room for them."""
+        """Take rows for so many new blocks, in order; there is room for them."""
         rows = self._rows.take(count)
         self._reserve(self.size)
         return rows
 
     def _begin(self, rows: Rows, salt: np.uint64, now: float) -> None:
-        """Make rows fresh (repeats allowed), and take them into use."""
+        """Reset rows (repeats allowed), and take them into use."""
         at = as_slice(rows)
         self.refresh(at)
         self.tiers[:, at] = 0
@@ -200,7 +201,7 @@ class BlockTable(BlockColumns):
 
 
 class Selection:
-    """Some rows of the table: what is computed of them costs nothing for all the others.
+    """A selection of rows. Work done on it scales with the selection, not with the table.
 
     Most rows are blocks that left long ago and are remembered for their history.
 
@@ -218,15 +219,16 @@ class Selection:
         return len(self.rows)
 
     def of(self, column: npt.NDArray[_T]) -> npt.NDArray[_T]:
-        """``[n]``: their values in a column of the table; for reading, it may be a view."""
+        """``[n]``: the rows' values in a column of the table; read only, since it may be a view."""
         return column[: len(self.rows)] if self._all else np.take(column, self.rows)
 
     def last_used(self) -> Times:
-        """float64 ``[n]``: the last time anything read each of them."""
+        """float64 ``[n]``: the last time that each was read."""
         return np.maximum(self.of(self._blocks.last_attended), self.of(self._blocks.last_hit))
 
     def parents(self) -> Places:
-        """intp ``[n + 1]``: where among these rows each one's parent stands; ``n``: nowhere."""
+        """intp ``[n + 1]``: position of each one's parent among these rows; ``n`` if it is not
+        among them."""
         nobody = len(self.rows)
         place = np.full(self._blocks.size + 1, nobody)  # the last one stands for NO_ROW
         place[self.rows] = np.arange(nobody)
@@ -238,7 +240,7 @@ def _salted(keys: Keys, salt: np.uint64) -> Keys:
 
 
 def as_slice(rows: Rows) -> Rows | slice:
-    """The same rows; as a slice, which numpy fills faster, where they are consecutive."""
+    """The same rows, as a slice if they are consecutive: numpy fills a slice faster."""
     if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and (np.diff(rows) == 1).all():
         return slice(int(rows[0]), int(rows[-1]) + 1)
     return rows

@@ -1,7 +1,7 @@
-"""The links of prefix chains: who is whose parent, who walked a link, and running sums of both.
+"""The links of prefix chains: which block is whose parent, who walked a link, and running sums.
 
-TEMPORAL and PREFIX_SHARE edges are these links, seen by whoever asks for edges (``all_edges``); the
-sums stand in the block table, so that a score never walks them.
+TEMPORAL and PREFIX_SHARE edges are these links, as ``all_edges`` shows them; the sums are columns
+of the block table, so that a score never walks links.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class ChainLinks:
         self._blocks = blocks
 
     def link(self, rows: Rows, parents: Rows) -> None:
-        """Give rows that have no parent theirs; of two for one row, it has the first."""
+        """Give parents to rows that have none; if a row is given two, it gets the first."""
         parent = self._blocks.parent
         parent[rows[::-1]] = parents[::-1]
         if not (rows[1:] > rows[:-1]).all():
@@ -29,12 +29,12 @@ class ChainLinks:
         self._count(rows, np.add)
 
     def cut(self, rows: Rows) -> None:
-        """Take their parents from rows that have one."""
+        """Remove the parents of rows that have one."""
         self._count(rows, np.subtract)
         self._blocks.parent[rows] = NO_ROW
 
     def walk(self, rows: Rows) -> None:
-        """One more request walked these rows, no row twice."""
+        """Note that one more request walked these rows, no row twice."""
         blocks = self._blocks
         walkers = blocks.walkers[rows] + _ONE
         blocks.walkers[rows] = walkers
@@ -47,7 +47,7 @@ class ChainLinks:
             np.add.at(blocks.shared_children, parents[second], _ONE)
 
     def release(self, rows: Rows) -> None:
-        """These rows are about to be reused: they are nobody's children, and nobody's parents."""
+        """Remove all links of these rows, which are about to be reused."""
         blocks = self._blocks
         self.cut(rows[blocks.parent[rows] != NO_ROW])
         if blocks.children[rows].any():
@@ -56,7 +56,7 @@ class ChainLinks:
             blocks.parent[: blocks.size][gone[blocks.parent[: blocks.size]]] = NO_ROW
 
     def _count(self, rows: Rows, step: np.ufunc) -> None:
-        """Add linked rows (no row twice) to what is summed up at their parents, or subtract."""
+        """Add linked rows (no row twice) to the sums at their parents, or subtract them."""
         blocks = self._blocks
         parents, walkers = blocks.parent[rows], blocks.walkers[rows]
         step.at(blocks.children, parents, _ONE)

@@ -1,4 +1,4 @@
-"""Edges as whoever asks for them sees them, wherever they come from."""
+"""Edges as a reader sees them, whether they are stored or follow from columns."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EdgeList:
-    """Some edges, one array a property.
+    """Some edges, one array per property.
 
-    A node id means a block row, except as the target of SPILL_LINK (a copy id) and MEMORY_REF (an
+    A node id is a block row, except as the target of SPILL_LINK (a copy id) and MEMORY_REF (an
     interned memory name). A PREFIX_SHARE edge from a block to itself is the link from the root, the
     empty prefix, to the first block of a chain.
 

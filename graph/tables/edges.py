@@ -1,8 +1,8 @@
 """The edge store: edges that no column implies, in columns, and running sums at each block.
 
-Those are CO_ATTEND, SEMANTIC and MEMORY_REF edges; whoever asks for edges of any type asks
-``all_edges``. A node id is as in ``edge_list``. The sums stand beside the block table, so that a
-score never walks edges.
+These are CO_ATTEND, SEMANTIC and MEMORY_REF edges; ``all_edges`` answers for edges of any type. A
+node id is as in ``edge_list``. The sums are kept beside the block table, so that a score never
+walks edges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .edge_list import BLOCK_TO_BLOCK, EdgeList, Weights
 
 STORED: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC, EdgeType.MEMORY_REF)
 _INITIAL_EDGES: Final = 1024
-_MAX_DEGREE: Final = np.iinfo(np.uint16).max  # a count that reached it stays there
+_MAX_DEGREE: Final = np.iinfo(np.uint16).max  # a count that has reached it stays
 Places = npt.NDArray[np.intp]
 
 

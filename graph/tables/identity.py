@@ -1,8 +1,8 @@
-"""A model's part in what a block is.
+"""A model's part in the identity of a block.
 
-An engine's block hash tells tokens apart, and what they stand behind; not models: in every engine
-the same prompt has the same hash. So the graph mixes a digest of the model's name into each key.
-On the wire, and wherever people read or type a key, it is the engine's own.
+An engine's block hash covers the block's tokens and all before them, but not the model: in every
+engine the same prompt has the same hash. So the graph mixes a digest of the model's name into each
+key. On the wire, and wherever people read or type a key, it is the engine's own.
 """
 
 from __future__ import annotations

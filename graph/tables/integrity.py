@@ -1,4 +1,4 @@
-"""The invariants of the tables, checked one by one. For tests, and for `kvgraph doctor`."""
+"""The invariants of the tables, checked one by one; for tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _check_chains(tables: Tables) -> None:
 
 
 def _check_links(tables: Tables) -> None:
-    """What is summed up at parents is what their children say."""
+    """Check that the sums at parents are those of their children."""
     blocks = tables.blocks
     live = blocks.live_rows()
     children = live[blocks.parent[live] != NO_ROW]

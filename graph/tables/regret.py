@@ -1,4 +1,4 @@
-"""What engines computed, and what of that they had held before: the price of a pool too small."""
+"""What engines computed, and how much of it they had held before: the price of a small pool."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Prompts:
     Attributes:
         asked: Blocks of all prompts.
         again: Of these: computed, though they had been computed before.
-        cleared: When the engine last came or emptied its cache: what was lost by that is nobody's
-            regret.
+        cleared: When the engine last came or emptied its cache: blocks lost by that are not
+            counted.
     """
 
     asked: int = 0
@@ -30,10 +30,11 @@ class RegretBook:
         self._engines: dict[int, Prompts] = {}
 
     def note(self, engine: int, asked: int, again: int, last_seen: float) -> None:
-        """A prompt of ``asked`` blocks started, of which ``again`` are computed once more.
+        """Note that a prompt of ``asked`` blocks started, ``again`` of which are computed once
+        more.
 
         Args:
-            last_seen: When its session was heard of before.
+            last_seen: When its session was last heard of before.
         """
         prompts = self._engines.setdefault(engine, Prompts())
         prompts.asked += asked
@@ -41,13 +42,13 @@ class RegretBook:
             prompts.again += again
 
     def clear(self, engine: int, now: float) -> None:
-        """An engine came, or emptied its cache."""
+        """Note that an engine came, or emptied its cache."""
         self._engines.setdefault(engine, Prompts()).cleared = now
 
     def of(self, engine: int) -> Prompts:
-        """The counts of one engine; zero for one that never spoke."""
+        """The counts of one engine; zero if it never reported."""
         return self._engines.get(engine) or Prompts()
 
     def forget(self, engine: int) -> None:
-        """An engine is gone."""
+        """Forget an engine that is gone."""
         self._engines.pop(engine, None)

@@ -83,13 +83,13 @@ class Tables:
         return salt_of(self.models.get(engine, ""))
 
     def emptied(self, engine: int, now: float) -> None:
-        """An engine empties its cache; called while its blocks are still listed."""
+        """Note that an engine empties its cache; called while its blocks are still listed."""
         self.walks.forget(engine)
         self.regret.clear(engine, now)
         self.history.reset(engine)
 
     def left(self, engine: int) -> None:
-        """An engine is gone, or runs another model: what it did is nobody's."""
+        """Forget what an engine did: it is gone, or runs another model."""
         self.walks.forget(engine)
         self.regret.forget(engine)
         self.history.forget(engine)

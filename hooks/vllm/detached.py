@@ -1,4 +1,4 @@
-"""What stands where our scheduler side was, or is not yet: it decides nothing, and owes nothing."""
+"""Takes the place of our scheduler side before it exists and after it failed; decides nothing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class Detached:
-    """Answers vLLM as if nothing of ours were there, and sees through what it was promised.
+    """Answers vLLM as if nothing of ours were there, and completes what vLLM was promised.
 
-    No request may wait for ever: jobs that are under way are heard to their end, so that blocks
-    which they fill go back to the pool, and a load whose orders were never written is given to the
-    workers as one that cannot succeed. Resets are followed for good: vLLM goes on holding blocks
-    back for loads of an engine that was given tiers.
+    No request may wait for ever. Jobs under way are followed to their end, so that the blocks which
+    they fill return to the pool; a load whose orders were never written is given to the workers as
+    one that cannot succeed. Resets are followed for good, since vLLM goes on holding blocks back
+    for loads of an engine that was given tiers.
 
     Args:
-        bridge: The tiers of a side that is left, where there was one.
+        bridge: The tiers of the side that failed, if it had any.
     """
 
     attached = False
@@ -36,43 +36,44 @@ class Detached:
 
     @property
     def busy(self) -> bool:
-        """Whether workers still have something to tell."""
+        """Whether workers still have something to report."""
         return self.bridge.busy
 
     def hold_at(
         self, scheduler: Scheduler, holds: Callable[[Request], bool], gone: Callable[[str], None]
     ) -> None:
-        """No request is held."""
+        """Hold no request."""
 
     def request_queued(self, request: Request) -> None:
-        """Nobody observes."""
+        """Do nothing."""
 
     def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
-        """No load brings anything any more."""
+        """Say that no load brings anything."""
         return 0, False
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
-        """A request runs, perhaps after a load that it was promised."""
+        """Note that a request runs, perhaps after a load that it was promised."""
         self.bridge.request_resumed(request.request_id)
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
-        """A request ended, perhaps before a load that it was promised."""
+        """Note that a request ended, perhaps before a load that it was promised."""
         self.bridge.request_finished(request.request_id)
 
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
-        """What the workers are still to be told."""
+        """Return the orders that the workers still need."""
         return self.bridge.outstanding()
 
     def step_ended(self) -> None:
-        """Nothing is measured."""
+        """Do nothing."""
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """What the workers did, and whose loads are over."""
+        """Take what the workers did, and which loads are over."""
         self.bridge.answered(answer, received)
 
     def drop_copies(self) -> bool:
-        """Nothing is offered any more, and what was promised is no reason to refuse a reset."""
+        """Allow the reset: nothing is offered any more, and promised loads are no reason to refuse
+        it."""
         return True
 
     def leave(self, wait_s: float) -> None:
-        """It is left already."""
+        """Do nothing."""

@@ -1,4 +1,5 @@
-"""``Blanks``: the empty blocks that lead vLLM's free queue, and go first whatever is advised."""
+"""``Blanks``: the empty blocks at the head of vLLM's free queue, which go first whatever is
+advised."""
 
 from __future__ import annotations
 
@@ -24,18 +25,18 @@ class Blanks:
 
     @property
     def suffice(self) -> bool:
-        """Whether, as far as is known, no step takes anything else."""
+        """Whether, as far as is known, no step takes any other block."""
         return self._far is not None
 
     def reset(self) -> None:
-        """Know nothing."""
+        """Forget what was counted."""
         self._far = None
 
     def check(self) -> bool:
-        """Whether more blank blocks than a step can take are known to stand at the head.
+        """Whether more blank blocks than a step can take are known to be at the head.
 
-        One attribute check while they last: ``_far`` stood ``blocks_per_step`` deep with as many
-        blanks behind it, and blocks leave the queue from its head only.
+        This is one attribute check while they last: ``_far`` was ``blocks_per_step`` deep with as
+        many blanks behind it, and blocks leave the queue from its head only.
         """
         blank = self._far
         if blank is None:

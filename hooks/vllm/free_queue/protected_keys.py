@@ -1,8 +1,8 @@
-"""``ProtectedKeys``: what is protected, by a ranking or by a caller's own word.
+"""``ProtectedKeys``: the keys that a ranking or a caller protects.
 
-What is protected changes more slowly than the order in which blocks should go, and an engine needs
-it most when its sidecar is late: so it is remembered longer, and a caller's word counts until a
-sidecar can have its say.
+Which blocks are protected changes more slowly than the order of eviction, and an engine needs the
+protection most when its sidecar is late. Therefore it is remembered longer, and a caller's
+statement counts until a sidecar can have ranked it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ...keys import key_in_pool
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-_HEARD_S: Final = 10.0  # chosen: a ranking this much younger knows of a request, on busy cores too
+_HEARD_S: Final = 10.0  # a ranking so much younger knows of a request, on busy cores too; chosen
 _LOOK_THROUGH_S: Final = 1.0
-_MOST_STATED: Final = 0.5  # of a pool, as much as a sidecar protects by default
+_MOST_STATED: Final = 0.5  # share of a pool: as much as a sidecar protects by default
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 
 
@@ -31,8 +31,8 @@ class ProtectedKeys:
     """Keys that are protected, the least precious first.
 
     Args:
-        blocks: Of the pool.
-        stale_s: How long a caller's word counts where no sidecar heard it.
+        blocks: Number of blocks in the pool.
+        stale_s: Seconds for which a caller's statement counts if no sidecar knows of it.
         clock: Monotonic seconds, the clock that rankings are dated in.
 
     Attributes:
@@ -56,12 +56,13 @@ class ProtectedKeys:
         return len(self._place) + len(self._stated)
 
     def __iter__(self) -> Iterator[int]:
-        """The keys, the least precious first: those of a caller's word, then the ranking's."""
+        """The keys, the least precious first: those that callers stated, then the ranking's."""
         unranked = (key for key in self._stated if key not in self._place)
         return chain(unranked, self._place)
 
     def adopt(self, ranking: EvictionRanking | None) -> bool:
-        """Protect what ``ranking`` does from now on; None: nothing. Whether that is news."""
+        """Protect what ``ranking`` protects from now on, nothing if it is None; returns whether
+        that changes."""
         keys = _NO_KEYS if ranking is None else ranking.protected
         if keys is self._keys:
             return False
@@ -72,7 +73,7 @@ class ProtectedKeys:
         return news
 
     def state(self, keys: Sequence[int]) -> None:
-        """A caller says that these are protected: true until a sidecar that heard it ranks them."""
+        """Protect what a caller states, until a sidecar that knows of it ranks these blocks."""
         now, stated = self._clock(), self._stated
         for key in keys:
             stated.pop(key, None)
@@ -81,14 +82,14 @@ class ProtectedKeys:
             del stated[next(iter(stated))]
 
     def is_stated(self, key: int) -> bool:
-        """Whether a caller's word on it counts."""
+        """Whether a caller's statement on a key counts."""
         return key in self._stated
 
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> None:
-        """Leave to ``ranking`` what its sidecar heard, and forget what was stated long ago.
+        """Leave to ``ranking`` the statements that its sidecar knows, and forget those of long ago.
 
         Args:
-            linked_since: What was stated before this, the sidecar may have missed.
+            linked_since: The sidecar may have missed what was stated before this time.
         """
         as_of = self._clock() if ranking is None else ranking.ts
         if not self._stated or as_of - self._looked_through < _LOOK_THROUGH_S:
@@ -103,7 +104,7 @@ class ProtectedKeys:
         }
 
     def rank_of(self, block: KVCacheBlock) -> int | None:
-        """How precious a protected block is; None for one that is not protected."""
+        """How precious a protected block is; None if it is not protected."""
         block_hash = block.block_hash
         if block_hash is None:
             return None
@@ -111,7 +112,7 @@ class ProtectedKeys:
         return self._place.get(key, -1 if key in self._stated else None)
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """Take note that the engine evicted ``keys``."""
+        """Note that the engine evicted ``keys``."""
         if self._place or self._stated:
             protected = (self._place, self._stated)
             self.evicted_protected += sum(any(key in each for each in protected) for key in keys)

@@ -1,4 +1,4 @@
-"""``Window``: a ranking's next victims, laid at the head of vLLM's free queue."""
+"""``Window``: a ranking's next victims, at the head of vLLM's free queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 MAX_WINDOW: Final = 4096
-_SCAN_PER_VICTIM: Final = 2  # ranked keys looked at for each victim wanted, at most, in one step
+_SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim wanted, at most, per step; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 
 
@@ -27,7 +27,7 @@ class Window:
         pool: The live block pool.
         index: Finds a ranked key's block.
         blocks_per_step: The most blocks that one engine step can allocate.
-        is_stated: Whether a caller's word on a key counts, which no ranking overrules.
+        is_stated: Whether a caller's statement on a key counts, which no ranking overrules.
 
     Attributes:
         size: Victims that it holds at most.
@@ -72,21 +72,21 @@ class Window:
 
     @property
     def suffices(self) -> bool:
-        """Whether no step takes more than what stands here."""
+        """Whether no step takes more blocks than the window has."""
         return self._half_way is not None and len(self._victims) // 2 >= self._blocks_per_step
 
     def check(self) -> bool:
-        """Whether it is due to be laid."""
+        """Whether the window is due to be laid."""
         if self._half_way is not None and not self._holds(*self._half_way):
             self._half_way = None
             self._due = True
         return self._due
 
     def lay(self, blanks: int, known_of: float) -> None:
-        """Put the next victims at the head, behind ``blanks`` blank blocks that stand there.
+        """Move the next victims to the head, behind ``blanks`` blank blocks there.
 
         Args:
-            known_of: Up to when the ranking knows what happened.
+            known_of: The ranking knows the events before this time.
         """
         window = {
             i: (key, block)
@@ -107,10 +107,10 @@ class Window:
         return self._index.find(key) is block
 
     def _may_go(self, key: int, block: KVCacheBlock, known_of: float) -> bool:
-        """Whether a ranking that knows of what was before ``known_of`` has a say in this block.
+        """Whether a ranking that knows the events before ``known_of`` may move this block.
 
-        One that was used since stays where its use put it: the ranking is of a block that nobody
-        had come back for. Nor can it overrule what a caller stated and it did not hear.
+        A block that was used since stays where its use put it: the ranking does not know of that
+        use. Nor does a ranking overrule a caller's statement that it does not know of.
         """
         return self._index.freed_at(block) <= known_of and not self._is_stated(key)
 

@@ -26,12 +26,12 @@ class ObservedGroup:
 
     @property
     def scale(self) -> int:
-        """Hashes of a request for each of its blocks."""
+        """Hashes of a request per block of this group."""
         return self.block_size // self.hash_block_size
 
     @property
     def suffix(self) -> bytes:
-        """What ends the prefix cache's keys of this group."""
+        """The ending of this group's keys in the prefix cache."""
         return self.index.to_bytes(GROUP_BYTES, "big")
 
     def hashes(self, request: Request, tokens: int) -> Sequence[bytes]:
@@ -45,8 +45,8 @@ class ObservedGroup:
 def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
     """The group whose prefix reaches furthest back: the first with full attention.
 
-    Hybrid models keep several groups under the same hashes; a sliding-window group drops blocks
-    that the others still hold, so following more than one would contradict itself.
+    Hybrid models keep several groups under the same hashes. A sliding-window group drops blocks
+    that the others still hold, so events of several groups would contradict each other.
     """
     groups = kv_cache.kv_cache_groups
     full = (i for i, group in enumerate(groups) if is_full_attention(group.kv_cache_spec))
@@ -56,6 +56,7 @@ def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
 
 
 def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:
-    """An upper bound of what one step allocates: every batched token new, each request a tail."""
+    """An upper bound of what one step allocates: every batched token new, and a tail per
+    request."""
     scheduler = config.scheduler_config
     return int(scheduler.max_num_batched_tokens) // group.block_size + int(scheduler.max_num_seqs)

@@ -1,4 +1,4 @@
-"""The scan of a whole pool that a sidecar's resync asks for."""
+"""Lists a whole pool's keys, as a sidecar's resync asks for."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SLICE: Final = 4096  # blocks between two chances for the engine's thread; chos
 def resident_keys(pool: BlockPool, suffix: bytes) -> bytes:
     """Keys of all cached blocks of a group, packed, each once.
 
-    Reads the pool's list of blocks, which never changes, in slices that let the engine's thread in
-    between.
+    Reads the pool's list of blocks, which never changes, in slices, so that the engine's thread can
+    run in between.
 
     Args:
         pool: The live block pool.
-        suffix: What ends the prefix cache's keys of the group.
+        suffix: The ending of the group's keys in the prefix cache.
     """
     hashes: set[bytes] = set()
     for start in range(0, len(pool.blocks), _SLICE):
