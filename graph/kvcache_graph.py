@@ -99,10 +99,10 @@ class KVCacheGraph:
         return list(self.tables.engines)
 
     def apply(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        """Apply events of one engine, in their order, as of now.
+        """Apply events of one engine, in their order, at the present time.
 
         Raises:
-            GraphError: A further engine than ``MAX_ENGINES``.
+            GraphError: There are ``MAX_ENGINES`` other engines already.
         """
         column = column_of(self.tables, engine, self.models.get(engine, ""))
         self._ingest.apply(column, events, self.clock())
@@ -110,12 +110,12 @@ class KVCacheGraph:
             self.version += 1
 
     def resident_count(self, engine: str) -> int:
-        """Blocks that the engine says are in its pool; 0 for one that never spoke."""
+        """Blocks that the engine says are in its pool; 0 if it never reported."""
         column = self.tables.engines.get(engine)
         return 0 if column is None else int(np.count_nonzero(self.tables.blocks.resident(column)))
 
     def forget_engine(self, engine: str) -> None:
-        """An engine is gone: none of its blocks is resident any more."""
+        """Forget an engine that is gone: none of its blocks is resident any more."""
         column = self.tables.engines.pop(engine, None)
         if column is not None:
             self._ingest.forget_engine(column)
@@ -130,12 +130,12 @@ class KVCacheGraph:
         return self.referee.rulings().get(self.tables.engines.get(engine, NO_ROW))
 
     def turnover(self, engine: str) -> tuple[int, int]:
-        """Blocks that an engine ever stored, and those of its pool (0: it never said)."""
+        """Blocks that an engine ever stored, and blocks of its pool (0 if it never said)."""
         column = self.tables.engines.get(engine, NO_ROW)
         return self.tables.stored[column], self.tables.pool_blocks.get(column, 0)
 
     def rank(self, engine: str, limit: int) -> EvictionRanking:
-        """What this engine should lose first; empty for an engine that never spoke."""
+        """What this engine should evict first; empty for an engine that never reported."""
         column = self.tables.engines.get(engine)
         if column is None:
             return EvictionRanking.empty(self.clock())
@@ -188,8 +188,8 @@ class KVCacheGraph:
         """Why a block ranks where it does: every term, its rank, who ranks, what protects it.
 
         Args:
-            known: Rankings by engine, not old: its place in one is looked up, and all blocks are
-                ranked anew only where it is in none.
+            known: Fresh rankings by engine: the block's place is looked up there, and all blocks
+                are ranked anew only for an engine whose ranking does not name it.
 
         Raises:
             GraphError: The graph knows no such block.
@@ -221,7 +221,7 @@ class KVCacheGraph:
         return graph_stats(self._view(), self._ingest)
 
     def embeddings(self) -> dict[str, npt.NDArray[Any]]:
-        """What ``adopt`` needs beside the tables; empty where no block has an embedding."""
+        """What ``adopt`` needs besides the tables; empty if no block has an embedding."""
         return self._ingest.semantic.vectors()
 
     def adopt(self, tables: Tables, embeddings: dict[str, npt.NDArray[Any]]) -> None:

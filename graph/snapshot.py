@@ -121,12 +121,12 @@ def _verified(raw: bytes, path: Path) -> dict[str, npt.NDArray[Any]]:
 def _shifted(
     columns: dict[str, npt.NDArray[Any]], times: tuple[str, ...], by: float
 ) -> dict[str, npt.NDArray[Any]]:
-    """The columns with their times moved; NEVER stays where it is."""
+    """The columns with their times moved; NEVER stays as it is."""
     return {**columns, **{name: columns[name] + by for name in times}}
 
 
 def _prefixed(prefix: str, columns: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Copies: the columns go on changing once the lock is released."""
+    """Copies of the columns, which go on changing once the lock is released."""
     return {f"{prefix}.{name}": column.copy() for name, column in columns.items()}
 
 

@@ -1,4 +1,4 @@
-"""The vocabulary: what a block's layer, tier, edge and session state are called."""
+"""The vocabulary: the names of a block's layer, tier, edges and session state."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Keys = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int32]
 
 MAX_ENGINES: Final = 64
-"""Engines that one sidecar advises at once: chosen, eight machines of eight ranks. Each has a
-residency column, made when it comes."""
+"""Engines that one sidecar advises at once: eight machines of eight ranks; chosen. Each has a
+residency column, made when it connects."""
 
 NO_ROW: Final = -1
 NEVER: Final = float("-inf")
@@ -47,7 +47,7 @@ DEFAULT_IMPORTANCE: Final = np.array(
 
 
 class Authority(IntEnum):
-    """Who says which layer a block is of; more counts for more."""
+    """Who states the layer of a block; a higher value counts for more."""
 
     INFERRED = 0
     CALLER = 1
@@ -79,7 +79,7 @@ NUM_EDGE_TYPES: Final = len(EdgeType)
 
 
 class StopReason(IntEnum):
-    """Why a session's last answer ended, as far as anybody said."""
+    """Why a session's last answer ended, as far as it is known."""
 
     UNKNOWN = 0
     TOOL_CALL = 1  # a tool runs; its result is the next turn

@@ -1,4 +1,5 @@
-"""Addresses that an engine and a sidecar meet at: well formed ones, and those of this machine."""
+"""Checks the addresses at which an engine and a sidecar meet: their form, and that they are
+local."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def check_endpoint(endpoint: str, *, any_host: bool = False, connects: bool = Fa
     """``endpoint`` if it is well formed and, unless ``any_host``, stays on this machine.
 
     Args:
-        connects: Whether it is to be connected to, so that port 0 means nothing.
+        connects: Whether it is to be connected to, so that port 0 is not allowed.
 
     Raises:
         ValueError: It is not; the message says what is allowed.

@@ -1,4 +1,4 @@
-"""Where running sidecars leave a note of themselves, so that others of this user find them."""
+"""The notes that running sidecars leave, so that other processes of this user find them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def runtime_dir() -> Path:
 
 
 class RunningSidecar(msgspec.Struct, frozen=True):
-    """What a sidecar tells of itself to its own user.
+    """What a sidecar's note says to its own user.
 
     Attributes:
-        token: What opens its tcp endpoint and its HTTP surface's questions of sessions and blocks.
+        token: Opens its tcp endpoint, and its HTTP answers about sessions and blocks.
     """
 
     pid: int
@@ -66,7 +66,7 @@ class RuntimeNote:
         return cls(path)
 
     def remove(self) -> None:
-        """Take the note away again."""
+        """Remove the note."""
         self.path.unlink(missing_ok=True)
 
 

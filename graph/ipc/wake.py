@@ -15,7 +15,7 @@ class Wake:
         os.set_blocking(self._writer, False)
 
     def set(self) -> None:
-        """Wake the loop; many times before it looks are as good as one."""
+        """Wake the loop; several calls before it looks count as one."""
         with contextlib.suppress(OSError):  # full: it is due anyway; closed: nobody sleeps
             os.write(self._writer, b"!")
 
@@ -25,7 +25,7 @@ class Wake:
             os.read(self.fd, 65536)
 
     def close(self) -> None:
-        """Give the descriptors back; who still wakes us writes to nobody, whoever has them next."""
+        """Close the descriptors; a later ``set`` does nothing, whoever has these numbers next."""
         reader, writer, self.fd, self._writer = self.fd, self._writer, -1, -1
         os.close(reader)
         os.close(writer)

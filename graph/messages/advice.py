@@ -1,4 +1,4 @@
-"""What the sidecar tells an engine."""
+"""The messages from the sidecar to an engine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..types import Keys, as_keys
 from .events import Count, Hashes, Seconds
 
 PRESSING_SHARE: Final = 0.02
-"""Of a pool's blocks: when so many were stored since the last ranking, it is made anew without
-waiting for its time: the faster an engine forgets, the younger is the advice. Chosen."""
+"""Share of a pool: when so many blocks were stored since the last ranking, a new one is made at
+once. So the faster an engine evicts, the younger is its advice. Chosen."""
 
 HOLD_MAX_S: Final = 300.0
 """The longest that a request is held. Chosen: a request released by the bound costs a whole
@@ -27,9 +27,9 @@ the engine has time to compute the context again."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvictionRanking:
-    """One immutable opinion about which blocks an engine should lose first.
+    """One immutable opinion about which blocks an engine should evict first.
 
-    The same from the graph that makes it to the engine that goes by it.
+    One type from the graph that makes it to the engine that applies it.
 
     Attributes:
         epoch: Rises by one with each ranking that is published; 0 before.
@@ -40,7 +40,7 @@ class EvictionRanking:
         spill_first: uint64 ``[s]`` resident keys without a copy that are worth one before they go,
             in the order in which they will.
         demote_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
-        known_of: What the engine did after this, in the same seconds, the ranking does not know.
+        known_of: The ranking does not know what the engine did after this time (same seconds).
     """
 
     epoch: int
@@ -66,11 +66,11 @@ class AdmissionAdvice:
         epoch: Rises by one with each new opinion.
         ts: When it was true, in monotonic seconds of the process that holds it.
         room_blocks: Blocks of context of new or cold sessions that may still start, counted from
-            ``ts``; None: as many as come.
+            ``ts``; None: without a limit.
         live_sessions: Sessions that are live on the engine.
         fitting_sessions: Sessions that fit, for people to read.
-        known_of: What the engine started after this, in the same seconds, the opinion does not
-            know: it is to be taken off the room.
+        known_of: The opinion does not know what the engine started after this time (same
+            seconds): subtract it from the room.
     """
 
     epoch: int
@@ -100,7 +100,7 @@ class RankingMessage(Advice, tag=1, frozen=True):
 
     @classmethod
     def of(cls, ranking: EvictionRanking, age_s: float) -> RankingMessage:
-        """What is sent of a ranking."""
+        """The message for a ranking."""
         return cls(ranking.epoch, age_s, *(packed(getattr(ranking, name)) for name in _BLOCKS))
 
     def at(self, now: float) -> EvictionRanking:
@@ -110,7 +110,7 @@ class RankingMessage(Advice, tag=1, frozen=True):
 
 
 class StillValid(Advice, tag=2, frozen=True):
-    """Ranking ``epoch`` is still our opinion: nothing changed since."""
+    """Says that ranking ``epoch`` still holds: nothing changed since."""
 
     epoch: int
     age_s: Seconds
@@ -123,13 +123,13 @@ class PrefetchMessage(Advice, tag=3, frozen=True):
 
 
 class ResyncRequest(Advice, tag=4, frozen=True):
-    """Say hello again and send ``BlocksResident``: we lost the thread."""
+    """Asks for another hello and ``BlocksResident``: events were lost."""
 
     reason: Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class Refused(Advice, tag=5, frozen=True):
-    """This engine gets no advice here; it should not ask again for a while."""
+    """Says that this engine gets no advice here; it should not ask again for a while."""
 
     reason: Annotated[str, msgspec.Meta(max_length=256)]
 
@@ -145,7 +145,7 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
 
     @classmethod
     def of(cls, advice: AdmissionAdvice, age_s: float) -> AdmissionMessage:
-        """What is sent of an opinion."""
+        """The message for an opinion."""
         room, live, fitting = advice.room_blocks, advice.live_sessions, advice.fitting_sessions
         return cls(advice.epoch, age_s, room, live, fitting)
 

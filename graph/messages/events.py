@@ -1,8 +1,9 @@
-"""What an engine tells the sidecar: one message a line of its life, and nothing of its text.
+"""The messages from an engine to the sidecar: what happens to its blocks and requests, without
+text.
 
-Hashes travel packed: ``bytes`` of little-endian uint64, in chain order (the parent first).
-Times inside messages are durations in seconds; a receiver stamps arrival with its own clock.
-No message carries prompt text or token ids.
+Hashes are packed: ``bytes`` of little-endian uint64, in chain order (the parent first). Times
+inside messages are durations in seconds; a receiver stamps arrival with its own clock. No message
+carries prompt text or token ids.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
-MAX_KEYS = 1 << 20  # in one list
+MAX_KEYS = 1 << 20  # per list; chosen
 Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_KEYS)]
 Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
@@ -103,14 +104,14 @@ class RequestFinished(Event, tag=7, frozen=True):
     reason: Name
     session: Name | None = None
     tenant: Name | None = None
-    waiting_for_tool: bool | None = None  # False: the answer ended its turn; None: nobody said
+    waiting_for_tool: bool | None = None  # False: the answer ended its turn; None: not stated
     expected_return_s: Seconds | None = None
     session_ended: bool = False
     tool: Name | None = None  # that it waits for
 
 
 class SessionSignal(Event, tag=8, frozen=True):
-    """What a caller says of a session outside of any request."""
+    """What a caller says about a session outside any request."""
 
     session: Name
     tenant: Name | None = None
@@ -124,7 +125,7 @@ class BlocksAttended(Event, tag=9, frozen=True):
     """Blocks that one sampled decode step attended to, with their softmax mass."""
 
     hashes: Hashes
-    mass: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]  # little-endian float32, one a hash
+    mass: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]  # little-endian float32, one per hash
 
 
 class ConfidenceSampled(Event, tag=10, frozen=True):
@@ -135,7 +136,7 @@ class ConfidenceSampled(Event, tag=10, frozen=True):
 
 
 class BlocksEmbedded(Event, tag=11, frozen=True):
-    """Key embeddings: float16 rows, one a hash."""
+    """Key embeddings: float16 rows, one per hash."""
 
     hashes: Hashes
     dim: Annotated[int, msgspec.Meta(ge=2, le=4096)]
@@ -204,7 +205,7 @@ class TierReport(Event, tag=17, frozen=True):
     stalls: Total  # requests that waited for a load
     stall_s: Seconds  # how long they waited in all
     recomputed: Total  # in a colder tier, but computing them again was judged faster
-    prefetched: Total  # brought back before anyone asked
+    prefetched: Total  # brought back before any request asked
     prefetch_useful: Total  # of which a request then hit
     prefetch_wasted: Total  # of which were evicted unused
     prefetch_cancelled: Total  # wanted, and not begun for want of room
@@ -231,7 +232,7 @@ class RequestReleased(Event, tag=19, frozen=True):
 
 
 class AdmissionReport(Event, tag=20, frozen=True):
-    """Whom the engine holds, and held; every number but the first three counts from its start."""
+    """What the engine holds and held; every number but the first three counts from its start."""
 
     waiting: Count  # requests that are held now
     waiting_blocks: Total  # that they want
@@ -277,7 +278,7 @@ RESIDENCY: tuple[type[Event], ...] = (
     EngineHello, BlocksStored, BlocksRemoved, BlocksCleared, BlocksResident, BlocksSpilled,
     BlocksLoaded, CopiesDropped,
 )  # fmt: skip
-"""Kinds that say where blocks are: to miss one is to have a wrong picture until a resync."""
+"""Kinds that say where blocks are: if one is missed, the graph is wrong until a resync."""
 
 KINDS: dict[int, type[Event]] = {
     kind.__struct_config__.tag: kind for kind in typing.get_args(AnyEvent)
@@ -288,7 +289,7 @@ MAX_EVENTS = 65_536
 
 
 class Unreadable(Event, tag=0, frozen=True):
-    """Stands in a refusal for what does not even say which kind it is; nobody sends it."""
+    """Stands in a refusal for an event whose kind cannot be read; never sent."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -158,7 +158,7 @@ class KvEventDecoder:
         return [_translate(item) for item in decoded]
 
     def _decode_singly(self, raw: Any, event: Any, payload: bytes, first: Exception) -> list[Any]:
-        """Each event for itself, so that one of a newer kind does not cost the others."""
+        """Decode event by event, so that one of a newer kind does not cost the others."""
         try:
             items = raw.decode(payload).events
         except _BAD:

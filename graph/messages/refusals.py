@@ -1,4 +1,4 @@
-"""Which field of which message was refused, in words: msgspec counts positions (``$[0][1][2]``)."""
+"""Words a refusal by the message's field names, where msgspec counts positions (``$[0][1][2]``)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _field(kind: type[msgspec.Struct], steps: str) -> str:
 
 
 def _struct_in(kind: Any) -> Any:
-    """The message type that ``kind`` is, or is the one of in a union; None if it is a plain one."""
+    """The message type that ``kind`` is, or the one in a union; None for a plain type."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind
     return None
@@ -62,7 +62,7 @@ def _type_of(kind: Any, name: str) -> Any:
 
 
 def _item(kind: Any) -> Any:
-    """What a list or tuple type holds."""
+    """The type of a list's or tuple's items."""
     inner = [each for each in typing.get_args(kind) if each is not Ellipsis]
     if typing.get_origin(kind) in (typing.Annotated, typing.Union, types.UnionType):
         return _item(inner[0])

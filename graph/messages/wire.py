@@ -1,9 +1,9 @@
 """Frames between an engine and the sidecar.
 
-A message is three frames: ``b"KVG" + version``, the sender's sequence number (8 bytes, big
-endian), and a MessagePack payload: an ``EventBatch`` towards the sidecar, one advice message
-towards the engine. Decoding is typed, so that what arrives is either meant or refused; an event
-that is refused, or of a kind that a newer build sends, costs only itself.
+A message is three frames: ``b"KVG" + version``, the sender's sequence number (8 bytes, big endian),
+and a MessagePack payload: an ``EventBatch`` towards the sidecar, one advice message towards the
+engine. Decoding is typed, so that every message is either well formed or refused; an event that is
+refused, or of a kind that a newer build sends, costs only itself.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def encode_advice(seq: int, advice: AnyAdvice) -> list[bytes]:
 
 
 class EventMessage(NamedTuple):
-    """One message of an engine, as far as it is understood.
+    """One message of an engine, as far as it could be decoded.
 
     Attributes:
-        unknown: Events of kinds that this build does not know, left out.
+        unknown: Number of events of kinds that this build does not know, left out.
         refused: What was wrong with the first event that was refused; empty if none was.
-        torn: Whether something that was refused said where blocks are.
+        torn: Whether a refused event said where blocks are.
     """
 
     seq: int
@@ -56,7 +56,7 @@ class EventMessage(NamedTuple):
 
 
 def decode_events(frames: Sequence[bytes]) -> EventMessage:
-    """What one message says. A payload that is no batch at all is refused, not its number.
+    """Decode one message. A payload that is no batch is refused, but its number counts.
 
     Raises:
         WireError: The frames are not a message; names what is wrong.
@@ -91,7 +91,7 @@ _head = msgspec.msgpack.Decoder(_Head)
 
 
 def _decode_singly(seq: int, payload: bytes) -> EventMessage:
-    """Each event for itself, after the batch as a whole did not decode."""
+    """Decode event by event, after the batch as a whole did not decode."""
     try:
         raws = _raw_events.decode(payload).events
     except BAD_PAYLOAD as error:
@@ -112,7 +112,7 @@ def _decode_singly(seq: int, payload: bytes) -> EventMessage:
 
 
 def _kind_of(raw: msgspec.Raw) -> type[Event] | None:
-    """What an event claims to be; None for a kind that we do not know."""
+    """The kind that an event claims to be; None for an unknown kind."""
     try:
         return KINDS.get(_head.decode(raw).tag)
     except BAD_PAYLOAD:

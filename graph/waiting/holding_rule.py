@@ -1,4 +1,4 @@
-"""Who of the requests that bring new context waits for room, and who may start: the one rule.
+"""Decides which requests with new context wait for room, and which may start: the one rule.
 
 An engine's hook asks it in its steps, and the replay lab as its clock runs; it knows neither.
 """

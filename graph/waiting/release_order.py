@@ -7,8 +7,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-_MOST_TENANTS: Final = 4096  # whose bill is remembered; the one that paid longest ago goes. Chosen
-_DEAD_ENTRIES: Final = 64  # in the heap, beside one for each that waits; chosen
+_MOST_TENANTS: Final = (
+    4096  # remembered; the one that started a request longest ago is forgotten. Chosen
+)
+_DEAD_ENTRIES: Final = 64  # in the heap, besides one for each that waits; chosen
 
 
 @dataclass(frozen=True, slots=True)

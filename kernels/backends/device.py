@@ -1,9 +1,9 @@
-"""The operations on a GPU: queued on torch's current stream; nothing waits for the device.
+"""The operations on a GPU: queued on torch's current stream; no call waits for the device.
 
-Slots, block numbers and Δ are expected in host memory, where looking at them costs nothing. Only
-the first use of a kernel waits, to compile it, and that of a pair of memories, to measure which
-method is faster; ``prepare`` does both beforehand. Kernels read host memory with ``cp.async`` and
-not with Hopper's bulk copies and barriers: those were never tried on hardware.
+Slots, block numbers and Δ are expected in host memory, where reading them costs nothing. Only the
+first use of a kernel waits, to compile it, and that of a pair of memories, to measure which method
+is faster; ``prepare`` does both beforehand. Kernels read host memory with ``cp.async`` and not with
+Hopper's bulk copies and barriers, which were never tried on hardware.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .base import Confidence
 
 
 def prepare(cache: PagedKv, arena: PagedKv) -> None:
-    """Compile and measure what the first copies there and back would else wait for."""
+    """Compile and measure what the first copies there and back would wait for otherwise."""
     index = device_of(cache, arena).index
     if cache.layout.dtype == arena.layout.dtype:
         copy_table(index, True)

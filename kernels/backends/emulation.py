@@ -1,7 +1,7 @@
 """The CUDA kernels on a CPU, for tests: the same sources by g++, over a grid of coroutines.
 
-Nothing here is fast; what it computes, barriers and asynchronous copies included, is what a GPU
-would, and what a driver or a GPU would refuse is refused.
+Nothing here is fast. It computes what a GPU would, barriers and asynchronous copies included, and
+refuses what a driver or a GPU would refuse.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def run_entry(
     shared: int,
     args: ctypes.Array[ctypes.c_void_p] | int,
 ) -> None:
-    """Run a kernel as a driver is told to: ``args`` are addresses of its arguments.
+    """Run a kernel as a driver would: ``args`` are addresses of its arguments.
 
     Raises:
-        TransferError: It accesses memory that is not aligned to the access, or not its own.
+        TransferError: It accesses memory that is misaligned, or not its own.
     """
     if fault := _entry(kernel, defines)(grid, threads, shared, args):
         raise TransferError(f"{kernel}: {_FAULTS[fault]}")

@@ -1,6 +1,6 @@
 """The fast path for memory on the CPU: ``reference``'s operations in C++, with the same bits.
 
-The library is compiled by the machine's own compiler when the first operation is asked for.
+The library is compiled by the machine's own compiler at the first operation.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class ConfidenceArguments(NamedTuple):
 
 
 def address(tensor: Tensor) -> Int64:
-    """Where a tensor's first element stands."""
+    """The address of a tensor's first element."""
     return Int64(tensor.data_ptr())
 
 

@@ -1,4 +1,4 @@
-"""One launch of a CUDA kernel: which, compiled how, over what grid, with which arguments.
+"""One launch of a CUDA kernel: its name, macros, grid and arguments.
 
 The same call runs on a GPU (``device``) and, for tests, on a CPU (``emulation``).
 """
@@ -74,7 +74,7 @@ class KernelCall:
 
     @property
     def shared_to_ask_for(self) -> int:
-        """What the kernel's attribute must allow before this launch; 0 if it does by itself."""
+        """Bytes that the kernel's attribute must allow before this launch; 0 if none are needed."""
         return self.shared if self.shared > SHARED_LIMIT else 0
 
 
@@ -266,6 +266,6 @@ def _at_least_4(width: int, name: str) -> int:
 
 
 def _check_count(count: int, what: str) -> None:
-    """Kernels count in 32 bits: a 64-bit division costs a hundred instructions a cell."""
+    """Refuse counts beyond 32 bits: a 64-bit division costs a hundred instructions per cell."""
     if count >= COUNT_LIMIT:
         raise SlotError(f"{count} {what} in one launch; allowed: fewer than {COUNT_LIMIT}")

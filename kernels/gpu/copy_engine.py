@@ -44,11 +44,12 @@ class CopyEngine:
         self.problem = None if batch else "the driver has no cuMemcpyBatchAsync"
 
     def copy(self, sources: Integers, targets: Integers, size: int, stream: int) -> None:
-        """Queue copies of ``size`` bytes each; in no order among themselves.
+        """Queue copies of ``size`` bytes each, in no order among themselves.
 
         Args:
             sources: int64 [R], addresses: page-locked host memory or a GPU's.
             targets: int64 [R], likewise.
+            size: Bytes of each copy.
             stream: Handle of a CUDA stream, not the default one.
 
         Raises:
@@ -67,7 +68,7 @@ class CopyEngine:
 
 @functools.cache
 def copy_engine() -> CopyEngine:
-    """This process's.
+    """This process's copy engine.
 
     Raises:
         BuildError: ``cuda.bindings`` is missing (names the pip command).
@@ -96,8 +97,9 @@ def batched(function: Function | None, extra: tuple[None, ...]) -> Batch | None:
 
 
 def check_page_locked(address: int, name: str) -> None:
-    """Refuse host memory that a GPU cannot read at its own address: kernels would fault, and so
-    would batches of copies.
+    """Refuse host memory that a GPU cannot read at its own address.
+
+    Kernels and batches of copies would fault on it.
 
     Raises:
         LayoutError: The memory is pageable, or this platform maps it to another address.

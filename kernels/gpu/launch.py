@@ -1,4 +1,4 @@
-"""How work is queued on a GPU: the device made current, torch's stream, cuda.core's launch."""
+"""Queues work on a GPU: makes the device current, and launches on torch's stream by cuda.core."""
 
 from __future__ import annotations
 

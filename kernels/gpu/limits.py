@@ -1,4 +1,4 @@
-"""What a GPU's driver refuses of a launch, by architecture, so that it shows without a GPU."""
+"""What a GPU's driver refuses about a launch, by architecture, so that it shows without a GPU."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def check_launch(
 
     Args:
         architecture: Such as ``sm_90``.
-        allowed_shared: Dynamic shared memory that the kernel's attribute was set to; the default
-            is ``SHARED_LIMIT``.
-        registers: A thread's; 0 if they are not known.
+        allowed_shared: Bytes of dynamic shared memory that the kernel's attribute was set to; the
+            default is ``SHARED_LIMIT``.
+        registers: Registers per thread; 0 if they are not known.
 
     Raises:
-        TransferError: It would not; says why.
+        TransferError: A driver would refuse; says why.
     """
     problem = (
         _grid_problem(call)

@@ -1,4 +1,4 @@
-"""Which method is best on this machine, measured once a process, device and kind of move.
+"""Which method is best on this machine, measured once per process, device and kind of move.
 
 A table costs a fraction of a second, and waits for the device; ``device.prepare`` asks for those
 that an engine will need.
@@ -33,7 +33,7 @@ _ROPE: Final = Rope(10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) /
 
 @functools.cache
 def copy_table(index: int, to_host: bool, /) -> MethodTable:
-    """For copies between page-locked host memory and GPU ``index``, in one direction."""
+    """The table for copies between page-locked host memory and GPU ``index``, in one direction."""
     most = max(size * count for size, count in COPY_CELLS)
     memories = _memories(index, most, most)
     if to_host:
@@ -53,7 +53,8 @@ def copy_table(index: int, to_host: bool, /) -> MethodTable:
 
 @functools.cache
 def splice_table(index: int, dtype: torch.dtype, target_dtype: torch.dtype, /) -> MethodTable:
-    """For splices from page-locked host memory to GPU ``index``; by the source's bytes."""
+    """The table for splices from page-locked host memory to GPU ``index``, by the source's
+    bytes."""
     layouts = [gpu_layout("BLHNC", 4, 1, 8, 16, 128, dtype=of) for of in (dtype, target_dtype)]
     each = layouts[0].block_bytes
     most = max(size for _, size in SPLICE_CELLS) // each
@@ -73,7 +74,8 @@ def splice_table(index: int, dtype: torch.dtype, target_dtype: torch.dtype, /) -
 
 
 def device_seconds(index: int, action: Callable[[], None], rounds: int = 3) -> float:
-    """What an idle device takes for an action, queueing included: the best of some rounds."""
+    """Seconds that an idle device takes for an action, queueing included: the best of some
+    rounds."""
     times = []
     with torch.cuda.device(index):
         for _ in range(1 + rounds):  # the first warms up

@@ -28,12 +28,12 @@ COPY_METHODS: Final = (COPY_ENGINE, *(Method("kernel", grid) for grid in _GRIDS)
 SPLICE_METHODS: Final = (*(Method("direct", grid) for grid in _GRIDS), Method("staged", 0))
 _SIZES: Final = tuple(1 << bits for bits in range(11, 22, 2))  # 2 KiB … 2 MiB
 _COUNTS: Final = (1, 16, 256, 4096)
-_LARGEST: Final = 64 << 20  # bytes that one measurement moves at most
+_LARGEST: Final = 64 << 20  # bytes that one measurement moves at most; chosen
 COPY_CELLS: Final = tuple(
     (size, count) for size in _SIZES for count in _COUNTS if size * count <= _LARGEST
 )
 SPLICE_CELLS: Final = tuple((1, _LARGEST >> shift) for shift in (8, 6, 4, 2, 0))  # (1, bytes)
-_CLOSE: Final = 1.03  # a method that takes less from the engine may be this much slower
+_CLOSE: Final = 1.03  # a method that takes less from the engine may be this much slower; chosen
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class MethodTable:
     winners: dict[tuple[int, int], Method]
 
     def best(self, run_bytes: int, runs: int) -> Method:
-        """The winner at the nearest measured size and, for that size, the nearest count."""
+        """The winner at the nearest measured size and, for that size, at the nearest count."""
         size = min({at[0] for at in self.winners}, key=lambda known: _apart(known, run_bytes))
         counts = [at[1] for at in self.winners if at[0] == size]
         return self.winners[size, min(counts, key=lambda known: _apart(known, runs))]
@@ -54,10 +54,10 @@ def measured(
     methods: Iterable[Method],
     cells: Iterable[tuple[int, int]],
 ) -> MethodTable:
-    """Fill a table: in each cell the first of ``methods`` that is about as fast as the fastest.
+    """Fill a table: per cell, the first of ``methods`` that is about as fast as the fastest.
 
     Args:
-        seconds: Time that a method takes for (run size, count).
+        seconds: Seconds that a method takes for (run size, count).
     """
     winners = {}
     for cell in cells:

@@ -16,7 +16,7 @@ from .staging import Chunks, chunks, worth_staging
 
 
 def device_of(*memories: PagedKv) -> torch.device:
-    """The GPU that the first of the memories on one is on."""
+    """The GPU of the first of the memories that is on one."""
     return next(kv.memory.device for kv in memories if kv.memory.is_cuda)
 
 

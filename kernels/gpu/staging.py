@@ -1,7 +1,8 @@
-"""A splice in two steps that overlap: the copy engine brings whole records into the GPU's memory,
-and a kernel rotates and scatters them from there while the next ones travel.
+"""A splice in two overlapping steps, through the GPU's memory.
 
-For machines where multiprocessors read host memory more slowly than the copy engine does.
+The copy engine brings whole records into the GPU's memory, and a kernel rotates and scatters them
+from there while the next ones travel. For machines where multiprocessors read host memory more
+slowly than the copy engine does.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from ..layout.layout import PagedKv
 from ..tensors import Tensor
 
-CHUNK_BYTES: Final = 16 << 20  # long enough to hide what queueing one costs, short at the end
-_DENSE: Final = 0.75  # below this share of tokens that are wanted, whole records are a waste
+CHUNK_BYTES: Final = 16 << 20  # long enough to hide the cost of queueing one; chosen
+_DENSE: Final = 0.75  # with a smaller share of wanted tokens, whole records are a waste; chosen
 
 
 class Chunks(NamedTuple):

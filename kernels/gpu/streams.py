@@ -17,10 +17,10 @@ import torch
 
 
 class Fence(NamedTuple):
-    """A point in the work of one stream; what is run behind it sees all that came before.
+    """A point in one stream's work; a move behind it sees all that came before.
 
     Attributes:
-        event: A CUDA event; None where there is nothing to wait for.
+        event: A CUDA event; None if there is nothing to wait for.
     """
 
     event: torch.cuda.Event | None
@@ -43,16 +43,17 @@ class Ticket:
 
 
 class TransferStream:
-    """A side stream of one device; moves run in the order in which they are handed in.
+    """A side stream of one device; moves run in the order in which they are submitted.
 
-    Threads may share it. ``fence`` belongs on the engine's thread: it marks *its* current stream.
+    Threads may share it. Call ``fence`` on the engine's thread: it marks *that thread's* current
+    stream.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def fence(self) -> Fence:
-        """Mark what the caller's current stream has been given so far; waits for nothing."""
+        """Mark what the caller's current stream was given so far; waits for nothing."""
         if self._stream is None:
             return Fence(None)
         event = torch.cuda.Event()
@@ -63,8 +64,8 @@ class TransferStream:
         """Queue what ``operation`` queues, to begin when the fence is passed.
 
         Raises:
-            Exception: What ``operation`` raises, after what it had queued before is over, so that
-                the memory in question may be reused.
+            Exception: What ``operation`` raises, after its earlier work is over, so that the memory
+                in question may be reused.
         """
         if self._stream is None:
             operation()

@@ -1,4 +1,4 @@
-"""Small tensors to where a kernel reads them: packed, and by one copy that nothing waits for."""
+"""Brings small tensors to where a kernel reads them: packed, in one copy that nothing waits for."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _ALIGNMENT: Final = 16
 
 
 def uploaded(tensors: Iterable[Tensor], device: str) -> tuple[Tensor, ...]:
-    """The tensors, contiguous and on ``device``; those of host memory travel in one pinned buffer.
+    """The tensors, contiguous and on ``device``; those in host memory travel in one pinned buffer.
 
-    A copy from pageable memory would first wait for all that the stream was given before. The
-    buffer comes from torch's cache of pinned memory, which keeps it until the copy is over.
+    A copy from pageable memory would first wait for all earlier work of the stream. The buffer
+    comes from torch's cache of pinned memory, which keeps it until the copy is over.
     """
     tensors = [tensor.contiguous() for tensor in tensors]
     here = [tensor for tensor in tensors if not tensor.is_cuda]

@@ -1,4 +1,5 @@
-"""How whole blocks go from one layout to another unchanged: the longest runs that both share."""
+"""How whole blocks are copied unchanged between two layouts: in the longest runs that both
+share."""
 
 from __future__ import annotations
 
@@ -51,11 +52,11 @@ def copy_plan(source: KvLayout, target: KvLayout) -> CopyPlan:
 
 
 class Runs(NamedTuple):
-    """What a copy moves: runs of equal size.
+    """The runs of a copy, all of one size.
 
     Attributes:
         sources: int64 [R], where each begins in the source memory, in bytes.
-        targets: int64 [R], likewise.
+        targets: int64 [R], likewise in the target memory.
         size: Bytes of one run.
     """
 
