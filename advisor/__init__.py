@@ -1,4 +1,4 @@
-"""The sidecar: receives what engines do, keeps the graph, ranks, and publishes advice.
+"""The sidecar: receives what engines report, keeps the graph, ranks, and publishes advice.
 
-``service`` is its loop and ``planner`` its opinion; ``cli`` is the command line that people type.
+``service`` is its loop, ``planner`` makes its advice, and ``cli`` is the command line.
 """

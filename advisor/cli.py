@@ -26,7 +26,7 @@ from .terminal import facts_report, status_report
 
 COMMAND_GROUP: Final = "kvgraph.commands"
 
-# What reads like a block's key, or like the beginning of one.
+# A block's key, or the beginning of one.
 _HEXADECIMAL: Final = re.compile(r"(0x)?[0-9a-f]+(…|\.\.\.)?", re.IGNORECASE)
 _WHOLE_KEY: Final = (
     "a block is named by its whole key: a decimal number, or 0x and up to 16 hexadecimal digits"
@@ -143,7 +143,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _explain_paths(target: str, tenant: str | None) -> list[str]:
-    """Where to ask about ``target``: as a block if it reads like one, then as a session."""
+    """Where to ask about ``target``: as a block if it is a block's key, then as a session."""
     name = quote(target, safe="")
     query = f"?tenant={quote(tenant, safe='')}" if tenant is not None else ""
     session = f"/sessions/{name}/explain{query}"
@@ -183,7 +183,7 @@ def _load(entry: importlib.metadata.EntryPoint) -> typer.Typer:
 
 
 def _unloaded(name: str) -> typer.Typer:
-    """Stands in a listing for a command that this call does not use."""
+    """A placeholder in listings for a command that this call does not use."""
     stub = typer.Typer(help=f"See `kvgraph {name} --help`.", add_completion=False)
     stub.callback(invoke_without_command=True)(lambda: None)
     return stub

@@ -26,18 +26,18 @@ RERANK_AFTER_S: Final = 10.0
 blocks by the same amount and reorders nothing."""
 
 
-_REST: Final = 4.0  # seconds of rest for each of ranking; chosen
+_REST: Final = 4.0  # seconds of rest per second of ranking; chosen
 
 
 class _Basis(NamedTuple):
-    """What a ranking was made of."""
+    """What a ranking was computed from."""
 
     version: int
     due: list[int]  # sessions that are expected back now
     at: float
 
     def is_as_good_as(self, before: _Basis) -> bool:
-        """Whether ranking again now would say what was said ``before``."""
+        """Whether ranking again now would give the same as ranking from ``before``."""
         unchanged = self.version == before.version and self.due == before.due
         return unchanged and self.at - before.at < RERANK_AFTER_S
 
@@ -109,10 +109,10 @@ class GraphEvictionAdvisor:
             self._thread.join()
 
     def applied(self) -> None:
-        """The graph changed: see whether that can wait for the interval.
+        """Note that the graph changed, and rank at once if that cannot wait for the interval.
 
-        The first protected blocks cannot, nor an engine that forgot a good part of what the last
-        ranking was about.
+        It cannot wait for the first protected blocks, nor for an engine that stored a good part of
+        its pool since the last ranking.
         """
         if self._is_pressing() or self._is_first_protected():
             self._call.set()
@@ -146,7 +146,8 @@ class GraphEvictionAdvisor:
         self.admissions = MappingProxyType(words)
 
     def _try(self, advise: Callable[[str], _T | None], engine: str) -> _T | None:
-        """Fresh advice; None after a failure: then that of before grows stale meanwhile."""
+        """Run one kind of advice; on an error log it and return None, so that the previous advice
+        stays, and expires."""
         try:
             with self._graph.lock:
                 return advise(engine)
@@ -157,13 +158,15 @@ class GraphEvictionAdvisor:
             return None
 
     def _order(self, engine: str) -> PrefetchOrder:
-        """As of now, whether the graph changed or not: a return comes near by itself."""
+        """What to bring back. Computed every round, even for an unchanged graph: expected returns
+        come closer as time passes."""
         limit = self.prefetch.max_blocks if self.prefetch.enabled else 0
         keys = self._graph.prefetch_order(engine, limit)
         return PrefetchOrder(self._clock(), keys)
 
     def _word(self, engine: str) -> AdmissionAdvice | None:
-        """As of now: live contexts come and go without news of blocks."""
+        """Advice on admission. Computed every round: live contexts change without events of
+        blocks."""
         tables = self._graph.tables
         self._admission.forget_all_but(set(tables.engines.values()))
         column = tables.engines.get(engine)
@@ -195,5 +198,5 @@ class GraphEvictionAdvisor:
                 began = self._clock()
                 self.tick()
                 self._wake()
-                # However fast engines forget: one part of ranking, four of rest.
+                # However fast engines evict: one part of ranking, four parts of rest.
                 time.sleep(min(_REST * (self._clock() - began), self._interval_s))

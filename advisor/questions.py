@@ -1,4 +1,4 @@
-"""Lets people ask the graph without keeping the sidecar's own work from it."""
+"""Answers people's questions about the graph without holding up the sidecar's own work."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Final
 
 from ..dashboards.source import BusyError
 
-WAITING: Final = 4  # questions that may wait for their turn; further ones are refused at once
-PATIENCE_S: Final = 0.5  # how long one waits
-REST: Final = 3.0  # after a question the graph is left alone for so many times what it took
+WAITING: Final = 4  # questions that may wait; further ones are refused at once; chosen
+PATIENCE_S: Final = 0.5  # the longest that a question waits; chosen
+REST: Final = 3.0  # after a question the graph rests for so many times its duration; chosen
 
 
 class Questions:
-    """One question of the graph at a time, and between two of them room for everything else.
+    """Allows one question about the graph at a time, and leaves time between two of them.
 
     The graph's lock is not fair: threads that ask without a pause would keep it among themselves,
     while batches wait to be applied and rankings grow old.
 
     Args:
-        lock: The graph's.
+        lock: The graph's lock.
         clock: Monotonic seconds.
         sleep: Waits for so many seconds.
     """
@@ -66,7 +66,7 @@ class Questions:
             self._room.release()
 
     def _wait(self) -> None:
-        """Until it is our turn, and the graph was left alone for long enough."""
+        """Wait for our turn, and until the graph was left alone for long enough."""
         deadline = self._clock() + PATIENCE_S
         if not self._turn.acquire(timeout=PATIENCE_S):
             self._refuse()

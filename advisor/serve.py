@@ -1,4 +1,4 @@
-"""Runs a sidecar as a process: signals, the ready line, the note that others find it by."""
+"""Runs a sidecar as a process: signals, the ready line, the note by which others find it."""
 
 from __future__ import annotations
 

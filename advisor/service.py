@@ -1,4 +1,4 @@
-"""The sidecar: receive, apply, rank, publish, until it is told to stop."""
+"""The sidecar's loop: receive, apply, publish, until it is told to stop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 Tap = Callable[[str, Sequence[AnyEvent]], None]
 
 MESSAGES_A_TURN: Final = 256
-TURN_S: Final = 0.25  # so long at most is read before advice goes out again
+TURN_S: Final = 0.25  # seconds of reading before advice goes out again; chosen
 KEYS_AT_ONCE: Final = 1 << 16
 _BREATH_S: Final = 1e-4  # the graph's lock is not fair: lets the planner have it while we catch up
 _RCVHWM: Final = 256  # messages of an engine held for a sidecar that falls behind: three seconds
@@ -144,7 +144,7 @@ class Service:
         self.board.last_turn = self._clock()
 
     def _sleep(self) -> None:
-        """Until something arrives, the planner has a new opinion, or somebody is due."""
+        """Sleep until something arrives, the planner has new advice, or a deadline is due."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake.fd, zmq.POLLIN)
@@ -181,7 +181,8 @@ class Service:
                     self._apply(source.engine, observed)
 
     def _apply(self, engine: str, events: list[AnyEvent]) -> bool:
-        """Whether the graph took ``events``; what it refuses is counted and costs a resync."""
+        """Apply ``events``; returns whether the graph took them. A refusal is counted and costs a
+        resync."""
         try:
             with self.graph.lock:
                 self.graph.apply(engine, events)
@@ -212,7 +213,7 @@ class Service:
             self._adopt(config)
 
     def _audit(self) -> None:
-        """Once a second: an engine cannot hold more blocks than its pool has."""
+        """Check once a second that no engine holds more blocks than its pool has."""
         now = self._clock()
         if now < self._next_audit:
             return
@@ -230,7 +231,7 @@ class Service:
                 self._subscriber.lose(peer.engine)
 
     def _adopt(self, config: Config) -> None:
-        """New weights and bounds, each by one assignment."""
+        """Take new weights and bounds, each by one assignment."""
         with self.graph.lock:
             set_weights(self.graph.policy, config.score.weights())
             self.graph.configure(config.rules(), config.graph.limits())
@@ -311,9 +312,9 @@ class Service:
 def _joined(
     batches: Iterable[tuple[str, list[AnyEvent]]],
 ) -> Iterator[tuple[str, list[AnyEvent]]]:
-    """Consecutive batches of one engine as one: the graph applies longer runs at less cost.
+    """Consecutive batches of one engine, joined: the graph applies longer runs at less cost.
 
-    Not longer than ``KEYS_AT_ONCE``: while they are applied, nobody ranks.
+    At most ``KEYS_AT_ONCE`` keys: while they are applied, no ranking is made.
     """
     speaker, run, keys = "", list[AnyEvent](), 0
     for engine, events in batches:

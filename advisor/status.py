@@ -1,4 +1,4 @@
-"""What the sidecar knows of itself, gathered for the HTTP surface."""
+"""Gathers the sidecar's state for the HTTP surface."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .sockets.publisher import AdvicePublisher
 from .sockets.subscriber import EventSubscriber, Peer
 
 STALLED_AFTER_S = 5.0
-FRESH_S = 0.25  # an older status is looked up anew
+FRESH_S = 0.25  # an older status is computed again; chosen
 
 
 class StatusBoard:
-    """Fulfils ``dashboards.source.StatusSource`` over the parts of a running sidecar.
+    """Implements ``dashboards.source.StatusSource`` over the parts of a running sidecar.
 
     Every method may be called from any thread; the graph is read under its lock.
     """
@@ -73,13 +73,13 @@ class StatusBoard:
         self.loop_counters: Counter[str] = Counter()
 
     def is_healthy(self) -> bool:
-        """Whether the loop has turned lately, and no engine holds advice that grew stale."""
+        """Whether the loop has turned lately, and no engine's advice is stale."""
         now = self._clock()
         fresh = all(now - each.ts <= self._max_stale_s for each in self._planner.latest.values())
         return fresh and now - self.last_turn < STALLED_AFTER_S
 
     def status(self) -> SidecarStatus:
-        """The state of everything, now or a moment ago: many may ask."""
+        """The state of everything, now or a moment ago, since many may ask."""
         known = self._status
         if known is not None and self._clock() - known[0] < FRESH_S:
             return known[1]

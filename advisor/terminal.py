@@ -51,7 +51,7 @@ def _summary(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _tiers(engine: Mapping[str, Any]) -> RenderableType:
-    """What an engine's tiers hold, what moved between them, and what came of it."""
+    """What an engine's tiers hold, what moved between them, and what was gained."""
     tiers, graph = engine["tiers"], engine["graph"]
     size, pool = tiers["bytes_per_block"], graph["pressure"] or {}
     facts = {

@@ -41,7 +41,7 @@ ENV_CONFIG: Final = "KVGRAPH_CONFIG"
 
 
 class Config(BaseSettings):
-    """Everything that can be configured; one section a field."""
+    """Everything that can be configured; one field per section."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -59,7 +59,7 @@ class Config(BaseSettings):
     prefetch: PrefetchConfig = PrefetchConfig()
 
     def rules(self) -> Rules:
-        """What binds every policy, as the graph takes it."""
+        """The rules that bind every policy, for the graph."""
         return self.score.rules(self.prefetch.horizon_s)
 
     @classmethod
@@ -75,7 +75,7 @@ class Config(BaseSettings):
 
 
 class _Environment(EnvSettingsSource):
-    """Takes lists as JSON or separated by commas."""
+    """Reads variables; takes lists as JSON or separated by commas."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         try:
@@ -119,7 +119,7 @@ def config_path() -> Path | None:
 
 
 def check_http(http: HttpConfig) -> None:
-    """Refuse to listen beyond loopback unless that was asked for in so many words."""
+    """Refuse to listen beyond loopback unless ``allow_remote`` allows it."""
     if not is_loopback(http.host) and not http.allow_remote:
         raise ConfigError(
             f"http.host = {http.host!r} listens beyond loopback; allowed: 127.0.0.1, or set "
@@ -137,7 +137,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``below`` with what ``above`` says, section by section."""
+    """``below``, overridden by ``above`` section by section."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
@@ -157,7 +157,7 @@ def _nested(dotted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_environment() -> None:
-    """The settings source passes over variables of sections that it does not know; we do not."""
+    """Refuse variables of unknown sections, which the settings source would ignore."""
     for name in os.environ:
         section, nested, _ = name.removeprefix(ENV_PREFIX).lower().partition("__")
         if name.startswith(ENV_PREFIX) and nested and section not in Config.model_fields:

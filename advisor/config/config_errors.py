@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in one line a person can act on."""
+"""Explains what is wrong with a configuration, in one line that a person can act on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from ...graph.errors import ConfigError
 
 _SECRET: Final = ".token"  # a key whose value is not shown
-_SHOWN: Final = 80  # characters of a wrong value
+_SHOWN: Final = 80  # characters shown of a wrong value; chosen
 
 Layers = Mapping[str, Mapping[str, Any]]
 """Where values came from: the name of each layer, highest priority first, and its content."""

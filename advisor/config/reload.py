@@ -1,4 +1,4 @@
-"""Notices a changed configuration file, and takes only a good one."""
+"""Notices a changed configuration file, and takes it only if it is valid."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")
 
 
 class ConfigWatch:
-    """Rereads ``path`` when its modification time changes, or when told to.
+    """Rereads ``path`` when its modification time changes, or on request.
 
-    A file that is wrong changes nothing: the values in force stay, and one line says why.
+    An invalid file changes nothing: the values in force stay, and one line says why.
     """
 
     def __init__(

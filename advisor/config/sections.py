@@ -69,8 +69,9 @@ class Section(BaseModel):
 class ObserveConfig(Section):
     """A vLLM engine without our hook, watched through its own KV events.
 
-    They come in clear, and hold token ids: beyond loopback only when ``allow_remote`` says so.
-    Nor do they say which ``model`` it runs; left out, it is one that no other engine runs.
+    These events are in clear and hold token ids: they are read beyond loopback only with
+    ``allow_remote``. They do not say which ``model`` the engine runs; without it, the engine shares
+    no blocks with others.
     """
 
     endpoint: ConnectEndpoint
@@ -81,7 +82,7 @@ class ObserveConfig(Section):
 
     @property
     def engine(self) -> str:
-        """What the graph calls it."""
+        """The engine's id in the graph."""
         return f"kv:{self.endpoint}"
 
     @model_validator(mode="after")
@@ -102,10 +103,11 @@ class SidecarConfig(Section):
 
     Attributes:
         endpoint: Where engines connect; empty picks a socket in the runtime directory.
-        max_stale_s: A ranking older than this makes ``/healthz`` say so; engines ignore it anyway.
-        engine_timeout_s: An engine that is silent for so long is forgotten.
-        token: What opens a tcp endpoint and HTTP questions of sessions and blocks; None makes one
-            up, and leaves it in the runtime note, where this user's engines and commands find it.
+        max_stale_s: With a ranking older than this, ``/healthz`` reports a stall; engines ignore it
+            anyway.
+        engine_timeout_s: An engine that is silent for so many seconds is forgotten.
+        token: Opens a tcp endpoint, and HTTP answers about sessions and blocks. None makes a new
+            one, and leaves it in the runtime note, where this user's engines and commands find it.
         snapshot_path: Where the graph is kept across restarts; None keeps nothing.
     """
 
@@ -121,7 +123,7 @@ class SidecarConfig(Section):
 
 
 class HttpConfig(Section):
-    """The HTTP surface. Beyond loopback only when ``allow_remote`` says so."""
+    """The HTTP surface. It listens beyond loopback only with ``allow_remote``."""
 
     host: Annotated[str, Field(min_length=1, max_length=255)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -130,7 +132,7 @@ class HttpConfig(Section):
 
 
 class EdgeTypesConfig(Section):
-    """What an edge of each type counts in the score."""
+    """The weight of an edge of each type."""
 
     prefix_share: EdgeWeight = _PROFILE.edge_types[EdgeType.PREFIX_SHARE]
     co_attend: EdgeWeight = _PROFILE.edge_types[EdgeType.CO_ATTEND]
@@ -141,7 +143,7 @@ class EdgeTypesConfig(Section):
 
 
 class ScoreConfig(Section):
-    """What a score is made of, and the rules (see ``graph.ranking.profile``)."""
+    """The weights of a score's terms, and the rules (see ``graph.ranking.profile``)."""
 
     age: Weight = _PROFILE.age
     degree: Weight = _PROFILE.degree
@@ -160,14 +162,14 @@ class ScoreConfig(Section):
     )
 
     def weights(self) -> Weights:
-        """What each term counts, as policies take it."""
+        """The weights, for policies."""
         return Weights(**{each.name: getattr(self, each.name) for each in fields(Weights)})
 
     def rules(self, horizon_s: float) -> Rules:
-        """What binds every policy, as the graph takes it.
+        """The rules that bind every policy, for the graph.
 
         Args:
-            horizon_s: A session that is expected back within this is due.
+            horizon_s: A session that is expected back within these seconds is due.
         """
         return Rules(
             session_memory_s=self.session_memory_s,
@@ -183,8 +185,8 @@ class PolicyConfig(Section):
     """Which policy ranks; takes effect at the next start.
 
     Attributes:
-        name: ``lifecycle`` learns when sessions return, ``classic`` is the weighted sum of
-            [score], ``lru`` leaves engines their own order, under the rules that protect.
+        name: ``lifecycle`` learns when sessions return, ``classic`` is the weighted sum of [score],
+            ``lru`` leaves engines their own order, apart from protected blocks.
         guard: Whether LRU rules until the policy has shown that it finds more, and again whenever
             it finds less. Without it the policy rules from the start, whatever that costs.
     """
@@ -193,7 +195,7 @@ class PolicyConfig(Section):
     guard: bool = True
 
     def referee(self) -> Guard | None:
-        """Who says whether the policy may rank."""
+        """Makes the referee that says whether the policy may rank."""
         return Guard(self.name) if self.guard else None
 
     def policy(self, weights: Weights) -> Policy:
@@ -202,12 +204,12 @@ class PolicyConfig(Section):
 
 
 class PrefetchConfig(Section):
-    """What engines with tiers are told to bring back before anyone asks.
+    """What engines with tiers shall bring back before any request asks.
 
     Attributes:
-        max_blocks: The most that one order names.
-        horizon_s: A session that is expected back within this is brought back now, and its
-            blocks are kept where there are copies of others to make room.
+        max_blocks: The most blocks per order.
+        horizon_s: Blocks of a session that is expected back within these seconds are brought back
+            now, and kept while other copies can make room.
     """
 
     enabled: bool = True

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 
 class Notices:
-    """Logs a kind of trouble at most once per ``every_s``, with how many were left out.
+    """Logs a kind of trouble at most once per ``every_s`` seconds, with the number of lines left
+    out.
 
-    The kinds are our own words, never input, so that their number is bounded.
+    Kinds are our own words, never input, so that their number is bounded.
     """
 
     def __init__(

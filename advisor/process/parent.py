@@ -9,10 +9,10 @@ from ...graph.ipc.runtime import is_alive
 
 
 class ParentWatch:
-    """Notices that process ``pid`` is gone, at once where the kernel has pidfds.
+    """Notices that process ``pid`` is gone, at once if the kernel has pidfds.
 
     Attributes:
-        fd: Becomes readable when the process ends; None where that is not known.
+        fd: Becomes readable when the process ends; None without pidfds.
     """
 
     def __init__(self, pid: int) -> None:

@@ -1,8 +1,8 @@
-"""Who may speak at a tcp endpoint: those who know the token.
+"""Lets only those who know the token speak at a tcp endpoint.
 
-An ipc socket is its owner's (0600); a loopback port is every user's. So a tcp endpoint asks for
-ZeroMQ's PLAIN handshake, and this answers it (ZAP, https://rfc.zeromq.org/spec/27): who does not
-know the token is refused before a message of theirs takes any memory.
+An ipc socket belongs to its owner (0600); every user reaches a loopback port. So a tcp endpoint
+asks for ZeroMQ's PLAIN handshake, and this answers it (ZAP, https://rfc.zeromq.org/spec/27): a
+caller without the token is refused before a message takes any memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Door:
     """Answers ZeroMQ's question whether a connection may be made; used by the loop's thread only.
 
     Args:
-        context: The context of the sockets that are guarded.
+        context: The context of the guarded sockets.
         token: What callers must know.
 
     Attributes:
-        refused: Connections that were not let in.
+        refused: Connections that were refused.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], token: str) -> None:

@@ -1,4 +1,4 @@
-"""Binding ZeroMQ endpoints, and what they leave behind."""
+"""Binds ZeroMQ endpoints, and removes what they leave behind."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Its PUB socket gives ``[topic, seq, batch]``; a request ``[b"", first seq]`` to its replay ROUTER
 gives ``[b"", topic, seq, batch]`` for what it still has, and an END marker of sequence −1
-(``vllm.distributed.kv_events``). That ROUTER drops silently under load and END proves nothing:
-what counts is that the numbers are contiguous. Events of one publisher are therefore applied in
-their order only, and whatever cannot be had again costs the picture of that engine's residency.
+(``vllm.distributed.kv_events``). That ROUTER drops silently under load, and END proves nothing:
+what counts is that the numbers are contiguous. Events of one publisher are therefore applied only
+in their order, and if a batch cannot be had again, that engine's residency is forgotten.
 """
 
 from __future__ import annotations

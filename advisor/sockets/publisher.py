@@ -1,4 +1,4 @@
-"""The advice's way out: rankings, prefetches and resync requests, over the events' own ROUTER."""
+"""Sends the advice: rankings, prefetches and resync requests, over the events' own ROUTER."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class AdvicePublisher:
                 self._send_admission(peer.identity, word)
 
     def take_unreachable(self) -> set[bytes]:
-        """Engines that had no connection when they were last written to; each is told once."""
+        """Engines that had no connection when they were last written to; each is returned once."""
         gone, self._unreachable = self._unreachable, set()
         return gone
 
@@ -97,7 +97,7 @@ class AdvicePublisher:
         self.counters["rankings" if whole else "still_valid"] += 1
 
     def _send_order(self, identity: bytes, order: PrefetchOrder) -> None:
-        """Each round anew while there is something to bring back, and once when that is over.
+        """Send what to bring back, each round while there is something, and once when that is over.
 
         An engine that had no room for all of an order waits for the next one.
         """

@@ -21,9 +21,9 @@ from .sequence import Arrival, SequenceTracker
 logger = logging.getLogger(__name__)
 
 RESYNC_EVERY_S = 0.5
-PATIENT_RESYNCS = 4  # that bring an engine no nearer; after them the pauses double
+PATIENT_RESYNCS = 4  # after so many in vain, the pauses between them double; chosen
 LONGEST_RESYNC_PAUSE_S = 30.0
-MAX_STRANGERS = 256  # identities without a hello whose last resync request we remember
+MAX_STRANGERS = 256  # identities without a hello whose last resync request is kept; chosen
 
 Tell = Callable[[bytes, str], None]
 
@@ -53,13 +53,14 @@ class Peer:
 
     @property
     def resync_pause_s(self) -> float:
-        """How long to wait before asking again: longer where asking did not help."""
+        """Seconds to wait before asking again: longer if asking did not help."""
         doubled = min(max(0, self.fruitless - PATIENT_RESYNCS), 10)
         return float(min(RESYNC_EVERY_S * 2**doubled, LONGEST_RESYNC_PAUSE_S))
 
 
 def engine_id(identity: bytes) -> str:
-    """The public name of a socket identity: whoever knew the identity could take its place."""
+    """The public name of a socket identity, which must stay secret: whoever knew it could take the
+    engine's place."""
     return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
 
 
@@ -110,7 +111,7 @@ class EventSubscriber:
 
         Args:
             limit: So many at most; the others wait in the socket.
-            seconds: After so long no further one is read, however long the caller took for each.
+            seconds: No message is read after so many seconds, however long the caller takes.
         """
         self._emptied_at = None
         until = self._clock() + seconds
@@ -127,10 +128,10 @@ class EventSubscriber:
                 yield engine_id(identity), events
 
     def expire(self) -> list[str]:
-        """Forget engines that have been silent for too long; their ids.
+        """Forget engines that have been silent for too long; returns their ids.
 
-        Silence is judged as of the moment when the socket was last read empty: after a stall of
-        our own the engines' messages wait there.
+        Silence is judged at the moment when the socket was last read empty: after a stall of our
+        own, the engines' messages wait there.
         """
         if self._emptied_at is None:
             return []
@@ -139,7 +140,7 @@ class EventSubscriber:
         return self._forget(gone, "silent")
 
     def hang_up(self, identities: set[bytes]) -> list[str]:
-        """Forget engines whose connection is gone; their ids. One that lives greets anew."""
+        """Forget engines whose connection is gone; returns their ids."""
         gone = [peer for peer in self._peers.values() if peer.identity in identities]
         return self._forget(gone, "gone")
 
@@ -155,7 +156,7 @@ class EventSubscriber:
         return min((p.last_seen + self._timeout_s for p in self._peers.values()), default=None)
 
     def lose(self, engine: str) -> None:
-        """Our picture of ``engine`` is no longer sure: withhold advice and ask for a resync."""
+        """Withhold advice from ``engine``, whose residency is uncertain, and ask for a resync."""
         peer = next((each for each in self.peers if each.engine == engine), None)
         if peer is not None:
             peer.synced = False
@@ -191,7 +192,7 @@ class EventSubscriber:
             self._notices.warn("event", "an event was refused: %s", message.refused)
 
     def _meet(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
-        """The first batch that we see of an identity: it must introduce itself."""
+        """Take the first batch of an identity: it must begin with a hello."""
         events = message.events
         start = next((i for i, event in enumerate(events) if isinstance(event, EngineHello)), None)
         if start is None:
@@ -226,7 +227,7 @@ class EventSubscriber:
         return events
 
     def _noted(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
-        """Take from a batch what concerns the connection; what the graph is to have of it."""
+        """Take what concerns the connection from a batch; returns the graph's part of it."""
         events: list[AnyEvent] = []
         for event in message.events:
             if isinstance(event, EngineHello):
@@ -277,7 +278,7 @@ class EventSubscriber:
                                    "sidecar for this one (AITHER_KVCACHE_SIDECAR)")  # fmt: skip
 
     def _answered_lately(self, identity: bytes) -> bool:
-        """Whether a stranger was answered just now; if not, it is noted that it is."""
+        """Whether a stranger was answered just now; if not, notes that it is."""
         now = self._clock()
         if now - self._strangers.get(identity, float("-inf")) < RESYNC_EVERY_S:
             return True

@@ -23,8 +23,8 @@ class Compiled:
     """Machine code of one kernel for one architecture.
 
     Attributes:
-        registers: A thread's.
-        spilled_bytes: Stored to local memory for want of registers.
+        registers: Registers per thread.
+        spilled_bytes: Bytes per thread stored to local memory for want of registers.
     """
 
     kernel: str

@@ -40,7 +40,7 @@ def from_views(views: Sequence[Tensor], isa: str | None = None, mla: bool = Fals
     """Describe an engine's per-layer cache views [B, H, N, C], as vLLM hands them to a connector.
 
     Args:
-        views: One tensor a layer, in order, over one allocation.
+        views: One tensor per layer, in order, over one allocation.
         isa: The CPU backend's instruction set (``cpu_isa``); None for a GPU layout.
         mla: Whether a cell is one latent vector without a V.
 

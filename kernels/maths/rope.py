@@ -46,7 +46,7 @@ class Rope:
     """The rotation of one attention layer's keys.
 
     Attributes:
-        inv_freq: Radians a position, one a pair; float64 [pairs].
+        inv_freq: Radians per position, one per pair; float64 [pairs].
         start: First rotated dimension of a cell (512 in DeepSeek's MLA latent).
         pairing: Which dimensions form a pair.
     """
@@ -68,7 +68,7 @@ class Rope:
     def rotate(self, key: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate keys; ``key`` is float [T, heads, dims of a cell], cos and sin are [T, pairs].
 
-        Computed in the dtype of ``cos``: two products and one sum a value, none of them fused, so
+        Computed in the dtype of ``cos``: two products and one sum per value, none of them fused, so
         that every back end rounds alike.
         """
         out = key.clone()
