@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import __version__
-from ..dashboards.source import BusyError, EngineStatus, SidecarStatus
+from ..dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
 from ..graph.errors import GraphError
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.queries.stats import GraphStats
 from .admission.wording import fit_and_live
 from .config.reload import ConfigWatch
+from .page.log_totals import log_totals
 from .page.page_board import PageBoard
 from .planner import GraphEvictionAdvisor
 from .process.snapshots import SnapshotKeeper
@@ -77,6 +78,21 @@ class StatusBoard:
         now = self._clock()
         fresh = all(now - each.ts <= self._max_stale_s for each in self._planner.latest.values())
         return fresh and now - self.last_turn < STALLED_AFTER_S
+
+    def not_ready(self) -> str | None:
+        """Why engines get no advice yet, in words; None where all that are linked get theirs."""
+        if not self.is_healthy():
+            return "the sidecar's loop is stalled, or its rankings are old"
+        latest = self._planner.latest
+        waiting = [each for each in self._subscriber.peers if not each.synced]
+        unranked = [each for each in self._subscriber.peers if each.engine not in latest]
+        if waiting or unranked:
+            return f"{len(waiting)} engines to list their blocks, {len(unranked)} to be ranked"
+        return None
+
+    def totals(self) -> LogTotals:
+        """What the logs counted."""
+        return log_totals(self._graph.tables, self.shadows)
 
     def status(self) -> SidecarStatus:
         """The state of everything, now or a moment ago, since many may ask."""

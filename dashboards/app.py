@@ -28,6 +28,7 @@ MAX_NODES: Final = 2_000
 
 _CONTENTS: Final = {
     "/healthz": "whether it ranks in time",
+    "/readyz": "whether all engines that are linked get advice",
     "/status": "engines, sessions, counters",
     "/metrics": "the same for Prometheus",
     "/blocks/KEY/explain": "why a block ranks where it does; needs the token",
@@ -105,6 +106,12 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
     async def healthz() -> Response:
         healthy = source.is_healthy()
         return _json({"status": "ok" if healthy else "stalled"}, 200 if healthy else 503)
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        waits_for = source.not_ready()
+        word = {"status": "ready"} if waits_for is None else {"status": "waiting", "for": waits_for}
+        return _json(word, 200 if waits_for is None else 503)
 
     @app.get("/status")
     def status() -> Response:

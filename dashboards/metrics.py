@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from .admission_metrics import admission_metrics, room_metrics
+from .log_metrics import log_metrics
 from .source import EngineStatus, SidecarStatus, StatusSource
 
 _LABEL_LENGTH = 64
@@ -43,6 +44,7 @@ class SidecarCollector(Collector):
             [(_cut(engine.id), engine.room) for engine in status.engines if engine.room is not None]
         )
         yield from _counters(status)
+        yield from log_metrics(self._source.totals())
 
 
 def _graph(status: SidecarStatus) -> Iterator[Metric]:

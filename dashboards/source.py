@@ -53,6 +53,27 @@ class EngineStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LogTotals:
+    """What the logs counted since the start, for metrics.
+
+    Attributes:
+        tokens: Of prompts, by where they came from: pool, loaded, prefetched, computed.
+        reasons: Requests, and blocks that they computed, by why they found no more.
+        lost: Blocks computed again, by whom they were to serve.
+        rules: Evictions, and how many of them were regretted, by engine and rule.
+        shadows: Blocks asked for, and found, by engine and shadow; ``ours`` is the live pool.
+        log_bytes: Memory of the logs.
+    """
+
+    tokens: Mapping[str, int]
+    reasons: Mapping[str, tuple[int, int]]
+    lost: Mapping[str, int]
+    rules: Mapping[tuple[str, str], tuple[int, int]]
+    shadows: Mapping[tuple[str, str], tuple[int, int]]
+    log_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class SidecarStatus:
     """Everything about a sidecar at one moment, for people and for metrics.
 
@@ -81,6 +102,12 @@ class StatusSource(Protocol):
 
     def is_healthy(self) -> bool:
         """Whether the sidecar's own loop turns and its rankings are fresh."""
+
+    def not_ready(self) -> str | None:
+        """Why engines get no advice yet, in words; None where all that are linked get theirs."""
+
+    def totals(self) -> LogTotals:
+        """What the logs counted; costs little."""
 
     def status(self) -> SidecarStatus:
         """The state of everything, now."""

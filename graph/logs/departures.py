@@ -131,6 +131,7 @@ class Departures:
 
     def unheard(self, engine: int, kept: Rows) -> None:
         """Of what the pool held only these are left, and nobody told how the others went."""
+        self._log(engine).marks &= ~np.uint8(Way.COMING)  # ends of requests may be lost as well
         gone = self._tables.blocks.resident(engine)
         gone[kept] = False
         self._mark(engine, np.flatnonzero(gone).astype(np.int32), Way.UNHEARD)

@@ -52,7 +52,8 @@ class Way:
     EVICTED: Final = 1
     RESET: Final = 2
     UNHEARD: Final = 3
-    MASK: Final = 0x0F
+    MASK: Final = 0x03
+    COMING: Final = 0x04  # a running request computes it
     CAUSE: Final = 0x70  # why its copy is gone
     CAUSE_SHIFT: Final = 4
     PREFETCHED: Final = 0x80  # brought back, and not asked for yet

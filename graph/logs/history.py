@@ -76,6 +76,7 @@ class History(Departures):
         tokens: Of prompts, in steps of ten seconds for an hour.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
         totals: The same since the start.
+        given: Sums of ``tokens`` since the start.
         lost: Blocks computed again, by whose they were.
         beyond: By whose they were, and by powers of two: how many blocks had left between a lost
             block's eviction and its return, which is by how many the pool was too small for it.
@@ -83,6 +84,7 @@ class History(Departures):
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
+        self.given = np.zeros(len(TOKEN_COLUMNS), dtype=np.int64)
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
         self._running: dict[str, _Running] = {}
@@ -140,6 +142,7 @@ class History(Departures):
             event.prompt_tokens, size, len(rows), found - prefetched, loaded, prefetched, again
         )
         miss = self._miss(engine, session, rows, found + loaded, reach, now)
+        log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
@@ -151,6 +154,7 @@ class History(Departures):
         self._asked[engine] += asked.tokens
         given = (1, asked.tokens, asked.pool * size, loaded * size, prefetched * size)
         self.tokens.add(given, now)
+        self.given += given
         computed = max(0, reach - found - loaded)
         if miss.reason is Reason.UNKNOWN and miss.detail == Detail.IN_POOL:
             row = int(rows[miss.index])
@@ -163,6 +167,7 @@ class History(Departures):
         running = self._running.pop(event.request_id, None)
         if running is None:
             return
+        self._log(engine).marks[running.rows] &= ~np.uint8(Way.COMING)
         self._tell(engine, running.session, rows, 0, -1, event.total_tokens, now)
         self.requests.finish(running.number, event.reason, event.expected_return_s, now)
         open_case = self._unsettled.pop(running.number, None)
@@ -188,8 +193,7 @@ class History(Departures):
         if index >= reach:
             key = int(self._tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
             return Miss(index, key, Reason.NOT_CACHEABLE, Detail.PARTIAL)
-        others = (each.rows for each in self._running.values() if each.engine == engine)
-        return judge(self._tables, self._log(engine), engine, session, rows, index, others, now)
+        return judge(self._tables, self._log(engine), engine, session, rows, index, now)
 
     def _again(self, engine: int, session: int, rows: Rows, now: float) -> int:
         """Computed though they once were in this pool: regrets, and what they tell of its size."""
@@ -217,7 +221,7 @@ class History(Departures):
                 continue
             rows = np.full(case.index + 1, case.row, dtype=np.int32)
             log = self._log(engine)
-            miss = judge(self._tables, log, engine, NO_ROW, rows, case.index, (), now)
+            miss = judge(self._tables, log, engine, NO_ROW, rows, case.index, now)
             del self._unsettled[number]
             self.requests.judge(number, miss)
             self._count(miss, case.computed, now)

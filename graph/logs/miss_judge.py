@@ -7,7 +7,6 @@ nobody ever asked for, where the prompt went another way than one that is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -30,7 +29,6 @@ def judge(
     session: int,
     rows: Rows,
     index: int,
-    under_way: Iterable[Rows],
     now: float,
 ) -> Miss:
     """Why block ``index`` of a chain was not found.
@@ -39,20 +37,18 @@ def judge(
         log: The engine's evictions.
         session: Row of the request's session, as it was before the request.
         rows: int32, the whole prompt's; ``index`` is one of them.
-        under_way: The chains of the engine's other running requests.
         now: When the request was scheduled: rows of this very moment are new.
     """
     blocks, row = tables.blocks, int(rows[index])
     key = int(blocks.wire_keys(row))
-    held = int(blocks.tiers[engine, row])
+    held, mark = int(blocks.tiers[engine, row]), int(log.marks[row])
     if held & _COPIES:
         return Miss(index, key, Reason.LOAD_SLOWER)
-    if any(len(chain) > index and chain[index] == row for chain in under_way):
+    if mark & Way.COMING and not held:
         return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
     if held:
         return Miss(index, key, Reason.UNKNOWN, Detail.IN_POOL)
     elsewhere = holder(tables, engine, row)
-    mark = int(log.marks[row])
     if mark & Way.MASK == Way.EVICTED:
         return _evicted(tables, log, row, index, key, elsewhere)
     if mark & Way.MASK == Way.RESET:

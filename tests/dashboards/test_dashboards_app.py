@@ -14,11 +14,13 @@ import numpy as np
 import psutil
 import pytest
 from fastapi.testclient import TestClient
+from kvgraph.advisor.page.log_totals import log_totals
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
+from kvgraph.advisor.shadows.shadow_runner import ShadowRunner
 from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.server import HttpServer
-from kvgraph.dashboards.source import BusyError, EngineStatus, SidecarStatus
+from kvgraph.dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
 from kvgraph.dashboards.timeouts import TimeoutProtocol
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import (
@@ -70,6 +72,7 @@ class Source:
     def __init__(self, names: list[str]) -> None:
         self.graph = KVCacheGraph()
         self.healthy = True
+        self.shadows = ShadowRunner(self.graph, time.monotonic)
         self.page = PageBoard(self.graph, Questions(self.graph.lock, time.monotonic))
         hello = EngineHello(names[0], names[0], 16, 100, names[0])
         applied = AdviceApplied(3, 7, 1, 0, 0, 2)
@@ -82,6 +85,12 @@ class Source:
 
     def is_healthy(self) -> bool:
         return self.healthy
+
+    def not_ready(self) -> str | None:
+        return None if self.healthy else "an engine to list its blocks"
+
+    def totals(self) -> LogTotals:
+        return log_totals(self.graph.tables, self.shadows)
 
     def status(self) -> SidecarStatus:
         stats = self.graph.stats()
@@ -146,6 +155,13 @@ def test_health_tells_a_stalled_sidecar(client: TestClient, source: Source) -> N
     source.healthy = False
     answer = client.get("/healthz")
     assert (answer.status_code, answer.json()) == (503, {"status": "stalled"})
+
+
+def test_readiness_is_apart_from_health(client: TestClient, source: Source) -> None:
+    assert client.get("/readyz").json() == {"status": "ready"}
+    source.healthy = False
+    answer = client.get("/readyz")
+    assert (answer.status_code, answer.json()["for"]) == (503, "an engine to list its blocks")
 
 
 def test_status_names_engines_and_what_they_did(client: TestClient) -> None:

@@ -11,8 +11,10 @@ import psutil
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from ....advisor.page.log_totals import log_totals
+from ....advisor.shadows.shadow_runner import ShadowRunner
 from ....dashboards.metrics import SidecarCollector
-from ....dashboards.source import EngineStatus, SidecarStatus
+from ....dashboards.source import EngineStatus, LogTotals, SidecarStatus
 from ....graph.kvcache_graph import KVCacheGraph
 from ....graph.messages.events import (
     AnyEvent,
@@ -55,6 +57,10 @@ class _Source:
             version="0", pid=1, uptime_s=1.0, endpoint="", http="", engines=(engine,),
             graph=stats, counters={"graph": stats.counters}, snapshot={}, config={},
         )  # fmt: skip
+
+    def totals(self) -> LogTotals:
+        """See ``StatusSource``."""
+        return log_totals(self._graph.tables, ShadowRunner(self._graph, self._graph.clock))
 
 
 def churn(sessions: int) -> tuple[int, int, int, int]:

@@ -1,0 +1,49 @@
+"""What the logs counted since the start, for metrics."""
+
+from __future__ import annotations
+
+from ...dashboards.source import LogTotals
+from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History
+from ...graph.logs.reasons import REASON_NAMES, RULE_NAMES
+from ...graph.tables.tables import Tables
+from ..shadows.shadow_runner import ShadowRunner
+
+
+def log_totals(tables: Tables, shadows: ShadowRunner) -> LogTotals:
+    """Sums that were kept anyway; the graph is not looked at."""
+    history, totals = tables.history, tables.history.totals.tolist()
+    count = len(REASON_NAMES)
+    return LogTotals(
+        tokens=_tokens(history),
+        reasons={name: (totals[at], totals[count + at]) for at, name in enumerate(REASON_NAMES)},
+        lost=dict(zip(LOST_WAYS, history.lost.tolist(), strict=True)),
+        rules=_rules(tables),
+        shadows=_shadows(shadows),
+        log_bytes=history.nbytes,
+    )
+
+
+def _tokens(history: History) -> dict[str, int]:
+    given = dict(zip(TOKEN_COLUMNS, history.given.tolist(), strict=True))
+    found = {name: given[name] for name in ("pool", "loaded", "prefetched")}
+    return {**found, "computed": given["asked"] - sum(found.values())}
+
+
+def _rules(tables: Tables) -> dict[tuple[str, str], tuple[int, int]]:
+    found = {}
+    for engine, column in list(tables.engines.items()):
+        log = tables.history.evictions.get(column)
+        if log is not None:
+            counts = zip(RULE_NAMES, log.evicted.tolist(), log.wanted.tolist(), strict=True)
+            found |= {(engine, rule): (gone, back) for rule, gone, back in counts if gone}
+    return found
+
+
+def _shadows(runner: ShadowRunner) -> dict[tuple[str, str], tuple[int, int]]:
+    with runner.lock:
+        return {
+            (engine, name): (each.asked, found)
+            for engine, each in runner.sets.items()
+            for name, found in [("ours", each.ours), *((p.name, p.found) for p in each.pools)]
+            if each.asked
+        }

@@ -1,0 +1,119 @@
+"""Grafana's dashboard and Prometheus' alert rules ask for metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from kvgraph.dashboards.admission_metrics import admission_metrics
+from kvgraph.dashboards.log_metrics import log_metrics
+from kvgraph.dashboards.metrics import SidecarCollector
+from kvgraph.dashboards.source import EngineStatus, LogTotals, SidecarStatus
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import AdmissionReport, AdviceApplied, EngineHello, Pressure
+from kvgraph.graph.ranking.policy import Ruling
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+GRAFANA = Path(__file__).parents[2] / "dashboards" / "grafana"
+_METRIC = re.compile(r"\bkvgraph_[a-z_]+\b")
+_TIERS = ["tier_blocks", "tier_capacity_blocks", "tier_events_total", "tier_bytes_total"]
+
+
+class Source:
+    """A sidecar with one engine of which everything is known but tiers."""
+
+    def __init__(self) -> None:
+        self.graph = KVCacheGraph()
+        report = AdmissionReport(1, 2, 3.0, 4, (0,), 5.0, 6.0, 7)
+        hello = EngineHello("e", "m", 16, 100, "v")
+        self.graph.apply(
+            "e1", [hello, Pressure(1, 1, 1, 1, 1), AdviceApplied(1, 1, 1, 1, 1, 1), report]
+        )
+
+    def status(self) -> SidecarStatus:
+        stats = self.graph.stats()
+        engine = EngineStatus(
+            id="e1", name="e", model="m", version="v", kind="hook", state="synced", silent_s=0.1,
+            gaps=1, resyncs=1, ranking_epoch=1, ranking_age_s=0.1, ranked=1, ranked_protected=0,
+            graph=stats.engines["e1"], tiers=None, ruling=Ruling(True, 1.0, 1),
+        )  # fmt: skip
+        return SidecarStatus(
+            version="0", pid=1, uptime_s=1.0, endpoint="", http="", engines=(engine,), graph=stats,
+            counters={"ingest": {"events_refused": 1}}, snapshot={"age_s": 1.0}, config={},
+        )  # fmt: skip
+
+    def totals(self) -> LogTotals:
+        two = {("e1", "lru"): (2, 1)}
+        return LogTotals(
+            tokens={"pool": 1}, reasons={"evicted": (1, 1)}, lost={"multi_turn": 1}, rules=two,
+            shadows=two, log_bytes=1,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def known() -> set[str]:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(SidecarCollector(Source()))  # type: ignore[arg-type]
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    samples = {sample.name for family in families for sample in family.samples}
+    return samples | {f"kvgraph_{name}" for name in _TIERS}
+
+
+def test_the_tiers_metrics_are_those_that_are_taken_for_known() -> None:
+    """They stand in ``test_dashboards_app`` with their values."""
+    tested = (Path(__file__).parent / "test_dashboards_app.py").read_text()
+    assert all(name in tested for name in _TIERS if "bytes_total" not in name)
+
+
+def test_every_query_of_the_dashboard_names_metrics_that_exist(known: set[str]) -> None:
+    dashboard = json.loads((GRAFANA / "kvgraph.json").read_text())
+    queries = [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
+    queries += [v["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"]
+    assert len(queries) > 15
+    for query in queries:
+        named = set(_METRIC.findall(query))
+        assert named, query
+        assert named <= known, query
+
+
+def test_every_alert_names_metrics_that_exist(known: set[str]) -> None:
+    rules = (GRAFANA / "alerts.yml").read_text()
+    alerts = rules.split("- alert: ")[1:]
+    assert len(alerts) >= 6
+    for alert in alerts:
+        expression = alert.partition("expr: ")[2].partition("\n        labels")[0]
+        named = set(_METRIC.findall(expression))
+        assert named, alert
+        assert named <= known, alert
+        assert "summary:" in alert
+        assert "description:" in alert
+
+
+def test_the_rules_are_yaml_of_prometheus_shape() -> None:
+    yaml = pytest.importorskip("yaml")
+    rules = yaml.safe_load((GRAFANA / "alerts.yml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+            assert rule["labels"]["severity"] in {"info", "warning", "critical"}
+
+
+def test_no_panel_lies_over_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads((GRAFANA / "kvgraph.json").read_text())["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_misses_regrets_and_shadows_are_metrics() -> None:
+    totals = Source().totals()
+    samples = {s.name for family in log_metrics(totals) for s in family.samples}
+    assert {"kvgraph_misses_total", "kvgraph_regrets_total"} <= samples
+    assert {"kvgraph_shadow_found_blocks_total", "kvgraph_prompt_tokens_total"} <= samples
+    assert list(admission_metrics([]))
