@@ -1,1 +1,1 @@
-"""Simulated engines: a block pool, a waiting line, a tier below; and a router before several."""
+"""Simulated engines: a block pool, a waiting queue, a tier below; and a router before several."""

@@ -1,4 +1,4 @@
-"""One simulated engine: its block pool, its waiting line, and the tier below."""
+"""One simulated engine: its block pool, its waiting queue, and the tier below."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Admission:
 
 
 class HostTier:
-    """Host memory below one or more instances: evicted blocks land here.
+    """Host memory below one or more instances, for copies of evicted blocks.
 
     Args:
-        capacity: Blocks it holds.
-        plain: Least recently used; else what a live engine's tiers give up first.
+        capacity: Blocks that it holds.
+        plain: Give up the least recently used copy first; otherwise as a live engine's tiers do.
     """
 
     def __init__(self, capacity: int, *, plain: bool = True) -> None:
@@ -52,15 +52,16 @@ class HostTier:
         return made, gone
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """These copies were read; tail first, so that a chain loses its tail first here too."""
+        """Note that these copies were read; tail first, so that a chain loses its tail first here
+        too."""
         self._held.used(blocks)
 
 
 class Instance:
     """vLLM's block pool: reference counts, prefix matching, blank blocks first.
 
-    A block that is cached but stands behind a gap in its chain is not matched; it is computed
-    again in the place that it has (vLLM would hold it twice for a while).
+    A cached block behind a gap in its chain is not matched; it is computed again in its own place
+    (vLLM would hold it twice for a while).
 
     Args:
         capacity: Blocks of the pool.
@@ -83,12 +84,12 @@ class Instance:
 
     @property
     def cached(self) -> int:
-        """Blocks that hold something a prompt could match."""
+        """Number of blocks with content that a prompt could match."""
         return len(self._references)
 
     @property
     def used(self) -> int:
-        """Blocks that running requests hold."""
+        """Number of blocks that running requests hold."""
         return self.capacity - self.blank - self._free
 
     def match(self, chain: Sequence[int], limit: int) -> int:
@@ -116,9 +117,9 @@ class Instance:
         """Schedule a request; None if it must wait for blocks.
 
         Args:
-            chain: Its blocks; all get a place now, and are matchable by whoever comes next.
+            chain: Its blocks; all get a place now, and can be matched by the next request.
             limit: How many of them a match may cover.
-            unhashed: Blocks beside those, blank again afterwards.
+            unhashed: Blocks for tokens without a hash; returned blank when the request ends.
         """
         hit = self.match(chain, limit)
         references = self._references
@@ -143,7 +144,7 @@ class Instance:
         return Admission(hit, warmed, len(new))
 
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:
-        """A request ended: its blocks come back, the last of the chain first."""
+        """End a request: its blocks come back, the last of the chain first."""
         self._order.finished(request, now)
         self.blank += self._unhashed.pop(request)
         self.running -= 1

@@ -1,4 +1,4 @@
-"""Which of several instances a request goes to."""
+"""Decides which of several instances a request goes to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .instance import Instance
 
 
 class RoundRobin:
-    """One after the other, whoever asks."""
+    """One instance after the other, whatever the request."""
 
     def __init__(self) -> None:
         self._turn = count()
@@ -20,13 +20,13 @@ class RoundRobin:
 
 
 class PrefixAffinity:
-    """Where most of the prompt is cached, the tier below included.
+    """The instance where most of the prompt is cached, the tier below included.
 
-    Of equals, where the least runs, then where the least was sent.
+    Among equals, the one where the least runs, then the one to which the least was sent.
 
     Args:
-        share: Of the prompt that must be cached for a match to count: else every prompt follows
-            the system prompt that all share to one instance.
+        share: Share of the prompt that must be cached for a match to count: otherwise every prompt
+            would follow the system prompt that all share to one instance.
     """
 
     def __init__(self, trace: Trace, share: float = 0.5) -> None:
@@ -53,7 +53,7 @@ class SessionSticky:
     """A session stays where it began; a new one goes where live sessions hold the least KV.
 
     Args:
-        live_s: A session that was idle for longer no longer counts.
+        live_s: A session that was idle for more seconds no longer counts.
     """
 
     def __init__(self, trace: Trace, live_s: float = 300.0) -> None:

@@ -101,7 +101,7 @@ class _Run:
             self._schedule(where, at)
 
     def _schedule(self, where: int, now: float) -> None:
-        """Admit from the head of the line, as long as the next one fits."""
+        """Admit from the head of the queue, as long as the next request fits."""
         line, instance = self._waiting[where], self._instances[where]
         while line and not (self._load and instance.running >= self._load.max_running):
             request = line[0]

@@ -1,1 +1,1 @@
-"""Hit rates without simulated time: LRU, libcachesim's algorithms, and what nobody can beat."""
+"""Hit rates without simulated time: LRU, libcachesim's algorithms, and upper bounds."""

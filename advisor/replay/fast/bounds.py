@@ -1,4 +1,4 @@
-"""Upper bounds: what no policy can beat."""
+"""Upper bounds of hit rates: what no policy can exceed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from .lru import lru_matches
 
 
 def belady_hits(trace: Trace, capacity: int) -> Ints:
-    """int32 ``[requests]``: matched prompt blocks when the farthest next use always goes first.
+    """int32 ``[requests]``: matched prompt blocks if the block with the farthest next use always
+    goes first.
 
-    More than an engine can do: a request's own blocks need no place while it runs. What an engine
-    that knows the future could do is ``foresight.BeladyOrder``.
+    More than an engine can reach: a request's own blocks need no place here while it runs. What an
+    engine that knows the future could do is ``foresight.BeladyOrder``.
     """
     uses, depth = next_uses(trace), depths(trace)
     limits = trace.matchable.tolist()
@@ -43,9 +44,10 @@ def infinite_hits(trace: Trace) -> Ints:
 
 
 def infinite_for_multi_turn_hits(trace: Trace, capacity: int) -> Ints:
-    """int32 ``[requests]``: as if sessions with several turns cost no room, the others under LRU.
+    """int32 ``[requests]``: matched prompt blocks if sessions with several turns took no room, and
+    the others were under LRU.
 
-    What protecting every session that comes back could bring, at most, on top of LRU.
+    What protecting every returning session could gain at most on top of LRU.
     """
     exempt = _blocks_of_multi_turn(trace)
     chains, limits = trace.chains(), trace.matchable

@@ -1,8 +1,8 @@
-"""Literature's eviction algorithms, through libcachesim; prefix matching laid over them.
+"""The literature's eviction algorithms, through libcachesim, with prefix matching on top.
 
 A block is an object of size 1. Each block of a chain is one request to the cache, tail first as in
-vLLM's free queue; a prompt matches the blocks from its start that are cached. The algorithms know
-nothing of chains, so that they may hold a block whose parent is gone: it is then no hit.
+vLLM's free queue; a prompt matches the blocks from its start that are cached. The algorithms do not
+know chains, so they may hold a block whose parent is gone, which is then no hit.
 
 Not every algorithm of libcachesim 0.3.5 does what its name says (its LRB and 3L-Cache gave LRU's
 figures), so a table in which two columns are equal says so. LFU and SIEVE do give equal figures on
@@ -75,5 +75,5 @@ def new_cache(policy: str, capacity: int) -> tuple[Any, Any]:
 
 
 def _hash_power(capacity: int) -> int:
-    """log2 of its hash table's slots; the default of 24 costs 128 MB a cache."""
+    """log2 of its hash table's slots; the default of 24 costs 128 MB per cache."""
     return max(12, capacity.bit_length() + 2)

@@ -1,1 +1,2 @@
-"""Compares: arms by name, tables of cells, losses explained, weights tuned, priors learned."""
+"""Compares policies: arms by name, tables of cells, losses explained, weights tuned, priors
+learned."""

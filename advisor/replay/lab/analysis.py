@@ -1,4 +1,4 @@
-"""Where a cache loses: what LRU misses that an infinite cache would have found, and why."""
+"""What LRU misses that an infinite cache would have found, and why."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LossAnalysis:
     Attributes:
         gap_points: Hit rate of the infinite cache less LRU's, in percentage points.
         gap_tokens: The same in prompt tokens computed again.
-        multi_turn_share: Of the lost blocks: a turn of the request's own session had them before.
-        cross_session_share: Of the lost blocks: only other sessions had.
+        multi_turn_share: Share of the lost blocks that an earlier turn of the same session had.
+        cross_session_share: Share of the lost blocks that only other sessions had before.
         multi_turn_sessions: Share of sessions with two turns or more.
         gap_requests_p50, gap_requests_p90: Requests of others between two turns of a session.
         gap_s_p50, gap_s_p90: Seconds between them.
@@ -87,7 +87,7 @@ def analyze(trace: Trace, capacity: int) -> LossAnalysis:
 
 
 def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]) -> Table:
-    """The figures side by side, a column a capacity."""
+    """The figures side by side, one column per capacity."""
     table = Table(title=f"{trace.name}: where LRU loses", title_justify="left")
     table.add_column("capacity in blocks")
     for capacity in capacities:

@@ -50,7 +50,7 @@ class ApproachRow:
         hit_rate: Prompt blocks found in a pool / all prompt blocks.
         host_rate: Prompt blocks loaded from host memory / all prompt blocks.
         prefill_tokens: Prompt tokens still computed.
-        ttft_saved_ms: Mean prefill time saved a request, less the time for loading.
+        ttft_saved_ms: Mean prefill time saved per request, less the time for loading.
     """
 
     approach: str
@@ -91,9 +91,9 @@ def compare_approaches(
     processes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[ApproachRow]:
-    """Run every approach; each capacity is shared out evenly over ``instances``."""
+    """Run every approach; each capacity is divided evenly among ``instances``."""
     cells = [(approach, capacity) for capacity in capacities for approach in approaches()]
-    # The slowest first, so that no process ends alone with one.
+    # The slowest first, so that no process runs one alone at the end.
     slow_first = sorted(cells, key=lambda cell: cell[0].policy != DEFAULT)
     found: dict[tuple[Approach, int], ApproachRow] = {}
     rows = run_cells(_run_cell, (trace, instances, settings), slow_first, processes)

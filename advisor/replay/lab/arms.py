@@ -86,11 +86,11 @@ BOUNDS: Final = ("belady-pool", "belady", "infinite-multi-turn", "infinite")
 
 
 def arm_names() -> list[str]:
-    """What ``all`` means here: baselines, then graph policies, then bounds.
+    """The names that ``all`` stands for: baselines, then graph policies, then bounds.
 
-    Every graph policy can be told what callers say, but a table shows that for the default only:
-    what hints are worth is seen there, and graph policies take most of a table's time. The default
-    stands there under its own name.
+    Every graph policy can get callers' hints, but a table shows that for the default only: the gain
+    from hints shows there, and graph policies take most of a table's time. The default is listed
+    under its own name.
     """
     graph = [*(name for name in POLICIES if name not in ORDERS), DEFAULT + HINTS]
     online = [name for name in {**ORDERS, **FAST} if name not in BOUNDS]

@@ -49,7 +49,8 @@ def _adopt(run: Callable[[Any, Any], Any], shared: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Without this a worker whose parent was killed would wait for work for ever."""
+    """End with the parent: otherwise a worker whose parent was killed would wait for work
+    for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

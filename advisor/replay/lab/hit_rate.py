@@ -1,4 +1,5 @@
-"""The lab in one call: how much of a trace's prompts one engine would have found in its cache."""
+"""The lab in one call: which share of a trace's prompts one engine would have found in its
+cache."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ def hit_rate(trace: Trace, capacity: int, policy: Policy | str = BY_DEFAULT) -> 
         capacity: Blocks of the pool.
         policy: A name that ``kvgraph replay --policy`` takes, or an object of your own, which must
             be fresh, since it may learn. As in a live sidecar, it ranks only while it finds more
-            than LRU would, and is told nothing but what an engine sees.
+            than LRU would, and knows only what an engine sees.
 
     Raises:
-        ReplayError: No policy is called so.
+        ReplayError: No policy has that name.
     """
     return float(_hits(trace, capacity, policy).sum() / max(1, trace.prompt_blocks))
 

@@ -45,7 +45,7 @@ class HitTable:
         }
 
     def way(self, arm: str, capacity: int) -> float | None:
-        """How far ``arm`` is on the way from LRU (0) to Belady (1); None where there is none."""
+        """How far ``arm`` is from LRU (0) to Belady (1); None if one of these is missing."""
         lru, bound = (self.rates.get(name, {}).get(capacity) for name in ("lru", "belady"))
         if lru is None or bound is None or bound - lru < 1e-9:
             return None
@@ -90,7 +90,7 @@ def _is_slow(arm: str) -> bool:
 
 
 def _equal_columns(rates: dict[str, dict[int, float]]) -> list[str]:
-    """Two different algorithms with the same figures everywhere: worth a second look."""
+    """Warn of two different algorithms with the same figures everywhere."""
     return [
         f"{one} and {other} are equal at every capacity"
         for one, other in itertools.combinations(rates, 2)

@@ -1,4 +1,4 @@
-"""What a person sees of a replay: a table, a picture, a page."""
+"""Shows a replay to people: a table, a picture, a page."""
 
 from __future__ import annotations
 

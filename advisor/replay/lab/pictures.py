@@ -1,4 +1,4 @@
-"""matplotlib, where a picture is wanted: it opens no display."""
+"""Imports matplotlib when a picture is wanted; opens no display."""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ STEPS: Final = 4000
 """Of learning; more learn the recorded sessions by heart (tried on held-out halves)."""
 
 _STRIDE: Final = 20
-_LONGEST_S: Final = 1800.0  # pauses are cut to this, as where fleets are made
-_FACTOR: Final = 4.0  # by which a caller's word of a pause may be off, either way
-_STEP: Final = 4e-3  # of Adam at first; it falls to nothing along a cosine
-_PULL: Final = 300.0  # to nothing, in waits
+_LONGEST_S: Final = 1800.0  # pauses are cut to this many seconds, as in fleets
+_FACTOR: Final = 4.0  # by which a caller's statement of a pause may be off, either way
+_STEP: Final = 4e-3  # of Adam at first; it falls to 0 along a cosine; chosen
+_PULL: Final = 300.0  # towards zero weights, in waits; chosen
 
 
 def learn_prior(
@@ -34,10 +34,10 @@ def learn_prior(
     seed: int = 0,
     progress: Callable[[int], None] = lambda steps: None,
 ) -> Prior:
-    """What these sessions teach; deterministic.
+    """Learn a prior from these sessions; deterministic.
 
-    Each session is learned from as callers of every kind would show it: who says nothing, who
-    says why answers ended, and who also says roughly how long a tool will take.
+    Each session is learned from as three kinds of callers would show it: one that says nothing, one
+    that says why answers ended, and one that also says roughly how long a tool will take.
     """
     whole = recorded_waits(sessions, seed)
     blind = np.array(whole.features)
@@ -58,7 +58,7 @@ def learn_prior(
 
 
 def _scales(known: Features) -> Features:
-    """float32 ``[2, features]``: mean and spread; 0 and 1 of what nobody ever told."""
+    """float32 ``[2, features]``: mean and spread; 0 and 1 of features that are never known."""
     told = ~np.isnan(known).all(axis=0)
     scales = np.stack([np.zeros(known.shape[1]), np.ones(known.shape[1])])
     scales[0, told] = np.nanmean(known[:, told], axis=0)
@@ -83,8 +83,8 @@ def recorded_waits(sessions: Sequence[Session], seed: int = 0) -> Cohort:
 def _threads(turns: Sequence[Turn]) -> list[list[Turn]]:
     """A session's turns by the context that they extend.
 
-    A turn that keeps half of no context before it or less (one that was compacted, or began anew)
-    begins one: nobody comes back to the blocks of the other.
+    A turn that keeps at most half of every context before it (because it was compacted, or began
+    anew) begins a new thread: no turn comes back to the blocks of the other.
     """
     threads: list[list[Turn]] = []
     for turn in turns:
@@ -97,13 +97,13 @@ def _threads(turns: Sequence[Turn]) -> list[list[Turn]]:
 
 
 def _common(one: array[int], other: array[int]) -> int:
-    """How many numbers two chains have in common: a number stands for its whole prefix."""
+    """How many numbers two chains share from the start: a number stands for its whole prefix."""
     last = min(len(one), len(other))
     return bisect_left(range(last), True, key=lambda at: one[at] != other[at])
 
 
 def _waits(thread: Sequence[Turn], rng: np.random.Generator) -> Iterator[tuple[Features, float]]:
-    """What is known at the end of each turn, and how long the session then waits, seconds."""
+    """What is known at the end of each turn, and how many seconds the session then waits."""
     table = SessionTable(1)
     row, _ = table.ensure("thread", NO_ROW, 0.0)
     rows = np.array([row])

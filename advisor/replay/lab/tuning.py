@@ -1,4 +1,5 @@
-"""Searches the score's weights on a trace's first part, and reports the part it never saw."""
+"""Searches the score's weights on a trace's first part, and reports on the part that it did not
+see."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def tune(
 
 
 def profile_of(weights: Mapping[str, float]) -> ScoreProfile:
-    """The score with these weights; what is not named keeps its default."""
+    """The profile with these weights; weights that are not named keep their defaults."""
     default = ScoreProfile()
     plain = {name: value for name, value in weights.items() if "." not in name}
     edges = {kind: weights.get(f"edge_types.{kind.name.lower()}", value)

@@ -1,4 +1,4 @@
-"""Eviction orders: which of the free blocks goes next.
+"""Eviction orders: decide which of the free blocks goes next.
 
 ``graph_order`` is a live sidecar's; the others are what it is compared with.
 """

@@ -1,4 +1,4 @@
-"""Eviction orders to compare with, beside those of libcachesim."""
+"""Eviction orders to compare with, besides those of libcachesim."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .orders import EvictionOrder
 
 
 class LfuHistoryOrder(EvictionOrder):
-    """The least often used goes first, and what was evicted keeps its count; of equals the oldest.
+    """Evicts the least often used block; an evicted block keeps its count. Among equals the oldest
+    goes first.
 
     libcachesim's LFU forgets a count with its object, as most do: see ``library``.
     """
@@ -45,13 +46,13 @@ class LfuHistoryOrder(EvictionOrder):
 
 
 class SessionTtlOrder(EvictionOrder):
-    """Keeps what a session with two turns or more used, for ``ttl_s`` after its last turn.
+    """Keeps what a session with two or more turns used, for ``ttl_s`` after its last turn.
 
-    The others go first, the longest free before; of the kept ones the oldest. A time to live for
-    every session alike would only be LRU again.
+    The others go first, the longest free before; among the kept ones, the oldest. The same time to
+    live for every session would only be LRU again.
 
     Args:
-        reserve: Free blocks that may be kept so; what is above goes first. None sets no bound.
+        reserve: Free blocks that may be kept so; beyond it they go first. None sets no bound.
     """
 
     def __init__(self, trace: Trace, ttl_s: float = 300.0, reserve: int | None = None) -> None:
@@ -85,10 +86,10 @@ class SessionTtlOrder(EvictionOrder):
 
 
 class SessionTailOrder(EvictionOrder):
-    """The session that was idle the longest loses its blocks, the deepest first.
+    """Evicts blocks of the session that was idle longest, the deepest first.
 
-    A block belongs to the session that walked it last. Where sessions only ever grow this is LRU;
-    the two part where histories are edited.
+    A block belongs to the session that walked it last. If sessions only grow, this is LRU; the two
+    differ where histories are edited.
     """
 
     def __init__(self, trace: Trace) -> None:

@@ -1,4 +1,4 @@
-"""What a trace tells of the future, and the eviction order that knows it."""
+"""What a trace tells about the future, and the eviction order that knows it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NEVER: Final = 1 << 40
 
 
 class BeladyOrder(EvictionOrder):
-    """Knows the future: the block whose next use is farthest goes first, of equals the deepest.
+    """Evicts the block whose next use is farthest, among equals the deepest.
 
-    A block's parent is used whenever the block is, so no block is stranded by this.
+    A block's parent is used whenever the block is, so this leaves no block unreachable.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -59,7 +59,7 @@ def depths(trace: Trace) -> list[int]:
 
 
 def next_uses(trace: Trace) -> list[list[int]]:
-    """A list a request: for each block of its chain, the next request whose *prompt* has it."""
+    """Per request a list: for each block of its chain, the next request whose *prompt* has it."""
     coming = [NEVER] * trace.num_blocks
     prompts = trace.prompts.tolist()
     uses: list[list[int]] = []

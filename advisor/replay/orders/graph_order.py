@@ -1,4 +1,4 @@
-"""An eviction order that is a live sidecar's: a ``KVCacheGraph`` and a policy's rankings of it."""
+"""A live sidecar's eviction order: a ``KVCacheGraph`` and a policy's rankings of it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Planning:
     """How a live sidecar plans.
 
     Attributes:
-        interval_s: Rankings are as old as this when the next one comes.
-        delay_s: How late a sidecar hears of what happened: an engine tells it five times a second.
-        pressing_share: Of a pool; after so many blocks were stored, an engine tells it at once,
+        interval_s: Seconds between two rankings.
+        delay_s: Seconds until a sidecar knows of an event: an engine reports five times per second.
+        pressing_share: Share of a pool; after so many stored blocks an engine reports at once,
             and is answered at once.
-        pressing_delay_s: How long that takes.
-        max_ranked: Blocks in one ranking; behind them an engine goes on in its own order.
+        pressing_delay_s: Seconds that this takes.
+        max_ranked: Blocks per ranking; behind them an engine's own order holds.
     """
 
     interval_s: float = 0.5
@@ -47,17 +47,17 @@ class Planning:
 
 
 class GraphOrder(EvictionOrder):
-    """Tells a real graph what an engine's hook would tell it, and evicts by its rankings.
+    """Reports to a real graph what an engine's hook would report, and evicts by its rankings.
 
-    A ranking is made at every multiple of the interval from what happened before it, as live; the
-    work of one that no eviction asks for is left out, which changes no result. Behind a ranking's
-    end the engine's own order holds: the longest free first.
+    A ranking is made at every multiple of the interval from what happened before, as live; a
+    ranking that no eviction asks for is left out, which changes no result. Behind a ranking's end
+    the engine's own order holds: the longest free block first.
 
     Args:
         policy: Fresh, since it may learn.
         rules: None takes the defaults.
-        hints: Whether callers name their sessions and say what the trace knows; a trace that
-            holds nothing that they said knows its sessions' last turns.
+        hints: Whether callers name their sessions and say what the trace knows; if the trace has
+            nothing that they said, they say which turns are their sessions' last.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class GraphOrder(EvictionOrder):
         return self._word
 
     def _next_ranked(self) -> int | None:
-        """The ranking's next block id; keys are looked up a slice at a time."""
+        """The ranking's next block id; keys are looked up one slice at a time."""
         if not self._slice:
             keys = self._ranking[:_SLICE]
             self._ranking = self._ranking[_SLICE:]
@@ -149,7 +149,8 @@ class GraphOrder(EvictionOrder):
         return self._slice.pop() if self._slice else None
 
     def _refresh(self, now: float) -> None:
-        """Rank as of the last tick if nobody did yet, or as of now if much was stored since."""
+        """Rank as of the last tick if that was not done yet, or as of now if much was
+        stored since."""
         tick = math.floor(now / self.planning.interval_s) * self.planning.interval_s
         if self._stored >= self._pressing:
             self._rank(now, now - self.planning.pressing_delay_s)
@@ -164,10 +165,10 @@ class GraphOrder(EvictionOrder):
         self._slice = []
 
     def _catch_up(self, tick: float) -> None:
-        """Tell the graph all that happened before ``tick``.
+        """Report to the graph all that happened before ``tick``.
 
-        What became and ceased to be resident meanwhile is told last, as two runs: a ranking sees
-        the same columns, and the graph takes a run in one go.
+        What became and ceased to be resident meanwhile is reported last, as two runs: a ranking
+        sees the same columns, and the graph takes a run at once.
         """
         stored: list[AnyEvent] = []
         changed: dict[int, bool] = {}

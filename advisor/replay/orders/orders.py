@@ -1,4 +1,4 @@
-"""Eviction orders: who of the free blocks goes next."""
+"""Eviction orders: which of the free blocks goes next."""
 
 from __future__ import annotations
 
@@ -8,37 +8,40 @@ from collections.abc import Sequence
 
 
 class EvictionOrder(ABC):
-    """An instance's free cached blocks, and which of them it loses first.
+    """An instance's free cached blocks, and the order in which it loses them.
 
-    The instance says what happens, in the engine's order; ``take`` and ``freed`` keep the set.
+    The instance reports what happens, in the engine's order; ``take`` and ``freed`` keep the set.
     """
 
     def serves(self, capacity: int) -> None:  # noqa: B027
-        """The instance whose order this is has so many blocks."""
+        """Note how many blocks the instance has."""
 
     @abstractmethod
     def freed(self, request: int, blocks: Sequence[int], now: float) -> None:
-        """These blocks became free, in this order (tail first); ``request`` used them last."""
+        """Note that these blocks became free, in this order (tail first); ``request`` used them
+        last."""
 
     @abstractmethod
     def reused(self, blocks: Sequence[int]) -> None:
-        """These free blocks were matched and are in use again."""
+        """Note that these free blocks were matched and are in use again."""
 
     @abstractmethod
     def victims(self, count: int, now: float) -> list[int]:
         """Take ``count`` free blocks, to be evicted now."""
 
     def started(self, request: int, hit: int, new: Sequence[int], now: float) -> None:  # noqa: B027
-        """A request was scheduled: its first ``hit`` blocks were matched, ``new`` allocated."""
+        """Note that a request was scheduled: its first ``hit`` blocks were matched, ``new``
+        allocated."""
 
     def evicted(self, blocks: Sequence[int], now: float) -> None:  # noqa: B027
-        """What ``victims`` gave is gone."""
+        """Note that the blocks which ``victims`` gave are gone."""
 
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:  # noqa: B027
-        """The tier below holds copies of blocks that it ``made``, and then none of ``gone``."""
+        """Note that the tier below holds copies of the blocks ``made``, and none of ``gone`` any
+        more."""
 
     def finished(self, request: int, now: float) -> None:  # noqa: B027
-        """A request ended; its blocks are about to be freed."""
+        """Note that a request ended, and that its blocks are about to be freed."""
 
 
 class LruOrder(EvictionOrder):

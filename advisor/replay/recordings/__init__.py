@@ -1,4 +1,4 @@
-"""Recorded agent sessions, and the fleets that they make.
+"""Recorded agent sessions, and the fleets made of them.
 
-Reads them in the Weka format and lays them over users who work in parallel.
+Reads sessions in the Weka format, and lays them over users who work in parallel.
 """

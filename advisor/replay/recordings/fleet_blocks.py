@@ -36,9 +36,9 @@ class BlockNumbers:
     def answer(self, request: FleetRequest) -> list[int]:
         """A number for each full block that the answer completes.
 
-        Where the session's next prompt extends this prompt and its answer, the blocks are its.
-        An answer that it does not contain as it was (thinking is taken out, a history is cut)
-        fills blocks all the same, which nobody asks for again. The last token of an answer is
+        If the session's next prompt extends this prompt and its answer, these are that prompt's
+        blocks. An answer that it does not contain as it was (thinking is removed, a history is cut)
+        fills blocks all the same, which no request asks for again. The last token of an answer is
         never computed: a block that it completes is not kept.
         """
         turn, after = request.turn, request.next_turn

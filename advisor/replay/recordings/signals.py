@@ -1,4 +1,4 @@
-"""What callers of a fleet say of their sessions."""
+"""What callers of a fleet say about their sessions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Signals(StrEnum):
 
 
 def waiting_for_tool(request: FleetRequest) -> bool | None:
-    """Whether the answer ended in a tool call (true) or ended the turn; None: nobody knows."""
+    """Whether the answer ended in a tool call (True) or ended the turn (False); None if unknown."""
     return _WAITING.get(request.turn.stop)
 
 

@@ -1,4 +1,4 @@
-"""A fleet as a trace file of our own format, with what its callers say."""
+"""Writes a fleet as a trace file of our own format, with its callers' hints."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def trace_lines(
     *,
     with_layers: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """The header and a line a request.
+    """The header, and one line per request.
 
     Args:
-        with_layers: Callers also say where the parts of a prompt's head lie.
+        with_layers: Callers also say where the parts of a prompt's head are.
 
     Raises:
         ReplayError: ``block_size`` is no multiple of the recorded one.
@@ -72,12 +72,12 @@ def write_trace(lines: Iterator[dict[str, Any]], path: Path) -> int:
 
 
 def _zipped(raw: BinaryIO) -> BinaryIO:
-    """A gzip file without the time of day in it."""
+    """A gzip file without the time of day in it, so that equal lines give equal files."""
     return cast(BinaryIO, gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
 
 
 def _said(request: FleetRequest, signals: Signals, seed: int) -> dict[str, Any]:
-    """The fields that a caller fills in; what nobody says is absent."""
+    """The fields that a caller fills in; unknown ones are absent."""
     said: dict[str, Any] = {}
     if signals in (Signals.ENDS, Signals.ALL) and request.next_turn is None:
         said["ended"] = True

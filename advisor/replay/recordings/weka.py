@@ -1,4 +1,4 @@
-"""Reads recorded agent sessions in the Weka format: one JSON file a session.
+"""Reads recorded agent sessions in the Weka format: one JSON file per session.
 
 The format is the public kv-cache-tester corpus's: ``tool_tokens`` and ``system_tokens`` say how
 long the head of the prompt is, ``requests`` hold ``t`` (s), ``in``, ``out``, ``hash_ids`` (full
@@ -34,7 +34,7 @@ class Turn:
 
     Attributes:
         at: Seconds since the session began.
-        hash_ids: One number a full block; it stands for the block and everything before it.
+        hash_ids: One number per full block; it stands for the block and everything before it.
         stop: Why the answer ended: ``tool_use``, ``end_turn`` …; empty where nobody knows.
         input_types: What came in since the turn before: ``text``, ``tool_result`` …
         api_s: Seconds until the answer was complete; None where nobody knows.

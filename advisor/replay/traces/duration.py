@@ -1,4 +1,4 @@
-"""How long an engine takes for a request: a plain model, for time to pass in a simulation."""
+"""How long an engine takes for a request: a plain model, for simulated time."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ BYTES_PER_TOKEN: Final = 131_072
 
 @dataclass(frozen=True, slots=True)
 class ServiceModel:
-    """Prefill at a rate, then a step a token. The defaults are an 8B model on one H100-class GPU.
+    """Prefill at a constant rate, then one step per token. The defaults are an 8B model on one
+    H100-class GPU; chosen.
 
     Attributes:
-        prefill_tokens_per_s: Prompt tokens computed a second.
-        decode_s_per_token: Seconds an output token.
+        prefill_tokens_per_s: Prompt tokens computed per second.
+        decode_s_per_token: Seconds per output token.
     """
 
     prefill_tokens_per_s: float = 20_000.0
     decode_s_per_token: float = 0.02
 
     def prefill_seconds(self, computed_tokens: int) -> float:
-        """Until the first token: the share of TTFT that a hit saves."""
+        """Seconds until the first token: the part of TTFT that a hit saves."""
         return computed_tokens / self.prefill_tokens_per_s
 
     def seconds(self, computed_tokens: int, output_tokens: int) -> float:
-        """From being scheduled to being done."""
+        """Seconds from being scheduled to being done."""
         return self.prefill_seconds(computed_tokens) + output_tokens * self.decode_s_per_token
 
 
@@ -45,6 +46,6 @@ class HostLink:
     bytes_per_token: int = BYTES_PER_TOKEN
 
     def seconds(self, blocks: int, block_size: int) -> float:
-        """To load ``blocks`` blocks."""
+        """Seconds to load ``blocks`` blocks."""
         size = blocks * block_size * self.bytes_per_token
         return size / self.bytes_per_s + blocks * self.s_per_transfer

@@ -1,4 +1,4 @@
-"""The trace formats that we read: what a line of each must say, and what it means."""
+"""The trace formats that are read: what a line of each must have, and what it means."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Layers = Annotated[list[tuple[Name, Tokens, Tokens]], msgspec.Meta(max_length=10
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """One line of any format; which fields it has tells which."""
+    """One line of any format; the fields that it has tell which."""
 
     # every format
     input_length: Tokens | None = None
@@ -113,10 +113,10 @@ def decode_line(data: bytes) -> Line:
 
 
 def detect(first: Line) -> Format:
-    """The format whose lines look like the first one.
+    """The format of the lines, by the first one.
 
     Raises:
-        TraceError: No format's do.
+        TraceError: No format fits.
     """
     if first.kvgraph_trace is not None:
         if first.kvgraph_trace != HEADER_VERSION or first.block_size is None:

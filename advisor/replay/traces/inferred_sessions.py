@@ -1,4 +1,4 @@
-"""Sessions where a trace names none: a request that extends an earlier one's chain."""
+"""Infers sessions if a trace names none: a request continues a session whose chain it extends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .trace import Ints
 
 
 def infer_sessions(chains: Sequence[Sequence[int]], full: Sequence[int], num_blocks: int) -> Ints:
-    """int32 ``[requests]``: the session each request continues, or a new one.
+    """int32 ``[requests]``: the session that each request continues, or a new one.
 
-    By the rules of the live graph, of which a trace can tell all but what runs at the same time:
-    ``lineage.continued``, and that nothing continues a branch that its session left behind.
+    By the rules of the live graph, as far as a trace tells: ``lineage.continued``, and that nothing
+    continues a branch that its session left behind. A trace does not tell what runs at the same
+    time.
 
     Args:
-        chains: Block ids a request, in order of arrival.
-        full: Full prompt blocks a request; only they can be extended.
+        chains: Block ids of each request, in order of arrival.
+        full: Full prompt blocks of each request; only they can be extended.
         num_blocks: Distinct block ids.
     """
     owner = np.full(num_blocks, NO_ROW, dtype=np.int32)

@@ -159,7 +159,8 @@ class _Draft:
             )
 
     def _chain(self, hashes: list[int]) -> list[int]:
-        """Block ids; a hash after another prefix is another block, whatever the file meant."""
+        """Block ids of a chain; a hash behind another prefix is another block, whatever the file
+        meant."""
         before, chain = -1, []
         for value in hashes:
             before = self._links.setdefault((before, value), len(self._links))
@@ -184,7 +185,7 @@ class _Draft:
         return at
 
     def _session(self, line: Line) -> int:
-        """A row for the session that the line names; -1 where it names none."""
+        """A row for the session that the line names; -1 if it names none."""
         name: str | int | None = line.session if self._kind is RECORDED else line.session_id
         if self._kind is BAILIAN:
             return self._conversation(line)
@@ -193,7 +194,7 @@ class _Draft:
         return self._session_rows.setdefault(name, len(self._session_rows))
 
     def _conversation(self, line: Line) -> int:
-        """Chats point to the chat that they continue."""
+        """A row for the conversation: a chat points to the chat that it continues."""
         assert line.chat_id is not None
         parent = self._session_rows.get(-1 if line.parent_chat_id is None else line.parent_chat_id)
         row = len(self._session_rows) if parent is None else parent

@@ -1,4 +1,4 @@
-"""Writes what a live engine does as a trace that replay reads: yesterday's traffic, replayable.
+"""Writes what a live engine does as a trace that replay reads.
 
 No token and no name is written: a block is a keyed hash of the engine's own block hash, a session
 or a tenant a keyed hash of its name, and the key is forgotten with the recording.
@@ -28,7 +28,7 @@ _MAX_RUNNING: Final = 65_536
 
 
 class Recorder:
-    """Shown a sidecar's events, writes one line a finished request.
+    """Takes a sidecar's events, and writes one line per finished request.
 
     Args:
         path: The file to write, gzipped if it ends in ``.gz``; must not exist.
@@ -61,7 +61,7 @@ class Recorder:
         self._file = cast(TextIO, opened)
 
     def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        """Take note of what an engine did just now; a disk that is full ends the recording."""
+        """Take what an engine did just now; a full disk ends the recording."""
         now = self._clock() - self._began
         try:
             for event in events if not self.failed else ():
@@ -106,7 +106,7 @@ class Recorder:
         self.requests += 1
 
     def _said(self, started: RequestStarted, event: RequestFinished) -> dict[str, Any]:
-        """What the caller said beside the session; what nobody said is absent."""
+        """What the caller said besides the session; unknown fields are absent."""
         said = {
             "tenant": event.tenant and self._digest(f"\0\0{event.tenant}".encode()).hex(),
             "waiting_for_tool": event.waiting_for_tool,
@@ -141,6 +141,6 @@ class Recorder:
 
 
 def _part(segment: Segment, started: RequestStarted) -> tuple[str, int, int]:
-    """A source layer and the tokens of the prompt that are of it."""
+    """A source layer and its range of prompt tokens."""
     end = min(segment.end, started.prompt_tokens)
     return LAYER_NAMES[segment.layer], min(segment.start, end), end

@@ -1,4 +1,4 @@
-"""What callers said of a trace's requests."""
+"""What callers said about a trace's requests."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Said:
 
     @property
     def anything(self) -> bool:
-        """Whether any caller said what a session is doing, or what its prompt is made of."""
+        """Whether any caller said what a session is doing, or what its prompt consists of."""
         told = (self.ended, self.waiting != _NOBODY, ~np.isnan(self.expected_return_s))
         return any(bool(column.any()) for column in told) or any(self.layers)
 
     def rows(self, part: slice) -> Said:
-        """The same of a part of the requests."""
+        """The statements of some of the requests."""
         return Said(
             self.ended[part],
             self.waiting[part],
@@ -58,7 +58,7 @@ class Said:
 
 
 class SaidDraft:
-    """What callers said, while a trace is read."""
+    """Callers' statements while a trace is read."""
 
     def __init__(self) -> None:
         self._ended, self._waiting = array("b"), array("b")
@@ -87,7 +87,7 @@ class SaidDraft:
         )
 
     def said(self, order: Sequence[int]) -> Said:
-        """All of it, the requests in this order."""
+        """All statements, with the requests in this order."""
         return Said(
             np.array(self._ended, dtype=np.bool_)[order],
             np.array(self._waiting, dtype=np.int8)[order],

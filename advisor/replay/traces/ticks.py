@@ -9,17 +9,17 @@ import numpy as np
 from ...policies.hazard import Floats
 
 _COARSE_S: Final = 1.0
-_LEAST_TICKS: Final = 16  # fewer tell nothing of a clock
-_REGULAR: Final = 0.95  # of the gaps between time stamps are whole ticks
+_LEAST_TICKS: Final = 16  # fewer tell nothing about a clock; chosen
+_REGULAR: Final = 0.95  # share of the gaps between time stamps that are whole ticks; chosen
 
 
 def spread_over_ticks(at: Floats) -> Floats:
-    """Arrivals in the same order; those of one tick of a coarse clock laid evenly over it.
+    """Arrivals in the same order, those of one tick of a coarse clock spread evenly over it.
 
     The Mooncake traces were exported with a clock of 3 s: ten requests share a time stamp. Taken
-    at its word that is a burst every 3 s and silence in between, in which no ranking could ever
-    know of a request before the next nine. Times finer than a second, or at which requests do not
-    pile up, are left as they are.
+    literally, this is a burst every 3 s and silence in between, in which no ranking could know a
+    request before the next nine. Times finer than a second, or at which requests do not pile up,
+    stay as they are.
 
     Args:
         at: float64 ``[requests]``, seconds, rising.

@@ -1,4 +1,4 @@
-"""A trace in columns: who asked for which blocks, and when."""
+"""A trace in columns: which blocks were asked for, and when."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Trace:
 
     Attributes:
         name: Where it came from, for people.
-        block_size: Tokens a block.
+        block_size: Tokens per block.
         at: float64 ``[requests]``, arrival in seconds since the trace began.
         input_tokens, output_tokens: ``[requests]``.
         starts: int64 ``[requests + 1]``; request i's chain is ``blocks[starts[i]:starts[i+1]]``.

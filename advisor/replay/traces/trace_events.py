@@ -1,4 +1,4 @@
-"""Words what happens in a trace as an engine's hook does."""
+"""Turns what happens in a trace into the events of an engine's hook."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TraceEvents:
         self._knows_last = hints and self._said is None
 
     def started(self, request: int, hit: int) -> RequestStarted:
-        """A request was scheduled, and ``hit`` blocks of it were found."""
+        """The event that a request was scheduled, and ``hit`` blocks of it were found."""
         trace = self._trace
         chain = trace.chain(request)
         return RequestStarted(
@@ -51,26 +51,26 @@ class TraceEvents:
         )
 
     def stored(self, request: int, hit: int) -> BlocksStored:
-        """A request's blocks behind the first ``hit`` were computed."""
+        """The event that a request's blocks behind the first ``hit`` were computed."""
         chain = self._trace.chain(request)
         parent = int(self.keys[chain[hit - 1]]) if hit else None
         return BlocksStored(self._packed(chain[hit:]), parent, self._trace.block_size)
 
     def removed(self, blocks: Sequence[int]) -> BlocksRemoved:
-        """Blocks were evicted."""
+        """The event that blocks were evicted."""
         return BlocksRemoved(self.keys[list(blocks)].tobytes())
 
     def copied(self, blocks: Sequence[int]) -> BlocksSpilled:
-        """Copies of blocks are in host memory."""
+        """The event that copies of blocks are in host memory."""
         size = BYTES_PER_TOKEN * self._trace.block_size
         return BlocksSpilled(self.keys[list(blocks)].tobytes(), Tier.WARM, size)
 
     def dropped(self, blocks: Sequence[int]) -> CopiesDropped:
-        """These copies are gone."""
+        """The event that these copies are gone."""
         return CopiesDropped(self.keys[list(blocks)].tobytes(), Tier.WARM)
 
     def finished(self, request: int, now: float) -> RequestFinished:
-        """A request ended at ``now``."""
+        """The event that a request ended at ``now``."""
         trace = self._trace
         prompts, tokens = int(trace.prompts[request]), int(trace.input_tokens[request])
         # A partial block has no hash that a longer prompt could extend.
