@@ -1,4 +1,4 @@
-"""What a person looks at: the sidecar's HTTP surface and its metrics.
+"""What people look at: the sidecar's HTTP surface, its metrics, and its page.
 
-Reads one contract, ``source``, which the sidecar fulfils. Pages would stand in ``web``.
+Reads one contract, ``source``, which the sidecar implements. The page's own code is in ``web``.
 """

@@ -26,7 +26,7 @@ _COUNTS: Final = (
 
 
 def admission_metrics(reports: Sequence[tuple[str, AdmissionReport]]) -> Iterator[Metric]:
-    """Families for engines' labels and reports."""
+    """Metric families, from engines' labels and their reports."""
     for name, field, text in _LEVELS:
         level = GaugeMetricFamily(_PREFIX + name, text, labels=["engine"])
         for label, report in reports:
@@ -48,7 +48,8 @@ def admission_metrics(reports: Sequence[tuple[str, AdmissionReport]]) -> Iterato
 
 
 def room_metrics(said: Sequence[tuple[str, AdmissionAdvice]]) -> Iterator[Metric]:
-    """Families for engines' labels and what they were told; room only where it is limited."""
+    """Metric families, from engines' labels and the advice that they got; room only if it is
+    limited."""
     live = GaugeMetricFamily(_PREFIX + "live_sessions", "Sessions that are live", labels=["engine"])
     fits = GaugeMetricFamily(_PREFIX + "fitting_sessions", "Sessions that fit", labels=["engine"])
     shut = GaugeMetricFamily(_PREFIX + "closed", "1: new context needs room", labels=["engine"])

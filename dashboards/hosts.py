@@ -1,4 +1,4 @@
-"""Refuses requests that a web page elsewhere made a browser send here (DNS rebinding)."""
+"""Refuses requests that a foreign web page made a browser send here (DNS rebinding)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class TrustedHosts:
-    """ASGI middleware: answers only requests whose Host, and Origin if any, is one of ``hosts``."""
+    """ASGI middleware: answers only requests whose Host, and Origin if there is one, is among
+    ``hosts``."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
         self._app = app

@@ -13,10 +13,10 @@ from .timeouts import TimeoutProtocol
 
 
 class HttpServer:
-    """Listens at once, serves after ``start``; see ``timeouts`` for what clients may not do.
+    """Listens at once, serves after ``start``; see ``timeouts`` for its deadlines.
 
     Args:
-        port: 0 picks a free one; ``url`` tells which.
+        port: 0 picks a free one; see ``url``.
 
     Raises:
         OSError: The address cannot be had.
@@ -60,7 +60,7 @@ class HttpServer:
 
 
 class _QuietServer(uvicorn.Server):
-    """Sleeps until it is stopped, where uvicorn's own looks ten times a second."""
+    """Sleeps until it is stopped; uvicorn's own loop looks ten times per second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

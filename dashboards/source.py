@@ -1,4 +1,4 @@
-"""What the HTTP surface shows: the contract that the sidecar fulfils."""
+"""The contract that the sidecar implements for the HTTP surface."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SidecarStatus:
 
 
 class StatusSource(Protocol):
-    """Answers the HTTP surface's questions, from any thread; raises BusyError beyond its means."""
+    """Answers the HTTP surface's questions, from any thread; raises BusyError if too many ask."""
 
     @property
     def page(self) -> PageSource:

@@ -1,4 +1,4 @@
-"""HTTP connections that must get on with it: silence and slow readers are cut, not waited for."""
+"""Deadlines for HTTP connections: silent clients and slow readers are cut off, not waited for."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
 
 
 class TimeoutProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, with deadlines: it has none for a request that does not come.
+    """uvicorn's HTTP/1.1 protocol, with deadlines: it has none for a request that does not arrive.
 
-    When there are too many connections, the one that has been silent for the longest makes room.
+    If there are too many connections, the one that has been silent longest is cut.
     """
 
     deadline_s: float = DEADLINE_S
@@ -40,19 +40,19 @@ class TimeoutProtocol(H11Protocol):
         self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """Forget the connection."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """An answer was written: from here on the client has to read it, or to ask again."""
+        """Note that an answer was written: from here on the client must read it, or ask again."""
         self._since = self.loop.time()
         super().on_response_complete()
 
     @property
     def _is_computing(self) -> bool:
-        """Whether we owe it an answer that it could already read."""
+        """Whether the connection waits for our answer, rather than we for the client."""
         asked = self.cycle is not None and not self.cycle.response_complete
         return asked and not self.cycle.more_body and not self.transport.get_write_buffer_size()
 
@@ -68,7 +68,7 @@ class TimeoutProtocol(H11Protocol):
         self._watch()
 
     def _cut(self) -> None:
-        """End the connection, and give back what the kernel holds for it."""
+        """End the connection, and release what the kernel holds for it."""
         connection = self.transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -31,10 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 class EngineEnd(Protocol):
-    """What the client asks of the engine, always on the client's own thread."""
+    """The client's questions to the engine, always asked on the client's own thread."""
 
     def hello(self) -> EngineHello:
-        """Who is speaking."""
+        """The engine's hello."""
 
     def resident(self) -> bytes:
         """Every key in the prefix cache, packed; may take its time."""
@@ -46,28 +46,28 @@ class EngineEnd(Protocol):
         """``RequestHeld`` for every request that waits for room."""
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
-        """The engine's load and what it did with our advice; ``dropped`` events so far."""
+        """The engine's load and what it did with our advice; ``dropped``: events dropped so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
     """Bounds and periods of an ``AdvisorClient``; times in seconds.
 
-    All are chosen, unless a reason stands beside.
+    All are chosen, unless a comment gives a reason.
     """
 
     queue_limit: int = 16_384  # events that wait to be sent
-    batch_limit: int = 1_024  # events a frame
+    batch_limit: int = 1_024  # events per frame
     send_hwm: int = 64  # frames that ZeroMQ may hold for a slow sidecar
     tick_s: float = 0.2
     alone_tick_s: float = 1.0  # while no sidecar is reachable; a connection wakes at once
     heartbeat_s: float = 0.4  # under the 0.5 s that the sidecar is promised
     max_stale_s: float = 2.0
-    protect_stale_s: float = 60.0  # how long protection outlives the sidecar's last word
-    absent_s: float = 2.0  # unreachable for so long: the sidecar is gone, stop keeping for it
-    silent_s: float = 5.0  # no advice for so long: say so, once
-    resync_gap_s: float = 0.2  # at most one resync in this time
-    refused_s: float = 30.0  # a sidecar that refuses us is left alone for so long
+    protect_stale_s: float = 60.0  # how long protection outlives the sidecar's last message
+    absent_s: float = 2.0  # after so long without a connection, nothing is kept for the sidecar
+    silent_s: float = 5.0  # after so long without advice, one warning
+    resync_gap_s: float = 0.2  # the shortest time between two resyncs
+    refused_s: float = 30.0  # pause after a sidecar refused us
 
 
 class AdvisorClient(Mailbox):
@@ -80,11 +80,11 @@ class AdvisorClient(Mailbox):
         clock: Monotonic seconds.
 
     Attributes:
-        outbox: What waits to be sent.
+        outbox: Events that wait to be sent.
         standing: Whether a sidecar answers.
         garbage: Frames that were not advice.
-        refused_version, hellos: Frames of another protocol's version; introductions made.
-        linked_since: What was emitted before, the sidecar may have missed; in the clock's seconds.
+        refused_version, hellos: Frames in another version of the protocol; hellos sent.
+        linked_since: The sidecar may have missed events from before this time (clock's seconds).
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class AdvisorClient(Mailbox):
 
     @property
     def dropped(self) -> int:
-        """Events that never left: the queue was full, or nobody there."""
+        """Events that were never sent: the queue was full, or no sidecar was there."""
         return self.outbox.dropped
 
     def emit(self, event: AnyEvent) -> None:
@@ -123,8 +123,8 @@ class AdvisorClient(Mailbox):
     def nudge(self) -> None:
         """Wake the thread to send what is queued now; costs one write to a pipe, never waits.
 
-        Does nothing while no sidecar answers: nobody waits for a ranking then, and the write would
-        hand Python's lock to the woken thread.
+        Does nothing while no sidecar answers: no ranking would come, and the write would hand
+        Python's lock to the woken thread.
         """
         if self.standing.linked:
             self._wake.set()
@@ -137,7 +137,7 @@ class AdvisorClient(Mailbox):
             atexit.register(self.close)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """Stop the thread and forget all advice; what was still queued is dropped."""
+        """Stop the thread and forget all advice; events that are still queued are dropped."""
         self._stop.set()
         self._wake.set()
         self.forget()
@@ -145,7 +145,7 @@ class AdvisorClient(Mailbox):
         atexit.unregister(self.close)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the client's thread; whether it has ended, or never began."""
+        """Wait for the end of the client's thread; returns whether it has ended, or never began."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
@@ -168,7 +168,7 @@ class AdvisorClient(Mailbox):
             self._wake.close()
 
     def _use_socket(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-        """Talk over one socket, until we stop or the sidecar has another token."""
+        """Use one socket, until the client stops or the sidecar has another token."""
         socket = self._link.open(context)
         try:
             while not self._stop.is_set() and not self._is_outdated():
@@ -194,7 +194,7 @@ class AdvisorClient(Mailbox):
             self.outbox.drain(socket)
 
     def _check_reachable(self, socket: zmq.Socket[bytes], now: float) -> bool:
-        """Whether a sidecar takes messages; one that is long gone is not kept anything for."""
+        """Check whether a sidecar takes messages; if it is long gone, keep nothing for it."""
         if socket.poll(0, zmq.POLLOUT):
             self.standing.reached(now)
             return True
@@ -203,7 +203,8 @@ class AdvisorClient(Mailbox):
         return False
 
     def _sleep(self, socket: zmq.Socket[bytes]) -> bool:
-        """Until a tick is over, somebody nudges, or advice arrives; whether it did."""
+        """Sleep until a tick is over, the thread is nudged, or advice arrives; returns whether it
+        did."""
         if self.outbox.is_open:
             return wait_for_advice(socket, self._wake, self.options.tick_s)
         refused_s = self.standing.refused_s(self._clock())
@@ -220,7 +221,7 @@ class AdvisorClient(Mailbox):
             self.take_advice(frames)
 
     def take_advice(self, frames: list[bytes]) -> None:
-        """Act on one message of the sidecar's; what is none is counted and left."""
+        """Act on one message of the sidecar; a malformed one is counted and ignored."""
         try:
             _, advice = wire.decode_advice(frames)
             self._act_on(advice)

@@ -1,5 +1,5 @@
-"""The engine's end of the wire, part by part: ``client.py`` puts them together.
+"""The engine's end of the wire, part by part; ``client.py`` puts them together.
 
-``outbox`` holds events until they are sent, ``mailbox`` holds what the sidecar said last, ``link``
-is the socket between them and knows whether anybody answers.
+``outbox`` holds events until they are sent, ``mailbox`` holds the sidecar's latest advice, ``link``
+is the socket between them, and knows whether a sidecar answers.
 """

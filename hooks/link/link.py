@@ -1,7 +1,7 @@
 """The link between an engine and its sidecar.
 
-``Link`` opens the socket with the token that opens the sidecar's door; ``Standing`` knows whether
-anybody answers.
+``Link`` opens the socket with the token of the sidecar's endpoint; ``Standing`` knows whether a
+sidecar answers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ADVICE_PER_TICK: Final = 64  # messages that may wait to be read, and are read at once
-_ASK_AGAIN_S: Final = 1.0  # between two looks for a new token; chosen
+ADVICE_PER_TICK: Final = 64  # messages that may wait, and are read at once; chosen
+_ASK_AGAIN_S: Final = 1.0  # seconds between two looks for a new token; chosen
 _ABSENT: Final = (
     "kvgraph: no sidecar answers at %s; until one is there the engine evicts as stock vLLM does, "
     "but for what its callers protect"
@@ -39,7 +39,7 @@ class Link:
 
     Args:
         endpoint: The sidecar's ROUTER, ``ipc://…`` or ``tcp://host:port``.
-        identity: The engine's, on every socket.
+        identity: The engine's identity, on every socket.
         send_hwm: Frames that ZeroMQ may hold for a slow sidecar.
     """
 
@@ -51,7 +51,7 @@ class Link:
         self._token_checked = float("-inf")
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
-        """A socket that connects, with the token of now; the caller closes it."""
+        """Open a socket that connects with the present token; the caller closes it."""
         socket = context.socket(zmq.DEALER)
         try:
             self._set_up(socket)
@@ -64,9 +64,10 @@ class Link:
         return socket
 
     def is_outdated(self, now: float) -> bool:
-        """Whether the sidecar's token has changed since the socket was opened: it was restarted.
+        """Whether the sidecar's token has changed since the socket was opened, because it was
+        restarted.
 
-        Asked while no sidecar is reachable; looks at most once a second, and notes the time.
+        Asked while no sidecar is reachable; looks at most once per second, and notes the time.
         """
         if self._endpoint.startswith("ipc://") or now - self._token_checked < _ASK_AGAIN_S:
             return False
@@ -87,11 +88,11 @@ class Link:
 
 
 class Standing:
-    """Remembers when a sidecar was last there, and says so in the log when that changes.
+    """Remembers when a sidecar last answered, and logs when that changes.
 
     Args:
-        endpoint: The sidecar's, for the log.
-        options: After how long a sidecar is taken for absent, silent, or ready to be asked again.
+        endpoint: The sidecar's endpoint, for the log.
+        options: After how long a sidecar counts as absent or silent, or may be asked again.
         clock: Monotonic seconds.
 
     Attributes:
@@ -108,15 +109,15 @@ class Standing:
         self._last_reachable = self._last_advice = clock()
 
     def reached(self, now: float) -> None:
-        """Somebody takes messages."""
+        """Note that a sidecar takes messages."""
         self._last_reachable = now
 
     def is_absent(self, now: float) -> bool:
-        """Whether nobody has taken messages for so long that none is expected."""
+        """Whether no sidecar has taken messages for so long that none is expected."""
         return now - self._last_reachable >= self._options.absent_s
 
     def heard(self) -> None:
-        """The sidecar said something."""
+        """Note that the sidecar sent a message."""
         self._last_advice = self._clock()
         if not self.linked:
             self.linked = True
@@ -124,7 +125,7 @@ class Standing:
             logger.info("kvgraph: engine linked to the sidecar at %s", self._endpoint)
 
     def refused(self, reason: str) -> None:
-        """The sidecar does not want this engine: leave it alone for a while."""
+        """Note that the sidecar refuses this engine: pause before asking again."""
         self._refused_until = self._last_advice = self._clock() + self._options.refused_s
         self.linked = False
         self._once.warn("refused", _REFUSED, self._endpoint, reason)
@@ -134,7 +135,7 @@ class Standing:
         return self._refused_until - now
 
     def warn_if_silent(self, now: float) -> None:
-        """Say it once if nothing was heard for long."""
+        """Log once if no message came for long."""
         if now - self._last_advice > self._options.silent_s:
             self.linked = False
             self._once.warn("absent", _ABSENT, self._endpoint)
@@ -143,10 +144,11 @@ class Standing:
 def wait_for_advice(
     socket: zmq.Socket[bytes], wake: Wake, seconds: float, or_room: bool = False
 ) -> bool:
-    """Sleep so long, or until advice arrives or ``wake`` is set; whether advice arrived.
+    """Sleep so many seconds, or until advice arrives or ``wake`` is set; returns whether advice
+    arrived.
 
     Args:
-        or_room: Also until there is somebody who takes messages.
+        or_room: Also wake as soon as a sidecar takes messages.
     """
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN | zmq.POLLOUT if or_room else zmq.POLLIN)

@@ -1,4 +1,4 @@
-"""What the sidecar said last, for an engine's threads to read at no cost."""
+"""Holds the sidecar's latest advice, for an engine's threads to read at no cost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Mailbox:
         self._told: deque[float] = deque(maxlen=_TOLD)  # when everything until then was sent
 
     def ranking(self) -> EvictionRanking | None:
-        """The latest ranking, or None when there is none young enough to act on."""
+        """The latest ranking, or None if there is none fresh enough to act on."""
         held = self._ranking
         # `not <=` rather than `>`, so that a time that is not a number reads as stale.
         if held is None or not self._clock() - held.ts <= self._max_stale:
@@ -54,7 +54,8 @@ class Mailbox:
         return held
 
     def remembered(self) -> EvictionRanking | None:
-        """The latest ranking for as long as what it protects counts, in order or not."""
+        """The latest ranking for as long as its protection counts, even if its order has
+        expired."""
         held = self._ranking
         if held is None or not self._clock() - held.ts <= self._protect_stale:
             return None
@@ -65,7 +66,8 @@ class Mailbox:
         return self._wanted if self.ranking() is not None else None
 
     def admission(self) -> AdmissionAdvice | None:
-        """The latest word on room for new sessions, or None when none is young enough to act on."""
+        """The latest advice on room for new sessions, or None if there is none fresh enough to act
+        on."""
         held = self._admission
         if held is None or not self._clock() - held.ts <= self._max_stale:
             return None
@@ -80,7 +82,7 @@ class Mailbox:
         self._wanted = keys
 
     def hold_admission(self, word: AdmissionAdvice | None) -> None:
-        """Hold a word on room for new sessions, dated as it is."""
+        """Hold advice on room for new sessions, dated as it is."""
         self._admission = word
 
     def forget(self) -> None:
@@ -90,7 +92,7 @@ class Mailbox:
     # The client's thread ------------------------------------------------------------------------
 
     def mark_sent(self) -> None:
-        """Note that whatever happened until now goes to the sidecar now."""
+        """Note that all events until now are being sent now."""
         self._told.append(self._clock())
 
     def put(self, advice: AnyOpinion) -> None:
@@ -118,6 +120,6 @@ class Mailbox:
             self._ranking = replace(held, ts=ts, known_of=self._known_of(ts))
 
     def _known_of(self, ts: float) -> float:
-        """Up to when a ranking of ``ts`` knows what happened: when it was last told before that."""
+        """Up to when a ranking of ``ts`` knows the events: the last sending that reached it."""
         told = [each for each in self._told if each <= ts - _TRANSIT_S]
         return max(told, default=-math.inf)

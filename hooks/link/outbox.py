@@ -1,4 +1,4 @@
-"""What the engine has to tell, queued without ever making it wait."""
+"""Queues an engine's events without ever making the engine wait."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Outbox:
 
     Args:
         limit: Events that may wait.
-        batch_limit: Events a batch.
+        batch_limit: Events per batch.
 
     Attributes:
-        dropped: Events that never left: the queue was full, or nobody there.
+        dropped: Events that were never sent: the queue was full, or no sidecar was there.
         batches: Numbers used: batches that were sent, or dropped with their number.
     """
 
@@ -43,7 +43,7 @@ class Outbox:
         return len(self._queue)
 
     def __iter__(self) -> Iterator[AnyEvent]:
-        """What is queued now."""
+        """The events that are queued now."""
         return iter(list(self._queue))
 
     def emit(self, event: AnyEvent) -> None:
@@ -55,15 +55,15 @@ class Outbox:
 
     @property
     def is_open(self) -> bool:
-        """Whether events are queued, and not dropped at once."""
+        """Whether events are queued; otherwise they are dropped at once."""
         return self._limit > 0
 
     def open(self, limit: int | None = None) -> None:
-        """Queue events from now on; ``limit``: so many, from now on."""
+        """Queue events from now on, at most ``limit``."""
         self._limit = self._most = limit or self._most
 
     def shut(self) -> None:
-        """Drop and count every event from now on, and what is queued.
+        """Drop and count every event from now on, and those that are queued.
 
         In pieces, because a long loop would keep Python's lock from the engine's step.
         """
@@ -79,7 +79,8 @@ class Outbox:
         return [self._queue.popleft() for _ in range(len(self._queue))]
 
     def drain(self, socket: zmq.Socket[bytes]) -> None:
-        """Send what is queued now; what engine threads add meanwhile waits for the next time."""
+        """Send what is queued now; events that engine threads add meanwhile wait for the
+        next call."""
         queue, remaining = self._queue, len(self._queue)
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
             batch = [queue.popleft() for _ in range(min(remaining, self._batch_limit))]
@@ -92,7 +93,7 @@ class Outbox:
             self.send(socket, events[first : first + self._batch_limit])
 
     def send(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
-        """Send one batch; a batch that cannot go is dropped, and its number with it."""
+        """Send one batch; a batch that cannot be sent is dropped with its number."""
         try:
             socket.send_multipart(self.frames(events), zmq.NOBLOCK)
         except zmq.Again:

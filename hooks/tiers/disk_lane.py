@@ -1,4 +1,5 @@
-"""A worker's disk, and the thread that reads and writes it so that a slow one holds up nobody."""
+"""A worker's disk, and the thread that reads and writes it, so that a slow disk delays nothing
+else."""
 
 from __future__ import annotations
 
@@ -43,19 +44,20 @@ class DiskLane:
 
     @property
     def alive(self) -> bool:
-        """Whether something is still under way, or may come."""
+        """Whether a job is under way, or may still come."""
         return self._thread.alive
 
     def close(self) -> None:
-        """Finish what was begun and let the file go; that of a disk that hangs stays open.
+        """Finish what was begun and close the file; the file of a disk that hangs stays open.
 
-        What its thread would write then must still be what the record's checksum is of.
+        What its thread would write then must still be what the record's checksum covers.
         """
         if self._disk is not None and self._thread.close():
             self._disk.close()
 
     def keep_back(self, copies: Sequence[int]) -> list[int]:
-        """Of copies that are released, those that nobody uses; the others follow ``use``'s end."""
+        """Of copies that are released, those that no job uses; the others follow at the end of
+        ``use``."""
         self._freed_late |= self.copies.intersection(copies)
         return [copy for copy in copies if copy not in self.copies]
 
@@ -66,7 +68,8 @@ class DiskLane:
         then: Callable[[Outcome, float], None],
         release: Callable[[Sequence[int]], None],
     ) -> bool:
-        """Have the disk's thread do ``operation``; False, and nothing is begun, while it hangs.
+        """Let the disk's thread do ``operation``; False, and nothing is begun, while the disk
+        hangs.
 
         Args:
             then: Called on the memory's thread with the outcome and when it began, unless the job
@@ -81,11 +84,12 @@ class DiskLane:
         return True
 
     def read_all(self, hashes: Mapping[int, bytes], records: Sequence[int]) -> Set[int]:
-        """Read the records of ``hashes`` by their positions; those that could not be read."""
+        """Read the records of ``hashes`` by their positions; returns those that could not
+        be read."""
         return {at for at, key in hashes.items() if not self._read(key, records[at])}
 
     def write_all(self, job: Demote, records: Sequence[int]) -> Set[int]:
-        """Write a job's copies; the positions of those that the disk did not take."""
+        """Write a job's copies; returns the positions that the disk did not take."""
         views = map(self._arena.record_view, records)
         pairs = enumerate(zip(job.hashes, views, strict=True))
         return {at for at, (key, view) in pairs if not self._write(key, view)}
@@ -95,7 +99,7 @@ class DiskLane:
         self._thread.put(lambda: self._erase(hashes))
 
     def disown(self) -> None:
-        """From here on a later process must not find what the disk holds."""
+        """Keep later processes from finding what the disk holds from here on."""
         if self._disk is not None:
             self._thread.put(self._disk.disown)
 
@@ -108,7 +112,7 @@ class DiskLane:
         then: Callable[[Outcome, float], None],
         release: Callable[[Sequence[int]], None],
     ) -> None:
-        """What was given up meanwhile is not begun."""
+        """Run on the disk's thread; a job that was given up meanwhile is not begun."""
         began = time.perf_counter()
         try:
             failed = operation() if self._watch.waits_for(job) else all_of(job)
@@ -120,7 +124,7 @@ class DiskLane:
     def _back(
         self, job: Job, then: Callable[[], None], release: Callable[[Sequence[int]], None]
     ) -> None:
-        """On the memory's thread again."""
+        """Continue on the memory's thread."""
         self._watch.moved()
         self.copies.difference_update(job.copies)
         late = self._freed_late.intersection(job.copies)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..observe.group import ObservedGroup
     from ..observe.index import BlockIndex
 
-_NO_JOB: Final = 0  # jobs and copies are counted from one: this names none
+_NO_JOB: Final = 0  # names no job and no copy: both are numbered from one
 
 
 class TierCacheBridge:
@@ -45,12 +45,12 @@ class TierCacheBridge:
         ledger: Where copies are recorded.
         emit: Takes each event for the sidecar; must not wait.
         workers: How many workers answer.
-        manager: vLLM's book of which request holds which blocks.
+        manager: vLLM's record of which request holds which blocks.
 
     Attributes:
         keeps_promises: Whether resets are followed for the sake of loads that vLLM waits for.
         promises: Those loads.
-        reports: Tell the sidecar how the tiers are.
+        reports: Reports the state of the tiers to the sidecar.
         needs: Blocks that requests wait for, by their ids.
     """
 
@@ -129,9 +129,9 @@ class TierCacheBridge:
         self.promises.request_finished(request_id)
 
     def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
-        """Have the workers report a load as failed that ``request`` waits for and nobody ordered.
+        """Fail the load that ``request`` waits for and nobody ordered.
 
-        Only blocks that it was to fill are named: what the prefix cache held is sound, and vLLM
+        Only the blocks that it was to fill are named: what the prefix cache held is sound, and vLLM
         would set back every request that shares it.
         """
         self.promises.made(request)
@@ -196,11 +196,11 @@ class TierCacheBridge:
         return self.ledger.directory.run(hashes)
 
     def lend(self) -> list[KVCacheBlock]:
-        """Blocks in use that do not have to stand in the way of a reset; see ``PoolTap``."""
+        """Return blocks in use that need not block a reset; see ``PoolTap``."""
         return self.promises.lend()
 
     def renewed(self) -> None:
-        """The prefix cache was reset: no load under way counts."""
+        """Void the loads under way: the prefix cache was reset."""
         self.promises.renewed()
 
     # What happened to the pool ------------------------------------------------------------------

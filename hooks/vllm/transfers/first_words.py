@@ -1,4 +1,4 @@
-"""``FirstWords``: what each worker says once, at its start, of the memory and disk that it has."""
+"""``FirstWords``: what each worker reports once, at its start: its memory and its disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from ...tiers.jobs import WorkerStart
 
-_LOOKUPS_IN_VAIN: Final = 64  # before the workers have told what their disks hold
+_LOOKUPS_IN_VAIN: Final = 64  # before the workers have reported what their disks hold; chosen
 
 
 class FirstWords:
@@ -24,9 +24,9 @@ class FirstWords:
         self._patience = _LOOKUPS_IN_VAIN if with_disk else 0
 
     def is_worth_waiting(self) -> bool:
-        """Whether a lookup should ask again later; a bounded number of times.
+        """Whether a lookup should ask again later; True a bounded number of times.
 
-        The first requests after a start are the ones to find the disk.
+        The first requests after a start are those that could use the disk.
         """
         if not self._patience or len(self._starts) == self._workers:
             return False
@@ -34,7 +34,7 @@ class FirstWords:
         return True
 
     def add(self, starts: Iterable[WorkerStart]) -> Sequence[WorkerStart]:
-        """Take note of ``starts``; returns all of them, once, when the last has come."""
+        """Take ``starts``; returns all of them, once, when the last has come."""
         for start in starts:
             if len(self._starts) < self._workers:
                 self._starts.append(start)

@@ -1,4 +1,4 @@
-"""An engine without tiers: what stands where bridge and worker would, and has nothing to do."""
+"""Takes the place of bridge and worker in an engine without tiers; does nothing."""
 
 from __future__ import annotations
 
@@ -24,88 +24,88 @@ class NoTiers:
     reports: tuple[Callable[[], AnyEvent], ...] = ()
 
     def request_queued(self, request: Request) -> None:
-        """Nothing is planned for requests."""
+        """Do nothing."""
 
     def request_unqueued(self, request_id: str) -> None:
-        """Nothing was planned."""
+        """Do nothing."""
 
     def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
-        """No load brings anything."""
+        """Say that no load brings anything."""
         return 0, False
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
-        """Nothing is to be loaded."""
+        """Do nothing: nothing is to be loaded."""
 
     def request_resumed(self, request_id: str) -> None:
-        """No load was promised."""
+        """Do nothing: no load was promised."""
 
     def request_finished(self, request_id: str) -> None:
-        """Nothing is remembered of requests."""
+        """Do nothing."""
 
     def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
-        """It is no load of ours: the user's own connector promised it."""
+        """Do nothing: the user's own connector promised the load."""
 
     def step(self, ranking: EvictionRanking | None, wanted: Keys | None, tokens: int) -> None:
-        """There are no workers to tell anything."""
+        """Do nothing: there are no workers."""
 
     def outstanding(self) -> None:
-        """There are no workers to tell anything."""
+        """Return no orders: there are no workers."""
 
     def step_ended(self) -> None:
-        """Nothing is measured."""
+        """Do nothing."""
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
-        """No worker answers."""
+        """Do nothing: no worker answers."""
 
     def drop_copies(self) -> bool:
-        """There are none."""
+        """Allow the reset: there are no copies."""
         return True
 
     def copied(self, hashes: Sequence[bytes]) -> int:
-        """No block can be brought back."""
+        """0: no block can be brought back."""
         return 0
 
     def copies(self) -> list[AnyEvent]:
-        """There are none."""
+        """No copies."""
         return []
 
     def adapted(self, keys: Sequence[int]) -> None:
-        """It matters to copies only."""
+        """Do nothing."""
 
     def evicted(self, keys: Sequence[int]) -> None:
-        """It matters to copies only."""
+        """Do nothing."""
 
     def clear(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing."""
 
     def lend(self) -> list[KVCacheBlock]:
-        """No load of ours fills a block."""
+        """No blocks: no load of ours fills any."""
         return []
 
     def renewed(self) -> None:
-        """No load is under way."""
+        """Do nothing: no load is under way."""
 
 
 class NoWorker:
     """A process without a shard of the tiers; see ``WorkerSide``."""
 
     def register(self, views: dict[str, Any]) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
     def submit(self, work: TierWork) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
     def take_finished(self) -> set[str]:
-        """No request waits for a load."""
+        """No requests: none waits for a load."""
         return set()
 
     def take_failed(self) -> set[int]:
-        """No load failed."""
+        """No blocks: no load failed."""
         return set()
 
     def take_answer(self) -> TierAnswer:
-        """Nothing was asked."""
+        """No answer: nothing was asked."""
         return TierAnswer()
 
     def close(self) -> None:
-        """There is nothing to let go."""
+        """Do nothing."""
