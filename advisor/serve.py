@@ -17,7 +17,8 @@ from ..dashboards.page_tokens import page_address
 from ..graph.errors import ConfigError
 from ..graph.ipc.runtime import RunningSidecar, RuntimeNote
 from .config.config import config_path, load
-from .service import Service, Tap
+from .intake import Tap
+from .service import Service
 
 logger = logging.getLogger(__name__)
 

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .. import __version__
 from ..dashboards.source import BusyError, EngineStatus, LogTotals, SidecarStatus
 from ..graph.errors import GraphError
-from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.queries.stats import GraphStats
 from .admission.wording import fit_and_live
-from .config.reload import ConfigWatch
+from .assembly import Parts
 from .page.log_totals import log_totals
 from .page.page_board import PageBoard
-from .planner import GraphEvictionAdvisor
-from .process.snapshots import SnapshotKeeper
 from .questions import Questions
-from .shadows.shadow_runner import ShadowRunner
-from .sockets.kv_event_source import KvEventSource
-from .sockets.publisher import AdvicePublisher
-from .sockets.subscriber import EventSubscriber, Peer
+from .sockets.subscriber import Peer
 
 STALLED_AFTER_S = 5.0
 FRESH_S = 0.25  # an older status is computed again; chosen
@@ -32,67 +25,54 @@ class StatusBoard:
     """Implements ``dashboards.source.StatusSource`` over the parts of a running sidecar.
 
     Every method may be called from any thread; the graph is read under its lock.
+
+    Args:
+        max_stale_s: A ranking older than this is a fault.
+        clock: Monotonic seconds.
+
+    Attributes:
+        http: The HTTP surface's URL, once it is known.
     """
 
-    def __init__(
-        self,
-        graph: KVCacheGraph,
-        subscriber: EventSubscriber,
-        sources: Sequence[KvEventSource],
-        planner: GraphEvictionAdvisor,
-        publisher: AdvicePublisher,
-        snapshots: SnapshotKeeper,
-        watch: ConfigWatch,
-        *,
-        max_stale_s: float,
-        clock: Callable[[], float],
-    ) -> None:
-        self._graph = graph
-        self._subscriber = subscriber
-        self._sources = sources
-        self._planner = planner
-        self._publisher = publisher
-        self._snapshots = snapshots
-        self._watch = watch
+    def __init__(self, parts: Parts, max_stale_s: float, clock: Callable[[], float]) -> None:
+        self._parts = parts
+        self._graph = parts.graph
+        self._planner = parts.planner
         self._max_stale_s = max_stale_s
         self._clock = clock
         self._started = clock()
-        self._questions = Questions(graph.lock, clock)
-        self.shadows = ShadowRunner(graph, clock)
+        self._questions = Questions(parts.graph.lock, clock)
         self.page = PageBoard(
-            graph,
+            parts.graph,
             self._questions,
-            shadows=self.shadows,
+            shadows=parts.shadows,
             status=self.status,
-            latest=lambda: planner.latest,
-            config=lambda: (watch.config, watch.file),
+            latest=lambda: parts.planner.latest,
+            config=lambda: (parts.watch.config, parts.watch.file),
         )
         self._status: tuple[float, SidecarStatus] | None = None  # when it was true, and what
-        self.last_turn = clock()  # set by the loop each time round
-        self.endpoint = ""
         self.http = ""
-        self.loop_counters: Counter[str] = Counter()
 
     def is_healthy(self) -> bool:
         """Whether the loop has turned lately, and no engine's advice is stale."""
         now = self._clock()
         fresh = all(now - each.ts <= self._max_stale_s for each in self._planner.latest.values())
-        return fresh and now - self.last_turn < STALLED_AFTER_S
+        return fresh and now - self._parts.intake.last_turn < STALLED_AFTER_S
 
     def not_ready(self) -> str | None:
         """Why engines get no advice yet, in words; None where all that are linked get theirs."""
         if not self.is_healthy():
             return "the sidecar's loop is stalled, or its rankings are old"
         latest = self._planner.latest
-        waiting = [each for each in self._subscriber.peers if not each.synced]
-        unranked = [each for each in self._subscriber.peers if each.engine not in latest]
+        waiting = [each for each in self._parts.subscriber.peers if not each.synced]
+        unranked = [each for each in self._parts.subscriber.peers if each.engine not in latest]
         if waiting or unranked:
             return f"{len(waiting)} engines to list their blocks, {len(unranked)} to be ranked"
         return None
 
     def totals(self) -> LogTotals:
         """What the logs counted."""
-        return log_totals(self._graph.tables, self.shadows)
+        return log_totals(self._graph.tables, self._parts.shadows)
 
     def status(self) -> SidecarStatus:
         """The state of everything, now or a moment ago, since many may ask."""
@@ -115,13 +95,13 @@ class StatusBoard:
             version=__version__,
             pid=os.getpid(),
             uptime_s=round(self._clock() - self._started, 3),
-            endpoint=self.endpoint,
+            endpoint=self._parts.front.endpoint,
             http=self.http,
             engines=(*self._hooked(stats), *self._observed(stats)),
             graph=stats,
             counters=self._counters(stats),
-            snapshot=self._snapshots.status(),
-            config={"error": self._watch.last_error},
+            snapshot=self._parts.snapshots.status(),
+            config={"error": self._parts.watch.last_error},
         )
 
     def explain_block(self, key: int) -> dict[str, Any]:
@@ -160,7 +140,7 @@ class StatusBoard:
             return self._graph.subgraph(key, hops, limit)
 
     def _hooked(self, stats: GraphStats) -> Iterable[EngineStatus]:
-        return [self._engine(peer, stats) for peer in self._subscriber.peers]
+        return [self._engine(peer, stats) for peer in self._parts.subscriber.peers]
 
     def _engine(self, peer: Peer, stats: GraphStats) -> EngineStatus:
         ranking, now = self._planner.latest.get(peer.engine), self._clock()
@@ -186,7 +166,7 @@ class StatusBoard:
 
     def _observed(self, stats: GraphStats) -> Iterable[EngineStatus]:
         now = self._clock()
-        for source in self._sources:
+        for source in self._parts.sources:
             seen = source.last_seen
             yield EngineStatus(
                 id=source.engine,
@@ -207,15 +187,15 @@ class StatusBoard:
             )
 
     def _counters(self, stats: GraphStats) -> dict[str, Mapping[str, int]]:
-        ingest = self._subscriber.counters + self.loop_counters
-        for source in self._sources:
+        ingest = self._parts.subscriber.counters + self._parts.intake.counters
+        for source in self._parts.sources:
             ingest.update(source.counters)
         return {
             "ingest": ingest,
             "graph": stats.counters,
             "planner": dict(self._planner.counters),
-            "advice": dict(self._publisher.counters),
-            "snapshot": dict(self._snapshots.counters),
-            "config": dict(self._watch.counters),
+            "advice": dict(self._parts.publisher.counters),
+            "snapshot": dict(self._parts.snapshots.counters),
+            "config": dict(self._parts.watch.counters),
             "http": {"questions_refused": self._questions.refused},
         }

@@ -43,7 +43,7 @@ class InProcess:
     def resident(self, engine: FakeEngine) -> set[int] | None:
         """The keys that the graph holds resident; None while the engine is not in step."""
         identity = engine_id(engine.client.identity)
-        peers = {peer.engine: peer for peer in self.service._subscriber.peers}
+        peers = {peer.engine: peer for peer in self.service.parts.subscriber.peers}
         if identity not in peers or not peers[identity].synced:
             return None
         graph = self.service.graph
@@ -159,7 +159,7 @@ def test_lost_batches_are_noticed_and_made_good(
         # The number after the last loss shows it.
         until(lambda: sidecar.agrees_with(engine), f"seed {seed}")
         if lost:
-            assert sidecar.service._subscriber.counters["resyncs"] > 0
+            assert sidecar.service.parts.subscriber.counters["resyncs"] > 0
     sidecar.check()
 
 
@@ -180,7 +180,8 @@ def test_an_engine_that_is_gone_does_not_cost_the_other_its_advice(
             serve(other, 1, 10)
             serve(gone, 2, 10)
             until(lambda: gone.client.ranking() is not None, "advice for both")
-        until(lambda: sidecar.service._publisher.counters["dropped_unreachable"] > 0, "noticed")
+        advice = sidecar.service.parts.publisher.counters
+        until(lambda: advice["dropped_unreachable"] > 0, "noticed")
         serve(other, 3, 10)
         until(lambda: sidecar.agrees_with(other), "the other is followed")
         ranking = other.client.ranking()

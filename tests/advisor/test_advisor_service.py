@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
-from kvgraph.advisor import service
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.service import Service
+from kvgraph.advisor.sockets import front
 from kvgraph.advisor.sockets.subscriber import engine_id
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.messages import wire
@@ -373,7 +373,7 @@ def test_a_frame_beyond_the_limit_ends_its_connection_alone(start: Start, connec
 
 
 def test_a_peer_fills_no_more_than_a_bounded_number_of_messages(tmp_path: Path) -> None:
-    with zmq.Context() as context, service._router(context) as router:
+    with zmq.Context() as context, front.new_router(context) as router:
         router.bind(f"ipc://{tmp_path}/s")
         with context.socket(zmq.DEALER) as flood:
             flood.setsockopt(zmq.LINGER, 0)
@@ -383,7 +383,7 @@ def test_a_peer_fills_no_more_than_a_bounded_number_of_messages(tmp_path: Path) 
             while flood.poll(500, zmq.POLLOUT):
                 flood.send(bytes(1 << 20), zmq.NOBLOCK)
                 sent += 1
-                assert sent < 2 * service._RCVHWM, "nobody reads, and still it takes more"
+                assert sent < 2 * front.RCVHWM, "nobody reads, and still it takes more"
 
 
 def test_a_graph_that_fails_costs_a_resync_and_not_the_loop(

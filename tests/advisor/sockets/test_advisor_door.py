@@ -91,8 +91,8 @@ def test_without_the_token_nothing_is_heard(sidecar: OverTcp, token: bytes | Non
     for seq in range(20):
         socket.send_multipart(wire.encode_events(seq, [hello, BlocksResident(b"")]))
     assert not socket.poll(700)
-    assert sidecar.service._subscriber.counters["messages"] == 0
-    assert sidecar.service._subscriber.peers == []
+    assert sidecar.service.parts.subscriber.counters["messages"] == 0
+    assert sidecar.service.parts.subscriber.peers == []
     socket.close(0)
     context.term()
 
@@ -127,7 +127,7 @@ def test_a_sidecar_that_starts_anew_with_another_token_is_found_again() -> None:
         try:
             assert second.service.token != first.service.token
             _leave_note(second.service)
-            until(lambda: len(second.service._subscriber.peers) == 1, "it is back")
+            until(lambda: len(second.service.parts.subscriber.peers) == 1, "it is back")
         finally:
             second.stop()
 
@@ -205,11 +205,11 @@ def test_rows_beyond_an_engines_pool_are_forgotten(sidecar: OverTcp) -> None:
     for seq, event in enumerate(stored, 1):
         socket.send_multipart(wire.encode_events(seq, [event]))
     for seq in range(len(stored) + 1, len(stored) + 40):
-        if service.board.loop_counters["engines_overfull"]:
+        if service.parts.intake.counters["engines_overfull"]:
             break
         socket.send_multipart(wire.encode_events(seq, [Pressure(10, 0, 10, 0, 0)]))
         time.sleep(0.1)
-    assert service.board.loop_counters["engines_overfull"] >= 1
+    assert service.parts.intake.counters["engines_overfull"] >= 1
     assert sum(service.graph.resident_count(engine) for engine in service.graph.engines) == 0
     socket.close(0)
     context.term()

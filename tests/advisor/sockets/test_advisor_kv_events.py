@@ -7,13 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kvgraph.advisor.sockets import kv_event_source
+from kvgraph.advisor.sockets.kv_replay import MAX_ATTEMPTS
 from kvgraph.bench.sidecars.kv_publisher import Publisher, Watcher, removed, stored
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_event_source, "REPLAY_TIMEOUT_S", 0.1)
+QUICK_S = 0.1  # an attempt ends when nothing came for so long
 
 
 @pytest.fixture
@@ -25,7 +22,7 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
 
 @pytest.fixture
 def watcher(publisher: Publisher) -> Iterator[Watcher]:
-    watcher = Watcher.of(publisher)
+    watcher = Watcher.of(publisher, QUICK_S)
     watcher.until(lambda: watcher.source.state == "synced")
     publisher.wait_for_subscriber()
     yield watcher
@@ -42,7 +39,7 @@ def test_events_are_applied_in_order(publisher: Publisher, watcher: Watcher) -> 
 def test_what_happened_before_we_came_is_replayed(publisher: Publisher) -> None:
     publisher.publish(stored(1, 2))
     publisher.publish(removed(1))
-    watcher = Watcher.of(publisher)
+    watcher = Watcher.of(publisher, QUICK_S)
     try:
         watcher.until(lambda: watcher.blocks == {2} and watcher.settled())
         assert watcher.source.state == "synced"
@@ -56,7 +53,7 @@ def test_a_beginning_that_the_publisher_forgot_leaves_a_partial_picture(
     for key in range(5):
         publisher.publish(stored(key))
     publisher.forgets_before = 3
-    watcher = Watcher.of(publisher)
+    watcher = Watcher.of(publisher, QUICK_S)
     try:
         watcher.until(lambda: watcher.blocks == {3, 4} and watcher.settled())
         assert watcher.source.state == "partial"
@@ -98,7 +95,7 @@ def test_after_five_attempts_the_engine_is_degraded_and_forgotten(
     watcher.until(lambda: watcher.source.state == "degraded")
     watcher.until(lambda: watcher.blocks == {9})
     assert watcher.forgotten == 1
-    assert publisher.requests - before == kv_event_source.MAX_ATTEMPTS
+    assert publisher.requests - before == MAX_ATTEMPTS
     publisher.publish(stored(10))
     watcher.until(lambda: watcher.blocks == {9, 10})
     assert watcher.source.counters["kv_replays_failed"] == 1
@@ -154,7 +151,7 @@ def test_a_restart_under_our_eyes_is_noticed_by_its_first_batch(
 
 def test_without_a_replay_socket_a_gap_costs_the_picture(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, replay=False)
-    watcher = Watcher.of(publisher)
+    watcher = Watcher.of(publisher, QUICK_S)
     try:
         watcher.until(lambda: watcher.source.state == "synced")
         publisher.wait_for_subscriber()
@@ -201,7 +198,7 @@ def test_vllms_own_publisher(tmp_path: Path) -> None:
         )
         publisher.publish(kv_events.KVEventBatch(ts=time.time(), events=[event]))
 
-    watcher = Watcher(endpoint, replay)
+    watcher = Watcher(endpoint, replay, QUICK_S)
     try:
         publish(1, 2)  # before anybody listens: only the replay can bring it
         watcher.until(lambda: watcher.blocks == {1, 2} and watcher.settled())

@@ -13,6 +13,7 @@ import zmq
 
 from ...advisor.config.sections import ObserveConfig
 from ...advisor.sockets.kv_event_source import KvEventSource
+from ...advisor.sockets.kv_replay import REPLAY_TIMEOUT_S
 from ...graph.messages.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
 
 END = (-1).to_bytes(8, "big", signed=True)
@@ -133,18 +134,20 @@ class Watcher:
         events: What was handed on, in order; None: everything is to be forgotten.
     """
 
-    def __init__(self, endpoint: str, replay_endpoint: str | None) -> None:
+    def __init__(
+        self, endpoint: str, replay_endpoint: str | None, replay_timeout_s: float = REPLAY_TIMEOUT_S
+    ) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         config = ObserveConfig(endpoint=endpoint, replay_endpoint=replay_endpoint)
-        self.source = KvEventSource(self.context, config, time.monotonic)
+        self.source = KvEventSource(self.context, config, time.monotonic, replay_timeout_s)
         self.blocks: set[int] = set()
         self.events: list[AnyEvent | None] = []
         self.forgotten = 0
 
     @classmethod
-    def of(cls, publisher: Publisher) -> Watcher:
+    def of(cls, publisher: Publisher, replay_timeout_s: float = REPLAY_TIMEOUT_S) -> Watcher:
         """A watcher of ``publisher``, replay and all."""
-        return cls(publisher.endpoint, publisher.replay_endpoint)
+        return cls(publisher.endpoint, publisher.replay_endpoint, replay_timeout_s)
 
     def step(self) -> None:
         """Take what is there."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+from ....advisor.assembly import new_graph
 from ....advisor.config.config import Config
 from ....advisor.config.sections import PolicyConfig
 from ....advisor.planner import GraphEvictionAdvisor
-from ....graph.kvcache_graph import KVCacheGraph
 from ....graph.messages.events import HOLD_ENDS
 from ....hooks.vllm.holding.no_holding import NoHolding
 from ....hooks.vllm.scheduler_hook import bind_scheduler
@@ -37,13 +37,7 @@ class PaperSidecar:
         self._take_over_clocks()
         policy = PolicyConfig(name="lru") if arm.plain else PolicyConfig()
         config = Config(policy=policy)
-        self._graph = KVCacheGraph(
-            policy=config.policy.policy(config.score.weights()),
-            rules=config.rules(),
-            referee=config.policy.referee(),
-            limits=config.graph.limits(),
-            clock=time,
-        )
+        self._graph = new_graph(config, time)
         hello = self._side.hello()
         self._name = hello.engine
         self._graph.apply(self._name, [hello])

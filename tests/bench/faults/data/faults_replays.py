@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ....advisor.sockets import kv_event_source
+from ....advisor.sockets.kv_replay import MAX_ATTEMPTS
 from ....graph.kvcache_graph import KVCacheGraph
 from ....graph.snapshot import save
 from ...figures import Figures
@@ -52,14 +52,13 @@ class TrueLog:
 @contextmanager
 def watched(directory: Path) -> Iterator[tuple[Publisher, Watcher]]:
     """A publisher, and a source that follows it."""
-    quick, kv_event_source.REPLAY_TIMEOUT_S = kv_event_source.REPLAY_TIMEOUT_S, _REPLAY_TIMEOUT_S  # type: ignore[misc]
-    try:
-        with closing(Publisher(directory)) as publisher, closing(Watcher.of(publisher)) as watcher:
-            watcher.until(lambda: watcher.source.state == "synced")
-            publisher.wait_for_subscriber()
-            yield publisher, watcher
-    finally:
-        kv_event_source.REPLAY_TIMEOUT_S = quick  # type: ignore[misc]
+    with (
+        closing(Publisher(directory)) as publisher,
+        closing(Watcher.of(publisher, _REPLAY_TIMEOUT_S)) as watcher,
+    ):
+        watcher.until(lambda: watcher.source.state == "synced")
+        publisher.wait_for_subscriber()
+        yield publisher, watcher
 
 
 def _short(publisher: Publisher, rng: random.Random) -> None:
@@ -172,9 +171,7 @@ def run_replays(figures: Figures, size: Size, say: Say) -> None:
     figures.add("replay_rounds", rounds * len(WAYS), "")
     figures.add("replay_wrong_pictures", wrong, "", "0")
     figures.add("replay_losses_not_said", silent, "", "0")
-    figures.add(
-        "replay_attempts_a_gap", most, "", f"≤ {kv_event_source.MAX_ATTEMPTS}, the mean of a round"
-    )
+    figures.add("replay_attempts_a_gap", most, "", f"≤ {MAX_ATTEMPTS}, the mean of a round")
 
 
 def run_late(figures: Figures, size: Size, say: Say) -> None:

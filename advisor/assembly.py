@@ -1,0 +1,149 @@
+"""``assemble``: the parts of a sidecar, made and joined by its configuration."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..graph.ipc.runtime import runtime_dir
+from ..graph.ipc.wake import Wake
+from ..graph.kvcache_graph import KVCacheGraph
+from ..graph.types import MAX_ENGINES
+from .config.config import Config
+from .config.reload import ConfigWatch
+from .intake import Intake, Tap
+from .planner import GraphEvictionAdvisor
+from .process.snapshots import SnapshotKeeper
+from .shadows.shadow_runner import ShadowRunner
+from .sockets.front import Front
+from .sockets.kv_event_source import KvEventSource
+from .sockets.publisher import AdvicePublisher
+from .sockets.subscriber import EventSubscriber
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a sidecar consists of, but for its HTTP surface.
+
+    Attributes:
+        token: Opens a tcp endpoint, and HTTP questions of sessions and blocks.
+        wake: Ends the loop's sleep.
+    """
+
+    token: str
+    wake: Wake
+    front: Front
+    graph: KVCacheGraph
+    subscriber: EventSubscriber
+    sources: Sequence[KvEventSource]
+    planner: GraphEvictionAdvisor
+    publisher: AdvicePublisher
+    intake: Intake
+    snapshots: SnapshotKeeper
+    shadows: ShadowRunner
+    watch: ConfigWatch
+
+
+def assemble(
+    config: Config,
+    opened: ExitStack,
+    *,
+    path: Path | None,
+    overrides: Mapping[str, Any],
+    tap: Tap | None,
+    clock: Callable[[], float],
+) -> Parts:
+    """Make every part; engines can connect from here on, and are not read yet.
+
+    Args:
+        opened: Is given what is to be closed, in the order in which it must be.
+        path: The configuration's file, watched for changes.
+
+    Raises:
+        ConfigError: An address cannot be had.
+    """
+    wake, graph = Wake(), new_graph(config, clock)
+    opened.callback(wake.close)
+    token = config.sidecar.token or secrets.token_urlsafe(24)
+    front, sources = _ears(config, token, opened, clock)
+    publisher = AdvicePublisher(front.socket, clock)
+    subscriber = _subscriber(config, front, publisher, clock)
+    planner = _planner(config, graph, subscriber, wake, clock)
+    return Parts(
+        token=token,
+        wake=wake,
+        front=front,
+        graph=graph,
+        subscriber=subscriber,
+        sources=sources,
+        planner=planner,
+        publisher=publisher,
+        intake=Intake(graph, subscriber, sources, planner, tap, clock),
+        snapshots=_snapshots(config, graph, clock),
+        shadows=ShadowRunner(graph, clock),
+        watch=ConfigWatch(config, path, overrides, clock),
+    )
+
+
+def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
+    """An empty graph, with the configured policy."""
+    return KVCacheGraph(
+        policy=config.policy.policy(config.score.weights()),
+        rules=config.rules(),
+        referee=config.policy.referee(),
+        limits=config.graph.limits(),
+        models={each.engine: each.model or each.engine for each in config.sidecar.observe},
+        clock=clock,
+    )
+
+
+def _ears(
+    config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
+) -> tuple[Front, list[KvEventSource]]:
+    """Where engines connect, and the sources of those that are watched."""
+    front = Front(config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock", token)
+    opened.callback(front.close)
+    sources = [KvEventSource(front.context, each, clock) for each in config.sidecar.observe]
+    for source in sources:
+        opened.callback(source.close)
+    return front, sources
+
+
+def _subscriber(
+    config: Config, front: Front, publisher: AdvicePublisher, clock: Callable[[], float]
+) -> EventSubscriber:
+    return EventSubscriber(
+        front.socket,
+        publisher.request_resync,
+        publisher.refuse,
+        clock,
+        engine_timeout_s=config.sidecar.engine_timeout_s,
+        capacity=MAX_ENGINES - len(config.sidecar.observe),
+    )
+
+
+def _planner(
+    config: Config,
+    graph: KVCacheGraph,
+    subscriber: EventSubscriber,
+    wake: Wake,
+    clock: Callable[[], float],
+) -> GraphEvictionAdvisor:
+    return GraphEvictionAdvisor(
+        graph,
+        lambda: [peer.engine for peer in subscriber.peers if peer.synced],
+        interval_s=config.sidecar.interval_s,
+        max_ranked=config.sidecar.max_ranked,
+        prefetch=config.prefetch,
+        clock=clock,
+        wake=wake.set,
+    )
+
+
+def _snapshots(config: Config, graph: KVCacheGraph, clock: Callable[[], float]) -> SnapshotKeeper:
+    sidecar = config.sidecar
+    return SnapshotKeeper(graph, sidecar.snapshot_path, sidecar.snapshot_interval_s, clock)

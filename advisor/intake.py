@@ -1,0 +1,150 @@
+"""``Intake``: what engines send is received, and applied to the graph."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from ..graph.errors import GraphError
+from ..graph.kvcache_graph import KVCacheGraph
+from ..graph.messages.events import AnyEvent
+from .planner import GraphEvictionAdvisor
+from .process.notices import Notices
+from .sockets.kv_event_source import KvEventSource
+from .sockets.subscriber import EventSubscriber
+
+logger = logging.getLogger(__name__)
+
+Tap = Callable[[str, Sequence[AnyEvent]], None]
+
+MESSAGES_A_TURN: Final = 256
+TURN_S: Final = 0.25
+"""Seconds of reading before advice goes out again; chosen."""
+KEYS_AT_ONCE: Final = 1 << 16
+_BREATH_S: Final = 1e-4  # the graph's lock is not fair: lets the planner have it while we catch up
+_AUDIT_EVERY_S: Final = 1.0
+_AUDIT_SLACK: Final = 1024  # chosen: blocks on their way out while others are reported stored
+
+
+class Intake:
+    """Receives and applies; the thread that calls it owns the sockets.
+
+    Args:
+        planner: Is told of each run of events that was applied.
+        tap: Is shown every engine's events when they were applied.
+        clock: Monotonic seconds.
+
+    Attributes:
+        last_turn: When all that had arrived was last looked at.
+    """
+
+    def __init__(
+        self,
+        graph: KVCacheGraph,
+        subscriber: EventSubscriber,
+        sources: Sequence[KvEventSource],
+        planner: GraphEvictionAdvisor,
+        tap: Tap | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._graph = graph
+        self._subscriber = subscriber
+        self._sources = sources
+        self._planner = planner
+        self._tap = tap
+        self._clock = clock
+        self._notices = Notices(logger, clock)
+        self._next_audit = self.last_turn = clock()
+        self.counters: Counter[str] = Counter()
+
+    def receive_and_apply(self) -> None:
+        """Take what has arrived, up to a bound."""
+        for engine, events in _joined(self._subscriber.receive(MESSAGES_A_TURN, TURN_S)):
+            if not self._apply(engine, events):
+                self._subscriber.lose(engine)
+            time.sleep(_BREATH_S)
+        for source in self._sources:
+            for observed in source.receive(MESSAGES_A_TURN):
+                if observed is None:
+                    self._forget(source.engine)
+                else:
+                    self._apply(source.engine, observed)
+        self.last_turn = self._clock()
+
+    def seconds_to_wait(self, most: float) -> float:
+        """How long nobody is due, ``most`` at most."""
+        due = [self._subscriber.next_expiry(), *(source.deadline for source in self._sources)]
+        soonest = min((each - self._clock() for each in due if each is not None), default=most)
+        return min(max(soonest, 0.0), most)
+
+    def forget_the_lost(self, unreachable: set[bytes]) -> None:
+        """Forget engines that are ``unreachable`` or silent, and those that cannot be right."""
+        lost = self._subscriber.hang_up(unreachable)
+        for engine in (*lost, *self._subscriber.expire()):
+            self._forget(engine)
+        self._audit()
+
+    def _apply(self, engine: str, events: list[AnyEvent]) -> bool:
+        """Apply ``events``; returns whether the graph took them.
+
+        A refusal is counted and costs a resync.
+        """
+        try:
+            with self._graph.lock:
+                self._graph.apply(engine, events)
+            self._planner.applied()
+            if self._tap is not None:
+                self._tap(engine, events)
+            return True
+        except GraphError as error:
+            self.counters["apply_refused"] += 1
+            self._notices.warn("refused", "events were refused: %s", error)
+        except Exception as error:
+            self.counters["apply_failed"] += 1
+            self._notices.warn("failed", "events could not be applied (%s)", type(error).__name__)
+            logger.debug("events could not be applied", exc_info=True)
+        return False
+
+    def _forget(self, engine: str) -> None:
+        with self._graph.lock:
+            self._graph.forget_engine(engine)
+
+    def _audit(self) -> None:
+        """Check once a second that no engine holds more blocks than its pool has."""
+        now = self._clock()
+        if now < self._next_audit:
+            return
+        self._next_audit = now + _AUDIT_EVERY_S
+        for peer in self._subscriber.peers:
+            with self._graph.lock:
+                held = self._graph.resident_count(peer.engine)
+            name, most = peer.hello.engine, peer.hello.num_blocks
+            if held > most + _AUDIT_SLACK:
+                self.counters["engines_overfull"] += 1
+                self._notices.warn(
+                    "overfull", "engine %r lists %d blocks of %d: forgotten", name, held, most
+                )
+                self._forget(peer.engine)
+                self._subscriber.lose(peer.engine)
+
+
+def _joined(
+    batches: Iterable[tuple[str, list[AnyEvent]]],
+) -> Iterator[tuple[str, list[AnyEvent]]]:
+    """Consecutive batches of one engine, joined: the graph applies longer runs at less cost.
+
+    At most ``KEYS_AT_ONCE`` keys: while they are applied, no ranking is made.
+    """
+    speaker, run, keys = "", list[AnyEvent](), 0
+    for engine, events in batches:
+        if run and (engine != speaker or keys >= KEYS_AT_ONCE):
+            yield speaker, run
+            run, keys = [], 0
+        speaker = engine
+        run += events
+        keys += sum(len(getattr(event, "hashes", b"")) for event in events) // 8
+    if run:
+        yield speaker, run

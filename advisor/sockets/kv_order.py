@@ -1,0 +1,213 @@
+"""``KvOrder``: batches of one publisher in order and without holes, whatever order they come in."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ...graph.messages.events import AnyEvent
+from ...graph.messages.kv_events import KvEventDecoder
+from ..process.notices import Notices
+from .kv_replay import KvReplay
+from .sequence import Arrival, SequenceTracker
+
+logger = logging.getLogger(__name__)
+
+Observed = list[AnyEvent] | None
+"""Events to apply, or None: forget everything that was known of this engine's residency."""
+
+
+class SourceState(StrEnum):
+    """How much of an observed engine's residency is known."""
+
+    WAITING = "waiting"  # not connected
+    FOLLOWING = "synced"
+    REPLAYING = "replaying"  # a gap is being filled; live batches wait
+    PARTIAL = "partial"  # it was joined late: what came before is unknown
+    DEGRADED = "degraded"  # a gap could not be filled
+
+
+@dataclass(slots=True)
+class Life:
+    """One publisher's, from its start to its end: it numbers its batches from 0.
+
+    Attributes:
+        known: How much of it we saw.
+        joining: Whether none of its batches was applied yet.
+        first: Digest of its batch 0, if we saw that.
+    """
+
+    known: SourceState
+    joining: bool = True
+    first: bytes | None = None
+    decoder: KvEventDecoder = field(default_factory=KvEventDecoder)
+
+
+class KvOrder:
+    """What is known of a publisher's sequence, and what becomes of each batch.
+
+    It opens no socket: what is missing, ``replay`` is told to ask for.
+
+    Args:
+        name: The publisher's, for the log.
+        counters: Counts what happens, beside what its owner counts.
+
+    Attributes:
+        life: The present publisher's.
+    """
+
+    def __init__(
+        self, name: str, replay: KvReplay, counters: Counter[str], clock: Callable[[], float]
+    ) -> None:
+        self.sequence = SequenceTracker()
+        self.life = Life(SourceState.WAITING)
+        self._name = name
+        self._replay = replay
+        self._counters = counters
+        self._notices = Notices(logger, clock)
+
+    @property
+    def state(self) -> SourceState:
+        """How much of the engine's residency is known now."""
+        return SourceState.REPLAYING if self._replay.active else self.life.known
+
+    def begin(self, known: SourceState) -> None:
+        """Another publisher's life: start from nothing."""
+        self.life = Life(known)
+        self.sequence.expected = 0
+        self._replay.reset()
+
+    def connected(self) -> None:
+        """A publisher is there: what it sent before we came is missing."""
+        if self.life.known is SourceState.WAITING:
+            logger.info("watching KV events at %s", self._name)
+            self.life.known = SourceState.FOLLOWING
+            if self._replay.is_possible:
+                self._start_replay()
+
+    def meet_first(self, digest: bytes) -> Iterator[Observed]:
+        """A batch 0; one of other content than before: the publisher was restarted unseen."""
+        known = self.life.first
+        if known != digest and (known is not None or self._expected > 0):
+            self._counters["kv_restarts"] += 1
+            self.begin(SourceState.FOLLOWING)
+            yield None
+        self.life.first = digest
+
+    def take_live(self, seq: int, events: list[AnyEvent]) -> Iterator[Observed]:
+        """A live batch."""
+        if self._replay.active:
+            yield from self._hold(seq, events)
+        elif self.sequence.classify(seq) is Arrival.GAP:
+            yield from self._fill_gap(seq, events)
+        elif self.sequence.accept(seq) is Arrival.NEXT:
+            self.life.joining = False
+            yield events
+
+    def wants(self, seq: int) -> bool:
+        """Whether a replayed batch is next; else we had it, or the next attempt asks for it."""
+        return self.sequence.classify(seq) is Arrival.NEXT
+
+    def take_replayed(self, seq: int, events: list[AnyEvent]) -> Iterator[Observed]:
+        """A replayed batch that is next."""
+        self.life.joining = False
+        self.sequence.accept(seq)
+        self._replay.goes_on()
+        yield events
+        yield from self._flush()
+
+    @property
+    def _expected(self) -> int:
+        return self.sequence.expected or 0
+
+    def _fill_gap(self, seq: int, events: list[AnyEvent]) -> Iterator[Observed]:
+        self._counters["kv_gaps"] += 1
+        if self._replay.is_possible:
+            self._replay.hold(seq, events)
+            self.sequence.gaps += 1
+            self._start_replay()
+            return
+        late = self.life.joining
+        self.sequence.accept(seq)
+        self.life.joining = False
+        self._lose(SourceState.PARTIAL if late else SourceState.DEGRADED, "no replay endpoint")
+        yield None
+        yield events
+
+    def _hold(self, seq: int, events: list[AnyEvent]) -> Iterator[Observed]:
+        if self.sequence.classify(seq) is Arrival.DUPLICATE:
+            self.sequence.duplicates += 1
+            return
+        self._replay.hold(seq, events)
+        yield from self._flush()
+        if self._replay.is_full:
+            yield from self._give_up("too much arrived meanwhile")
+
+    def _start_replay(self) -> None:
+        self._replay.start()
+        self._ask()
+
+    def _ask(self) -> None:
+        """For everything from the first number that is missing."""
+        self._counters["kv_replays"] += 1
+        self._replay.ask(self._expected)
+
+    def skip_lost_beginning(self, seq: int) -> None:
+        """A first replayed batch; of a publisher that kept only its newest: known from here on."""
+        if seq == 0 or not self.life.joining or self._expected > 0:
+            return
+        self.sequence.expected = seq
+        self.life.joining = False
+        self.life.known = SourceState.PARTIAL
+        self._counters["kv_joined_late"] += 1
+
+    def end_of_replay(self) -> Iterator[Observed]:
+        """The publisher says that it sent all."""
+        if not self._replay.active:
+            return  # END of an attempt whose gap was filled before it ended
+        if not self._replay.waiting:
+            self.life.joining = False
+            self._replay.end()
+            return
+        yield from self.next_attempt("holes in the replay")
+
+    def next_attempt(self, why: str) -> Iterator[Observed]:
+        """Ask once more, or give up."""
+        if self._replay.is_exhausted:
+            yield from self._give_up(why)
+        else:
+            self._ask()
+
+    def _flush(self) -> Iterator[Observed]:
+        """Apply held batches that are next now; the gap is filled once none is left."""
+        while (events := self._replay.release(self._expected)) is not None:
+            self.sequence.accept(self._expected)
+            yield events
+        self._replay.drop_before(self._expected)
+        if not self._replay.waiting and not self.life.joining:
+            self._replay.end()
+
+    def _give_up(self, why: str) -> Iterator[Observed]:
+        """The gap stays: forget what was known, and go on from the newest unbroken run."""
+        self._lose(SourceState.DEGRADED, why)
+        self._counters["kv_replays_failed"] += 1
+        held = self._replay.give_up()
+        run = sorted(held)
+        start = max((seq for seq in run if seq - 1 not in held), default=self._expected)
+        self.sequence.missed += max(0, start - self._expected)
+        self.sequence.expected = max([start, *(seq + 1 for seq in run)])
+        self.life.joining = False
+        yield None
+        for seq in run:
+            if seq >= start:
+                yield held[seq]
+
+    def _lose(self, state: SourceState, why: str) -> None:
+        self.life.known = state
+        self._notices.warn(
+            "lost", "KV events of %s were lost (%s): its picture is %s",
+            self._name, why, state.value,
+        )  # fmt: skip
