@@ -1,4 +1,4 @@
-"""Rank a graph without an engine: tell it what an engine would tell, and ask what goes first.
+"""Rank a graph without an engine: report what an engine would report, and ask what goes first.
 
 python examples/rank_a_graph.py
 """
@@ -17,9 +17,9 @@ from kvgraph import (
     SourceLayer,
 )
 
-SIZE = 16  # tokens a block
+SIZE = 16  # tokens per block
 RULES = Segment(SourceLayer.RULES, 0, 2 * SIZE)  # a caller says: two blocks of rules
-# A block's key is its place in this list; vLLM's is a hash of all tokens up to the block's end.
+# A block's key is its place in this list; vLLM's is a hash of all tokens to the block's end.
 NAMES = ["", "rules 1", "rules 2", "agent 1", "agent 2", "chat 1", "chat 2", "bye 1", "bye 2"]
 
 now = 0.0  # the graph's clock, in seconds
@@ -31,7 +31,7 @@ def packed(keys: list[int]) -> bytes:
 
 
 def serve(session: str, keys: list[int], found: int, waits: bool | None, ends: bool) -> None:
-    """Tell of one request, whose first ``found`` blocks were in the engine's cache."""
+    """Report one request, whose first ``found`` blocks were in the engine's cache."""
     chain, tokens = packed(keys), SIZE * len(keys)
     started = RequestStarted(session, chain, tokens, found * SIZE, SIZE, session, segments=(RULES,))
     stored = BlocksStored(packed(keys[found:]), keys[found - 1] if found else None, SIZE)

@@ -19,8 +19,8 @@ DEFAULT_CAPACITIES: Final = "1000,2000,5000,10000,20000"
 
 Traces = Annotated[list[Path], typer.Argument(help="Trace files, gzipped or not.")]
 Capacity = Annotated[str, typer.Option(help="Blocks of the pool, separated by commas.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON a trace.")]
-BlockSize = Annotated[int | None, typer.Option(help="Tokens a hash id stands for.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON per trace.")]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens per hash id.")]
 
 
 def replay(
@@ -28,9 +28,11 @@ def replay(
     capacity: Capacity = DEFAULT_CAPACITIES,
     policy: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
     analyze: Annotated[bool, typer.Option(help="Say where LRU loses, and to what.")] = False,
-    approaches: Annotated[bool, typer.Option(help="Compare routing, host tier, policy.")] = False,
-    instances: Annotated[int, typer.Option(min=1, max=64, help="For --approaches.")] = 4,
-    service: Annotated[bool, typer.Option(help="Let requests take time.")] = False,
+    approaches: Annotated[
+        bool, typer.Option(help="Compare routers, a host tier, policies.")
+    ] = False,
+    instances: Annotated[int, typer.Option(min=1, max=64, help="Engines, for --approaches.")] = 4,
+    service: Annotated[bool, typer.Option(help="Simulate how long requests take.")] = False,
     interval: Annotated[float, typer.Option(min=0.01, help="Seconds between rankings.")] = 0.5,
     block_size: BlockSize = None,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
@@ -148,7 +150,7 @@ def _bar(what: str, quiet: bool) -> Iterator[Any]:
 def tune(
     trace: Annotated[Path, typer.Argument(help="A trace file.")],
     train: Annotated[float, typer.Option(help="The share, from the start, to search on.")] = 0.5,
-    trials: Annotated[int, typer.Option(min=1, help="Weights to try.")] = 40,
+    trials: Annotated[int, typer.Option(min=1, help="Sets of weights to try.")] = 40,
     capacity: Capacity = "2000,5000,10000",
     out: Annotated[Path, typer.Option(help="The TOML file to write.")] = Path("tuned.toml"),
     seed: int = 0,

@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from .figures import Figures
 
 app = typer.Typer(no_args_is_help=True, help="Measure every figure that the README claims.")
-demo_app = typer.Typer(help="What becomes of too many agents, and of what a cache holds.")
+demo_app = typer.Typer(
+    help="Too many agents, simulated; then a real vLLM: stock and with the graph."
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of a table.")]
 Model = Annotated[
     str | None,
     typer.Option(help="Any model that vLLM loads; without it, a small random Llama is written."),
 ]
-Part = Annotated[str, typer.Option(help="all; cliff: on paper; hits: on a real engine.")]
+Part = Annotated[str, typer.Option(help="all; cliff: simulated; hits: on a real engine.")]
 Out = Annotated[Path, typer.Option(help="Where the picture, the figures and the logs go.")]
 
 DEFAULT_OUT = Path(".demo")
@@ -36,7 +38,7 @@ DEFAULT_OUT = Path(".demo")
 
 @app.command()
 def graph(as_json: Json = False) -> None:
-    """Ranking time, memory, ingest rate and idle load of the graph; beside its peer."""
+    """Measure ranking time, memory, ingest rate and idle load of the graph, beside its peer."""
     from .graph.graph import run
 
     run(progress=not as_json).print(as_json)
@@ -44,7 +46,7 @@ def graph(as_json: Json = False) -> None:
 
 @app.command()
 def hotpath(as_json: Json = False) -> None:
-    """What the engine pays: reading advice, applying it, observing a step."""
+    """Measure what the engine pays: reading advice, applying it, observing a step."""
     from .hotpath import run
 
     run(progress=not as_json).print(as_json)
@@ -52,7 +54,7 @@ def hotpath(as_json: Json = False) -> None:
 
 @app.command()
 def engine(as_json: Json = False, pairs: int = 10, model: Model = None) -> None:
-    """Real vLLM without memory pressure, on and off in turn: the throughput's ratio."""
+    """Run a real vLLM without memory pressure, on and off in turn: the throughput's ratio."""
     with _explained():
         from .engine import run
 
@@ -65,7 +67,7 @@ def replay(
     as_json: Json = False,
     trace: Annotated[Path | None, typer.Option(help="A trace file.")] = None,
 ) -> None:
-    """Speed of the replay lab, and what planning with the best policy costs."""
+    """Measure the replay lab's speed, and what planning with the best policy costs."""
     with _explained():
         from .replay import run
 
@@ -80,11 +82,13 @@ def policies(
         Path | None, typer.Option(help="Recorded agent sessions; else those at hand.")
     ] = None,
     mooncake: Annotated[Path | None, typer.Option(help="A trace of conversations.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A short version, whose figures claim nothing.")
+    ] = False,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     raw: Annotated[Path | None, typer.Option(help="Save all hit rates here, as JSON.")] = None,
 ) -> None:
-    """The default policy on fleets of recorded agents: how far from LRU to Belady it goes."""
+    """Play the default policy on fleets of recorded agents: how far from LRU to Belady it goes."""
     with _explained():
         from .policies.policies import run
 
@@ -101,7 +105,7 @@ def policies(
 
 @app.command()
 def kernels(as_json: Json = False, model: Model = None) -> None:
-    """Moving KV: on the GPU where there is one, else on this CPU; beside copies and prefill."""
+    """Measure moving KV, on a GPU if there is one, else on the CPU, beside copies and prefill."""
     with _explained():
         from .kernels.kernels import run
 
@@ -120,7 +124,8 @@ def tiers(
     model: Model = None,
     out: Annotated[Path, typer.Option(help="Where details, picture and logs go.")] = Path(".tiers"),
 ) -> None:
-    """Real vLLM, agents with tool pauses under pressure: stock, tiers, and tiers without parts."""
+    """Run a real vLLM, agents with tool pauses under pressure: stock, tiers, tiers without
+    parts."""
     with _explained():
         from .tiers.tiers import Part, run
         from .tiers.tiers_report import draw, save_details
@@ -142,35 +147,35 @@ def agents(
     quick: Annotated[bool, typer.Option(help="One pool and fewer requests.")] = False,
     arms: Annotated[
         str | None,
-        typer.Option(help="Which to run beside stock: default,hints,host_lru,tiers,busy."),
+        typer.Option(help="Besides stock: default,hints,host_lru,tiers,busy."),
     ] = None,
     sessions: Annotated[
         Path | None, typer.Option(help="Recorded sessions (Weka); else those that ship with it.")
     ] = None,
-    users: Annotated[int, typer.Option(min=1, help="Who work in parallel.")] = 40,
+    users: Annotated[int, typer.Option(min=1, help="Users who work in parallel.")] = 40,
     requests: Annotated[
-        int | None, typer.Option(min=50, help="The first so many; else 1,000, quick 400.")
+        int | None, typer.Option(min=50, help="Requests played; else 1,000, quick 400.")
     ] = None,
     pools: Annotated[
-        int | None, typer.Option(min=1, max=3, help="How many pools; else 3, quick 1.")
+        int | None, typer.Option(min=1, max=3, help="Sizes of the pool; else 3, quick 1.")
     ] = None,
     seed: int = 1,
     pace: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds a recorded one takes; else measured.")
+        float | None, typer.Option(min=0.001, help="Seconds per recorded second; else measured.")
     ] = None,
     model: Model = None,
     out: Annotated[Path, typer.Option(help="Where details and logs go.")] = Path(".agents"),
     closed: Annotated[
-        bool, typer.Option("--closed", help="Users who wait for answers: the cliff, and the hold.")
+        bool, typer.Option("--closed", help="Users wait for answers: the cliff, and admission.")
     ] = False,
     paper: Annotated[
-        bool, typer.Option("--paper", help="--closed: vLLM's scheduler by a clock of its own.")
+        bool, typer.Option("--paper", help="--closed: vLLM's scheduler, a simulated model.")
     ] = False,
     best: Annotated[
         int | None, typer.Option(min=1, help="--closed: agents that suit stock; else searched.")
     ] = None,
 ) -> None:
-    """Real vLLM, recorded coding agents: stock, the graph, hints, host memory; and the lab."""
+    """Run a real vLLM with recorded agents: stock, the graph, hints, host memory; and the lab."""
     if closed:
         _closed(as_json, quick, paper, best, arms, seed, sessions, pace, model, out)
         return
@@ -227,18 +232,20 @@ def _chosen(arms: str | None, known: Sequence[AgentArm]) -> list[AgentArm] | Non
 
 @app.command()
 def faults(
-    names: Annotated[list[str] | None, typer.Argument(help="Which; all without one.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Faults to run; without one, all.")
+    ] = None,
     as_json: Json = False,
     full: Annotated[
-        bool, typer.Option(help="At the sizes of the stated figures; goes on where it stopped.")
+        bool, typer.Option(help="At full size; resumes where an earlier run stopped.")
     ] = False,
     hours: Annotated[
-        float | None, typer.Option(min=0.001, help="How long random traffic goes on (traffic).")
+        float | None, typer.Option(min=0.001, help="Hours of random traffic (traffic).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     out: Annotated[Path, typer.Option(help="Where each fault's result is kept.")] = Path(".faults"),
 ) -> None:
-    """What holds when things go wrong: by name, or all in about half an hour on two idle cores."""
+    """Inject faults and say what held: by name, or all in about half an hour on two idle cores."""
     with _explained():
         from .faults.faults import run
 
@@ -251,7 +258,8 @@ def faults(
 def demo(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
-    """The cliff on paper, and real vLLM under memory pressure: kvgraph beside stock, in figures."""
+    """Run the demo with figures: too many agents, simulated; and real vLLM, kvgraph beside
+    stock."""
     cliff, hits = _run_demo(model, out, part)
     from .figures import Figures
 

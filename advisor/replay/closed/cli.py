@@ -40,19 +40,23 @@ def part_of(sessions: Sequence[Session], part: Part) -> list[Session]:
 def closed(
     sessions: Annotated[Path, typer.Argument(help="A Weka session, or a directory of them.")],
     capacity: Annotated[str, typer.Option(help="Blocks of 512 tokens, by commas.")] = "2000",
-    users: Annotated[str, typer.Option(help="How many agents at once, by commas.")] = "12,16,20,24",
+    users: Annotated[
+        str, typer.Option(help="Agents at once, separated by commas.")
+    ] = "12,16,20,24",
     arm: Annotated[
         str, typer.Option(help="lru, lpm or policies; +hints, +host, +admission behind; by commas.")
     ] = "lru,default,default+admission",
-    hours: Annotated[float, typer.Option(min=0.01, max=100, help="How long.")] = 3.0,
+    hours: Annotated[
+        float, typer.Option(min=0.01, max=100, help="Hours that the loop runs.")
+    ] = 3.0,
     warm: Annotated[float, typer.Option(min=0, help="Hours that are not counted.")] = 1.0,
     begin: Annotated[float, typer.Option(min=0, help="Hours within which users begin.")] = 0.5,
     bound: Annotated[float, typer.Option(min=0, help="Seconds of the longest hold.")] = HOLD_MAX_S,
     host: Annotated[float, typer.Option(min=0, help="Host memory of +host arms, in pools.")] = 1.0,
-    prefill: Annotated[float, typer.Option(min=1, help="Tokens computed a second.")] = 9000.0,
-    decode: Annotated[float, typer.Option(min=0, help="Seconds an output token.")] = 0.02,
+    prefill: Annotated[float, typer.Option(min=1, help="Prompt tokens per second.")] = 9000.0,
+    decode: Annotated[float, typer.Option(min=0, help="Seconds per output token.")] = 0.02,
     part: Annotated[Part, typer.Option(help="Which sessions, by rank.")] = Part.ALL,
-    seed: Annotated[int, typer.Option(help="Of the order of sessions.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the order of sessions.")] = 1,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     picture: Annotated[Path | None, typer.Option(help="Save the picture here (PNG).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,

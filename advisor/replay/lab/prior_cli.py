@@ -12,7 +12,7 @@ from rich.console import Console
 def prior(
     sessions: Annotated[Path, typer.Argument(help="Recorded sessions: a file or a directory.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The .npz file to write.")],
-    seed: Annotated[int, typer.Option(help="Of what callers guess of a tool's pause.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of callers' guesses of tools' pauses.")] = 0,
 ) -> None:
     """Learn from recorded sessions when sessions return: where the lifecycle policy starts from."""
     import numpy as np

@@ -14,13 +14,15 @@ from .signals import Signals
 def traffic(
     sessions: Annotated[Path, typer.Argument(help="A Weka session, or a directory of them.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace; gzipped if it ends in .gz.")],
-    users: Annotated[int, typer.Option(min=1, max=10_000, help="Who work in parallel.")] = 40,
-    hours: Annotated[float, typer.Option(min=0.001, max=1000, help="The horizon.")] = 3.0,
-    seed: Annotated[int, typer.Option(help="Of the order, and of what callers guess.")] = 1,
-    block: Annotated[int, typer.Option(min=1, max=65_535, help="Tokens a block.")] = 512,
+    users: Annotated[int, typer.Option(min=1, max=10_000, help="Users who work in parallel.")] = 40,
+    hours: Annotated[
+        float, typer.Option(min=0.001, max=1000, help="Hours that the fleet works.")
+    ] = 3.0,
+    seed: Annotated[int, typer.Option(help="Seed of the order, and of guesses.")] = 1,
+    block: Annotated[int, typer.Option(min=1, max=65_535, help="Tokens per block.")] = 512,
     signals: Annotated[Signals, typer.Option(help="What callers say.")] = Signals.NONE,
     layers: Annotated[
-        bool, typer.Option("--layers", help="They also say what is tool schema and what is rules.")
+        bool, typer.Option("--layers", help="Callers also say where tools and rules are.")
     ] = False,
 ) -> None:
     """Lay recorded agent sessions over users: a fleet, as a trace for `kvgraph replay`."""
