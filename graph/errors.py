@@ -7,7 +7,7 @@ KvGraphError
 ├── GraphError       a graph operation that its arguments make impossible
 └── SnapshotError    a snapshot that cannot be written, or must not be loaded
 
-Where they belong to one room they stand there: ``dashboards.source.BusyError``,
+Errors of one room are defined there: ``dashboards.source.BusyError``,
 ``advisor.remote.RemoteError``.
 """
 

@@ -1,4 +1,4 @@
-"""The graph for analysis: networkx and GraphML. Never on a ranking path."""
+"""Exports the graph for analysis: networkx and GraphML. Never on a ranking path."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def to_networkx(graph: KVCacheGraph) -> nx.MultiDiGraph:
 
 
 def _suffixes(tables: Tables) -> dict[int, str]:
-    """What tells a block row from those of other models with the same key, where there are any."""
+    """What tells a block row from rows of other models with the same key, if there are any."""
     rows = tables.blocks.live_rows()
     _, same, count = np.unique(
         tables.blocks.wire_keys(rows), return_inverse=True, return_counts=True
@@ -67,7 +67,7 @@ def write_graphml(graph: KVCacheGraph, path: Path) -> None:
 
 
 def _scalar(value: Any) -> str | int | float | bool:
-    """GraphML holds no lists, dicts or nulls."""
+    """A value as GraphML takes it: no lists, dicts or nulls."""
     if isinstance(value, str | int | float | bool):
         return value
     return "" if value is None else str(value)

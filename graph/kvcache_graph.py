@@ -1,4 +1,4 @@
-"""KVCacheGraph: what an engine's KV cache is holding, and how it hangs together."""
+"""KVCacheGraph: what an engine's KV cache holds, and how its blocks relate."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ _SIGNS_OF_LIFE = (
 class KVCacheGraph:
     """Typed-edge graph over KV blocks, kept in columns.
 
-    One thread applies events; whoever else looks holds ``lock`` while it does. Times are
+    One thread applies events; any other thread that reads holds ``lock`` meanwhile. Times are
     monotonic seconds of ``clock``.
 
     Args:
-        profile: The classic policy's weights, and rules: for whoever names no ``policy`` and
-            no ``rules``.
+        profile: The classic policy's weights, and rules: used without a ``policy`` and without
+            ``rules``.
 
     Attributes:
         policy: Scores blocks; assign another to change it while running.
-        rules: Bind whatever the policy says; see ``configure``.
-        referee: Says where the policy may rank; where it may not, and with the policy ``lru``, the
-            engine's own order holds, under the rules that protect.
-        models: What engines run that do not say so themselves, by engine id.
+        rules: Bind every policy; see ``configure``.
+        referee: Says where the policy may rank. Elsewhere, and with the policy ``lru``, the
+            engine's own order holds, apart from protected blocks.
+        models: The models of engines that do not report theirs, by engine id.
         version: Rises with every batch of events that may change a ranking.
     """
 
@@ -84,13 +84,13 @@ class KVCacheGraph:
         self._ingest = Ingest(self.tables)
 
     def configure(self, rules: Rules, limits: GraphLimits | None = None) -> None:
-        """Other rules from now on, and other bounds: what was ranked before is out of date."""
+        """Take other rules and bounds from now on; earlier rankings are out of date."""
         self.rules, self.tables.limits = rules, limits or self.tables.limits
         self.version += 1
 
     @property
     def counters(self) -> Counter[str]:
-        """What was counted since the start: evictions by layer, refused events, tokens, …"""
+        """Counts since the start: evictions by layer, refused events, tokens, …"""
         return self._ingest.counters
 
     @property
@@ -158,7 +158,7 @@ class KVCacheGraph:
         """uint64 ``[≤ limit]``: copies that this engine should bring back, best first.
 
         Args:
-            active: Keys in use, beside the blocks that the graph knows to be.
+            active: Keys in use, besides the blocks that the graph knows of.
         """
         column, blocks = self.tables.engines.get(engine), self.tables.blocks
         if column is None:
@@ -240,5 +240,5 @@ class KVCacheGraph:
         return engine if engine is not None else next(iter(self.tables.engines), "")
 
     def _view(self, column: int = NO_ROW) -> View:
-        """As of now; of one engine, or of none in particular."""
+        """A view as of now, of one engine or of none in particular."""
         return View(self.tables, self.rules, column, self.clock())

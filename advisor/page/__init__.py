@@ -1,1 +1,1 @@
-"""The page's questions, answered: ``dashboards.api.page_source.PageSource`` over a live sidecar."""
+"""Answers the page's questions: ``dashboards.api.page_source.PageSource`` over a live sidecar."""

@@ -14,7 +14,7 @@ from .now_view import ranked_by
 
 
 def engines_view(status: SidecarStatus | None, history: History, at: float) -> Engines:
-    """All engines; nothing where there is no sidecar around the graph."""
+    """All engines; none without a sidecar around the graph."""
     if status is None:
         return Engines(at=at, version="", uptime_s=0.0, endpoint="", engines=[], counters={})
     return Engines(

@@ -58,7 +58,7 @@ def now_view(
 
 
 def prefill_rate(engines: tuple[EngineStatus, ...]) -> float | None:
-    """Tokens a second that computing reaches, the mean of the engines that measured it."""
+    """Tokens per second that computing reaches, the mean of the engines that measured it."""
     rates = [each.tiers.prefill_tokens_per_s for each in engines if each.tiers is not None]
     known = [rate for rate in rates if rate > 0]
     return sum(known) / len(known) if known else None

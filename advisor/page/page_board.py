@@ -30,15 +30,15 @@ from .session_pages import sessions_view, timeline
 
 
 class PageBoard:
-    """Fulfils ``PageSource``. Every method may be called from any thread.
+    """Implements ``PageSource``. Every method may be called from any thread.
 
     Args:
         graph: Read under its lock, one question at a time.
-        questions: Gives each its turn.
-        status: The sidecar's; None where there is none around the graph.
+        questions: Gives each question its turn.
+        status: The sidecar's status; None without a sidecar around the graph.
         latest: Rankings by engine.
-        shadows: What others would find; None makes some that nobody runs.
-        config: What is in force, and the file that it came from.
+        shadows: What other policies would find; None makes shadows that do not run.
+        config: The configuration in force, and its file.
         wall: Unix seconds.
     """
 

@@ -1,4 +1,4 @@
-"""What no order of eviction can beat, on the requests that are remembered: Belady's."""
+"""An upper bound for every eviction order on the remembered requests: Belady's."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class RequestWindow:
         self._blocks = 0
 
     def add(self, keys: Keys, reach: int, found: int) -> None:
-        """A request asked for these blocks, of which the live pool had the first ``found``."""
+        """Add a request for these blocks, the first ``found`` of which the live pool had."""
         self._asked.append(_Asked(keys, reach, found))
         self._blocks += len(keys)
         while self._blocks > MOST_BLOCKS and len(self._asked) > 1:
             self._blocks -= len(self._asked.popleft().keys)
 
     def taken(self) -> list[_Asked]:
-        """What is remembered now, for ``ceiling``, which may take its time elsewhere."""
+        """The present content, for ``ceiling``, which may take its time elsewhere."""
         return list(self._asked)
 
 
 def ceiling(window: Sequence[_Asked], capacity: int) -> tuple[int, int]:
-    """Blocks asked for in the window, and how many of them Belady would have found.
+    """Blocks asked for in the window, and how many of them Belady's algorithm would have found.
 
-    What the live pool had at a block's first use here was there when the window began: Belady
-    starts with it too.
+    Blocks that the live pool had at their first use here were there when the window began: Belady's
+    pool starts with them too.
     """
     if not window or capacity < 1:
         return 0, 0

@@ -35,7 +35,7 @@ class SessionSample:
         return True
 
     def walked(self, rows: Rows, keys: Keys) -> None:
-        """Sessions of the sample walked these blocks."""
+        """Note that sessions of the sample walked these blocks."""
         if len(rows) and int(rows.max()) >= len(self._walked):
             grown = np.zeros(int(rows.max()) * 5 // 4 + 1, dtype=np.uint64)
             grown[: len(self._walked)] = self._walked
@@ -43,10 +43,10 @@ class SessionSample:
         self._walked[rows] = keys
 
     def part_of(self, rows: Rows, keys: Keys) -> float:
-        """Which part of these blocks sessions of the sample walked.
+        """Which share of these blocks sessions of the sample walked.
 
-        A prefix that many share is nearly whole in any sample of them; so it is this part, and not
-        the share of sessions, that says how large a pool is for the sample.
+        A prefix that many share is nearly whole in any sample of them; so this share, and not the
+        share of sessions, says how large a pool is for the sample.
         """
         if self.share == 1.0 or not len(rows):
             return self.share
@@ -54,7 +54,7 @@ class SessionSample:
         return float(np.count_nonzero(self._walked[rows[known]] == keys[known]) / len(rows))
 
     def halve(self) -> bool:
-        """Follow half as many from now on; False where there is nothing left to halve."""
+        """Follow half as many from now on; False if there is nothing left to halve."""
         if self.share <= LEAST:
             return False
         self.share /= 2

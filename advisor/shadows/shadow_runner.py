@@ -1,4 +1,4 @@
-"""``ShadowRunner``: a thread that lets shadows hear what engines' requests asked for."""
+"""``ShadowRunner``: a thread that feeds engines' requests to shadows."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class ShadowRunner:
             self._thread.join()
 
     def looked(self) -> None:
-        """Somebody looks at what is here."""
+        """Note that the results are being looked at."""
         self._looked = self._clock()
 
     def tick(self) -> None:
-        """Hear what happened since the last one, and rank anew."""
+        """Take what happened since the last tick, and rank again."""
         began = time.thread_time()
         with self._graph.lock:
             heard = self._graph.tables.history.listen()
@@ -79,7 +79,7 @@ class ShadowRunner:
         self._judge()
 
     def _keep_sets(self) -> None:
-        """One set for each engine that said how large its pool is; a new one where that changes."""
+        """Keep one set per engine that reported the size of its pool; a new one if that changes."""
         tables = self._graph.tables
         kept = dict[str, ShadowSet]()
         for engine, column in tables.engines.items():
@@ -95,7 +95,7 @@ class ShadowRunner:
             self.sets = kept
 
     def _policies(self) -> list[Policy]:
-        """The live one, and the others that need not learn anew."""
+        """The live policy, and the others that need not learn first."""
         live = self._graph.policy
         others: list[Policy] = [ClassicPolicy()]
         if isinstance(live, LruPolicy):
@@ -106,7 +106,7 @@ class ShadowRunner:
         return View(self._graph.tables, self._graph.rules, column, self._graph.clock())
 
     def _look_ahead(self) -> None:
-        """Belady's hits of the window: once a minute, while somebody looks."""
+        """Compute Belady's hits of the window: once a minute, while the results are looked at."""
         now = self._clock()
         if now < self._next_ceiling or now - self._looked > _ASKED_LATELY_S:
             return
@@ -117,7 +117,7 @@ class ShadowRunner:
             shadows.belady = ceiling(window, capacity)
 
     def _judge(self) -> None:
-        """Follow fewer sessions where this takes more of a core than it is worth."""
+        """Follow fewer sessions if this takes more of a core than allowed."""
         now = self._clock()
         if now - self._judged < _JUDGED_OVER_S:
             return

@@ -28,11 +28,11 @@ _COUNTED: Final = ("tokens", "asked", "ours")
 
 @dataclass(slots=True)
 class ShadowPool:
-    """One pool that is not there.
+    """One simulated pool.
 
     Attributes:
-        policy: Who ranks; None: LRU, which needs no rankings.
-        capacity: Beside the live pool's.
+        policy: Ranks its blocks; None: LRU, which needs no rankings.
+        capacity: Its size, as a factor of the live pool's.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ShadowSet:
         self.steps = StepSums((*_COUNTED, *names), STEP_S, _STEPS)
 
     def hear(self, heard: Heard) -> None:
-        """A request began or ended."""
+        """Follow a request that began or ended."""
         if not self.sample.has(heard.session):
             return
         self.sample.walked(heard.rows, heard.keys)
@@ -82,7 +82,7 @@ class ShadowSet:
         return found
 
     def hold_what_is_there(self, view: View) -> None:
-        """All shadows begin with what the live pool holds, the last used on top."""
+        """Fill all shadows with what the live pool holds, the last used on top."""
         blocks = view.blocks
         resident = blocks.pick(blocks.resident(view.engine))
         newest_first = resident.rows[np.argsort(-resident.last_used(), kind="stable")]
@@ -92,7 +92,7 @@ class ShadowSet:
         self.sample.walked(newest_first, blocks.keys[newest_first])
 
     def rank(self, view: View) -> None:
-        """New rankings of what each shadow holds; and each as large as the sample now asks for."""
+        """Rank what each shadow holds again, and resize each to what the sample now asks for."""
         blocks = view.blocks
         resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
         part = self.sample.part_of(resident, blocks.keys[resident])

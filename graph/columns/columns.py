@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 
 class Column(NamedTuple):
-    """How a column is declared.
+    """The declaration of a column.
 
     Attributes:
-        dtype: Of its values.
+        dtype: The dtype of its values.
         fill: The value of a fresh row.
         is_time: Whether it holds monotonic seconds: a snapshot stores those as ages.
     """
@@ -76,7 +76,7 @@ class Columns:
 
 
 def grown(values: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
-    """A copy with room for ``capacity`` rows along the last axis; zero where nothing was."""
+    """A copy with room for ``capacity`` rows along the last axis; new rows are zero."""
     copied = np.zeros((*values.shape[:-1], capacity), dtype=values.dtype)
     copied[..., : values.shape[-1]] = values
     return copied

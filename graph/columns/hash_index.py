@@ -1,8 +1,8 @@
 """A vectorised hash map from uint64 keys to row numbers.
 
 Open addressing with double hashing: every operation takes arrays, and its cost is the longest
-probe sequence of the batch, which double hashing keeps short. The map stores rows only (4 bytes
-a slot): the keys stand in the owner's own key column, which the index owns and grows.
+probe sequence of the batch, which double hashing keeps short. The map stores rows only, 4 bytes
+per slot: the keys are in the owner's key column, which the index grows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MIN_SLOTS: Final = 1024
 # Fibonacci hashing: composite keys (edges) are far from uniform in their low bits.
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _FOLD: Final = np.uint64(29)
-_FULL: Final = 0.5  # of the slots; beyond it the map is laid out anew
+_FULL: Final = 0.5  # share of used slots beyond which the map is rebuilt; chosen
 _Slots = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
@@ -69,7 +69,7 @@ class HashIndex:
         return found
 
     def insert(self, keys: Keys, rows: Rows) -> None:
-        """Add keys that are distinct and not in the map yet."""
+        """Add distinct keys that are not in the map yet."""
         self.keys[rows] = keys
         if self._is_crowded(len(rows)):
             self._rebuild(len(rows))
@@ -106,7 +106,7 @@ class HashIndex:
         return found, added
 
     def remove(self, rows: Rows) -> None:
-        """Forget rows that are in the map."""
+        """Remove rows that are in the map."""
         pending = rows
         mixed = self.keys[rows] * _MULTIPLIER
         position, step = self._first(mixed), self._step(mixed)
@@ -123,9 +123,9 @@ class HashIndex:
         return self._slots[self._slots >= 0]
 
     def _claim(self, keys: Keys) -> tuple[Rows, _Slots]:
-        """int32 ``[n]``: the row of each key, or ``_CLAIM`` minus where it first appears; and the
-        slot that each of those first ones claimed. There is room for all of them.
-        """
+        """int32 ``[n]``: the row of each key, or ``_CLAIM`` minus the position where it
+        first appears; and the slot that each of those first ones claimed. There is room for
+        all of them."""
         found, slots = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int64)
         pending = np.arange(len(keys))
         mixed = keys * _MULTIPLIER
@@ -136,7 +136,7 @@ class HashIndex:
             if empty.size:
                 free, who = position[empty], pending[empty]
                 slots[who] = free
-                # Backwards, so that of rivals for a slot the first has it.
+                # Backwards, so that the first of several claims to a slot wins.
                 self._slots[free[::-1]] = (_CLAIM - who[::-1]).astype(np.int32)
                 here[empty] = self._slots[free]
             onward = ~self._is_same(here, keys, pending)
@@ -148,7 +148,7 @@ class HashIndex:
         return found, slots
 
     def _is_same(self, here: Rows, keys: Keys, pending: _Slots) -> Mask:
-        """Whether what stands in each one's slot, a row or a claim, has its key."""
+        """Whether the content of each one's slot, a row or a claim, has its key."""
         claimed = here <= _CLAIM
         if claimed.all():
             return np.asarray(keys[_CLAIM - here] == keys[pending])
@@ -179,11 +179,12 @@ class HashIndex:
         return np.asarray((mixed >> self._shift).astype(np.int64))
 
     def _step(self, mixed: Keys) -> _Slots:
-        """From each slot of its sequence to the next; odd, so that it visits them all."""
+        """The distance from each slot of a sequence to the next; odd, so that the sequence visits
+        all slots."""
         return np.asarray(((mixed ^ (mixed >> _FOLD)).astype(np.int64) & self._mask) | 1)
 
     def _rebuild(self, new: int) -> None:
-        """Lay the map out anew, without what was removed, with room for so many new keys."""
+        """Rebuild the map, without removed rows, with room for so many new keys."""
         rows = self.rows()
         slots = _MIN_SLOTS
         while len(rows) + new > _FULL * slots:
@@ -193,7 +194,7 @@ class HashIndex:
         self._place(rows)
 
     def _place(self, rows: Rows) -> None:
-        """Find slots for rows that have their keys, and are not in the map yet."""
+        """Find slots for rows whose keys are set, and which are not in the map yet."""
         mixed = self.keys[rows] * _MULTIPLIER
         position, step = self._first(mixed), self._step(mixed)
         while rows.size:

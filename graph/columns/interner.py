@@ -1,4 +1,4 @@
-"""Strings by number, so that a column can hold a name in 4 bytes."""
+"""Numbers for strings, so that a column can hold a name in 4 bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..types import NO_ROW
 class Interner:
     """Gives each distinct string a small id; ids are never reused.
 
-    Past ``limit`` distinct strings, further new ones share the id ``NO_ROW``: a caller that
-    invents names without end must not grow us without end.
+    Past ``limit`` distinct strings, all new ones share the id ``NO_ROW``: a caller that invents
+    names without end must not make the table grow without end.
     """
 
     def __init__(self, limit: int) -> None:
@@ -49,9 +49,8 @@ class Interner:
         return len(self._names) - 1
 
     def restore(self, names: Iterable[str]) -> None:
-        """Fill an empty table with the names of another, by their ids; whatever the limit is now,
-        since columns hold the ids.
-        """
+        """Fill an empty table with the names of another, by their ids, whatever the limit is now:
+        columns hold the ids."""
         self._names = list(names)
         self._ids = {name: number for number, name in enumerate(self._names)}
 
@@ -65,9 +64,8 @@ class Interner:
 
 
 class TenantNames(Interner):
-    """Tenants by number. Past the limit their names are not kept, and still they are kept apart:
-    each has an id below ``NO_ROW``, a keyed hash that nobody can aim at.
-    """
+    """Tenants by number. Past the limit names are not kept, but tenants are still told apart: each
+    gets an id below ``NO_ROW``, a keyed hash that a caller cannot choose."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
@@ -84,7 +82,7 @@ class TenantNames(Interner):
         return self._hashed(name) if number == NO_ROW else number
 
     def name(self, number: int) -> str | None:
-        """The name; of a tenant whose name was not kept, what tells it from others."""
+        """The name; for a tenant whose name was not kept, a text that tells it from others."""
         return f"unnamed-{-number:016x}" if number < NO_ROW else super().name(number)
 
     def _hashed(self, name: str) -> int:

@@ -1,4 +1,4 @@
-"""Row numbers of a table: handed out, given back, handed out again."""
+"""Row numbers of a table: handed out, given back, reused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..types import Rows
 
 
 class RowPool:
-    """Hands out row numbers; those given back first.
+    """Hands out row numbers; those that were given back first.
 
     Attributes:
         size: Rows below this were handed out at some time.
@@ -23,16 +23,16 @@ class RowPool:
         return self._free.nbytes
 
     def take(self, count: int) -> Rows:
-        """int32 ``[count]``: rows that nobody uses; the table makes room for ``size`` of them."""
+        """int32 ``[count]``: unused rows; the table makes room for ``size`` of them."""
         reused, self._free = self._free[:count], self._free[count:]
         fresh = np.arange(self.size, self.size + count - len(reused), dtype=np.int32)
         self.size += len(fresh)
         return np.concatenate([reused, fresh], dtype=np.int32)
 
     def give_back(self, rows: Rows) -> None:
-        """These rows are out of use."""
+        """Take these rows out of use."""
         self._free = np.concatenate([self._free, rows])
 
     def restore(self, size: int, free: Rows) -> None:
-        """Take over the state of a pool that handed out ``size`` rows and has ``free`` back."""
+        """Take the state of a pool that handed out ``size`` rows, of which ``free`` came back."""
         self.size, self._free = size, free

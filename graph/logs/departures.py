@@ -1,4 +1,4 @@
-"""How blocks left: by which rule, after which ranking, with what known of them."""
+"""How blocks left: by which rule, after which ranking, and what was known of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTE
 
 
 class _InForce:
-    """The last ranking of an engine: places by key; and when those before it were made."""
+    """An engine's last ranking: positions by key; and when the rankings before it were made."""
 
     def __init__(self) -> None:
         self._made: deque[tuple[float, int]] = deque(maxlen=_RANKINGS)  # when, and its epoch
@@ -34,16 +34,16 @@ class _InForce:
 
     @property
     def is_lrus(self) -> bool:
-        """Whether the engine keeps its own order: no ranking was made, or it names nobody."""
+        """Whether the engine keeps its own order: no ranking was made, or it names no block."""
         return not len(self._order)
 
     def adopt(self, order: Keys, epoch: int, now: float) -> None:
-        """A ranking was made; it is sorted once somebody asks."""
+        """Take a new ranking; it is sorted at the first question."""
         self._order, self._sorted = order, None
         self._made.append((now, epoch))
 
     def places(self, keys: Keys) -> Places:
-        """uint16: how many stood before each; ``UNPLACED`` where it is not named."""
+        """uint16: how many blocks are before each; ``UNPLACED`` if it is not named."""
         if self._sorted is None:
             self._places = np.argsort(self._order)
             self._sorted = self._order[self._places]
@@ -77,7 +77,7 @@ class Departures:
     # Rankings and evictions ---------------------------------------------------------------------
 
     def ranked(self, engine: int, order: Keys, epoch: int, now: float) -> None:
-        """An engine's ranking was made; one that names nobody leaves it its own order."""
+        """Note an engine's new ranking; one that names no block leaves the engine its own order."""
         self._in_force.setdefault(engine, _InForce()).adopt(order, epoch, now)
 
     def ranking_at(self, engine: int, then: float) -> int | None:
@@ -86,7 +86,7 @@ class Departures:
         return None if in_force is None else in_force.at(then)
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """Blocks left the pool."""
+        """Note that blocks left the pool."""
         if not len(rows):
             return
         blocks, sessions = self._tables.blocks, self._tables.sessions
@@ -125,12 +125,13 @@ class Departures:
         return rule
 
     def reset(self, engine: int) -> None:
-        """The pool is emptied; called while the blocks are still listed."""
+        """Note that the pool is emptied; called while the blocks are still listed."""
         gone = np.flatnonzero(self._tables.blocks.resident(engine))
         self._mark(engine, gone.astype(np.int32), Way.RESET)
 
     def unheard(self, engine: int, kept: Rows) -> None:
-        """Of what the pool held only these are left, and nobody told how the others went."""
+        """Note that only these blocks of the pool are left, and that it is unknown how the others
+        went."""
         self._log(engine).marks &= ~np.uint8(Way.COMING)  # ends of requests may be lost as well
         gone = self._tables.blocks.resident(engine)
         gone[kept] = False
@@ -143,28 +144,28 @@ class Departures:
     # Copies -------------------------------------------------------------------------------------
 
     def prefetched(self, engine: int, rows: Rows) -> None:
-        """Blocks were brought back before anyone asked."""
+        """Note that blocks were brought back before any request asked."""
         self._log(engine).marks[rows] |= np.uint8(Way.PREFETCHED)
 
     def copied(self, engine: int, rows: Rows) -> None:
-        """Blocks have copies now."""
+        """Note that blocks have copies now."""
         self._log(engine).marks[rows] &= ~np.uint8(Way.CAUSE)
 
     def copies_lost(self, engine: int, rows: Rows, cause: int) -> None:
-        """Copies of blocks are gone, and no tier has another."""
+        """Note that copies of blocks are gone, and no tier has another."""
         known = Cause(cause) if cause in Cause.__members__.values() else Cause.UNKNOWN
         self._log(engine).lose_copies(rows, known)
 
     # The house ----------------------------------------------------------------------------------
 
     def forget_rows(self, rows: Rows) -> None:
-        """These block rows are about to be reused."""
+        """Forget these block rows, which are about to be reused."""
         for log in self.evictions.values():
             log.reserve(self._tables.blocks.size)
             log.marks[rows] = 0
 
     def forget(self, engine: int) -> None:
-        """An engine is gone; what it did stays in the log of requests."""
+        """Forget an engine that is gone; what it did stays in the log of requests."""
         self.evictions.pop(engine, None)
         self._in_force.pop(engine, None)
 

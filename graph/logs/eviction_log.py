@@ -1,4 +1,4 @@
-"""One engine's evictions: 20 bytes each, and 3 for each row to find a block's last one."""
+"""One engine's evictions: 20 bytes each, and 3 bytes per row to find a block's last one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Left(NamedTuple):
-    """What is recorded of blocks that leave together; columns of one length."""
+    """Columns about blocks that leave together, of one length."""
 
     keys: Keys
     place: Places
@@ -83,7 +83,7 @@ class EvictionLog:
         return int(self._ring.nbytes + self._slot.nbytes + self.marks.nbytes)
 
     def reserve(self, rows: int) -> None:
-        """Have marks for so many block rows."""
+        """Make room for so many block rows."""
         if len(self.marks) < rows:
             size = rows + rows // 8
             for name in ("_slot", "marks"):
@@ -93,7 +93,7 @@ class EvictionLog:
                 setattr(self, name, grown)
 
     def add(self, rows: Rows, left: Left, now: float) -> None:
-        """These blocks leave now; of more than fit, the last are kept."""
+        """Note that these blocks leave now; if they do not all fit, the last are kept."""
         if len(rows) > LIMIT:
             self.evicted += np.bincount(left.rule[:-LIMIT], minlength=len(Rule))
             rows, left = rows[-LIMIT:], Left(*(column[-LIMIT:] for column in left))
@@ -113,7 +113,7 @@ class EvictionLog:
         self.evicted += np.bincount(left.rule, minlength=len(Rule))
 
     def find(self, rows: Rows, keys: Keys) -> Ids:
-        """int64 ``[n]``: each block's last record, by its id; -1 where the ring has none."""
+        """int64 ``[n]``: the id of each block's last record; -1 if the ring has none."""
         ids = np.full(len(rows), -1, dtype=np.int64)
         if self.next:
             slots = self._slot[rows].astype(np.int64)
@@ -124,7 +124,8 @@ class EvictionLog:
         return ids
 
     def want(self, ids: Ids, now: float, window_s: float) -> Ids:
-        """A request wants these blocks again: those of them that it regrets, within the window."""
+        """Note that a request wants these blocks again; returns those that it regrets, within the
+        window."""
         slots = ids % LIMIT
         ago = (self._origin.ticks(now) - self._ring["at"][slots].astype(np.int64)) / 100.0
         fresh = (self._ring["wanted"][slots] == 0) & (ago <= window_s)
@@ -145,11 +146,11 @@ class EvictionLog:
         return numbers, self._ring["key"][numbers % LIMIT]
 
     def at(self, number: int) -> float:
-        """When it was, in the clock's seconds."""
+        """The time of a record, in the clock's seconds."""
         return self._origin.time(self._ring["at"][number % LIMIT])
 
     def lose_copies(self, rows: Rows, cause: Cause) -> None:
-        """Copies of these blocks are gone."""
+        """Note that copies of these blocks are gone."""
         self.marks[rows] &= ~np.uint8(Way.CAUSE)
         self.marks[rows] |= np.uint8((int(cause) + 1) << Way.CAUSE_SHIFT)
 

@@ -1,4 +1,4 @@
-"""``History``: what ingest tells the logs, a line at each place."""
+"""``History``: takes what ingest reports for the logs."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _HEARD: Final = 65_536  # walks between two calls of ``listen``, at most
 
 
 class Heard(NamedTuple):
-    """A request began or ended, as shadows hear of it.
+    """A request's start or end, as shadows see it.
 
     Attributes:
         session: Its tenant's and its own name, together.
         rows: int32, its chain's block rows; ``keys`` are the graph's, as they are now.
-        reach: How many of them a prefix match might have covered.
-        found: How many of them the engine's pool held; -1 where the request ended.
-        tokens: Of its prompt.
+        reach: How many of them a prefix match could have covered.
+        found: How many of them the engine's pool held; -1 at the request's end.
+        tokens: Tokens of its prompt.
     """
 
     engine: int
@@ -99,7 +99,7 @@ class History(Departures):
 
     @property
     def nbytes(self) -> int:
-        """Of all logs."""
+        """Bytes of all logs."""
         logs = [*self.evictions.values(), self.requests, self.tokens, self.reasons]
         return sum(log.nbytes for log in logs)
 
@@ -109,19 +109,19 @@ class History(Departures):
         return dict(zip(starts, sums[:, 1].tolist(), strict=True))
 
     def hit_share(self, engine: str) -> float | None:
-        """Of an engine's prompt tokens: found, since it came; None before any."""
+        """Share of an engine's prompt tokens that were found since it came; None before any."""
         column = self._tables.engines.get(engine, NO_ROW)
         asked = self._asked[column]
         return self._found[column] / asked if asked else None
 
     def forget(self, engine: int) -> None:
-        """An engine is gone; its requests stay in the log."""
+        """Forget an engine that is gone; its requests stay in the log."""
         super().forget(engine)
         self._asked.pop(engine, None)
         self._found.pop(engine, None)
 
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
-        """Blocks left the pool."""
+        """Note that blocks left the pool."""
         super().evicted(engine, rows, now)
         if self._unsettled:
             self._settle(engine, now)
@@ -129,7 +129,8 @@ class History(Departures):
     def started(
         self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float
     ) -> None:
-        """A request was scheduled; called before its session and its blocks learn of it."""
+        """Note that a request was scheduled; called before its session and its blocks are
+        updated."""
         log, size = self._log(engine), event.block_size
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
         found = min(event.cached_tokens // size, len(rows))
@@ -163,7 +164,7 @@ class History(Departures):
             self._count(miss, computed, now)
 
     def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
-        """A request ended, with these blocks."""
+        """Note that a request with these blocks ended."""
         running = self._running.pop(event.request_id, None)
         if running is None:
             return
@@ -176,7 +177,7 @@ class History(Departures):
             self._count(miss, open_case.computed, now)
 
     def listen(self) -> list[Heard]:
-        """What was heard since the last call; the first one begins it."""
+        """Take what happened since the last call; the first call begins it."""
         heard, self._heard = self._heard or (), deque(maxlen=_HEARD)
         return list(heard)
 
@@ -196,7 +197,8 @@ class History(Departures):
         return judge(self._tables, self._log(engine), engine, session, rows, index, now)
 
     def _again(self, engine: int, session: int, rows: Rows, now: float) -> int:
-        """Computed though they once were in this pool: regrets, and what they tell of its size."""
+        """Count blocks computed again that were once in this pool: regrets, and what they say about
+        its size."""
         log, blocks = self._log(engine), self._tables.blocks
         rows = rows[(log.marks[rows] & Way.MASK) != 0]
         if not len(rows):
@@ -214,7 +216,7 @@ class History(Departures):
         return len(rows)
 
     def _settle(self, engine: int, now: float) -> None:
-        """Requests whose missing block was taken in the very step that scheduled them."""
+        """Judge requests whose missing block was taken in the step that scheduled them."""
         for number, case in list(self._unsettled.items()):
             held = int(self._tables.blocks.tiers[engine, case.row]) & int(Tier.HOT)
             if case.engine != engine or held:
@@ -227,7 +229,7 @@ class History(Departures):
             self._count(miss, case.computed, now)
 
     def _count(self, miss: Miss, computed: int, now: float) -> None:
-        """One request by its reason, and the blocks that it computes."""
+        """Count one request by its reason, and the blocks that it computes."""
         counts = np.zeros(len(REASON_COLUMNS), dtype=np.int64)
         counts[miss.reason], counts[len(REASON_NAMES) + miss.reason] = 1, computed
         self.reasons.add(counts.tolist(), now)

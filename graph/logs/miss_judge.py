@@ -1,8 +1,8 @@
-"""Why a prompt's first missing block is missing: the first of these that holds.
+"""Judges why a prompt's first missing block is missing, by the first reason that holds.
 
 A copy that was not loaded; a request that is computing it; how the block left this pool (by an
-eviction, whose copy may be lost since; by a reset; unheard); an engine that has it; and for what
-nobody ever asked for, where the prompt went another way than one that is known.
+eviction, whose copy may be lost since; by a reset; unknown); another engine that has it; and for a
+block that no request asked for before, where the prompt differs from a known one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def _evicted(
 
 
 def _unseen(tables: Tables, session: int, rows: Rows, index: int, key: int, now: float) -> Miss:
-    """Nobody computed it here. Did the prompt begin like another, and go another way?"""
+    """The reason for a block that was not computed here: whether the prompt began like another, and
+    then differed."""
     other = _sibling(tables, session, rows, index, now)
     if other is None:
         return Miss(index, key, Reason.NEVER_SEEN)
@@ -91,7 +92,7 @@ def _unseen(tables: Tables, session: int, rows: Rows, index: int, key: int, now:
 
 
 def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -> int | None:
-    """The session that went another way at this block: its own one, or who was there last."""
+    """The session whose prompt differs at this block: its own, or the last one there."""
     blocks, sessions = tables.blocks, tables.sessions
     if index == 0:
         return session if session != NO_ROW and sessions.turns[session] > 0 else None

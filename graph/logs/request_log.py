@@ -59,7 +59,7 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asked for, and what of it was found; in blocks, but for ``tokens``."""
+    """What a request asked for, and what was found; in blocks, except ``tokens``."""
 
     tokens: int
     size: int
@@ -106,7 +106,7 @@ class RequestLog:
         return int(self._ring.nbytes) + each
 
     def add(self, names: RequestNames, asked: Asked, miss: Miss, now: float) -> int:
-        """A request was scheduled; its id."""
+        """Add a request that was scheduled; returns its id."""
         number, slot = self.next, self.next % LIMIT
         if slot >= len(self._ring):
             grown = np.zeros(min(LIMIT, max(256, 2 * len(self._ring))), dtype=_RECORD)
@@ -125,7 +125,7 @@ class RequestLog:
         return number
 
     def judge(self, number: int, miss: Miss) -> None:
-        """Say why a request missed; what is no longer there is let be."""
+        """Record why a request missed; ignored if it is no longer in the ring."""
         if not self.first <= number < self.next:
             return
         slot = number % LIMIT
@@ -138,7 +138,8 @@ class RequestLog:
         names.other, names.other_engine = miss.session, miss.engine
 
     def finish(self, number: int, reason: str, pause_s: float | None, now: float) -> None:
-        """A request ended; its session is expected to pause for so long, where it says so."""
+        """Note that a request ended, and how long its session is expected to pause, if it
+        says so."""
         if self.first <= number < self.next:
             slot = number % LIMIT
             self._names[slot].finished = reason
@@ -156,7 +157,7 @@ class RequestLog:
         return sorted(newest[newest >= 0].tolist())
 
     def names(self, number: int) -> RequestNames:
-        """Who it is."""
+        """The names of a request."""
         return self._names[number % LIMIT]
 
 

@@ -15,7 +15,7 @@ VALUE: Final[Shape] = (".",)
 
 
 class Part(Enum):
-    """Who cannot do without a name."""
+    """What cannot work without a name."""
 
     ALL = "everything"
     TIERS = "tiers"
@@ -35,9 +35,9 @@ class Need(NamedTuple):
     """One row of the table.
 
     Attributes:
-        module: Where it is imported from.
+        module: The module to import it from.
         path: Its name there, with those of the classes around it.
-        parameters: As we know them; for what is called, at least all that are required.
+        parameters: The parameters that we know; of a callable, at least all that are required.
     """
 
     module: str
@@ -53,12 +53,12 @@ class Need(NamedTuple):
 
 
 def misfits(needs: tuple[Need, ...], shape_of: Callable[[Need], Shape]) -> list[str]:
-    """What is wrong with a vLLM, a sentence for each need that it does not meet."""
+    """One sentence per need that a vLLM does not meet."""
     return [problem for need in needs if (problem := misfit(need, shape_of(need)))]
 
 
 def misfit(need: Need, shape: Shape) -> str | None:
-    """What is wrong with a vLLM that has ``shape`` under this name; None if nothing is."""
+    """Why a vLLM with ``shape`` under this name does not fit; None if it does."""
     if shape is None:
         return f"{need.name} is missing"
     if need.use is Use.NAMED:

@@ -1,4 +1,4 @@
-"""What the vLLM that is installed has under the names that the hooks rely on."""
+"""Looks up in the installed vLLM the names that the hooks rely on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _IMPLIED: Final = ("self", "cls")
 
 
 def live_misfits(part: Part = Part.ALL) -> list[str]:
-    """What the installed vLLM lacks of what ``part`` relies on, or wants beyond what we know."""
+    """What the installed vLLM lacks for ``part``, or requires beyond what we know."""
     return misfits(tuple(need for need in RELIED_ON if need.part is part), live_shape)
 
 
 def live_shape(need: Need) -> Shape:
-    """What stands under a name in the installed vLLM."""
+    """What the installed vLLM has under a name."""
     first, *rest = need.path.split(".")
     try:  # asked as an import would: some modules make their names when these are wanted
         found: Any = getattr(importlib.import_module(need.module), first)
@@ -52,7 +52,7 @@ def _written(parameter: inspect.Parameter) -> str:
 
 
 def _of_instances(owner: type) -> Iterator[str]:
-    """Attributes that a class and those above it declare, and that their constructors store."""
+    """Attributes that a class and its bases declare, or that their constructors store."""
     for each in owner.__mro__:
         yield from vars(each).get("__annotations__", ())
         init = inspect.unwrap(vars(each).get("__init__", object.__init__))

@@ -1,4 +1,4 @@
-"""Which releases of vLLM were held against the table of what the hooks rely on, and how."""
+"""Which releases of vLLM were compared with the table of what the hooks rely on, and how."""
 
 from __future__ import annotations
 
