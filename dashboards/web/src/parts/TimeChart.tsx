@@ -13,6 +13,8 @@ export interface Line {
   readonly fill?: boolean;
   readonly dash?: boolean;
   readonly width?: number;
+  /** It holds its value until the next one. */
+  readonly steps?: boolean;
 }
 
 /** Lines over Unix seconds; areas are drawn in the order given, so that the tallest comes first. */
@@ -92,12 +94,23 @@ function options(
     legend: { show: false },
     scales: { y: { range: (_, __, top) => [0, latest.current.max ?? Math.max(top * 1.08, 1e-6)] } },
     axes: [
-      { ...axis, size: 30, space: 80, grid: { show: false }, values: "{HH}:{mm}" },
+      { ...axis, size: 30, space: 80, grid: { show: false }, values: (plot, ticks) => ticks.map((tick) => timeOf(tick, spanOf(plot))) },
       { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map((tick) => latest.current.format(tick)) },
     ],
     series: [{}, ...latest.current.lines.map((line) => series(line, colors))],
     plugins: [readout(latest)],
   };
+}
+
+const SHORT_S = 600; // below, ticks say seconds too
+
+function spanOf(plot: uPlot): number {
+  return (plot.scales["x"]?.max ?? 0) - (plot.scales["x"]?.min ?? 0);
+}
+
+function timeOf(unixSeconds: number, span: number): string {
+  const time = new Date(unixSeconds * 1000).toTimeString();
+  return time.slice(0, span < SHORT_S ? 8 : 5);
 }
 
 function series(line: Line, colors: Colors): uPlot.Series {
@@ -109,6 +122,7 @@ function series(line: Line, colors: Colors): uPlot.Series {
     points: { show: false },
     spanGaps: false,
     ...(line.fill ? { fill: mix(color, colors("panel"), 0.26) } : {}),
+    ...(line.steps ? { paths: uPlot.paths.stepped!({ align: 1 }) } : {}),
     ...(line.dash ? { dash: [5, 4] } : {}),
   };
 }

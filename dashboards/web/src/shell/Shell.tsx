@@ -31,7 +31,7 @@ export function Shell() {
       <Navigation views={views} current={view.id} />
       <div className="stage">
         <Header view={view} />
-        <main id="main" tabIndex={-1}>
+        <main id="main" tabIndex={0}>
           <Boundary key={view.id}>{connection === "locked" ? <Locked /> : <Show />}</Boundary>
         </main>
       </div>

@@ -1,5 +1,3 @@
-import { Badge } from "@mantine/core";
-
 import type { EngineView } from "../../api/types";
 import { duration, percent, whole } from "../../format";
 import { Facts } from "../../parts/Facts";
@@ -7,7 +5,7 @@ import { Figure } from "../../parts/Figure";
 import { Tiers } from "./Tiers";
 import { type EngineStatus, statusOf } from "./status";
 
-const COLORS: Record<string, string> = { synced: "teal", partial: "yellow", degraded: "red" };
+const TONES: Record<string, string> = { synced: "good", partial: "warn", degraded: "bad" };
 
 /** One engine: how it is in a sentence, and then in numbers. */
 export function EngineCard({ engine }: { engine: EngineView }) {
@@ -16,9 +14,9 @@ export function EngineCard({ engine }: { engine: EngineView }) {
     <section className="panel engine" aria-label={`Engine ${engine.name}`}>
       <div className="name">
         <h2 className="wrap">{engine.name}</h2>
-        <Badge color={COLORS[engine.state] ?? "blue"} variant="light" tt="none">
+        <span className="condition" style={{ ["--tone" as string]: `var(--${TONES[engine.state] ?? "loaded"})` }}>
           {engine.state}
-        </Badge>
+        </span>
         <p className="wrap">{engine.summary}</p>
       </div>
       <dl className="figures">

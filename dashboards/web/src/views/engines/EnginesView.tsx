@@ -30,7 +30,7 @@ function Screen({ engines }: { engines: Engines }) {
       {engines.engines.map((engine) => (
         <EngineCard key={engine.id} engine={engine} />
       ))}
-      <div className="tiles">
+      <div className="counters">
         <Panel title="Sidecar">
           <Facts
             of={{

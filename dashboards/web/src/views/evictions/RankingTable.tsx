@@ -1,6 +1,6 @@
 import { useResource } from "../../api/resource";
 import type { RankedBlock, RankingView } from "../../api/types";
-import { duration, whole, words } from "../../format";
+import { duration, signed, whole, words } from "../../format";
 import { EnginePicker } from "../../parts/EnginePicker";
 import { BlockLink, SessionLink } from "../../parts/links";
 import { Panel } from "../../parts/Panel";
@@ -76,11 +76,11 @@ function Row({ block }: { block: RankedBlock }) {
       </td>
       <td>{block.session !== null && <SessionLink of={block.session} tenant={block.tenant} />}</td>
       <td className="right">
-        <b>{block.score.toFixed(2)}</b>
+        <b>{signed(block.score)}</b>
       </td>
       {block.terms.map((term, place) => (
         <td key={place} className="right dim">
-          {term.toFixed(2)}
+          {signed(term)}
         </td>
       ))}
       <td>{block.standing.map(words).join(", ")}</td>

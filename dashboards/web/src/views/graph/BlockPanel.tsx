@@ -1,14 +1,17 @@
 import { CloseButton, CopyButton, Tooltip } from "@mantine/core";
 
+import { useEngineNames } from "../../api/engineNames";
 import { useResource } from "../../api/resource";
 import type { BlockView } from "../../api/types";
-import { duration, percent, whole, words } from "../../format";
+import { duration, percent, signed, whole, words } from "../../format";
 import { Facts } from "../../parts/Facts";
 import { BlockLink, SessionLink } from "../../parts/links";
 import { Moments } from "../../parts/Moments";
 import { Await } from "../../parts/states";
 import { type Explained, explainedOf } from "./explained";
 import { TermBars } from "./TermBars";
+
+type Named = (engine: string) => string;
 
 /** Why one block ranks where it does, and what happened to it. */
 export function BlockPanel(props: { block: string; onClose: () => void }) {
@@ -37,11 +40,12 @@ export function BlockPanel(props: { block: string; onClose: () => void }) {
 
 function Explanation({ view }: { view: BlockView }) {
   const explained = explainedOf(view);
+  const nameOf = useEngineNames();
   return (
     <div className="stack">
-      <Facts of={factsOf(explained)} />
+      <Facts of={factsOf(explained, nameOf)} />
       <section>
-        <h3>Its score, {explained.score.toFixed(2)}, by {explained.policy}</h3>
+        <h3>Its score, {signed(explained.score)}, by {explained.policy}</h3>
         <TermBars terms={explained.terms} />
         <p className="dim">A higher score goes first. {sentence(explained)}</p>
       </section>
@@ -53,7 +57,7 @@ function Explanation({ view }: { view: BlockView }) {
   );
 }
 
-function factsOf(block: Explained) {
+function factsOf(block: Explained, nameOf: Named) {
   const [from, to] = block.tokens;
   return {
     layer: (
@@ -69,27 +73,29 @@ function factsOf(block: Explained) {
     tokens: `${from} to ${to}, block ${block.depth} of its chain`,
     importance: percent(block.importance),
     used: `by ${block.requests} requests, found by ${block.hits}, last ${duration(block.age_s)} ago`,
-    "held by": held(block) || "nobody: remembered only",
+    "held by": held(block, nameOf) || "nobody: remembered only",
     copies: block.copies,
-    rank: ranked(block) || null,
+    rank: ranked(block, nameOf) || null,
     parent: block.parent && <BlockLink of={block.parent} />,
   };
 }
 
-function held({ tiers }: Explained): string {
-  const each = Object.entries(tiers).map(([engine, places]) => `${places.join(" and ")} on ${engine}`);
-  return each.join("; ");
-}
-
-function ranked({ ranks }: Explained): string {
-  const each = Object.entries(ranks).map(
-    ([engine, { rank, of, ranked_by }]) =>
-      `${whole(rank)} of ${whole(of)} go before it on ${engine}, by ${ranked_by}`,
+function held({ tiers }: Explained, nameOf: Named): string {
+  const each = Object.entries(tiers).map(
+    ([engine, places]) => `${places.join(" and ")} on ${nameOf(engine)}`,
   );
   return each.join("; ");
 }
 
-function sentence({ standing, who_ranks }: Explained): string {
+function ranked({ ranks }: Explained, nameOf: Named): string {
+  const each = Object.entries(ranks).map(
+    ([engine, { rank, of, ranked_by }]) =>
+      `${whole(rank)} of ${whole(of)} go before it on ${nameOf(engine)}, by ${ranked_by}`,
+  );
+  return each.join("; ");
+}
+
+function sentence({ standing, policy, who_ranks }: Explained): string {
   const rules = standing.length > 0 ? `It is ${standing.map(words).join(", ")}. ` : "";
-  return `${rules}${who_ranks}`;
+  return who_ranks === policy ? rules : `${rules}${who_ranks}.`;
 }

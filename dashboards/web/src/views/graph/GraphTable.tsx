@@ -20,7 +20,7 @@ interface Props {
 export function GraphTable({ data, search, selected, onSelect }: Props) {
   const [shown, show] = useState(PAGE);
   const rows = useMemo(() => {
-    const all = found(data, search);
+    const all = found(data, search).filter((node) => node < data.blocks);
     return all.sort((a, b) => data.idle[a]! - data.idle[b]! || data.depth[a]! - data.depth[b]!);
   }, [data, search]);
   if (rows.length === 0) {

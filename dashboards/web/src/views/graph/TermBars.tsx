@@ -1,4 +1,4 @@
-import { words } from "../../format";
+import { signed, words } from "../../format";
 
 /** What each term adds to a score: to the right it sends the block away, to the left it keeps it. */
 export function TermBars({ terms }: { terms: Record<string, number> }) {
@@ -17,7 +17,7 @@ export function TermBars({ terms }: { terms: Record<string, number> }) {
               }}
             />
           </dd>
-          <dd className="number">{value.toFixed(2)}</dd>
+          <dd className="number">{signed(value)}</dd>
         </div>
       ))}
     </dl>

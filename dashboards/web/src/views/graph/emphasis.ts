@@ -7,7 +7,7 @@ export function emphasisOf(data: GraphData, selected: number, search: string): U
   const emphasis = new Uint8Array(data.size);
   if (selected >= 0) {
     emphasis.fill(DIM);
-    for (const node of chainOf(data, selected)) emphasis[node] = USUAL;
+    for (const node of chainOf(data, selected)) emphasis[node] = LIT;
     for (const node of below(data, selected)) emphasis[node] = USUAL;
     emphasis[selected] = LIT;
     return emphasis;

@@ -28,7 +28,7 @@ export function MissesView() {
         )}
       </Await>
       <Await of={requests}>
-        {(data) => <RequestList requests={data.requests} reasons={misses.data?.reasons ?? {}} session={session} />}
+        {(data) => <RequestList requests={data.requests} session={session} />}
       </Await>
     </div>
   );

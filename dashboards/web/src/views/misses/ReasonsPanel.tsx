@@ -1,5 +1,5 @@
 import type { Misses } from "../../api/types";
-import { compact, duration, whole } from "../../format";
+import { compact, duration, whole, words } from "../../format";
 import { Panel } from "../../parts/Panel";
 import { Empty } from "../../parts/states";
 import { TimeChart } from "../../parts/TimeChart";
@@ -21,7 +21,7 @@ export function ReasonsPanel({ misses }: { misses: Misses }) {
             label="Blocks computed by reason"
             starts={misses.starts}
             lines={stacked(misses, seen)}
-            height={210}
+            height={170}
             format={compact}
           />
           <ul className="reasons">
@@ -34,9 +34,10 @@ export function ReasonsPanel({ misses }: { misses: Misses }) {
                   onClick={() => change({ reason: chosen === reason ? null : reason })}
                 >
                   <i style={{ background: `var(--${colorOf(reason)})` }} />
-                  {misses.reasons[reason]}
+                  {words(reason)}
+                  <b>{compact(misses.totals[reason]?.blocks)}</b>
                   <span className="dim">
-                    {whole(misses.totals[reason]?.requests)} requests, {compact(misses.totals[reason]?.blocks)} blocks
+                    {misses.reasons[reason]}; {whole(misses.totals[reason]?.requests)} requests
                   </span>
                 </button>
               </li>

@@ -2,6 +2,7 @@ import { Button } from "@mantine/core";
 import { useState } from "react";
 
 import type { RequestView } from "../../api/types";
+import { words } from "../../format";
 import { Legend } from "../../parts/Legend";
 import { Panel } from "../../parts/Panel";
 import { Empty } from "../../parts/states";
@@ -13,12 +14,11 @@ const PAGE = 40;
 
 interface Props {
   readonly requests: readonly RequestView[];
-  readonly reasons: Record<string, string>;
   readonly session: string | null;
 }
 
 /** Recent requests, the newest first; the one that the address names is open. */
-export function RequestList({ requests, reasons, session }: Props) {
+export function RequestList({ requests, session }: Props) {
   const { params } = useRoute();
   const [shown, show] = useState(PAGE);
   const reason = params.get("reason");
@@ -31,7 +31,7 @@ export function RequestList({ requests, reasons, session }: Props) {
       {(session !== null || reason !== null) && (
         <p className="filters">
           {session !== null && <Chip label={`of ${session}`} onClear={() => change({ session: null })} />}
-          {reason !== null && <Chip label={reasons[reason] ?? reason} onClear={() => change({ reason: null })} />}
+          {reason !== null && <Chip label={words(reason)} onClear={() => change({ reason: null })} />}
         </p>
       )}
       {open !== null && place < 0 && <p className="dim">Request {open} is no longer in the log.</p>}
@@ -42,7 +42,7 @@ export function RequestList({ requests, reasons, session }: Props) {
       ) : (
         <ol className="requests">
           {fitting.slice(0, Math.max(shown, place + 1)).map((each) => (
-            <RequestRow key={each.id} request={each} widest={widest} isOpen={String(each.id) === open} reasons={reasons} />
+            <RequestRow key={each.id} request={each} widest={widest} isOpen={String(each.id) === open} />
           ))}
         </ol>
       )}

@@ -1,5 +1,8 @@
+import { useEffect, useRef } from "react";
+
+import { useEngineNames } from "../../api/engineNames";
 import type { Miss, RequestView } from "../../api/types";
-import { clock, percent, whole } from "../../format";
+import { clock, percent, whole, words } from "../../format";
 import { Bar } from "../../parts/Bar";
 import { Facts } from "../../parts/Facts";
 import { BlockLink, SessionLink } from "../../parts/links";
@@ -11,15 +14,18 @@ interface Props {
   readonly request: RequestView;
   readonly widest: number;
   readonly isOpen: boolean;
-  readonly reasons: Record<string, string>;
 }
 
 /** One request as a bar of its prompt; open, with why it did not find more. */
-export function RequestRow({ request, widest, isOpen, reasons }: Props) {
+export function RequestRow({ request, widest, isOpen }: Props) {
   const { blocks, miss } = request;
   const found = blocks.asked - blocks.computed;
+  const row = useRef<HTMLLIElement>(null);
+  useEffect(() => {
+    if (isOpen) row.current?.scrollIntoView({ block: "nearest" });
+  }, [isOpen]);
   return (
-    <li data-open={isOpen}>
+    <li ref={row} data-open={isOpen}>
       <button type="button" aria-expanded={isOpen} onClick={() => change({ request: isOpen ? null : request.id })}>
         <time>{clock(request.at)}</time>
         <span className="who">{request.session ?? request.request}</span>
@@ -30,10 +36,10 @@ export function RequestRow({ request, widest, isOpen, reasons }: Props) {
         </span>
         <span className="share">{percent(found, blocks.asked)}</span>
         <span className="why">
-          {miss && (
+          {miss && blocks.computed > 0 && (
             <>
               <i style={{ background: `var(--${colorOf(miss.reason)})` }} />
-              {reasons[miss.reason] ?? miss.reason}
+              {words(miss.reason)}
             </>
           )}
         </span>
@@ -45,6 +51,7 @@ export function RequestRow({ request, widest, isOpen, reasons }: Props) {
 
 function Opened({ request }: { request: RequestView }) {
   const { blocks, miss } = request;
+  const nameOf = useEngineNames();
   const from = slicesOf(request).filter(({ value }) => value > 0);
   return (
     <div className="opened">
@@ -54,7 +61,7 @@ function Opened({ request }: { request: RequestView }) {
           request: <span className="mono">{request.request}</span>,
           session: request.session && <SessionLink of={request.session} tenant={request.tenant} />,
           tenant: request.tenant,
-          engine: request.engine,
+          engine: nameOf(request.engine),
           prompt: `${whole(request.prompt_tokens)} tokens, ${whole(blocks.asked)} full blocks of ${request.block_size}`,
           blocks: from.map(({ label, value }) => `${whole(value)} ${label}`).join(", "),
           ended: request.finished ?? "it runs",

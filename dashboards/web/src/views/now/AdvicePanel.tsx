@@ -1,3 +1,4 @@
+import { useEngineNames } from "../../api/engineNames";
 import type { AdviceAge } from "../../api/types";
 import { duration } from "../../format";
 import { Panel } from "../../parts/Panel";
@@ -6,6 +7,7 @@ const STALE_S = 2; // an engine does without advice that is older: the contract'
 
 /** How old the advice of each engine is, and who made it. */
 export function AdvicePanel({ advice }: { advice: readonly AdviceAge[] }) {
+  const nameOf = useEngineNames();
   return (
     <Panel title="Advice" note={`stale after ${STALE_S} s`}>
       <table className="rows">
@@ -19,7 +21,7 @@ export function AdvicePanel({ advice }: { advice: readonly AdviceAge[] }) {
         <tbody>
           {advice.map((each) => (
             <tr key={each.engine}>
-              <td className="wrap">{each.engine}</td>
+              <td className="wrap">{nameOf(each.engine)}</td>
               <td>{each.ranked_by}</td>
               <td className="right" style={{ color: toneOf(each.age_s) }}>
                 {duration(each.age_s)}

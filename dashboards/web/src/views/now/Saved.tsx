@@ -59,7 +59,7 @@ function Window({ window, rate }: { window: TokenWindow; rate: number | null }) 
         />
         <Figure
           label="Beside stock LRU"
-          value={signed(window.saved_beside_lru_s)}
+          value={besideOurs(window.saved_beside_lru_s)}
           note="of computing, in this window"
           {...toneOf(window.saved_beside_lru_s)}
         />
@@ -83,7 +83,7 @@ function besideLru(cached: number, { lru, asked }: TokenWindow): string {
   return `we are at ${points((cached - lru) / asked)}`;
 }
 
-function signed(seconds: number | null): string {
+function besideOurs(seconds: number | null): string {
   if (seconds === null) return UNKNOWN;
   return seconds > 0 ? `+${duration(seconds)}` : duration(seconds);
 }

@@ -1,3 +1,4 @@
+import { useEngineNames } from "../../api/engineNames";
 import type { TierFill } from "../../api/types";
 import { bytes, percent, whole } from "../../format";
 import { Bar } from "../../parts/Bar";
@@ -5,16 +6,17 @@ import { Panel } from "../../parts/Panel";
 
 /** How full the tiers below the pools are. */
 export function TierPanel({ tiers }: { tiers: readonly TierFill[] }) {
+  const nameOf = useEngineNames();
   return (
     <Panel title="Tiers" note="of one worker each">
       <div className="pool">
         {tiers.map((tier) => (
           <div className="sliced" key={`${tier.engine} ${tier.tier}`}>
             <h3>
-              {tier.tier} of {tier.engine}
+              {tier.tier} of {nameOf(tier.engine)}
             </h3>
             <Bar
-              label={`${tier.tier} of ${tier.engine}`}
+              label={`${tier.tier} of ${nameOf(tier.engine)}`}
               slices={[{ label: "blocks", value: tier.blocks, color: tier.tier }]}
               room={Math.max(0, tier.capacity - tier.blocks)}
             />

@@ -66,7 +66,7 @@ function heldLines({ residency: { pool, warm, cold } }: SessionTimeline) {
     { label: "warm", color: "warm", values: upTo(pool, warm), is: warm },
     { label: "pool", color: "pool", values: pool, is: pool },
   ];
-  return all.filter(({ label, is }) => label === "pool" || is.some(Boolean)).map((line) => ({ ...line, fill: true }));
+  return all.filter(({ label, is }) => label === "pool" || is.some(Boolean)).map((line) => ({ ...line, fill: true, steps: true }));
 }
 
 function due(seconds: number | null): string {

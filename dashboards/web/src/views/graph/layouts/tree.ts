@@ -4,8 +4,13 @@ const LEAF = 7; // between neighbouring chains, at the rim at least
 const HUB = 24; // inner radius, at least
 const FLATTEN = 0.72; // the start of chains, which many share, gets more room than their end
 const STEP = 26;
+const TRUNK = 0.6; // what so large a share of all chains have in common is laid as a sunflower's seeds
+const SEED = 6;
+const GOLDEN = Math.PI * (3 - Math.sqrt(5));
 
-/** The prefix tree from above: shared prefixes in the middle, a session's own blocks as a ray. */
+/**
+ * The prefix tree from above: what nearly all share in the middle, a session's own blocks as a ray.
+ */
 export function treeLayout(shape: Shape): Positions {
   const { blocks, depth } = shape;
   const order = byDepth(depth, blocks);
@@ -13,8 +18,10 @@ export function treeLayout(shape: Shape): Positions {
   const leaves = leavesOf(shape, order);
   const roots = order.filter((node) => shape.parent[node]! < 0).sort(siblings(shape));
   const total = roots.reduce((sum, root) => sum + leaves[root]!, 0);
+  const trunk = new Set(order.filter((node) => leaves[node]! > TRUNK * total && total > 1));
   const deepest = blocks === 0 ? 0 : depth[order[blocks - 1]!]!;
-  const hub = Math.max(HUB, (LEAF * total) / (2 * Math.PI) - 0.6 * reach(deepest));
+  const rim = (LEAF * total) / (2 * Math.PI) - 0.6 * reach(deepest);
+  const hub = Math.max(HUB + SEED * Math.sqrt(trunk.size), rim);
 
   const positions = new Float32Array(2 * shape.size);
   const from = new Float64Array(blocks);
@@ -25,8 +32,13 @@ export function treeLayout(shape: Shape): Positions {
   }
   for (const node of order) {
     let next = from[node]!;
-    const turn = ((next + leaves[node]! / 2) / Math.max(1, total)) * 2 * Math.PI;
-    const radius = hub + reach(depth[node]!);
+    const isTrunk = trunk.has(node);
+    const turn = isTrunk
+      ? GOLDEN * depth[node]!
+      : ((next + leaves[node]! / 2) / Math.max(1, total)) * 2 * Math.PI;
+    const radius = isTrunk
+      ? SEED * Math.sqrt(depth[node]!)
+      : hub + reach(Math.max(0, depth[node]! - trunk.size));
     positions[2 * node] = radius * Math.cos(turn);
     positions[2 * node + 1] = radius * Math.sin(turn);
     for (const child of children[node] ?? []) {

@@ -1,0 +1,78 @@
+"""Whatever callers call their sessions, tenants, segments and memories: it is text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvgraph.hooks.fake import FakeEngine
+from page_browser import Visit
+from page_sidecar import BLOCK, PageSidecar, serve_agents
+
+HOSTILE = [
+    "<script>window.pwned=1</script>",
+    "<img src=x onerror='window.pwned=2'>",
+    "<svg onload=window.pwned=3>",
+    '"><script>window.pwned=4</script>',
+    "'><img src=x onerror=window.pwned=5>",
+    "javascript:window.pwned=6",
+    "<a href='javascript:window.pwned=7'>click</a>",
+    "<iframe srcdoc='<script>parent.pwned=8</script>'></iframe>",
+    "<style>*{display:none}</style>",
+    "<link rel=stylesheet href=//evil.invalid/x.css>",
+    "</title><script>window.pwned=9</script>",
+    "</textarea><script>window.pwned=10</script>",
+    "<!--<script>window.pwned=11</script>-->",
+    "{{constructor.constructor('window.pwned=12')()}}",
+    "${window.pwned=13}",
+    "`-window.pwned=14-`",
+    "<math><mtext><script>window.pwned=15</script>",
+    "<object data='javascript:window.pwned=16'>",
+    "<body onload=window.pwned=17>",
+    "<details open ontoggle=window.pwned=18>",
+    "<base href=//evil.invalid/>",
+    "<form action=//evil.invalid><input autofocus onfocus=window.pwned=19>",
+    "<meta http-equiv=refresh content='0;url=//evil.invalid'>",
+    "__proto__",
+    "constructor",
+    "../../status?x=<script>#%2F%00",
+    "a\u202eb\u2066c\u0000d\x1b[31me",
+    "\ud83d\ude00" * 8,
+    "&lt;script&gt;window.pwned=20&lt;/script&gt;",
+    "x" * 256,
+]
+VIEWS = ("now", "graph", "graph?as=table", "graph?layout=timeline", "misses", "evictions",
+         "evictions?tab=log", "whatif", "weights", "sessions", "engines")  # fmt: skip
+
+Begin = Callable[..., Visit]
+
+
+def test_hostile_names_execute_nothing(visit: Begin, page_sidecar: PageSidecar) -> None:
+    assert len(HOSTILE) == 30
+    names = [name.encode("utf-16", "surrogatepass").decode("utf-16") for name in HOSTILE]
+    with FakeEngine(page_sidecar.endpoint, 120, BLOCK, "<img src=x onerror=pwned=1>") as engine:
+        time.sleep(0.5)
+        serve_agents(engine, names, turns=2)
+        time.sleep(1.0)
+        opened = visit()
+        page = opened.page
+        page.goto(page_sidecar.address)
+        page.get_by_text("live", exact=True).wait_for()
+        for view in VIEWS:
+            opened.show(view)
+            page.wait_for_timeout(300)
+        opened.show("sessions")
+        page.get_by_text("<script>window.pwned=1</script>", exact=True).first.click()
+        page.get_by_role("heading", name="<script>window.pwned=1</script>").wait_for()
+        for row in page.locator(".rows .link").all()[:30]:
+            row.click()
+            page.wait_for_timeout(60)
+        opened.show("misses")
+        for row in page.locator(".requests button").all()[:30]:
+            row.click()
+    assert page.evaluate("window.pwned") is None
+    assert (
+        page.locator("#page script, #page iframe, #page object, #page img, #page base").count() == 0
+    )
+    assert page.locator("a[href^='javascript:' i]").count() == 0
+    assert opened.faults == []

@@ -1,0 +1,79 @@
+"""What people do on the page: take edges away, follow a miss, go on after a restart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kvgraph.hooks.fake import FakeEngine
+from page_browser import Visit
+from page_sidecar import BLOCK, PageSidecar, serve_agents
+
+Begin = Callable[..., Visit]
+
+AWAY = ("Failed to load resource", "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
+
+
+def open_page(visit: Begin, sidecar: PageSidecar) -> Visit:
+    begun = visit()
+    begun.page.goto(sidecar.address)
+    begun.page.get_by_text("live", exact=True).wait_for()
+    return begun
+
+
+def test_an_edge_type_is_taken_away_and_comes_back(visit: Begin, busy_sidecar: PageSidecar) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show("graph")
+    canvas = page.locator("canvas")
+    canvas.wait_for()
+    opened.until("performance.getEntriesByName('kvgraph:painted').length > 0")
+    page.wait_for_timeout(800)
+    switch = page.get_by_role("switch", name="prefix share")
+    before = canvas.screenshot()
+    switch.click(force=True)
+    opened.until("window.location.hash.includes('hide=prefix_share')")
+    page.wait_for_timeout(500)
+    assert canvas.screenshot() != before
+    switch.click(force=True)
+    opened.until("!window.location.hash.includes('hide')")
+    assert opened.faults == []
+
+
+def test_a_miss_is_followed_to_its_reason(visit: Begin, busy_sidecar: PageSidecar) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show("misses")
+    page.locator(".requests button", has_text="evicted").first.click()
+    reason = page.locator(".opened .sentence")
+    reason.wait_for()
+    assert "left the pool" in reason.inner_text()
+    reason.get_by_role("link", name="its eviction").click()
+    page.locator("tr[aria-selected=true]").wait_for()
+    assert opened.faults == []
+
+
+def test_a_block_explains_itself(visit: Begin, busy_sidecar: PageSidecar) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show("graph?as=table&q=agent-03")
+    page.locator(".table button").first.click()
+    block = page.get_by_role("complementary", name="Block", exact=True)
+    block.get_by_text("Its score").wait_for()
+    block.get_by_text("What happened to it").wait_for()
+    assert opened.faults == []
+
+
+def test_the_page_survives_a_restart(visit: Begin, page_sidecar: PageSidecar) -> None:
+    with FakeEngine(page_sidecar.endpoint, 160, BLOCK, "engine-one") as engine:
+        time.sleep(0.5)
+        serve_agents(engine, ["one", "two"], turns=1)
+        opened = open_page(visit, page_sidecar)
+        page = opened.show("engines")
+        page.get_by_role("heading", name="engine-one").wait_for()
+        page_sidecar.stop()
+        page.get_by_text("sidecar away").wait_for()
+        assert page.get_by_role("heading", name="engine-one").count() == 1, "what is known stays"
+        page_sidecar.start()
+        page.get_by_text("live", exact=True).wait_for()
+        serve_agents(engine, ["three"], turns=1)
+        page = opened.show("sessions")
+        page.get_by_text("three", exact=True).first.wait_for()
+    assert [fault for fault in opened.faults if not any(each in fault for each in AWAY)] == []

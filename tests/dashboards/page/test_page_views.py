@@ -1,0 +1,87 @@
+"""A real browser opens every view against a live sidecar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from page_browser import Visit
+from page_sidecar import PageSidecar
+
+ONE = "sessions?session=agent-01&tenant=agent-01"
+VIEWS = ("now", "graph", "misses", "evictions", "evictions?tab=log", "whatif", "weights",
+         "sessions", "engines", "graph?as=table", ONE)  # fmt: skip
+SERIOUS = {"serious", "critical"}
+PHONE = {"width": 390, "height": 844}
+
+Begin = Callable[..., Visit]
+
+
+@pytest.fixture
+def opened(visit: Begin, busy_sidecar: PageSidecar) -> Visit:
+    """The page, opened by the address that the sidecar gives."""
+    begun = visit()
+    begun.page.goto(busy_sidecar.address)
+    begun.page.get_by_text("live", exact=True).wait_for()
+    return begun
+
+
+def shows_no_trouble(opened: Visit) -> None:
+    page = opened.page
+    assert page.get_by_role("alert").filter(has_text="could not be shown").count() == 0
+    assert page.get_by_text("This view failed").count() == 0
+    assert opened.faults == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_opens_and_has_no_serious_fault(opened: Visit, view: str) -> None:
+    page = opened.show(view)
+    page.wait_for_timeout(300)
+    found = Axe().run(page).response["violations"]
+    serious = {
+        each["id"]: [node["html"][:160] for node in each["nodes"]][:3]
+        for each in found
+        if each["impact"] in SERIOUS
+    }
+    assert serious == {}
+    shows_no_trouble(opened)
+
+
+def test_light_is_as_readable_as_dark(visit: Begin, busy_sidecar: PageSidecar) -> None:
+    begun = visit(color_scheme="light")
+    begun.page.goto(busy_sidecar.address)
+    begun.page.get_by_text("live", exact=True).wait_for()
+    for view in ("now", "misses", "engines"):
+        found = Axe().run(begun.show(view)).response["violations"]
+        assert [each["id"] for each in found if each["impact"] in SERIOUS] == []
+
+
+@pytest.mark.parametrize("view", ["now", "misses", "sessions", "engines"])
+def test_a_phone_shows_it_without_scrolling_sideways(opened: Visit, view: str) -> None:
+    opened.page.set_viewport_size(PHONE)
+    page = opened.show(view)
+    page.wait_for_timeout(200)
+    beyond = "() => document.documentElement.scrollWidth - window.innerWidth"
+    assert page.evaluate(beyond) <= 0
+
+
+def test_the_token_is_asked_for_in_words(visit: Begin, busy_sidecar: PageSidecar) -> None:
+    stranger = visit()
+    stranger.page.goto(busy_sidecar.url)
+    stranger.page.get_by_text("kvgraph open").wait_for()
+
+
+def test_an_address_leads_to_where_it_was_taken(opened: Visit) -> None:
+    page = opened.show(ONE)
+    page.get_by_role("heading", name="agent-01").wait_for()
+    page.reload()
+    page.get_by_role("heading", name="agent-01").wait_for()
+
+
+def test_the_views_are_reached_by_keyboard(opened: Visit) -> None:
+    page = opened.page
+    page.get_by_role("link", name="Misses").focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Misses", exact=True).wait_for()
+    assert page.url.endswith("#/misses")

@@ -1,0 +1,105 @@
+"""A sidecar process with its page, and agents that give it something to show."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kvgraph.dashboards.page_tokens import page_address
+from kvgraph.graph.messages.events import Segment
+from kvgraph.graph.types import SourceLayer
+from kvgraph.hooks.fake import FakeEngine
+
+TOKEN = "a-token-for-tests-of-the-page"
+BLOCK = 16
+
+
+class PageSidecar:
+    """``kvgraph serve`` in a process of its own, at one address whenever it runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.endpoint = f"ipc://{directory}/s"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        """What opens the page."""
+        return page_address(self.url, TOKEN)
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        command = [sys.executable, "-m", "kvgraph", "serve", "--endpoint", self.endpoint,
+                   "--http-port", str(self.port)]  # fmt: skip
+        self._process = subprocess.Popen(
+            command, env={**os.environ, "KVGRAPH_SIDECAR__TOKEN": TOKEN},
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        deadline = time.monotonic() + 30
+        while not self._answers():
+            assert time.monotonic() < deadline, "the sidecar does not answer"
+            assert self._process.poll() is None, "the sidecar ended"
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End it, if it runs."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(20)
+            self._process = None
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/healthz"):
+            return True
+        return False
+
+
+def serve_agents(engine: FakeEngine, names: list[str], turns: int = 4) -> None:
+    """Agents by turns, each under a name, below one system prompt; more than the pool holds."""
+    system = list(range(8 * BLOCK))
+    for turn in range(turns):
+        for place, name in enumerate(names):
+            own = [1_000_000 * (place + 1) + token for token in range((turn + 1) * 6 * BLOCK)]
+            segments = (
+                Segment(int(SourceLayer.RULES), 0, 4 * BLOCK, name=name[:200]),
+                Segment(int(SourceLayer.CONTEXT), 4 * BLOCK, 8 * BLOCK, memory_id=name[:200]),
+                Segment(int(SourceLayer.TOOL_RESULT), 8 * BLOCK, len(system) + len(own)),
+            )
+            last = turn == turns - 1 and place % 3 == 0
+            engine.run(system + own, name, name[:100], segments, turn % 2 == 0, last)
+
+
+@pytest.fixture
+def page_sidecar(socket_directory: Path) -> Iterator[PageSidecar]:
+    """A sidecar that runs; ended after the test."""
+    sidecar = PageSidecar(socket_directory)
+    sidecar.start()
+    yield sidecar
+    sidecar.stop()
+
+
+@pytest.fixture(scope="module")
+def busy_sidecar() -> Iterator[PageSidecar]:
+    """A sidecar that a small engine has told of twelve agents, and goes on telling."""
+    with tempfile.TemporaryDirectory(prefix="kvg-") as directory:
+        sidecar = PageSidecar(Path(directory))
+        sidecar.start()
+        try:
+            with FakeEngine(sidecar.endpoint, 160, BLOCK, "engine-one") as engine:
+                time.sleep(0.5)
+                serve_agents(engine, [f"agent-{n:02d}" for n in range(12)])
+                time.sleep(1.5)
+                yield sidecar
+        finally:
+            sidecar.stop()
