@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 Tap = Callable[[str, Sequence[AnyEvent]], None]
 
-MESSAGES_A_TURN: Final = 256
+MESSAGES_A_TURN: Final = 256  # chosen
 TURN_S: Final = 0.25
 """Seconds of reading before advice goes out again; chosen."""
-KEYS_AT_ONCE: Final = 1 << 16
+KEYS_AT_ONCE: Final = 1 << 16  # chosen
 _BREATH_S: Final = 1e-4  # the graph's lock is not fair: lets the planner have it while we catch up
-_AUDIT_EVERY_S: Final = 1.0
+_AUDIT_EVERY_S: Final = 1.0  # chosen
 _AUDIT_SLACK: Final = 1024  # chosen: blocks on their way out while others are reported stored
 
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 from ..graph.errors import KvGraphError
 from ..graph.ipc.runtime import running_sidecars, token_of
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 5.0  # for an answer; chosen
 TOKEN_VARIABLE: Final = "KVGRAPH_SIDECAR__TOKEN"
-_MAX_ANSWER: Final = 64 << 20
+_MAX_ANSWER: Final = 64 << 20  # bytes; chosen
 # Never through a proxy: the sidecar is on this machine.
 _opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 

@@ -26,7 +26,7 @@ from .status import StatusBoard
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_SLEEP_S: Final = 1.0  # the configuration's file and a parent without a pidfd are looked at
+_LONGEST_SLEEP_S: Final = 1.0  # then the configuration file and the parent are checked; chosen
 
 
 class Service:

@@ -17,7 +17,7 @@ from .page.page_board import PageBoard
 from .questions import Questions
 from .sockets.subscriber import Peer
 
-STALLED_AFTER_S = 5.0
+STALLED_AFTER_S = 5.0  # chosen
 FRESH_S = 0.25  # an older status is computed again; chosen
 
 

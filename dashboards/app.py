@@ -23,8 +23,8 @@ from .page_access import Access
 from .page_files import add_assets, index, wants_page
 from .source import BusyError, StatusSource
 
-MAX_HOPS: Final = 4
-MAX_NODES: Final = 2_000
+MAX_HOPS: Final = 4  # chosen
+MAX_NODES: Final = 2_000  # chosen
 
 _CONTENTS: Final = {
     "/healthz": "whether it ranks in time",

@@ -12,7 +12,7 @@ from .admission_metrics import admission_metrics, room_metrics
 from .log_metrics import log_metrics
 from .source import EngineStatus, SidecarStatus, StatusSource
 
-_LABEL_LENGTH = 64
+_LABEL_LENGTH = 64  # characters; chosen
 _TIER_COUNTS = (
     "spilled", "spill_lost", "spill_failed", "passed_over", "demoted", "dropped", "loaded",
     "load_failed", "stalls", "recomputed", "prefetched", "prefetch_useful", "prefetch_wasted",

@@ -19,9 +19,9 @@ from .socket_directory import SocketDirectory
 
 logger = logging.getLogger(__name__)
 
-NICENESS: Final = 10
-MAX_STARTS_PER_MINUTE: Final = 5
-REST_S: Final = 60.0  # before the next try, once it died so often
+NICENESS: Final = 10  # the engine goes first; chosen
+MAX_STARTS_PER_MINUTE: Final = 5  # chosen
+REST_S: Final = 60.0  # seconds before the next try, once it died so often; chosen
 
 Command = Callable[[str], Sequence[str]]
 

@@ -13,7 +13,7 @@ from .config import Config, load
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = 1.0
+LOOK_EVERY_S: Final = 1.0  # chosen
 LIVE_SECTIONS: Final = ("score", "graph", "prefetch")
 """Sections that take effect while running; the others at the next start."""
 LATER_GRAPH_KEYS: Final = ("max_sessions", "max_names")

@@ -14,7 +14,7 @@ from ...graph.tables.tables import Tables
 from ...graph.types import EDGE_NAMES, LAYER_NAMES, NO_ROW, EdgeType, Rows, Tier
 from .log_views import Unix
 
-_LINKS_A_NODE: Final = 3
+_LINKS_A_NODE: Final = 3  # edges shown per block, at most; chosen
 _DERIVED: Final = (EdgeType.PREFIX_SHARE, EdgeType.TEMPORAL, EdgeType.SPILL_LINK)
 """Types that follow from columns, and are drawn from them."""
 

@@ -23,7 +23,7 @@ Unix = Callable[[float], float]
 
 _COPIES: Final = ("none", "warm", "cold", "warm and cold")
 _STATES: Final = (*(state.name.lower() for state in SessionState), "none")
-_MOST: Final = 0.95  # of what was lost: the capacity that would have ended so much of it
+_MOST: Final = 0.95  # share of what was lost that the stated capacity would have kept; chosen
 
 
 def request_views(

@@ -16,7 +16,7 @@ from .miss_words import seconds
 
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
-_RECENT: Final = 1_000  # requests that are looked through
+_RECENT: Final = 1_000  # requests that are searched; chosen
 
 
 def open_page(

@@ -23,7 +23,7 @@ from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES
 from .log_views import Unix, chosen
 
-MOST: Final = 200  # blocks that one answer explains: each costs a tenth of a millisecond
+MOST: Final = 200  # blocks per answer: each costs a tenth of a millisecond; chosen
 
 
 def ranking_view(

@@ -21,7 +21,7 @@ from ...graph.tables.tables import Tables
 from ...graph.types import NEVER, NO_ROW, SessionState, Tier
 from .log_views import Unix, request_views
 
-MOST_REQUESTS: Final = 500  # of one session that are shown
+MOST_REQUESTS: Final = 500  # shown of one session; chosen
 _STATES: Final = tuple(state.name.lower() for state in SessionState)
 
 

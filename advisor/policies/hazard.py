@@ -38,9 +38,9 @@ AGES: Final = np.array(
 OLDEST: Final = float(AGES[-1])
 
 _WIDTHS: Final = np.diff(AGES)
-_NETWORKS: Final = 3
-_HIDDEN: Final = 48
-_BATCH: Final = 256
+_NETWORKS: Final = 3  # chosen
+_HIDDEN: Final = 48  # units of a layer; chosen
+_BATCH: Final = 256  # waits per step of learning; chosen
 _SMOOTH: Final = 0.002  # how strongly neighbouring bins are drawn to each other; chosen
 FAR: Final = 3.0  # spreads from the mean; chosen
 _BENT: Final = 30.0  # beyond this, a swish is a line or nothing

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...graph.types import Keys, Rows
 
-LEAST: Final = 1 / 64
+LEAST: Final = 1 / 64  # the smallest share of sessions; chosen
 _SPAN: Final = 1 << 32
 
 

@@ -12,7 +12,7 @@ from .door import Door
 
 RCVHWM: Final = 256
 """Messages of an engine held for a sidecar that falls behind: three seconds."""
-_SNDHWM: Final = 16  # a newer ranking supersedes those that an engine has not read
+_SNDHWM: Final = 16  # messages; a newer ranking supersedes unread ones; chosen
 
 
 class Front:

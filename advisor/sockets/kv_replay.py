@@ -11,8 +11,8 @@ import zmq
 from ...graph.messages.events import AnyEvent
 from ...graph.messages.wire import MAX_FRAME_BYTES
 
-MAX_ATTEMPTS: Final = 5
-REPLAY_TIMEOUT_S: Final = 0.5
+MAX_ATTEMPTS: Final = 5  # per gap; chosen
+REPLAY_TIMEOUT_S: Final = 0.5  # chosen
 MAX_PENDING: Final = 10_000
 """Live batches that wait for a replay, at most."""
 _END: Final = (-1).to_bytes(8, "big", signed=True)

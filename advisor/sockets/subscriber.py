@@ -20,7 +20,7 @@ from .sequence import Arrival, SequenceTracker
 
 logger = logging.getLogger(__name__)
 
-RESYNC_EVERY_S = 0.5
+RESYNC_EVERY_S = 0.5  # seconds between two requests, at least; chosen
 PATIENT_RESYNCS = 4  # after so many in vain, the pauses between them double; chosen
 LONGEST_RESYNC_PAUSE_S = 30.0
 MAX_STRANGERS = 256  # identities without a hello whose last resync request is kept; chosen

@@ -18,7 +18,7 @@ from ..types import NO_ROW, Keys, Rows
 _EMPTY: Final = -1
 _TOMBSTONE: Final = -2
 _CLAIM: Final = -3  # minus the place of a key in the batch that is being added
-_MIN_SLOTS: Final = 1024
+_MIN_SLOTS: Final = 1024  # slots; chosen
 # Fibonacci hashing: composite keys (edges) are far from uniform in their low bits.
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _FOLD: Final = np.uint64(29)

@@ -11,7 +11,7 @@ from ..tables.tables import Tables
 from ..types import NO_ROW, Rows
 
 Flags = npt.NDArray[np.bool_]
-_REPAIR_PASSES: Final = 64
+_REPAIR_PASSES: Final = 64  # over links whose parent became deeper, at most; chosen
 
 
 class ChainLinker:

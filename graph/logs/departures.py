@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..tables.tables import Tables
 
 Mask = npt.NDArray[np.bool_]
-_RANKINGS: Final = 4_096  # times that are remembered: half an hour of them
+_RANKINGS: Final = 4_096  # times that are remembered: half an hour of them; chosen
 _NO_SESSION: Final = len(SessionState)
 _IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 

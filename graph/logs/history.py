@@ -28,9 +28,9 @@ REASON_COLUMNS: Final = tuple(
     f"{what}_{name}" for what in ("requests", "blocks") for name in REASON_NAMES
 )
 LOST_WAYS: Final = ("multi_turn", "cross_session")
-_BUCKETS: Final = 32  # powers of two of blocks
-_RUNNING: Final = 65_536  # requests whose end we wait for
-_HEARD: Final = 65_536  # walks between two calls of ``listen``, at most
+_BUCKETS: Final = 32  # powers of two of blocks; chosen
+_RUNNING: Final = 65_536  # requests whose end is awaited; chosen
+_HEARD: Final = 65_536  # walks between two calls of ``listen``, at most; chosen
 
 
 class Heard(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-_STEPS: Final = 12.0  # to the doubling: 6 % apart
-_UNIT_S: Final = 0.1  # below it all durations are alike; 255 steps reach to 2.9 days
-_TICK_S: Final = 0.01  # of a time; 2**32 of them are 497 days
+_STEPS: Final = 12.0  # per doubling: 6 % apart; chosen
+_UNIT_S: Final = 0.1  # shorter durations are alike; 255 steps reach to 2.9 days; chosen
+_TICK_S: Final = 0.01  # of a time; 2**32 of them are 497 days; chosen
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -285,7 +285,7 @@ KINDS: dict[int, type[Event]] = {
 }
 """Every kind by its tag on the wire."""
 
-MAX_EVENTS = 65_536
+MAX_EVENTS = 65_536  # per batch; chosen
 
 
 class Unreadable(Event, tag=0, frozen=True):

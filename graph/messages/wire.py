@@ -20,7 +20,7 @@ from .refusals import BAD_PAYLOAD, refusal
 
 VERSION: Final = 1
 HEADER: Final = b"KVG" + bytes([VERSION])
-MAX_FRAME_BYTES: Final = 64 << 20
+MAX_FRAME_BYTES: Final = 64 << 20  # chosen
 MAX_SEQ: Final = (1 << 63) - 1
 
 _encoder = msgspec.msgpack.Encoder()

@@ -20,7 +20,7 @@ from .tools import ToolBook
 INFERRED: Final = "~"
 """Opens the name of a session that no caller named."""
 
-_INITIAL_SESSIONS: Final = 256
+_INITIAL_SESSIONS: Final = 256  # rows; chosen
 _NO_ROWS: Final[Rows] = np.empty(0, dtype=np.int32)
 
 _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
@@ -47,7 +47,7 @@ _COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 
 # P(another turn | turns so far) on the Mooncake conversation trace: the prior until we know better.
 RETURN_PRIOR: Final = np.array([0.25, 0.39, 0.49, 0.56, 0.60, 0.66, 0.74])
-_PRIOR_STRENGTH: Final = 20.0
+_PRIOR_STRENGTH: Final = 20.0  # sessions that the prior counts for; chosen
 _GAP_SHARE: Final = 0.3  # weight of the newest gap in the mean; chosen
 _LONGEST_SLACK_S: Final = 30.0  # seconds past its time for which a session is still due; chosen
 

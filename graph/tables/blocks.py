@@ -17,7 +17,7 @@ from .identity import NO_SALT
 _T = TypeVar("_T", bound=np.generic)
 Places = npt.NDArray[np.intp]
 
-_INITIAL_ROWS: Final = 1024
+_INITIAL_ROWS: Final = 1024  # chosen
 
 
 class BlockTable(BlockColumns):

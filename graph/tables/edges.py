@@ -21,7 +21,7 @@ from .blocks import BlockTable, Selection
 from .edge_list import BLOCK_TO_BLOCK, EdgeList, Weights
 
 STORED: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC, EdgeType.MEMORY_REF)
-_INITIAL_EDGES: Final = 1024
+_INITIAL_EDGES: Final = 1024  # chosen
 _MAX_DEGREE: Final = np.iinfo(np.uint16).max  # a count that has reached it stays
 Places = npt.NDArray[np.intp]
 

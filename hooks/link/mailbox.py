@@ -21,7 +21,7 @@ from ...graph.types import Keys, as_keys
 Clock = Callable[[], float]
 AnyOpinion = RankingMessage | AdmissionMessage | StillValid | PrefetchMessage
 
-_TOLD: Final = 64  # moments remembered: those of the 2 s that a ranking is acted on, and more
+_TOLD: Final = 64  # sendings remembered: those of the 2 s that a ranking is valid, and more; chosen
 _TRANSIT_S: Final = 0.02  # from our sending to the sidecar's having applied it; chosen
 
 

@@ -17,7 +17,7 @@ SPILL_VARIABLE: Final = "AITHER_KVCACHE_SPILL"
 DISK_SUFFIX: Final = ".tier"  # of a disk tier's files
 
 _GIB: Final = 1 << 30
-_MOST_GIB: Final = 1 << 20
+_MOST_GIB: Final = 1 << 20  # a pebibyte; chosen
 _SPILL: Final = ("worth", "all")
 
 

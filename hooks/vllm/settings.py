@@ -23,13 +23,13 @@ PROTECT_STALE_VARIABLE: Final = "AITHER_KVCACHE_PROTECT_STALE_S"
 PROTECT_STALE_S: Final = 60.0
 """Chosen: longer than a sidecar takes to be started again with its snapshot, and so short that a
 dead one does not shape the queue for long."""
-LONGEST_PROTECT_STALE_S: Final = 3600.0
+LONGEST_PROTECT_STALE_S: Final = 3600.0  # chosen
 ADMISSION_VARIABLE: Final = "AITHER_KVCACHE_ADMISSION"
 ADMISSION_BY_DEFAULT: Final = False
 """Whether new sessions may be held where the variable is not set. Either way, nobody is held but
 while the sidecar measures that the engine computes again what it held a moment ago."""
 HOLD_MAX_VARIABLE: Final = "AITHER_KVCACHE_HOLD_MAX_S"
-LONGEST_HOLD_S: Final = 3600.0
+LONGEST_HOLD_S: Final = 3600.0  # chosen
 REFUSE_AFTER_VARIABLE: Final = "AITHER_KVCACHE_REFUSE_AFTER_S"
 REFUSE_AFTER_S: Final = 60.0  # unless the variable says otherwise; chosen
 OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on

@@ -23,7 +23,7 @@ from ..maths.rope import Rope
 from ..tensors import Tensor
 from .base import Confidence
 
-GRID = 3
+GRID = 3  # thread blocks: few, but more than one; chosen
 _FAULTS = {1: "an access to a misaligned address", 2: "an access beyond shared memory"}
 
 

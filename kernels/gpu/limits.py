@@ -11,9 +11,9 @@ from .calls import SHARED_LIMIT, THREADS, WARP, KernelCall
 SHARED_OPT_IN: Final = {
     "sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10
 }  # fmt: skip
-_REGISTERS: Final = 65_536  # of a multiprocessor, and so of a thread block
-_REGISTER_UNIT: Final = 8  # a thread's are rounded up to so many
-_MOST_BLOCKS: Final = (1 << 31) - 1
+_REGISTERS: Final = 65_536  # per multiprocessor, and so per thread block; from the same table
+_REGISTER_UNIT: Final = 8  # a thread's registers are rounded up to it; from the same table
+_MOST_BLOCKS: Final = (1 << 31) - 1  # thread blocks of a grid; from the same table
 
 
 def check_launch(

@@ -9,7 +9,7 @@ import torch
 
 from ..tensors import Tensor
 
-_ALIGNMENT: Final = 16
+_ALIGNMENT: Final = 16  # bytes: the widest access of a kernel
 
 
 def uploaded(tensors: Iterable[Tensor], device: str) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ from ..layout.layout import KvLayout, PagedKv
 from ..tensors import Bools, Int64s, Integers
 
 Handles: TypeAlias = Integers | Sequence[int]
-SLAB_BYTES: Final = 64 << 20
+SLAB_BYTES: Final = 64 << 20  # committed and given back at a time; chosen
 _SLOT_BITS: Final = 32
 _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
 

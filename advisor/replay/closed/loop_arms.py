@@ -33,7 +33,7 @@ LPM: Final = "lpm"
 CLIENT_PATIENCE_S: Final = 600.0
 """A client that waits longer gives up (the OpenAI client's default); who does is starved."""
 
-_BLOCK: Final = 512
+_BLOCK: Final = 512  # tokens; chosen
 
 
 class ClosedCell(NamedTuple):

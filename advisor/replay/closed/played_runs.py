@@ -22,7 +22,7 @@ from ..traces.trace import Trace
 MAX_PAUSE_S: Final = 600.0
 """Pauses are cut to this: who is away longer has another task by then."""
 
-_SPARE: Final = 1.5  # more runs than users of usual ones play in the time
+_SPARE: Final = 1.5  # times the runs that users of usual runs play in the time; chosen
 
 
 @dataclass(frozen=True, slots=True, eq=False)

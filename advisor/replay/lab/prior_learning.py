@@ -20,9 +20,9 @@ from ..recordings.weka import Session, Turn
 STEPS: Final = 4000
 """Of learning; more learn the recorded sessions by heart (tried on held-out halves)."""
 
-_STRIDE: Final = 20
-_LONGEST_S: Final = 1800.0  # pauses are cut to this many seconds, as in fleets
-_FACTOR: Final = 4.0  # by which a caller's statement of a pause may be off, either way
+_STRIDE: Final = 20  # chosen
+_LONGEST_S: Final = 1800.0  # pauses are cut to this many seconds, as in fleets; chosen
+_FACTOR: Final = 4.0  # by which a caller's statement of a pause may be off; chosen
 _STEP: Final = 4e-3  # of Adam at first; it falls to 0 along a cosine; chosen
 _PULL: Final = 300.0  # towards zero weights, in waits; chosen
 

@@ -23,7 +23,7 @@ from ..traces.trace_events import TraceEvents
 from .orders import EvictionOrder
 
 _ENGINE: Final = "replay"
-_SLICE: Final = 512
+_SLICE: Final = 512  # keys looked up at a time; chosen
 
 
 @dataclass(frozen=True, slots=True)

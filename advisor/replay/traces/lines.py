@@ -11,7 +11,7 @@ from typing import Final
 
 from ..errors import TraceError
 
-MAX_LINE: Final = 8 << 20  # bytes: a prompt of a million blocks still fits
+MAX_LINE: Final = 8 << 20  # bytes: a prompt of a million blocks still fits; chosen
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 

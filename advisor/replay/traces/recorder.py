@@ -24,7 +24,7 @@ from .formats import HEADER_VERSION
 
 logger = logging.getLogger(__name__)
 
-_MAX_RUNNING: Final = 65_536
+_MAX_RUNNING: Final = 65_536  # requests; chosen
 
 
 class Recorder:

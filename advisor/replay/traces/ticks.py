@@ -8,7 +8,7 @@ import numpy as np
 
 from ...policies.hazard import Floats
 
-_COARSE_S: Final = 1.0
+_COARSE_S: Final = 1.0  # ticks at least so long are spread; chosen
 _LEAST_TICKS: Final = 16  # fewer tell nothing about a clock; chosen
 _REGULAR: Final = 0.95  # share of the gaps between time stamps that are whole ticks; chosen
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-MAX_WINDOW: Final = 4096
+MAX_WINDOW: Final = 4096  # blocks; chosen
 _SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim wanted, at most, per step; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 

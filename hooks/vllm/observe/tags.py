@@ -26,9 +26,9 @@ from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
 logger = logging.getLogger(__name__)
 
 KEY: Final = "kvgraph"
-MAX_NAME: Final = 256
-MAX_SEGMENTS: Final = 1024
-MAX_SECONDS: Final = 1e9
+MAX_NAME: Final = 256  # characters; chosen
+MAX_SEGMENTS: Final = 1024  # per request; chosen
+MAX_SECONDS: Final = 1e9  # of a stated return; chosen
 T = TypeVar("T")
 
 

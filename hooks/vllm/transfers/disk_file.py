@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 _WEIGHTS: Final = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".tensors"
 )  # fmt: skip
-_DIGEST_DIGITS: Final = 12
+_DIGEST_DIGITS: Final = 12  # 48 bits in a file name; chosen
 
 
 def open_disk(
