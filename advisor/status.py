@@ -15,7 +15,7 @@ from .assembly import Parts
 from .page.log_totals import log_totals
 from .page.page_board import PageBoard
 from .questions import Questions
-from .sockets.subscriber import Peer
+from .sockets.peers import Peer
 
 STALLED_AFTER_S = 5.0  # chosen
 FRESH_S = 0.25  # an older status is computed again; chosen

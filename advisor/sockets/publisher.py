@@ -23,7 +23,7 @@ from ...graph.messages.advice import (
     packed,
 )
 from ..planner import PrefetchOrder
-from .subscriber import Peer
+from .peers import Peer
 
 _NO_WORD: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
 

@@ -2,66 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import zmq
 
-from ...graph.errors import VersionError, WireError
-from ...graph.messages import wire
 from ...graph.messages.events import AnyEvent, BlocksResident, EngineHello
 from ...graph.messages.wire import EventMessage
 from ...graph.types import MAX_ENGINES
 from ..process.notices import Notices
+from .batch_reader import BatchReader
+from .peers import Peer, Strangers, engine_id
 from .sequence import Arrival, SequenceTracker
 
 logger = logging.getLogger(__name__)
 
-RESYNC_EVERY_S = 0.5  # seconds between two requests, at least; chosen
-PATIENT_RESYNCS = 4  # after so many in vain, the pauses between them double; chosen
-LONGEST_RESYNC_PAUSE_S = 30.0
-MAX_STRANGERS = 256  # identities without a hello whose last resync request is kept; chosen
-
 Tell = Callable[[bytes, str], None]
-
-
-@dataclass(slots=True)
-class Peer:
-    """One engine process that said hello.
-
-    Attributes:
-        engine: Stable id of the process, which anyone may know: see ``engine_id``.
-        synced: Whether our picture of its residency is complete; advice is withheld until then.
-        last_seen: When its last new batch arrived, in our clock's seconds.
-    """
-
-    identity: bytes
-    hello: EngineHello
-    last_seen: float
-    sequence: SequenceTracker = field(default_factory=SequenceTracker)
-    synced: bool = False
-    last_resync: float = float("-inf")
-    resyncs: int = 0
-    fruitless: int = 0  # resyncs since it was last in step
-    engine: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.engine = engine_id(self.identity)
-
-    @property
-    def resync_pause_s(self) -> float:
-        """Seconds to wait before asking again: longer if asking did not help."""
-        doubled = min(max(0, self.fruitless - PATIENT_RESYNCS), 10)
-        return float(min(RESYNC_EVERY_S * 2**doubled, LONGEST_RESYNC_PAUSE_S))
-
-
-def engine_id(identity: bytes) -> str:
-    """The public name of a socket identity, which must stay secret: whoever knew it could take the
-    engine's place."""
-    return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
 
 
 class EventSubscriber:
@@ -93,11 +50,12 @@ class EventSubscriber:
         self._clock = clock
         self._timeout_s = engine_timeout_s
         self._capacity = capacity
-        self._strangers: OrderedDict[bytes, float] = OrderedDict()
+        self._strangers = Strangers(clock)
         self._notices = Notices(logger, clock)
         self._peers: dict[bytes, Peer] = {}
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
+        self._reader = BatchReader(self.counters, self._notices)
 
     @property
     def peers(self) -> list[Peer]:
@@ -163,33 +121,13 @@ class EventSubscriber:
             self._resync(peer, "apply failed")
 
     def _take(self, identity: bytes, frames: list[bytes]) -> list[AnyEvent]:
-        self.counters["messages"] += 1
-        try:
-            message = wire.decode_events(frames)
-        except VersionError as error:
-            self.counters["refused_version"] += 1
-            self._notices.once("version", "a message was refused: %s", error)
+        message = self._reader.read(frames)
+        if message is None:
             return []
-        except WireError as error:
-            self.counters["refused_wire"] += 1
-            self._notices.warn("wire", "a message was refused: %s", error)
-            return []
-        self._count(message)
         peer = self._peers.get(identity)
         if peer is None:
             return self._meet(identity, message)
         return self._follow(peer, message)
-
-    def _count(self, message: EventMessage) -> None:
-        self.counters["events"] += len(message.events)
-        if message.unknown:
-            self.counters["unknown_events"] += message.unknown
-            self._notices.once(
-                "unknown", "an engine sends events of a kind that this build does not know: skipped"
-            )
-        if message.refused:
-            self.counters["refused_wire"] += 1
-            self._notices.warn("event", "an event was refused: %s", message.refused)
 
     def _meet(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
         """Take the first batch of an identity: it must begin with a hello."""
@@ -208,7 +146,7 @@ class EventSubscriber:
         assert isinstance(hello, EngineHello)
         peer = Peer(identity, hello, now, SequenceTracker(message.seq + 1), last_resync=now)
         self._peers[identity] = peer
-        self._strangers.pop(identity, None)
+        self._strangers.forget(identity)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
         return self._noted(peer, message._replace(events=events[start:]))
 
@@ -264,29 +202,17 @@ class EventSubscriber:
         self._request_resync(peer.identity, reason)
 
     def _ask_stranger(self, identity: bytes) -> None:
-        if self._answered_lately(identity):
-            return
-        self.counters["resyncs"] += 1
-        self._request_resync(identity, "unknown engine")
+        if self._strangers.note_answer(identity):
+            self.counters["resyncs"] += 1
+            self._request_resync(identity, "unknown engine")
 
     def _turn_away(self, identity: bytes) -> None:
         self._notices.warn(
             "capacity", "an engine was refused: %d are served already", self._capacity
         )
-        if not self._answered_lately(identity):
+        if self._strangers.note_answer(identity):
             self._refuse(identity, f"it serves {self._capacity} engines already; start another "
                                    "sidecar for this one (AITHER_KVCACHE_SIDECAR)")  # fmt: skip
-
-    def _answered_lately(self, identity: bytes) -> bool:
-        """Whether a stranger was answered just now; if not, notes that it is."""
-        now = self._clock()
-        if now - self._strangers.get(identity, float("-inf")) < RESYNC_EVERY_S:
-            return True
-        self._strangers[identity] = now
-        self._strangers.move_to_end(identity)
-        if len(self._strangers) > MAX_STRANGERS:
-            self._strangers.popitem(last=False)
-        return False
 
 
 _REASONS = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.service import Service
-from kvgraph.advisor.sockets.subscriber import engine_id
+from kvgraph.advisor.sockets.peers import engine_id
 from kvgraph.bench.sidecars.sidecar_process import SidecarProcess
 from kvgraph.graph.messages.events import Segment
 from kvgraph.graph.types import SourceLayer

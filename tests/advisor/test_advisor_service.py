@@ -21,7 +21,7 @@ import zmq
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.service import Service
 from kvgraph.advisor.sockets import front
-from kvgraph.advisor.sockets.subscriber import engine_id
+from kvgraph.advisor.sockets.peers import engine_id
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.messages import wire
 from kvgraph.graph.messages.advice import (

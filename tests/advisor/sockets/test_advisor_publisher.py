@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import zmq
 from kvgraph.advisor.planner import PrefetchOrder
+from kvgraph.advisor.sockets.peers import Peer
 from kvgraph.advisor.sockets.publisher import AdvicePublisher
 from kvgraph.advisor.sockets.sequence import SequenceTracker
-from kvgraph.advisor.sockets.subscriber import Peer
 from kvgraph.graph.messages import wire
 from kvgraph.graph.messages.advice import (
     AdmissionAdvice,

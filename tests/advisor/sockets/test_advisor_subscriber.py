@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from kvgraph.advisor.sockets.peers import Strangers, engine_id
 from kvgraph.advisor.sockets.publisher import AdvicePublisher
-from kvgraph.advisor.sockets.subscriber import EventSubscriber, engine_id
+from kvgraph.advisor.sockets.subscriber import EventSubscriber
 from kvgraph.graph.messages import wire
 from kvgraph.graph.messages.advice import AnyAdvice, Refused, ResyncRequest
 from kvgraph.graph.messages.events import (
@@ -411,7 +412,9 @@ def test_a_flood_of_garbage_costs_one_log_line(
     assert len(caplog.records) == 1
 
 
-def test_many_strangers_are_remembered_in_bounded_memory(bench: Bench) -> None:
+def test_many_strangers_are_remembered_in_bounded_memory() -> None:
+    strangers = Strangers(Clock())
     for index in range(400):
-        bench.subscriber._ask_stranger(index.to_bytes(16, "big"))
-    assert len(bench.subscriber._strangers) <= 256
+        assert strangers.note_answer(index.to_bytes(16, "big"))
+        assert not strangers.note_answer(index.to_bytes(16, "big")), "it was answered just now"
+    assert len(strangers) <= 256

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ..figures import Figures
 from .graphs import ENGINE, build_graph
-from .peer import peer_speedups
+from .peers import peer_speedups
 from .sidecar_load import idle_cpu_percent, ingest_rates
 
 _ROUNDS = 50

@@ -1,0 +1,79 @@
+"""Who speaks to the sidecar: a ``Peer`` said hello, ``Strangers`` did not yet."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...graph.messages.events import EngineHello
+from .sequence import SequenceTracker
+
+RESYNC_EVERY_S: Final = 0.5  # seconds between two requests, at least; chosen
+_PATIENT_RESYNCS: Final = 4  # after so many in vain, the pauses between them double; chosen
+_LONGEST_PAUSE_S: Final = 30.0
+_STRANGERS: Final = 256  # identities whose last answer is remembered; chosen
+
+
+@dataclass(slots=True)
+class Peer:
+    """One engine process that said hello.
+
+    Attributes:
+        engine: Stable id of the process, which anyone may know: see ``engine_id``.
+        synced: Whether our picture of its residency is complete; advice is withheld until then.
+        last_seen: When its last new batch arrived, in our clock's seconds.
+    """
+
+    identity: bytes
+    hello: EngineHello
+    last_seen: float
+    sequence: SequenceTracker = field(default_factory=SequenceTracker)
+    synced: bool = False
+    last_resync: float = float("-inf")
+    resyncs: int = 0
+    fruitless: int = 0  # resyncs since it was last in step
+    engine: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.engine = engine_id(self.identity)
+
+    @property
+    def resync_pause_s(self) -> float:
+        """Seconds to wait before asking again: longer if asking did not help."""
+        doubled = min(max(0, self.fruitless - _PATIENT_RESYNCS), 10)
+        return float(min(RESYNC_EVERY_S * 2**doubled, _LONGEST_PAUSE_S))
+
+
+def engine_id(identity: bytes) -> str:
+    """The public name of a socket identity, which must stay secret: whoever knew it could take the
+    engine's place."""
+    return hashlib.blake2b(identity, digest_size=8, person=b"kvgraph engine").hexdigest()
+
+
+class Strangers:
+    """Remembers when each was answered, so that nobody is answered all the time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answered: OrderedDict[bytes, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._answered)
+
+    def note_answer(self, identity: bytes) -> bool:
+        """Note that one is answered now; False: it was just now, and is not again."""
+        now = self._clock()
+        if now - self._answered.get(identity, float("-inf")) < RESYNC_EVERY_S:
+            return False
+        self._answered[identity] = now
+        self._answered.move_to_end(identity)
+        if len(self._answered) > _STRANGERS:
+            self._answered.popitem(last=False)
+        return True
+
+    def forget(self, identity: bytes) -> None:
+        """It said hello."""
+        self._answered.pop(identity, None)
