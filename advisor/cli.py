@@ -16,7 +16,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..graph.errors import ConfigError, KvGraphError
-from .page.page_cli import open_page, why
+from .page_cli import open_page, why
 from .remote import RemoteError, UnknownError, ask, sidecar_urls
 from .replay.cli import record, replay, tune
 from .replay.closed.cli import closed

@@ -26,11 +26,14 @@ from .graph_columns import graph_view
 from .log_views import evictions_view, misses_view, request_views
 from .now_view import now_view
 from .ranking_view import ranking_view, weights_view
+from .recent_answers import RecentAnswers
 from .session_pages import sessions_view, timeline
 
 
 class PageBoard:
     """Implements ``PageSource``. Every method may be called from any thread.
+
+    What many look at is worked out twice a second at most (see ``RecentAnswers``).
 
     Args:
         graph: Read under its lock, one question at a time.
@@ -60,9 +63,13 @@ class PageBoard:
         self._shadows = shadows or ShadowRunner(graph, graph.clock)
         self._config = config
         self._wall = wall
+        self._recent = RecentAnswers(graph.clock)
 
     def now(self) -> Now:
         """The first screen."""
+        return self._recent.of("now", self._now)
+
+    def _now(self) -> Now:
         status, now = self._status(), self._graph.clock()
         with self._questions.turn():
             lru = lru_tokens(self._shadows, self._graph.tables.history.asked(now), now)
@@ -72,16 +79,21 @@ class PageBoard:
         self, limit: int, before: int | None = None, session: str | None = None
     ) -> Requests:
         """Recent requests, the newest first; only those of ``session`` if one is named."""
+        question = ("requests", limit, before, session)
+        return self._recent.of(question, lambda: self._requests(limit, before, session))
+
+    def _requests(self, limit: int, before: int | None, session: str | None) -> Requests:
         with self._questions.turn():
             history = self._graph.tables.history
             found = list(request_views(history, limit, before, session, self._unix))
             more = len(found) == limit and found[-1].id > history.requests.first
-        return Requests(
-            at=self._wall(), requests=found, next=found[-1].id if found and more else None
-        )
+        return Requests(at=self._wall(), requests=found, next=found[-1].id if more else None)
 
     def misses(self) -> Misses:
         """Totals by reason, and over time."""
+        return self._recent.of("misses", self._misses)
+
+    def _misses(self) -> Misses:
         with self._questions.turn():
             tables = self._graph.tables
             pools = sum(tables.pool_blocks.values())
@@ -89,12 +101,20 @@ class PageBoard:
 
     def evictions(self, engine: str | None, limit: int, before: int | None = None) -> Evictions:
         """Recent evictions, the newest first."""
+        question = ("evictions", engine, limit, before)
+        return self._recent.of(question, lambda: self._evictions(engine, limit, before))
+
+    def _evictions(self, engine: str | None, limit: int, before: int | None) -> Evictions:
         with self._questions.turn():
             now = self._graph.clock()
             return evictions_view(self._graph.tables, engine, limit, before, now, self._unix)
 
     def ranking(self, engine: str | None, limit: int) -> RankingView:
         """Who goes next, with every term."""
+        question = ("ranking", engine, limit)
+        return self._recent.of(question, lambda: self._ranking(engine, limit))
+
+    def _ranking(self, engine: str | None, limit: int) -> RankingView:
         with self._questions.turn():
             return ranking_view(self._graph, self._latest(), engine, limit, self._unix)
 
@@ -104,6 +124,10 @@ class PageBoard:
 
     def graph(self, limit: int, session: str | None = None) -> GraphView:
         """The graph as columns; only what ``session`` holds if one is named."""
+        question = ("graph", limit, session)
+        return self._recent.of(question, lambda: self._columns(limit, session))
+
+    def _columns(self, limit: int, session: str | None) -> GraphView:
         with self._questions.turn():
             row = None if session is None else session_row(self._graph.tables, session, None)
             return graph_view(self._graph, limit, row, self._unix)
@@ -117,6 +141,9 @@ class PageBoard:
 
     def sessions(self, limit: int, search: str = "") -> Sessions:
         """Sessions whose name or tenant contains ``search``."""
+        return self._recent.of(("sessions", limit, search), lambda: self._sessions(limit, search))
+
+    def _sessions(self, limit: int, search: str) -> Sessions:
         with self._questions.turn():
             now = self._graph.clock()
             return sessions_view(self._graph.tables, limit, search, now, self._unix)

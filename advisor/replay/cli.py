@@ -181,18 +181,24 @@ def tune(
 
 
 def record(
-    out: Annotated[Path, typer.Argument(help="The trace to write; gzipped if it ends in .gz.")],
+    out: Annotated[Path, typer.Argument(help="The file to write; gzipped if it ends in .gz.")],
     endpoint: Annotated[str | None, typer.Option(help="As for `kvgraph serve`.")] = None,
     config: Annotated[Path | None, typer.Option(help="As for `kvgraph serve`.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Every event word for word, keys and names included.")
+    ] = False,
 ) -> None:
     """Run a sidecar that also writes what its engines do, as a trace without texts or names."""
     from ..serve import serve
+    from .traces.raw_log import RawLog
     from .traces.recorder import Recorder
 
-    recorder = Recorder(out)
+    recorder: Recorder | RawLog = RawLog(out) if raw else Recorder(out)
     overrides = {} if endpoint is None else {"sidecar.endpoint": endpoint}
     try:
         serve(config, overrides, None, recorder)
     finally:
         recorder.close()
-        typer.echo(f"{recorder.requests} requests written to {out}", err=True)
+        wrote = recorder.events if isinstance(recorder, RawLog) else recorder.requests
+        what = "events" if raw else "requests"
+        typer.echo(f"{wrote} {what} written to {out}", err=True)

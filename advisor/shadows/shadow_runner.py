@@ -31,6 +31,7 @@ class ShadowRunner:
 
     Attributes:
         sets: engine → its shadows; read it under ``lock``.
+        spent_s: Of a processor core, by the last tick.
     """
 
     def __init__(self, graph: KVCacheGraph, clock: Callable[[], float]) -> None:
@@ -40,6 +41,7 @@ class ShadowRunner:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-shadows", daemon=True)
         self._spent, self._judged = 0.0, clock()
+        self.spent_s = 0.0
         self._next_ceiling = clock()
         self._looked = float("-inf")
         self.lock = threading.Lock()
@@ -75,7 +77,8 @@ class ShadowRunner:
                 if (column := self._graph.tables.engines.get(engine)) is not None:
                     self.sets[engine].rank(self._view(column))
         self._look_ahead()
-        self._spent += time.thread_time() - began
+        self.spent_s = time.thread_time() - began
+        self._spent += self.spent_s
         self._judge()
 
     def _keep_sets(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .reasons import Detail, Reason
 
-LIMIT: Final = 4_096  # requests; chosen: a minute at seventy a second, hours of agents
+LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
 
 _RECORD: Final = np.dtype(
     [

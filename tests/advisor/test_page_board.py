@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.page.page_cli import why_sentence
+from kvgraph.advisor.page_cli import why_sentence
 from kvgraph.advisor.questions import Questions
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES

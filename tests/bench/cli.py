@@ -45,6 +45,17 @@ def graph(as_json: Json = False) -> None:
 
 
 @app.command()
+def dashboard(
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+) -> None:
+    """What the page, its logs and its shadows cost, and how right the shadows are."""
+    from .dashboard.dashboard import run
+
+    run(progress=not as_json, quick=quick).print(as_json)
+
+
+@app.command()
 def hotpath(as_json: Json = False) -> None:
     """Measure what the engine pays: reading advice, applying it, observing a step."""
     from .hotpath import run

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...dashboards.page_tokens import page_address
-from ..remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
-from ..terminal_tables import plain
-from .miss_words import seconds
+from ..dashboards.page_tokens import page_address
+from .page.miss_words import seconds
+from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
+from .terminal_tables import plain
 
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]

@@ -1,0 +1,75 @@
+"""Everything that engines said, word for word, as lines of JSON: for whoever checks the sidecar.
+
+Unlike a trace (``recorder``) it keeps keys and names as engines tell them. There is no prompt text
+and no token id in it, as there is none in any event.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TextIO, cast
+
+import msgspec
+
+from ....graph.messages.events import AnyEvent, BlocksAttended, BlocksEmbedded
+from ....graph.types import as_keys
+from ..errors import TraceError
+
+logger = logging.getLogger(__name__)
+
+_LEFT_OUT: Final = (BlocksAttended, BlocksEmbedded)  # numbers of every step, and no fact of a block
+
+
+class RawLog:
+    """Shown a sidecar's events, writes a line for each: ``{"at", "engine", "event", …fields}``.
+
+    ``at`` is in seconds since the log began, ``hashes`` are a list of ``0x…`` in chain order.
+
+    Args:
+        path: The file to write, gzipped if it ends in ``.gz``; must not exist.
+        clock: Monotonic seconds.
+
+    Raises:
+        TraceError: The file exists or cannot be written.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.events = 0
+        self._clock = clock
+        self._began = clock()
+        self._failed = False
+        try:
+            opened = gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x")  # noqa: SIM115
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
+        self._file = cast(TextIO, opened)
+
+    def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
+        """Write what an engine said; a disk that is full ends the log."""
+        now = round(self._clock() - self._began, 6)
+        kept = [] if self._failed else [each for each in events if not isinstance(each, _LEFT_OUT)]
+        try:
+            for event in kept:
+                line = {"at": now, "engine": engine, **_worded(event)}
+                self._file.write(json.dumps(line) + "\n")
+                self.events += 1
+        except OSError as error:
+            self._failed = True
+            logger.error("the log ends here: %s", error.strerror)
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+def _worded(event: AnyEvent) -> dict[str, Any]:
+    fields = msgspec.to_builtins(msgspec.structs.asdict(event), builtin_types=(bytes,))
+    if isinstance(hashes := fields.get("hashes"), bytes):
+        whole = hashes[: len(hashes) // 8 * 8]
+        fields["hashes"] = [f"{key:#018x}" for key in as_keys(whole).tolist()]
+    return {"event": type(event).__name__, **fields}

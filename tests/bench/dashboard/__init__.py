@@ -1,0 +1,1 @@
+"""``kvgraph bench dashboard``: what page, logs and shadows cost, and how right they are."""

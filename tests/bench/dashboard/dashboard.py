@@ -1,0 +1,31 @@
+"""Runs the parts of the bench, each of which adds its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rich.console import Console
+
+from ..figures import Figures
+from . import log_cost, page_load, shadow_error
+
+_PARTS: Final[tuple[Callable[[Figures, bool], None], ...]] = (
+    log_cost.run,
+    shadow_error.run,
+    page_load.run,
+)
+
+
+def run(progress: bool = True, quick: bool = False) -> Figures:
+    """What logs and shadows cost and how right they are; what an open page costs the sidecar.
+
+    Args:
+        quick: Shorter, for whoever only wants to see that it runs.
+    """
+    figures, console = Figures("dashboard"), Console(stderr=True)
+    for part in _PARTS:
+        if progress:
+            console.print(f"{part.__module__.rpartition('.')[2]} …")
+        part(figures, quick)
+    return figures

@@ -1,0 +1,50 @@
+"""The raw log: what engines said, word for word."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvgraph.advisor.replay.errors import TraceError
+from kvgraph.advisor.replay.traces.raw_log import RawLog
+from kvgraph.graph.messages.events import (
+    BlocksEmbedded,
+    BlocksRemoved,
+    Pressure,
+    RequestStarted,
+    Segment,
+)
+
+
+def pack(*keys: int) -> bytes:
+    return np.array(keys, dtype="<u8").tobytes()
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
+def test_every_event_is_a_line_in_its_order(tmp_path: Path, name: str) -> None:
+    path, now = tmp_path / name, [5.0]
+    log = RawLog(path, clock=lambda: now[0])
+    segments = (Segment(2, 0, 16, name="policy.md"),)
+    now[0] = 6.5
+    log("e1", [RequestStarted("r", pack(1, (1 << 64) - 1), 40, 16, 16, "s", "t", segments, 16)])
+    log("e2", [BlocksRemoved(pack(7)), BlocksEmbedded(pack(1), 2, b"\0" * 4), Pressure(*[1] * 5)])
+    log.close()
+    read = path.read_bytes()
+    text = (gzip.decompress(read) if path.suffix == ".gz" else read).decode()
+    first, second, third = map(json.loads, text.splitlines())
+    assert (first["at"], first["engine"], first["event"]) == (1.5, "e1", "RequestStarted")
+    assert first["hashes"] == [f"{1:#018x}", "0xffffffffffffffff"]
+    assert (first["loading_tokens"], first["session"], first["tenant"]) == (16, "s", "t")
+    assert (second["event"], second["hashes"]) == ("BlocksRemoved", [f"{7:#018x}"])
+    assert third["event"] == "Pressure"
+    assert log.events == 3
+
+
+def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("mine")
+    with pytest.raises(TraceError, match="cannot be written"):
+        RawLog(path)
