@@ -30,7 +30,7 @@ from .chains import ChainLinker
 from .layers import LayerBook
 from .lineage import continued, owners
 
-_MAX_INFERRED: Final = 65_536  # blocks of a chain by which a session is inferred; chosen
+_MAX_INFERRED: Final = 65_536  # running requests without a name, remembered; chosen
 _MEMORIES_A_BLOCK: Final = 4  # MEMORY_REF edges per block; more add nothing. Chosen
 
 Turn = RequestStarted | RequestFinished
