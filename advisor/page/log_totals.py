@@ -30,7 +30,7 @@ def _tokens(history: History) -> dict[str, int]:
 
 
 def _rules(tables: Tables) -> dict[tuple[str, str], tuple[int, int]]:
-    found = {}
+    found: dict[tuple[str, str], tuple[int, int]] = {}
     for engine, column in list(tables.engines.items()):
         log = tables.history.evictions.get(column)
         if log is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...graph.types import Keys
 from ..replay.fast.bounds import belady_hits
@@ -62,14 +63,17 @@ def ceiling(window: Sequence[_Asked], capacity: int) -> tuple[int, int]:
 
 
 def _there_at_first(
-    blocks: np.ndarray[tuple[int], np.dtype[np.int32]], starts: Sequence[int], found: Sequence[int]
+    blocks: np.ndarray[tuple[int], np.dtype[np.int32]],
+    starts: npt.NDArray[np.int64],
+    found: Sequence[int],
 ) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     """Blocks whose first use was a hit, in the order of these uses."""
     place = np.arange(len(blocks))
     request = np.searchsorted(starts, place, side="right") - 1
-    hit = place - np.asarray(starts)[request] < np.asarray(found)[request]
+    hit = place - starts[request] < np.asarray(found)[request]
     first = np.unique(blocks, return_index=True)[1]
-    return blocks[np.sort(first[hit[first]])]
+    seeds: np.ndarray[tuple[int], np.dtype[np.int32]] = blocks[np.sort(first[hit[first]])]
+    return seeds
 
 
 def _trace(

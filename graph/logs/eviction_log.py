@@ -96,7 +96,7 @@ class EvictionLog:
         """Note that these blocks leave now; if they do not all fit, the last are kept."""
         if len(rows) > LIMIT:
             self.evicted += np.bincount(left.rule[:-LIMIT], minlength=len(Rule))
-            rows, left = rows[-LIMIT:], Left(*(column[-LIMIT:] for column in left))
+            rows, left = rows[-LIMIT:], Left._make(column[-LIMIT:] for column in left)
         self._grow(len(rows))
         slots = (self.next + np.arange(len(rows))) % LIMIT
         ring = self._ring
@@ -133,7 +133,8 @@ class EvictionLog:
         self._ring["wanted"][slots] = as_byte(ago[fresh])
         rules = self._ring["why"][slots] >> 4
         self.wanted += np.bincount(rules, minlength=len(Rule))
-        return ids[fresh]
+        regretted: Ids = ids[fresh]
+        return regretted
 
     def record(self, number: int) -> np.void:
         """One record by its id, which must be between ``first`` and ``next``."""

@@ -64,7 +64,7 @@ class _Running(NamedTuple):
 class _Unsettled(NamedTuple):
     engine: int
     row: int
-    index: int
+    block: int
     computed: int
 
 
@@ -100,8 +100,8 @@ class History(Departures):
     @property
     def nbytes(self) -> int:
         """Bytes of all logs."""
-        logs = [*self.evictions.values(), self.requests, self.tokens, self.reasons]
-        return sum(log.nbytes for log in logs)
+        evictions = sum(log.nbytes for log in self.evictions.values())
+        return evictions + self.requests.nbytes + self.tokens.nbytes + self.reasons.nbytes
 
     def asked(self, now: float) -> dict[float, int]:
         """Tokens of all prompts, by the starts of the steps of ``tokens``."""
@@ -173,7 +173,7 @@ class History(Departures):
         self.requests.finish(running.number, event.reason, event.expected_return_s, now)
         open_case = self._unsettled.pop(running.number, None)
         if open_case is not None:
-            miss = Miss(open_case.index, 0, Reason.UNKNOWN, Detail.IN_POOL)
+            miss = Miss(open_case.block, 0, Reason.UNKNOWN, Detail.IN_POOL)
             self._count(miss, open_case.computed, now)
 
     def listen(self) -> list[Heard]:
@@ -221,9 +221,9 @@ class History(Departures):
             held = int(self._tables.blocks.tiers[engine, case.row]) & int(Tier.HOT)
             if case.engine != engine or held:
                 continue
-            rows = np.full(case.index + 1, case.row, dtype=np.int32)
+            rows = np.full(case.block + 1, case.row, dtype=np.int32)
             log = self._log(engine)
-            miss = judge(self._tables, log, engine, NO_ROW, rows, case.index, now)
+            miss = judge(self._tables, log, engine, NO_ROW, rows, case.block, now)
             del self._unsettled[number]
             self.requests.judge(number, miss)
             self._count(miss, case.computed, now)

@@ -17,7 +17,8 @@ Bytes = npt.NDArray[np.uint8]
 def as_byte(seconds: npt.NDArray[np.float64]) -> Bytes:
     """uint8: durations on a logarithmic scale, 1 for none at all; see ``seconds_of``."""
     steps = 1 + _STEPS * np.log2(1.0 + np.maximum(seconds, 0.0) / _UNIT_S)
-    return np.minimum(np.rint(steps), 255).astype(np.uint8)
+    found: Bytes = np.minimum(np.rint(steps), 255).astype(np.uint8)
+    return found
 
 
 def seconds_of(byte: int) -> float | None:
