@@ -252,7 +252,7 @@ def load_fails(stage: Stage) -> Facts:
 def disk_corrupt(stage: Stage) -> Facts:
     context = stage.park("rotten", 41, prompts=COLD)
     if stage.tiers:
-        disk = stage.worker._mover._disk
+        disk = stage.worker._mover.lane._disk
         junk = os.urandom(1000)
         for slot in range(disk.capacity):
             os.pwrite(disk._file, junk, disk._data_start + slot * disk.record_bytes + 500)
@@ -271,7 +271,7 @@ def disk_full(stage: Stage) -> Facts:
 def disk_slow(stage: Stage) -> Facts:
     """A session waits for the disk; others are served meanwhile."""
     context = stage.park("slow", 61, prompts=COLD)
-    with held(stage, stage.worker._mover._disk if stage.tiers else None, "read") as leave:
+    with held(stage, stage.worker._mover.lane._disk if stage.tiers else None, "read") as leave:
         waits = stage.begin_load("slow again", context)
         stage.add("quick", prompt(62))
         stage.until(lambda: "quick" in stage.texts)
