@@ -25,6 +25,7 @@ from .figures import Figures
 
 BLOCK_SIZE: Final = 16
 POOL_BLOCKS: Final = 8192
+LAYERS: Final = 32
 RUNNING: Final = 32  # requests in the decode batch
 PROMPT_TOKENS: Final = 1024
 SHARED_TOKENS: Final = 768  # of every prompt, cached since the first
@@ -37,19 +38,22 @@ ROUNDS: Final = 80  # of the observed and the stock loop in turn, so that drift 
 
 
 def run(progress: bool = False) -> Figures:
-    """Measure ``read_ns``, ``apply_us_per_block``, ``observe_us_per_step`` and the tiers' share."""
+    """Measure reading, applying, observing, and steps at production size (``steps/``)."""
+    from .steps.step_figures import add_steps  # which is built of what stands here
+
     figures = Figures("hotpath")
+    say = _say if progress else _silent
     for measure in (_measure_read, _measure_apply, _measure_observe, _measure_tiers):
-        if progress:
-            _say(measure.__doc__ or "")
+        say(measure.__doc__ or "")
         measure(figures)
+    add_steps(figures, say)
     return figures
 
 
 def _measure_read(figures: Figures) -> None:
     """Reading the latest ranking, as the engine does each step."""
     client = AdvisorClient("ipc:///nowhere", _no_engine())
-    client.hold_ranking(_ranking(np.arange(4096, dtype=np.uint64)))
+    client.hold_ranking(a_ranking(np.arange(4096, dtype=np.uint64)))
     samples = [_per_call(client.ranking, 50_000) * 1e9 for _ in range(REPEATS)]
     figures.add("read_ns", samples, "ns", "≤ 250")
 
@@ -61,7 +65,7 @@ def _measure_apply(figures: Figures) -> None:
     shuffled, samples = np.random.default_rng(7), []
     for epoch in range(1, 4 * REPEATS):
         order = shuffled.permutation(keys)
-        ranking = _ranking(order[512:], epoch, protected=order[:512])
+        ranking = a_ranking(order[512:], epoch, protected=order[:512])
         moved, start = arranger.moved, time.thread_time()
         arranger.step(ranking)
         samples.append((time.thread_time() - start) / (arranger.moved - moved) * 1e6)
@@ -219,42 +223,66 @@ def surroundings(clock: Callable[[], float] = time.monotonic, **more: Any) -> An
     )
 
 
-def connected(pool: Any, tiers_of: int | None = None) -> Any:
+def connected(
+    pool: Any,
+    tiers_of: int | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    batched_tokens: int = 2048,
+    requests: int = RUNNING,
+    spill_all: bool = False,
+) -> Any:
     """Our connector, bound to ``pool``; its client's thread is not started.
 
     Args:
         tiers_of: Blocks that host memory for copies holds; None: without tiers.
+        clock: Monotonic seconds.
+        batched_tokens: Of a step, at most.
+        requests: That run, at most.
+        spill_all: Whether every block that goes is worth a copy.
     """
-    import torch
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-    from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    from ..hooks.tiers.budget import TierSettings
+    from ..hooks.tiers.jobs import TierAnswer, WorkerStart
     from ..hooks.vllm.connector import KvGraphConnector
-    from ..hooks.vllm.settings import TIERS_KEY
 
-    group = SimpleNamespace(kv_cache_spec=None)
-    extra: dict[str, Any] = {}
-    if tiers_of is not None:
-        spec = FullAttentionSpec(
-            block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32
-        )
-        group = SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"])
-        extra[TIERS_KEY] = TierSettings(warm_bytes=tiers_of * spec.page_size_bytes).plain()
+    group, extra = _layers(tiers_of, spill_all)
+    transfer = KVTransferConfig(
+        kv_connector="KvGraphConnector", kv_role="kv_both", kv_connector_extra_config=extra
+    )
+    bounds = SimpleNamespace(max_num_batched_tokens=batched_tokens, max_num_seqs=requests)
     config = SimpleNamespace(
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="KvGraphConnector", kv_role="kv_both", kv_connector_extra_config=extra
-        ),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=2048, max_num_seqs=RUNNING),
+        kv_transfer_config=transfer,
+        scheduler_config=bounds,
+        model_config=SimpleNamespace(served_model_name="bench", model="bench"),
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
         ),
     )
     kv_cache = SimpleNamespace(kv_cache_groups=[group])
     connector = KvGraphConnector(config, KVConnectorRole.SCHEDULER, kv_cache)
-    connector.attach(pool, surroundings())
+    side = connector.attach(pool, surroundings(clock))
+    if tiers_of is not None:
+        side.answered(TierAnswer(starts=(WorkerStart(tiers_of),)))
     return connector
+
+
+def _layers(tiers_of: int | None, spill_all: bool) -> tuple[Any, dict[str, Any]]:
+    """A group of layers, and what the connector is told of tiers."""
+    import torch
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    from ..hooks.tiers.budget import TierSettings
+    from ..hooks.vllm.settings import TIERS_KEY
+
+    if tiers_of is None:
+        return SimpleNamespace(kv_cache_spec=None), {}
+    spec = FullAttentionSpec(
+        block_size=BLOCK_SIZE, num_kv_heads=8, head_size=128, dtype=torch.bfloat16
+    )
+    settings = TierSettings(tiers_of * LAYERS * spec.page_size_bytes, spill_all=spill_all)
+    group = SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"] * LAYERS)
+    return group, {TIERS_KEY: settings.plain()}
 
 
 def tiered_connector(pool: Any) -> Any:
@@ -281,7 +309,7 @@ class _NoBlocks:
         return ([],)
 
 
-def _ranking(order: Keys, epoch: int = 1, protected: Keys | None = None) -> EvictionRanking:
+def a_ranking(order: Keys, epoch: int = 1, protected: Keys | None = None) -> EvictionRanking:
     none = np.empty(0, dtype=np.uint64)
     protected = none if protected is None else protected
     never_stale = time.monotonic() + 1e6
@@ -298,6 +326,10 @@ def _per_call(function: Callable[[], object], calls: int) -> float:
     for _ in itertools.repeat(None, calls):
         function()
     return (time.thread_time() - start) / calls
+
+
+def _silent(line: str) -> None:
+    pass
 
 
 def _say(line: str) -> None:

@@ -1,0 +1,181 @@
+"""A scheduler's dealings with its block pool and our connector, step by step, without a model."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Final
+
+from ...hooks.tiers.jobs import JobDone, TierAnswer, TierWork
+from ..hotpath import BLOCK_SIZE, new_pool, request_maker
+
+PROMPT_BLOCKS: Final = 64
+SHARED_BLOCKS: Final = 48  # of every prompt, cached since the first
+OUTPUT_BLOCKS: Final = 16  # each request ends after so many and another takes its place
+PREFILL_TOKENS: Final = 16_384
+LINK_BYTES_PER_S: Final = 20e9  # of a GPU's PCIe link; chosen
+BLOCK_BYTES: Final = 2 << 20  # of a model of 8 B parameters: 32 layers, 8 KV heads of 128, bf16
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine is busy with.
+
+    Attributes:
+        running: Requests that decode.
+        pool: Blocks of the pool.
+        prefill: Whether each step computes a prompt of 16k tokens beside.
+        step_s: Seconds that a step takes on the engine's clock.
+    """
+
+    running: int
+    pool: int
+    prefill: bool = False
+    step_s: float = 0.03
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.running + PREFILL_TOKENS * self.prefill
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A request that decodes; its blocks, the last of them not full."""
+
+    request: Any
+    blocks: list[Any] = field(default_factory=list)
+    filled: int = 0
+
+
+class StepLoop:
+    """One engine; of two that are given the same load, every step does the same.
+
+    Args:
+        load: What it is busy with.
+        connect: Makes our connector for its pool; None: stock.
+    """
+
+    def __init__(self, load: Load, connect: Callable[[Any], Any] | None = None) -> None:
+        self.load = load
+        self.pool = new_pool(load.pool)
+        self.connector: Any = connect(self.pool) if connect is not None else None
+        self._make, self._numbers = request_maker(), itertools.count()
+        self._shared: list[Any] = []
+        self._running: list[Running] = []
+        self._prefilled: Running | None = None
+        self._answer = TierAnswer()
+        self._step = 0
+        self._fill()
+
+    def prepare(self) -> None:
+        """Do for the next step what a scheduler does not: tokens are sampled, prompts hashed."""
+        self._due = list(self._at_a_blocks_end())
+        for each in self._due:
+            each.request.append_output_token_ids([0] * BLOCK_SIZE)
+        ending = [each for each in self._due if each.filled + 1 == OUTPUT_BLOCKS]
+        self._coming = [self._prompt(PROMPT_BLOCKS) for _ in ending]
+        self._long = self._prompt(PREFILL_TOKENS // BLOCK_SIZE) if self.load.prefill else None
+
+    def step(self) -> float:
+        """Seconds that the step took of this thread: other processes' load is not its cost."""
+        began = time.thread_time()
+        if self._prefilled is not None:
+            self._finish(self._prefilled)
+        for each in self._due:
+            self._decode(each)
+        for request in self._coming:
+            self._running.append(self._start(request, self._shared))
+        self._prefilled = self._start(self._long, []) if self._long is not None else None
+        if self.connector is not None:
+            self._ask(self.load.tokens)
+        took = time.thread_time() - began
+        self._step += 1
+        return took
+
+    def _at_a_blocks_end(self) -> Iterator[Running]:
+        """Of the requests, one in sixteen: staggered, as in a server."""
+        return itertools.islice(self._running, self._step % BLOCK_SIZE, None, BLOCK_SIZE)
+
+    def _decode(self, each: Running) -> None:
+        each.blocks += self.pool.get_new_blocks(1)
+        request, full = each.request, len(each.blocks) - 1
+        request.num_computed_tokens = full * BLOCK_SIZE
+        self.pool.cache_full_blocks(request, each.blocks, full - 1, full, BLOCK_SIZE, 0)
+        each.filled += 1
+        if each.filled == OUTPUT_BLOCKS:
+            self._finish(each)
+            self._running.remove(each)
+
+    def _start(self, request: Any, hits: list[Any]) -> Running:
+        connector, pool, held = self.connector, self.pool, len(hits)
+        if connector is not None:
+            connector.on_new_request(request)
+            connector.get_num_new_matched_tokens(request, held * BLOCK_SIZE)
+        pool.touch(hits)
+        count = request.num_prompt_tokens // BLOCK_SIZE
+        blocks = hits + pool.get_new_blocks(count - held)
+        if connector is not None:
+            connector.update_state_after_alloc(request, _blocks(blocks), 0)
+        pool.cache_full_blocks(request, blocks, held, count, BLOCK_SIZE, 0)
+        request.num_computed_tokens = count * BLOCK_SIZE
+        return Running(request, blocks + pool.get_new_blocks(1))
+
+    def _finish(self, each: Running) -> None:
+        if self.connector is not None:
+            ids = [block.block_id for block in each.blocks]
+            self.connector.request_finished_all_groups(each.request, (ids,))
+        self.pool.free_blocks(reversed(each.blocks))
+
+    def _ask(self, tokens: int) -> None:
+        """The step's end: orders go out, and the answers to those of the step before come in."""
+        output = SimpleNamespace(total_num_scheduled_tokens=tokens)
+        metadata = self.connector.build_connector_meta(output)
+        said = SimpleNamespace(answer=self._answer) if self._answer else None
+        self.connector.update_connector_output(
+            SimpleNamespace(kv_connector_worker_meta=said, finished_recving=None)
+        )
+        self._answer = _answer(getattr(metadata, "work", None))
+
+    def _prompt(self, blocks: int) -> Any:
+        tokens = list(range(blocks * BLOCK_SIZE))
+        own = 0 if blocks != PROMPT_BLOCKS else SHARED_BLOCKS * BLOCK_SIZE
+        tokens[own] = -1 - next(self._numbers)  # what follows is this request's own
+        return self._make(tokens)
+
+    def _fill(self) -> None:
+        """Sessions come and go until the pool is full, and then the requests that stay."""
+        first = self._start(self._prompt(PROMPT_BLOCKS), [])
+        self._shared = first.blocks[:SHARED_BLOCKS]
+        for _ in range(self.load.pool // (8 * PROMPT_BLOCKS) + 1):
+            self._finish(self._start(self._prompt(8 * PROMPT_BLOCKS), []))
+            self._settle()
+        for number in range(self.load.running):
+            each = self._start(self._prompt(PROMPT_BLOCKS), self._shared)
+            each.filled = number * OUTPUT_BLOCKS // self.load.running
+            self._running.append(each)
+            self._settle()
+
+    def _settle(self) -> None:
+        if self.connector is not None:
+            self._ask(0)
+
+
+def _blocks(blocks: list[Any]) -> Any:
+    """As vLLM shows a request's blocks."""
+    return SimpleNamespace(get_block_ids=lambda: ([block.block_id for block in blocks],))
+
+
+def _answer(work: TierWork | None) -> TierAnswer:
+    """What a worker says to a step's orders, if there are any: all done, as fast as the link is."""
+    jobs = work.jobs if work is not None else ()
+    sizes = [len(job.copies) * BLOCK_BYTES for job in jobs]
+    return TierAnswer(
+        tuple(
+            JobDone(job.id, frozenset(), size / LINK_BYTES_PER_S, size)
+            for job, size in zip(jobs, sizes, strict=True)
+        )
+    )
