@@ -92,6 +92,8 @@ def _reset(detail: int, ago_s: float | None, session: str | None) -> str:
 def _unknown(detail: int, ago_s: float | None, session: str | None) -> str:
     if detail == Detail.UNHEARD:
         return "left the pool while news of its engine were lost: nobody told why."
+    if detail == Detail.ELSEWHERE:
+        return "was asked for before, but not kept in this engine's pool; nobody has it any more."
     return (
         "should have been there by the sidecar's books: the request read no cache, or the news "
         "of its eviction were late."

@@ -85,10 +85,10 @@ class Ingest:
 
     def _let_go(self, engine: int) -> None:
         """Note that an engine holds nothing any more, and runs nothing."""
+        self._tables.left(engine)
         self._copies.forget(engine)
         self._tables.blocks.tiers[engine] = 0
         self._tables.sessions.interrupt(engine)
-        self._tables.left(engine)
 
     def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
         match event:

@@ -72,6 +72,7 @@ class Departures:
         self._tables = tables
         self._origin = Origin()
         self._in_force: dict[int, _InForce] = {}
+        self._left: dict[int, str] = {}  # columns whose engine is gone, and which it was
         self.evictions: dict[int, EvictionLog] = {}
 
     # Rankings and evictions ---------------------------------------------------------------------
@@ -165,13 +166,28 @@ class Departures:
             log.marks[rows] = 0
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone; what it did stays in the log of requests."""
-        self.evictions.pop(engine, None)
+        """An engine is gone, and what it held is unheard of. It may come back, by its own id: then
+        its log goes on; another one in its column begins anew.
+        """
+        log = self.evictions.get(engine)
+        if log is not None:
+            resident = np.flatnonzero(self._tables.blocks.resident(engine)).astype(np.int32)
+            self._mark(engine, resident, Way.UNHEARD)
+            self._left[engine] = log.owner
         self._in_force.pop(engine, None)
 
     def _log(self, engine: int) -> EvictionLog:
+        if engine in self._left and self._left[engine] != self._name(engine):
+            if self._name(engine) is None:
+                return self.evictions[engine]  # nobody is there: what is told is the old one's
+            del self.evictions[engine]
+        self._left.pop(engine, None)
         log = self.evictions.get(engine)
         if log is None:
-            log = self.evictions[engine] = EvictionLog(self._origin)
+            log = self.evictions[engine] = EvictionLog(self._origin, self._name(engine) or "")
         log.reserve(self._tables.blocks.size)
         return log
+
+    def _name(self, engine: int) -> str | None:
+        engines = self._tables.engines.items()
+        return next((name for name, column in engines if column == engine), None)

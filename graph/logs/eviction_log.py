@@ -62,11 +62,13 @@ class Way:
 class EvictionLog:
     """A ring of records, and at each block row the slot of its last one.
 
-    Ids count from 0 and never repeat; ``first`` is the oldest that is still there.
+    Ids count from 0 and never repeat; ``first`` is the oldest that is still there. ``owner`` is the
+    engine's id.
     """
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: Origin, owner: str) -> None:
         self._origin = origin
+        self.owner = owner
         self._ring = np.zeros(1024, dtype=_RECORD)
         self._slot = np.zeros(0, dtype=np.uint16)  # by row
         self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see Way

@@ -236,6 +236,5 @@ class History(Departures):
         self.totals += counts
 
     def _names(self, engine: int, event: RequestStarted, session: int) -> RequestNames:
-        engines = self._tables.engines
-        name = next((name for name, column in engines.items() if column == engine), "?")
+        name = self._name(engine) or "?"
         return RequestNames(event.request_id, name, *named(self._tables, session))

@@ -57,6 +57,8 @@ def judge(
         return Miss(index, key, Reason.UNKNOWN, Detail.UNHEARD, engine=elsewhere)
     if elsewhere is not None:
         return Miss(index, key, Reason.OTHER_ENGINE, engine=elsewhere)
+    if blocks.created[row] < now:
+        return Miss(index, key, Reason.UNKNOWN, Detail.ELSEWHERE)
     return _unseen(tables, session, rows, index, key, now)
 
 

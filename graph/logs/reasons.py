@@ -90,4 +90,5 @@ class Detail(IntEnum):
     UNDER_WAY = 2  # NOT_CACHEABLE: another request was computing it
     OWN_HISTORY = 3  # DIVERGED: from what the session itself said before
     UNHEARD = 4  # UNKNOWN: events were lost
+    ELSEWHERE = 6  # UNKNOWN: some other engine had it, and no engine has it any more
     IN_POOL = 5  # UNKNOWN: by the sidecar's books the pool had it

@@ -93,7 +93,7 @@ class Tables:
         self.history.reset(engine)
 
     def left(self, engine: int) -> None:
-        """Forget what an engine did: it is gone, or runs another model."""
+        """Forget what an engine did that is gone or runs another model; it still has its blocks."""
         self.walks.forget(engine)
         self.regret.forget(engine)
         self.history.forget(engine)

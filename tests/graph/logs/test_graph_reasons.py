@@ -288,14 +288,30 @@ def test_a_name_that_was_forgotten_and_a_row_that_was_reused_tell_nothing_old(
     assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
 
 
-def test_an_engine_that_is_gone_takes_its_log_along(world: World) -> None:
+def test_an_engine_that_comes_back_has_its_log_and_what_it_held_is_unheard_of(
+    world: World,
+) -> None:
+    world.serve(1, 2, 3)
+    world.evict(2)
+    world.graph.forget_engine("a")
+    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(pack(1)))
+    world.serve(1, 2, 3, found=1)
+    assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
+    world.graph.forget_engine("a")
+    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(b""))
+    world.start(1, 2, 3)
+    assert world.last() == (Reason.UNKNOWN, Detail.UNHEARD, 0)
+
+
+def test_an_engine_in_anothers_place_begins_anew(world: World) -> None:
     world.serve(1, 2)
     world.evict(2)
     world.graph.forget_engine("a")
-    assert world.history.evictions == {}
-    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), engine="a")
-    world.start(1, 2, found=0)
-    assert world.history.requests.next == 2
+    world.tell(EngineHello("host:c", "model", SIZE, 100, "vllm"), engine="c")
+    assert world.graph.tables.engines["c"] == 0
+    world.start(1, 2, engine="c")
+    assert world.last() == (Reason.UNKNOWN, Detail.ELSEWHERE, 0)
+    assert world.history.evictions[0].next == 0
 
 
 def test_who_ends_is_told(world: World) -> None:
