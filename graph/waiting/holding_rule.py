@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..messages.advice import HOLD_PATIENCE_S, AdmissionAdvice
+from .pacing import Pacing
 from .release_order import Held, HoldingOrder
 from .room_left import RoomLedger
 
@@ -63,6 +64,7 @@ class HoldingRule:
         self._bounds = bounds
         self._order = HoldingOrder()
         self._room = RoomLedger()
+        self._pacing = Pacing()
         self._ran_at = -math.inf
 
     def __len__(self) -> int:
@@ -120,9 +122,9 @@ class HoldingRule:
     ) -> list[tuple[Held, str]]:
         """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
 
-        If there is no room, the request that has waited ``HOLD_PATIENCE_S`` starts once no other
-        is queued, one at a time: a prefill that stands before a resident session's turn may evict
-        that session's blocks.
+        If there is no room, a request that has waited ``HOLD_PATIENCE_S`` starts once no other
+        is queued, one at a time and as ``Pacing`` allows: a prefill that stands before a resident
+        session's turn may evict that session's blocks.
 
         Args:
             idle: The engine has no work but held requests.
@@ -130,10 +132,11 @@ class HoldingRule:
         """
         if not idle or not len(self._order):
             self._ran_at = now
+        self._pacing.looks(now, free)
         if advice is None or advice.room_blocks is None:
             return list(self._all("open" if advice is not None else "silence"))
         found = [*self._old(now), *self._fitting(advice)]
-        return found or self._without_room(now, idle, free)
+        return found or self._without_room(now, idle)
 
     def oldest(self) -> Held | None:
         """The request that has waited longest; None if none is held."""
@@ -160,14 +163,18 @@ class HoldingRule:
                 return
             yield self._let_go(held), "room"
 
-    def _without_room(self, now: float, idle: bool, free: bool) -> list[tuple[Held, str]]:
+    def _without_room(self, now: float, idle: bool) -> list[tuple[Held, str]]:
         resting = idle and now - self._ran_at >= _ABOUT_TO_RUN_S
         if resting and (held := self._order.peek()) is not None:
             return [(self._let_go(held), "idle")]
-        oldest = self._order.oldest()
-        if free and oldest is not None and now - oldest.since >= HOLD_PATIENCE_S:
-            return [(self._let_go(oldest), "patience")]
-        return []
+        if not self._pacing.may_start(now):
+            return []
+        patient = self._order.pop_patient(now - HOLD_PATIENCE_S, now)
+        if patient is None:
+            return []
+        self._pacing.begin(now)
+        self._let_in(patient)
+        return [(patient, "patience")]
 
     def _let_in(self, asks: Held) -> bool:
         self._room.promise(asks.request_id, asks.blocks)

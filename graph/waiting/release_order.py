@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 _MOST_TENANTS: Final = (
     4096  # remembered; the one that started a request longest ago is forgotten. Chosen
 )
 _DEAD_ENTRIES: Final = 64  # in the heap, besides one for each that waits; chosen
+_MOST_LOOKED_AT: Final = 64  # lanes, and requests of a lane, in ``pop_patient``; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ class HoldingOrder:
     requests in order of arrival. A client with a thousand sessions therefore delays only itself.
     A tenant pays for what starts, and not for what goes away before. Every operation costs
     O(log n) of those that wait, spread over all.
+
+    Where there is no room, what a request will cost counts too: see ``pop_patient``.
     """
 
     def __init__(self) -> None:
@@ -105,6 +110,23 @@ class HoldingOrder:
             heapq.heapreplace(turns, turn)
         return None
 
+    def pop_patient(self, born: float, now: float) -> Held | None:
+        """Remove and return one of those that wait since ``born`` or longer; None if there is none.
+
+        Of the tenant that has had the least, the request that has waited longest for its blocks:
+        highest response ratio next (Brinch Hansen, 1971). A short one goes before a long one
+        that came with it, and a long one before short ones that came much later.
+        """
+        found = self._least_served(born)
+        if found is None:
+            return None
+        start, tenant, priority = found
+        lanes = [self._lanes.get((tenant, priority, kind)) for kind in (False, True)]
+        patient = (held for lane in lanes if lane for held in _patient(lane, born))
+        best = max(patient, key=lambda held: (now - held.since) / held.blocks)
+        self._now = max(self._now, start)
+        return self.take(best.request_id)
+
     def take(self, request_id: str) -> Held | None:
         """Remove and return ``request_id``, which starts: its tenant pays. None if not held."""
         place = self._remove(request_id)
@@ -123,6 +145,16 @@ class HoldingOrder:
         """Remove and return ``request_id``, which will never start; None if it was not held."""
         place = self._remove(request_id)
         return place.held if place is not None else None
+
+    def _least_served(self, born: float) -> tuple[float, str | None, int] | None:
+        """Where the tenant whose turn it is starts, its name and its request's priority."""
+        found: tuple[int, float, int, str | None] | None = None
+        for lane in islice(self._lanes.values(), _MOST_LOOKED_AT):
+            place = _first(lane)
+            if place.held.since <= born:
+                turn = place.held.priority, self._start(place), place.number, place.held.tenant
+                found = turn if found is None or turn[:3] < found[:3] else found
+        return None if found is None else (found[1], found[3], found[0])
 
     def _remove(self, request_id: str) -> _Place | None:
         held = self._held.pop(request_id, None)
@@ -151,6 +183,12 @@ class HoldingOrder:
 
 def _first(lane: _Lane) -> _Place:
     return next(iter(lane.values()))
+
+
+def _patient(lane: Mapping[str, _Place], born: float) -> Iterator[Held]:
+    """The first of a lane, as long as they wait since ``born`` or longer."""
+    first = (place.held for place in islice(lane.values(), _MOST_LOOKED_AT))
+    return takewhile(lambda held: held.since <= born, first)
 
 
 def _lane_of(held: Held) -> tuple[str | None, int, bool]:

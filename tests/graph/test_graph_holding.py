@@ -97,7 +97,35 @@ def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: Hold
     assert step(rule, HOLD_PATIENCE_S - 1.0, 0, free=True) == []
     assert step(rule, HOLD_PATIENCE_S, 0) == []
     assert step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True) == ["oldest patience"]
-    assert step(rule, HOLD_PATIENCE_S + 2.0, 0, free=True) == ["returning patience"]
+    assert step(rule, HOLD_PATIENCE_S + 6.0, 0) == []
+    assert step(rule, HOLD_PATIENCE_S + 11.0, 0, free=True) == [], "its prompt took ten seconds"
+    assert step(rule, HOLD_PATIENCE_S + 11.9, 0, free=True) == [], "and one more it has in peace"
+    assert step(rule, HOLD_PATIENCE_S + 12.1, 0, free=True) == ["returning patience"]
+
+
+def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ever(
+    rule: HoldingRule,
+) -> None:
+    rule.arrives(asks("long", 1.0, 40), word(0), False)
+    for now in range(1, 95):
+        if now % 2:  # there always is a short one that has waited for long enough
+            rule.arrives(asks(f"short at {now}", float(now), 10), word(0), False)
+        found = step(rule, float(now), 0, free=now > 12)
+        assert now > 13 or found in ([], ["short at 1 patience"])
+        if "long patience" in found:
+            assert 41 <= now <= 55, "forty seconds for forty blocks are as long as ten for ten"
+            return
+    pytest.fail("the long one is overtaken by whatever comes")
+
+
+def test_tenants_take_turns_where_there_is_no_room(rule: HoldingRule) -> None:
+    for number in range(500):
+        rule.arrives(asks(f"greedy {number}", 1.0, 10, tenant="greedy"), word(0), False)
+    for number in range(3):
+        rule.arrives(asks(f"modest {number}", 2.0, 50, tenant="modest"), word(0), False)
+    started = [name for now in range(20, 60) for name in step(rule, float(now), 0, free=True)]
+    assert sum("modest" in name for name in started) == 3
+    assert sum("greedy" in name for name in started[: started.index("modest 2 patience")]) <= 11
 
 
 def test_urgent_ones_start_first_then_returning_sessions_then_new_ones(rule: HoldingRule) -> None:

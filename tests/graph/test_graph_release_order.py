@@ -110,3 +110,18 @@ def test_the_heap_gives_what_a_search_through_all_gives() -> None:
             ends[held.tenant] = start + held.blocks
             now = max(now, start) if name == best else now
     assert sorted(drain(order)) == sorted(waiting)
+
+
+def test_the_patient_start_by_priority_then_tenant_then_what_they_waited_for_their_size() -> None:
+    order = HoldingOrder()
+    order.add(Held("a-long", 0.0, 100, tenant="a"))
+    order.add(Held("a-short", 5.0, 10, returning=True, tenant="a"))
+    order.add(Held("b", 6.0, 100, tenant="b"))
+    order.add(Held("urgent", 7.0, 300, -1, tenant="a"))
+    order.add(Held("late", 50.0, 1, tenant="c"))
+    assert order.pop_patient(-1.0, 20.0) is None
+    names = []
+    while (held := order.pop_patient(20.0, 30.0)) is not None:
+        names.append(held.request_id)
+    assert names == ["urgent", "b", "a-short", "a-long"]
+    assert drain(order) == ["late"]

@@ -315,10 +315,10 @@ def test_a_sidecar_that_is_told_anew_hears_who_is_held_now(hall: Hall) -> None:
 
 
 def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
-    """One at a time: the next one when the prompt of the last is computed."""
+    """One at a time: the next one a moment after the prompt of the last is computed."""
     hall.busy()
     hall.say(0)
-    first, second = hall.ask(20, 1), hall.ask(2, 2)
+    first, second = hall.ask(20, 1), hall.ask(20, 2)
     hall.clock.now += 9.5
     hall.step(2, room=0)
     assert hall.held == [first, second]
@@ -327,7 +327,7 @@ def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
     assert hall.held == [second]
     hall.step(room=0)
     assert hall.held == [second], "the first one's prompt takes several steps"
-    hall.step(8, room=0)
+    hall.step(10, room=0)
     assert hall.held == []
     assert hall.released() == [(first, "patience"), (second, "patience")]
 

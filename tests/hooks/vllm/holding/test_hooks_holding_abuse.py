@@ -37,6 +37,19 @@ def test_a_tenant_that_opens_sessions_does_not_starve_another(hall: Hall) -> Non
     assert before <= len(modest) + 1, "turn and turn about"
 
 
+def test_a_tenant_that_opens_sessions_does_not_starve_another_where_there_is_no_room(
+    hall: Hall,
+) -> None:
+    hall.busy()
+    hall.say(0)
+    greedy = [hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)]
+    modest = hall.ask(9, 500, session_id="m", cache_salt="modest")
+    hall.clock.now += 11.0
+    hall.step(20, room=0)
+    assert modest in hall.started
+    assert sum(name in greedy for name in hall.started) <= 6, "the others wait behind themselves"
+
+
 def test_sessions_that_never_end_keep_nobody_out_for_longer_than_the_bound(hall: Hall) -> None:
     """Two that are live and resident ask without an end; there never is room."""
     hall.say(None)

@@ -1,0 +1,42 @@
+"""How soon another request may start for which there is no room."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+_REST: Final = 0.1
+"""Of the time that its prompt took, the engine is left alone after each. Chosen in the closed loop
+of the replay lab, on other sessions than those of the figures."""
+
+
+class Pacing:
+    """Spaces out requests that start without room: each evicts what another will ask for again.
+
+    It knows no seconds of its own: a machine that computes a prompt in half the time starts twice
+    as many.
+    """
+
+    def __init__(self) -> None:
+        self._began: float | None = None  # when the last one started; None: its prompt is computed
+        self._from = -math.inf
+        self._free = False
+
+    def begin(self, now: float) -> None:
+        """Note that one starts."""
+        self._began = now
+
+    def looks(self, now: float, free: bool) -> None:
+        """Note at each step whether the engine could take another.
+
+        Args:
+            free: No request is queued, and the prompt of the last one released has been computed.
+        """
+        self._free = free
+        if free and self._began is not None:
+            self._from = now + _REST * (now - self._began)
+            self._began = None
+
+    def may_start(self, now: float) -> bool:
+        """Whether another may start."""
+        return self._free and now >= self._from
