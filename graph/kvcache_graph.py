@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .ingest.ingest import Ingest
-from .ingest.residency import column_of
 from .messages.advice import EvictionRanking
 from .messages.events import (
     AdmissionReport,
@@ -104,7 +103,7 @@ class KVCacheGraph:
         Raises:
             GraphError: There are ``MAX_ENGINES`` other engines already.
         """
-        column = column_of(self.tables, engine, self.models.get(engine, ""))
+        column = self.tables.column_of(engine, self.models.get(engine, ""))
         self._ingest.apply(column, events, self.clock())
         if not all(isinstance(event, _SIGNS_OF_LIFE) for event in events):
             self.version += 1
@@ -218,7 +217,7 @@ class KVCacheGraph:
 
     def stats(self) -> GraphStats:
         """Counts and sizes as of now."""
-        return graph_stats(self._view(), self._ingest)
+        return graph_stats(self._view(), self.counters, self._ingest.semantic.nbytes)
 
     def embeddings(self) -> dict[str, npt.NDArray[Any]]:
         """What ``adopt`` needs besides the tables; empty if no block has an embedding."""

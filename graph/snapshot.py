@@ -23,6 +23,7 @@ import numpy.typing as npt
 from .columns.interner import Interner
 from .errors import SnapshotError
 from .kvcache_graph import KVCacheGraph
+from .sessions.sessions import SessionTable
 from .tables.blocks import BlockTable
 from .tables.edges import EdgeStore
 from .tables.integrity import check_integrity
@@ -30,7 +31,6 @@ from .tables.tables import Tables
 
 _MAGIC: Final = b"KVGSNAP\x08"
 _DIGEST_BYTES: Final = 32
-_SESSION_TIMES: Final = ("created", "started", "last_seen", "expected_return")
 _INTERNERS: Final = ("segment_names", "tenants", "memories")
 
 
@@ -87,7 +87,7 @@ def _collect(tables: Tables, now: float) -> dict[str, npt.NDArray[Any]]:
         "names": np.frombuffer(json.dumps(names).encode(), dtype=np.uint8),
         **_prefixed("blocks", _shifted(tables.blocks.columns(), BlockTable.times(), -now)),
         **_prefixed("edges", _shifted(tables.edges.columns(), EdgeStore.times(), -now)),
-        **_prefixed("sessions", _shifted(tables.sessions.columns(), _SESSION_TIMES, -now)),
+        **_prefixed("sessions", _shifted(tables.sessions.columns(), SessionTable.times(), -now)),
         **_prefixed("learned", tables.sessions.learned()),
     }
 
@@ -97,7 +97,7 @@ def _fill(tables: Tables, arrays: dict[str, npt.NDArray[Any]], now: float) -> No
     tables.blocks.load_columns(_shifted(_section(arrays, "blocks"), BlockTable.times(), now))
     tables.blocks.tiers[:] = 0
     tables.edges.load_columns(_shifted(_section(arrays, "edges"), EdgeStore.times(), now))
-    sessions = _shifted(_section(arrays, "sessions"), _SESSION_TIMES, now)
+    sessions = _shifted(_section(arrays, "sessions"), SessionTable.times(), now)
     tables.sessions.load_columns(sessions, names["sessions"])
     tables.sessions.load_learned(_section(arrays, "learned"), names["tools"])
     tables.sessions.interrupt()

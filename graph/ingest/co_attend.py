@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ..messages.events import BlocksAttended
 from ..tables.tables import Tables
-from ..types import EdgeType, Rows
+from ..types import NO_ROW, EdgeType, Rows, as_keys
 
 _MAX_BLOCKS_A_STEP: Final = 16  # the most attended ones: 120 pairs; chosen
 _SWEEP_S: Final = 60.0
 _FLOOR: Final = 0.05
+_EMA_SHARE: Final = 0.2  # of the newest sample in the mean of attention; chosen
 _KIND: Final = EdgeType.CO_ATTEND
+_NOTHING: Final = np.empty(0, dtype="<f4")
 
 
 class CoAttendance:
     """Counts block pairs until they make an edge; then the edge carries the count, decaying."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, counters: Counter[str]) -> None:
         self._tables = tables
+        self._counters = counters
         self._counts: dict[tuple[int, int], int] = {}
         self._swept: float | None = None
+
+    def attended(self, engine: int, event: BlocksAttended, now: float) -> None:
+        """A sampled decode step read these blocks, each with its share of the attention."""
+        whole = len(event.mass) % 4 == 0 and len(event.hashes) == 2 * len(event.mass)
+        mass = np.frombuffer(event.mass, dtype="<f4") if whole else _NOTHING
+        if not whole or not np.isfinite(mass).all():
+            self._counters["events_refused"] += 1
+            return
+        blocks = self._tables.blocks
+        found = blocks.find(as_keys(event.hashes), self._tables.salt(engine))
+        rows, first = np.unique(found, return_index=True)
+        mass, rows = mass[first][rows != NO_ROW], rows[rows != NO_ROW]
+        blocks.last_attended[rows] = now
+        blocks.attention[rows] += _EMA_SHARE * (mass - blocks.attention[rows])
+        self.observe(rows, mass, now)
 
     def observe(self, rows: Rows, mass: npt.NDArray[np.float32], now: float) -> None:
         """Count one sampled step that read these block rows (distinct) with this softmax mass."""
@@ -33,7 +53,7 @@ class CoAttendance:
         weights = self._tables.edges.weight_between(_KIND, pairs[:, 0], pairs[:, 1])
         known = weights > 0
         self._write(pairs[known], weights[known] + 1, now)
-        ripe = [pair for pair in map(tuple, pairs[~known].tolist()) if self._is_ripe(pair)]
+        ripe = [pair for pair in map(tuple, pairs[~known].tolist()) if self._count(pair)]
         after = self._tables.limits.co_attend_after
         self._write(
             np.array(ripe, dtype=np.int32).reshape(-1, 2),
@@ -48,7 +68,8 @@ class CoAttendance:
             pair: count for pair, count in self._counts.items() if gone.isdisjoint(pair)
         }
 
-    def _is_ripe(self, pair: tuple[int, int]) -> bool:
+    def _count(self, pair: tuple[int, int]) -> bool:
+        """Count a pair once more; true, and it is counted no longer, if it makes an edge now."""
         count = self._counts.pop(pair, 0) + 1
         if count >= self._tables.limits.co_attend_after:
             return True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..messages.events import BlocksEmbedded
 from ..tables.tables import Tables
-from ..types import BlockFlag, EdgeType, Rows
+from ..types import NO_ROW, BlockFlag, EdgeType, Rows, as_keys
 
 Vectors = npt.NDArray[np.float32]
 
@@ -16,8 +18,9 @@ Vectors = npt.NDArray[np.float32]
 class SemanticLinker:
     """Keeps one embedding per block and links near ones; created at the first embedding."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, counters: Counter[str]) -> None:
         self._tables = tables
+        self._counters = counters
         self._index: Any = None
         self._dim = 0
 
@@ -28,6 +31,23 @@ class SemanticLinker:
     def accepts(self, dim: int) -> bool:
         """Whether vectors of this width fit those already here."""
         return self._dim in (0, dim)
+
+    def embedded(self, engine: int, event: BlocksEmbedded, now: float) -> None:
+        """An engine sends embeddings of blocks; those that are no direction are passed over."""
+        count = len(event.hashes) // 8
+        fits = len(event.hashes) % 8 == 0 and len(event.vectors) == 2 * event.dim * count
+        if not count or not fits or not self.accepts(event.dim):
+            self._counters["events_refused"] += 1
+            return
+        vectors = np.frombuffer(event.vectors, dtype="<f2").reshape(count, event.dim)
+        with np.errstate(invalid="ignore"):  # signalling NaNs: they are sorted out below
+            vectors = vectors.astype(np.float32)
+        found = self._tables.blocks.find(as_keys(event.hashes), self._tables.salt(engine))
+        rows, first = np.unique(found, return_index=True)
+        usable = (rows != NO_ROW) & np.isfinite(vectors[first]).all(1)
+        usable[usable] = vectors[first[usable]].any(1)
+        if usable.any():
+            self.embed(rows[usable], vectors[first[usable]], now)
 
     def embed(self, rows: Rows, vectors: Vectors, now: float) -> None:
         """Set the embedding of each block row (distinct) and link it to its neighbours.

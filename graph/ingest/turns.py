@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..messages.events import RequestFinished, RequestStarted, Segment, SessionSignal
+from ..messages.events import RequestFinished, RequestStarted, SessionSignal
 from ..ranking.copy_worth import COPIES
-from ..sessions.sessions import INFERRED
 from ..tables.tables import Tables
 from ..tables.walks import Walk
 from ..types import (
     NEVER,
     NO_ROW,
-    PROTECTED_LAYERS,
     Authority,
-    BlockFlag,
-    EdgeType,
     Keys,
     Rows,
     SourceLayer,
@@ -28,10 +23,8 @@ from ..types import (
 )
 from .chains import ChainLinker
 from .layers import LayerBook
-from .lineage import continued, owners
-
-_MAX_INFERRED: Final = 65_536  # running requests without a name, remembered; chosen
-_MEMORIES_A_BLOCK: Final = 4  # MEMORY_REF edges per block; more add nothing. Chosen
+from .request_sessions import RequestSessions
+from .segments import SegmentTagger
 
 Turn = RequestStarted | RequestFinished
 Counts = npt.NDArray[np.int64]
@@ -46,7 +39,8 @@ class TurnRecorder:
         self._chains = chains
         self._counters = counters
         self._layers = LayerBook(tables)
-        self._inferred: dict[str, int] = {}  # running request → the session guessed for it
+        self._segments = SegmentTagger(tables, self._layers, counters)
+        self._sessions = RequestSessions(tables, chains, counters)
 
     def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
         """Apply requests that started and ended, in this order.
@@ -73,12 +67,12 @@ class TurnRecorder:
         self._tables.links.walk(rows)
         self._count_hits(event, rows, now)
         self._walked(engine, event, rows)
-        session = self._session_of(event, rows, now)
+        session = self._sessions.of_request(event, rows, now)
         self._note_regret(engine, event, rows, session, now)
         self._tables.history.started(engine, event, session, rows, now)
-        self._tag(event, rows, session, now)
-        self._supersede(session, rows)
-        self._own(session, rows, event.tenant)
+        self._segments.tag(event, rows, session, now)
+        self._sessions.supersede(session, rows)
+        self._sessions.own(session, rows, event.tenant)
         self._tables.sessions.begin_turn(session, engine, now, event.prompt_tokens)
         self._tables.sessions.reach[session] = len(rows)
         self._mark_tip(session, rows)
@@ -87,18 +81,19 @@ class TurnRecorder:
         """Apply a request's end: its new blocks are generated text, its session is as it says."""
         self._tables.walks.add(engine, Walk(rows, 0, -1))
         self._tables.history.finished(engine, event, rows, now)
-        inferred = self._inferred.pop(event.request_id, NO_ROW)
+        inferred = self._sessions.finished(event.request_id)
         blocks = self._tables.blocks
         size = int(blocks.tokens[rows[0]]) if len(rows) else 0
         written = rows[event.prompt_tokens // size :] if size else rows
         blocks.tokens[written] = size
         untagged = written[blocks.walkers[written] == 0]
         self._layers.state(untagged, SourceLayer.GENERATION, None, Authority.INFERRED, NO_ROW)
-        tenant = self._tenant(event.tenant)
-        session = self.session(event.session, tenant, now) if event.session else inferred
+        tenant, session = self._sessions.tenant(event.tenant), inferred
+        if event.session:
+            session = self._tables.sessions.ensure(event.session, tenant, now)
         if session == NO_ROW:
             return
-        self._own(session, rows, event.tenant)
+        self._sessions.own(session, rows, event.tenant)
         self._mark_tip(session, rows)
         tip = int(rows[-1]) if len(rows) else NO_ROW
         self._tables.sessions.end_turn(session, tip, now, event.prompt_tokens, event.total_tokens)
@@ -106,18 +101,11 @@ class TurnRecorder:
 
     def signalled(self, event: SessionSignal, now: float) -> None:
         """Apply what a caller says a session is doing; an unknown session is ignored."""
-        session = self._tables.sessions.find(event.session, self._tenant(event.tenant))
+        session = self._tables.sessions.find(event.session, self._sessions.tenant(event.tenant))
         if session == NO_ROW:
             self._counters["signals_of_nobody"] += 1
             return
         self._signal(session, event.ended, event, now)
-
-    def session(self, name: str, tenant: int, now: float) -> int:
-        """The row of a named session, created if unknown."""
-        row, reused = self._tables.sessions.ensure(name, tenant, now)
-        if len(reused):
-            self._tables.blocks.forget_sessions(reused)
-        return row
 
     def forget(self, rows: Rows) -> None:
         """These block rows are about to be reused."""
@@ -160,95 +148,6 @@ class TurnRecorder:
         heard = float(self._tables.sessions.last_seen[session])
         self._tables.regret.note(engine, len(rows), again, heard)
 
-    def _tag(self, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
-        """Layers from segments, the most precious last, so that it wins a block that two share."""
-        size = event.block_size
-        segments = _affordable(event.segments, len(rows), size)
-        if len(segments) < len(event.segments):
-            self._counters["segments_left_out"] += len(event.segments) - len(segments)
-        for segment in segments:
-            first, last = segment.start // size, -(-segment.end // size)
-            covered = rows[first:last] if segment.end > segment.start else rows[:0]
-            layer, authority = SourceLayer(segment.layer), Authority(segment.authority)
-            self._layers.state(covered, layer, segment.importance, authority, session)
-            if segment.layer in PROTECTED_LAYERS:
-                self._counters["blocks_protected"] += len(covered)
-            if segment.name is not None:
-                blocks = self._tables.blocks
-                blocks.identity[covered] = self._tables.segment_names.intern(segment.name)
-                blocks.chunk[covered] = np.minimum(np.arange(len(covered)), 65_535)
-            if segment.memory_id is not None:
-                self._refer_to_memory(covered, segment, now)
-
-    def _refer_to_memory(self, rows: Rows, segment: Segment, now: float) -> None:
-        memory = self._tables.memories.intern(segment.memory_id or "")
-        known = self._tables.blocks.sums_of(EdgeType.MEMORY_REF).degree[rows]
-        rows = rows[known < _MEMORIES_A_BLOCK]
-        if memory == NO_ROW or not len(rows):
-            return
-        targets = np.full(len(rows), memory, dtype=np.int32)
-        weights = self._tables.blocks.importance[rows].astype(np.float32)
-        self._tables.edges.upsert(EdgeType.MEMORY_REF, rows, targets, weights, now)
-
-    def _session_of(self, event: RequestStarted, rows: Rows, now: float) -> int:
-        """The session a request names, or the one that it continues, or a new one."""
-        tenant = self._tenant(event.tenant)
-        if event.session:
-            return self.session(event.session, tenant, now)
-        session = self._continued(rows, tenant)
-        if session == NO_ROW:
-            session = self.session(f"{INFERRED}{event.request_id}", tenant, now)
-            self._take_over(session, rows)
-        self._inferred[event.request_id] = session
-        if len(self._inferred) > _MAX_INFERRED:  # requests whose end we never heard of
-            del self._inferred[next(iter(self._inferred))]
-        return session
-
-    def _continued(self, rows: Rows, tenant: int) -> int:
-        """The session that a request without a name continues, ``NO_ROW`` for none.
-
-        Two branches that live side by side are two sessions: nothing continues a session that runs,
-        or a branch that its session left behind.
-        """
-        sessions = self._tables.sessions
-        session = continued(owners(self._tables.blocks, rows), sessions.reach, sessions.turns)
-        if session == NO_ROW or sessions.tenant[session] != tenant or sessions.running[session]:
-            return NO_ROW
-        return NO_ROW if len(self._left_behind(rows)) else session
-
-    def _take_over(self, session: int, rows: Rows) -> None:
-        """Assign what another session left behind of ``rows`` to this one alone."""
-        self._tables.blocks.session[self._left_behind(rows)] = session
-
-    def _left_behind(self, rows: Rows) -> Rows:
-        blocks = self._tables.blocks
-        superseded: Rows = rows[blocks.flagged(rows, BlockFlag.SUPERSEDED)]
-        return superseded
-
-    def _supersede(self, session: int, rows: Rows) -> None:
-        """Remove the protection of blocks of the session's last turn that this turn left behind.
-
-        Not while another request of the session runs: then the two are siblings.
-        """
-        blocks, sessions = self._tables.blocks, self._tables.sessions
-        blocks.unflag(rows, BlockFlag.SUPERSEDED)
-        if sessions.running[session] > 0:
-            return
-        left = self._chains.ancestors(int(sessions.tip[session]), rows)
-        if not len(left) or (len(rows) and blocks.salt[left[0]] != blocks.salt[rows[0]]):
-            return  # a session's turns with another model are a chain of their own
-        exclusive = (blocks.session[left] == session) & ~blocks.flagged(left, BlockFlag.SHARED)
-        blocks.flag(left[exclusive], BlockFlag.SUPERSEDED)
-        self._counters["blocks_superseded"] += int(exclusive.sum())
-
-    def _own(self, session: int, rows: Rows, tenant: str | None) -> None:
-        blocks = self._tables.blocks
-        others = (blocks.session[rows] != NO_ROW) & (blocks.session[rows] != session)
-        blocks.flag(rows[others], BlockFlag.SHARED)
-        blocks.session[rows] = session
-        if tenant:
-            blocks.tenant[rows] = self._tenant(tenant)
-
     def _mark_tip(self, session: int, rows: Rows) -> None:
         if len(rows):
             self._tables.sessions.tip[session] = rows[-1]
@@ -268,24 +167,6 @@ class TurnRecorder:
             sessions.wait(session, NEVER if pause_s is None else now + pause_s, tool)
         elif said.waiting_for_tool is not None:
             sessions.rest(session)
-
-    def _tenant(self, name: str | None) -> int:
-        return self._tables.tenants.intern(name) if name else NO_ROW
-
-
-def _affordable(segments: Sequence[Segment], blocks: int, size: int) -> list[Segment]:
-    """The segments that a request of so many blocks may have, the least precious first.
-
-    In sum they cover each block twice at most, and share one more block each with a neighbour:
-    otherwise a thousand overlapping segments would write every block a thousand times.
-    """
-    room, kept = 2 * blocks + len(segments), []
-    for segment in sorted(segments, key=lambda each: each.layer):
-        covered = min(-(-segment.end // size), blocks) - segment.start // size
-        if covered <= room:
-            room -= max(covered, 0)
-            kept.append(segment)
-    return sorted(kept, key=lambda each: -each.layer)
 
 
 def _distinct(turns: Sequence[Turn]) -> tuple[Sequence[Turn], Keys, Counts, Positions]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..ingest.ingest import Ingest
 from ..messages.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
 from ..ranking.copy_worth import COPIES
 from ..ranking.protection import over_share
 from ..ranking.rules import is_protected
 from ..ranking.view import View
+from ..tables.engine_words import EngineWords
 from ..tables.tables import Tables
 from ..types import EDGE_NAMES, LAYER_NAMES, SessionState
 
@@ -46,34 +47,34 @@ class GraphStats:
     bytes_per_edge: float
 
 
-def graph_stats(view: View, ingest: Ingest) -> GraphStats:
+def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -> GraphStats:
     """Count everything; vector operations over the columns."""
     tables = view.tables
     blocks, edges, sessions = tables.blocks, tables.edges, tables.sessions
     states = np.bincount(_live_states(tables), minlength=len(SessionState))
     names = sum(each.nbytes for each in (tables.segment_names, tables.tenants, tables.memories))
-    per_block = blocks.nbytes + ingest.semantic.nbytes
+    per_block = blocks.nbytes + embedding_bytes
     return GraphStats(
         blocks=len(blocks),
         edges=dict(zip(EDGE_NAMES, tables.all_edges.counts().tolist(), strict=True)),
         sessions={state.name.lower(): int(states[state]) for state in SessionState},
         engines={
-            engine: _engine_stats(view.of(column), ingest)
-            for engine, column in tables.engines.items()
+            engine: _engine_stats(view.of(column)) for engine, column in tables.engines.items()
         },
-        counters=dict(ingest.counters),
+        counters=dict(counters),
         bytes=per_block + edges.nbytes + sessions.nbytes + names,
         bytes_per_block=per_block / max(1, len(blocks)),
         bytes_per_edge=edges.nbytes / max(1, len(edges)),
     )
 
 
-def _engine_stats(view: View, ingest: Ingest) -> EngineStats:
+def _engine_stats(view: View) -> EngineStats:
     blocks, column = view.blocks, view.engine
     resident = blocks.pick(blocks.resident(column))
     spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
     protected = is_protected(view, resident)
     beyond = over_share(view, resident, protected)
+    words = view.tables.words.get(column) or EngineWords()
     layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
     return EngineStats(
         resident=len(resident),
@@ -81,11 +82,11 @@ def _engine_stats(view: View, ingest: Ingest) -> EngineStats:
         protected=int(protected.sum()),
         over_share=int(beyond.sum()),
         layers=dict(zip(LAYER_NAMES, layers.tolist(), strict=True)),
-        hello=ingest.hello.get(column),
-        pressure=ingest.pressure.get(column),
-        applied=ingest.applied.get(column),
-        tiers=ingest.tier_reports.get(column),
-        admission=ingest.admission_reports.get(column),
+        hello=words.hello,
+        pressure=words.pressure,
+        applied=words.applied,
+        tiers=words.tiers,
+        admission=words.admission,
     )
 
 

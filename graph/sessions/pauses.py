@@ -7,40 +7,32 @@ back tomorrow; only means of their logarithms are meaningful.
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ..columns.columns import Columns, column
 from ..types import Rows, StopReason
 
-PAUSE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
-    "last_pause": (np.float32, np.nan),  # before its last turn; NaN: there was none
-    "second_pause": (np.float32, np.nan),  # the one before that
-    "third_pause": (np.float32, np.nan),
-    "mean_pause": (np.float32, np.nan),  # of all
-    "recent_pause": (np.float32, np.nan),  # exponential mean
-    "longest_pause": (np.float32, np.nan),
-    "tool_pause": (np.float32, np.nan),  # exponential mean of those that a tool caused
-    "other_pause": (np.float32, np.nan),  # … of those after an answer that ended its turn
-    "mean_written": (np.float32, np.nan),  # exponential mean of ln(1 + tokens answered)
-}
+Logs = npt.NDArray[np.float32]
 
 
-class PauseColumns(Protocol):
-    """The columns that are written here, and the two that say what kind of pause it was."""
+class PauseColumns(Columns):
+    """A session's pauses, NaN where there was none, and what says which pause it was."""
 
-    turns: Rows
-    stop: npt.NDArray[np.uint8]
-    last_pause: npt.NDArray[np.float32]
-    second_pause: npt.NDArray[np.float32]
-    third_pause: npt.NDArray[np.float32]
-    mean_pause: npt.NDArray[np.float32]
-    recent_pause: npt.NDArray[np.float32]
-    longest_pause: npt.NDArray[np.float32]
-    tool_pause: npt.NDArray[np.float32]
-    other_pause: npt.NDArray[np.float32]
-    mean_written: npt.NDArray[np.float32]
+    turns: Rows = column(np.int32, 0)
+    stop: npt.NDArray[np.uint8] = column(np.uint8, int(StopReason.UNKNOWN))  # of its last answer
+    last_pause: Logs = column(np.float32, np.nan)  # before its last turn
+    second_pause: Logs = column(np.float32, np.nan)  # the one before that
+    third_pause: Logs = column(np.float32, np.nan)
+    mean_pause: Logs = column(np.float32, np.nan)  # of all
+    recent_pause: Logs = column(np.float32, np.nan)  # exponential mean
+    longest_pause: Logs = column(np.float32, np.nan)
+    tool_pause: Logs = column(np.float32, np.nan)  # exponential mean of those that a tool caused
+    # … of those after an answer that ended its turn.
+    other_pause: Logs = column(np.float32, np.nan)
+    mean_written: Logs = column(np.float32, np.nan)  # exponential mean of ln(1 + tokens answered)
 
 
 _LEAST_S: Final = 0.01  # shorter pauses count as this; chosen

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..columns.interner import Interner, TenantNames
+from ..errors import GraphError
 from ..logs.history import History
 from ..sessions.sessions import SessionTable
+from ..types import MAX_ENGINES
 from .all_edges import AllEdges
 from .blocks import BlockTable
 from .chain_links import ChainLinks
 from .edges import EdgeStore
+from .engine_words import EngineWords
 from .identity import salt_of
 from .regret import RegretBook
 from .walks import WalkLog
@@ -63,6 +66,7 @@ class Tables:
     models: dict[int, str] = field(default_factory=dict)  # residency column → model
     pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
     stored: Counter[int] = field(default_factory=Counter)  # residency column → blocks, ever
+    words: defaultdict[int, EngineWords] = field(default_factory=lambda: defaultdict(EngineWords))
     walks: WalkLog = field(default_factory=WalkLog)
     regret: RegretBook = field(default_factory=RegretBook)
     history: History = field(init=False)
@@ -72,7 +76,7 @@ class Tables:
         self.links = ChainLinks(self.blocks)
         self.edges = EdgeStore(self.blocks)
         self.all_edges = AllEdges(self.blocks, self.edges)
-        self.sessions = SessionTable(self.limits.max_sessions)
+        self.sessions = SessionTable(self.limits.max_sessions, self.blocks.forget_sessions)
         self.segment_names = Interner(self.limits.max_names)
         self.tenants = TenantNames(self.limits.max_names)
         self.memories = Interner(self.limits.max_names)
@@ -93,3 +97,24 @@ class Tables:
         self.walks.forget(engine)
         self.regret.forget(engine)
         self.history.forget(engine)
+
+    def column_of(self, engine: str, model: str) -> int:
+        """The engine's residency column; one that speaks for the first time is given a free one.
+
+        Args:
+            model: What a new engine runs, as far as it does not say so itself.
+
+        Raises:
+            GraphError: All columns are taken.
+        """
+        if engine not in self.engines:
+            free = sorted(set(range(MAX_ENGINES)) - set(self.engines.values()))
+            if not free:
+                raise GraphError(
+                    f"a sidecar advises at most {MAX_ENGINES} engines at once; "
+                    "start another one for this engine"
+                )
+            self.blocks.reserve_engines(free[0] + 1)
+            self.engines[engine] = free[0]
+            self.models[free[0]] = model
+        return self.engines[engine]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kvgraph.graph.ingest.ingest import Ingest
+from kvgraph.graph.ingest.chains import ChainLinker
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import (
     AnyEvent,
@@ -96,8 +96,8 @@ def test_tenants_beyond_the_limit_of_names_are_still_kept_apart() -> None:
 def test_a_long_backlog_of_churn_is_applied_in_few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that is stored and removed within one run must not cost a step for each event."""
     graph, pool, runs = KVCacheGraph(clock=lambda: 1.0), 2000, []
-    store = Ingest._store
-    monkeypatch.setattr(Ingest, "_store", lambda *args: (runs.append(1), store(*args))[1])
+    extend = ChainLinker.extend
+    monkeypatch.setattr(ChainLinker, "extend", lambda *args: (runs.append(1), extend(*args))[1])
     churn: list[AnyEvent] = []
     for first in range(1, 20_000, 10):
         churn.append(BlocksStored(pack(range(first, first + 10)), None, SIZE))

@@ -147,7 +147,7 @@ def test_what_sessions_taught_is_kept(tmp_path: Path) -> None:
     graph = KVCacheGraph(clock=lambda: 100.0)
     sessions = graph.tables.sessions
     for number in range(60):
-        row, _ = sessions.ensure(f"s{number}", -1, 0.0)
+        row = sessions.ensure(f"s{number}", -1, 0.0)
         sessions.begin_turn(row, 0, 0.0, 10)
         sessions.end_turn(row, -1, 0.0, 10, 20)
         sessions.wait(row, 0.0)

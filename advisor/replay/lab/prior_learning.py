@@ -105,7 +105,7 @@ def _common(one: array[int], other: array[int]) -> int:
 def _waits(thread: Sequence[Turn], rng: np.random.Generator) -> Iterator[tuple[Features, float]]:
     """What is known at the end of each turn, and how many seconds the session then waits."""
     table = SessionTable(1)
-    row, _ = table.ensure("thread", NO_ROW, 0.0)
+    row = table.ensure("thread", NO_ROW, 0.0)
     rows = np.array([row])
     now = 0.0
     for turn, after in zip_longest(thread, thread[1:]):

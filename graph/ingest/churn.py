@@ -1,0 +1,138 @@
+"""Runs of stored and removed blocks, applied together as vectors.
+
+A batch under pressure alternates between the two, one block at a time; where a run stores and
+removes the same block it is halved until no part does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..messages.events import BlocksRemoved, BlocksResident, BlocksStored
+from ..tables.blocks import as_slice
+from ..tables.tables import Tables
+from ..types import LAYER_NAMES, NO_ROW, PROTECTED_LAYERS, Keys, Rows, Tier, as_keys
+from .chains import ChainLinker
+from .tier_copies import CopyRecorder
+
+Churn = BlocksStored | BlocksRemoved
+
+_IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
+
+
+class ChurnRecorder:
+    """Applies what engines store and lose: rows, links, residency."""
+
+    def __init__(
+        self, tables: Tables, chains: ChainLinker, copies: CopyRecorder, counters: Counter[str]
+    ) -> None:
+        self._tables = tables
+        self._chains = chains
+        self._copies = copies
+        self._counters = counters
+
+    def apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
+        """Blocks were stored and removed, in this order."""
+        whole = [event for event in churn if not len(event.hashes) % 8]
+        if len(whole) < len(churn):
+            self._counters["events_refused"] += len(churn) - len(whole)
+        self._apply(engine, whole, now)
+
+    def resident(self, engine: int, event: BlocksResident, now: float) -> None:
+        """These blocks are all that an engine's pool holds; its copies it announces anew."""
+        if len(event.hashes) % 8:
+            self._counters["events_refused"] += 1
+            return
+        blocks = self._tables.blocks
+        self._copies.forget(engine)
+        rows, _ = blocks.ensure(as_keys(event.hashes), now, self._tables.salt(engine))
+        self._tables.history.unheard(engine, rows)
+        blocks.unmark(engine, np.s_[:], Tier.HOT)
+        blocks.mark(engine, rows, Tier.HOT)
+
+    def _apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
+        stored = [event for event in churn if type(event) is BlocksStored and event.hashes]
+        removed = as_keys(
+            b"".join([event.hashes for event in churn if type(event) is BlocksRemoved])
+        )
+        if stored and len(removed):
+            keys = as_keys(b"".join([event.hashes for event in stored]))
+            if np.isin(removed, keys).any():
+                # One event alone never overlaps itself, so this ends.
+                middle = len(churn) // 2
+                self._apply(engine, churn[:middle], now)
+                self._apply(engine, churn[middle:], now)
+                return
+        if stored:
+            self._store(engine, stored, now)
+        if len(removed):
+            self._remove(engine, removed, now)
+
+    def _store(self, engine: int, stored: Sequence[BlocksStored], now: float) -> None:
+        hashes, parents, sizes, sessions = zip(
+            *[(event.hashes, event.parent, event.block_size, event.session) for event in stored],
+            strict=True,
+        )
+        counts = np.fromiter(map(len, hashes), dtype=np.int64, count=len(hashes)) // 8
+        blocks, salt = self._tables.blocks, self._tables.salt(engine)
+        rows, new = blocks.ensure(as_keys(b"".join(hashes)), now, salt)
+        self._chains.extend(rows, new, self._rows_before(parents, now, salt), counts)
+        at = as_slice(rows)
+        blocks.mark(engine, at, Tier.HOT)
+        blocks.tokens[at] = np.repeat(np.array(sizes, dtype=blocks.tokens.dtype), counts)
+        self._claim(sessions, rows, counts, now)
+        self._tables.stored[engine] += len(rows)
+        self._counters["blocks_stored"] += len(rows)
+        self._counters["blocks_protected"] += int(_IS_PROTECTED[blocks.layer[at]].sum())
+
+    def _rows_before(self, parents: Sequence[int | None], now: float, salt: np.uint64) -> Rows:
+        """The row before each run's first block; an unknown block becomes a ghost."""
+        before = np.full(len(parents), NO_ROW, dtype=np.int32)
+        known = np.array([parent is not None for parent in parents])
+        keys = np.array([parent for parent in parents if parent is not None], dtype=np.uint64)
+        if len(keys):
+            before[known] = self._tables.blocks.ensure(keys, now, salt)[0]
+        return before
+
+    def _claim(
+        self,
+        sessions: Sequence[str | None],
+        rows: Rows,
+        counts: npt.NDArray[np.int64],
+        now: float,
+    ) -> None:
+        """Assign blocks that no session walked yet to the session that stored them."""
+        names = dict.fromkeys(sessions)
+        if not any(names):
+            return
+        known = self._tables.sessions
+        owner = {name: known.ensure(name, NO_ROW, now) if name else NO_ROW for name in names}
+        session = self._tables.blocks.session
+        claims = np.repeat(np.array([owner[name] for name in sessions], dtype=np.int32), counts)
+        free = (session[rows] == NO_ROW) & (claims != NO_ROW)
+        # Backwards, so that of two in one run the first to store a block has it.
+        session[rows[free][::-1]] = claims[free][::-1]
+
+    def _remove(self, engine: int, keys: Keys, now: float) -> None:
+        blocks = self._tables.blocks
+        rows = np.unique(blocks.find(keys, self._tables.salt(engine)))
+        rows = rows[rows != NO_ROW]
+        rows = rows[blocks.has(engine, rows, Tier.HOT)]
+        blocks.unmark(engine, rows, Tier.HOT)
+        self._tables.history.evicted(engine, rows, now)
+        if self._tables.words[engine].tiers is not None:
+            self._copies.count_evicted(engine, rows, now)
+        self._count_removed(rows)
+
+    def _count_removed(self, rows: Rows) -> None:
+        layers = self._tables.blocks.layer[rows]
+        by_layer = np.bincount(layers, minlength=len(LAYER_NAMES)).tolist()
+        for name, count in zip(LAYER_NAMES, by_layer, strict=True):
+            self._counters[f"evicted_{name}"] += count
+        self._counters["protected_evicted"] += sum(by_layer[each] for each in PROTECTED_LAYERS)
+        self._counters["blocks_removed"] += len(rows)

@@ -1,0 +1,92 @@
+"""Whose turn a request is, and what that makes of the blocks that it walks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from ..messages.events import RequestStarted
+from ..sessions.sessions import INFERRED
+from ..tables.tables import Tables
+from ..types import NO_ROW, BlockFlag, Rows
+from .chains import ChainLinker
+from .lineage import continued, owners
+
+_MAX_INFERRED: Final = 65_536  # running requests without a name, remembered; chosen
+
+
+class RequestSessions:
+    """Finds the sessions of requests, and gives them the blocks of their turns."""
+
+    def __init__(self, tables: Tables, chains: ChainLinker, counters: Counter[str]) -> None:
+        self._tables = tables
+        self._chains = chains
+        self._counters = counters
+        self._inferred: dict[str, int] = {}  # running request → the session guessed for it
+
+    def tenant(self, name: str | None) -> int:
+        """The number of a tenant; ``NO_ROW`` for none."""
+        return self._tables.tenants.intern(name) if name else NO_ROW
+
+    def finished(self, request_id: str) -> int:
+        """The session that was guessed for a request which ends; ``NO_ROW``: none was."""
+        return self._inferred.pop(request_id, NO_ROW)
+
+    def of_request(self, event: RequestStarted, rows: Rows, now: float) -> int:
+        """The session a request names, or the one that it continues, or a new one."""
+        tenant = self.tenant(event.tenant)
+        if event.session:
+            return self._tables.sessions.ensure(event.session, tenant, now)
+        session = self._continued(rows, tenant)
+        if session == NO_ROW:
+            session = self._tables.sessions.ensure(f"{INFERRED}{event.request_id}", tenant, now)
+            self._take_over(session, rows)
+        self._inferred[event.request_id] = session
+        if len(self._inferred) > _MAX_INFERRED:  # requests whose end we never heard of
+            del self._inferred[next(iter(self._inferred))]
+        return session
+
+    def _continued(self, rows: Rows, tenant: int) -> int:
+        """The session that a request without a name continues, ``NO_ROW`` for none.
+
+        Two branches that live side by side are two sessions: nothing continues a session that runs,
+        or a branch that its session left behind.
+        """
+        sessions = self._tables.sessions
+        session = continued(owners(self._tables.blocks, rows), sessions.reach, sessions.turns)
+        if session == NO_ROW or sessions.tenant[session] != tenant or sessions.running[session]:
+            return NO_ROW
+        return NO_ROW if len(self._left_behind(rows)) else session
+
+    def _take_over(self, session: int, rows: Rows) -> None:
+        """Assign what another session left behind of ``rows`` to this one alone."""
+        self._tables.blocks.session[self._left_behind(rows)] = session
+
+    def _left_behind(self, rows: Rows) -> Rows:
+        blocks = self._tables.blocks
+        superseded: Rows = rows[blocks.flagged(rows, BlockFlag.SUPERSEDED)]
+        return superseded
+
+    def supersede(self, session: int, rows: Rows) -> None:
+        """Remove the protection of blocks of the session's last turn that this turn left behind.
+
+        Not while another request of the session runs: then the two are siblings.
+        """
+        blocks, sessions = self._tables.blocks, self._tables.sessions
+        blocks.unflag(rows, BlockFlag.SUPERSEDED)
+        if sessions.running[session] > 0:
+            return
+        left = self._chains.ancestors(int(sessions.tip[session]), rows)
+        if not len(left) or (len(rows) and blocks.salt[left[0]] != blocks.salt[rows[0]]):
+            return  # a session's turns with another model are a chain of their own
+        exclusive = (blocks.session[left] == session) & ~blocks.flagged(left, BlockFlag.SHARED)
+        blocks.flag(left[exclusive], BlockFlag.SUPERSEDED)
+        self._counters["blocks_superseded"] += int(exclusive.sum())
+
+    def own(self, session: int, rows: Rows, tenant: str | None) -> None:
+        blocks = self._tables.blocks
+        others = (blocks.session[rows] != NO_ROW) & (blocks.session[rows] != session)
+        blocks.flag(rows[others], BlockFlag.SHARED)
+        blocks.session[rows] = session
+        if tenant:
+            blocks.tenant[rows] = self.tenant(tenant)

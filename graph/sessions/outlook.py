@@ -1,0 +1,116 @@
+"""When sessions come back: what they said of it, and what all of them taught."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ..types import NEVER, NO_ROW, SessionState
+from .pauses import note_pause
+from .session_columns import SessionColumns
+from .tools import ToolBook
+
+# P(another turn | turns so far) on the Mooncake conversation trace: the prior until we know better.
+RETURN_PRIOR: Final = np.array([0.25, 0.39, 0.49, 0.56, 0.60, 0.66, 0.74])
+_PRIOR_STRENGTH: Final = 20.0  # sessions that the prior counts for; chosen
+_GAP_SHARE: Final = 0.3  # weight of the newest gap in the mean; chosen
+_LONGEST_SLACK_S: Final = 30.0  # seconds past its time for which a session is still due; chosen
+
+
+class SessionOutlook(SessionColumns):
+    """Expectations of sessions, as vectors over all rows ever used.
+
+    Attributes:
+        tools: How long tools take, where callers name them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tools = ToolBook()
+        self._reached = np.zeros(len(RETURN_PRIOR) + 1)  # sessions that had a k-th turn
+        self._mean_tool_pause = np.inf  # seconds, exponential mean over all; inf: none seen
+
+    def learned(self) -> dict[str, npt.NDArray[np.float64]]:
+        """What the sessions so far taught about all sessions: kept beside the columns."""
+        pause = np.array([self._mean_tool_pause])
+        return {"reached": self._reached, "pause": pause, "tools": self.tools.stats()}
+
+    def load_learned(
+        self, learned: dict[str, npt.NDArray[np.float64]], tools: list[list[int | str]]
+    ) -> None:
+        """Take over what ``learned()`` and ``tools.names`` gave."""
+        self.tools.restore(tools, learned["tools"])
+        self._reached[:] = learned["reached"]
+        self._mean_tool_pause = float(learned["pause"][0])
+
+    def return_probability(self) -> npt.NDArray[np.float64]:
+        """float64 ``[size]``: P(another turn), from the turns so far.
+
+        The share of sessions that continued after as many turns, learned as they come, with
+        ``RETURN_PRIOR`` as the prior.
+        """
+        reached, went_on = self._reached[:-1], self._reached[1:]
+        learned = (went_on + _PRIOR_STRENGTH * RETURN_PRIOR) / (reached + _PRIOR_STRENGTH)
+        turns = np.clip(self.turns[: self.size] - 1, 0, len(RETURN_PRIOR) - 1)
+        return np.asarray(np.minimum(learned, 1.0)[turns])
+
+    def due(self) -> npt.NDArray[np.float64]:
+        """float64 ``[size]``: when each session that waits for a tool is expected; inf: it is not.
+
+        What was stated, or else the session's own mean pause after its last turn, or everyone's.
+        """
+        waiting = self.state[: self.size] == SessionState.WAITING_FOR_TOOL
+        gap = self.gap[: self.size]
+        predicted = self.last_seen[: self.size] + np.where(gap > 0, gap, self._mean_tool_pause)
+        stated = self.expected_return[: self.size]
+        return np.where(waiting, np.where(stated > NEVER, stated, predicted), np.inf)
+
+    def soon(self, horizon_s: float, now: float) -> npt.NDArray[np.intp]:
+        """intp: the rows of sessions that are due, the earliest first.
+
+        A session is due from ``horizon_s`` before its expected return until one expected pause
+        (clamped to ``horizon_s`` … 30 s) after it.
+        """
+        due = self.due()
+        pause = np.clip(due - self.last_seen[: self.size], horizon_s, _LONGEST_SLACK_S)
+        rows = np.flatnonzero((due - horizon_s <= now) & (now <= due + pause))
+        return rows[np.argsort(due[rows], kind="stable")]
+
+    def credit(self, now: float, memory_s: float) -> npt.NDArray[np.float64]:
+        """float64 ``[size]`` in [0, 1]: how much a session's claim on its blocks counts.
+
+        Running: 1. Waiting for a tool: 1 until well past its expected return. Idle: the probability
+        that it returns, fading over ``memory_s`` seconds. Ended: 0.
+        """
+        state, last_seen = self.state[: self.size], self.last_seen[: self.size]
+        credit = self.return_probability()
+        credit *= np.exp((last_seen - now) / memory_s)
+        credit[state == SessionState.RUNNING] = 1.0
+        credit[state == SessionState.ENDED] = 0.0
+        waiting = np.flatnonzero(state == SessionState.WAITING_FOR_TOOL)
+        paused = last_seen[waiting]
+        expected = np.maximum(self.expected_return[waiting], paused)
+        overdue = np.maximum(0.0, now - (expected + (expected - paused)))
+        credit[waiting] = np.exp(-overdue / memory_s)
+        return credit
+
+    def note_turn(self, row: int) -> None:
+        """One more session had as many turns as this row counts."""
+        self._reached[min(int(self.turns[row]) - 1, len(RETURN_PRIOR))] += 1
+
+    def note_gap(self, row: int, now: float) -> None:
+        """A session comes back, as of the state and the time at which it was last seen."""
+        if self.turns[row] == 0:
+            return
+        gap = now - self.last_seen[row]
+        note_pause(self, row, gap)
+        known = self.gap[row]
+        self.gap[row] = gap if known == 0 else known + _GAP_SHARE * (gap - known)
+        if self.state[row] == SessionState.WAITING_FOR_TOOL:
+            mean = gap if np.isinf(self._mean_tool_pause) else self._mean_tool_pause
+            self._mean_tool_pause = mean + _GAP_SHARE * (gap - mean)
+            if (tool := int(self.tool[row])) != NO_ROW:
+                self.tools.note(tool, gap)
+        self.tool[row] = NO_ROW
