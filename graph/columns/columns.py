@@ -9,26 +9,31 @@ import numpy.typing as npt
 
 
 class Column(NamedTuple):
-    """The declaration of a column.
+    """How a column is declared.
 
     Attributes:
-        dtype: The dtype of its values.
+        dtype: Of its values.
         fill: The value of a fresh row.
         is_time: Whether it holds monotonic seconds: a snapshot stores those as ages.
+        is_rare: Whether most graphs never write it: it takes no room before somebody does.
     """
 
     dtype: Any
     fill: Any
     is_time: bool
+    is_rare: bool
 
 
-def column(dtype: Any, fill: Any, *, time: bool = False) -> Any:
+def column(dtype: Any, fill: Any, *, time: bool = False, rare: bool = False) -> Any:
     """Declare a column in the body of a subclass of ``Columns``; its instances hold the array."""
-    return Column(dtype, fill, time)
+    return Column(dtype, fill, time, rare)
 
 
 class Columns:
     """Arrays of one length: the columns that subclasses declare with ``column``.
+
+    A rare column is one value, seen as an array that cannot be written, until ``for_writing``
+    makes it an array like the others.
 
     Args:
         capacity: Rows to make room for, all of them fresh.
@@ -43,7 +48,8 @@ class Columns:
 
     def __init__(self, capacity: int) -> None:
         for name, each in self._declared.items():
-            setattr(self, name, np.full(capacity, each.fill, dtype=each.dtype))
+            fresh = _unwritten if each.is_rare else _written
+            setattr(self, name, fresh(each, capacity))
 
     @classmethod
     def times(cls) -> tuple[str, ...]:
@@ -52,8 +58,16 @@ class Columns:
 
     @property
     def columns_nbytes(self) -> int:
-        """Bytes of all declared columns, room for further rows included."""
-        return sum(getattr(self, name).nbytes for name in self._declared)
+        """Bytes of all columns that take room, that for further rows included."""
+        return sum(values.nbytes for values in self._arrays().values())
+
+    def for_writing(self, name: str) -> npt.NDArray[Any]:
+        """A column, which may be a rare one, as an array that can be written."""
+        values: npt.NDArray[Any] = getattr(self, name)
+        if not values.flags.writeable:
+            values = _written(self._declared[name], len(values))
+            setattr(self, name, values)
+        return values
 
     def views(self, size: int) -> dict[str, npt.NDArray[Any]]:
         """Every declared column by name, cut to its first ``size`` rows."""
@@ -61,22 +75,38 @@ class Columns:
 
     def fill(self, columns: dict[str, npt.NDArray[Any]], size: int) -> None:
         """Set the first ``size`` rows to what ``views`` gave."""
-        for name in self._declared:
-            getattr(self, name)[:size] = columns[name]
+        for name, each in self._declared.items():
+            if not each.is_rare or (columns[name] != each.fill).any():
+                self.for_writing(name)[:size] = columns[name]
 
     def refresh(self, rows: Any) -> None:
         """Make these rows (an index or a slice) fresh."""
-        for name, each in self._declared.items():
-            getattr(self, name)[rows] = each.fill
+        for name, values in self._arrays().items():
+            values[rows] = self._declared[name].fill
 
     def grow(self, capacity: int) -> None:
         """Make room for ``capacity`` rows; a new one must be made fresh before its use."""
-        for name in self._declared:
-            setattr(self, name, grown(getattr(self, name), capacity))
+        for name, each in self._declared.items():
+            values = getattr(self, name)
+            written = values.flags.writeable
+            setattr(self, name, grown(values, capacity) if written else _unwritten(each, capacity))
+
+    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns that take room, by name."""
+        arrays = {name: getattr(self, name) for name in self._declared}
+        return {name: values for name, values in arrays.items() if values.flags.writeable}
 
 
 def grown(values: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
-    """A copy with room for ``capacity`` rows along the last axis; new rows are zero."""
+    """A copy with room for ``capacity`` rows along the last axis; zero where nothing was."""
     copied = np.zeros((*values.shape[:-1], capacity), dtype=values.dtype)
     copied[..., : values.shape[-1]] = values
     return copied
+
+
+def _written(declared: Column, capacity: int) -> npt.NDArray[Any]:
+    return np.full(capacity, declared.fill, dtype=declared.dtype)
+
+
+def _unwritten(declared: Column, capacity: int) -> npt.NDArray[Any]:
+    return np.broadcast_to(np.array(declared.fill, dtype=declared.dtype), capacity)

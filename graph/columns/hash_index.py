@@ -22,7 +22,7 @@ _MIN_SLOTS: Final = 1024  # slots; chosen
 # Fibonacci hashing: composite keys (edges) are far from uniform in their low bits.
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _FOLD: Final = np.uint64(29)
-_FULL: Final = 0.5  # share of used slots beyond which the map is rebuilt; chosen
+_FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
 _Slots = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
@@ -62,7 +62,7 @@ class HashIndex:
             rows = self._slots[position]
             hit = (rows >= 0) & (self.keys[rows] == keys[pending])
             found[pending[hit]] = rows[hit]
-            onward = ~hit & (rows != _EMPTY)
+            onward = (~hit & (rows != _EMPTY)).nonzero()[0]
             pending, position = pending[onward], position[onward]
             step = self._step(mixed[pending]) if step is None else step[onward]
             position = (position + step) & self._mask
@@ -92,7 +92,7 @@ class HashIndex:
         if not added.any():
             return found, added
         claimants = _CLAIM - found[added]
-        first = np.flatnonzero(added)
+        first = added.nonzero()[0]
         first = first[claimants == first]
         try:
             rows = take(len(first))
@@ -132,32 +132,28 @@ class HashIndex:
         position, step = self._first(mixed), None
         while pending.size:
             here = self._slots[position]
-            empty = np.flatnonzero(here == _EMPTY)
+            empty = (here == _EMPTY).nonzero()[0]
             if empty.size:
                 free, who = position[empty], pending[empty]
                 slots[who] = free
                 # Backwards, so that the first of several claims to a slot wins.
                 self._slots[free[::-1]] = (_CLAIM - who[::-1]).astype(np.int32)
                 here[empty] = self._slots[free]
-            onward = ~self._is_same(here, keys, pending)
-            done = ~onward
-            found[pending[done]] = here[done]
+            found[pending] = here  # whoever goes on writes it once more
+            onward = (~self._is_same(here, keys, keys[pending])).nonzero()[0]
             pending, position = pending[onward], position[onward]
             step = self._step(mixed[pending]) if step is None else step[onward]
             position = (position + step) & self._mask
         return found, slots
 
-    def _is_same(self, here: Rows, keys: Keys, pending: _Slots) -> Mask:
-        """Whether the content of each one's slot, a row or a claim, has its key."""
-        claimed = here <= _CLAIM
-        if claimed.all():
-            return np.asarray(keys[_CLAIM - here] == keys[pending])
-        same = np.zeros(len(here), dtype=np.bool_)
-        at = np.flatnonzero(here >= 0)
-        same[at] = self.keys[here[at]] == keys[pending[at]]
-        at = np.flatnonzero(claimed)
-        same[at] = keys[_CLAIM - here[at]] == keys[pending[at]]
-        return same
+    def _is_same(self, here: Rows, keys: Keys, wanted: Keys) -> Mask:
+        """Whether what stands in each one's slot, a row or a claim in ``keys``, has its key."""
+        claimed = (here <= _CLAIM).nonzero()[0]
+        if len(claimed) == len(here):
+            return np.asarray(keys[_CLAIM - here] == wanted)
+        same = (self.keys[np.maximum(here, _EMPTY)] == wanted) & (here >= 0)
+        same[claimed] = keys[_CLAIM - here[claimed]] == wanted[claimed]
+        return np.asarray(same)
 
     def _make_room(self, keys: Keys) -> None:
         """Rebuild if adding those of ``keys`` that are new would crowd the map."""

@@ -42,7 +42,8 @@ class CoAttendance:
         rows, first = np.unique(found, return_index=True)
         mass, rows = mass[first][rows != NO_ROW], rows[rows != NO_ROW]
         blocks.last_attended[rows] = now
-        blocks.attention[rows] += _EMA_SHARE * (mass - blocks.attention[rows])
+        attention = blocks.for_writing("attention")
+        attention[rows] += _EMA_SHARE * (mass - attention[rows])
         self.observe(rows, mass, now)
 
     def observe(self, rows: Rows, mass: npt.NDArray[np.float32], now: float) -> None:

@@ -147,8 +147,9 @@ class Ingest:
         blocks = self._tables.blocks
         rows = blocks.find(as_keys(event.hashes), self._tables.salt(engine))
         rows = rows[rows != NO_ROW]
-        change = np.float32(event.confidence) - blocks.confidence[rows]
-        blocks.confidence[rows] += np.float32(_EMA_SHARE) * change
+        confidence = blocks.for_writing("confidence")
+        change = np.float32(event.confidence) - confidence[rows]
+        confidence[rows] += np.float32(_EMA_SHARE) * change
 
     def _reclaim(self) -> None:
         """Release the longest unused ghosts once there are too many."""

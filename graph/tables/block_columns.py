@@ -43,9 +43,9 @@ class BlockColumns(Columns):
     children: Counts = column(np.uint32, 0)  # blocks that it is the parent of
     shared_children: Counts = column(np.uint32, 0)  # of these: walked twice or more
     children_walks: Counts = column(np.uint32, 0)  # the walkers of those, summed
-    pinned_until: Times = column(np.float64, NEVER, time=True)
-    confidence: npt.NDArray[np.float32] = column(np.float32, 1.0)
-    attention: npt.NDArray[np.float32] = column(np.float32, 0.0)
+    pinned_until: Times = column(np.float64, NEVER, time=True, rare=True)
+    confidence: npt.NDArray[np.float32] = column(np.float32, 1.0, rare=True)
+    attention: npt.NDArray[np.float32] = column(np.float32, 0.0, rare=True)
     identity: Rows = column(np.int32, NO_ROW)  # interned segment name
     chunk: npt.NDArray[np.uint16] = column(np.uint16, 0)  # which block of that segment
     salt: Keys = column(np.uint64, NO_SALT)  # what its model adds to its key

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvgraph.graph.columns.columns import Columns, column
 from kvgraph.graph.columns.hash_index import HashIndex
 from kvgraph.graph.columns.row_pool import RowPool
 from kvgraph.graph.errors import GraphError
@@ -79,6 +80,36 @@ def test_an_index_without_room_for_new_rows_is_as_it_was() -> None:
         index.ensure(keys, full)
     assert index.find(keys).tolist() == [0, 1, 2] + [NO_ROW] * 7
     assert len(index) == 3
+
+
+class Shelf(Columns):
+    size: Rows = column(np.int32, 7)
+    label: Rows = column(np.int32, NO_ROW, rare=True)
+
+
+def test_a_rare_column_takes_no_room_before_it_is_written() -> None:
+    shelf = Shelf(4)
+    assert shelf.columns_nbytes == 4 * 4
+    shelf.grow(8)
+    assert shelf.label.tolist() == [NO_ROW] * 8
+    with pytest.raises(ValueError, match="read-only"):
+        shelf.label[2] = 5
+    shelf.for_writing("label")[2] = 5
+    shelf.grow(10)
+    shelf.refresh(np.s_[8:])
+    assert shelf.label.tolist() == [NO_ROW, NO_ROW, 5] + [NO_ROW] * 5 + [NO_ROW] * 2
+    assert shelf.columns_nbytes == 2 * 4 * 10
+
+
+def test_a_column_comes_back_as_it_was_and_a_rare_one_of_nothing_takes_no_room() -> None:
+    shelf, empty, full = Shelf(3), Shelf(5), Shelf(5)
+    shelf.size[:] = [1, 2, 3]
+    empty.fill(shelf.views(3), 3)
+    assert empty.columns_nbytes == 4 * 5
+    shelf.for_writing("label")[1] = 9
+    full.fill(shelf.views(3), 3)
+    assert full.size[:3].tolist() == [1, 2, 3]
+    assert full.label.tolist() == [NO_ROW, 9, NO_ROW, NO_ROW, NO_ROW]
 
 
 def test_ghosts_are_remembered_up_to_their_limit_the_latest_used_longest() -> None:

@@ -50,7 +50,7 @@ def standings(graph: KVCacheGraph) -> None:
     row = dict(zip(range(1, 7), blocks.find(np.arange(1, 7, dtype=np.uint64)), strict=True))
     blocks.flags[row[SUPERSEDED]] |= int(BlockFlag.SUPERSEDED)
     sessions.state[blocks.session[row[OVER]]] = SessionState.ENDED
-    blocks.pinned_until[row[PINNED]] = NOW + 60
+    blocks.for_writing("pinned_until")[row[PINNED]] = NOW + 60
     sessions.wait(int(blocks.session[row[DUE]]), NOW + 1)
     blocks.tiers[0, row[PLAIN]] |= int(Tier.WARM)  # an engine with copies: who is due counts
 
@@ -111,7 +111,8 @@ def test_a_pin_holds_against_over_and_superseded_and_yields_to_protected(
     graph: KVCacheGraph,
 ) -> None:
     blocks = graph.tables.blocks
-    blocks.pinned_until[blocks.find(np.array([SUPERSEDED, OVER], dtype=np.uint64))] = NOW + 60
+    rows = blocks.find(np.array([SUPERSEDED, OVER], dtype=np.uint64))
+    blocks.for_writing("pinned_until")[rows] = NOW + 60
     graph.policy = Told(dict.fromkeys(range(1, 7), 0.0))
     ranking = graph.rank("e", 10)
     assert set(ranking.order[:2].tolist()) == {PLAIN, DUE}

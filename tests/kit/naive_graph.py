@@ -1,0 +1,290 @@
+"""A graph made of plain dicts and sets: what events mean, said as simply as possible."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from kvgraph.graph.messages.events import (
+    BlocksAttended,
+    BlocksCleared,
+    BlocksLoaded,
+    BlocksRemoved,
+    BlocksResident,
+    BlocksSpilled,
+    BlocksStored,
+    CopiesDropped,
+    RequestFinished,
+    RequestStarted,
+    SessionSignal,
+)
+from kvgraph.graph.types import DEFAULT_IMPORTANCE, SessionState, SourceLayer, Tier
+
+SIZE = 16
+
+
+@dataclass
+class NaiveBlock:
+    parent: int | None = None
+    layer: int = SourceLayer.USER_TURN
+    importance: float = float(DEFAULT_IMPORTANCE[SourceLayer.USER_TURN])
+    hits: int = 0
+    walkers: int = 0
+    session: str | None = None
+    shared: bool = False
+    superseded: bool = False
+    tiers: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class NaiveSession:
+    state: SessionState = SessionState.IDLE
+    turns: int = 0
+    running: int = 0
+    engine: str = ""
+    tip: int | None = None
+    reach: int = 0
+
+
+class NaiveBlocks:
+    """Blocks, their tiers, and edges between them."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, NaiveBlock] = {}
+        self.edges: dict[tuple[str, Any, Any], float] = {}
+        self.pairs: dict[tuple[int, int], int] = {}
+        self.swept: float | None = None
+
+    def block(self, key: int) -> NaiveBlock:
+        return self.blocks.setdefault(key, NaiveBlock())
+
+    def link(self, key: int, parent: int) -> None:
+        if self.block(key).parent is None:
+            self.block(key).parent = parent
+            self.edges["temporal", parent, key] = 1.0
+
+    def lay(self, keys: list[int]) -> None:
+        for key in keys:
+            self.block(key)
+        for parent, key in pairwise(keys):
+            self.link(key, parent)
+
+    def set_tier(self, engine: str, key: int, tier: Tier) -> None:
+        tiers = self.block(key).tiers
+        tiers[engine] = tiers.get(engine, 0) | tier
+
+    def clear_tier(self, engine: str, keys: list[int], tier: Tier) -> None:
+        for key in filter(self.blocks.__contains__, keys):
+            tiers = self.blocks[key].tiers
+            tiers[engine] = tiers.get(engine, 0) & ~tier
+        self.unlink_lost_copies()
+
+    def unlink_lost_copies(self) -> None:
+        for kind, key, target in list(self.edges):
+            if kind == "spill_link" and not any(
+                bits & target[1] for bits in self.blocks[key].tiers.values()
+            ):
+                del self.edges[kind, key, target]
+
+    def attend(self, keys: list[int], now: float) -> None:
+        self.swept = now if self.swept is None else self.swept
+        if now - self.swept >= 60:
+            factor = 0.5 ** ((now - self.swept) / 300)
+            for edge in [edge for edge in self.edges if edge[0] == "co_attend"]:
+                self.edges[edge] *= factor
+            self.swept = now
+        for a in keys:
+            for b in keys:
+                if a < b:
+                    self.attend_pair(a, b)
+
+    def attend_pair(self, a: int, b: int) -> None:
+        if ("co_attend", a, b) in self.edges:
+            self.edges["co_attend", a, b] += 1
+            return
+        self.pairs[a, b] = self.pairs.get((a, b), 0) + 1
+        if self.pairs[a, b] == 3:
+            self.edges["co_attend", a, b] = float(self.pairs.pop((a, b)))
+
+
+class NaiveTurns(NaiveBlocks):
+    """Sessions, and what their requests make of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions: dict[str, NaiveSession] = {}
+        self.inferred: dict[str, str] = {}
+        self.known_size: set[int] = set()  # keys whose block size an event stated
+
+    def session(self, name: str) -> NaiveSession:
+        return self.sessions.setdefault(name, NaiveSession())
+
+    def start(self, engine: str, event: RequestStarted, keys: list[int]) -> None:
+        self.lay(keys)
+        for key in keys[: event.cached_tokens // SIZE]:
+            self.block(key).hits += 1
+        for key in keys:
+            block = self.block(key)
+            block.walkers += 1
+            if block.walkers >= 2:  # the first of a chain is linked to the root, written as itself
+                before = key if block.parent is None else block.parent
+                self.edges["prefix_share", before, key] = block.walkers
+        self.tag(event, keys)
+        name = event.session or self.infer(event, keys)
+        session = self.session(name)
+        for key in keys:
+            self.block(key).superseded = False
+        if session.running == 0:
+            self.supersede(name, session.tip, keys)
+            session.turns += 1
+        self.own(name, keys)
+        session.running += 1
+        session.engine = engine
+        session.reach = len(keys)
+        session.state = SessionState.RUNNING
+        self.mark_tip(name, keys)
+
+    def tag(self, event: RequestStarted, keys: list[int]) -> None:
+        whole = [segment for segment in event.segments if segment.start < segment.end]
+        for segment in sorted(whole, key=lambda each: -each.layer):
+            for key in keys[segment.start // SIZE : -(-segment.end // SIZE)]:
+                block = self.block(key)
+                block.layer = segment.layer
+                default = float(DEFAULT_IMPORTANCE[segment.layer])
+                block.importance = default if segment.importance is None else segment.importance
+                if segment.memory_id:
+                    self.edges["memory_ref", key, segment.memory_id] = block.importance
+
+    def infer(self, event: RequestStarted, keys: list[int]) -> str:
+        name = self.continued(keys)
+        if name is None:
+            name = f"~{event.request_id}"
+            self.session(name)
+            for key in keys:
+                if self.block(key).superseded:
+                    self.block(key).session = name
+        self.inferred[event.request_id] = name
+        return name
+
+    def continued(self, keys: list[int]) -> str | None:
+        seen = list(itertools.takewhile(lambda key: self.block(key).session is not None, keys))
+        if not seen or self.block(seen[-1]).shared:
+            return None
+        name = self.block(seen[-1]).session
+        session = self.sessions[name or ""]
+        left_behind = any(self.block(key).superseded for key in keys)
+        kept = 2 * len(seen) > session.reach or (
+            session.turns >= 5 and self.compacts(len(seen), len(keys), session.reach)
+        )
+        return name if kept and not session.running and not left_behind else None
+
+    def compacts(self, known: int, blocks: int, before: int) -> bool:
+        full = before * 4 >= 3 * max(each.reach for each in self.sessions.values())
+        return full and 2 * blocks <= before and (blocks - known) * 20 >= before
+
+    def supersede(self, name: str, tip: int | None, keys: list[int]) -> None:
+        while tip is not None and tip not in keys:
+            block = self.blocks[tip]
+            if block.session == name and not block.shared:
+                block.superseded = True
+            tip = block.parent
+
+    def own(self, name: str, keys: list[int]) -> None:
+        for key in keys:
+            block = self.block(key)
+            block.shared |= block.session not in (None, name)
+            block.session = name
+
+    def mark_tip(self, name: str, keys: list[int]) -> None:
+        self.sessions[name].tip = keys[-1]
+
+    def finish(self, event: RequestFinished, keys: list[int]) -> None:
+        inferred = self.inferred.pop(event.request_id, None)
+        sized = self.blocks.get(keys[0]) is not None and self.sized(keys[0])
+        self.lay(keys)
+        written = keys[event.prompt_tokens // SIZE :] if sized else keys
+        for key in written:
+            block = self.block(key)
+            if block.walkers == 0:
+                block.layer = SourceLayer.GENERATION
+                block.importance = float(DEFAULT_IMPORTANCE[SourceLayer.GENERATION])
+        name = event.session or inferred
+        if name is None:
+            return
+        session = self.session(name)
+        self.own(name, keys)
+        self.mark_tip(name, keys)
+        session.running = max(0, session.running - 1)
+        if session.running == 0:
+            session.state = SessionState.IDLE
+        self.signal(session, event.session_ended, event.waiting_for_tool)
+
+    def sized(self, key: int) -> bool:
+        return key in self.known_size
+
+    def signal(self, session: NaiveSession, ended: bool, waiting: bool) -> None:
+        if session.running:
+            return
+        if ended:
+            session.state = SessionState.ENDED
+        elif waiting:
+            session.state = SessionState.WAITING_FOR_TOOL
+
+
+class NaiveGraph(NaiveTurns):
+    """Events, one after the other."""
+
+    def apply(self, engine: str, event: Any, now: float) -> None:
+        keys = np.frombuffer(getattr(event, "hashes", b""), "<u8").tolist()
+        match event:
+            case BlocksStored():
+                self.store(engine, event, keys)
+            case BlocksRemoved():
+                self.clear_tier(engine, keys, Tier.HOT)
+            case BlocksCleared():
+                self.clear_tier(engine, list(self.blocks), Tier.HOT)
+            case BlocksResident():
+                for tier in (Tier.HOT, Tier.WARM, Tier.COLD):
+                    self.clear_tier(engine, list(self.blocks), tier)
+                for key in keys:
+                    self.set_tier(engine, key, Tier.HOT)
+            case BlocksSpilled():
+                for key in keys:
+                    self.set_tier(engine, key, Tier(event.tier))
+                    self.edges["spill_link", key, (key, event.tier)] = 1.0
+            case CopiesDropped():
+                self.clear_tier(engine, keys, Tier(event.tier))
+            case BlocksLoaded():
+                for key in keys:
+                    self.set_tier(engine, key, Tier.HOT)
+            case BlocksAttended():
+                self.attend([key for key in keys if key in self.blocks], now)
+            case RequestStarted():
+                self.start(engine, event, keys)
+            case RequestFinished():
+                self.finish(event, keys)
+            case SessionSignal():
+                if event.session in self.sessions:
+                    self.signal(self.session(event.session), event.ended, event.waiting_for_tool)
+
+    def store(self, engine: str, event: BlocksStored, keys: list[int]) -> None:
+        if event.parent is not None:
+            self.block(event.parent)
+        self.lay(([] if event.parent is None else [event.parent]) + keys)
+        for key in keys:
+            self.set_tier(engine, key, Tier.HOT)
+            if event.session and self.block(key).session is None:
+                self.block(key).session = event.session
+        if event.session:
+            self.session(event.session)
+
+    def forget(self, engine: str) -> None:
+        for block in self.blocks.values():
+            block.tiers.pop(engine, None)
+        for session in self.sessions.values():
+            if session.running and session.engine == engine:
+                session.running, session.state = 0, SessionState.IDLE
+        self.unlink_lost_copies()
