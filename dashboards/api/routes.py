@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -31,6 +32,7 @@ NameQuery = Annotated[str | None, Query(max_length=256)]
 RecordsQuery = Annotated[int, Query(ge=1, le=MAX_RECORDS)]
 NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
 BeforeQuery = Annotated[int | None, Query(ge=0, lt=1 << 53)]
+_WRITTEN: Final = 32  # answers whose JSON is kept
 _HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
@@ -136,10 +138,30 @@ def add_schema(app: FastAPI, router: APIRouter) -> None:
         return get_openapi(title="kvgraph", version="1", routes=router.routes)
 
 
+class _Written:
+    """The last answers as JSON: the same object is written once, however many ask for it."""
+
+    def __init__(self) -> None:
+        self._bodies: OrderedDict[int, tuple[BaseModel, bytes]] = OrderedDict()
+
+    def body(self, model: BaseModel) -> bytes:
+        """What ``model`` is as JSON."""
+        known = self._bodies.get(id(model))
+        if known is not None and known[0] is model:
+            return known[1]
+        body = orjson.dumps(model.model_dump())
+        self._bodies[id(model)] = model, body
+        while len(self._bodies) > _WRITTEN:
+            self._bodies.popitem(last=False)
+        return body
+
+
+_written: Final = _Written()
+
+
 def answered(model: BaseModel) -> Response:
-    """A model as JSON, once: what is there was checked where it was made."""
-    body = orjson.dumps(model.model_dump(), option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(body, headers=_HEADERS, media_type="application/json")
+    """A model as JSON; what is there was checked where it was made."""
+    return Response(_written.body(model), headers=_HEADERS, media_type="application/json")
 
 
 def parse_key(text: str) -> BlockKey:
