@@ -23,6 +23,21 @@ def key_in_pool(block_hash: bytes) -> int:
     return int.from_bytes(block_hash[-KEY_BYTES - GROUP_BYTES : -GROUP_BYTES], "big")
 
 
+def keys_in_pool(hashes: Sequence[bytes]) -> list[int]:
+    """``key_in_pool`` of hashes of one length."""
+    if len(hashes) < _VECTORISE_FROM:
+        return [key_in_pool(each) for each in hashes]
+    width = len(hashes[0])
+    table = np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(len(hashes), width)
+    keys = table[:, width - KEY_BYTES - GROUP_BYTES : width - GROUP_BYTES]
+    return np.ascontiguousarray(keys).view(">u8").ravel().tolist()
+
+
+def pack_hash(block_hash: bytes) -> bytes:
+    """One block hash as a packed little-endian uint64 key."""
+    return block_hash[: -KEY_BYTES - 1 : -1]
+
+
 def pack_hashes(hashes: Sequence[bytes]) -> bytes:
     """Block hashes of one length as packed little-endian uint64 keys."""
     if len(hashes) < _VECTORISE_FROM:

@@ -255,9 +255,7 @@ def connected(
         kv_transfer_config=transfer,
         scheduler_config=bounds,
         model_config=SimpleNamespace(served_model_name="bench", model="bench"),
-        parallel_config=SimpleNamespace(
-            decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
-        ),
+        parallel_config=_ALONE,
     )
     kv_cache = SimpleNamespace(kv_cache_groups=[group])
     connector = KvGraphConnector(config, KVConnectorRole.SCHEDULER, kv_cache)
@@ -301,6 +299,11 @@ def _answer(connector: Any, metadata: Any) -> None:
         connector.update_connector_output(
             SimpleNamespace(kv_connector_worker_meta=answer, finished_recving=None)
         )
+
+
+_ALONE: Final = SimpleNamespace(
+    decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
+)
 
 
 class _NoBlocks:

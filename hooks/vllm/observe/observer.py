@@ -16,7 +16,7 @@ from ....graph.messages.events import (
     RequestStarted,
 )
 from ....graph.types import PROTECTED_LAYERS
-from ...keys import key_in_pool, key_of, pack_hashes, pack_keys, unpack
+from ...keys import key_of, keys_in_pool, pack_hash, pack_hashes, pack_keys, unpack
 from .group import ObservedGroup
 from .hints import hint_policy
 from .index import BlockIndex
@@ -69,6 +69,7 @@ class EngineObserver:
         self.stored = 0  # blocks, since the start
         self._pool = pool
         self._group = group
+        self._scale, self._suffix = group.scale, group.suffix
         self._index = index
         self._listeners = listeners
         self._emit = emit
@@ -173,28 +174,27 @@ class EngineObserver:
     # Blocks -------------------------------------------------------------------------------------
 
     def blocks_changed(self, changes: Sequence[Change]) -> None:
-        """Report what the pool cached and evicted in one step; on the engine's hot path."""
+        """Report what a step cached, then the evicted keys that are not cached again, at once."""
         removed: list[bytes] = []
         for change in changes:
             if type(change) is list:
                 removed += change
-                continue
-            if removed:
+            elif type(change) is Cached:
+                self._stored(*change)
+            else:
                 self._removed(removed)
                 removed = []
-            if type(change) is Cached:
-                self._stored(change.request, change.first, change.end)
-            else:
                 self._cleared()
-        if removed:
-            self._removed(removed)
+        self._removed(removed)
 
     def _stored(self, request: Request, first: int, end: int) -> None:
-        hashes = request.block_hashes
-        _, meaning = self._running.get(request.request_id, (request, NO_MEANING))
-        scale = self._group.scale
+        hashes, scale = request.block_hashes, self._scale
+        _, meaning = self._running.get(request.request_id) or (request, NO_MEANING)
         self.stored += end - first
-        packed = pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale])
+        if end - first == scale == 1:  # a decoding request's, most of all
+            packed = pack_hash(hashes[first])
+        else:
+            packed = pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale])
         if request.lora_request is not None:
             self._adapted(unpack(packed))
         self._emit(
@@ -207,10 +207,9 @@ class EngineObserver:
         )
 
     def _removed(self, hashes: list[bytes]) -> None:
-        suffix = self._group.suffix
-        keys = [key_in_pool(each) for each in hashes if each.endswith(suffix)]
-        gone = self._index.forget(keys)
-        if gone:
+        suffix = self._suffix
+        ours = [each for each in hashes if each.endswith(suffix)]
+        if gone := self._index.forget(ours, keys_in_pool(ours)):
             self._emit(BlocksRemoved(pack_keys(gone)))
             for listener in self._listeners:
                 listener.evicted(gone)
