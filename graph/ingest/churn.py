@@ -62,7 +62,7 @@ class ChurnRecorder:
         )
         if stored and len(removed):
             keys = as_keys(b"".join([event.hashes for event in stored]))
-            if np.isin(removed, keys).any():
+            if _overlap(removed, keys):
                 # One event alone never overlaps itself, so this ends.
                 middle = len(churn) // 2
                 self._apply(engine, churn[:middle], now)
@@ -120,8 +120,7 @@ class ChurnRecorder:
 
     def _remove(self, engine: int, keys: Keys, now: float) -> None:
         blocks = self._tables.blocks
-        rows = np.unique(blocks.find(keys, self._tables.salt(engine)))
-        rows = rows[rows != NO_ROW]
+        rows = _distinct(blocks.find(keys, self._tables.salt(engine)))
         rows = rows[blocks.has(engine, rows, Tier.HOT)]
         blocks.unmark(engine, rows, Tier.HOT)
         self._tables.history.evicted(engine, rows, now)
@@ -136,3 +135,16 @@ class ChurnRecorder:
             self._counters[f"evicted_{name}"] += count
         self._counters["protected_evicted"] += sum(by_layer[each] for each in PROTECTED_LAYERS)
         self._counters["blocks_removed"] += len(rows)
+
+
+def _overlap(some: Keys, others: Keys) -> bool:
+    """Whether two lists of keys, not empty, share one."""
+    in_order = np.sort(others)
+    found = in_order[np.minimum(np.searchsorted(in_order, some), len(in_order) - 1)]
+    return bool((found == some).any())
+
+
+def _distinct(rows: Rows) -> Rows:
+    """Rows in ascending order, each once, without ``NO_ROW``."""
+    rows = np.sort(rows)
+    return rows[np.diff(rows, prepend=NO_ROW) != 0]

@@ -29,6 +29,8 @@ class LayerBook:
         session: int,
     ) -> None:
         """Take what ``session`` says these block rows are; ``NO_ROW`` speaks for nobody."""
+        if not len(rows):
+            return
         blocks = self._tables.blocks
         worth = np.float32(DEFAULT_IMPORTANCE[layer] if importance is None else importance)
         rows = rows[self._may_state(rows, layer, worth, authority, session)]
