@@ -34,6 +34,7 @@ from .environment import (
     check_switch,
     check_tiers,
 )
+from .gpu_check import check_gpu
 
 app = typer.Typer(add_completion=False)
 
@@ -77,6 +78,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     yield _check("admission", check_admission)
     yield _check("protection", check_protection)
     yield _check("tiers", check_tiers)
+    yield _check("gpu", check_gpu)
     yield _check("ipc socket", check_ipc)
     yield _check("sidecar", lambda: check_sidecar(endpoint))
 

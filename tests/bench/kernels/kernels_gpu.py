@@ -24,20 +24,21 @@ Say = Callable[[str], None]
 Emit = Callable[[dict[str, Any]], None]
 
 
-def run(say: Say, emit: Emit) -> list[Measured]:
+def run(say: Say, emit: Emit, seconds: float = SECONDS) -> list[Measured]:
     """Measure everything, in about seven minutes at most.
 
     Args:
         say: Is told what is going on.
         emit: Is given the machine, then each cell of the matrix.
+        seconds: After so many no more cells are begun.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     with torch.cuda.stream(torch.cuda.Stream(device)):  # batches refuse the default one
-        return _run(device, say, emit)
+        return _run(device, say, emit, seconds)
 
 
-def _run(device: torch.device, say: Say, emit: Emit) -> list[Measured]:
-    ends = time.monotonic() + SECONDS
+def _run(device: torch.device, say: Say, emit: Emit, seconds: float) -> list[Measured]:
+    ends = time.monotonic() + seconds
     say("page-locking host memory, measuring the copy engine")
     bench = Workbench(device)
     say("measuring which method is best")

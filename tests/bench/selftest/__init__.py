@@ -1,0 +1,1 @@
+"""``kvgraph selftest gpu``: every kernel on this machine's GPU, checked, timed, and reported."""

@@ -1,0 +1,186 @@
+"""Every kernel against the torch reference: the same bits, or for sums over floats the same values.
+
+Each check raises what is wrong. Memories differ in every byte beforehand, so that what nobody
+addressed must stay as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+from ...kernels.backends import attention, reference
+from ...kernels.layout.addressed import Blocks, SlotMap
+from ...kernels.layout.layout import GPU_LAYOUTS, KvLayout, PagedKv, gpu_layout, new_memory
+from ...kernels.maths.rope import Pairing, Rope
+from .kernel_places import Place
+
+Check = Callable[[Place], None]
+BLOCKS: Final = 12
+TOKENS: Final = 16
+_DIMS, _LATENT, _ROTATED = 128, 576, 64
+_ROPE: Final = Rope(10_000.0 ** (-torch.arange(0, _DIMS, 2, dtype=torch.float64) / _DIMS))
+_LATENT_ROPE: Final = Rope(
+    10_000.0 ** (-torch.arange(0, _ROTATED, 2, dtype=torch.float64) / _ROTATED),
+    _LATENT - _ROTATED, Pairing.GPTJ,
+)  # fmt: skip
+_FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Pair:
+    """A cache and an arena where the kernels are, with twins for the reference."""
+
+    def __init__(self, place: Place, layout: KvLayout, int8: bool = False) -> None:
+        record = layout.int8_record(BLOCKS) if int8 else layout.record(BLOCKS)
+        self.plain, self.plain_arena = new_memory(layout), new_memory(record)
+        self.plain.memory.normal_()
+        slots, still = every_slot(), torch.zeros(BLOCKS * TOKENS, dtype=torch.int64)
+        reference.splice(self.plain, self.plain_arena, SlotMap(slots, slots, still), _ROPE)
+        self.plain.memory.normal_()
+        self.cache = PagedKv(place.put(self.plain.memory), layout)
+        self.arena = place.arena(record, BLOCKS)
+        _bits(self.arena).copy_(_bits(self.plain_arena))
+        self._place = place
+
+    def agree(self, after: str) -> None:
+        """Check that both sides have every bit of the reference's.
+
+        Raises:
+            AssertionError: They do not; says what was done before, and how many bytes differ.
+        """
+        self._place.finish()
+        sides = (("arena", self.arena, self.plain_arena), ("cache", self.cache, self.plain))
+        for side, ours, theirs in sides:
+            wrong = int((_bits(ours).cpu() != _bits(theirs)).sum())
+            if wrong:
+                raise AssertionError(f"after {after}, {wrong} bytes of the {side} are wrong")
+
+
+def checks(seed: int) -> Iterator[tuple[str, Check]]:
+    """Every check by name; each starts from the same random numbers."""
+    for order in GPU_LAYOUTS:
+        yield f"spill and load {order}", _seeded(seed, lambda place, o=order: _copies(place, o))
+        yield f"splice and rotate {order}", _seeded(seed, lambda place, o=order: _moves(place, o))
+    for dtype in _FLOATS:
+        name = str(dtype).removeprefix("torch.")
+        yield f"int8 records of {name}", _seeded(seed, lambda place, d=dtype: _int8(place, d))
+        yield f"attention mass {name}", _seeded(seed, lambda place, d=dtype: _mass(place, d))
+    yield "attention mass int8", _seeded(seed, lambda place: _mass(place, torch.int8))
+    yield "a latent's rotated part", _seeded(seed, _latent)
+    yield "confidence", _seeded(seed, _confidence)
+    yield "nothing to move", _seeded(seed, _nothing)
+
+
+def _seeded(seed: int, check: Check) -> Check:
+    def seeded(place: Place) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            check(place)
+
+    return seeded
+
+
+def _copies(place: Place, order: str) -> None:
+    pair = Pair(place, gpu_layout(order, 4, BLOCKS, 8, TOKENS, _DIMS))
+    for name in ("spill", "load"):
+        blocks, records = _some(), _some()
+        sides: list[tuple[Any, PagedKv, PagedKv]] = [
+            (place.operations, pair.cache, pair.arena), (reference, pair.plain, pair.plain_arena),
+        ]  # fmt: skip
+        for operations, cache, arena in sides:
+            ends = Blocks(cache, blocks), Blocks(arena, records)
+            getattr(operations, name)(*(ends if name == "spill" else ends[::-1]))
+        pair.agree(name)
+
+
+def _moves(place: Place, order: str) -> None:
+    pair = Pair(place, gpu_layout(order, 4, BLOCKS, 8, TOKENS, _DIMS))
+    old, new = _slots_of(_some()), torch.randperm(BLOCKS * TOKENS)[: 7 * TOKENS]
+    old[3], new[5] = -1, -1
+    moved = SlotMap(old, new, torch.randint(-3, 4, old.shape) * 1000)
+    place.operations.splice(pair.arena, pair.cache, moved, _ROPE)
+    reference.splice(pair.plain_arena, pair.plain, moved, _ROPE)
+    pair.agree("splice")
+    turned = new[new >= 0]
+    delta = torch.full_like(turned, -777)
+    place.operations.rotate_in_place(pair.cache, turned, delta, _ROPE)
+    reference.rotate_in_place(pair.plain, turned, delta, _ROPE)
+    pair.agree("rotate_in_place")
+
+
+def _int8(place: Place, dtype: torch.dtype) -> None:
+    pair = Pair(place, gpu_layout("LBHNC", 2, BLOCKS, 4, TOKENS, _DIMS, dtype=dtype), int8=True)
+    here, there = _slots_of(_some()), _slots_of(_some())
+    still = SlotMap(here, there, torch.zeros_like(here))
+    place.operations.splice(pair.cache, pair.arena, still, _ROPE)
+    reference.splice(pair.plain, pair.plain_arena, still, _ROPE)
+    pair.agree("a spill as int8")
+    moved = SlotMap(there, here, torch.full_like(here, 4321))
+    place.operations.splice(pair.arena, pair.cache, moved, _ROPE)
+    reference.splice(pair.plain_arena, pair.plain, moved, _ROPE)
+    pair.agree("a splice from int8")
+
+
+def _latent(place: Place) -> None:
+    pair = Pair(place, gpu_layout("LBNHC", 3, BLOCKS, 1, TOKENS, _LATENT, 0))
+    old, new = _slots_of(_some()), torch.randperm(BLOCKS * TOKENS)[: 7 * TOKENS]
+    moved = SlotMap(old, new, torch.full_like(old, 99))
+    place.operations.splice(pair.arena, pair.cache, moved, _LATENT_ROPE)
+    reference.splice(pair.plain_arena, pair.plain, moved, _LATENT_ROPE)
+    pair.agree("splice")
+
+
+def _mass(place: Place, dtype: torch.dtype) -> None:
+    floats = gpu_layout("LBNHC", 2, BLOCKS, 2, TOKENS, _DIMS)
+    layout = gpu_layout("LBNHC", 2, BLOCKS, 2, TOKENS, _DIMS, dtype=dtype)
+    source, plain = new_memory(floats), new_memory(layout)
+    source.memory.normal_()
+    slots = every_slot()
+    reference.splice(source, plain, SlotMap(slots, slots, torch.zeros_like(slots)), _ROPE)
+    cache = PagedKv(place.put(plain.memory), layout)
+    table = torch.tensor([[3, 1, 8, 0], [7, 2, 99, -1]], dtype=torch.int32)
+    lengths, queries = torch.tensor([50, 17], dtype=torch.int32), torch.randn(2, 6, _DIMS)
+    inputs = (place.put(each) for each in (queries, table, lengths))
+    got = place.operations.attention_mass(cache, 1, *inputs, _DIMS**-0.5)
+    place.finish()
+    want = attention.attention_mass(plain, 1, queries, table.long(), lengths.long(), _DIMS**-0.5)
+    _close(got, want)
+
+
+def _confidence(place: Place) -> None:
+    logits = torch.randn(5, 32_000)
+    logits[1, 10:] = -torch.inf
+    found = place.operations.confidence(place.put(logits))
+    place.finish()
+    for got, want in zip(found, attention.confidence(logits), strict=True):
+        _close(got, want)
+
+
+def _nothing(place: Place) -> None:
+    pair = Pair(place, gpu_layout("LBNHC", 2, BLOCKS, 2, TOKENS, 64))
+    skipped = torch.full((4,), -1)
+    place.operations.splice(pair.arena, pair.cache, SlotMap(skipped, skipped, skipped), _ROPE)
+    pair.agree("a splice of nothing")
+
+
+def _close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got.cpu(), want, rtol=1e-3, atol=1e-5)
+
+
+def _bits(kv: PagedKv) -> Any:
+    return kv.memory.view(torch.uint8)
+
+
+def every_slot() -> Any:
+    """All token slots of a cache."""
+    return torch.arange(BLOCKS * TOKENS)
+
+
+def _slots_of(blocks: Any) -> Any:
+    return (blocks[:, None] * TOKENS + torch.arange(TOKENS)).reshape(-1)
+
+
+def _some(count: int = 7) -> Any:
+    return torch.randperm(BLOCKS)[:count]

@@ -1,0 +1,151 @@
+"""``kvgraph selftest gpu`` and doctor's look at the GPU: on a GPU, in emulation, and without."""
+
+from __future__ import annotations
+
+import json
+import time
+import types
+from typing import Any
+
+import pytest
+import torch
+from kvgraph.bench.kernels import kernels_gpu
+from kvgraph.bench.selftest import selftest_cli
+from kvgraph.bench.selftest.gpu_report import Report, run_checks
+from kvgraph.bench.selftest.kernel_checks import checks
+from kvgraph.bench.selftest.kernel_places import Emulated
+from kvgraph.hooks.doctor.gpu_check import check_gpu, check_kernel
+from kvgraph.kernels.backends import attention, emulation
+from kvgraph.kernels.errors import BuildError
+from typer.testing import CliRunner
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+CHECKS = dict(checks(1))
+
+
+def done(place: Any, chosen: dict[str, Any], ends: float | None = None) -> Report:
+    report = Report(place.name)
+    run_checks(report, place, chosen.items(), lambda text: None, ends or time.monotonic() + 600)
+    return report
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_kernels_pass_in_emulation(name: str) -> None:
+    assert done(Emulated(), {name: CHECKS[name]}).checks == {name: "ok"}
+
+
+class Forgetful(Emulated):
+    """Its loads forget the last block, and its confidence is off."""
+
+    name = "a broken GPU"
+
+    def __init__(self) -> None:
+        self.operations = types.ModuleType("broken")
+        vars(self.operations).update(vars(emulation), load=self.load, confidence=self.confidence)
+
+    def load(self, records: Any, blocks: Any) -> None:
+        whole = (each._replace(numbers=each.numbers[:-1]) for each in (records, blocks))
+        emulation.load(*whole)
+
+    def confidence(self, logits: Any) -> Any:
+        return attention.confidence(logits * 1.01)
+
+
+def test_a_kernel_that_is_wrong_is_reported_by_name_and_bytes() -> None:
+    report = done(
+        Forgetful(), {each: CHECKS[each] for each in ("spill and load LBNHC", "confidence")}
+    )
+    assert report.failed == ["spill and load LBNHC", "confidence"]
+    assert report.checks["spill and load LBNHC"].startswith("AssertionError: after load, ")
+    assert "bytes of the cache are wrong" in report.checks["spill and load LBNHC"]
+    assert not report.ok
+
+
+def test_what_there_was_no_time_for_is_not_ok() -> None:
+    report = done(Emulated(), {"confidence": CHECKS["confidence"]}, time.monotonic() - 1)
+    assert report.failed == ["confidence"]
+
+
+@no_gpu
+def test_without_a_gpu_it_says_so_and_fails() -> None:
+    result = CliRunner().invoke(selftest_cli.app, ["gpu"])
+    assert result.exit_code == selftest_cli.NO_GPU
+    assert "no GPU that torch can use" in result.output
+    assert "{" not in result.output
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is the emulation, with one check and a bench of one figure."""
+    from kvgraph.bench.selftest import gpu_methods, kernel_checks, kernel_places
+
+    def bench(say: Any, emit: Any, seconds: float) -> list[Any]:
+        emit({"bench": "kernels", "machine": {}})
+        return []
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("kvgraph.bench.selftest.gpu_report.machine", lambda: {"gpu": "none"})
+    monkeypatch.setattr(kernel_places, "Gpu", Emulated)
+    one = {"confidence": CHECKS["confidence"]}
+    monkeypatch.setattr(kernel_checks, "checks", lambda seed: one.items())
+    monkeypatch.setattr(gpu_methods, "gpu_checks", lambda: [])
+    monkeypatch.setattr(kernels_gpu, "run", bench)
+
+
+@pytest.mark.usefixtures("pretended")
+def test_the_report_is_one_json_object_on_stdout() -> None:
+    result = CliRunner().invoke(selftest_cli.app, ["gpu"])
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert report["ok"] is True
+    assert report["checks"] == {"confidence": "ok"}
+    assert report["bench"] == [{"bench": "kernels", "machine": {}}, {"figures": {}}]
+
+
+@pytest.mark.usefixtures("pretended")
+def test_a_bench_that_fails_leaves_the_checks_in_the_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: Any) -> list[Any]:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(kernels_gpu, "run", broken)
+    result = CliRunner().invoke(selftest_cli.app, ["gpu"])
+    report = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert report["problem"] == "the bench ended: RuntimeError: out of memory"
+    assert report["checks"] == {"confidence": "ok"}
+
+
+# Doctor -----------------------------------------------------------------------------------------
+
+
+@no_gpu
+def test_doctor_says_that_there_is_no_gpu() -> None:
+    check = check_gpu()
+    assert check.ok is None
+    assert "no kernel was tried" in check.detail
+
+
+def test_doctor_compiles_and_runs_a_kernel() -> None:
+    check = check_kernel(emulation, "cpu", "emulation")
+    assert check.ok
+    assert check.detail == "emulation: a kernel was compiled and run"
+
+
+def test_doctor_names_what_is_wrong_with_a_gpu() -> None:
+    def missing(logits: Any) -> Any:
+        raise BuildError("NVRTC is missing")
+
+    def refused(logits: Any) -> Any:
+        raise RuntimeError("no kernel image")
+
+    for confidence, detail, remedy in (
+        (missing, "no kernel can be compiled: NVRTC is missing", "pip install 'kvgraph[cuda]'"),
+        (refused, "could not be run (RuntimeError: no kernel image)", "kvgraph selftest gpu"),
+        (Forgetful().confidence, "a kernel is wrong by ", "kvgraph selftest gpu"),
+    ):
+        check = check_kernel(types.SimpleNamespace(confidence=confidence), "cpu", "H100")  # type: ignore[arg-type]
+        assert check.ok is False
+        assert detail in check.detail
+        assert remedy in check.remedy
