@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from threading import Thread
 from typing import Protocol
 
 import zmq
@@ -26,6 +27,7 @@ from .link.link import ADVICE_PER_TICK, Link, Standing, wait_for_advice
 from .link.mailbox import Clock, Mailbox
 from .link.outbox import Outbox
 from .once import Once
+from .thread_name import shown
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +134,7 @@ class AdvisorClient(Mailbox):
     def start(self) -> None:
         """Start the client's thread; a second call does nothing."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvgraph-client", daemon=True)
+            self._thread = Thread(target=shown(self._run), name="kvgraph-client", daemon=True)
             self._thread.start()
             atexit.register(self.close)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
 
+from ..thread_name import shown
+
 _CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
 
 
@@ -20,7 +22,7 @@ class TaskThread:
 
     def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=shown(self._run), name=name, daemon=True)
         self._thread.start()
 
     def put(self, task: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -64,12 +65,25 @@ def hotpath(as_json: Json = False) -> None:
 
 
 @app.command()
-def engine(as_json: Json = False, pairs: int = 10, model: Model = None) -> None:
-    """Run a real vLLM without memory pressure, on and off in turn: the throughput's ratio."""
+def engine(
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Under three minutes: no claims.")] = False,
+    pairs: Annotated[
+        int | None, typer.Option(min=1, help="Rounds between two starts of all servers.")
+    ] = None,
+    fleets: Annotated[
+        int | None, typer.Option(min=1, help="How often the servers are started; else 3, quick 1.")
+    ] = None,
+    raw: Annotated[Path | None, typer.Option(help="Save every round here, as JSON.")] = None,
+    model: Model = None,
+) -> None:
+    """Run a real vLLM without memory pressure, on and off in turn: CPU time, throughput."""
     with _explained():
-        from .engine import run
+        from .engine.engine import QUICK, Scale, run
 
-        figures: Figures = run(progress=not as_json, pairs=pairs, model=model)
+        scale = QUICK if quick else Scale()
+        scale = replace(scale, pairs=pairs or scale.pairs, fleets=fleets or scale.fleets)
+        figures: Figures = run(progress=not as_json, scale=scale, model=model, raw=raw)
     figures.print(as_json)
 
 

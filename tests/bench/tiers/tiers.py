@@ -16,7 +16,7 @@ from typing import Final
 
 from rich.console import Console
 
-from ..engine import CONCURRENCY, throughput_pairs
+from ..engine.engine_rounds import CONCURRENCY, throughput_pairs
 from ..errors import ServerError
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress

@@ -1,0 +1,179 @@
+"""What the graph costs an engine that needs no help: CPU time without memory pressure.
+
+Wall-clock rates of an engine, a server and a sidecar that share a few cores spread too widely to
+show half a percent. So CPU seconds are counted, of the engine core's main thread and of ours, and
+beside on and off two stock servers take part: what they differ by is no cost of anybody's. In all
+of them the core sleeps while the model computes (``sleeping_executor``), as it does not in vLLM.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+
+from ..faults.faults_record import device
+from ..figures import Figures
+from ..serving.model import ensure_model
+from ..serving.vllm_server import ServerPlan
+from .engine_feed import sidecar_cpu_percent
+from .engine_rounds import CONCURRENCY, Round, Rounds, rounds_in_turns
+
+STOCK: Final = ("stock", "stock_again")
+GRAPH, TIERS = "graph", "tiers"
+_WARM: Final = (("AITHER_KVCACHE_WARM_GIB", "0.5"),)
+_SLEEPS: Final = (
+    "--distributed-executor-backend", "kvgraph.bench.engine.sleeping_executor.SleepingExecutor"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured.
+
+    Attributes:
+        pairs: Rounds of each server between two starts.
+        fleets: How often all servers are started: two processes that are alike differ too.
+        tiers: Whether a server with tiers takes part.
+        feed_rounds, feed_s: Of each feed to a sidecar, and seconds of each.
+    """
+
+    pairs: int = 3
+    fleets: int = 3
+    tiers: bool = True
+    feed_rounds: int = 3
+    feed_s: float = 10.0
+
+
+QUICK: Final = Scale(pairs=3, fleets=1, tiers=False, feed_rounds=1, feed_s=6.0)
+
+
+def run(
+    progress: bool = True,
+    scale: Scale | None = None,
+    model: str | None = None,
+    raw: Path | None = None,
+) -> Figures:
+    """Measure all; every round is kept in ``raw``, if that is given.
+
+    Raises:
+        BenchError: A server did not start, or refused a request; a sidecar could not keep up.
+    """
+    scale, console = scale or Scale(), Console(stderr=True, quiet=not progress)
+    name = model or str(ensure_model())
+    rounds: Rounds = {}
+    for _ in range(scale.fleets):
+        with tempfile.TemporaryDirectory(prefix="kvgraph-engine-") as directory:
+            plans = _plans(name, Path(directory), scale.tiers)
+            for arm, more in rounds_in_turns(plans, scale.pairs, console).items():
+                rounds.setdefault(arm, []).extend(more)
+    figures = Figures("engine")
+    add_engine_figures(figures, rounds)
+    _add_sidecar_figures(figures, scale, console)
+    console.print(verdict(rounds))
+    if raw is not None:
+        _save(raw, figures, rounds, scale)
+    return figures
+
+
+def _plans(model: str, directory: Path, tiers: bool) -> list[ServerPlan]:
+    def plan(name: str, settings: tuple[tuple[str, str], ...] = ()) -> ServerPlan:
+        on = name not in STOCK
+        return ServerPlan(
+            model, on, directory, max_num_seqs=CONCURRENCY, name=name, settings=settings,
+            options=_SLEEPS,
+        )  # fmt: skip
+
+    plans = [plan(STOCK[0]), plan(GRAPH), plan(STOCK[1])]
+    return [*plans, plan(TIERS, _WARM)] if tiers else plans
+
+
+def add_engine_figures(figures: Figures, rounds: Rounds) -> None:
+    """Ratios of pairs; of stock the mean of both servers, but where one is held to the other."""
+    for name, arm, target in (("", GRAPH, "≤ 1.005"), ("_tiers", TIERS, "≤ 1.01")):
+        if arm in rounds:
+            found = ratios(rounds, arm, STOCK, _cpu)
+            figures.add(f"engine_cpu_ratio{name}", found, f"{arm} / stock", target)
+    again = ratios(rounds, STOCK[1], STOCK[:1], _cpu)
+    figures.add("engine_cpu_ratio_stock", again, "stock / stock")
+    figures.add("engine_cpu_floor", floor(rounds), "| ratio - 1 |")
+    for arm, done in rounds.items():
+        figures.add(f"{arm}_engine_cpu", [_cpu(each) for each in done], "CPU s / 1,000 tok")
+    throughput = ratios(rounds, GRAPH, STOCK, _rate)
+    figures.add("throughput_ratio", throughput, "graph / stock", "≥ 0.99")
+    figures.add("throughput_ratio_stock", ratios(rounds, STOCK[1], STOCK[:1], _rate), "")
+    for arm, done in rounds.items():
+        figures.add(f"{arm}_output_tokens_per_s", [_rate(each) for each in done], "tok/s")
+
+
+def _add_sidecar_figures(figures: Figures, scale: Scale, console: Console) -> None:
+    rounds, seconds = scale.feed_rounds, scale.feed_s
+    for blocks, target in ((250, "≤ 10"), (2000, "≤ 40")):
+        console.print(f"a sidecar hears of 200 requests/s of {blocks} blocks")
+        samples = sidecar_cpu_percent(blocks, rounds=rounds, seconds=seconds)
+        figures.add(f"sidecar_cpu_{blocks}", samples, "% of a core", target)
+    console.print("the same, every block new")
+    samples = sidecar_cpu_percent(2000, turns=1, rounds=rounds, seconds=seconds)
+    figures.add("sidecar_cpu_2000_new", samples, "% of a core")
+
+
+def ratios(
+    rounds: Rounds, arm: str, beside: Sequence[str], value: Callable[[Round], float]
+) -> list[float]:
+    """``value`` of an arm's round over its mean in those of the others, pair by pair."""
+    others = zip(*(rounds[each] for each in beside), strict=True)
+    return [
+        value(one) / float(np.mean([value(each) for each in pair]))
+        for one, pair in zip(rounds[arm], others, strict=True)
+    ]
+
+
+def floor(rounds: Rounds) -> float:
+    """What stock differs from itself by: nothing that is smaller is claimed.
+
+    Of the 10th and 90th percentile of stock / stock the one that is further from 1; the extremes,
+    below ten pairs.
+    """
+    again = ratios(rounds, STOCK[1], STOCK[:1], _cpu)
+    bounds = np.percentile(again, (10, 90) if len(again) >= 10 else (0, 100))
+    return float(np.max(np.abs(bounds - 1)))
+
+
+def verdict(rounds: Rounds) -> str:
+    """In a sentence for each arm, what can be said and what cannot."""
+    lines, least = [], floor(rounds)
+    for arm in (GRAPH, TIERS):
+        if arm in rounds:
+            cost = float(np.median(ratios(rounds, arm, STOCK, _cpu))) - 1
+            said = f"{arm}: engine CPU {cost:+.2%}, stock against stock up to ±{least:.2%}: "
+            shown = "this is a difference" if abs(cost) > least else "no difference is shown"
+            lines.append(said + shown)
+    return "\n".join(lines)
+
+
+def _save(raw: Path, figures: Figures, rounds: Rounds, scale: Scale) -> None:
+    """Everything that was measured, with date and machine."""
+    record = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
+        "machine": device(),
+        "scale": asdict(scale),
+        "verdict": verdict(rounds).splitlines(),
+        **figures.as_dict(),
+        "rounds": {arm: [asdict(each) for each in done] for arm, done in rounds.items()},
+    }
+    raw.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _cpu(each: Round) -> float:
+    return each.cpu_per_1000
+
+
+def _rate(each: Round) -> float:
+    return each.rate

@@ -1,0 +1,133 @@
+"""``kvgraph bench engine``: what is counted, what is fed, and what may be claimed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from kvgraph.bench.engine.engine import (
+    GRAPH,
+    STOCK,
+    TIERS,
+    add_engine_figures,
+    floor,
+    ratios,
+    verdict,
+)
+from kvgraph.bench.engine.engine_feed import SESSIONS, SessionFeed
+from kvgraph.bench.engine.engine_rounds import Round, Rounds
+from kvgraph.bench.engine.engine_threads import EngineThreads
+from kvgraph.bench.errors import ServerError
+from kvgraph.bench.figures import Figures
+from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
+
+BUSY = """
+import sys, threading, time
+from kvgraph.hooks.thread_name import shown
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end: pass
+def ours():
+    burn(0.2)
+    print("ours", flush=True); time.sleep(600)
+def others():
+    burn(0.4)
+    print("others", flush=True); time.sleep(600)
+for each, name in ((shown(ours), "kvgraph-client"), (others, "worker")):
+    threading.Thread(target=each, name=name, daemon=True).start()
+burn(0.1)
+print("main", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def busy() -> Iterator[int]:
+    """A process with a main thread, one of ours and one of a model's, and an engine core's title;
+    what they had to do is done."""
+    command = [sys.executable, "-P", "-c", BUSY, "VLLM::EngineCore"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            done = {child.stdout.readline().strip() for _ in range(3)}
+            assert done == {"main", "ours", "others"}
+            yield child.pid
+        finally:
+            child.kill()
+
+
+def test_the_main_thread_and_ours_are_counted_and_no_others(busy: int) -> None:
+    threads = EngineThreads([1, busy]).by_thread()
+    assert threads.keys() == {"main", "kvgraph-client"}
+    assert threads["kvgraph-client"] >= 0.2
+    assert EngineThreads([busy]).cpu_s() == pytest.approx(sum(threads.values()), abs=0.05)
+    whole = psutil.Process(busy).cpu_times()
+    assert sum(threads.values()) + 0.4 <= whole.user + whole.system + 0.05
+
+
+def test_a_server_without_an_engine_core_is_told() -> None:
+    with pytest.raises(ServerError, match="0 processes of this server are an engine core"):
+        EngineThreads([1])
+
+
+# What may be claimed ----------------------------------------------------------------------------
+
+
+def rounds(**cpu: list[float]) -> Rounds:
+    return {arm: [Round(1000, 2.0, each) for each in found] for arm, found in cpu.items()}
+
+
+def test_an_arm_is_held_to_both_stock_servers_of_its_pair() -> None:
+    found = rounds(stock=[1.0, 2.0], stock_again=[3.0, 2.0], graph=[2.2, 2.2])
+    cpu = ratios(found, GRAPH, STOCK, lambda each: each.cpu_per_1000)
+    assert cpu == pytest.approx([1.1, 1.1])
+
+
+def test_nothing_is_claimed_that_stock_differs_from_itself_by() -> None:
+    stock, again = [1.0] * 9, [0.98, 1.01, 1.0, 1.0, 1.0, 1.0, 1.0, 1.01, 1.0]
+    small = rounds(stock=stock, stock_again=again, graph=[1.015] * 9)
+    assert floor(small) == pytest.approx(0.02)
+    assert verdict(small).endswith("no difference is shown")
+    large = rounds(stock=stock, stock_again=again, graph=[1.04] * 9, tiers=[0.9] * 9)
+    assert [line.split(":")[0] for line in verdict(large).splitlines()] == [GRAPH, TIERS]
+    assert all(line.endswith("this is a difference") for line in verdict(large).splitlines())
+
+
+def test_the_figures_have_the_names_that_are_to_be_reached() -> None:
+    figures = Figures("engine")
+    add_engine_figures(figures, rounds(stock=[1.0], stock_again=[1.0], graph=[1.004], tiers=[1.02]))
+    shown = json.loads(figures.to_json())["figures"]
+    assert shown["engine_cpu_ratio"]["value"] == 1.004
+    assert shown["engine_cpu_ratio_tiers"]["value"] == 1.02
+    assert shown["engine_cpu_ratio_stock"]["value"] == 1
+    assert shown["graph_engine_cpu"]["unit"] == "CPU s / 1,000 tok"
+    assert "throughput_ratio" in shown
+
+
+# What a sidecar is fed --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+def test_a_sidecar_knows_what_the_feed_says_is_there(turns: int, socket_directory: Path) -> None:
+    with (
+        SidecarProcess(socket_directory) as sidecar,
+        SessionFeed(sidecar.endpoint, blocks=20, turns=turns) as feed,
+    ):
+        assert wait_until(lambda: feed.client.standing.linked, 30)
+        for _ in range(6 * SESSIONS):
+            feed.request()
+        resident = len(feed.resident()) // 8
+        assert wait_until(lambda: held(sidecar) == resident, 30), held(sidecar)
+        assert feed.client.dropped == 0
+    # Six turns of each: of one, all are new; of four, the second session is in its second.
+    assert resident == SESSIONS * (20 if turns == 1 else 15)
+
+
+def held(sidecar: SidecarProcess) -> int:
+    engines = [each["graph"] for each in sidecar.status()["engines"]]
+    return int(engines[0]["resident"]) if engines and engines[0] else 0
