@@ -31,7 +31,12 @@ Model = Annotated[
     str | None,
     typer.Option(help="Any model that vLLM loads; without it, a small random Llama is written."),
 ]
-Part = Annotated[str, typer.Option(help="all; cliff: simulated; hits: on a real engine.")]
+Part = Annotated[
+    str,
+    typer.Option(
+        help="all; cliff: simulated; hits: on a real engine; page: to watch, until Ctrl-C."
+    ),
+]
 Out = Annotated[Path, typer.Option(help="Where the picture, the figures and the logs go.")]
 
 DEFAULT_OUT = Path(".demo")
@@ -300,6 +305,9 @@ def demo_for_people(
     as_json: Json = False, model: Model = None, out: Out = DEFAULT_OUT, part: Part = "all"
 ) -> None:
     """Run the demo; each half ends with one table and one picture."""
+    if part == "page":
+        _run_page()
+        return
     if as_json:
         demo(True, model, out, part)
         return
@@ -318,7 +326,7 @@ def _run_demo(
     model: str | None, out: Path, part: str
 ) -> tuple[CliffResult | None, DemoResult | None]:
     if part not in ("all", "cliff", "hits"):
-        raise typer.BadParameter(f"{part!r}; allowed: all, cliff, hits", param_hint="--part")
+        raise typer.BadParameter(f"{part!r}; allowed: all, cliff, hits, page", param_hint="--part")
     with _explained():
         out = out.resolve()
         out.mkdir(parents=True, exist_ok=True)
@@ -326,6 +334,13 @@ def _run_demo(
             _run_cliff(out) if part != "hits" else None,
             _run_hits(model, out) if part != "cliff" else None,
         )
+
+
+def _run_page() -> None:
+    from .demo.page_demo import run_page
+
+    with _explained(), contextlib.suppress(KeyboardInterrupt):
+        run_page()
 
 
 def _run_cliff(out: Path) -> CliffResult:

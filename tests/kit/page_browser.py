@@ -93,6 +93,19 @@ class Visit:
         dialog.dismiss()
 
 
+def serious_faults(page: Any) -> dict[str, list[str]]:
+    """What keeps people from using a page, by axe's rule, with some of the elements."""
+    try:
+        from axe_playwright_python.sync_playwright import Axe
+    except ImportError:
+        _without("no axe: pip install 'kvgraph[dev]'")
+    return {
+        each["id"]: [node["html"][:160] for node in each["nodes"][:3]]
+        for each in Axe().run(page).response["violations"]
+        if each["impact"] in ("serious", "critical")
+    }
+
+
 @pytest.fixture
 def visit(chromium: Any) -> Iterator[Any]:
     """Makes ``Visit``s; they are closed after the test."""

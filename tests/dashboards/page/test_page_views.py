@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from page_browser import Visit
+from page_browser import Visit, serious_faults
 from page_sidecar import PageSidecar
 
 ONE = "sessions?session=agent-01&tenant=agent-01"
 VIEWS = ("now", "graph", "misses", "evictions", "evictions?tab=log", "whatif", "weights",
          "sessions", "engines", "graph?as=table", ONE)  # fmt: skip
-SERIOUS = {"serious", "critical"}
 PHONE = {"width": 390, "height": 844}
 
 Begin = Callable[..., Visit]
@@ -38,13 +36,7 @@ def shows_no_trouble(opened: Visit) -> None:
 def test_every_view_opens_and_has_no_serious_fault(opened: Visit, view: str) -> None:
     page = opened.show(view)
     page.wait_for_timeout(300)
-    found = Axe().run(page).response["violations"]
-    serious = {
-        each["id"]: [node["html"][:160] for node in each["nodes"]][:3]
-        for each in found
-        if each["impact"] in SERIOUS
-    }
-    assert serious == {}
+    assert serious_faults(page) == {}
     shows_no_trouble(opened)
 
 
@@ -53,8 +45,7 @@ def test_light_is_as_readable_as_dark(visit: Begin, busy_sidecar: PageSidecar) -
     begun.page.goto(busy_sidecar.address)
     begun.page.get_by_text("live", exact=True).wait_for()
     for view in ("now", "misses", "engines"):
-        found = Axe().run(begun.show(view)).response["violations"]
-        assert [each["id"] for each in found if each["impact"] in SERIOUS] == []
+        assert serious_faults(begun.show(view)) == {}
 
 
 @pytest.mark.parametrize("view", ["now", "misses", "sessions", "engines"])

@@ -69,7 +69,17 @@ export function GraphCanvas(props: Props) {
     }
   }, [stage, layout, data, emphasis, shown, colors]);
 
-  const pointer = usePinch(stage, (px, py) => props.onSelect(stage?.nodeAt(px, py) ?? -1), CLICK);
+  const chosen = useRef(-1);
+  const choose = (px: number, py: number) => {
+    chosen.current = stage?.nodeAt(px, py) ?? -1;
+    props.onSelect(chosen.current);
+  };
+  useEffect(() => {
+    const isElsewhere = props.selected >= 0 && props.selected !== chosen.current;
+    if (stage !== null && layout.settled && isElsewhere) stage.show(props.selected);
+    if (layout.settled) chosen.current = props.selected;
+  }, [stage, layout, props.selected]);
+  const pointer = usePinch(stage, choose, CLICK);
   const point = (event: PointerEvent) => {
     pointer.onPointerMove(event);
     const { offsetX, offsetY } = event.nativeEvent;

@@ -15,7 +15,8 @@ export const MEMORY = 10;
 /**
  * The graph in columns: a place a node, blocks first and then memories.
  *
- * Edges are sorted by type; those of type `t` are `offsets[t]` to `offsets[t + 1]`.
+ * Edges are sorted by type; those of type `t` are `offsets[t]` to `offsets[t + 1]`, strewn so that
+ * the first of them stand for all.
  */
 export interface GraphData {
   readonly version: number;
@@ -76,14 +77,21 @@ function sortedEdges({ links, names }: GraphView): Pick<GraphData, "ends" | "off
   const counts = new Array<number>(names.types.length + 1).fill(0);
   for (const type of links.type) counts[type + 1] = (counts[type + 1] ?? 0) + 1;
   for (let type = 1; type < counts.length; type++) counts[type]! += counts[type - 1]!;
-  const next = [...counts];
+  const nth = new Array<number>(names.types.length).fill(0);
   const ends = new Uint32Array(2 * links.type.length);
   links.type.forEach((type, edge) => {
-    const place = next[type]!++;
+    const count = counts[type + 1]! - counts[type]!;
+    const place = counts[type]! + strewn(nth[type]!++, count);
     ends[2 * place] = links.source[edge]!;
     ends[2 * place + 1] = links.target[edge]!;
   });
   return { ends, offsets: counts };
+}
+
+const PRIME = 7919; // far from any neighbour, and a divisor of few counts
+
+function strewn(nth: number, count: number): number {
+  return count % PRIME === 0 ? nth : (nth * PRIME) % count;
 }
 
 /** How many edges there are of a type. */

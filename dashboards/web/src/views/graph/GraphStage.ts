@@ -1,11 +1,13 @@
 import { Camera } from "./gl/Camera";
 import { GraphRenderer, type Palette } from "./gl/GraphRenderer";
 import { NodeGrid } from "./gl/NodeGrid";
-import type { GraphData } from "./GraphData";
+import { chainOf, type GraphData } from "./GraphData";
 import { carriedOver, type Layout } from "./layouts/useLayout";
+import { Pace } from "./Pace";
 
 const MOVE_MS = 450;
 const REACH = 12; // pixels within which a node is meant
+const NEAR = 1.6; // pixels a unit, at most, where a single block is shown
 const MOST_PIXELS = 2; // device pixels a CSS pixel
 
 /** A canvas with a graph on it: what is where, and one frame when something changed. */
@@ -23,6 +25,7 @@ export class GraphStage {
   private movedAt = -MOVE_MS;
   private frame = 0;
   private isFitted = false;
+  private readonly pace = new Pace(() => this.redraw());
 
   /** @throws Error There is no WebGL2 here. */
   constructor(private readonly canvas: HTMLCanvasElement) {
@@ -68,9 +71,21 @@ export class GraphStage {
     this.redraw();
   }
 
+  /** Show a block and the chain that leads to it. */
+  show(node: number) {
+    const { layout } = this;
+    if (layout === null || node >= layout.data.size) return;
+    const chain = chainOf(layout.data, node);
+    const places = chain.flatMap((each) => [...layout.positions.subarray(2 * each, 2 * each + 2)]);
+    this.camera.fit(Float32Array.from(places));
+    this.camera.zoom = Math.min(NEAR, this.camera.zoom);
+    this.keep();
+  }
+
   /** Keep what the camera shows: somebody chose it. */
   keep() {
     this.isFitted = true;
+    this.pace.moved();
     this.redraw();
   }
 
@@ -91,6 +106,7 @@ export class GraphStage {
 
   dispose() {
     cancelAnimationFrame(this.frame);
+    this.pace.stop();
     this.renderer.dispose();
   }
 
@@ -99,7 +115,8 @@ export class GraphStage {
     if (this.palette === null) return;
     const part = Math.min(1, (performance.now() - this.movedAt) / MOVE_MS);
     const blend = part * part * (3 - 2 * part);
-    this.renderer.draw(this.camera, this.palette, this.shown, this.dimEdges, blend);
+    const look = { shown: this.shown, isDimmed: this.dimEdges, share: this.pace.next() };
+    this.renderer.draw(this.camera, this.palette, look, blend);
     this.onFrame();
     if (part < 1) this.redraw();
   }

@@ -15,8 +15,8 @@ export function LossPanel({ loss }: { loss: Loss }) {
         </dl>
         <Facts
           of={{
-            "own: enough were": enough(loss.capacity_multi_turn),
-            "shared: enough were": enough(loss.capacity_cross_session),
+            "to keep its own": enough(loss.capacity_multi_turn),
+            "to keep another's": enough(loss.capacity_cross_session),
           }}
         />
       </div>

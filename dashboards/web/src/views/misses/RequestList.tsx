@@ -8,7 +8,7 @@ import { Panel } from "../../parts/Panel";
 import { Empty } from "../../parts/states";
 import { change, useRoute } from "../../route";
 import { RequestRow } from "./RequestRow";
-import { PARTS } from "./parts";
+import { partsOf } from "./parts";
 
 const PAGE = 40;
 
@@ -27,7 +27,7 @@ export function RequestList({ requests, session }: Props) {
   const place = fitting.findIndex((each) => String(each.id) === open);
   const widest = Math.max(1, ...fitting.map((each) => each.blocks.asked));
   return (
-    <Panel title="Recent requests" note={<Legend entries={PARTS} />}>
+    <Panel title="Recent requests" note={<Legend entries={partsOf(requests)} />}>
       {(session !== null || reason !== null) && (
         <p className="filters">
           {session !== null && <Chip label={`of ${session}`} onClear={() => change({ session: null })} />}

@@ -9,6 +9,11 @@ export const PARTS = [
   { label: "computed", name: "computed", color: "computed" },
 ] as const;
 
+/** Those that any request has: what no engine feeds is not shown. */
+export function partsOf(requests: readonly RequestView[]) {
+  return PARTS.filter(({ name }) => requests.some(({ blocks }) => blocks[name] > 0));
+}
+
 export function slicesOf({ blocks }: RequestView) {
   return PARTS.map(({ label, name, color }) => ({ label, color, value: blocks[name] }));
 }

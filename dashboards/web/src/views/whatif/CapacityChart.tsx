@@ -12,13 +12,15 @@ export function CapacityChart({ shadows }: { shadows: readonly ShadowView[] }) {
   const policies = [...new Set(known.map(({ name, policy }) => (name === CEILING ? CEILING : policy)))];
   const most = Math.max(1.25, ...known.map(({ capacity }) => capacity));
   const x = (capacity: number) => LEFT + ((WIDTH - LEFT - RIGHT) * capacity) / most;
-  const y = (rate: number) => HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * rate;
+  const least = Math.min(1, ...known.map(({ hit_rate }) => hit_rate ?? 1));
+  const floor = Math.max(0, Math.floor(10 * least - 0.5) / 10);
+  const y = (rate: number) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * (rate - floor)) / (1 - floor);
   const sizes = [...new Set(known.map(({ capacity }) => capacity))].sort((a, b) => a - b);
   const said = known.map(({ name, hit_rate }) => `${name} ${percent(hit_rate, 1, 1)}`).join(", ");
   return (
     <>
       <svg className="capacity" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={`Share found over capacity: ${said}`}>
-        {[0, 0.25, 0.5, 0.75, 1].map((rate) => (
+        {[0, 0.25, 0.5, 0.75, 1].map((part) => floor + part * (1 - floor)).map((rate) => (
           <g key={rate}>
             <line x1={LEFT} x2={WIDTH - RIGHT} y1={y(rate)} y2={y(rate)} stroke="var(--line)" />
             <text x={LEFT - 8} y={y(rate) + 4} textAnchor="end">{percent(rate)}</text>

@@ -74,7 +74,7 @@ export class GraphRenderer {
   }
 
   /** One frame: edges of the `shown` types, then nodes. */
-  draw(camera: Camera, colors: Palette, shown: readonly boolean[], dimEdges: boolean, blend: number) {
+  draw(camera: Camera, colors: Palette, look: Look, blend: number) {
     const { gl, data } = this;
     gl.viewport(0, 0, this.canvas.width, this.canvas.height);
     gl.clearColor(0, 0, 0, 0);
@@ -82,7 +82,7 @@ export class GraphRenderer {
     if (data === null) return;
     this.from.bind(0);
     this.to.bind(1);
-    this.drawEdges(data, camera, colors, shown, dimEdges ? 0.35 : 1, blend);
+    this.drawEdges(data, camera, colors, look, blend);
     this.drawNodes(data, camera, colors, blend);
   }
 
@@ -90,27 +90,26 @@ export class GraphRenderer {
     this.gl.getExtension("WEBGL_lose_context")?.loseContext();
   }
 
-  private drawEdges(
-    data: GraphData, camera: Camera, colors: Palette, shown: readonly boolean[], share: number, blend: number,
-  ) {
+  private drawEdges(data: GraphData, camera: Camera, colors: Palette, look: Look, blend: number) {
     const { gl } = this;
     this.ready(this.edges, camera, blend);
     gl.bindVertexArray(this.edgeArray);
     const lowestFirst = data.names.types.map((_, type) => type).reverse();
     lowestFirst.forEach((type) => {
       const [first, end] = [data.offsets[type]!, data.offsets[type + 1]!];
-      if (!shown[type] || end === first) return;
-      const alpha = share * Math.min(0.7, Math.max(0.012, (INK * camera.zoom) / this.inks[type]!));
+      if (!look.shown[type] || end === first) return;
+      const ink = (look.isDimmed ? 0.35 : 1) / look.share;
+      const alpha = Math.min(0.9, ink * Math.min(0.7, Math.max(0.012, (INK * camera.zoom) / this.inks[type]!)));
       const [red, green, blue] = colors.types[type]!;
       gl.uniform4f(this.edges.uniform("uColor"), red * alpha, green * alpha, blue * alpha, alpha);
-      gl.drawArrays(gl.LINES, 2 * first, 2 * (end - first));
+      gl.drawArrays(gl.LINES, 2 * first, 2 * Math.ceil(look.share * (end - first)));
     });
   }
 
   private drawNodes(data: GraphData, camera: Camera, colors: Palette, blend: number) {
     const { gl, nodes } = this;
     this.ready(nodes, camera, blend);
-    gl.uniform1f(nodes.uniform("uSize"), this.pixels * nodeSize(camera));
+    gl.uniform1f(nodes.uniform("uSize"), this.pixels * nodeSize(camera, data.size));
     gl.uniform3fv(nodes.uniform("uLayers"), colors.layers.flat());
     gl.uniform3fv(nodes.uniform("uWarm"), colors.warm);
     gl.uniform3fv(nodes.uniform("uCold"), colors.cold);
@@ -174,8 +173,17 @@ function groundOf(positions: Positions): number {
 }
 
 /** Diameter of a node of middling importance, in CSS pixels. */
-export function nodeSize(camera: Camera): number {
-  return Math.min(26, Math.max(2.2, 6.5 * camera.zoom ** 0.75));
+function nodeSize(camera: Camera, nodes: number): number {
+  const room = Math.sqrt((camera.width * camera.height) / Math.max(1, nodes));
+  const least = Math.min(7, Math.max(2.4, 0.4 * room));
+  return Math.min(26, Math.max(least, 6.5 * camera.zoom ** 0.75));
+}
+
+/** Which edges a frame shows: by type, whether they stand back, and what share of them. */
+export interface Look {
+  readonly shown: readonly boolean[];
+  readonly isDimmed: boolean;
+  readonly share: number;
 }
 
 type Rgb = [number, number, number];

@@ -12,20 +12,20 @@ import {
 import type { Positions, Shape } from "./shape";
 import { treeLayout } from "./tree";
 
-const PREFIX_SHARE = 0;
+const ALONG_CHAINS = [0, 3]; // prefix_share and temporal
 const WARM_ALPHA = 0.25; // where most stand already
 
 /** Forces between nodes, one `tick` at a time; d3's, as the field knows them. */
 export class ForceLayout {
   private readonly nodes: SimulationNodeDatum[];
-  private readonly simulation: Simulation<SimulationNodeDatum, SimulationLinkDatum<SimulationNodeDatum>>;
+  private readonly simulation: Simulation<SimulationNodeDatum, Link>;
 
   constructor(shape: Shape, start: Positions | null) {
     this.nodes = startNodes(shape, start);
     this.simulation = forceSimulation(this.nodes)
       .force("charge", forceManyBody().strength(-16).theta(1.3))
-      .force("prefix", linksOf(shape, true).distance(7).strength(0.9))
-      .force("others", linksOf(shape, false).distance(40).strength(0.02))
+      .force("chain", forceLink(chainLinks(shape)).distance(7).strength(0.9))
+      .force("others", forceLink(otherLinks(shape)).distance(40).strength(0.02))
       .force("x", forceX(0).strength(0.02))
       .force("y", forceY(0).strength(0.02))
       .alphaDecay(0.05)
@@ -63,13 +63,24 @@ function startNodes(shape: Shape, start: Positions | null): SimulationNodeDatum[
   return nodes;
 }
 
-function linksOf({ ends, offsets }: Shape, prefix: boolean) {
-  const links: SimulationLinkDatum<SimulationNodeDatum>[] = [];
+type Link = SimulationLinkDatum<SimulationNodeDatum>;
+
+/** A block and the one before it in its chain hold together, whatever edges they have. */
+function chainLinks({ parent, blocks }: Shape): Link[] {
+  const links: Link[] = [];
+  for (let node = 0; node < blocks; node++) {
+    if (parent[node]! >= 0) links.push({ source: parent[node]!, target: node });
+  }
+  return links;
+}
+
+function otherLinks({ ends, offsets }: Shape): Link[] {
+  const links: Link[] = [];
   for (let type = 0; type + 1 < offsets.length; type++) {
-    if ((type === PREFIX_SHARE) !== prefix) continue;
+    if (ALONG_CHAINS.includes(type)) continue;
     for (let edge = offsets[type]!; edge < offsets[type + 1]!; edge++) {
       links.push({ source: ends[2 * edge]!, target: ends[2 * edge + 1]! });
     }
   }
-  return forceLink<SimulationNodeDatum, SimulationLinkDatum<SimulationNodeDatum>>(links);
+  return links;
 }

@@ -1,0 +1,140 @@
+"""How fast a browser shows the graph and moves it, and how large the page is."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ...dashboards.page_files import PAGE
+from ...dashboards.page_tokens import page_address
+from ...graph.messages.events import BlocksAttended
+from ...hooks.client import ClientOptions
+from ...hooks.fake import FakeEngine
+from ..errors import BenchError
+from ..faults.processes.faults_http import is_advised, token_in
+from ..figures import Figures
+from ..sidecars.sidecar_process import SidecarProcess, wait_until
+
+BLOCK: Final = 16
+SESSIONS: Final = 200
+SHARED: Final = 20  # blocks at the start of every session's prompt
+OWN: Final = 100  # and after them: 20,020 blocks in all
+READ_TOGETHER: Final = 16  # blocks of one sampled step: 120 edges
+STEPS: Final = 170
+PAN_S: Final = 3.0
+_PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
+_SOFTWARE_GL: Final = (
+    "--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader",
+    "--ignore-gpu-blocklist",
+)  # fmt: skip
+_PAINTED: Final = "(performance.getEntriesByName('kvgraph:painted')[0] ?? {}).startTime"
+_WATCH_FRAMES: Final = """() => {
+  window.frames_at = [];
+  const note = at => { window.frames_at.push(at); requestAnimationFrame(note); };
+  requestAnimationFrame(note);
+}"""
+
+
+def run(figures: Figures, quick: bool) -> None:
+    """20,000 blocks and 60,000 edges in a headless Chromium with software GL.
+
+    Raises:
+        BenchError: There is no browser, or nothing that drives one.
+    """
+    files = [path for path in PAGE.rglob("*") if path.is_file()]
+    size = sum(len(gzip.compress(path.read_bytes())) for path in files)
+    figures.add("page_bundle_kb", size / 1e3, "kB", "≤ 600")
+    with (
+        tempfile.TemporaryDirectory(prefix="kvg-") as folder,
+        SidecarProcess(Path(folder)) as sidecar,
+        FakeEngine(
+            sidecar.endpoint, 2 * SESSIONS * OWN, BLOCK, options=ClientOptions(tick_s=0.05)
+        ) as engine,
+    ):
+        _fill(engine)
+        wait_until(lambda: is_advised(engine), 30.0)
+        address = page_address(sidecar.http, token_in(Path(folder)))
+        _look(figures, address, 2 if quick else 5)
+
+
+def _fill(engine: FakeEngine) -> None:
+    """Sessions over one prompt's start, each asked twice, and decode steps that read far back."""
+    for session in range(SESSIONS):
+        own = [1_000_000 * (session + 1) + token for token in range(OWN * BLOCK)]
+        tokens = [*range(SHARED * BLOCK), *own]
+        engine.run(tokens, f"session-{session}")
+        engine.run(tokens, f"session-{session}")
+        keys = np.array(engine.keys(tokens), dtype="<u8")
+        if session < STEPS:
+            _attend(engine, keys, session)
+
+
+def _attend(engine: FakeEngine, keys: np.ndarray[Any, np.dtype[np.uint64]], seed: int) -> None:
+    """Three steps that read the same blocks: as many as make edges."""
+    some = np.random.default_rng(seed).choice(len(keys), READ_TOGETHER, replace=False)
+    mass = np.full(READ_TOGETHER, 1 / READ_TOGETHER, dtype="<f4")
+    for _ in range(3):
+        engine.client.emit(BlocksAttended(keys[some].tobytes(), mass.tobytes()))
+
+
+def _look(figures: Figures, address: str, times: int) -> None:
+    driver, program = _browser()
+    with driver() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=list(_SOFTWARE_GL))
+        page = browser.new_context(viewport={"width": 1280, "height": 800}).new_page()
+        page.goto(address)
+        painted = [_paint(page) for _ in range(times)]
+        figures.add("paint_ms", painted, "ms", "≤ 2,000")
+        said = page.locator(".status").inner_text()
+        shown = [int(word.replace(",", "")) for word in said.split() if word[0].isdigit()]
+        figures.add("paint_blocks", shown[0], "")
+        figures.add("paint_edges", shown[-1], "")
+        figures.add("frame_ms", _pan(page), "ms", "≤ 100")
+        browser.close()
+
+
+def _browser() -> tuple[Any, str]:
+    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    if program is None:
+        raise BenchError("no Chromium on the PATH: apt-get install chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        raise BenchError("no playwright: pip install 'kvgraph[dev]'") from None
+    return sync_playwright, program
+
+
+def _paint(page: Any) -> float:
+    """Milliseconds from the start of a load to the graph on the screen."""
+    base = page.url.partition("#")[0]
+    page.goto("about:blank")
+    page.goto(f"{base}#/graph")
+    for _ in range(600):
+        painted = page.evaluate(_PAINTED)
+        if painted is not None:
+            return float(painted)
+        page.wait_for_timeout(50)
+    raise BenchError("the graph was not painted within 30 s")
+
+
+def _pan(page: Any) -> list[float]:
+    """Milliseconds between frames while the settled graph is dragged about."""
+    page.wait_for_timeout(1500)
+    box = page.locator("canvas").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.evaluate(_WATCH_FRAMES)
+    moves = 0
+    while page.evaluate("(frames_at.at(-1) ?? 0) - (frames_at[0] ?? 0)") < 1e3 * PAN_S:
+        moves += 1
+        page.mouse.move(x + 120 * np.sin(moves / 5), y + 80 * np.cos(moves / 5))
+    page.mouse.up()
+    at: list[float] = page.evaluate("frames_at")
+    return [later - earlier for earlier, later in pairwise(at)]
