@@ -39,6 +39,32 @@ Part = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="Where the picture, the figures and the logs go.")]
 
+Arms = Annotated[
+    str | None,
+    typer.Option(help="Besides stock: default,hints,host_lru,tiers,busy."),
+]
+Sessions = Annotated[
+    Path | None, typer.Option(help="Recorded sessions (Weka); else those that ship with it.")
+]
+Requests = Annotated[
+    int | None, typer.Option(min=50, help="Requests played; else 1,000, quick 400.")
+]
+Pools = Annotated[
+    int | None, typer.Option(min=1, max=3, help="Sizes of the pool; else 3, quick 1.")
+]
+Pace = Annotated[
+    float | None, typer.Option(min=0.001, help="Seconds per recorded second; else measured.")
+]
+Closed = Annotated[
+    bool, typer.Option("--closed", help="Users wait for answers: the cliff, and admission.")
+]
+Paper = Annotated[
+    bool, typer.Option("--paper", help="--closed: vLLM's scheduler, a simulated model.")
+]
+Best = Annotated[
+    int | None, typer.Option(min=1, help="--closed: agents that suit stock; else searched.")
+]
+
 DEFAULT_OUT = Path(".demo")
 
 
@@ -175,35 +201,18 @@ def tiers(
 def agents(
     as_json: Json = False,
     quick: Annotated[bool, typer.Option(help="One pool and fewer requests.")] = False,
-    arms: Annotated[
-        str | None,
-        typer.Option(help="Besides stock: default,hints,host_lru,tiers,busy."),
-    ] = None,
-    sessions: Annotated[
-        Path | None, typer.Option(help="Recorded sessions (Weka); else those that ship with it.")
-    ] = None,
+    arms: Arms = None,
+    sessions: Sessions = None,
     users: Annotated[int, typer.Option(min=1, help="Users who work in parallel.")] = 40,
-    requests: Annotated[
-        int | None, typer.Option(min=50, help="Requests played; else 1,000, quick 400.")
-    ] = None,
-    pools: Annotated[
-        int | None, typer.Option(min=1, max=3, help="Sizes of the pool; else 3, quick 1.")
-    ] = None,
+    requests: Requests = None,
+    pools: Pools = None,
     seed: int = 1,
-    pace: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds per recorded second; else measured.")
-    ] = None,
+    pace: Pace = None,
     model: Model = None,
     out: Annotated[Path, typer.Option(help="Where details and logs go.")] = Path(".agents"),
-    closed: Annotated[
-        bool, typer.Option("--closed", help="Users wait for answers: the cliff, and admission.")
-    ] = False,
-    paper: Annotated[
-        bool, typer.Option("--paper", help="--closed: vLLM's scheduler, a simulated model.")
-    ] = False,
-    best: Annotated[
-        int | None, typer.Option(min=1, help="--closed: agents that suit stock; else searched.")
-    ] = None,
+    closed: Closed = False,
+    paper: Paper = False,
+    best: Best = None,
 ) -> None:
     """Run a real vLLM with recorded agents: stock, the graph, hints, host memory; and the lab."""
     if closed:
