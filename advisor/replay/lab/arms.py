@@ -106,12 +106,18 @@ def chosen_arms(names: Sequence[str]) -> list[str]:
         ReplayError: There is no such arm.
     """
     known = arm_names()
-    more = [*ALGORITHMS, *graph_policies(), *(name + HINTS for name in graph_policies())]
+    more = [*ALGORITHMS, *order_names()]
     allowed = [*known, *(name for name in more if name not in known)]
     for name in names:
         if name != "all" and name not in allowed:
             raise ReplayError(f"policy {name!r}: allowed: all, {', '.join(allowed)}")
     return known if "all" in names else list(dict.fromkeys(names))
+
+
+def order_names() -> list[str]:
+    """Every eviction order that an instance can have: what ``new_order`` makes."""
+    policies = graph_policies()
+    return list(dict.fromkeys([*ORDERS, *policies, *(name + HINTS for name in policies)]))
 
 
 def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
@@ -125,8 +131,8 @@ def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
     policies = graph_policies()
     policy = policies.get(name.removesuffix(HINTS))
     if policy is None:
-        allowed = [*ORDERS, *policies, *(each + HINTS for each in policies)]
-        raise ReplayError(f"policy {name!r} cannot run here: allowed: {', '.join(allowed)}")
+        allowed = ", ".join(order_names())
+        raise ReplayError(f"policy {name!r} cannot run here: allowed: {allowed}")
     return GraphOrder(
         trace,
         policy(settings),

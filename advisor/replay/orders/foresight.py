@@ -18,7 +18,8 @@ NEVER: Final = 1 << 40
 class BeladyOrder(EvictionOrder):
     """Evicts the block whose next use is farthest, among equals the deepest.
 
-    A block's parent is used whenever the block is, so this leaves no block unreachable.
+    A block's parent is used whenever the block is, so this leaves no block unreachable. No other
+    order finds more where every request fits the pool; one that is refused counts as a use here.
     """
 
     def __init__(self, trace: Trace) -> None:

@@ -1,0 +1,247 @@
+"""What every registered policy keeps to, found by its name: a new one is tested by it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvgraph.advisor.policies.guard import Guard
+from kvgraph.advisor.policies.registry import POLICIES, new_policy, set_weights
+from kvgraph.advisor.replay.engine.instance import Instance
+from kvgraph.advisor.replay.engine.simulator import simulate
+from kvgraph.advisor.replay.lab.arms import Settings, run_arm
+from kvgraph.advisor.replay.orders.graph_order import GraphOrder
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.graph.messages.events import (
+    AnyEvent,
+    BlocksRemoved,
+    BlocksSpilled,
+    BlocksStored,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+    SessionSignal,
+)
+from kvgraph.graph.ranking.policy import Policy
+from kvgraph.graph.ranking.profile import Weights
+from kvgraph.graph.ranking.rules import SCORE_BOUND
+from kvgraph.graph.ranking.view import View
+from kvgraph.graph.types import NO_ROW, SourceLayer, Tier, as_keys
+from made_traffic import made, recent
+
+SIZE = 16
+POOL = 400
+LAYERS = (SourceLayer.RULES, SourceLayer.CONTEXT, SourceLayer.TOOL_RESULT)
+NONSENSE = (np.nan, np.inf, -np.inf, 1e300)
+
+
+class Traffic:
+    """Sessions that grow, wait, end or are edited, on one engine; the same seed, the same story."""
+
+    def __init__(self, policy: Policy, seed: int = 1) -> None:
+        self.now = 1000.0
+        self.graph = KVCacheGraph(policy=policy, clock=lambda: self.now)
+        self._dice = random.Random(seed)
+        self._chains: dict[str, list[int]] = {}
+        self._keys = 0
+        self.tell(EngineHello("e", "model", SIZE, POOL, "vllm"))
+
+    def tell(self, *events: AnyEvent) -> None:
+        self.graph.apply("e", list(events))
+
+    def turns(self, count: int) -> None:
+        for number in range(count):
+            self._turn(number)
+            self.now += self._dice.choice((0.3, 2.0, 40.0))
+            self.graph.rank("e", 8)  # as live: it learns from round to round
+
+    def everything(self) -> EvictionRanking:
+        return self.graph.rank("e", 10_000)
+
+    def view(self) -> View:
+        return View(self.graph.tables, self.graph.rules, 0, self.now)
+
+    def _turn(self, number: int) -> None:
+        dice = self._dice
+        session = f"s{dice.randrange(12)}"
+        chain = self._chains.setdefault(session, [1])
+        if dice.random() < 0.1:
+            del chain[dice.randrange(1, len(chain) + 1) :]  # an edited history
+        found = len(chain)
+        chain += [self._fresh() for _ in range(dice.randrange(1, 5))]
+        packed, tokens = as_keys(chain).tobytes(), SIZE * len(chain)
+        segment = Segment(int(dice.choice(LAYERS)), 0, tokens, dice.random())
+        new = as_keys(chain[found:]).tobytes()
+        self.tell(
+            RequestStarted(f"r{number}", packed, tokens, found * SIZE, SIZE, session, None,
+                           (segment,)),
+            BlocksStored(new, chain[found - 1], SIZE),
+            RequestFinished(f"r{number}", packed, tokens, tokens, "stop", session, None,
+                            dice.choice((True, False, None)), dice.choice((5.0, None))),
+        )  # fmt: skip
+        self._aside(session, chain)
+
+    def _aside(self, session: str, chain: list[int]) -> None:
+        """What else happens: copies, evictions, an end."""
+        tail = as_keys(chain[-1:]).tobytes()
+        match self._dice.randrange(8):
+            case 0:
+                self.tell(BlocksSpilled(tail, int(Tier.WARM), 1024))
+            case 1 if len(chain) > 1:
+                self.tell(BlocksRemoved(tail))
+                del chain[-1]
+            case 2:
+                self.tell(SessionSignal(session, ended=True))
+                del self._chains[session]
+
+    def _fresh(self) -> int:
+        self._keys += 1
+        return self._keys + 1
+
+
+@pytest.fixture(params=POLICIES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def traffic(name: str) -> Traffic:
+    traffic = Traffic(new_policy(name))
+    traffic.turns(120)
+    return traffic
+
+
+def ranked(ranking: EvictionRanking) -> list[int]:
+    both: list[int] = np.concatenate([ranking.order, ranking.protected]).tolist()
+    return both
+
+
+def held(traffic: Traffic) -> set[int]:
+    blocks = traffic.graph.tables.blocks
+    return set(blocks.wire_keys(np.flatnonzero(blocks.resident(0)).astype(np.int32)).tolist())
+
+
+def test_it_is_called_as_it_is_registered(name: str) -> None:
+    assert new_policy(name).name == name
+
+
+def test_it_gives_a_number_for_each_block_within_the_bound(traffic: Traffic) -> None:
+    view, policy = traffic.view(), traffic.graph.policy
+    everything = view.blocks.pick(view.blocks.tiers[0, : view.blocks.size] != 0)
+    scores = policy.scores(view, everything)
+    assert scores.shape == (len(everything),)
+    assert np.isfinite(scores).all()
+    assert np.abs(scores).max() <= SCORE_BOUND
+    assert policy.scores(view, view.blocks.pick(view.blocks.resident(0) & False)).shape == (0,)
+
+
+def test_the_same_story_gives_the_same_ranking(name: str, traffic: Traffic) -> None:
+    again = Traffic(new_policy(name))
+    again.turns(120)
+    assert ranked(again.everything()) == ranked(traffic.everything())
+
+
+def test_asking_teaches_it_nothing(traffic: Traffic) -> None:
+    view, policy = traffic.view(), traffic.graph.policy
+    everything = view.blocks.pick(view.blocks.resident(0))
+    before = policy.scores(view, everything)
+    anywhere = view.of(NO_ROW)
+    terms = [sum(policy.terms(anywhere, int(row)).values()) for row in everything.rows]
+    assert np.array_equal(policy.scores(view, everything), before)
+    assert terms == pytest.approx(before.tolist(), abs=0.1), "an explanation adds up to the score"
+
+
+def test_whatever_is_held_is_ranked_once_and_protected_blocks_last(name: str) -> None:
+    traffic = Traffic(new_policy(name), seed=2)
+    traffic.graph.policy = _unguarded(traffic.graph.policy)
+    traffic.turns(120)
+    ranking = traffic.everything()
+    assert sorted(ranked(ranking)) == sorted(held(traffic))
+    layer = traffic.graph.tables.blocks.layer
+    rows = traffic.graph.tables.blocks.find(ranking.order)
+    assert not np.isin(
+        layer[rows], [int(each) for each in traffic.graph.rules.protected_layers]
+    ).any()
+
+
+def test_no_block_goes_before_one_that_hangs_on_it(traffic: Traffic) -> None:
+    traffic.graph.policy = _unguarded(traffic.graph.policy)
+    place = {key: at for at, key in enumerate(ranked(traffic.everything()))}
+    blocks = traffic.graph.tables.blocks
+    for key, at in place.items():
+        parent = int(blocks.parent[blocks.find(as_keys([key]))[0]])
+        if parent != NO_ROW and int(blocks.wire_keys(parent)) in place:
+            assert at < place[int(blocks.wire_keys(parent))]
+
+
+def test_a_limit_gives_the_first_of_the_whole(traffic: Traffic) -> None:
+    traffic.graph.policy = _unguarded(traffic.graph.policy)
+    whole, few = traffic.everything(), traffic.graph.rank("e", 7)
+    assert few.order.tolist() == whole.order[:7].tolist()
+    assert few.protected.tolist() == whole.protected[:7].tolist()
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_columns_full_of_nonsense_cost_no_rule(traffic: Traffic, nonsense: float) -> None:
+    """Never so by our own events; but a policy that stumbles must not take the rules with it."""
+    traffic.graph.policy = _unguarded(traffic.graph.policy)
+    blocks = traffic.graph.tables.blocks
+    with np.errstate(all="ignore"):
+        blocks.last_attended[: blocks.size : 3] = nonsense
+        blocks.importance[: blocks.size : 2] = nonsense
+        ranking = traffic.everything()
+    assert sorted(ranked(ranking)) == sorted(held(traffic))
+    rows = blocks.find(ranking.order)
+    layers = [int(each) for each in traffic.graph.rules.protected_layers]
+    assert not np.isin(blocks.layer[rows], layers).any()
+
+
+def test_an_empty_pool_and_one_block(name: str) -> None:
+    traffic = Traffic(_unguarded(new_policy(name)))
+    assert ranked(traffic.everything()) == []
+    traffic.tell(BlocksStored(as_keys([7]).tobytes(), None, SIZE))
+    assert ranked(traffic.everything()) == [7]
+    traffic.tell(BlocksRemoved(as_keys([7]).tobytes()))
+    assert ranked(traffic.everything()) == []
+
+
+def test_other_weights_may_come_while_it_runs(name: str, traffic: Traffic) -> None:
+    set_weights(traffic.graph.policy, Weights(importance=0.0, hit_count=0.0))
+    traffic.turns(20)
+    assert traffic.graph.policy.name == name
+
+
+def test_under_the_guard_it_begins_with_the_engines_own_order(name: str) -> None:
+    traffic = Traffic(new_policy(name))
+    traffic.graph.referee = Guard(name)
+    traffic.turns(3)
+    assert traffic.everything().order.tolist() == []
+
+
+def test_under_the_guard_it_finds_what_lru_finds(name: str, tmp_path: Path) -> None:
+    """On traffic in which recency is all there is to know: never below stock."""
+    trace = made(tmp_path, recent(np.random.default_rng(4)))
+    order = GraphOrder(trace, new_policy(name))
+    found = simulate(trace, [Instance(POOL, order)]).hits.sum() / trace.prompt_blocks
+    lru = run_arm("lru", trace, POOL, Settings()).sum() / trace.prompt_blocks
+    assert found >= lru - 0.005
+
+
+def _unguarded(policy: Policy) -> Policy:
+    """A policy whose rankings name an order also where it is LRU's: under another name."""
+    return Renamed(policy)
+
+
+class Renamed:
+    """LRU's order is the engine's own, and so not named; that of a policy like it is."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.name = f"a policy like {policy.name}"
+        self.observe = policy.observe
+        self.scores = policy.scores
+        self.terms = policy.terms
