@@ -40,8 +40,8 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     signal.signal(signal.SIGHUP, lambda *_: service.reload())
-    note = _leave_note(service)
-    typer.echo(_ready_line(service, machine=parent is not None))
+    note = leave_note(service)
+    typer.echo(ready_line(service, machine=parent is not None))
     try:
         service.run()
     finally:
@@ -49,7 +49,7 @@ def serve(
             note.remove()
 
 
-def _leave_note(service: Service) -> RuntimeNote | None:
+def leave_note(service: Service) -> RuntimeNote | None:
     running = RunningSidecar(os.getpid(), service.endpoint, service.http, service.token)
     try:
         return RuntimeNote.write(running)
@@ -58,7 +58,7 @@ def _leave_note(service: Service) -> RuntimeNote | None:
         return None
 
 
-def _ready_line(service: Service, *, machine: bool) -> str:
+def ready_line(service: Service, *, machine: bool) -> str:
     page = page_address(service.http, service.token)
     if not machine:
         return (

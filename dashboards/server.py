@@ -47,6 +47,16 @@ class HttpServer:
             target=self._server.run, args=([self._socket],), name="kvgraph-http", daemon=True
         )
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def connections(self) -> int:
+        """Clients that are connected now."""
+        return len(self._server.server_state.connections)
+
     def start(self) -> None:
         """Start serving."""
         self._thread.start()

@@ -37,13 +37,17 @@ class LifecyclePolicy:
     often they are walked. Edges and importance, by the configured weights, are a bounded factor of
     the rate. The score is ``-1000 · ln(rate)``, so that a factor of e in the rate is a thousand
     points.
+
+    Args:
+        weights: What edges and importance count; assign others while it runs.
+        returns: What it knows of returns; None starts from the prior that ships.
     """
 
     name: Final = "lifecycle"
 
-    def __init__(self, weights: Weights | None = None) -> None:
+    def __init__(self, weights: Weights | None = None, returns: Returns | None = None) -> None:
         self.weights = weights or Weights()
-        self._returns = Returns()
+        self._returns = returns or Returns()
 
     def observe(self, view: View) -> None:
         """Find out which sessions returned, and learn from it."""

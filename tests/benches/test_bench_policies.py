@@ -102,8 +102,8 @@ def test_a_cliff_is_where_an_arm_first_computes_too_much() -> None:
 
 
 def test_capacities_where_lru_finds_next_to_nothing_are_left_out(small: Trace) -> None:
-    assert policies._standing(small, [5, 60]) == [60]
-    assert policies._standing(small, [5, 60], always=(5,)) == [5, 60]
+    assert policies.standing_among(small, [5, 60]) == [60]
+    assert policies.standing_among(small, [5, 60], always=(5,)) == [5, 60]
 
 
 def test_missing_sessions_are_one_sentence(tmp_path: Path) -> None:

@@ -374,7 +374,7 @@ def test_a_server_that_is_stopped_at_once_ends(source: Source) -> None:
         server = serving(source)
         time.sleep(pause)
         server.stop()
-        assert not server._thread.is_alive()
+        assert not server.is_serving
 
 
 @pytest.mark.parametrize(
@@ -480,12 +480,11 @@ def test_a_client_that_does_not_read_is_cut(
     )
     with connection(impatient) as slow:
         slow.sendall(f"{question}\r\n\r\n".encode())
-        connections = impatient._server.server_state.connections
         deadline = time.monotonic() + 10
         time.sleep(0.2)
-        while connections and time.monotonic() < deadline:
+        while impatient.connections and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not connections
+        assert not impatient.connections
         received = 0
         with contextlib.suppress(ConnectionResetError):
             while chunk := slow.recv(1 << 20):
@@ -500,7 +499,7 @@ def test_hundreds_of_silent_clients_keep_nobody_out(source: Source) -> None:
             stack.enter_context(connection(server))
         for _ in range(5):
             assert b"200 OK" in raw(server.url, HEALTH)
-        assert len(server._server.server_state.connections) <= 257
+        assert server.connections <= 257
     server.stop()
 
 

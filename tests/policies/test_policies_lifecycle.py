@@ -10,6 +10,7 @@ from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.drift import Drift
 from kvgraph.advisor.policies.hazard import AGES, OLDEST, Floats, ReturnModel, gittins
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
+from kvgraph.advisor.policies.returns import Returns
 from kvgraph.advisor.policies.waits import FEATURES, fitted
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import (
@@ -32,7 +33,8 @@ class World:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.policy = LifecyclePolicy()
+        self.returns = Returns()
+        self.policy = LifecyclePolicy(returns=self.returns)
         self.graph = KVCacheGraph(policy=self.policy, clock=lambda: self.now)
 
     def turn(self, session: str, *keys: int, segments: tuple[Segment, ...] = (), **said: object) \
@@ -197,8 +199,7 @@ def test_the_clock_is_relative(speed: float) -> None:
         for turn in range(int(rng.integers(1, 6))):
             world.turn(f"t{number}", *range(first, first + 10 + turn))
             world.wait(float(rng.lognormal(3.1, 1.0)) / speed)
-    returns = world.policy._returns
-    assert returns.speed == pytest.approx(speed, rel=0.35)
+    assert world.returns.speed == pytest.approx(speed, rel=0.35)
 
 
 @pytest.mark.parametrize("size", [1.0, 64.0, 1 / 8.0])

@@ -15,7 +15,7 @@ import zmq
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.config.config import load
 from kvgraph.advisor.remote import RemoteError, ask
-from kvgraph.advisor.serve import _leave_note, _ready_line
+from kvgraph.advisor.serve import leave_note, ready_line
 from kvgraph.advisor.service import Service
 from kvgraph.graph.ipc.runtime import RunningSidecar, RuntimeNote, token_of
 from kvgraph.graph.messages import wire
@@ -61,7 +61,7 @@ def until(condition: object, what: str, timeout_s: float = 20.0) -> None:
 
 
 def test_an_engine_of_this_user_finds_the_token_by_itself(sidecar: OverTcp) -> None:
-    note = _leave_note(sidecar.service)
+    note = leave_note(sidecar.service)
     assert note is not None
     with FakeEngine(sidecar.service.endpoint, options=QUICK) as engine:
         engine.run(range(64), "chat")
@@ -116,7 +116,7 @@ def test_knowing_an_engines_public_id_does_not_give_its_place(
 def test_a_sidecar_that_starts_anew_with_another_token_is_found_again() -> None:
     first = OverTcp()
     endpoint = first.service.endpoint
-    note = _leave_note(first.service)
+    note = leave_note(first.service)
     assert note is not None
     with FakeEngine(endpoint, options=QUICK) as engine:
         engine.run(range(64), "chat")
@@ -126,7 +126,7 @@ def test_a_sidecar_that_starts_anew_with_another_token_is_found_again() -> None:
         second = OverTcp(endpoint)
         try:
             assert second.service.token != first.service.token
-            _leave_note(second.service)
+            leave_note(second.service)
             until(lambda: len(second.service.parts.subscriber.peers) == 1, "it is back")
         finally:
             second.stop()
@@ -142,10 +142,10 @@ def test_an_ipc_endpoint_needs_no_token(tmp_path: Path) -> None:
         sidecar.stop()
 
 
-def test_the_note_is_its_owners_and_the_ready_line_tells_no_token(sidecar: OverTcp) -> None:
+def test_the_note_is_its_owners_and_theready_line_tells_no_token(sidecar: OverTcp) -> None:
     before = os.umask(0)
     try:
-        note = _leave_note(sidecar.service)
+        note = leave_note(sidecar.service)
     finally:
         os.umask(before)
     assert note is not None
@@ -154,7 +154,7 @@ def test_the_note_is_its_owners_and_the_ready_line_tells_no_token(sidecar: OverT
     assert token_of(sidecar.service.http) == sidecar.service.token
     assert token_of("tcp://127.0.0.1:1") == ""
     for machine in (True, False):
-        assert sidecar.service.token not in _ready_line(sidecar.service, machine=machine)
+        assert sidecar.service.token not in ready_line(sidecar.service, machine=machine)
 
 
 def test_the_note_of_a_dead_sidecar_gives_no_token() -> None:
@@ -177,7 +177,7 @@ def test_explain_reads_the_token_by_itself(
         sidecar.service.graph.apply("e", [BlocksStored(keys, None, 16, "chat")])
     with pytest.raises(RemoteError, match="token"):
         ask(sidecar.service.http, "/blocks/1/explain")
-    _leave_note(sidecar.service)
+    leave_note(sidecar.service)
     command("explain", "1")
     assert json.loads(capsys.readouterr().out)["session"] == "chat"
     command("explain", "chat", "--url", sidecar.service.http)

@@ -125,7 +125,9 @@ def _plan_fleets(plan: _Plan, directory: Path, say: Callable[[str], None]) -> No
         told = fleet(name, half, scale.main_users, scale.hours, Signals.ALL)
         stops = fleet(f"{name}, stops", half, scale.main_users, scale.hours, Signals.STOPS)
         plan.fleets.append(name)
-        plan.add(told, BY_DEFAULT, _standing(told, scale.capacities(scale.main_users), scale.main))
+        plan.add(
+            told, BY_DEFAULT, standing_among(told, scale.capacities(scale.main_users), scale.main)
+        )
         plan.add(told, HINTED, scale.main)
         # An engine can see why answers end, and not which session a request is of.
         plan.add(stops.unnamed(), HINTED, scale.main)
@@ -134,7 +136,7 @@ def _plan_fleets(plan: _Plan, directory: Path, say: Callable[[str], None]) -> No
             plan.add(told, NONSENSE_ARM + nonsense, scale.main)
     for users in scale.other_users:
         other = fleet(f"{users} users", found, users, scale.hours, Signals.NONE)
-        plan.add(other, BY_DEFAULT, _standing(other, scale.capacities(users)))
+        plan.add(other, BY_DEFAULT, standing_among(other, scale.capacities(users)))
 
 
 def _plan_conversations(plan: _Plan, path: Path | None) -> None:
@@ -147,12 +149,12 @@ def _plan_conversations(plan: _Plan, path: Path | None) -> None:
     if scale.conversations_share < 1:
         trace = trace.head(scale.conversations_share)
     plan.conversations = trace.name
-    standing = _standing(trace, list(scale.conversations_ladder))
+    standing = standing_among(trace, list(scale.conversations_ladder))
     plan.add(trace, BY_DEFAULT, sorted({*scale.conversations, *standing}))
     plan.add(trace, HINTED, scale.conversations)
 
 
-def _standing(trace: Trace, capacities: list[int], always: tuple[int, ...] = ()) -> list[int]:
+def standing_among(trace: Trace, capacities: list[int], always: tuple[int, ...] = ()) -> list[int]:
     """The capacities at which LRU finds neither too little nor nearly everything."""
 
     def stands(capacity: int) -> bool:
