@@ -13,7 +13,7 @@ from rich.console import Console
 from ..figures import Figures
 from .graphs import ENGINE, build_graph
 from .locks import add_sessions, lock_seconds
-from .peers import peer_speedups
+from .peer import peer_speedups
 from .sidecar_load import idle_cpu_percent, ingest_rates
 from .steady import steady_rates
 
