@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.convertors import Convertor, register_url_convertor
 
 from ..graph.errors import GraphError
+from ..graph.messages.events import MAX_NAME
 from .api.routes import add_schema, page_router, parse_key
 from .hosts import TrustedHosts
 from .metrics import SidecarCollector
@@ -40,8 +41,8 @@ _CONTENTS: Final = {
 }
 
 BlockParam = Annotated[str, Path(max_length=24)]
-NameParam = Annotated[str, Path(max_length=256)]
-TenantParam = Annotated[str | None, Query(max_length=256)]
+NameParam = Annotated[str, Path(max_length=MAX_NAME)]
+TenantParam = Annotated[str | None, Query(max_length=MAX_NAME)]
 HopsParam = Annotated[int, Query(ge=1, le=MAX_HOPS)]
 LimitParam = Annotated[int, Query(ge=1, le=MAX_NODES)]
 

@@ -10,9 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from ..graph.ipc.addresses import MAX_IPC_PATH
+
 _PREFIX: Final = "kvgraph-"
 _KEY: Final = "owner"  # locked while the owner lives; without it a directory is nobody's to judge
-_MAX_SOCKET_PATH: Final = 100  # sun_path holds 108 bytes on Linux
 _LONGEST_NAME: Final = len("/kvgraph.sock")
 
 
@@ -38,7 +39,7 @@ class SocketDirectory:
 
 def _new_directory() -> Path:
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    if len(str(directory)) + _LONGEST_NAME > _MAX_SOCKET_PATH:
+    if len(str(directory)) + _LONGEST_NAME > MAX_IPC_PATH:
         directory.rmdir()
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir="/tmp"))
     return directory

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ..types import Keys, as_keys
-from .events import Count, Hashes, Seconds
+from .events import MAX_NAME, Count, Hashes, Seconds
 
 PRESSING_SHARE: Final = 0.02
 """Share of a pool: when so many blocks were stored since the last ranking, a new one is made at
@@ -131,7 +131,7 @@ class ResyncRequest(Advice, tag=4, frozen=True):
 class Refused(Advice, tag=5, frozen=True):
     """Says that this engine gets no advice here; it should not ask again for a while."""
 
-    reason: Annotated[str, msgspec.Meta(max_length=256)]
+    reason: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 
 
 class AdmissionMessage(Advice, tag=6, frozen=True):

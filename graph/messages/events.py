@@ -13,7 +13,8 @@ from typing import Annotated
 
 import msgspec
 
-Name = Annotated[str, msgspec.Meta(max_length=256)]
+MAX_NAME = 256  # characters of any name; chosen
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 MAX_KEYS = 1 << 20  # per list; chosen
 Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_KEYS)]
 Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound

@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import WireError
 from ..types import Tier
 from .events import (
+    MAX_NAME,
     AnyEvent,
     BlocksCleared,
     BlockSize,
@@ -186,7 +187,7 @@ def _translate(event: _MapEvent | _ArrayEvent) -> AnyEvent:
                 packed,
                 None if parent is None else _key(parent),
                 event.block_size,
-                session[:256] if session else None,
+                session[:MAX_NAME] if session else None,
             )
         case _RemovedMap() | _RemovedArray():
             tier, packed = _tier(event.medium), _pack(event.block_hashes)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import vllm
 
 from ...graph.messages.advice import HOLD_MAX_S, PRESSING_SHARE, EvictionRanking
-from ...graph.messages.events import AdviceApplied, AnyEvent, EngineHello
+from ...graph.messages.events import MAX_NAME, AdviceApplied, AnyEvent, EngineHello
 from ...graph.waiting.holding_rule import HoldingBounds
 from ..client import AdvisorClient, EngineEnd
 from ..link.mailbox import Clock
@@ -27,7 +27,6 @@ from .holding.no_holding import NoHolding
 from .observe.group import most_blocks_per_step, observed_group
 from .observe.index import BlockIndex
 from .observe.observer import EngineObserver
-from .observe.tags import MAX_NAME
 from .observe.tap import PoolTap
 from .settings import hold_max_s, protect_stale_s
 from .transfers.tier_support import new_bridge

@@ -10,13 +10,13 @@ from typing import Final
 from ....graph.messages.advice import AdmissionAdvice
 from ....graph.messages.events import (
     HOLD_ENDS,
+    MAX_NAME,
     AdmissionReport,
     AnyEvent,
     RequestHeld,
     RequestReleased,
 )
 from ....graph.waiting.release_order import Held
-from ..observe.tags import MAX_NAME
 
 logger = logging.getLogger(__name__)
 

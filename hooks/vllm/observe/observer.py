@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ....graph.messages.events import (
+    MAX_NAME,
     AnyEvent,
     BlocksCleared,
     BlocksRemoved,
@@ -21,7 +22,7 @@ from .group import ObservedGroup
 from .hints import hint_policy
 from .index import BlockIndex
 from .resident import resident_keys
-from .tags import MAX_NAME, NO_MEANING, Meaning, TagReader
+from .tags import NO_MEANING, Meaning, TagReader
 from .tap import Cached, Change
 
 if TYPE_CHECKING:

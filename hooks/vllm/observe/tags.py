@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ....graph.messages.events import Segment
+from ....graph.messages.events import MAX_NAME, Segment
 from ....graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority
 from ...once import Once
 from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
@@ -26,7 +26,6 @@ from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
 logger = logging.getLogger(__name__)
 
 KEY: Final = "kvgraph"
-MAX_NAME: Final = 256  # characters; chosen
 MAX_SEGMENTS: Final = 1024  # per request; chosen
 MAX_SECONDS: Final = 1e9  # of a stated return; chosen
 T = TypeVar("T")
