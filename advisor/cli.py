@@ -15,9 +15,10 @@ import typer
 from rich.console import Console
 
 from .. import __version__
+from ..dashboards.page_tokens import page_address
 from ..graph.errors import ConfigError, KvGraphError
 from .page_cli import open_page, why
-from .remote import RemoteError, UnknownError, ask, sidecar_urls
+from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 from .replay.cli import record, replay, tune
 from .replay.closed.cli import closed
 from .replay.lab.prior_cli import prior
@@ -93,13 +94,15 @@ def serve(
 
 def status(url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show the running sidecars: engines, blocks, sessions, what was lost."""
-    answers = [ask(each, "/status") for each in sidecar_urls(url)]
+    answers = {each: ask(each, "/status") for each in sidecar_urls(url)}
     if as_json:
-        typer.echo(json.dumps(answers))
+        typer.echo(json.dumps(list(answers.values())))
         return
     console = Console()
-    for answer in answers:
+    for each, answer in answers.items():
         console.print(status_report(answer))
+        if secret := secret_of(each):
+            typer.echo(f"watch it at {page_address(each, secret)}")
 
 
 def explain(

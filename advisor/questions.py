@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from ..dashboards.source import BusyError
 
 WAITING: Final = 4  # questions that may wait; further ones are refused at once; chosen
 PATIENCE_S: Final = 0.5  # the longest that a question waits; chosen
 REST: Final = 3.0  # after a question the graph rests for so many times its duration; chosen
+
+FRESH_S: Final = 0.5  # an answer that is older is worked out anew
+_KEPT: Final = 64  # answers
+_T = TypeVar("_T")
 
 
 class Questions:
@@ -80,3 +85,30 @@ class Questions:
     def _refuse(self) -> None:
         self.refused += 1
         raise BusyError("many questions are being asked; try again in a second")
+
+
+class RecentAnswers:
+    """Answers by question, each for ``FRESH_S``; from any thread.
+
+    Two threads may work out the same answer at the same time; both are right.
+
+    Args:
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._answers: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
+
+    def of(self, question: Hashable, answer: Callable[[], _T]) -> _T:
+        """The answer of a moment ago, or else a new one."""
+        known = self._answers.get(question)
+        now = self._clock()
+        if known is not None and now - known[0] < FRESH_S:
+            kept: _T = known[1]
+            return kept
+        fresh = answer()
+        self._answers[question] = now, fresh
+        while len(self._answers) > _KEPT:
+            self._answers.popitem(last=False)
+        return fresh

@@ -48,7 +48,7 @@ class StatusBoard:
             shadows=parts.shadows,
             status=self.status,
             latest=lambda: parts.planner.latest,
-            config=lambda: (parts.watch.config, parts.watch.file),
+            watch=parts.watch,
         )
         self._status: tuple[float, SidecarStatus] | None = None  # when it was true, and what
         self.http = ""

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.convertors import Convertor, register_url_convertor
 
-from ..graph.errors import GraphError
+from ..graph.errors import ConfigError, GraphError
 from ..graph.messages.events import MAX_NAME
 from .api.routes import add_schema, page_router, parse_key
 from .hosts import TrustedHosts
@@ -75,13 +75,14 @@ def create_app(source: StatusSource, allowed_hosts: Collection[str], token: str)
     app.add_middleware(TrustedHosts, hosts=allowed_hosts)
     app.add_exception_handler(GraphError, _unknown)
     app.add_exception_handler(BusyError, _busy)
+    app.add_exception_handler(ConfigError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(SidecarCollector(source))
     _add_overview(app, source, registry)
     access = Access(token)
     app.include_router(_queries(source), dependencies=[Depends(access.reads())])
-    page = page_router(lambda: source.page, access.reads())
+    page = page_router(lambda: source.page, access.reads(), access.edits())
     app.include_router(page)
     add_schema(app, page)
     _add_door(app, access)
@@ -161,6 +162,10 @@ def _plain(value: Any) -> Any:
 
 def _unknown(request: Request, error: Exception) -> Response:
     return _json({"detail": str(error)}, 404)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    return _json({"detail": str(error)}, 409)
 
 
 def _busy(request: Request, error: Exception) -> Response:

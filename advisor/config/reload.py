@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ...graph.errors import ConfigError
 from .config import Config, load
+from .edits import WeightEditor
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class ConfigWatch:
         self.counters: Counter[str] = Counter()
         self.last_error: str | None = None
         self._path = path
+        self.editor = WeightEditor(path, overrides)
         self._overrides = dict(overrides)
         self._clock = clock
         self._seen = self._stamp()

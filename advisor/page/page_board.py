@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ...dashboards.api.engine_views import Engines
 from ...dashboards.api.evictions import Evictions, RankingView
@@ -11,13 +12,14 @@ from ...dashboards.api.graph_view import BlockView, GraphView
 from ...dashboards.api.misses import Misses, Requests
 from ...dashboards.api.now import Now
 from ...dashboards.api.session_views import Sessions, SessionTimeline
-from ...dashboards.api.what_if import Shadows, Weights
+from ...dashboards.api.what_if import Shadows, WeightChange, WeightEffect, Weights
 from ...dashboards.source import SidecarStatus
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import session_row
 from ..config.config import Config
-from ..questions import Questions
+from ..config.reload import ConfigWatch
+from ..questions import Questions, RecentAnswers
 from ..shadows.shadow_runner import ShadowRunner
 from ..shadows.shadow_views import lru_tokens, shadows_view
 from .block_history import block_history
@@ -26,8 +28,8 @@ from .graph_columns import graph_view
 from .log_views import evictions_view, misses_view, request_views
 from .now_view import now_view
 from .ranking_view import ranking_view, weights_view
-from .recent_answers import RecentAnswers
 from .session_pages import sessions_view, timeline
+from .weight_preview import weight_effect
 
 
 class PageBoard:
@@ -41,7 +43,7 @@ class PageBoard:
         status: The sidecar's status; None without a sidecar around the graph.
         latest: Rankings by engine.
         shadows: What other policies would find; None makes shadows that do not run.
-        config: The configuration in force, and its file.
+        watch: The configuration in force; None: the defaults, and no file.
         wall: Unix seconds.
     """
 
@@ -53,7 +55,7 @@ class PageBoard:
         status: Callable[[], SidecarStatus | None] = lambda: None,
         latest: Callable[[], Mapping[str, EvictionRanking]] = dict,
         shadows: ShadowRunner | None = None,
-        config: Callable[[], tuple[Config, str | None]] = lambda: (Config(), None),
+        watch: ConfigWatch | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._graph = graph
@@ -61,7 +63,7 @@ class PageBoard:
         self._status = status
         self._latest = latest
         self._shadows = shadows or ShadowRunner(graph, graph.clock)
-        self._config = config
+        self._watch = watch or ConfigWatch(Config(), None, {}, graph.clock)
         self._wall = wall
         self._recent = RecentAnswers(graph.clock)
 
@@ -167,8 +169,32 @@ class PageBoard:
 
     def weights(self) -> Weights:
         """What decides the ranking."""
-        return weights_view(*self._config(), self._wall())
+        return weights_view(self._watch, None, self._wall())
+
+    def preview(self, change: WeightChange, engine: str | None) -> WeightEffect:
+        """What a change of weights would do."""
+        score = self._watch.editor.tried(_by_section(change))
+        with self._questions.turn():
+            return weight_effect(self._graph, score, engine, self._unix)
+
+    def change_weights(self, change: WeightChange) -> Weights:
+        """Write a change to the configuration file, from which it takes effect within a second."""
+        score = self._watch.editor.apply(_by_section(change), "edit")
+        return weights_view(self._watch, score, self._wall())
+
+    def undo_weights(self) -> Weights:
+        """Take the last change back."""
+        return weights_view(self._watch, self._watch.editor.undo("edit"), self._wall())
 
     def _unix(self, moment: float) -> float:
         """A time of the graph's clock, in Unix seconds."""
         return round(self._wall() - (self._graph.clock() - moment), 3)
+
+
+def _by_section(change: WeightChange) -> dict[str, dict[str, Any]]:
+    """A change as the file's sections have it."""
+    score: dict[str, Any] = dict(change.score)
+    if change.protected_layers is not None:
+        score["protected_layers"] = change.protected_layers
+    named = {"score": score, "score.edge_types": dict(change.edge_types)}
+    return {section: values for section, values in named.items() if values}

@@ -18,7 +18,7 @@ from ...graph.ranking.rules import standing
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import LAYER_NAMES, NO_ROW, Rows
-from ..config.config import Config
+from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES
 from .log_views import Unix, chosen
@@ -111,9 +111,14 @@ def _empty(graph: KVCacheGraph, engine: str | None, at: float) -> RankingView:
     )
 
 
-def weights_view(config: Config, path: str | None, at: float) -> WeightsView:
-    """What decides the ranking, as configured."""
-    score, default = config.score, ScoreConfig()
+def weights_view(watch: ConfigWatch, score: ScoreConfig | None, at: float) -> WeightsView:
+    """What decides the ranking, as configured.
+
+    Args:
+        score: As it was just written; None: as it is in force.
+    """
+    config, default = watch.config, ScoreConfig()
+    score = score or config.score
     numbers = [each.name for each in fields(Weights)]
     numbers += ["session_memory_s", "protected_share", "tenant_share"]
     return WeightsView(
@@ -127,11 +132,12 @@ def weights_view(config: Config, path: str | None, at: float) -> WeightsView:
         defaults={name: getattr(default, name) for name in numbers},
         edge_type_defaults=default.edge_types.model_dump(),
         layers=list(LAYER_NAMES),
-        file=path,
-        is_editable=False,
+        file=watch.file,
+        is_editable=watch.file is not None,
         why_not=(
-            "edit [score] in the configuration file: the sidecar takes it over within a second"
-            if path is not None
+            None
+            if watch.file is not None
             else "this sidecar was started without a configuration file; start it with --config"
         ),
+        undoable=watch.editor.undoable,
     )

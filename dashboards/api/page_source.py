@@ -10,7 +10,7 @@ from .graph_view import BlockView, GraphView
 from .misses import Misses, Requests
 from .now import Now
 from .session_views import Sessions, SessionTimeline
-from .what_if import Shadows, Weights
+from .what_if import Shadows, WeightChange, WeightEffect, Weights
 
 
 class PageSource(Protocol):
@@ -60,3 +60,12 @@ class PageSource(Protocol):
 
     def weights(self) -> Weights:
         """What decides the ranking."""
+
+    def preview(self, change: WeightChange, engine: str | None) -> WeightEffect:
+        """What a change of weights would do; raises ConfigError for one that is not allowed."""
+
+    def change_weights(self, change: WeightChange) -> Weights:
+        """Write a change to the configuration file; raises ConfigError where that cannot be."""
+
+    def undo_weights(self) -> Weights:
+        """Take the last change back; raises ConfigError where there is none."""

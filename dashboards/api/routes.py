@@ -21,7 +21,7 @@ from .now import Now
 from .page_source import PageSource
 from .session_views import Sessions, SessionTimeline
 from .stream import NewsStream
-from .what_if import Shadows, Weights
+from .what_if import Shadows, WeightChange, WeightEffect, Weights
 
 MAX_RECORDS: Final = 1_000  # in one answer; chosen
 MAX_NODES: Final = 200_000  # chosen: what the page promises to be usable at
@@ -36,17 +36,21 @@ _WRITTEN: Final = 32  # answers whose JSON is kept
 _HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
-def page_router(page: Callable[[], PageSource], guard: Callable[..., None]) -> APIRouter:
+def page_router(
+    page: Callable[[], PageSource], guard: Callable[..., None], edits: Callable[..., None]
+) -> APIRouter:
     """All of ``/v1``.
 
     Args:
         page: Gives the source at the first question.
         guard: A dependency that refuses whoever may not read names.
+        edits: One that refuses whoever may not change anything.
     """
     router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
     _add_logs(router, page)
     _add_graph(router, page)
     _add_sidecar(router, page)
+    _add_changes(router, page, edits)
     _add_stream(router, page)
     return router
 
@@ -117,6 +121,22 @@ def _add_sidecar(router: APIRouter, page: Callable[[], PageSource]) -> None:
     @router.get("/weights", response_model=Weights)
     def weights() -> Response:
         return answered(page().weights())
+
+
+def _add_changes(
+    router: APIRouter, page: Callable[[], PageSource], edits: Callable[..., None]
+) -> None:
+    @router.post("/weights/preview", response_model=WeightEffect)
+    def preview(change: WeightChange, engine: NameQuery = None) -> Response:
+        return answered(page().preview(change, engine))
+
+    @router.put("/weights", response_model=Weights, dependencies=[Depends(edits)])
+    def change_weights(change: WeightChange) -> Response:
+        return answered(page().change_weights(change))
+
+    @router.post("/weights/undo", response_model=Weights, dependencies=[Depends(edits)])
+    def undo_weights() -> Response:
+        return answered(page().undo_weights())
 
 
 def _add_stream(router: APIRouter, page: Callable[[], PageSource]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from .answer import Answer, Part
 
 
@@ -55,6 +57,7 @@ class Weights(Answer):
         defaults: The same, as they are without configuration.
         file: Where changes are kept; None: nowhere.
         is_editable: Whether this sidecar takes changes; ``why_not`` says why it does not.
+        undoable: How many changes can be taken back.
     """
 
     policy: str
@@ -69,3 +72,45 @@ class Weights(Answer):
     file: str | None
     is_editable: bool
     why_not: str | None
+    undoable: int
+
+
+class WeightChange(Part):
+    """What to change of the weights; what is not named stays.
+
+    Attributes:
+        score: Of [score], by name: the numbers that ``Weights.score`` has.
+        edge_types: Of [score.edge_types].
+        protected_layers: All of them; None: as they are.
+    """
+
+    score: dict[str, float] = Field(default_factory=dict)
+    edge_types: dict[str, float] = Field(default_factory=dict)
+    protected_layers: list[str] | None = None
+
+
+class Mover(Part):
+    """A block that a change moves: ``now`` and ``then`` are its places, None beyond the list."""
+
+    key: str
+    layer: str
+    session: str | None
+    now: int | None
+    then: int | None
+
+
+class WeightEffect(Answer):
+    """What a change would do to an engine's ranking, before it is made.
+
+    Attributes:
+        sentence: The same in words.
+        looked_at: Blocks in both lists: those to go first.
+        entering: Of these: only after the change.
+        movers: The blocks that move furthest.
+    """
+
+    engine: str | None
+    sentence: str
+    looked_at: int
+    entering: int
+    movers: list[Mover]

@@ -299,6 +299,7 @@ def test_what_an_engine_calls_itself_moves_no_cursor() -> None:
 def test_the_page_is_opened_by_its_address(serve: Callable[..., Sidecar], run: Run) -> None:
     sidecar = serve("--http-port", "0")
     address = sidecar.ready().partition("watch it at ")[2].split(";")[0]
+    assert f"watch it at {address}" in run("status").stdout
     shown = run("open", "--no-browser")
     assert shown.stdout.strip() == address
     assert "/open?token=" in address

@@ -1,0 +1,100 @@
+"""What a change of weights would do to an engine's ranking, before it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import numpy as np
+
+from ...dashboards.api.what_if import Mover, WeightEffect
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.queries.views import block_name
+from ...graph.ranking.policy import Policy, Weighted
+from ...graph.ranking.profile import Weights
+from ...graph.ranking.scoring import resident_scores
+from ...graph.ranking.view import View
+from ...graph.types import LAYER_NAMES, NO_ROW
+from ..config.sections import ScoreConfig
+from .log_views import Unix, chosen
+
+FIRST: Final = 1_000  # blocks of each list that are compared; chosen
+_MOVERS: Final = 50  # that are told
+
+
+def weight_effect(
+    graph: KVCacheGraph, score: ScoreConfig, engine: str | None, unix: Unix
+) -> WeightEffect:
+    """The live policy's order now, and with other weights and rules; nothing is changed."""
+    now, name = graph.clock(), chosen(graph.tables, engine)
+    column = graph.tables.engines[name] if name is not None else NO_ROW
+    if name is None:
+        return _effect(
+            None, "No engine is connected: there is nothing to rank.", 0, 0, [], unix(now)
+        )
+    before = View(graph.tables, graph.rules, column, now)
+    after = View(graph.tables, score.rules(graph.rules.horizon_s), column, now)
+    old = _first(before, graph.policy)
+    with _weighing(graph.policy, score.weights()):
+        new = _first(after, graph.policy)
+    entering = len(set(new) - set(old))
+    movers = _movers(graph, old, new)
+    return _effect(
+        name, _sentence(len(old), entering, graph), len(old), entering, movers, unix(now)
+    )
+
+
+@contextmanager
+def _weighing(policy: Policy, weights: Weights) -> Iterator[None]:
+    """Let a policy heed other weights for a moment, under the graph's lock."""
+    if not isinstance(policy, Weighted):
+        yield
+        return
+    before, policy.weights = policy.weights, weights
+    try:
+        yield
+    finally:
+        policy.weights = before
+
+
+def _first(view: View, policy: Policy) -> list[int]:
+    rows, scores = resident_scores(view, policy)
+    found: list[int] = rows[np.argsort(-scores, kind="stable")[:FIRST]].tolist()
+    return found
+
+
+def _movers(graph: KVCacheGraph, old: list[int], new: list[int]) -> list[Mover]:
+    """The blocks that move furthest; who is in one list alone moves from or to its end."""
+    was, becomes = ({row: place for place, row in enumerate(rows)} for rows in (old, new))
+    end = max(len(old), len(new))
+    moved = {row: abs(was.get(row, end) - becomes.get(row, end)) for row in {*old, *new}}
+    furthest = sorted((row for row in moved if moved[row]), key=lambda row: -moved[row])
+    blocks, sessions = graph.tables.blocks, graph.tables.sessions
+    return [
+        Mover(
+            key=block_name(int(blocks.wire_keys(row))),
+            layer=LAYER_NAMES[blocks.layer[row]],
+            session=None if blocks.session[row] == NO_ROW else sessions.names[blocks.session[row]],
+            now=was.get(row),
+            then=becomes.get(row),
+        )
+        for row in furthest[:_MOVERS]
+    ]
+
+
+def _sentence(count: int, entering: int, graph: KVCacheGraph) -> str:
+    if not count:
+        return "The engine's pool holds nothing yet."
+    if not isinstance(graph.policy, Weighted):
+        return f"The policy {graph.policy.name} heeds no weights; only the rules change."
+    return f"Of the {count:,} blocks to go first {entering:,} would be others."
+
+
+def _effect(
+    engine: str | None, sentence: str, looked_at: int, entering: int, movers: list[Mover], at: float
+) -> WeightEffect:
+    return WeightEffect(
+        at=at, engine=engine, sentence=sentence, looked_at=looked_at, entering=entering,
+        movers=movers,
+    )  # fmt: skip

@@ -1,0 +1,181 @@
+"""Weights edited over the page: seen before, written to the file, taken back."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from kvgraph.advisor.config.config import load
+from kvgraph.advisor.config.reload import ConfigWatch
+from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.advisor.questions import Questions
+from kvgraph.dashboards.app import create_app
+from kvgraph.dashboards.page_tokens import edit_token, page_token
+from kvgraph.graph.errors import ConfigError
+from small_world import World
+
+SECRET = "a secret that nobody guesses"
+FILE = """# ours
+[sidecar]
+interval_s = 0.5
+
+[score]
+age = 0.02  # by the second
+protected_layers = ["rules"]
+
+[prefetch]
+enabled = true
+"""
+
+
+class Source:
+    """A sidecar's page over a small world, with a configuration file."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.world = World()
+        self.now = 0.0
+        self.watch = ConfigWatch(load(path, {}), path, {}, lambda: self.now)
+        questions = Questions(self.world.graph.lock, time.monotonic, lambda _: None)
+        self.page = PageBoard(self.world.graph, questions, watch=self.watch)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "kvgraph.toml"
+    path.write_text(FILE)
+    path.chmod(0o640)
+    return path
+
+
+@pytest.fixture
+def source(path: Path) -> Source:
+    return Source(path)
+
+
+def client(source: Source, *, edits: bool = True) -> TestClient:
+    headers = {"Authorization": f"Bearer {page_token(SECRET)}"}
+    if edits:
+        headers["X-Kvgraph-Edit"] = edit_token(SECRET)
+    app = create_app(source, {"127.0.0.1"}, SECRET)  # type: ignore[arg-type]
+    return TestClient(app, "http://127.0.0.1", headers=headers)
+
+
+def test_a_change_is_written_to_the_file_and_all_else_stays(
+    source: Source, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    change = {"score": {"age": 0.5, "degree": -7}, "edge_types": {"semantic": 2.0}}
+    answer = client(source).put("/v1/weights", json=change)
+    assert answer.status_code == 200
+    assert (answer.json()["score"]["age"], answer.json()["undoable"]) == (0.5, 1)
+    text = path.read_text()
+    assert text.startswith("# ours\n[sidecar]\ninterval_s = 0.5\n")
+    assert "[prefetch]\nenabled = true\n" in text
+    assert path.stat().st_mode & 0o777 == 0o640
+    source.now += 2.0
+    fresh = source.watch.poll()
+    assert fresh is not None
+    assert (fresh.score.age, fresh.score.degree) == (0.5, -7)
+    assert fresh.score.edge_types.semantic == 2.0
+    assert fresh.score.protected_layers == {"rules"}
+    assert "by the edit token: score.age = 0.5" in caplog.text
+
+
+def test_changes_are_taken_back_one_by_one(source: Source, path: Path) -> None:
+    page = client(source)
+    for age in (1.0, 2.0):
+        page.put("/v1/weights", json={"score": {"age": age}})
+    assert page.post("/v1/weights/undo").json()["score"]["age"] == 1.0
+    assert page.post("/v1/weights/undo").json()["score"]["age"] == 0.02
+    assert path.read_text() == FILE
+    answer = page.post("/v1/weights/undo")
+    assert (answer.status_code, "no change" in answer.json()["detail"]) == (409, True)
+
+
+def test_what_changes_something_needs_the_second_token(source: Source, path: Path) -> None:
+    reader = client(source, edits=False)
+    for answer in (
+        reader.put("/v1/weights", json={"score": {"age": 1.0}}),
+        reader.post("/v1/weights/undo"),
+        reader.put("/v1/weights", json={}, headers={"X-Kvgraph-Edit": page_token(SECRET)}),
+    ):
+        assert answer.status_code == 403
+    assert path.read_text() == FILE
+    foreign = client(source).put(
+        "/v1/weights", json={"score": {"age": 1.0}}, headers={"Origin": "https://evil.example"}
+    )
+    assert foreign.status_code == 403
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"score": {"ages": 1.0}},
+        {"score": {"age = 1\n[http]\nhost": 1.0}},
+        {"score": {"age": 1e30}},
+        {"score": {"protected_share": 2.0}},
+        {"edge_types": {"friendship": 1.0}},
+        {"protected_layers": ["rules", 'x"]\n[http]\nallow_remote = ["']},
+    ],
+)
+def test_what_is_not_allowed_is_refused_and_nothing_is_written(
+    source: Source, path: Path, change: dict[str, object]
+) -> None:
+    answer = client(source).put("/v1/weights", json=change)
+    assert answer.status_code == 409
+    assert answer.json()["detail"]
+    assert path.read_text() == FILE
+
+
+def test_what_the_environment_sets_cannot_be_changed_in_the_file(
+    source: Source, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVGRAPH_SCORE__AGE", "3")
+    answer = client(source).put("/v1/weights", json={"score": {"age": 1.0}})
+    assert answer.status_code == 409
+    assert "which wins over the file" in answer.json()["detail"]
+    assert path.read_text() == FILE
+
+
+def test_without_a_file_nothing_can_be_changed() -> None:
+    page = client(Source(None))
+    weights = page.get("/v1/weights").json()
+    assert not weights["is_editable"]
+    answer = page.put("/v1/weights", json={"score": {"age": 1.0}})
+    assert (answer.status_code, answer.json()["detail"]) == (409, weights["why_not"])
+
+
+def test_a_section_that_is_not_there_is_begun(tmp_path: Path) -> None:
+    path = tmp_path / "empty.toml"
+    path.write_text("")
+    source = Source(path)
+    client(source).put("/v1/weights", json={"protected_layers": ["axioms", "rules"]})
+    assert load(path, {}).score.protected_layers == {"axioms", "rules"}
+
+
+def test_a_change_is_seen_before_it_is_made(source: Source, path: Path) -> None:
+    world = source.world
+    world.serve(1, 2, 3, session="old")
+    for _ in range(4):
+        world.serve(7, 8, session="much used", found=0)
+    world.graph.policy.weights = source.watch.config.score.weights()  # type: ignore[attr-defined]
+    before = world.graph.rank("a", 10).order.tolist()
+    page = client(source, edits=False)
+    quiet = page.post("/v1/weights/preview", json={}).json()
+    assert (quiet["entering"], quiet["movers"], quiet["engine"]) == (0, [], "a")
+    change = {"score": {"age": -100.0, "hit_count": 50.0, "session_credit": 0.0}}
+    effect = page.post("/v1/weights/preview", json=change).json()
+    assert effect["movers"]
+    assert effect["looked_at"] == 5
+    assert world.graph.rank("a", 10).order.tolist() == before
+    assert path.read_text() == FILE
+
+
+def test_a_file_that_became_wrong_is_not_made_worse(source: Source, path: Path) -> None:
+    path.write_text("[score\n")
+    with pytest.raises(ConfigError):
+        source.watch.editor.apply({"score": {"age": 1.0}}, "edit")
+    assert path.read_text() == "[score\n"
