@@ -1,4 +1,4 @@
-"""``assemble``: the parts of a sidecar, made and joined by its configuration."""
+"""``assemble``: makes the parts of a sidecar and joins them, by its configuration."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .sockets.subscriber import EventSubscriber
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a sidecar consists of, but for its HTTP surface.
+    """The parts of a sidecar, without its HTTP surface.
 
     Attributes:
-        token: Opens a tcp endpoint, and HTTP questions of sessions and blocks.
+        token: Opens a tcp endpoint, and HTTP answers about sessions and blocks.
         wake: Ends the loop's sleep.
     """
 
@@ -60,7 +60,7 @@ def assemble(
     """Make every part; engines can connect from here on, and are not read yet.
 
     Args:
-        opened: Is given what is to be closed, in the order in which it must be.
+        opened: Receives what must be closed, in that order.
         path: The configuration's file, watched for changes.
 
     Raises:
@@ -104,7 +104,7 @@ def new_graph(config: Config, clock: Callable[[], float]) -> KVCacheGraph:
 def _ears(
     config: Config, token: str, opened: ExitStack, clock: Callable[[], float]
 ) -> tuple[Front, list[KvEventSource]]:
-    """Where engines connect, and the sources of those that are watched."""
+    """Make the socket that engines connect to, and the sources of watched engines."""
     front = Front(config.sidecar.endpoint or f"ipc://{runtime_dir()}/sidecar.sock", token)
     opened.callback(front.close)
     sources = [KvEventSource(front.context, each, clock) for each in config.sidecar.observe]

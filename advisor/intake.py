@@ -1,4 +1,4 @@
-"""``Intake``: what engines send is received, and applied to the graph."""
+"""``Intake``: receives what engines send, and applies it to the graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MESSAGES_A_TURN: Final = 256  # chosen
 TURN_S: Final = 0.25
 """Seconds of reading before advice goes out again; chosen."""
 KEYS_AT_ONCE: Final = 1 << 16  # chosen
-_BREATH_S: Final = 1e-4  # the graph's lock is not fair: lets the planner have it while we catch up
+_BREATH_S: Final = 1e-4  # a pause, so that the planner gets the graph's lock; chosen
 _AUDIT_EVERY_S: Final = 1.0  # chosen
 _AUDIT_SLACK: Final = 1024  # chosen: blocks on their way out while others are reported stored
 
@@ -33,8 +33,8 @@ class Intake:
     """Receives and applies; the thread that calls it owns the sockets.
 
     Args:
-        planner: Is told of each run of events that was applied.
-        tap: Is shown every engine's events when they were applied.
+        planner: Gets a note of each run of events that was applied.
+        tap: Gets every engine's events after they were applied.
         clock: Monotonic seconds.
 
     Attributes:
@@ -75,13 +75,14 @@ class Intake:
         self.last_turn = self._clock()
 
     def seconds_to_wait(self, most: float) -> float:
-        """How long nobody is due, ``most`` at most."""
+        """Seconds until the next deadline, at most ``most``."""
         due = [self._subscriber.next_expiry(), *(source.deadline for source in self._sources)]
         soonest = min((each - self._clock() for each in due if each is not None), default=most)
         return min(max(soonest, 0.0), most)
 
     def forget_the_lost(self, unreachable: set[bytes]) -> None:
-        """Forget engines that are ``unreachable`` or silent, and those that cannot be right."""
+        """Forget engines that are ``unreachable`` or silent, and those whose reports cannot be
+        right."""
         lost = self._subscriber.hang_up(unreachable)
         for engine in (*lost, *self._subscriber.expire()):
             self._forget(engine)

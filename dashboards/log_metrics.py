@@ -11,7 +11,7 @@ from .source import LogTotals
 
 
 def log_metrics(totals: LogTotals) -> Iterator[Metric]:
-    """Families whose labels are the sidecar's own words, and engines' ids."""
+    """Metric families whose labels are the sidecar's own words and engines' ids."""
     yield GaugeMetricFamily("kvgraph_log_bytes", "Memory of the logs", value=totals.log_bytes)
     tokens = CounterMetricFamily(
         "kvgraph_prompt_tokens", "Prompt tokens by where they came from", labels=["source"]

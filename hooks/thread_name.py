@@ -1,4 +1,4 @@
-"""Our threads bear their names for the system too, as ``top -H`` and ``/proc`` show them."""
+"""Gives our threads their names in the system too, for ``top -H`` and ``/proc``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def shown(run: Callable[[], None]) -> Callable[[], None]:
-    """``run``, for a thread whose name Linux is told first; it keeps 15 characters of it."""
+    """``run``, for a thread whose name is set in Linux first; Linux keeps 15 characters."""
 
     def call() -> None:
         path = Path(f"/proc/self/task/{threading.get_native_id()}/comm")

@@ -1,4 +1,4 @@
-"""``BatchReader``: frames become events; what is refused is counted by reason, and logged."""
+"""``BatchReader``: decodes frames into events; counts and logs what is refused, by reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BatchReader:
         self._notices = notices
 
     def read(self, frames: list[bytes]) -> EventMessage | None:
-        """The batch; None where the frames are none."""
+        """Decode a batch; None if the frames are not one."""
         self._counters["messages"] += 1
         try:
             message = wire.decode_events(frames)

@@ -1,4 +1,4 @@
-"""``Front``: where engines connect."""
+"""``Front``: the socket that engines connect to."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Front:
 
     Args:
         endpoint: Where to listen.
-        token: What opens a tcp endpoint.
+        token: Opens a tcp endpoint.
 
     Attributes:
-        context: Makes all sockets of the sidecar; whoever has one closes it before ``close``.
+        context: Makes all sockets of the sidecar; their owners close them before ``close``.
         endpoint: Where engines connect.
 
     Raises:
@@ -49,7 +49,7 @@ class Front:
         return [self.socket, *([self._door.socket] if self._door else [])]
 
     def answer_the_door(self, limit: int) -> None:
-        """Let in up to ``limit`` of those who ask, or not."""
+        """Answer up to ``limit`` processes that ask to connect."""
         if self._door is not None:
             self._door.answer(limit)
 

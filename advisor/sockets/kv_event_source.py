@@ -56,17 +56,17 @@ class KvEventSource:
 
     @property
     def state(self) -> SourceState:
-        """What a status page says of it."""
+        """The state for a status page."""
         return self._order.state
 
     @property
     def sequence(self) -> SequenceTracker:
-        """Its numbers: gaps, and what was missed."""
+        """Its sequence numbers: gaps, and what was missed."""
         return self._order.sequence
 
     @property
     def replays(self) -> int:
-        """How often something was asked for again."""
+        """How often batches were asked for again."""
         return self._replay.requests
 
     @property

@@ -1,4 +1,4 @@
-"""``KvOrder``: batches of one publisher in order and without holes, whatever order they come in."""
+"""``KvOrder``: puts one publisher's batches in order, without holes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class SourceState(StrEnum):
 
 @dataclass(slots=True)
 class Life:
-    """One publisher's, from its start to its end: it numbers its batches from 0.
+    """One run of a publisher, from its start to its end: it numbers its batches from 0.
 
     Attributes:
-        known: How much of it we saw.
+        known: How much of it was seen.
         joining: Whether none of its batches was applied yet.
-        first: Digest of its batch 0, if we saw that.
+        first: Digest of its batch 0, if that was seen.
     """
 
     known: SourceState
@@ -47,16 +47,16 @@ class Life:
 
 
 class KvOrder:
-    """What is known of a publisher's sequence, and what becomes of each batch.
+    """Follows a publisher's sequence, and decides what becomes of each batch.
 
-    It opens no socket: what is missing, ``replay`` is told to ask for.
+    It opens no socket: it has ``replay`` ask for what is missing.
 
     Args:
-        name: The publisher's, for the log.
-        counters: Counts what happens, beside what its owner counts.
+        name: The publisher's name, for the log.
+        counters: Counts what happens, besides its owner's counts.
 
     Attributes:
-        life: The present publisher's.
+        life: The present run of the publisher.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class KvOrder:
         return SourceState.REPLAYING if self._replay.active else self.life.known
 
     def begin(self, known: SourceState) -> None:
-        """Another publisher's life: start from nothing."""
+        """Start from nothing: the publisher was started anew."""
         self.life = Life(known)
         self.sequence.expected = 0
         self._replay.reset()
 
     def connected(self) -> None:
-        """A publisher is there: what it sent before we came is missing."""
+        """Note that a publisher is there: what it sent before is missing."""
         if self.life.known is SourceState.WAITING:
             logger.info("watching KV events at %s", self._name)
             self.life.known = SourceState.FOLLOWING
@@ -89,7 +89,8 @@ class KvOrder:
                 self._start_replay()
 
     def meet_first(self, digest: bytes) -> Iterator[Observed]:
-        """A batch 0; one of other content than before: the publisher was restarted unseen."""
+        """Take a batch 0; if its content differs from before, the publisher was restarted
+        unseen."""
         known = self.life.first
         if known != digest and (known is not None or self._expected > 0):
             self._counters["kv_restarts"] += 1
@@ -98,7 +99,7 @@ class KvOrder:
         self.life.first = digest
 
     def take_live(self, seq: int, events: list[AnyEvent]) -> Iterator[Observed]:
-        """A live batch."""
+        """Take a live batch."""
         if self._replay.active:
             yield from self._hold(seq, events)
         elif self.sequence.classify(seq) is Arrival.GAP:
@@ -108,11 +109,12 @@ class KvOrder:
             yield events
 
     def wants(self, seq: int) -> bool:
-        """Whether a replayed batch is next; else we had it, or the next attempt asks for it."""
+        """Whether a replayed batch is next; otherwise it is known, or the next attempt asks
+        for it."""
         return self.sequence.classify(seq) is Arrival.NEXT
 
     def take_replayed(self, seq: int, events: list[AnyEvent]) -> Iterator[Observed]:
-        """A replayed batch that is next."""
+        """Take a replayed batch that is next."""
         self.life.joining = False
         self.sequence.accept(seq)
         self._replay.goes_on()
@@ -151,12 +153,13 @@ class KvOrder:
         self._ask()
 
     def _ask(self) -> None:
-        """For everything from the first number that is missing."""
+        """Ask for everything from the first missing number."""
         self._counters["kv_replays"] += 1
         self._replay.ask(self._expected)
 
     def skip_lost_beginning(self, seq: int) -> None:
-        """A first replayed batch; of a publisher that kept only its newest: known from here on."""
+        """Take a first replayed batch; a publisher that kept only its newest batches is known from
+        here on."""
         if seq == 0 or not self.life.joining or self._expected > 0:
             return
         self.sequence.expected = seq
@@ -165,7 +168,7 @@ class KvOrder:
         self._counters["kv_joined_late"] += 1
 
     def end_of_replay(self) -> Iterator[Observed]:
-        """The publisher says that it sent all."""
+        """Note that the publisher says it has sent all."""
         if not self._replay.active:
             return  # END of an attempt whose gap was filled before it ended
         if not self._replay.waiting:
@@ -191,7 +194,7 @@ class KvOrder:
             self._replay.end()
 
     def _give_up(self, why: str) -> Iterator[Observed]:
-        """The gap stays: forget what was known, and go on from the newest unbroken run."""
+        """Leave the gap: forget what was known, and continue from the newest unbroken run."""
         self._lose(SourceState.DEGRADED, why)
         self._counters["kv_replays_failed"] += 1
         held = self._replay.give_up()

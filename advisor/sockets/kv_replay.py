@@ -1,4 +1,4 @@
-"""``KvReplay``: what a publisher of KV events still has, asked for again."""
+"""``KvReplay``: asks a publisher of KV events again for batches that were missed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _END: Final = (-1).to_bytes(8, "big", signed=True)
 
 
 class KvReplay:
-    """One gap at a time is asked for, a few times; live batches wait meanwhile.
+    """Asks for one gap at a time, a few times; live batches wait meanwhile.
 
-    It knows nothing of the order of batches: the source says what is missing, and takes what waits.
+    It does not know the order of batches: the source says what is missing, and takes what waits.
 
     Args:
-        endpoint: The publisher's replay socket; None if it has none: then nothing is to be asked.
-        timeout_s: An attempt ends when nothing came for so long.
+        endpoint: The publisher's replay socket; None if it has none: then nothing is asked.
+        timeout_s: An attempt ends when nothing came for so many seconds.
 
     Attributes:
         active: Whether a gap is being filled.
         attempts: Requests for this gap.
-        requests: Requests ever.
+        requests: All requests so far.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class KvReplay:
 
     @property
     def waiting(self) -> int:
-        """Live batches that wait."""
+        """How many live batches wait."""
         return len(self._waiting)
 
     @property
     def is_full(self) -> bool:
-        """Whether more wait than may."""
+        """Whether more batches wait than allowed."""
         return len(self._waiting) > MAX_PENDING
 
     def start(self) -> None:
-        """Something is missing; ``ask`` for it."""
+        """Begin to ask for what is missing; ``ask`` for it."""
         self.active = True
         self.attempts = 0
 
@@ -97,7 +97,7 @@ class KvReplay:
             self.socket.send_multipart([b"", first.to_bytes(8, "big")], zmq.NOBLOCK)
 
     def goes_on(self) -> None:
-        """Something came: the attempt is given its time anew."""
+        """Note that something came: the attempt's time starts again."""
         self._deadline = self._clock() + self._timeout_s
 
     def read(self, limit: int) -> Iterator[list[bytes]]:
@@ -112,7 +112,7 @@ class KvReplay:
                 return
 
     def hold(self, seq: int, events: list[AnyEvent]) -> None:
-        """Let a live batch wait."""
+        """Keep a live batch until the gap is filled."""
         self._waiting[seq] = events
 
     def release(self, seq: int) -> list[AnyEvent] | None:
@@ -120,22 +120,22 @@ class KvReplay:
         return self._waiting.pop(seq, None)
 
     def drop_before(self, seq: int) -> None:
-        """Forget batches whose place has passed."""
+        """Forget batches whose turn has passed."""
         for held in [each for each in self._waiting if each < seq]:
             del self._waiting[held]
 
     def end(self) -> None:
-        """The gap is filled, or need not be."""
+        """Note that the gap is filled, or need not be."""
         self.active = False
 
     def give_up(self) -> dict[int, list[AnyEvent]]:
-        """The gap stays; what waited."""
+        """Leave the gap; returns the batches that waited."""
         held, self._waiting = self._waiting, {}
         self.close()
         return held
 
     def reset(self) -> None:
-        """Another publisher's life begins: nothing is missing."""
+        """Start again for another run of the publisher: nothing is missing."""
         self._waiting = {}
         self.close()
 
@@ -153,7 +153,7 @@ class KvReplay:
 
 
 def is_end(frames: list[bytes]) -> bool:
-    """Whether a replayed message says that no other follows; it does not say that all came."""
+    """Whether a replayed message says that it is the last; it does not say that all came."""
     return len(frames) == 4 and frames[2] == _END
 
 

@@ -14,7 +14,7 @@ _MONITORED: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 class KvSubscription:
-    """A SUB socket, and what becomes of its connection; one thread only."""
+    """A SUB socket, and the state of its connection; for one thread only."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, topic: str) -> None:
         self._sub = new_socket(context, zmq.SUB, MAX_PENDING)
@@ -38,7 +38,7 @@ class KvSubscription:
         return False
 
     def changes(self) -> Iterator[bool]:
-        """What became of the connection, in order: True, it stands; False, it is gone."""
+        """Changes of the connection, in order: True if it was made, False if it was lost."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             yield event == zmq.EVENT_HANDSHAKE_SUCCEEDED

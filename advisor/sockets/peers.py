@@ -1,4 +1,4 @@
-"""Who speaks to the sidecar: a ``Peer`` said hello, ``Strangers`` did not yet."""
+"""The processes that talk to the sidecar: a ``Peer`` said hello, ``Strangers`` did not yet."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def engine_id(identity: bytes) -> str:
 
 
 class Strangers:
-    """Remembers when each was answered, so that nobody is answered all the time."""
+    """Remembers when each was answered, so that none is answered all the time."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -64,7 +64,7 @@ class Strangers:
         return len(self._answered)
 
     def note_answer(self, identity: bytes) -> bool:
-        """Note that one is answered now; False: it was just now, and is not again."""
+        """Note that one is answered now; False if it was answered just before, and must wait."""
         now = self._clock()
         if now - self._answered.get(identity, float("-inf")) < RESYNC_EVERY_S:
             return False
@@ -75,5 +75,5 @@ class Strangers:
         return True
 
     def forget(self, identity: bytes) -> None:
-        """It said hello."""
+        """Forget one that said hello."""
         self._answered.pop(identity, None)

@@ -1,7 +1,7 @@
-"""Runs of stored and removed blocks, applied together as vectors.
+"""Applies runs of stored and removed blocks together, as vectors.
 
-A batch under pressure alternates between the two, one block at a time; where a run stores and
-removes the same block it is halved until no part does.
+A batch under pressure alternates between the two, one block at a time. A run that stores and
+removes the same block is halved until no part does.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class ChurnRecorder:
         self._counters = counters
 
     def apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
-        """Blocks were stored and removed, in this order."""
+        """Apply blocks that were stored and removed, in this order."""
         whole = [event for event in churn if not len(event.hashes) % 8]
         if len(whole) < len(churn):
             self._counters["events_refused"] += len(churn) - len(whole)
         self._apply(engine, whole, now)
 
     def resident(self, engine: int, event: BlocksResident, now: float) -> None:
-        """These blocks are all that an engine's pool holds; its copies it announces anew."""
+        """Take these blocks as all that an engine's pool holds; it announces its copies again."""
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1
             return
@@ -115,7 +115,7 @@ class ChurnRecorder:
         session = self._tables.blocks.session
         claims = np.repeat(np.array([owner[name] for name in sessions], dtype=np.int32), counts)
         free = (session[rows] == NO_ROW) & (claims != NO_ROW)
-        # Backwards, so that of two in one run the first to store a block has it.
+        # Backwards, so that the first of two in one run to store a block keeps it.
         session[rows[free][::-1]] = claims[free][::-1]
 
     def _remove(self, engine: int, keys: Keys, now: float) -> None:

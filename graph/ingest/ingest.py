@@ -179,5 +179,5 @@ _RUNS: Final = dict.fromkeys(_CHURN, _CHURN) | dict.fromkeys(_TURN, _TURN)
 
 
 def _kind(event: AnyEvent) -> tuple[type, ...] | None:
-    """What may be applied together with this event; None: nothing."""
+    """The kind of events that may be applied together with this one; None: none."""
     return _RUNS.get(type(event))

@@ -1,4 +1,4 @@
-"""Whose turn a request is, and what that makes of the blocks that it walks."""
+"""Which session a request belongs to, and what that means for the blocks that it walks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RequestSessions:
         return self._tables.tenants.intern(name) if name else NO_ROW
 
     def finished(self, request_id: str) -> int:
-        """The session that was guessed for a request which ends; ``NO_ROW``: none was."""
+        """The session that was inferred for a request that ends; ``NO_ROW`` if none was."""
         return self._inferred.pop(request_id, NO_ROW)
 
     def of_request(self, event: RequestStarted, rows: Rows, now: float) -> int:

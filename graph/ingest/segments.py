@@ -1,4 +1,4 @@
-"""Segments: what a prompt's callers say of its parts, written to the blocks that hold them."""
+"""Segments: what callers say about parts of a prompt, written to the blocks that hold them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class SegmentTagger:
         self._counters = counters
 
     def tag(self, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
-        """Layers from segments, the most precious last, so that it wins a block that two share."""
+        """Set layers from segments, the most precious last, so that it wins a block that
+        two share."""
         size = event.block_size
         segments = _affordable(event.segments, len(rows), size)
         if len(segments) < len(event.segments):

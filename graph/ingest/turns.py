@@ -108,7 +108,7 @@ class TurnRecorder:
         self._signal(session, event.ended, event, now)
 
     def forget(self, rows: Rows) -> None:
-        """These block rows are about to be reused."""
+        """Forget these block rows, which are about to be reused."""
         tip = self._tables.sessions.tip
         tip[np.isin(tip, rows)] = NO_ROW
 

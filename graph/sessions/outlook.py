@@ -1,4 +1,4 @@
-"""When sessions come back: what they said of it, and what all of them taught."""
+"""When sessions come back: by what they stated, and by what all sessions taught."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SessionOutlook(SessionColumns):
     """Expectations of sessions, as vectors over all rows ever used.
 
     Attributes:
-        tools: How long tools take, where callers name them.
+        tools: How long tools take, if callers name them.
     """
 
     def __init__(self) -> None:
@@ -57,9 +57,11 @@ class SessionOutlook(SessionColumns):
         return np.asarray(np.minimum(learned, 1.0)[turns])
 
     def due(self) -> npt.NDArray[np.float64]:
-        """float64 ``[size]``: when each session that waits for a tool is expected; inf: it is not.
+        """float64 ``[size]``: the expected return of each session that waits for a tool; inf for
+        the others.
 
-        What was stated, or else the session's own mean pause after its last turn, or everyone's.
+        The stated time, or else the session's own mean pause after its last turn, or the mean of
+        all.
         """
         waiting = self.state[: self.size] == SessionState.WAITING_FOR_TOOL
         gap = self.gap[: self.size]
@@ -97,11 +99,11 @@ class SessionOutlook(SessionColumns):
         return credit
 
     def note_turn(self, row: int) -> None:
-        """One more session had as many turns as this row counts."""
+        """Note that one more session had as many turns as this row counts."""
         self._reached[min(int(self.turns[row]) - 1, len(RETURN_PRIOR))] += 1
 
     def note_gap(self, row: int, now: float) -> None:
-        """A session comes back, as of the state and the time at which it was last seen."""
+        """Note that a session comes back, by the state and the time in which it was last seen."""
         if self.turns[row] == 0:
             return
         gap = now - self.last_seen[row]

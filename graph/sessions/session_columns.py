@@ -34,11 +34,11 @@ class SessionColumns(PauseColumns):
     tokens: Rows = column(np.int32, 0)  # prompt of its last turn, with the answer once it is known
     grown: Rows = column(np.int32, 0)  # by how many tokens that prompt extends the turn before
     written: Rows = column(np.int32, 0)  # tokens that the last turn answered
-    # NEVER when nobody said.
+    # NEVER if it was not stated.
     expected_return: npt.NDArray[np.float64] = column(np.float64, NEVER, time=True)
     tip: Rows = column(np.int32, NO_ROW)  # block row where its last turn ended
     reach: Rows = column(np.int32, 0)  # full blocks of its last prompt
-    # Nobody named it: it began with a request that extended none of before.
+    # Whether it was inferred: it began with a request that extended no earlier one.
     inferred: npt.NDArray[np.bool_] = column(np.bool_, False)
     tool: Rows = column(np.int32, NO_ROW)  # that it waits for, in ``tools``
 

@@ -1,4 +1,4 @@
-"""What engines last said of themselves."""
+"""What engines last reported about themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..messages.events import AdmissionReport, AdviceApplied, EngineHello, Press
 
 @dataclass(slots=True)
 class EngineWords:
-    """One engine's last word of each kind; None where it never said one."""
+    """One engine's latest report of each kind; None if it never sent one."""
 
     hello: EngineHello | None = None
     pressure: Pressure | None = None

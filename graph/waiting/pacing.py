@@ -1,4 +1,4 @@
-"""How soon another request may start for which there is no room."""
+"""How soon another request may start although there is no room for it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ of the replay lab, on other sessions than those of the figures."""
 
 
 class Pacing:
-    """Spaces out requests that start without room: each evicts what another will ask for again.
+    """Spaces out requests that start without room: each evicts blocks that another request needs.
 
-    It knows no seconds of its own: a machine that computes a prompt in half the time starts twice
-    as many.
+    It measures time by prompts, not by seconds: a machine that computes a prompt in half the time
+    starts twice as many.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class Pacing:
         self._free = False
 
     def begin(self, now: float) -> None:
-        """Note that one starts."""
+        """Note that a request starts."""
         self._began = now
 
     def looks(self, now: float, free: bool) -> None:
-        """Note at each step whether the engine could take another.
+        """Note at each step whether the engine could take another request.
 
         Args:
             free: No request is queued, and the prompt of the last one released has been computed.

@@ -1,4 +1,4 @@
-"""Judges a machine's GPU: can a kernel be compiled for it, launched, and does it compute right."""
+"""Judges a machine's GPU: whether a kernel can be compiled for it, launched, and computes right."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 _INSTALL: Final = "pip install 'kvgraph[cuda]'"
 _REPORT: Final = "run `kvgraph selftest gpu`, and report what it prints"
-_CLOSE: Final = 1e-3  # of sums over floats, in another order
+_CLOSE: Final = 1e-3  # relative error of sums in another order; chosen
 
 
 def check_gpu() -> Check:
-    """Compile and launch one kernel, where there is a GPU."""
+    """Compile and launch one kernel, if there is a GPU."""
     try:
         import torch
     except ImportError:
@@ -30,7 +30,7 @@ def check_gpu() -> Check:
 
 
 def check_kernel(observer: Observer, where: str, name: str) -> Check:
-    """Compile and launch one kernel of ``observer``'s over memory on device ``where``."""
+    """Compile and launch one kernel of ``observer`` over memory on device ``where``."""
     import torch
 
     from ...kernels.backends import attention

@@ -1,7 +1,7 @@
-"""Everything that engines said, word for word, as lines of JSON: for whoever checks the sidecar.
+"""Writes everything that engines report as lines of JSON, for checking a sidecar.
 
-Unlike a trace (``recorder``) it keeps keys and names as engines tell them. There is no prompt text
-and no token id in it, as there is none in any event.
+Unlike a trace (``recorder``) it keeps keys and names as engines report them. It has no prompt text
+and no token id, since no event has any.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RawLog:
         self._file = cast(TextIO, opened)
 
     def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        """Write what an engine said; a disk that is full ends the log."""
+        """Write what an engine reported; a full disk ends the log."""
         now = round(self._clock() - self._began, 6)
         kept = [] if self._failed else [each for each in events if not isinstance(each, _LEFT_OUT)]
         try:

@@ -1,4 +1,4 @@
-"""A scheduler whose new sessions are never held."""
+"""Takes the place of ``Holding`` for a scheduler whose new sessions are never held."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ class NoHolding:
     """Lets every request in; see ``Holding``."""
 
     def arrived(self, request: Request) -> bool:
-        """A new request is not held."""
+        """False: hold no request."""
         return False
 
     def is_held(self, request_id: str) -> bool:
-        """No request is."""
+        """False: no request is held."""
         return False
 
     def scheduled(self, request: Request) -> None:
-        """Nothing follows from it."""
+        """Do nothing."""
 
     def removed(self, request_id: str) -> None:
-        """It was not held."""
+        """Do nothing."""
 
     def finished(self, request: Request) -> None:
-        """Nothing follows from it."""
+        """Do nothing."""
 
     def step(self) -> None:
-        """Nobody waits to be released."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """There is nobody to release."""
+        """Do nothing."""
 
     def told(self) -> list[AnyEvent]:
-        """Nobody waits."""
+        """Nothing: no request waits."""
         return []

@@ -1,4 +1,4 @@
-"""Which engines can have tiers, and the tiers of one that can."""
+"""Which engines can have tiers; makes the tiers of one that can."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 def reason_to_refuse(
     config: VllmConfig, kv_cache: KVCacheConfig, group: ObservedGroup
 ) -> str | None:
-    """Why this engine's blocks cannot have copies, if so."""
+    """Why this engine's blocks cannot have copies; None if they can."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     groups, parallel = kv_cache.kv_cache_groups, config.parallel_config
@@ -56,7 +56,7 @@ def new_bridge(
     costs: Callable[[Callable[[], float]], TransferCosts],
     manager: KVCacheManager | None,
 ) -> TierCacheBridge | NoTiers:
-    """The bridge of an engine, where tiers are asked for and nothing speaks against them."""
+    """Make an engine's bridge, if tiers are asked for and possible."""
     if settings is None:
         return NoTiers()
     if reason := reason_to_refuse(config, kv_cache, group):
