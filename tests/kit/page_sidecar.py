@@ -24,9 +24,14 @@ BLOCK = 16
 
 
 class PageSidecar:
-    """``kvgraph serve`` in a process of its own, at one address whenever it runs."""
+    """``kvgraph serve`` in a process of its own, at one address whenever it runs.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        config: A configuration file; None: the defaults, which the page cannot change.
+    """
+
+    def __init__(self, directory: Path, config: Path | None = None) -> None:
+        self._config = config
         self.endpoint = f"ipc://{directory}/s"
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
@@ -38,10 +43,16 @@ class PageSidecar:
         """What opens the page."""
         return page_address(self.url, TOKEN)
 
+    @property
+    def edit_address(self) -> str:
+        """What opens it for changes."""
+        return page_address(self.url, TOKEN, edit=True)
+
     def start(self) -> None:
         """Start it, and wait until it answers."""
         command = [sys.executable, "-m", "kvgraph", "serve", "--endpoint", self.endpoint,
                    "--http-port", str(self.port)]  # fmt: skip
+        command += [] if self._config is None else ["--config", str(self._config)]
         self._process = subprocess.Popen(
             command, env={**os.environ, "KVGRAPH_SIDECAR__TOKEN": TOKEN},
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -86,6 +97,17 @@ def page_sidecar(socket_directory: Path) -> Iterator[PageSidecar]:
     sidecar = PageSidecar(socket_directory)
     sidecar.start()
     yield sidecar
+    sidecar.stop()
+
+
+@pytest.fixture
+def configured_sidecar(socket_directory: Path) -> Iterator[tuple[PageSidecar, Path]]:
+    """A sidecar that the page may change, ranking by the formula, and its file."""
+    file = socket_directory / "kvgraph.toml"
+    file.write_text("[policy]\nname = 'classic'\nguard = false\n")
+    sidecar = PageSidecar(socket_directory, file)
+    sidecar.start()
+    yield sidecar, file
     sidecar.stop()
 
 

@@ -7,9 +7,11 @@ import { MantineProvider } from "@mantine/core";
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 
+import { takeEditToken } from "./api/editToken";
 import { Shell } from "./shell/Shell";
 import { theme } from "./styles/theme";
 
+takeEditToken();
 const root = document.getElementById("page");
 if (root === null) throw new Error("index.html has no #page");
 

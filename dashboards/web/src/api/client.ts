@@ -1,3 +1,5 @@
+import { editToken } from "./editToken";
+
 /** A question that was refused, or that nobody answered. */
 export class ApiError extends Error {
   /** @param status The HTTP status; 0 where the sidecar did not answer at all. */
@@ -13,10 +15,23 @@ export class ApiError extends Error {
 const kept = new Map<string, { readonly tag: string; readonly data: unknown }>();
 const MOST_KEPT = 4;
 
+/** The JSON answer to a question or a change with a body; rejects with ApiError. */
+export async function send<T>(method: "POST" | "PUT", path: string, body: unknown): Promise<T> {
+  const token = editToken();
+  const headers = {
+    "Content-Type": "application/json",
+    ...(token === null ? {} : { "X-Kvgraph-Edit": token }),
+  };
+  const answer = await fetchFrom(path, { method, headers, body: JSON.stringify(body) });
+  if (!answer.ok) throw new ApiError(answer.status, await detailOf(answer));
+  return (await answer.json()) as T;
+}
+
 /** The JSON answer to `GET path`, the same object while it is the same; rejects with ApiError. */
 export async function ask<T>(path: string): Promise<T> {
   const known = kept.get(path);
-  const answer = await fetchFrom(path, known?.tag);
+  const headers = known === undefined ? {} : { "If-None-Match": known.tag };
+  const answer = await fetchFrom(path, { headers });
   if (answer.status === 304 && known !== undefined) return known.data as T;
   if (!answer.ok) throw new ApiError(answer.status, await detailOf(answer));
   const data = (await answer.json()) as T;
@@ -32,9 +47,9 @@ function keep(path: string, tag: string | null, data: unknown) {
   if (kept.size > MOST_KEPT && oldest !== undefined) kept.delete(oldest);
 }
 
-async function fetchFrom(path: string, tag: string | undefined): Promise<Response> {
+async function fetchFrom(path: string, init: RequestInit): Promise<Response> {
   try {
-    return await fetch(path, { headers: tag === undefined ? {} : { "If-None-Match": tag } });
+    return await fetch(path, init);
   } catch {
     throw new ApiError(0, "The sidecar does not answer. It is asked again every few seconds.");
   }

@@ -200,8 +200,43 @@ export interface paths {
         };
         /** Weights */
         get: operations["weights_v1_weights_get"];
-        put?: never;
+        /** Change Weights */
+        put: operations["change_weights_v1_weights_put"];
         post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/weights/preview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Preview */
+        post: operations["preview_v1_weights_preview_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/weights/undo": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Undo Weights */
+        post: operations["undo_weights_v1_weights_undo_post"];
         delete?: never;
         options?: never;
         head?: never;
@@ -593,6 +628,22 @@ export interface components {
             eviction: number | null;
             /** Blocks */
             blocks: number | null;
+        };
+        /**
+         * Mover
+         * @description A block that a change moves: ``now`` and ``then`` are its places, None beyond the list.
+         */
+        Mover: {
+            /** Key */
+            key: string;
+            /** Layer */
+            layer: string;
+            /** Session */
+            session: string | null;
+            /** Now */
+            now: number | null;
+            /** Then */
+            then: number | null;
         };
         /**
          * Names
@@ -1142,6 +1193,51 @@ export interface components {
             ctx?: Record<string, never>;
         };
         /**
+         * WeightChange
+         * @description What to change of the weights; what is not named stays.
+         *
+         *     Attributes:
+         *         score: Of [score], by name: the numbers that ``Weights.score`` has.
+         *         edge_types: Of [score.edge_types].
+         *         protected_layers: All of them; None: as they are.
+         */
+        WeightChange: {
+            /** Score */
+            score?: {
+                [key: string]: number;
+            };
+            /** Edge Types */
+            edge_types?: {
+                [key: string]: number;
+            };
+            /** Protected Layers */
+            protected_layers?: string[] | null;
+        };
+        /**
+         * WeightEffect
+         * @description What a change would do to an engine's ranking, before it is made.
+         *
+         *     Attributes:
+         *         sentence: The same in words.
+         *         looked_at: Blocks in both lists: those to go first.
+         *         entering: Of these: only after the change.
+         *         movers: The blocks that move furthest.
+         */
+        WeightEffect: {
+            /** At */
+            at: number;
+            /** Engine */
+            engine: string | null;
+            /** Sentence */
+            sentence: string;
+            /** Looked At */
+            looked_at: number;
+            /** Entering */
+            entering: number;
+            /** Movers */
+            movers: components["schemas"]["Mover"][];
+        };
+        /**
          * Weights
          * @description What decides the ranking, as configured; keys are those of the configuration file.
          *
@@ -1151,6 +1247,7 @@ export interface components {
          *         defaults: The same, as they are without configuration.
          *         file: Where changes are kept; None: nowhere.
          *         is_editable: Whether this sidecar takes changes; ``why_not`` says why it does not.
+         *         undoable: How many changes can be taken back.
          */
         Weights: {
             /** At */
@@ -1187,6 +1284,8 @@ export interface components {
             is_editable: boolean;
             /** Why Not */
             why_not: string | null;
+            /** Undoable */
+            undoable: number;
         };
     };
     responses: never;
@@ -1517,6 +1616,94 @@ export interface operations {
         };
     };
     weights_v1_weights_get: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Weights"];
+                };
+            };
+        };
+    };
+    change_weights_v1_weights_put: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["WeightChange"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Weights"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    preview_v1_weights_preview_post: {
+        parameters: {
+            query?: {
+                engine?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["WeightChange"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["WeightEffect"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    undo_weights_v1_weights_undo_post: {
         parameters: {
             query?: never;
             header?: never;

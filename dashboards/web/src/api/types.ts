@@ -29,5 +29,7 @@ export type Turn = Schemas["Turn"];
 export type Shadows = Schemas["Shadows"];
 export type ShadowView = Schemas["ShadowView"];
 export type Weights = Schemas["Weights"];
+export type WeightChange = Schemas["WeightChange"];
+export type WeightEffect = Schemas["WeightEffect"];
 export type Engines = Schemas["Engines"];
 export type EngineView = Schemas["EngineView"];

@@ -1,7 +1,17 @@
+import { NumberInput } from "@mantine/core";
+
 import { words } from "../../format";
 
-/** Numbers by name, and which of them somebody set. */
-export function WeightTable(props: { values: Record<string, number>; defaults: Record<string, number> }) {
+interface Props {
+  readonly values: Record<string, number>;
+  readonly defaults: Record<string, number>;
+  readonly touched: Record<string, number>;
+  readonly isEditable: boolean;
+  readonly onChange: (touched: Record<string, number>) => void;
+}
+
+/** Numbers by name, to be changed where the sidecar takes changes. */
+export function WeightTable({ values, defaults, touched, isEditable, onChange }: Props) {
   return (
     <table className="rows">
       <thead>
@@ -12,11 +22,24 @@ export function WeightTable(props: { values: Record<string, number>; defaults: R
         </tr>
       </thead>
       <tbody>
-        {Object.entries(props.values).map(([name, value]) => (
+        {Object.entries(values).map(([name, value]) => (
           <tr key={name}>
             <td>{words(name)}</td>
-            <td className="right">{value === props.defaults[name] ? value : <b>{value}</b>}</td>
-            <td className="right dim">{props.defaults[name]}</td>
+            <td className="right">
+              {isEditable ? (
+                <NumberInput
+                  size="xs"
+                  className="weight"
+                  hideControls
+                  aria-label={words(name)}
+                  value={touched[name] ?? value}
+                  onChange={(next) => typeof next === "number" && onChange({ ...touched, [name]: next })}
+                />
+              ) : (
+                value
+              )}
+            </td>
+            <td className="right dim">{defaults[name]}</td>
           </tr>
         ))}
       </tbody>

@@ -1,69 +1,137 @@
 import "./weights.css";
 
-import { Alert } from "@mantine/core";
+import { Alert, Button } from "@mantine/core";
 import { IconInfoCircle } from "@tabler/icons-react";
+import { useState } from "react";
 
+import { ApiError, send } from "../../api/client";
+import { editToken } from "../../api/editToken";
 import { useResource } from "../../api/resource";
 import type { Weights } from "../../api/types";
-import { words } from "../../format";
 import { Facts } from "../../parts/Facts";
 import { Panel } from "../../parts/Panel";
 import { Await } from "../../parts/states";
+import { changeOf, type Draft, UNTOUCHED } from "./draft";
+import { EffectPanel } from "./EffectPanel";
+import { LayerList } from "./LayerList";
+import { useEffectOf } from "./useEffectOf";
 import { WeightTable } from "./WeightTable";
 
-/** What decides the ranking, as it is configured. */
+/** What decides the ranking: seen, tried, changed and taken back. */
 export function WeightsView() {
-  const weights = useResource<Weights>("v1/weights", 3000);
+  const weights = useResource<Weights>("v1/weights", 2000);
   return <Await of={weights}>{(data) => <Screen weights={data} />}</Await>;
 }
 
 function Screen({ weights }: { weights: Weights }) {
+  const [draft, setDraft] = useState<Draft>(UNTOUCHED);
+  const [done, setDone] = useState<string | null>(null);
+  const [isBusy, setBusy] = useState(false);
+  const change = changeOf(draft, weights);
+  const effect = useEffectOf(change);
+  const act = (method: "PUT" | "POST", path: string, body: unknown, said: string) => {
+    setBusy(true);
+    send<Weights>(method, path, body)
+      .then(() => setDone(said))
+      .catch((error: unknown) => setDone(error instanceof ApiError ? error.message : String(error)))
+      .finally(() => {
+        setBusy(false);
+        setDraft(UNTOUCHED);
+      });
+  };
   return (
     <div className="stack">
-      {weights.why_not !== null && (
-        <Alert variant="light" color="blue" icon={<IconInfoCircle size={18} />} title="These are shown, not edited, here">
-          <span className="wrap">{weights.why_not}</span>
-        </Alert>
+      {weights.why_not !== null && <Note title="These are shown, not edited, here">{weights.why_not}</Note>}
+      {done !== null && <Note title="Weights">{done}</Note>}
+      {change !== null && (
+        <EffectPanel
+          effect={effect}
+          isBusy={isBusy}
+          onApply={() => act("PUT", "v1/weights", change, `Written to ${weights.file}; in force within a second.`)}
+          onForget={() => setDraft(UNTOUCHED)}
+        />
       )}
-      <div className="split even">
-        <Panel title="Policy">
-          <div className="stack">
-            <ul className="policies">
-              {weights.policies.map((policy) => (
-                <li key={policy} data-current={policy === weights.policy}>
-                  {policy}
-                  {policy === weights.policy && <span className="dim">ranks</span>}
-                </li>
-              ))}
-            </ul>
-            <Facts
-              of={{
-                guard: weights.guard ? "on: LRU ranks until the policy has found more than it" : "off: the policy ranks from the start",
-                file: weights.file,
-              }}
-            />
-          </div>
-        </Panel>
-        <Panel title="Layers" note="from most to least precious">
-          <ol className="layers">
-            {weights.layers.map((layer) => (
-              <li key={layer}>
-                <span className="key">
-                  <i style={{ background: `var(--${layer})` }} />
-                  {words(layer)}
-                </span>
-                {weights.protected_layers.includes(layer) && <span className="dim">protected</span>}
-              </li>
-            ))}
-          </ol>
-        </Panel>
-        <Panel title="Weights of a score" note="[score]">
-          <WeightTable values={weights.score} defaults={weights.defaults} />
-        </Panel>
-        <Panel title="What an edge counts" note="[score.edge_types]">
-          <WeightTable values={weights.edge_types} defaults={weights.edge_type_defaults} />
-        </Panel>
-      </div>
+      <Fields weights={weights} draft={draft} onDraft={setDraft} />
+      {weights.undoable > 0 && (
+        <p className="acts">
+          <Button
+            variant="default"
+            disabled={isBusy || editToken() === null}
+            onClick={() => act("POST", "v1/weights/undo", {}, "The last change was taken back.")}
+          >
+            Take the last change back
+          </Button>
+          <span className="dim">{weights.undoable} since the sidecar started</span>
+        </p>
+      )}
     </div>
+  );
+}
+
+function Note(props: { title: string; children: string }) {
+  return (
+    <Alert className="note" variant="default" icon={<IconInfoCircle size={18} />} title={props.title}>
+      <span className="wrap">{props.children}</span>
+    </Alert>
+  );
+}
+
+function Fields(props: { weights: Weights; draft: Draft; onDraft: (draft: Draft) => void }) {
+  const { weights, draft, onDraft } = props;
+  const isEditable = weights.is_editable;
+  return (
+    <div className="split even">
+      <PolicyPanel weights={weights} />
+      <Panel title="Protected layers" note="from most to least precious">
+        <LayerList
+          layers={weights.layers}
+          held={draft.layers ?? weights.protected_layers}
+          isEditable={isEditable}
+          onChange={(layers) => onDraft({ ...draft, layers })}
+        />
+      </Panel>
+      <Panel title="Weights of a score" note="[score]">
+        <WeightTable
+          values={weights.score}
+          defaults={weights.defaults}
+          touched={draft.score}
+          isEditable={isEditable}
+          onChange={(score) => onDraft({ ...draft, score })}
+        />
+      </Panel>
+      <Panel title="What an edge counts" note="[score.edge_types]">
+        <WeightTable
+          values={weights.edge_types}
+          defaults={weights.edge_type_defaults}
+          touched={draft.edgeTypes}
+          isEditable={isEditable}
+          onChange={(edgeTypes) => onDraft({ ...draft, edgeTypes })}
+        />
+      </Panel>
+    </div>
+  );
+}
+
+function PolicyPanel({ weights }: { weights: Weights }) {
+  return (
+    <Panel title="Policy" note="chosen when the sidecar starts">
+      <div className="stack">
+        <ul className="policies">
+          {weights.policies.map((policy) => (
+            <li key={policy} data-current={policy === weights.policy}>
+              {policy}
+            </li>
+          ))}
+        </ul>
+        <Facts
+          of={{
+            guard: weights.guard
+              ? "on: LRU ranks until the policy has found more than it"
+              : "off: the policy ranks from the start",
+            file: weights.file,
+          }}
+        />
+      </div>
+    </Panel>
   );
 }

@@ -50,17 +50,15 @@ export class ForceLayout {
 
 /** Where nodes begin: where they stand, beside their parents, or in a small prefix tree. */
 function startNodes(shape: Shape, start: Positions | null): SimulationNodeDatum[] {
-  const tree = start === null ? treeLayout(shape) : null;
-  const nodes: SimulationNodeDatum[] = [];
-  for (let node = 0; node < shape.size; node++) {
-    const parent = shape.parent[node]!;
-    let x = tree ? tree[2 * node]! * 0.35 : start![2 * node]!;
-    let y = tree ? tree[2 * node + 1]! * 0.35 : start![2 * node + 1]!;
-    if (Number.isNaN(x)) x = (start![2 * parent] || 0) + (node % 7) - 3;
-    if (Number.isNaN(y)) y = (start![2 * parent + 1] || 0) + (node % 5) - 2;
-    nodes.push({ index: node, x, y });
+  const at = start ?? treeLayout(shape).map((place) => 0.35 * place);
+  const order = Array.from({ length: shape.size }, (_, node) => node);
+  order.sort((a, b) => shape.depth[a]! - shape.depth[b]!);
+  for (const node of order.filter((each) => Number.isNaN(at[2 * each]))) {
+    const parent = 2 * shape.parent[node]!;
+    at[2 * node] = (at[parent] ?? 0) + (node % 7) - 3;
+    at[2 * node + 1] = (at[parent + 1] ?? 0) + (node % 5) - 2;
   }
-  return nodes;
+  return order.map((_, node) => ({ index: node, x: at[2 * node]!, y: at[2 * node + 1]! }));
 }
 
 type Link = SimulationLinkDatum<SimulationNodeDatum>;

@@ -1,0 +1,82 @@
+import { Button } from "@mantine/core";
+
+import { editToken } from "../../api/editToken";
+import type { Resource } from "../../api/resource";
+import type { WeightEffect } from "../../api/types";
+import { words } from "../../format";
+import { BlockLink, SessionLink } from "../../parts/links";
+import { Panel } from "../../parts/Panel";
+import { Await } from "../../parts/states";
+
+interface Props {
+  readonly effect: Resource<WeightEffect>;
+  readonly isBusy: boolean;
+  readonly onApply: () => void;
+  readonly onForget: () => void;
+}
+
+/** What the change in the fields would do, before it is made. */
+export function EffectPanel({ effect, isBusy, onApply, onForget }: Props) {
+  const mayEdit = editToken() !== null;
+  return (
+    <Panel title="What this change would do">
+      <Await of={effect}>{(data) => <Effect effect={data} />}</Await>
+      <p className="acts">
+        <Button onClick={onApply} disabled={!mayEdit || isBusy || effect.data === undefined}>
+          Apply
+        </Button>
+        <Button variant="default" onClick={onForget}>
+          Leave it as it is
+        </Button>
+        {!mayEdit && (
+          <span className="dim">
+            Changes need the edit token: open the page with <code>kvgraph open --edit</code>.
+          </span>
+        )}
+      </p>
+    </Panel>
+  );
+}
+
+function Effect({ effect }: { effect: WeightEffect }) {
+  return (
+    <>
+      <p className="lead wrap">{effect.sentence}</p>
+      {effect.movers.length > 0 && (
+        <table className="rows">
+          <thead>
+            <tr>
+              <th>block</th>
+              <th>layer</th>
+              <th>session</th>
+              <th className="right">place now</th>
+              <th className="right">then</th>
+            </tr>
+          </thead>
+          <tbody>
+            {effect.movers.map((mover) => (
+              <tr key={mover.key}>
+                <td>
+                  <BlockLink of={mover.key} />
+                </td>
+                <td>
+                  <span className="key">
+                    <i style={{ background: `var(--${mover.layer})` }} />
+                    {words(mover.layer)}
+                  </span>
+                </td>
+                <td>{mover.session !== null && <SessionLink of={mover.session} />}</td>
+                <td className="right">{placed(mover.now)}</td>
+                <td className="right">{placed(mover.then)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+    </>
+  );
+}
+
+function placed(place: number | null): string {
+  return place === null ? "later" : String(place + 1);
+}

@@ -1,0 +1,36 @@
+import { Checkbox } from "@mantine/core";
+
+import { words } from "../../format";
+
+interface Props {
+  readonly layers: readonly string[];
+  readonly held: readonly string[];
+  readonly isEditable: boolean;
+  readonly onChange: (held: string[]) => void;
+}
+
+/** Layers from most to least precious, and which of them are protected. */
+export function LayerList({ layers, held, isEditable, onChange }: Props) {
+  const toggle = (layer: string, on: boolean) =>
+    onChange(layers.filter((each) => (each === layer ? on : held.includes(each))));
+  return (
+    <ol className="layers">
+      {layers.map((layer) => (
+        <li key={layer}>
+          <Checkbox
+            size="xs"
+            disabled={!isEditable}
+            checked={held.includes(layer)}
+            onChange={(event) => toggle(layer, event.currentTarget.checked)}
+            label={
+              <span className="key">
+                <i style={{ background: `var(--${layer})` }} />
+                {words(layer)}
+              </span>
+            }
+          />
+        </li>
+      ))}
+    </ol>
+  );
+}
