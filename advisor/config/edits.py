@@ -117,7 +117,7 @@ class WeightEditor:
         for section, values in change.items():
             found: Any = score.edge_types if section == "score.edge_types" else score
             for key, value in values.items():
-                now = getattr(found, key, None)
+                now: Any = getattr(found, key, None)
                 same = set(now) == set(value) if isinstance(value, list) else now == value
                 if not same:
                     raise ConfigError(
