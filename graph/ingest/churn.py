@@ -147,4 +147,4 @@ def _overlap(some: Keys, others: Keys) -> bool:
 def _distinct(rows: Rows) -> Rows:
     """Rows in ascending order, each once, without ``NO_ROW``."""
     rows = np.sort(rows)
-    return rows[np.diff(rows, prepend=NO_ROW) != 0]
+    return np.asarray(rows[np.diff(rows, prepend=NO_ROW) != 0])

@@ -144,7 +144,7 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
     """What a session is doing, and which blocks it holds."""
     tables, now = view.tables, view.now
     row = session_row(tables, name, tenant)
-    sessions, blocks = tables.sessions, tables.blocks
+    sessions, blocks, only = tables.sessions, tables.blocks, np.array([row], dtype=np.int32)
     mine = blocks.pick((blocks.session[: blocks.size] == row) & blocks.alive[: blocks.size])
     tiers = np.bitwise_or.reduce(blocks.tiers[:, mine.rows], axis=0)
     due = float(sessions.expected_return[row])
@@ -159,7 +159,7 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
         "idle_s": round(now - float(sessions.last_seen[row]), 3),
         "expected_return_in_s": round(due - now, 3) if due > NEVER else None,
         "return_probability": round(float(sessions.return_probability()[row]), 4),
-        "credit": round(float(sessions.credit(now, view.rules.session_memory_s)[row]), 4),
+        "credit": round(float(sessions.credit(now, view.rules.session_memory_s, only)[0]), 4),
         "blocks": len(mine),
         **{
             f"blocks_{name}": int((tiers & int(tier)).astype(bool).sum())

@@ -43,7 +43,8 @@ def not_worth(tables: Tables, rows: Rows, now: float) -> dict[str, Mask]:
     """
     blocks = tables.blocks
     flags = np.take(blocks.flags, rows)
-    outlook = np.take(_outlooks(tables, now), np.take(blocks.session, rows), mode="wrap")
+    session = np.take(blocks.session, rows)
+    outlook = np.take(_outlooks(tables, session, now), session, mode="wrap")
     outlook *= (flags & int(BlockFlag.SHARED)) == 0
     never_hit = np.take(blocks.hit_count, rows) == 0
     return {
@@ -53,16 +54,17 @@ def not_worth(tables: Tables, rows: Rows, now: float) -> dict[str, Mask]:
     }
 
 
-def _outlooks(tables: Tables, now: float) -> npt.NDArray[np.uint8]:
-    """uint8 ``[sessions.size + 1]``: what is expected of each session; 0: a return.
+def _outlooks(tables: Tables, wanted: Rows, now: float) -> npt.NDArray[np.uint8]:
+    """uint8 ``[sessions.size + 1]``: what is expected of each ``wanted`` session; 0: a return.
 
     The last entry stands for NO_ROW: nothing is known of blocks that no session walked.
     """
     sessions = tables.sessions
     outlooks = np.zeros(sessions.size + 1, dtype=np.uint8)
-    inferred = sessions.inferred[: sessions.size]
-    least = np.where(inferred, _LIKELY, _LIKELY_IF_NAMED)
-    outlooks[:-1] = sessions.credit(now, _RETURN_MEMORY_S) < least
-    outlooks[:-1] *= sessions.turns[: sessions.size] > 0  # of one that never began, as little
-    outlooks[:-1][sessions.state[: sessions.size] == SessionState.ENDED] = _OVER
+    rows = sessions.among(wanted)
+    least = np.where(sessions.inferred[rows], _LIKELY, _LIKELY_IF_NAMED)
+    unlikely = sessions.credit(now, _RETURN_MEMORY_S, rows) < least
+    unlikely &= sessions.turns[rows] > 0  # of one that never began, as little
+    outlooks[rows] = unlikely * np.uint8(_UNLIKELY)
+    outlooks[rows[sessions.state[rows] == SessionState.ENDED]] = _OVER
     return outlooks

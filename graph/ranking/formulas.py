@@ -12,7 +12,7 @@ from ..tables.blocks import Selection
 from ..types import BlockFlag, EdgeType
 from .policy import DEPTH_TIE, Scores
 from .profile import Weights
-from .rules import flagged, of_session
+from .rules import flagged
 from .view import View
 
 Term = list[tuple[float, npt.NDArray[Any]]]
@@ -105,8 +105,11 @@ def _over_types(factor: float, values: Values, view: View, picked: Selection) ->
 
 
 def _credit(view: View, picked: Selection) -> Scores:
-    credit = view.sessions.credit(view.now, view.rules.session_memory_s)
-    claimed = of_session(credit, picked.of(view.blocks.session))
+    sessions, session = view.sessions, picked.of(view.blocks.session)
+    present = sessions.among(session)
+    credit = np.zeros(sessions.size + 1)  # the last one stands for NO_ROW
+    credit[present] = sessions.credit(view.now, view.rules.session_memory_s, present)
+    claimed = np.take(credit, session, mode="wrap")
     superseded = flagged(view, picked, BlockFlag.SUPERSEDED)
     if superseded.any():
         claimed[superseded] = 0.0

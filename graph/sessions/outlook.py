@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..types import NEVER, NO_ROW, SessionState
+from ..types import NEVER, NO_ROW, Rows, SessionState
 from .pauses import note_pause
 from .session_columns import SessionColumns
 from .tools import ToolBook
@@ -45,15 +45,21 @@ class SessionOutlook(SessionColumns):
         self._reached[:] = learned["reached"]
         self._mean_tool_pause = float(learned["pause"][0])
 
-    def return_probability(self) -> npt.NDArray[np.float64]:
-        """float64 ``[size]``: P(another turn), from the turns so far.
+    def among(self, sessions: Rows) -> Rows:
+        """The rows, ascending, that occur in a column of session rows, where NO_ROW is none."""
+        present = np.zeros(self.size + 1, dtype=np.bool_)  # the last one stands for NO_ROW
+        present[sessions] = True
+        return present[:-1].nonzero()[0].astype(np.int32)
+
+    def return_probability(self, rows: Rows | slice = np.s_[:]) -> npt.NDArray[np.float64]:
+        """float64 ``[n]``: P(another turn) of these sessions, from their turns so far.
 
         The share of sessions that continued after as many turns, learned as they come, with
         ``RETURN_PRIOR`` as the prior.
         """
         reached, went_on = self._reached[:-1], self._reached[1:]
         learned = (went_on + _PRIOR_STRENGTH * RETURN_PRIOR) / (reached + _PRIOR_STRENGTH)
-        turns = np.clip(self.turns[: self.size] - 1, 0, len(RETURN_PRIOR) - 1)
+        turns = np.clip(self.turns[: self.size][rows] - 1, 0, len(RETURN_PRIOR) - 1)
         return np.asarray(np.minimum(learned, 1.0)[turns])
 
     def due(self) -> npt.NDArray[np.float64]:
@@ -63,11 +69,10 @@ class SessionOutlook(SessionColumns):
         The stated time, or else the session's own mean pause after its last turn, or the mean of
         all.
         """
-        waiting = self.state[: self.size] == SessionState.WAITING_FOR_TOOL
-        gap = self.gap[: self.size]
-        predicted = self.last_seen[: self.size] + np.where(gap > 0, gap, self._mean_tool_pause)
-        stated = self.expected_return[: self.size]
-        return np.where(waiting, np.where(stated > NEVER, stated, predicted), np.inf)
+        due = np.full(self.size, np.inf)
+        waiting = self._waiting()
+        due[waiting] = self._due(waiting)
+        return due
 
     def soon(self, horizon_s: float, now: float) -> npt.NDArray[np.intp]:
         """intp: the rows of sessions that are due, the earliest first.
@@ -75,28 +80,39 @@ class SessionOutlook(SessionColumns):
         A session is due from ``horizon_s`` before its expected return until one expected pause
         (clamped to ``horizon_s`` … 30 s) after it.
         """
-        due = self.due()
-        pause = np.clip(due - self.last_seen[: self.size], horizon_s, _LONGEST_SLACK_S)
-        rows = np.flatnonzero((due - horizon_s <= now) & (now <= due + pause))
-        return rows[np.argsort(due[rows], kind="stable")]
+        waiting = self._waiting()
+        due = self._due(waiting)
+        pause = np.clip(due - self.last_seen[waiting], horizon_s, _LONGEST_SLACK_S)
+        near = (due - horizon_s <= now) & (now <= due + pause)
+        return waiting[near][np.argsort(due[near], kind="stable")]
 
-    def credit(self, now: float, memory_s: float) -> npt.NDArray[np.float64]:
-        """float64 ``[size]`` in [0, 1]: how much a session's claim on its blocks counts.
+    def credit(self, now: float, memory_s: float, rows: Rows) -> npt.NDArray[np.float64]:
+        """float64 ``[n]`` in [0, 1]: how much each of these sessions' claim on its blocks counts.
 
         Running: 1. Waiting for a tool: 1 until well past its expected return. Idle: the probability
         that it returns, fading over ``memory_s`` seconds. Ended: 0.
         """
-        state, last_seen = self.state[: self.size], self.last_seen[: self.size]
-        credit = self.return_probability()
+        state, last_seen = self.state[rows], self.last_seen[rows]
+        credit = self.return_probability(rows)
         credit *= np.exp((last_seen - now) / memory_s)
         credit[state == SessionState.RUNNING] = 1.0
         credit[state == SessionState.ENDED] = 0.0
         waiting = np.flatnonzero(state == SessionState.WAITING_FOR_TOOL)
         paused = last_seen[waiting]
-        expected = np.maximum(self.expected_return[waiting], paused)
+        expected = np.maximum(self.expected_return[rows[waiting]], paused)
         overdue = np.maximum(0.0, now - (expected + (expected - paused)))
         credit[waiting] = np.exp(-overdue / memory_s)
         return credit
+
+    def _waiting(self) -> npt.NDArray[np.intp]:
+        """intp: the rows of sessions that wait for a tool, ascending."""
+        return np.flatnonzero(self.state[: self.size] == SessionState.WAITING_FOR_TOOL)
+
+    def _due(self, waiting: npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+        """float64 ``[n]``: the expected return of sessions that wait for a tool; see ``due``."""
+        gap, stated = self.gap[waiting], self.expected_return[waiting]
+        predicted = self.last_seen[waiting] + np.where(gap > 0, gap, self._mean_tool_pause)
+        return np.where(stated > NEVER, stated, predicted)
 
     def note_turn(self, row: int) -> None:
         """Note that one more session had as many turns as this row counts."""

@@ -6,6 +6,7 @@ import numpy as np
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import BlocksStored, RequestFinished, RequestStarted
 from kvgraph.graph.sessions.quiet_rows import QuietRows
+from kvgraph.graph.sessions.sessions import SessionTable
 from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import NO_ROW
 
@@ -56,3 +57,17 @@ def test_no_block_names_a_session_whose_row_another_one_has() -> None:
         keys = {1 + 2 * number, 2 + 2 * number}
         assert set(tables.blocks.keys[np.flatnonzero(walked == row)].tolist()) <= keys
     graph.check_integrity()
+
+
+def test_the_sessions_of_some_blocks_are_found_without_a_look_at_the_others() -> None:
+    sessions = SessionTable(10)
+    rows = [sessions.ensure(f"s{number}", NO_ROW, 0.0) for number in range(5)]
+    for row in rows:
+        sessions.begin_turn(row, 0, float(row), 10)
+        sessions.end_turn(row, NO_ROW, float(row), 10, 20)
+    of_blocks = np.array([3, NO_ROW, 1, 3], dtype=np.int32)
+    found = sessions.among(of_blocks)
+    assert found.tolist() == [1, 3]
+    everybody = sessions.credit(9.0, 300.0, np.array(rows, dtype=np.int32))
+    assert sessions.credit(9.0, 300.0, found).tolist() == everybody[[1, 3]].tolist()
+    assert sessions.among(of_blocks[1:2]).tolist() == []

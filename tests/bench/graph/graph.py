@@ -7,7 +7,6 @@ import importlib.util
 import time
 from collections.abc import Callable
 
-import numpy as np
 from rich.console import Console
 
 from ..figures import Figures
@@ -54,7 +53,7 @@ def _small(figures: Figures) -> None:
     figures.add("bytes_per_block", stats.bytes_per_block, "B", "≤ 130")
     figures.add("bytes_per_edge", stats.bytes_per_edge, "B", "≤ 64")
 
-    add_sessions(graph, 100_000, np.random.default_rng(5))
+    add_sessions(graph, 100_000)
     rank = timed(lambda: graph.rank(ENGINE, 20_000), _ROUNDS)
     figures.add("rank_20k_100k_sessions_ms", [s * 1e3 for s in rank], "ms", "≤ 1.5")
 
