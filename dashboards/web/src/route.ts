@@ -12,7 +12,10 @@ export function parseRoute(hash: string): Route {
 }
 
 /** An address to link to; parameters that are null or undefined are left out. */
-export function linkTo(view: string, params: Record<string, string | number | null | undefined> = {}) {
+export function linkTo(
+  view: string,
+  params: Record<string, string | number | null | undefined> = {},
+) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(params)) {
     if (value !== null && value !== undefined && value !== "") query.set(name, String(value));

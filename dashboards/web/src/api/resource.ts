@@ -31,7 +31,11 @@ export function useResource<T>(path: string | null, everyMs = 1000): Resource<T>
     const settle = (next: Partial<Resource<T>>) => {
       mine.busy = false;
       if (asked.current !== mine) return;
-      setHeld((old) => ({ ...(old.path === path ? old : nothing<T>(path)), error: undefined, ...next }));
+      setHeld((old) => ({
+        ...(old.path === path ? old : nothing<T>(path)),
+        error: undefined,
+        ...next,
+      }));
     };
     ask<T>(path).then(
       (data) => {

@@ -3,7 +3,13 @@ import type { components } from "./schema";
 type Schemas = components["schemas"];
 
 export type Now = Schemas["Now"];
-export type News = { at: number; version: number; now: Now; requests: RequestView[]; is_gap: boolean };
+export type News = {
+  at: number;
+  version: number;
+  now: Now;
+  requests: RequestView[];
+  is_gap: boolean;
+};
 export type TokenWindow = Schemas["TokenWindow"];
 export type TokenHistory = Schemas["TokenHistory"];
 export type Notice = Schemas["Notice"];

@@ -1,7 +1,12 @@
 import type { ReactNode } from "react";
 
 /** One number that matters, what it is, and what it is beside. */
-export function Figure(props: { label: string; value: ReactNode; note?: ReactNode; tone?: string }) {
+export function Figure(props: {
+  label: string;
+  value: ReactNode;
+  note?: ReactNode;
+  tone?: string;
+}) {
   return (
     <div className="figure">
       <dt>{props.label}</dt>

@@ -22,9 +22,19 @@ export function Moments({ moments }: { moments: readonly Moment[] }) {
           <time>{clock(moment.at)}</time>
           <div>
             <b>{words(moment.what)}</b> <span className="wrap">{moment.sentence}</span>{" "}
-            {moment.request !== null && <a href={linkTo("misses", { request: moment.request })}>request</a>}
+            {moment.request !== null && (
+              <a href={linkTo("misses", { request: moment.request })}>request</a>
+            )}
             {moment.eviction !== null && (
-              <a href={linkTo("evictions", { tab: "log", engine: moment.engine, eviction: moment.eviction })}>eviction</a>
+              <a
+                href={linkTo("evictions", {
+                  tab: "log",
+                  engine: moment.engine,
+                  eviction: moment.eviction,
+                })}
+              >
+                eviction
+              </a>
             )}
           </div>
         </li>

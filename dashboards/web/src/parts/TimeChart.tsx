@@ -38,7 +38,11 @@ export function TimeChart(props: {
   useEffect(() => {
     const target = box.current;
     if (target === null) return;
-    const made = new uPlot(options(latest, colors, target.clientWidth, height), columns(latest.current), target);
+    const made = new uPlot(
+      options(latest, colors, target.clientWidth, height),
+      columns(latest.current),
+      target,
+    );
     plot.current = made;
     const observer = new ResizeObserver(() => made.setSize({ width: target.clientWidth, height }));
     observer.observe(target);
@@ -94,8 +98,19 @@ function options(
     legend: { show: false },
     scales: { y: { range: (_, __, top) => [0, latest.current.max ?? Math.max(top * 1.08, 1e-6)] } },
     axes: [
-      { ...axis, size: 30, space: 80, grid: { show: false }, values: (plot, ticks) => ticks.map((tick) => timeOf(tick, spanOf(plot))) },
-      { ...axis, size: 52, space: 34, values: (_, ticks) => ticks.map((tick) => latest.current.format(tick)) },
+      {
+        ...axis,
+        size: 30,
+        space: 80,
+        grid: { show: false },
+        values: (plot, ticks) => ticks.map((tick) => timeOf(tick, spanOf(plot))),
+      },
+      {
+        ...axis,
+        size: 52,
+        space: 34,
+        values: (_, ticks) => ticks.map((tick) => latest.current.format(tick)),
+      },
     ],
     series: [{}, ...latest.current.lines.map((line) => series(line, colors))],
     plugins: [readout(latest)],

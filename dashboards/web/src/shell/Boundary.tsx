@@ -15,8 +15,8 @@ export class Boundary extends Component<{ children: ReactNode }, { error: Error 
     if (error === null) return this.props.children;
     return (
       <Empty title="This view failed">
-        Reload the page. If it fails again, the page and its sidecar may be of different versions: restart the sidecar.
-        It said: <code>{error.message}</code>
+        Reload the page. If it fails again, the page and its sidecar may be of different versions:
+        restart the sidecar. It said: <code>{error.message}</code>
       </Empty>
     );
   }

@@ -4,7 +4,9 @@ import { Panel } from "../../parts/Panel";
 
 /** What the sidecar counted since its start, by its parts. */
 export function Counters({ counters }: { counters: Engines["counters"] }) {
-  const groups = Object.entries(counters).filter(([, counts]) => Object.values(counts).some(Boolean));
+  const groups = Object.entries(counters).filter(([, counts]) =>
+    Object.values(counts).some(Boolean),
+  );
   return (
     <>
       {groups.map(([group, counts]) => (

@@ -14,7 +14,10 @@ export function EngineCard({ engine }: { engine: EngineView }) {
     <section className="panel engine" aria-label={`Engine ${engine.name}`}>
       <div className="name">
         <h2 className="wrap">{engine.name}</h2>
-        <span className="condition" style={{ ["--tone" as string]: `var(--${TONES[engine.state] ?? "loaded"})` }}>
+        <span
+          className="condition"
+          style={{ ["--tone" as string]: `var(--${TONES[engine.state] ?? "loaded"})` }}
+        >
           {engine.state}
         </span>
         <p className="wrap">{engine.summary}</p>
@@ -22,8 +25,17 @@ export function EngineCard({ engine }: { engine: EngineView }) {
       <dl className="figures">
         <Figure label="Ranked by" value={engine.ranked_by} note={ruled(status)} />
         <Figure label="Advice age" value={duration(engine.ranking_age_s)} note="stale after 2 s" />
-        <Figure label="Prompt tokens found" value={percent(engine.hit_share, 1, 1)} note="since the start" />
-        <Figure label="Events lost" value={whole(engine.dropped)} note={`${engine.gaps} gaps, ${engine.resyncs} resyncs`} {...tone(engine)} />
+        <Figure
+          label="Prompt tokens found"
+          value={percent(engine.hit_share, 1, 1)}
+          note="since the start"
+        />
+        <Figure
+          label="Events lost"
+          value={whole(engine.dropped)}
+          note={`${engine.gaps} gaps, ${engine.resyncs} resyncs`}
+          {...tone(engine)}
+        />
         {engine.prefetch_useful !== null && (
           <Figure label="Prefetches used" value={percent(engine.prefetch_useful)} />
         )}

@@ -35,7 +35,11 @@ function Fill(props: { tier: string; blocks: number; capacity: number; size: num
         {tier}: {whole(blocks)} of {whole(capacity)} blocks, {bytes(blocks * size)} of{" "}
         {bytes(capacity * size)}
       </h3>
-      <Bar label={tier} slices={[{ label: "blocks", value: blocks, color: tier }]} room={Math.max(0, capacity - blocks)} />
+      <Bar
+        label={tier}
+        slices={[{ label: "blocks", value: blocks, color: tier }]}
+        room={Math.max(0, capacity - blocks)}
+      />
     </div>
   );
 }

@@ -30,7 +30,9 @@ function Log({ log, named }: { log: Evictions; named: string | null }) {
       <Panel title="Evictions" note={<EnginePicker engines={log.engines} value={log.engine} />}>
         {!isThere && <p className="lead dim">Eviction {named} is no longer in the log.</p>}
         {log.evictions.length === 0 ? (
-          <Empty title="Nothing was evicted yet">The pool has had room for all that it was given.</Empty>
+          <Empty title="Nothing was evicted yet">
+            The pool has had room for all that it was given.
+          </Empty>
         ) : (
           <div className="scroll" tabIndex={0} role="region" aria-label="Evictions">
             <table className="rows">

@@ -12,7 +12,11 @@ export function EvictionsView() {
   const tab = params.get("tab") ?? "next";
   const engine = params.get("engine");
   return (
-    <Tabs value={tab} onChange={(value) => change({ tab: value, eviction: null })} keepMounted={false}>
+    <Tabs
+      value={tab}
+      onChange={(value) => change({ tab: value, eviction: null })}
+      keepMounted={false}
+    >
       <Tabs.List mb="md">
         <Tabs.Tab value="next">Who is next</Tabs.Tab>
         <Tabs.Tab value="log">Who left</Tabs.Tab>

@@ -23,8 +23,8 @@ function Table({ ranking }: { ranking: RankingView }) {
         {ranking.sentence}{" "}
         {ranking.epoch !== null && (
           <span className="dim">
-            {whole(ranking.ranked)} blocks are ranked, {whole(ranking.protected)} go only when nothing else is left;
-            epoch {ranking.epoch}, {duration(ranking.age_s)} old.
+            {whole(ranking.ranked)} blocks are ranked, {whole(ranking.protected)} go only when
+            nothing else is left; epoch {ranking.epoch}, {duration(ranking.age_s)} old.
           </span>
         )}
       </p>
@@ -43,7 +43,9 @@ function Table({ ranking }: { ranking: RankingView }) {
                 <th>session</th>
                 <th className="right">score</th>
                 {ranking.terms.map((term) => (
-                  <th key={term} className="right">{words(term)}</th>
+                  <th key={term} className="right">
+                    {words(term)}
+                  </th>
                 ))}
                 <th>rules</th>
               </tr>

@@ -8,7 +8,10 @@ export function RuleTotals({ log }: { log: Evictions }) {
   const most = Math.max(1, ...rules.map(([, total]) => total.evicted));
   if (rules.length === 0) return null;
   return (
-    <Panel title="By rule, since the start" note={`regretted: wanted again within ${duration(log.window_s)}`}>
+    <Panel
+      title="By rule, since the start"
+      note={`regretted: wanted again within ${duration(log.window_s)}`}
+    >
       <dl className="rules">
         {rules.map(([rule, { evicted, wanted }]) => (
           <div key={rule}>
@@ -19,7 +22,10 @@ export function RuleTotals({ log }: { log: Evictions }) {
               </i>
             </dd>
             <dd>
-              {whole(evicted)} <span className="dim">{whole(wanted)} regretted, {percent(wanted, evicted, 1)}</span>
+              {whole(evicted)}{" "}
+              <span className="dim">
+                {whole(wanted)} regretted, {percent(wanted, evicted, 1)}
+              </span>
             </dd>
           </div>
         ))}

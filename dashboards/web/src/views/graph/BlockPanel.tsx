@@ -45,7 +45,9 @@ function Explanation({ view }: { view: BlockView }) {
     <div className="stack">
       <Facts of={factsOf(explained, nameOf)} />
       <section>
-        <h3>Its score, {signed(explained.score)}, by {explained.policy}</h3>
+        <h3>
+          Its score, {signed(explained.score)}, by {explained.policy}
+        </h3>
         <TermBars terms={explained.terms} />
         <p className="dim">A higher score goes first. {sentence(explained)}</p>
       </section>

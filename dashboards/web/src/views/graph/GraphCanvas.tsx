@@ -101,7 +101,11 @@ export function GraphCanvas(props: Props) {
       />
       {layout.name === "timeline" && <TimeScale stage={stage} />}
       <Halo stage={stage} node={props.selected} />
-      <Halo stage={stage} node={hovered} lines={hovered < 0 || hovered >= data.size ? [] : describe(data, hovered)} />
+      <Halo
+        stage={stage}
+        node={hovered}
+        lines={hovered < 0 || hovered >= data.size ? [] : describe(data, hovered)}
+      />
     </div>
   );
 }

@@ -43,7 +43,9 @@ export function toColumns(view: GraphView): GraphData {
   const { nodes, names } = view;
   const blocks = nodes.key.length;
   const size = blocks + names.memories.length;
-  const column = <T extends { set(from: ArrayLike<number>): void; fill(value: number, start: number): unknown }>(
+  const column = <
+    T extends { set(from: ArrayLike<number>): void; fill(value: number, start: number): unknown },
+  >(
     made: T,
     from: ArrayLike<number>,
     rest: number,

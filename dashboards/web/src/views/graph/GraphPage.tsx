@@ -50,11 +50,19 @@ function Screen({ data }: { data: GraphData }) {
   const shown = useMemo(() => data.names.types.map((type) => !hidden.has(type)), [data, hidden]);
   const emphasis = useMemo(() => emphasisOf(data, selected, search), [data, selected, search]);
   const layout = useLayout(data, name);
-  const select = (node: number) => change({ block: (node < data.blocks && data.key[node]) || null });
+  const select = (node: number) =>
+    change({ block: (node < data.blocks && data.key[node]) || null });
   const missing = useCallback(() => setMissing(true), []);
   return (
     <div className="graph" data-panel={block !== null}>
-      <GraphControls data={data} layout={name} search={search} hidden={hidden} asTable={asTable} canDraw={!isMissing} />
+      <GraphControls
+        data={data}
+        layout={name}
+        search={search}
+        hidden={hidden}
+        asTable={asTable}
+        canDraw={!isMissing}
+      />
       <div className="plane">
         {asTable ? (
           <GraphTable data={data} search={search} selected={selected} onSelect={select} />

@@ -24,7 +24,11 @@ export function GraphTable({ data, search, selected, onSelect }: Props) {
     return all.sort((a, b) => data.idle[a]! - data.idle[b]! || data.depth[a]! - data.depth[b]!);
   }, [data, search]);
   if (rows.length === 0) {
-    return <Empty title="No block is like that">Search for a part of a session, a tenant, a layer or a key.</Empty>;
+    return (
+      <Empty title="No block is like that">
+        Search for a part of a session, a tenant, a layer or a key.
+      </Empty>
+    );
   }
   return (
     <div className="scroll table" tabIndex={0} role="region" aria-label="Blocks">

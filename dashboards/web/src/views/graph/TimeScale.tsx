@@ -16,7 +16,10 @@ export function TimeScale({ stage }: { stage: GraphStage | null }) {
   return (
     <div className="scale" aria-hidden="true">
       {MARKS.map(([seconds, label]) => (
-        <span key={label} style={{ transform: `translateX(${stage.camera.toPixels(timeAt(seconds), 0)[0]}px)` }}>
+        <span
+          key={label}
+          style={{ transform: `translateX(${stage.camera.toPixels(timeAt(seconds), 0)[0]}px)` }}
+        >
           {label}
         </span>
       ))}

@@ -21,7 +21,10 @@ export interface Explained {
   readonly standing: readonly string[];
   readonly copies: string;
   readonly parent: string | null;
-  readonly ranks: Record<string, { readonly ranked_by: string; readonly rank: number; readonly of: number }>;
+  readonly ranks: Record<
+    string,
+    { readonly ranked_by: string; readonly rank: number; readonly of: number }
+  >;
 }
 
 export function explainedOf(view: BlockView): Explained {

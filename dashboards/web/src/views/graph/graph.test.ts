@@ -11,16 +11,35 @@ import { treeLayout } from "./layouts/tree";
 /** A chain of two that branches into two, and a memory. */
 function view(): GraphView {
   const nodes = {
-    key: ["0x0a", "0x0b", "0x0c", "0x0d"], parent: [-1, 0, 1, 1], depth: [0, 1, 2, 2],
-    layer: [2, 4, 7, 7], importance: [90, 50, 35, 35], tiers: [1, 3, 1, 4], engines: [1, 1, 1, 0],
-    flags: [2, 2, 0, 0], hits: [9, 9, 1, 0], idle_s: [0, 0, 5, 100], session: [-1, -1, 0, 1], tenant: [-1, -1, 0, 0],
+    key: ["0x0a", "0x0b", "0x0c", "0x0d"],
+    parent: [-1, 0, 1, 1],
+    depth: [0, 1, 2, 2],
+    layer: [2, 4, 7, 7],
+    importance: [90, 50, 35, 35],
+    tiers: [1, 3, 1, 4],
+    engines: [1, 1, 1, 0],
+    flags: [2, 2, 0, 0],
+    hits: [9, 9, 1, 0],
+    idle_s: [0, 0, 5, 100],
+    session: [-1, -1, 0, 1],
+    tenant: [-1, -1, 0, 0],
   };
-  const links = { source: [0, 1, 1, 0], target: [1, 2, 3, 4], type: [0, 0, 0, 5], weight: [1, 1, 1, 1] };
-  const layers = "axioms identity rules capabilities context memories affect tool_result user_turn generation";
+  const links = {
+    source: [0, 1, 1, 0],
+    target: [1, 2, 3, 4],
+    type: [0, 0, 0, 5],
+    weight: [1, 1, 1, 1],
+  };
+  const layers =
+    "axioms identity rules capabilities context memories affect tool_result user_turn generation";
   const types = "prefix_share co_attend semantic temporal spill_link memory_ref";
   const names = {
-    layers: layers.split(" "), types: types.split(" "), sessions: ["one", "Two"], tenants: ["acme"],
-    engines: ["e"], memories: ["m"],
+    layers: layers.split(" "),
+    types: types.split(" "),
+    sessions: ["one", "Two"],
+    tenants: ["acme"],
+    engines: ["e"],
+    memories: ["m"],
   };
   return { at: 0, version: 1, blocks: 4, edges: 4, nodes, links, names };
 }

@@ -10,8 +10,16 @@ export function LossPanel({ loss }: { loss: Loss }) {
     <Panel title="Computed again" note="blocks, since the start">
       <div className="stack">
         <dl className="figures">
-          <Figure label="Of their own session" value={whole(loss.multi_turn)} note="its next turn found less than it left" />
-          <Figure label="Of another session" value={whole(loss.cross_session)} note="shared, and gone when wanted" />
+          <Figure
+            label="Of their own session"
+            value={whole(loss.multi_turn)}
+            note="its next turn found less than it left"
+          />
+          <Figure
+            label="Of another session"
+            value={whole(loss.cross_session)}
+            note="shared, and gone when wanted"
+          />
         </dl>
         <Facts
           of={{
@@ -25,5 +33,7 @@ export function LossPanel({ loss }: { loss: Loss }) {
 }
 
 function enough(blocks: number | null): string {
-  return blocks === null ? "nothing was lost, or nothing is remembered of it" : `a pool of ${whole(blocks)} blocks`;
+  return blocks === null
+    ? "nothing was lost, or nothing is remembered of it"
+    : `a pool of ${whole(blocks)} blocks`;
 }

@@ -12,7 +12,10 @@ export function ReasonsPanel({ misses }: { misses: Misses }) {
   const chosen = params.get("reason");
   const seen = Object.keys(misses.reasons).filter((reason) => misses.totals[reason]?.requests);
   return (
-    <Panel title="Blocks computed, by the reason of the first miss" note={`steps of ${duration(misses.step_s)}`}>
+    <Panel
+      title="Blocks computed, by the reason of the first miss"
+      note={`steps of ${duration(misses.step_s)}`}
+    >
       {seen.length === 0 ? (
         <Empty title="No miss yet">Either no request came, or each found all that it could.</Empty>
       ) : (
@@ -56,7 +59,13 @@ function stacked({ blocks, starts }: Misses, seen: readonly string[]) {
     .map((reason) => {
       const own = blocks[reason] ?? [];
       own.forEach((count, step) => (height[step] = (height[step] ?? 0) + count));
-      return { label: reason.replaceAll("_", " "), color: colorOf(reason), fill: true, width: 1, values: [...height] };
+      return {
+        label: reason.replaceAll("_", " "),
+        color: colorOf(reason),
+        fill: true,
+        width: 1,
+        values: [...height],
+      };
     })
     .reverse();
 }

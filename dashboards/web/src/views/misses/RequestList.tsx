@@ -30,19 +30,30 @@ export function RequestList({ requests, session }: Props) {
     <Panel title="Recent requests" note={<Legend entries={partsOf(requests)} />}>
       {(session !== null || reason !== null) && (
         <p className="filters">
-          {session !== null && <Chip label={`of ${session}`} onClear={() => change({ session: null })} />}
-          {reason !== null && <Chip label={words(reason)} onClear={() => change({ reason: null })} />}
+          {session !== null && (
+            <Chip label={`of ${session}`} onClear={() => change({ session: null })} />
+          )}
+          {reason !== null && (
+            <Chip label={words(reason)} onClear={() => change({ reason: null })} />
+          )}
         </p>
       )}
       {open !== null && place < 0 && <p className="dim">Request {open} is no longer in the log.</p>}
       {fitting.length === 0 ? (
         <Empty title="No such request in the log">
-          {requests.length === 0 ? "As soon as an engine schedules one, it is here." : "Take the filter away to see the others."}
+          {requests.length === 0
+            ? "As soon as an engine schedules one, it is here."
+            : "Take the filter away to see the others."}
         </Empty>
       ) : (
         <ol className="requests">
           {fitting.slice(0, Math.max(shown, place + 1)).map((each) => (
-            <RequestRow key={each.id} request={each} widest={widest} isOpen={String(each.id) === open} />
+            <RequestRow
+              key={each.id}
+              request={each}
+              widest={widest}
+              isOpen={String(each.id) === open}
+            />
           ))}
         </ol>
       )}

@@ -26,7 +26,11 @@ export function RequestRow({ request, widest, isOpen }: Props) {
   }, [isOpen]);
   return (
     <li ref={row} data-open={isOpen}>
-      <button type="button" aria-expanded={isOpen} onClick={() => change({ request: isOpen ? null : request.id })}>
+      <button
+        type="button"
+        aria-expanded={isOpen}
+        onClick={() => change({ request: isOpen ? null : request.id })}
+      >
         <time>{clock(request.at)}</time>
         <span className="who">{request.session ?? request.request}</span>
         <span className="track">
@@ -55,7 +59,11 @@ function Opened({ request }: { request: RequestView }) {
   const from = slicesOf(request).filter(({ value }) => value > 0);
   return (
     <div className="opened">
-      {miss ? <Why miss={miss} engine={request.engine} /> : <p className="sentence">It found everything that can be found.</p>}
+      {miss ? (
+        <Why miss={miss} engine={request.engine} />
+      ) : (
+        <p className="sentence">It found everything that can be found.</p>
+      )}
       <Facts
         of={{
           request: <span className="mono">{request.request}</span>,
@@ -87,7 +95,9 @@ function Why({ miss, engine }: { miss: Miss; engine: string }) {
           </>
         )}
         {miss.eviction !== null && (
-          <a href={linkTo("evictions", { tab: "log", engine, eviction: miss.eviction })}>its eviction</a>
+          <a href={linkTo("evictions", { tab: "log", engine, eviction: miss.eviction })}>
+            its eviction
+          </a>
         )}
       </span>
     </p>

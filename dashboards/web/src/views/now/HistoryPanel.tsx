@@ -46,7 +46,9 @@ function linesOf(history: TokenHistory): Line[] {
   ];
   const has = { loaded: loaded.some(Boolean), prefetched: prefetched.some(Boolean), pool: true };
   const shown = areas.filter(({ label }) => has[label as keyof typeof has]);
-  const stock = lru.map((value, step) => (value === null ? null : ratio(value, history.asked[step])));
+  const stock = lru.map((value, step) =>
+    value === null ? null : ratio(value, history.asked[step]),
+  );
   if (lru.every((value) => value === null)) return shown;
   return [...shown, { label: "stock LRU", color: "shadow", dash: true, values: stock }];
 }

@@ -22,7 +22,12 @@ export function SessionTable(props: { sessions: readonly SessionView[]; selected
         </thead>
         <tbody>
           {props.sessions.map((each) => (
-            <Row key={`${each.tenant} ${each.session}`} session={each} most={most} isSelected={each.session === props.selected} />
+            <Row
+              key={`${each.tenant} ${each.session}`}
+              session={each}
+              most={most}
+              isSelected={each.session === props.selected}
+            />
           ))}
         </tbody>
       </table>
@@ -30,7 +35,15 @@ export function SessionTable(props: { sessions: readonly SessionView[]; selected
   );
 }
 
-function Row({ session, most, isSelected }: { session: SessionView; most: number; isSelected: boolean }) {
+function Row({
+  session,
+  most,
+  isSelected,
+}: {
+  session: SessionView;
+  most: number;
+  isSelected: boolean;
+}) {
   const gone = Math.max(0, session.blocks - session.pool - session.warm - session.cold);
   return (
     <tr aria-selected={isSelected}>

@@ -22,7 +22,10 @@ export function SessionsView() {
   return (
     <div className="stack">
       {name !== null && <Timeline session={name} tenant={params.get("tenant")} />}
-      <Panel title="Sessions" note={<Await of={sessions}>{(data) => <Counts data={data} />}</Await>}>
+      <Panel
+        title="Sessions"
+        note={<Await of={sessions}>{(data) => <Counts data={data} />}</Await>}
+      >
         <TextInput
           mb="sm"
           aria-label="Search sessions"
@@ -35,7 +38,8 @@ export function SessionsView() {
           {(data) =>
             data.sessions.length === 0 ? (
               <Empty title={search === "" ? "No session yet" : "No session is called that"}>
-                Sessions are named by <code>session_id</code> in a request, or told from prompts that extend each other.
+                Sessions are named by <code>session_id</code> in a request, or told from prompts
+                that extend each other.
               </Empty>
             ) : (
               <SessionTable sessions={data.sessions} selected={name} />

@@ -14,7 +14,10 @@ import { Turns } from "./Turns";
 /** One session: its turns and pauses, what it held, and what happened to it. */
 export function Timeline(props: { session: string; tenant: string | null }) {
   const tenant = props.tenant === null ? "" : `?tenant=${encodeURIComponent(props.tenant)}`;
-  const timeline = useResource<SessionTimeline>(`v1/sessions/${encodeURIComponent(props.session)}${tenant}`, 2000);
+  const timeline = useResource<SessionTimeline>(
+    `v1/sessions/${encodeURIComponent(props.session)}${tenant}`,
+    2000,
+  );
   return (
     <section className="panel timeline" aria-label={`Session ${props.session}`}>
       <header>
@@ -35,17 +38,39 @@ function Opened({ timeline }: { timeline: SessionTimeline }) {
   return (
     <div className="stack">
       <dl className="figures">
-        <Figure label="State" value={words(session.state)} note={`for ${duration(session.idle_s)}`} />
-        <Figure label="Turns" value={session.turns} note={`${duration(session.mean_pause_s)} between them`} />
+        <Figure
+          label="State"
+          value={words(session.state)}
+          note={`for ${duration(session.idle_s)}`}
+        />
+        <Figure
+          label="Turns"
+          value={session.turns}
+          note={`${duration(session.mean_pause_s)} between them`}
+        />
         <Figure label="Context" value={compact(session.tokens)} note="tokens" />
-        <Figure label="Holds" value={whole(session.pool)} note={`in the pool, ${whole(session.warm)} warm, ${whole(session.cold)} cold`} />
-        <Figure label="Will return" value={percent(session.return_probability)} note={due(session.expected_return_in_s)} />
+        <Figure
+          label="Holds"
+          value={whole(session.pool)}
+          note={`in the pool, ${whole(session.warm)} warm, ${whole(session.cold)} cold`}
+        />
+        <Figure
+          label="Will return"
+          value={percent(session.return_probability)}
+          note={due(session.expected_return_in_s)}
+        />
       </dl>
       <Turns turns={turns} />
       {residency.starts.length > 1 && (
         <div>
           <h3>What it held, in blocks</h3>
-          <TimeChart label="Blocks by tier" starts={residency.starts} lines={heldLines(timeline)} height={150} format={compact} />
+          <TimeChart
+            label="Blocks by tier"
+            starts={residency.starts}
+            lines={heldLines(timeline)}
+            height={150}
+            format={compact}
+          />
           <Legend entries={heldLines(timeline).map(({ label, color }) => ({ label, color }))} />
         </div>
       )}
@@ -66,7 +91,9 @@ function heldLines({ residency: { pool, warm, cold } }: SessionTimeline) {
     { label: "warm", color: "warm", values: upTo(pool, warm), is: warm },
     { label: "pool", color: "pool", values: pool, is: pool },
   ];
-  return all.filter(({ label, is }) => label === "pool" || is.some(Boolean)).map((line) => ({ ...line, fill: true, steps: true }));
+  return all
+    .filter(({ label, is }) => label === "pool" || is.some(Boolean))
+    .map((line) => ({ ...line, fill: true, steps: true }));
 }
 
 function due(seconds: number | null): string {

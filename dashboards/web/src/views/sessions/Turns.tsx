@@ -9,7 +9,10 @@ const [WIDTH, HEIGHT] = [1000, 64];
 export function Turns({ turns }: { turns: readonly Turn[] }) {
   const first = turns[0];
   if (first === undefined) return <p className="dim">The log remembers no turn of it.</p>;
-  const end = Math.max(...turns.map((turn) => (turn.ended_at ?? turn.at) + (turn.pause_s ?? 0)), first.at + 1);
+  const end = Math.max(
+    ...turns.map((turn) => (turn.ended_at ?? turn.at) + (turn.pause_s ?? 0)),
+    first.at + 1,
+  );
   const x = (at: number) => (WIDTH * (at - first.at)) / (end - first.at);
   return (
     <div>
@@ -43,12 +46,25 @@ function One({ turn, x }: { turn: Turn; x: (at: number) => number }) {
   return (
     <>
       {expected !== null && (
-        <rect x={x(ended)} width={Math.max(1, x(ended + expected) - x(ended))} y={HEIGHT - 7} height="5" fill="var(--prefetched)" opacity="0.6" />
+        <rect
+          x={x(ended)}
+          width={Math.max(1, x(ended + expected) - x(ended))}
+          y={HEIGHT - 7}
+          height="5"
+          fill="var(--prefetched)"
+          opacity="0.6"
+        />
       )}
       <a href={linkTo("misses", { request: turn.request })} aria-label={said}>
         <title>{said}</title>
         <rect x={x(turn.at)} width={width} y="0" height={HEIGHT - 8} fill="var(--computed)" />
-        <rect x={x(turn.at)} width={width} y={HEIGHT - 8 - found} height={found} fill="var(--pool)" />
+        <rect
+          x={x(turn.at)}
+          width={width}
+          y={HEIGHT - 8 - found}
+          height={found}
+          fill="var(--pool)"
+        />
       </a>
     </>
   );
@@ -56,6 +72,7 @@ function One({ turn, x }: { turn: Turn; x: (at: number) => number }) {
 
 function saidOf(turn: Turn, all: number): string {
   const pause = turn.pause_s === null ? "" : `, then a pause of ${duration(turn.pause_s)}`;
-  const expected = turn.expected_pause_s === null ? "" : `, expected ${duration(turn.expected_pause_s)}`;
+  const expected =
+    turn.expected_pause_s === null ? "" : `, expected ${duration(turn.expected_pause_s)}`;
   return `${clock(turn.at)}: ${whole(turn.prompt_tokens)} tokens, ${percent(turn.found_blocks, all)} found${pause}${expected}`;
 }

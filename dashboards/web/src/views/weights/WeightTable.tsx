@@ -33,7 +33,9 @@ export function WeightTable({ values, defaults, touched, isEditable, onChange }:
                   hideControls
                   aria-label={words(name)}
                   value={touched[name] ?? value}
-                  onChange={(next) => typeof next === "number" && onChange({ ...touched, [name]: next })}
+                  onChange={(next) =>
+                    typeof next === "number" && onChange({ ...touched, [name]: next })
+                  }
                 />
               ) : (
                 value

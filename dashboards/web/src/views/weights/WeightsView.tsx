@@ -41,13 +41,22 @@ function Screen({ weights }: { weights: Weights }) {
   };
   return (
     <div className="stack">
-      {weights.why_not !== null && <Note title="These are shown, not edited, here">{weights.why_not}</Note>}
+      {weights.why_not !== null && (
+        <Note title="These are shown, not edited, here">{weights.why_not}</Note>
+      )}
       {done !== null && <Note title="Weights">{done}</Note>}
       {change !== null && (
         <EffectPanel
           effect={effect}
           isBusy={isBusy}
-          onApply={() => act("PUT", "v1/weights", change, `Written to ${weights.file}; in force within a second.`)}
+          onApply={() =>
+            act(
+              "PUT",
+              "v1/weights",
+              change,
+              `Written to ${weights.file}; in force within a second.`,
+            )
+          }
           onForget={() => setDraft(UNTOUCHED)}
         />
       )}
@@ -70,7 +79,12 @@ function Screen({ weights }: { weights: Weights }) {
 
 function Note(props: { title: string; children: string }) {
   return (
-    <Alert className="note" variant="default" icon={<IconInfoCircle size={18} />} title={props.title}>
+    <Alert
+      className="notice"
+      variant="default"
+      icon={<IconInfoCircle size={18} />}
+      title={props.title}
+    >
       <span className="wrap">{props.children}</span>
     </Alert>
   );

@@ -4,8 +4,10 @@ import type { WeightChange, Weights } from "../../api/types";
 export function changeOf(draft: Draft, weights: Weights): WeightChange | null {
   const score = differing(draft.score, weights.score);
   const edge_types = differing(draft.edgeTypes, weights.edge_types);
-  const layers = draft.layers === null || same(draft.layers, weights.protected_layers) ? null : draft.layers;
-  const isEmpty = layers === null && [score, edge_types].every((part) => Object.keys(part).length === 0);
+  const layers =
+    draft.layers === null || same(draft.layers, weights.protected_layers) ? null : draft.layers;
+  const isEmpty =
+    layers === null && [score, edge_types].every((part) => Object.keys(part).length === 0);
   return isEmpty ? null : { score, edge_types, protected_layers: layers };
 }
 

@@ -17,7 +17,8 @@ export function useEffectOf(change: WeightChange | null): Resource<WeightEffect>
     const timer = setTimeout(() => {
       send<WeightEffect>("POST", "v1/weights/preview", JSON.parse(said)).then(
         (data) => isOld || setHeld({ data, error: undefined }),
-        (error: unknown) => isOld || (error instanceof ApiError && setHeld({ data: undefined, error })),
+        (error: unknown) =>
+          isOld || (error instanceof ApiError && setHeld({ data: undefined, error })),
       );
     }, SETTLED_MS);
     return () => {

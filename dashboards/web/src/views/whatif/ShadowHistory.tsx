@@ -20,7 +20,14 @@ export function ShadowHistory({ data }: { data: Shadows }) {
   lines.sort((a, b) => Number(b.label === OURS) - Number(a.label === OURS));
   return (
     <>
-      <TimeChart label="Share of blocks found" starts={data.starts} lines={lines} max={1} height={260} format={(value) => percent(value)} />
+      <TimeChart
+        label="Share of blocks found"
+        starts={data.starts}
+        lines={lines}
+        max={1}
+        height={260}
+        format={(value) => percent(value)}
+      />
       <Legend entries={lines.map(({ label, color }) => ({ label, color }))} />
     </>
   );

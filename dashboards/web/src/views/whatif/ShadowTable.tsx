@@ -30,7 +30,13 @@ export function ShadowTable({ shadows }: { shadows: readonly ShadowView[] }) {
               <td>
                 <Bar
                   label={each.name}
-                  slices={[{ label: "found", value: each.found, color: (each.name === CEILING ? "warn" : colors.get(each.policy)) ?? "dim" }]}
+                  slices={[
+                    {
+                      label: "found",
+                      value: each.found,
+                      color: (each.name === CEILING ? "warn" : colors.get(each.policy)) ?? "dim",
+                    },
+                  ]}
                   room={each.asked - each.found}
                 />
               </td>

@@ -25,8 +25,8 @@ function Screen({ data }: { data: Shadows }) {
   if (!asked) {
     return (
       <Empty title="No shadow has followed a session yet">
-        Shadows follow {percent(data.sampled_share, 1, 1)} of sessions, chosen by a hash of their names. They fill as
-        requests come.
+        Shadows follow {percent(data.sampled_share, 1, 1)} of sessions, chosen by a hash of their
+        names. They fill as requests come.
       </Empty>
     );
   }
@@ -34,7 +34,10 @@ function Screen({ data }: { data: Shadows }) {
   return (
     <div className="stack">
       <div className="split even">
-        <Panel title="Found over time, in a pool as large" note={<EnginePicker engines={data.engines} value={data.engine} />}>
+        <Panel
+          title="Found over time, in a pool as large"
+          note={<EnginePicker engines={data.engines} value={data.engine} />}
+        >
           <ShadowHistory data={data} />
         </Panel>
         <Panel title="Found over the pool's size" note={followed}>

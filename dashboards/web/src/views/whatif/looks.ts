@@ -7,7 +7,10 @@ const POLICIES = ["context", "capabilities", "axioms", "memories", "tool_result"
 
 /** A colour for each policy: ours, stock and the ceiling always have theirs. */
 export function colorsOf(shadows: readonly ShadowView[]): Map<string, string> {
-  const colors = new Map([["lru", "shadow"], [CEILING, "warn"]]);
+  const colors = new Map([
+    ["lru", "shadow"],
+    [CEILING, "warn"],
+  ]);
   const ours = shadows.find((each) => each.name === OURS);
   if (ours !== undefined) colors.set(ours.policy, "accent");
   let next = 0;

@@ -37,7 +37,10 @@ export class Camera {
   }
 
   toPlane(px: number, py: number): [number, number] {
-    return [this.x + (px - this.width / 2) / this.zoom, this.y + (py - this.height / 2) / this.zoom];
+    return [
+      this.x + (px - this.width / 2) / this.zoom,
+      this.y + (py - this.height / 2) / this.zoom,
+    ];
   }
 
   toPixels(x: number, y: number): [number, number] {

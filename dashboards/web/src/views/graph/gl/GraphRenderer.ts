@@ -39,8 +39,18 @@ export class GraphRenderer {
     this.to = new PositionTexture(gl);
     this.edgeArray = gl.createVertexArray();
     this.nodeArray = gl.createVertexArray();
-    this.edgeBuffer = this.attribute(this.edgeArray, this.edges.attribute("aNode"), 1, gl.UNSIGNED_INT);
-    this.lookBuffer = this.attribute(this.nodeArray, this.nodes.attribute("aLook"), 4, gl.UNSIGNED_BYTE);
+    this.edgeBuffer = this.attribute(
+      this.edgeArray,
+      this.edges.attribute("aNode"),
+      1,
+      gl.UNSIGNED_INT,
+    );
+    this.lookBuffer = this.attribute(
+      this.nodeArray,
+      this.nodes.attribute("aLook"),
+      4,
+      gl.UNSIGNED_BYTE,
+    );
     gl.enable(gl.BLEND);
     gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
   }
@@ -99,7 +109,10 @@ export class GraphRenderer {
       const [first, end] = [data.offsets[type]!, data.offsets[type + 1]!];
       if (!look.shown[type] || end === first) return;
       const ink = (look.isDimmed ? 0.35 : 1) / look.share;
-      const alpha = Math.min(0.9, ink * Math.min(0.7, Math.max(0.012, (INK * camera.zoom) / this.inks[type]!)));
+      const alpha = Math.min(
+        0.9,
+        ink * Math.min(0.7, Math.max(0.012, (INK * camera.zoom) / this.inks[type]!)),
+      );
       const [red, green, blue] = colors.types[type]!;
       gl.uniform4f(this.edges.uniform("uColor"), red * alpha, green * alpha, blue * alpha, alpha);
       gl.drawArrays(gl.LINES, 2 * first, 2 * Math.ceil(look.share * (end - first)));
@@ -134,7 +147,12 @@ export class GraphRenderer {
     return this.canvas.width / Math.max(1, this.canvas.clientWidth);
   }
 
-  private attribute(array: WebGLVertexArrayObject, place: number, parts: number, kind: number): WebGLBuffer {
+  private attribute(
+    array: WebGLVertexArrayObject,
+    place: number,
+    parts: number,
+    kind: number,
+  ): WebGLBuffer {
     const { gl } = this;
     const buffer = gl.createBuffer();
     gl.bindVertexArray(array);

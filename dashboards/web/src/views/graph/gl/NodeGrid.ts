@@ -24,7 +24,8 @@ export class NodeGrid {
       for (let dy = -span; dy <= span; dy++) {
         const cell = this.cellAt(x + dx * this.side, y + dy * this.side);
         for (const node of this.cells.get(cell) ?? []) {
-          const far = (this.positions[2 * node]! - x) ** 2 + (this.positions[2 * node + 1]! - y) ** 2;
+          const far =
+            (this.positions[2 * node]! - x) ** 2 + (this.positions[2 * node + 1]! - y) ** 2;
           if (far < best) [found, best] = [node, far];
         }
       }
