@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def lock_seconds() -> dict[str, float]:
         "a batch under pressure": _seconds(lambda: graph.apply(ENGINE, churn)),
         "a resync": _seconds(lambda: graph.apply(ENGINE, [hello, BlocksResident(packed)])),
         "blocks evicted, ghosts released": max(
-            _seconds(lambda part=part: graph.apply(ENGINE, [BlocksRemoved(part)]))
+            _seconds(partial(graph.apply, ENGINE, [BlocksRemoved(part)]))
             for part in _parts(packed, 8 * _BATCH)
         ),
         "an engine gone": _seconds(lambda: graph.forget_engine(ENGINE)),
