@@ -144,8 +144,11 @@ class _Pages(Crowd):
         question = "GET /v1/graph HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         question += f"Authorization: Bearer {self.token}\r\n\r\n"
         while not self.stopping.is_set():
-            with contextlib.suppress(OSError), socket.create_connection((host, port), 5) as line:
+            with contextlib.suppress(OSError), socket.socket() as line:
+                # Before it connects: else the kernel takes the whole answer in.
                 line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                line.settimeout(5)
+                line.connect((host, port))
                 line.sendall(question.encode())
                 since = time.monotonic()
                 if _was_cut(line, self.stopping):
