@@ -46,6 +46,9 @@ def judge(
         return Miss(index, key, Reason.LOAD_SLOWER)
     if mark & Way.COMING and not held:
         return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
+    if held and blocks.walkers[row] <= 1:
+        # An engine's list of its pool came before the news of what it had computed until then.
+        return _unseen(tables, session, rows, index, key, now)
     if held:
         return Miss(index, key, Reason.UNKNOWN, Detail.IN_POOL)
     elsewhere = holder(tables, engine, row)

@@ -222,6 +222,13 @@ def test_news_of_it_were_lost(world: World) -> None:
     assert world.last() == (Reason.UNKNOWN, Detail.UNHEARD, 2)
 
 
+def test_a_list_of_the_pool_may_be_ahead_of_the_news(world: World) -> None:
+    """What an engine computed before it was linked is told after the list that has it already."""
+    world.tell(BlocksResident(pack(1, 2, 3)))
+    world.start(1, 2, 3)
+    assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
+
+
 def test_a_request_that_reads_no_cache_is_not_explained_away(world: World) -> None:
     world.serve(1, 2, 3)
     world.serve(1, 2, 3, found=0)
