@@ -105,16 +105,21 @@ def engine(
     fleets: Annotated[
         int | None, typer.Option(min=1, help="How often the servers are started; else 3, quick 1.")
     ] = None,
+    part: Annotated[str, typer.Option(help="all, engine or sidecar.")] = "all",
     raw: Annotated[Path | None, typer.Option(help="Save every round here, as JSON.")] = None,
     model: Model = None,
 ) -> None:
     """Run a real vLLM without memory pressure, on and off in turn: CPU time, throughput."""
     with _explained():
-        from .engine.engine import QUICK, Scale, run
+        from .engine.engine import QUICK, Part, Scale, run
 
+        if part not in tuple(Part):
+            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
         scale = QUICK if quick else Scale()
         scale = replace(scale, pairs=pairs or scale.pairs, fleets=fleets or scale.fleets)
-        figures: Figures = run(progress=not as_json, scale=scale, model=model, raw=raw)
+        figures: Figures = run(
+            progress=not as_json, scale=scale, model=model, raw=raw, part=Part(part)
+        )
     figures.print(as_json)
 
 

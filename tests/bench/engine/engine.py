@@ -13,6 +13,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +33,14 @@ _WARM: Final = (("AITHER_KVCACHE_WARM_GIB", "0.5"),)
 _SLEEPS: Final = (
     "--distributed-executor-backend", "kvgraph.bench.engine.sleeping_executor.SleepingExecutor"
 )  # fmt: skip
+
+
+class Part(StrEnum):
+    """What of the bench to run."""
+
+    ALL = "all"
+    ENGINE = "engine"
+    SIDECAR = "sidecar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +69,36 @@ def run(
     scale: Scale | None = None,
     model: str | None = None,
     raw: Path | None = None,
+    part: Part = Part.ALL,
 ) -> Figures:
-    """Measure all; every round is kept in ``raw``, if that is given.
+    """Measure ``part``; every round is kept in ``raw``, if that is given.
 
     Raises:
         BenchError: A server did not start, or refused a request; a sidecar could not keep up.
     """
     scale, console = scale or Scale(), Console(stderr=True, quiet=not progress)
-    name = model or str(ensure_model())
-    rounds: Rounds = {}
-    for _ in range(scale.fleets):
-        with tempfile.TemporaryDirectory(prefix="kvgraph-engine-") as directory:
-            plans = _plans(name, Path(directory), scale.tiers)
-            for arm, more in rounds_in_turns(plans, scale.pairs, console).items():
-                rounds.setdefault(arm, []).extend(more)
-    figures = Figures("engine")
-    add_engine_figures(figures, rounds)
-    _add_sidecar_figures(figures, scale, console)
-    console.print(verdict(rounds))
+    figures, rounds = Figures("engine"), Rounds()
+    if part is not Part.SIDECAR:
+        rounds = _rounds(model or str(ensure_model()), scale, console)
+        add_engine_figures(figures, rounds)
+    if part is not Part.ENGINE:
+        _add_sidecar_figures(figures, scale, console)
+    if rounds:
+        console.print(verdict(rounds))
     if raw is not None:
         _save(raw, figures, rounds, scale)
     return figures
+
+
+def _rounds(model: str, scale: Scale, console: Console) -> Rounds:
+    """All rounds of all fleets."""
+    rounds = Rounds()
+    for _ in range(scale.fleets):
+        with tempfile.TemporaryDirectory(prefix="kvgraph-engine-") as directory:
+            plans = _plans(model, Path(directory), scale.tiers)
+            for arm, more in rounds_in_turns(plans, scale.pairs, console).items():
+                rounds.setdefault(arm, []).extend(more)
+    return rounds
 
 
 def _plans(model: str, directory: Path, tiers: bool) -> list[ServerPlan]:
@@ -164,7 +182,7 @@ def _save(raw: Path, figures: Figures, rounds: Rounds, scale: Scale) -> None:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "machine": device(),
         "scale": asdict(scale),
-        "verdict": verdict(rounds).splitlines(),
+        "verdict": verdict(rounds).splitlines() if rounds else [],
         **figures.as_dict(),
         "rounds": {arm: [asdict(each) for each in done] for arm, done in rounds.items()},
     }
