@@ -64,6 +64,8 @@ class CoAttendance:
 
     def forget(self, rows: Rows) -> None:
         """These block rows are about to be reused."""
+        if not self._counts:
+            return
         gone = set(rows.tolist())
         self._counts = {
             pair: count for pair, count in self._counts.items() if gone.isdisjoint(pair)

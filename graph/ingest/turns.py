@@ -109,8 +109,11 @@ class TurnRecorder:
 
     def forget(self, rows: Rows) -> None:
         """Forget these block rows, which are about to be reused."""
-        tip = self._tables.sessions.tip
-        tip[np.isin(tip, rows)] = NO_ROW
+        sessions = self._tables.sessions
+        gone = np.zeros(self._tables.blocks.size + 1, dtype=np.bool_)  # the last is for NO_ROW
+        gone[rows] = True
+        tip = sessions.tip[: sessions.size]
+        tip[gone[tip]] = NO_ROW
 
     def _lay(
         self, keys: Keys, counts: Counts, order: Positions, now: float, salt: np.uint64
