@@ -32,7 +32,7 @@ def steady_rates(rounds: int = 5, blocks: int = 400_000) -> list[float]:
     Each step of the engine four requests start, each the next turn of a session, four end, 1,024
     blocks are stored and as many evicted, the longest unused; eight steps are one batch.
     """
-    traffic = _Traffic()
+    traffic = Traffic()
     graph = KVCacheGraph()
     graph.apply(ENGINE, [EngineHello(ENGINE, "", BLOCK_SIZE, _POOL, "bench")])
     for batch in traffic.batches(2 * _POOL):  # until the pool is full, and ghosts are many
@@ -48,10 +48,15 @@ def _rate(graph: KVCacheGraph, batches: list[list[AnyEvent]]) -> float:
     return (graph.counters["blocks_stored"] - before) / elapsed
 
 
-class _Traffic:
-    """Sessions that take turns: each second turn extends the one before it."""
+class Traffic:
+    """Sessions that take turns: each second turn extends the one before it.
 
-    def __init__(self) -> None:
+    Args:
+        pool: Blocks that the engine holds.
+    """
+
+    def __init__(self, pool: int = _POOL) -> None:
+        self._pool = pool
         self._rng = np.random.default_rng(6)
         self._held: list[Keys] = []  # what the pool holds, the longest unused first
         self._held_blocks = 0
@@ -88,7 +93,7 @@ class _Traffic:
 
     def _evicted(self) -> list[AnyEvent]:
         gone: list[Keys] = []
-        while self._held_blocks > _POOL:
+        while self._held_blocks > self._pool:
             gone.append(self._held.pop(0))
             self._held_blocks -= _NEW
         return [BlocksRemoved(np.concatenate(gone).astype("<u8").tobytes())] if gone else []
