@@ -27,6 +27,7 @@ from .holding.no_holding import NoHolding
 from .observe.group import most_blocks_per_step, observed_group
 from .observe.index import BlockIndex
 from .observe.observer import EngineObserver
+from .observe.prompt_demand import PromptDemand
 from .observe.tap import PoolTap
 from .settings import hold_max_s, protect_stale_s
 from .transfers.tier_support import new_bridge
@@ -97,6 +98,7 @@ class SchedulerSide:
             pool, group, self.index, [arranger, bridge], self._emit, arranger.stated, bridge.adapted
         )
         self._reports: list[Callable[[], AnyEvent]] = [self.observer.pressure, *bridge.reports]
+        self._demand = PromptDemand(group.block_size)
         self._told_of = 0
         self._pressing = max(1, int(PRESSING_SHARE * pool.num_gpu_blocks))
         self.tap = PoolTap(pool, group.index)
@@ -141,7 +143,8 @@ class SchedulerSide:
     def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """Say what a load can bring beyond the ``computed_tokens`` in the prefix cache."""
         self._catch_up()
-        self._heed_news()
+        self._demand.looked_up(request, computed_tokens)
+        self._prepare()
         self.observer.request_looked_up(request, computed_tokens)
         return self.bridge.request_looked_up(request, computed_tokens)
 
@@ -156,6 +159,7 @@ class SchedulerSide:
         self.observer.request_finished(request, block_ids)
         self.holding.finished(request)
         self.bridge.request_finished(request.request_id)
+        self._demand.finished(request.request_id)
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -166,12 +170,16 @@ class SchedulerSide:
             tokens: Tokens scheduled in this step.
             preempted: Ids of requests that had to give up their blocks.
         """
-        self.observer.blocks_changed(self.tap.take())
+        changes = self.tap.take()
+        self.observer.blocks_changed(changes)
+        self._demand.changed(changes)
         self.observer.requests_preempted(preempted)
         if self.observer.stored - self._told_of >= self._pressing:
             self._told_of = self.observer.stored
             self.client.nudge()
         ranking = self.client.ranking()
+        self.arranger.step_ended()
+        self.arranger.expect(len(self.observer.running), self._demand.prompts)
         self._arrange(ranking)
         self.holding.step()
         return self.bridge.step(ranking, self.client.wanted(), tokens)
@@ -224,10 +232,17 @@ class SchedulerSide:
         pressure, *others = [report() for report in self._reports]
         return [pressure, _applied(self.arranger, dropped), *others]
 
-    def _heed_news(self) -> None:
-        """Apply advice that came since the last step, since an idle engine has no steps."""
+    def _prepare(self) -> None:
+        """Arrange the queue before a step allocates, where the last step did not foresee it.
+
+        Advice may have come since, as while the engine was idle, and a prompt may need more than
+        a step of late took.
+        """
+        more = self.arranger.expect(len(self.observer.running), self._demand.prompts)
         ranking = self.client.ranking()
-        if ranking is not None and not self.arranger.heeds(ranking):
+        if ranking is None:
+            self.arranger.guard_head()
+        elif more or not self.arranger.heeds(ranking):
             self._arrange(ranking)
 
     def _arrange(self, ranking: EvictionRanking | None) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ....graph.messages.advice import EvictionRanking
 from ..observe.index import BlockIndex
@@ -23,6 +23,8 @@ from .window import Window
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
+
+_REACH_STEP: Final = 64  # blocks: one request more is no reason to look again; chosen
 
 
 class FreeQueueArranger:
@@ -49,6 +51,7 @@ class FreeQueueArranger:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.epoch = 0
+        self._blocks_per_step = blocks_per_step
         self.stale = 0
         self._protection = ProtectedKeys(len(pool.blocks), protect_stale_s, clock)
         self._guard = HeadGuard(pool, index, blocks_per_step, self._protection)
@@ -70,10 +73,19 @@ class FreeQueueArranger:
         """Evictions of blocks that were protected then."""
         return self._protection.evicted_protected
 
-    @property
-    def window_size(self) -> int:
-        """Victims that the window holds at most."""
-        return self._window.size
+    def expect(self, decoding: int, prompts: int) -> bool:
+        """Note what the next step can take; returns whether to arrange the queue for it first.
+
+        Args:
+            decoding: Requests that may need a block each.
+            prompts: Blocks that prompts may need besides.
+        """
+        wanted = -(-(decoding + prompts) // _REACH_STEP) * _REACH_STEP
+        reach = min(self._blocks_per_step, wanted)
+        grown = reach > self._window.reach
+        self._window.reach = self._guard.reach = reach
+        self._window.prompts = min(prompts, reach)
+        return grown
 
     def stated(self, keys: Sequence[int]) -> None:
         """Note that a caller says that these keys are protected."""
@@ -109,12 +121,21 @@ class FreeQueueArranger:
         else:
             self._guard.step()
 
+    def step_ended(self) -> None:
+        """Note that a step has taken all its blocks."""
+        self._window.step_ended()
+
+    def guard_head(self) -> None:
+        """See that what the next step can take is not protected, if anything else is free."""
+        self._guard.step()
+
     def heeds(self, ranking: EvictionRanking) -> bool:
         """Whether the queue is already arranged by this ranking."""
         return self._window.follows(ranking)
 
     def evicted(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``."""
+        self._window.taken(len(keys))
         self._protection.evicted(keys)
 
     def clear(self) -> None:

@@ -33,6 +33,7 @@ class HeadGuard:
 
     Attributes:
         moved: Blocks moved since the engine's start.
+        reach: The most blocks that the next step can take.
         evicted_protected: Protected blocks that the engine evicted since its start.
     """
 
@@ -40,9 +41,10 @@ class HeadGuard:
         self, pool: BlockPool, index: BlockIndex, blocks_per_step: int, protection: ProtectedKeys
     ) -> None:
         self.moved = 0
+        self._ready_for = 0  # so many blocks at the head were seen to be unprotected
         self._pool = pool
         self._index = index
-        self._blocks_per_step = blocks_per_step
+        self.reach = blocks_per_step
         self._protection = protection
         self._marker: tuple[KVCacheBlock, object] | None = None  # of what was seen at the head
         self._only_protected_are_free = False
@@ -56,7 +58,7 @@ class HeadGuard:
         if self._head_is_clear():
             return
         protected, others = self._look()
-        self._only_protected_are_free = len(others) < self._blocks_per_step
+        self._only_protected_are_free = len(others) < self.reach
         if self._only_protected_are_free:
             self._least_precious_first(others)
         elif protected:
@@ -78,7 +80,7 @@ class HeadGuard:
 
     def _head_is_clear(self) -> bool:
         """Whether at least a step's blocks are left of those that were seen at the head."""
-        if self._marker is None:
+        if self._marker is None or self.reach > self._ready_for:
             return False
         block, block_hash = self._marker
         if block.ref_cnt == 0 and block.block_hash is block_hash:
@@ -91,7 +93,7 @@ class HeadGuard:
 
         There can be more protected blocks than keys, if the pool holds duplicates of them.
         """
-        step = self._blocks_per_step
+        step = self.reach
         protected: list[KVCacheBlock] = []
         others: list[KVCacheBlock] = []
         most = len(self._protection) + 2 * step
@@ -104,7 +106,7 @@ class HeadGuard:
         return protected, others
 
     def _mark(self, block: KVCacheBlock) -> None:
-        self._marker = (block, block.block_hash)
+        self._marker, self._ready_for = (block, block.block_hash), self.reach
 
     def _to_back(self, protected: list[KVCacheBlock]) -> None:
         """Move some protected blocks to the back, the most precious last."""
@@ -122,7 +124,7 @@ class HeadGuard:
         """Lay as many protected blocks as two steps can take behind ``others``, in their order."""
         chosen: list[KVCacheBlock] = []
         for key in self._protection:
-            if len(chosen) == 2 * self._blocks_per_step:
+            if len(chosen) == 2 * self.reach:
                 break
             if (block := self._index.find(key)) is not None:
                 chosen.append(block)
@@ -136,20 +138,20 @@ class HeadGuard:
         found: list[KVCacheBlock] = []
         block = queue.fake_free_list_tail.prev_free_block
         while block is not None and block is not queue.fake_free_list_head:
-            enough = len(found) == 2 * self._blocks_per_step
+            enough = len(found) == 2 * self.reach
             if enough or block.block_hash is None or self._protection.rank_of(block) is not None:
                 break
             found.append(block)
             block = block.prev_free_block
         blanks = self._blanks() if found else []
-        if found and len(blanks) < 2 * self._blocks_per_step:
+        if found and len(blanks) < 2 * self.reach:
             self._to_front(blanks + found[::-1])
 
     def _blanks(self) -> list[KVCacheBlock]:
         """The empty blocks at the head, which always go first."""
         blanks: list[KVCacheBlock] = []
         for block in self._pool.free_block_queue.iter_blocks_after(None):
-            if block.block_hash is not None or len(blanks) == 2 * self._blocks_per_step:
+            if block.block_hash is not None or len(blanks) == 2 * self.reach:
                 break
             blanks.append(block)
         return blanks

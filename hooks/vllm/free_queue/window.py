@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 MAX_WINDOW: Final = 4096  # blocks; chosen
+_LEAST: Final = 64  # victims, however few a step takes; chosen
+_FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
 _SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim wanted, at most, per step; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 
@@ -30,7 +32,8 @@ class Window:
         is_stated: Whether a caller's statement on a key counts, which no ranking overrules.
 
     Attributes:
-        size: Victims that it holds at most.
+        reach: The most blocks that the next step can take.
+        prompts: Of them, those of prompts that it can begin or go on with.
         laid: Blocks moved to the head since the engine's start.
         recycled: Ranked blocks left alone since then: gone, reused, referenced, or used since.
     """
@@ -42,18 +45,34 @@ class Window:
         blocks_per_step: int,
         is_stated: Callable[[int], bool],
     ) -> None:
-        self.size = min(2 * blocks_per_step, MAX_WINDOW)
+        self.reach, self.prompts = blocks_per_step, 0
+        self._most = min(2 * blocks_per_step, MAX_WINDOW)
+        self._largest_step = float(blocks_per_step)  # of late; nothing is known yet
+        self._taken = 0  # blocks, since the last step
         self.laid = 0
         self.recycled = 0
         self._pool = pool
         self._index = index
-        self._blocks_per_step = blocks_per_step
         self._is_stated = is_stated
         self._order = _NO_KEYS
         self._next = 0  # place in the order of the next victim
         self._victims: dict[int, tuple[int, KVCacheBlock]] = {}  # by block id: (key, block)
         self._half_way: tuple[int, KVCacheBlock] | None = None
         self._due = False
+
+    @property
+    def size(self) -> int:
+        """Victims that it holds at most: what two steps of late took, or what prompts need."""
+        return min(self._most, max(_LEAST, 2 * int(self._largest_step), self.prompts))
+
+    def taken(self, blocks: int) -> None:
+        """Note that so many blocks were evicted."""
+        self._taken += blocks
+
+    def step_ended(self) -> None:
+        """Note that a step has taken all its blocks."""
+        largest = max(float(self._taken), _FADE * self._largest_step)
+        self._largest_step, self._taken = largest, 0
 
     def follows(self, ranking: EvictionRanking) -> bool:
         """Whether the victims are this ranking's."""
@@ -73,14 +92,15 @@ class Window:
     @property
     def suffices(self) -> bool:
         """Whether no step takes more blocks than the window has."""
-        return self._half_way is not None and len(self._victims) // 2 >= self._blocks_per_step
+        return self._half_way is not None and len(self._victims) // 2 >= self.reach
 
     def check(self) -> bool:
         """Whether the window is due to be laid."""
         if self._half_way is not None and not self._holds(*self._half_way):
             self._half_way = None
             self._due = True
-        return self._due
+        more = self.prompts > len(self._victims) and self._next < len(self._order)
+        return self._due or more
 
     def lay(self, blanks: int, known_of: float) -> None:
         """Move the next victims to the head, behind ``blanks`` blank blocks there.
@@ -93,10 +113,10 @@ class Window:
             for i, (key, block) in self._victims.items()
             if self._holds(key, block) and self._may_go(key, block, known_of)
         }
-        kept = len(window)
-        self._fill(window, known_of)
+        kept, size = len(window), self.size
+        self._fill(window, size, known_of)
         self._victims = window
-        self._due = self._next < len(self._order) and len(window) < self.size
+        self._due = self._next < len(self._order) and len(window) < size
         if len(window) == kept:
             return  # nothing new: what is left of the window stands where it stood
         self._to_front(blanks, [block for _, block in window.values()])
@@ -114,13 +134,15 @@ class Window:
         """
         return self._index.freed_at(block) <= known_of and not self._is_stated(key)
 
-    def _fill(self, window: dict[int, tuple[int, KVCacheBlock]], known_of: float) -> None:
-        """Add the ranking's next free blocks to ``window``, up to its size."""
+    def _fill(
+        self, window: dict[int, tuple[int, KVCacheBlock]], size: int, known_of: float
+    ) -> None:
+        """Add the ranking's next free blocks to ``window``, up to ``size``."""
         start, find = self._next, self._index.find
-        scan = self._order[start : start + _SCAN_PER_VICTIM * self.size].tolist()
+        scan = self._order[start : start + _SCAN_PER_VICTIM * size].tolist()
         taken = 0
         for key in scan:
-            if len(window) >= self.size:
+            if len(window) >= size:
                 break
             taken += 1
             block = find(key)

@@ -79,7 +79,7 @@ class EngineObserver:
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
-        self._running: dict[str, tuple[Request, Meaning]] = {}
+        self.running: dict[str, tuple[Request, Meaning]] = {}  # scheduled, and not over
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -99,11 +99,11 @@ class EngineObserver:
 
     def request_scheduled(self, request: Request, to_load: int = 0) -> None:
         """Note that a request got blocks; reported the first time only, not after a preemption."""
-        if request.request_id in self._running:
+        if request.request_id in self.running:
             return
         prompt = request.num_prompt_tokens
         meaning = self._meant.pop(request.request_id, None) or self._read(request)
-        self._running[request.request_id] = request, meaning
+        self.running[request.request_id] = request, meaning
         hashes = self._group.hashes(request, prompt)
         for keys in _protected(meaning, hashes, self._group.block_size):
             self._stated(keys)
@@ -125,7 +125,7 @@ class EngineObserver:
         """Note that a request ended, and that its blocks are about to be freed."""
         self._waiting.pop(request.request_id, None)
         self._meant.pop(request.request_id, None)
-        _, meaning = self._running.pop(request.request_id, (None, None))
+        _, meaning = self.running.pop(request.request_id, (None, None))
         if meaning is None:
             return  # aborted before it was ever scheduled: it touched no block
         packed = self._remember(request, block_ids[self._group.index])
@@ -149,7 +149,7 @@ class EngineObserver:
         """Note that requests lost their blocks, which can be evicted now, and will be scheduled
         again."""
         for request_id in request_ids:
-            request, _ = self._running.get(request_id, (None, None))
+            request, _ = self.running.get(request_id, (None, None))
             if request is not None:
                 hashes = self._group.hashes(request, request.num_tokens)
                 self._index.rediscover([each + self._group.suffix for each in hashes])
@@ -190,7 +190,7 @@ class EngineObserver:
 
     def _stored(self, request: Request, first: int, end: int) -> None:
         hashes, scale = request.block_hashes, self._scale
-        _, meaning = self._running.get(request.request_id) or (request, NO_MEANING)
+        _, meaning = self.running.get(request.request_id) or (request, NO_MEANING)
         self.stored += end - first
         if end - first == scale == 1:  # a decoding request's, most of all
             packed = pack_hash(hashes[first])
@@ -237,7 +237,7 @@ class EngineObserver:
             total_blocks=self._pool.num_gpu_blocks - 1,  # without the null block
             free_blocks=self._pool.get_num_free_blocks(),
             cached_blocks=len(self._pool.cached_block_hash_to_block),
-            running=len(self._running),
+            running=len(self.running),
             waiting=len(self._waiting),
         )
 

@@ -1,0 +1,60 @@
+"""``PromptDemand``: how many blocks the next step can take for prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .tap import Cached, Change
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+class PromptDemand:
+    """Follows the prompts that vLLM looked up and has not computed yet.
+
+    A step takes at most one block for each request that decodes, and those of prompts that were
+    looked up: vLLM schedules no request before it has asked what the prefix cache holds of it.
+
+    Args:
+        block_size: Tokens of a block.
+
+    Attributes:
+        prompts: Blocks that looked-up prompts still need.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.prompts = 0
+        self._block_size = block_size
+        self._needs: dict[str, int] = {}  # request id → blocks of its tokens, when it was looked up
+        self._has: dict[str, int] = {}  # and how many of them are computed
+
+    def looked_up(self, request: Request, computed_tokens: int) -> None:
+        """Note that a step may begin to compute what ``request`` lacks."""
+        self.finished(request.request_id)
+        needs = 1 + request.num_tokens // self._block_size
+        has = computed_tokens // self._block_size
+        self._needs[request.request_id], self._has[request.request_id] = needs, has
+        self.prompts += needs - has
+
+    def changed(self, changes: Iterable[Change]) -> None:
+        """Note what was computed in a step."""
+        if not self._needs:
+            return
+        for change in changes:
+            if type(change) is Cached and change.request.request_id in self._needs:
+                self._computed(change.request.request_id, change.end)
+
+    def finished(self, request_id: str) -> None:
+        """Note that a request takes no more blocks, or will be looked up again."""
+        needs = self._needs.pop(request_id, None)
+        if needs is not None:
+            self.prompts -= needs - self._has.pop(request_id)
+
+    def _computed(self, request_id: str, end: int) -> None:
+        if end >= self._needs[request_id] - 1:
+            self.finished(request_id)
+        else:
+            self.prompts -= end - self._has[request_id]
+            self._has[request_id] = end
