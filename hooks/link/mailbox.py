@@ -17,6 +17,7 @@ from ...graph.messages.advice import (
     StillValid,
 )
 from ...graph.types import Keys, as_keys
+from .held_ranking import HeldRanking
 
 Clock = Callable[[], float]
 AnyOpinion = RankingMessage | AdmissionMessage | StillValid | PrefetchMessage
@@ -104,7 +105,8 @@ class Mailbox:
         match advice:
             case RankingMessage():
                 ranking = advice.at(self._clock())
-                self._ranking = replace(ranking, known_of=self._known_of(ranking.ts))
+                dated = replace(ranking, known_of=self._known_of(ranking.ts))
+                self._ranking = HeldRanking.of(dated)
             case AdmissionMessage():
                 word = advice.at(self._clock())
                 self._admission = replace(word, known_of=self._known_of(word.ts))

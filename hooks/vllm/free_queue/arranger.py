@@ -2,7 +2,7 @@
 
 vLLM allocates from the head of ``pool.free_block_queue``. The arranger keeps a *window* of the
 ranking's first victims there, through the queue's own operations; the allocation path itself stays
-vLLM's. The work is bounded: the window is laid again only for a new ranking, or when half of it is
+vLLM's. The work is bounded: the window is laid again only for a new ranking, or when little of it is
 gone. Beyond the window, ``head_guard.py`` keeps protected blocks away from the head.
 """
 

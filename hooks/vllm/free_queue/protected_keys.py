@@ -17,6 +17,7 @@ import numpy as np
 from ....graph.messages.advice import EvictionRanking
 from ....graph.types import Keys
 from ...keys import key_in_pool
+from ...link.held_ranking import places_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -68,7 +69,7 @@ class ProtectedKeys:
             return False
         news = not np.array_equal(keys, self._keys)
         if news:
-            self._place = {key: place for place, key in enumerate(keys.tolist())}
+            self._place = {} if ranking is None else places_of(ranking)
         self._keys = keys
         return news
 

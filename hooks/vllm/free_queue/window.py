@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 MAX_WINDOW: Final = 4096  # blocks; chosen
-_LEAST: Final = 64  # victims, however few a step takes; chosen
+_LEAST: Final = 256  # victims, however few a step takes: laid anew every few steps; chosen
 _FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
 _SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim wanted, at most, per step; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 
 
 class Window:
-    """The victims that stand at the head; laid anew for a new ranking or when half are gone.
+    """The victims that stand at the head; laid anew for a new ranking, or when few are left.
 
     Args:
         pool: The live block pool.
@@ -57,7 +57,8 @@ class Window:
         self._order = _NO_KEYS
         self._next = 0  # place in the order of the next victim
         self._victims: dict[int, tuple[int, KVCacheBlock]] = {}  # by block id: (key, block)
-        self._half_way: tuple[int, KVCacheBlock] | None = None
+        self._marker: tuple[int, KVCacheBlock] | None = None  # the first of the last victims
+        self._left = 0  # how many those are
         self._due = False
 
     @property
@@ -81,23 +82,23 @@ class Window:
     def adopt(self, ranking: EvictionRanking) -> None:
         """Follow ``ranking`` from now on."""
         self._order, self._next = ranking.order, 0
-        self._victims, self._half_way = {}, None
+        self._victims, self._marker = {}, None
         self._due = True
 
     def reset(self) -> None:
         """Follow no ranking."""
         self._order, self._next = _NO_KEYS, 0
-        self._victims, self._half_way, self._due = {}, None, False
+        self._victims, self._marker, self._due = {}, None, False
 
     @property
     def suffices(self) -> bool:
         """Whether no step takes more blocks than the window has."""
-        return self._half_way is not None and len(self._victims) // 2 >= self.reach
+        return self._marker is not None and self._left >= self.reach
 
     def check(self) -> bool:
         """Whether the window is due to be laid."""
-        if self._half_way is not None and not self._holds(*self._half_way):
-            self._half_way = None
+        if self._marker is not None and not self._holds(*self._marker):
+            self._marker = None
             self._due = True
         more = self.prompts > len(self._victims) and self._next < len(self._order)
         return self._due or more
@@ -121,7 +122,8 @@ class Window:
             return  # nothing new: what is left of the window stands where it stood
         self._to_front(blanks, [block for _, block in window.values()])
         self.laid += len(window) - kept
-        self._half_way = list(window.values())[len(window) // 2]
+        self._left = min((len(window) + 1) // 2, max(1, 2 * int(self._largest_step)))
+        self._marker = list(window.values())[len(window) - self._left]
 
     def _holds(self, key: int, block: KVCacheBlock) -> bool:
         return self._index.find(key) is block

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ....graph.messages.advice import EvictionRanking
 from ....graph.types import Tier
 from ...keys import GROUP_BYTES, key_of
+from ...link.held_ranking import worth_of
 from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Spill
 from ...tiers.ledger import TierLedger
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-_MOST_AT_ONCE: Final = 64  # blocks begun per step; chosen
-_MOST_UNDER_WAY: Final = 256
+_MOST_AT_ONCE: Final = 64  # blocks begun per step, or twice what the largest step took; chosen
+_MOST_UNDER_WAY: Final = 256  # or four times that; chosen
 _STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time; chosen
 _LEAST_AHEAD: Final = 8
 _MEMORY_S: Final = 5.0  # seconds in which the largest step seen fades to 1/e; chosen
@@ -53,6 +54,7 @@ class Spiller:
         self._scan = QueueScan(pool)
         self._evicted = 0  # blocks that left by the queue's head since the last step
         self._largest_step = 0.0
+        self._most = _MOST_AT_ONCE  # blocks begun in this step
         self._seen_at = self._rest_until = ledger.clock()
         self._spill_first: object = None  # the array that ``_worth`` was made of
         self._worth: frozenset[int] | None = None  # keys worth a copy; None: all are
@@ -78,8 +80,10 @@ class Spiller:
         # Beyond the memory's capacity, copies would replace each other without end.
         self._scan.moved(self._evicted)
         self._evicted = 0
+        self._most = max(_MOST_AT_ONCE, 2 * int(self._largest_step))
         found = self._find(min(ahead + wanted, self._ledger.directory.warm_capacity), taken)
-        if found and len(self._under_way) < _MOST_UNDER_WAY and now >= self._rest_until:
+        under_way = max(_MOST_UNDER_WAY, 4 * int(self._largest_step))
+        if found and len(self._under_way) < under_way and now >= self._rest_until:
             self._begin(found, [] if idle else self._demote_first(ranking))
         return self._scan.safe - int(self._largest_step)
 
@@ -104,7 +108,7 @@ class Spiller:
         elif ranking.spill_first is not self._spill_first:
             self._scan.start_again()
             self._spill_first = ranking.spill_first
-            self._worth = frozenset(ranking.spill_first.tolist())
+            self._worth = worth_of(ranking)
 
     def _find(self, ahead: int, taken: int) -> list[KVCacheBlock]:
         """Find blocks worth a copy among those of the next ``ahead`` that are looked at in this
@@ -124,7 +128,7 @@ class Spiller:
             elif worth is None or key_of(block_hash) in worth:
                 scan.must_wait(place)
                 found[block.block_id] = block
-                if len(found) >= _MOST_AT_ONCE:
+                if len(found) >= self._most:
                     break
         return list(found.values())
 
@@ -133,7 +137,7 @@ class Spiller:
         if ranking is None:
             return []
         hash_of = self._ledger.directory.hash_of
-        keys = ranking.demote_first[: 2 * _MOST_AT_ONCE].tolist()
+        keys = ranking.demote_first[: 2 * self._most].tolist()
         return [block_hash for block_hash in map(hash_of, keys) if block_hash is not None]
 
     def _begin(self, blocks: list[KVCacheBlock], demote_first: list[bytes]) -> None:
