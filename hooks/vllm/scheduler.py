@@ -144,7 +144,7 @@ class SchedulerSide:
         """Say what a load can bring beyond the ``computed_tokens`` in the prefix cache."""
         self._catch_up()
         self._demand.looked_up(request, computed_tokens)
-        self._prepare()
+        self._heed_news()
         self.observer.request_looked_up(request, computed_tokens)
         return self.bridge.request_looked_up(request, computed_tokens)
 
@@ -232,7 +232,7 @@ class SchedulerSide:
         pressure, *others = [report() for report in self._reports]
         return [pressure, _applied(self.arranger, dropped), *others]
 
-    def _prepare(self) -> None:
+    def _heed_news(self) -> None:
         """Arrange the queue before a step allocates, where the last step did not foresee it.
 
         Advice may have come since, as while the engine was idle, and a prompt may need more than

@@ -2,8 +2,9 @@
 
 vLLM allocates from the head of ``pool.free_block_queue``. The arranger keeps a *window* of the
 ranking's first victims there, through the queue's own operations; the allocation path itself stays
-vLLM's. The work is bounded: the window is laid again only for a new ranking, or when little of it is
-gone. Beyond the window, ``head_guard.py`` keeps protected blocks away from the head.
+vLLM's. The work is bounded: the window is as large as what steps of late took, and is laid again
+only for a new ranking, or when little of it is left. Beyond the window, ``head_guard.py`` keeps
+protected blocks away from the head.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class FreeQueueArranger:
             decoding: Requests that may need a block each.
             prompts: Blocks that prompts may need besides.
         """
-        wanted = -(-(decoding + prompts) // _REACH_STEP) * _REACH_STEP
+        wanted = (1 + (decoding + prompts) // _REACH_STEP) * _REACH_STEP  # never none
         reach = min(self._blocks_per_step, wanted)
         grown = reach > self._window.reach
         self._window.reach = self._guard.reach = reach

@@ -1,0 +1,151 @@
+"""What a step pays follows what steps do, and not what a configuration would allow them."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_pool, request_maker
+from kvgraph.graph.messages.advice import EvictionRanking, RankingMessage
+from kvgraph.graph.messages.events import BlocksRemoved, BlocksStored
+from kvgraph.hooks.client import AdvisorClient
+from kvgraph.hooks.link.held_ranking import HeldRanking, places_of, worth_of
+from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
+from kvgraph.hooks.vllm.observe.prompt_demand import PromptDemand
+from kvgraph.hooks.vllm.observe.tap import Cached
+from pool_engine import Engine, prompt
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+BLOCKS = 4001
+MOST = 1500  # blocks that a step could take
+
+
+def ranked(keys: Any, epoch: int = 1, protected: Any = ()) -> EvictionRanking:
+    none = np.empty(0, dtype=np.uint64)
+    protected = np.array(protected, dtype=np.uint64)
+    return EvictionRanking(epoch, time.monotonic() + 1e6, keys, protected, none, none)
+
+
+def take(arranger: FreeQueueArranger, pool: Any, index: Any, count: int) -> list[bytes]:
+    """A step takes blocks and gives them back, blank."""
+    hashes = [b.block_hash for b in pool.free_block_queue.get_all_free_blocks()[:count]]
+    blocks = pool.get_new_blocks(count)
+    gone = [each for each in hashes if each is not None]
+    keys = [int.from_bytes(each[-12:-4], "big") for each in gone]
+    arranger.evicted(index.forget(gone, keys))
+    arranger.step_ended()
+    pool.free_block_queue.append_n([pool_free(block) for block in blocks])
+    return gone
+
+
+def pool_free(block: Any) -> Any:
+    block.ref_cnt = 0
+    return block
+
+
+def test_a_new_ranking_moves_what_a_few_steps_take() -> None:
+    pool, keys, index = cached_pool(BLOCKS)
+    arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
+    for _ in range(400):
+        arranger.expect(64, 0)
+        arranger.step_ended()
+    arranger.step(ranked(keys[::-1].copy()))
+    assert 64 <= arranger.moved <= 256
+
+
+def test_a_prompt_that_was_looked_up_finds_as_many_victims_as_it_takes() -> None:
+    pool, keys, index = cached_pool(BLOCKS)
+    arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
+    for _ in range(400):
+        arranger.expect(64, 0)
+        arranger.step_ended()
+    order = np.random.default_rng(3).permutation(keys)
+    ranking = ranked(order)
+    arranger.step(ranking)
+    assert arranger.expect(64, 1000), "it reaches further than what is ready"
+    arranger.step(ranking)
+    gone = {int.from_bytes(each[-12:-4], "big") for each in take(arranger, pool, index, 1000)}
+    assert gone == set(order[:1000].tolist())
+
+
+def test_a_step_larger_than_any_of_late_takes_nothing_protected() -> None:
+    pool, keys, index = cached_pool(BLOCKS)
+    arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
+    precious = keys[-1200:].tolist()  # at the queue's head
+    advice = ranked(keys[:0], protected=precious)
+    for _ in range(100):
+        arranger.expect(64, 0)
+        arranger.step_ended()
+        arranger.step(None, advice)
+    arranger.expect(64, 1400)
+    arranger.guard_head()
+    take(arranger, pool, index, 1464)
+    assert arranger.protected_evicted == 0
+
+
+def test_an_engine_that_foresees_nothing_looks_at_a_few_blocks_all_the_same() -> None:
+    pool, keys, index = cached_pool(65)
+    arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
+    pool.get_new_blocks(64)
+    arranger.expect(0, 0)
+    arranger.step(None, ranked(keys[:0], protected=keys[:8].tolist()))
+    assert arranger.protected_evicted == 0
+
+
+def test_what_a_prompt_needs_is_counted_until_it_is_computed() -> None:
+    make, demand = request_maker(), PromptDemand(BLOCK_SIZE)
+    request = make(list(range(10 * BLOCK_SIZE)))
+    demand.looked_up(request, 2 * BLOCK_SIZE)
+    assert demand.prompts == 9
+    demand.looked_up(request, 2 * BLOCK_SIZE)
+    assert demand.prompts == 9, "looked up again, as in every step that it waits"
+    demand.changed([[b"evicted"], Cached(request, 2, 6)])
+    assert demand.prompts == 5
+    demand.changed([Cached(request, 6, 10)])
+    assert demand.prompts == 0
+    demand.looked_up(make(list(range(64))), 0)
+    demand.finished("request-1")
+    assert demand.prompts == 0
+
+
+def test_what_is_evicted_and_cached_again_in_one_step_is_not_told_as_gone() -> None:
+    pool, make = new_pool(9), request_maker()
+    connector = connected(pool)
+    requests = [make([number, *range(4 * BLOCK_SIZE - 1)]) for number in (0, 1, 0)]
+    for request in requests:
+        blocks = pool.get_new_blocks(4 if request is not requests[2] else 8)
+        pool.cache_full_blocks(request, blocks[:4], 0, 4, BLOCK_SIZE, 0)
+        pool.free_blocks(reversed(blocks))
+    connector.build_connector_meta(STEP)
+    events = connector.side.client.outbox.take_all()
+    assert [type(each) for each in events] == [BlocksStored] * 3 + [BlocksRemoved]
+    assert events[-1].hashes == pool_keys(requests[1]), "the others are cached, as they were"
+
+
+def pool_keys(request: Any) -> bytes:
+    return b"".join(each[:-9:-1] for each in reversed(request.block_hashes))
+
+
+def test_marks_are_made_where_the_ranking_arrives() -> None:
+    client = AdvisorClient("ipc:///nowhere", SimpleNamespace())  # type: ignore[arg-type]
+    keys = np.arange(9, dtype="<u8")
+    client.put(RankingMessage(1, 0.0, b"", keys[:3].tobytes(), keys[3:].tobytes()))
+    held = client.ranking()
+    assert isinstance(held, HeldRanking)
+    assert worth_of(held) is held.worth == set(range(3, 9))
+    assert places_of(held) is held.places == {0: 0, 1: 1, 2: 2}
+
+
+def test_spills_begun_in_a_step_follow_what_a_step_takes() -> None:
+    """At most 64 were begun while one prompt of 16k tokens took a thousand blocks."""
+    engine = Engine(blocks=1301, warm=4000)
+    for seed in range(20):
+        turn = engine.ask(prompt(400, seed))
+        engine.step()
+        engine.worker.finish_all()
+        engine.end(turn)
+    counts = engine.counts
+    assert counts.spilled / (counts.spilled + counts.spill_lost) >= 0.9
