@@ -9,6 +9,7 @@ export default defineConfig({
   build: {
     outDir: "../page",
     emptyOutDir: true,
+    license: { fileName: "licenses.md" },
     target: "es2022",
     modulePreload: false,
     assetsInlineLimit: 0,

@@ -76,3 +76,18 @@ def test_the_views_are_reached_by_keyboard(opened: Visit) -> None:
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Misses", exact=True).wait_for()
     assert page.url.endswith("#/misses")
+
+
+def test_without_webgl2_a_table_stands_in(visit: Begin, busy_sidecar: PageSidecar) -> None:
+    begun = visit()
+    begun.page.add_init_script("""
+        const original = HTMLCanvasElement.prototype.getContext;
+        HTMLCanvasElement.prototype.getContext = function (kind, ...rest) {
+          return kind === "webgl2" ? null : original.call(this, kind, ...rest);
+        };
+    """)
+    begun.page.goto(busy_sidecar.address)
+    page = begun.show("graph")
+    page.get_by_role("region", name="Blocks").wait_for()
+    assert page.locator("canvas").count() == 0
+    assert begun.faults == []

@@ -16,6 +16,7 @@ import type { LayoutName } from "./layouts/shape";
 import { useLayout } from "./layouts/useLayout";
 
 const NODES = 20_000; // asked for unless the address says otherwise
+const MOST_NODES = 200_000; // the API gives no more
 const EVERY_MS = 4000;
 
 /** What the cache holds: blocks, how they relate, and where they are. */
@@ -94,6 +95,11 @@ function Status({ data, settled }: { data: GraphData; settled: boolean }) {
       {blocks.toLocaleString("en")}
       {cut} blocks, {(ends.length / 2).toLocaleString("en")} edges
       {!settled && ", finding their places"}
+      {cut !== "" && blocks < MOST_NODES && (
+        <button type="button" className="link" onClick={() => change({ limit: MOST_NODES })}>
+          show up to {MOST_NODES.toLocaleString("en")}
+        </button>
+      )}
     </p>
   );
 }
