@@ -21,6 +21,9 @@ answer soon. Chosen."""
 _LAST_STEPS: Final = 0.02
 """Share of the bound: a request goes when it has waited 98 % of it, since the next step may be
 long. Chosen."""
+_OVERDUE: Final = 0.5
+"""Share of the bound: whoever has waited longer goes first and is waited for no longer, since all
+that reach the bound start whatever else is queued. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 
 
@@ -167,9 +170,11 @@ class HoldingRule:
         resting = idle and now - self._ran_at >= _ABOUT_TO_RUN_S
         if resting and (held := self._order.peek()) is not None:
             return [(self._let_go(held), "idle")]
-        if not self._pacing.may_start(now):
+        due = now - _OVERDUE * self._bounds.most_s
+        oldest = self._order.oldest()
+        if oldest is None or not self._pacing.may_start(now, hurries=oldest.since <= due):
             return []
-        patient = self._order.pop_patient(now - HOLD_PATIENCE_S, now)
+        patient = self._order.pop_patient(now - HOLD_PATIENCE_S, due, now)
         if patient is None:
             return []
         self._pacing.begin(now)

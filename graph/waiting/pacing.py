@@ -37,6 +37,6 @@ class Pacing:
             self._from = now + _REST * (now - self._began)
             self._began = None
 
-    def may_start(self, now: float) -> bool:
-        """Whether another may start."""
-        return self._free and now >= self._from
+    def may_start(self, now: float, *, hurries: bool) -> bool:
+        """Whether another may start; with ``hurries``, without a rest."""
+        return self._free and (hurries or now >= self._from)

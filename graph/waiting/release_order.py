@@ -110,12 +110,13 @@ class HoldingOrder:
             heapq.heapreplace(turns, turn)
         return None
 
-    def pop_patient(self, born: float, now: float) -> Held | None:
+    def pop_patient(self, born: float, due: float, now: float) -> Held | None:
         """Remove and return one of those that wait since ``born`` or longer; None if there is none.
 
-        Of the tenant that has had the least, the request that has waited longest for its blocks:
-        highest response ratio next (Brinch Hansen, 1971). A short one goes before a long one
-        that came with it, and a long one before short ones that came much later.
+        Of the tenant that has had the least: the request that has waited longest, if since ``due``
+        or longer; else the one that has waited longest for its blocks, so that a short one goes
+        before a long one that came with it, and a long one before short ones that came much later
+        (highest response ratio next; Brinch Hansen, 1971).
         """
         found = self._least_served(born)
         if found is None:
@@ -123,7 +124,7 @@ class HoldingOrder:
         start, tenant, priority = found
         lanes = [self._lanes.get((tenant, priority, kind)) for kind in (False, True)]
         patient = (held for lane in lanes if lane for held in _patient(lane, born))
-        best = max(patient, key=lambda held: (now - held.since) / held.blocks)
+        best = max(patient, key=lambda held: _claim(held, due, now))
         self._now = max(self._now, start)
         return self.take(best.request_id)
 
@@ -189,6 +190,11 @@ def _patient(lane: Mapping[str, _Place], born: float) -> Iterator[Held]:
     """The first of a lane, as long as they wait since ``born`` or longer."""
     first = (place.held for place in islice(lane.values(), _MOST_LOOKED_AT))
     return takewhile(lambda held: held.since <= born, first)
+
+
+def _claim(held: Held, due: float, now: float) -> tuple[bool, float]:
+    waited = now - held.since
+    return (True, waited) if held.since <= due else (False, waited / held.blocks)
 
 
 def _lane_of(held: Held) -> tuple[str | None, int, bool]:

@@ -118,6 +118,16 @@ def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ev
     pytest.fail("the long one is overtaken by whatever comes")
 
 
+def test_whoever_waited_for_half_of_the_bound_starts_without_a_rest(rule: HoldingRule) -> None:
+    rule.arrives(asks("a", 0.0), word(0), False)
+    rule.arrives(asks("b", 25.0), word(0), False)
+    rule.arrives(asks("c", 50.0), word(0), False)
+    assert step(rule, 61.0, 0, free=True) == ["a patience"]
+    assert step(rule, 81.0, 0, free=True) == ["b patience"], "a's prompt took twenty seconds"
+    assert step(rule, 91.0, 0, free=True) == [], "b's took ten, and c has waited for less than half"
+    assert step(rule, 92.1, 0, free=True) == ["c patience"]
+
+
 def test_tenants_take_turns_where_there_is_no_room(rule: HoldingRule) -> None:
     for number in range(500):
         rule.arrives(asks(f"greedy {number}", 1.0, 10, tenant="greedy"), word(0), False)
