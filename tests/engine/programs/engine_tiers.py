@@ -194,7 +194,7 @@ def failing(stage: Stage, where: Any, name: str) -> Any:
     real = getattr(where, name)
 
     def fail(*args: Any) -> Any:
-        if hasattr(args[0], "numbers"):  # a transfer
+        if args and hasattr(args[0], "numbers"):  # a transfer
             real(*(each._replace(numbers=each.numbers[:1]) for each in args))
         raise RuntimeError("an injected fault")
 
