@@ -11,6 +11,7 @@ import hashlib
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Self
 
 from ..graph.messages.advice import EvictionRanking
 from ..graph.messages.events import (
@@ -57,7 +58,7 @@ class FakeEngine:
         self._stale = 0
         self._requests = 0
 
-    def __enter__(self) -> FakeEngine:
+    def __enter__(self) -> Self:
         self.client.start()
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -27,9 +28,9 @@ _ROPE = Rope(10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128))
 def gpu_checks() -> Iterator[tuple[str, Check]]:
     """Every check by name."""
     for method in COPY_METHODS:
-        yield f"copies by {_name(method)}", lambda place, m=method: _copies(place, m)
+        yield f"copies by {_name(method)}", partial(_copies, method=method)
     for method in SPLICE_METHODS:
-        yield f"splices by {_name(method)}", lambda place, m=method: _splices(place, m)
+        yield f"splices by {_name(method)}", partial(_splices, method=method)
     yield "a thread of its own, beside the engine", _beside
     yield "pageable memory is refused", _pageable
 

@@ -7,6 +7,7 @@ addressed must stay as it was.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -61,12 +62,12 @@ class Pair:
 def checks(seed: int) -> Iterator[tuple[str, Check]]:
     """Every check by name; each starts from the same random numbers."""
     for order in GPU_LAYOUTS:
-        yield f"spill and load {order}", _seeded(seed, lambda place, o=order: _copies(place, o))
-        yield f"splice and rotate {order}", _seeded(seed, lambda place, o=order: _moves(place, o))
+        yield f"spill and load {order}", _seeded(seed, partial(_copies, order=order))
+        yield f"splice and rotate {order}", _seeded(seed, partial(_moves, order=order))
     for dtype in _FLOATS:
         name = str(dtype).removeprefix("torch.")
-        yield f"int8 records of {name}", _seeded(seed, lambda place, d=dtype: _int8(place, d))
-        yield f"attention mass {name}", _seeded(seed, lambda place, d=dtype: _mass(place, d))
+        yield f"int8 records of {name}", _seeded(seed, partial(_int8, dtype=dtype))
+        yield f"attention mass {name}", _seeded(seed, partial(_mass, dtype=dtype))
     yield "attention mass int8", _seeded(seed, lambda place: _mass(place, torch.int8))
     yield "a latent's rotated part", _seeded(seed, _latent)
     yield "confidence", _seeded(seed, _confidence)
