@@ -52,17 +52,25 @@ def judge(
     if held:
         return Miss(index, key, Reason.UNKNOWN, Detail.IN_POOL)
     elsewhere = holder(tables, engine, row)
-    if mark & Way.MASK == Way.EVICTED:
-        return _evicted(tables, log, row, index, key, elsewhere)
-    if mark & Way.MASK == Way.RESET:
-        return Miss(index, key, Reason.RESET, engine=elsewhere)
-    if mark & Way.MASK == Way.UNHEARD:
-        return Miss(index, key, Reason.UNKNOWN, Detail.UNHEARD, engine=elsewhere)
+    if mark & Way.MASK != Way.HERE:
+        return _gone(tables, log, row, index, key, elsewhere)
     if elsewhere is not None:
         return Miss(index, key, Reason.OTHER_ENGINE, engine=elsewhere)
     if blocks.created[row] < now:
         return Miss(index, key, Reason.UNKNOWN, Detail.ELSEWHERE)
     return _unseen(tables, session, rows, index, key, now)
+
+
+def _gone(
+    tables: Tables, log: EvictionLog, row: int, index: int, key: int, elsewhere: str | None
+) -> Miss:
+    """It was in this pool: how it left is marked at its row."""
+    way = int(log.marks[row]) & Way.MASK
+    if way == Way.RESET:
+        return Miss(index, key, Reason.RESET, engine=elsewhere)
+    if way == Way.UNHEARD:
+        return Miss(index, key, Reason.UNKNOWN, Detail.UNHEARD, engine=elsewhere)
+    return _evicted(tables, log, row, index, key, elsewhere)
 
 
 def holder(tables: Tables, engine: int, row: int) -> str | None:
