@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import tempfile
 from itertools import pairwise
@@ -92,11 +93,17 @@ def _look(figures: Figures, address: str, times: int) -> None:
         painted = [_paint(page) for _ in range(times)]
         figures.add("paint_ms", painted, "ms", "≤ 2,000")
         said = page.locator(".status").inner_text()
-        shown = [int(word.replace(",", "")) for word in said.split() if word[0].isdigit()]
-        figures.add("paint_blocks", shown[0], "")
-        figures.add("paint_edges", shown[-1], "")
+        figures.add("paint_blocks", _shown(said, r"^([\d,]+)"), "")
+        figures.add("paint_edges", _shown(said, r"([\d,]+) edges"), "")
         figures.add("frame_ms", _pan(page), "ms", "≤ 100")
         browser.close()
+
+
+def _shown(said: str, pattern: str) -> int:
+    """A number of the line below the graph."""
+    found = re.search(pattern, said)
+    assert found is not None, said
+    return int(found[1].replace(",", ""))
 
 
 def _browser() -> tuple[Any, str]:
