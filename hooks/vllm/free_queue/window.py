@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 MAX_WINDOW: Final = 4096  # blocks; chosen
-_LEAST: Final = 256  # victims, however few a step takes: laid anew every few steps; chosen
+_LEAST: Final = 512  # victims, however few a step takes: laid anew once in many steps; chosen
 _FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
 _SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim wanted, at most, per step; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
@@ -117,7 +117,7 @@ class Window:
         kept, size = len(window), self.size
         self._fill(window, size, known_of)
         self._victims = window
-        self._due = self._next < len(self._order) and len(window) < size
+        self._due = self._next < len(self._order) and len(window) < size // 2
         if len(window) == kept:
             return  # nothing new: what is left of the window stands where it stood
         self._to_front(blanks, [block for _, block in window.values()])

@@ -53,7 +53,7 @@ def test_a_new_ranking_moves_what_a_few_steps_take() -> None:
         arranger.expect(64, 0)
         arranger.step_ended()
     arranger.step(ranked(keys[::-1].copy()))
-    assert 64 <= arranger.moved <= 256
+    assert 64 <= arranger.moved <= 512, "and not two steps of 1,500"
 
 
 def test_a_prompt_that_was_looked_up_finds_as_many_victims_as_it_takes() -> None:
