@@ -79,6 +79,16 @@ class HoldingOrder:
         self._now = 0.0  # blocks started so far, as a fair share of one tenant
         self._count = 0
 
+    @property
+    def entries(self) -> int:
+        """Places of the heap, dead ones among them: what it costs to keep."""
+        return len(self._turns)
+
+    @property
+    def tenants(self) -> int:
+        """Tenants whose last started request is remembered."""
+        return len(self._ends)
+
     def __len__(self) -> int:
         return len(self._held)
 

@@ -49,7 +49,7 @@ def test_with_a_step_in_flight(paper: Any, warm: int | None) -> None:
     requests = [engine.ask(text(3, seed), output=9) for seed in range(3)]
     for _ in range(4):
         engine.step()
-    assert engine._batches
+    assert engine.batches
     assert engine.reset(reset_running_requests=True)
     engine.settle()
     assert [len(engine.outputs[each.request_id]) for each in requests] == [9, 9, 9]

@@ -49,9 +49,9 @@ def test_tenants_without_an_end_cost_nothing() -> None:
     for number in range(3 * _MOST_TENANTS):
         order.add(Held(f"r{number}", 0.0, 1, tenant=f"salt-{number}"))
         assert order.drop(f"r{number}") is not None
-    assert len(order._ends) == 0
+    assert order.tenants == 0
     assert len(order._lanes) == 1
-    assert len(order._turns) <= 67
+    assert order.entries <= 67
 
 
 def test_tenants_without_an_end_that_start_are_forgotten_the_oldest_first() -> None:
@@ -60,8 +60,8 @@ def test_tenants_without_an_end_that_start_are_forgotten_the_oldest_first() -> N
     for number in range(2 * _MOST_TENANTS):
         order.add(Held(f"r{number}", 0.0, 1, tenant=f"salt-{number}"))
         assert order.take(f"r{number}") is not None
-    assert len(order._ends) == _MOST_TENANTS
-    assert len(order._turns) <= 67
+    assert order.tenants == _MOST_TENANTS
+    assert order.entries <= 67
     assert drain(order) == ["one"]
 
 

@@ -22,7 +22,7 @@ def park(engine: PaperEngine, prompt: list[int], **fields: Any) -> None:
     for seed in range(1000, 1000 + engine.shape.blocks // 4):
         engine.serve(text(4, seed))
     held = engine.pool.cached_block_hash_to_block
-    hashes = engine._make("probe", prompt, 1, **fields).block_hashes
+    hashes = engine.make("probe", prompt, 1, **fields).block_hashes
     assert held.get_one_block(hashes[0] + bytes(4)) is None, "the prompt is still in the pool"
     assert all(each in engine.side.bridge.ledger.directory for each in hashes)
 

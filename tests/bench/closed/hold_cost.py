@@ -61,8 +61,8 @@ def _timed(engine: PaperEngine) -> float:
         began = time.thread_time()
         order = engine.scheduler.schedule()
         took += time.thread_time() - began
-        engine._dispatch(order)
-        engine._end(engine._batches.popleft())
+        engine.dispatch(order)
+        engine.end(engine.batches.popleft())
         _shut(engine)
     return took / steps * 1e6
 

@@ -101,15 +101,15 @@ class PaperEngine:
         self.model = PaperModel(self.workers, self.rng, shape.windows)
         self.weights, self.training = 0, training
         self.outputs: dict[str, list[int]] = {}
-        self._aggregator = (
+        self.aggregator = (
             KVOutputAggregator.from_connector(self.connector, shape.workers)
             if self.connector is not None
             else None
         )
-        self._batches: deque[Batch] = deque()
+        self.batches: deque[Batch] = deque()
         self._in_flight = 2 if shape.asynchronous else 1
         self._dispatched, self._numbers = 0, itertools.count()
-        self._make = request_maker()
+        self.make = request_maker()
         if self.has_tiers:
             self.side.bridge.ledger.costs.worth_loading = lambda *_: True
 
@@ -128,7 +128,7 @@ class PaperEngine:
 
     def ask(self, tokens: Sequence[int], output: int = 1, **fields: Any) -> Request:
         """A new request for ``output`` tokens; ``fields`` go to vLLM's ``Request``."""
-        request = self._make(f"r{next(self._numbers)}", list(tokens), output, **fields)
+        request = self.make(f"r{next(self._numbers)}", list(tokens), output, **fields)
         self.outputs[request.request_id] = []
         self.scheduler.add_request(request)
         return request
@@ -147,7 +147,7 @@ class PaperEngine:
 
     def settle(self) -> None:
         """Steps until nobody wants another one."""
-        self.until(lambda: not self.scheduler.has_requests() and not self._batches)
+        self.until(lambda: not self.scheduler.has_requests() and not self.batches)
 
     def until(self, done: Callable[[], object]) -> None:
         """Steps, with copies that move at once, until ``done``."""
@@ -164,16 +164,16 @@ class PaperEngine:
         """One step as ``EngineCore`` does it, with a queue of batches or without."""
         if self.scheduler.has_requests():
             order = self.scheduler.schedule()
-            self._dispatch(order)
+            self.dispatch(order)
             has_more = order.total_num_scheduled_tokens > 0 or self.scheduler.has_requests()
-            if len(self._batches) < self._in_flight and has_more:
+            if len(self.batches) < self._in_flight and has_more:
                 return
-        if self._batches:
-            self._end(self._batches.popleft())
+        if self.batches:
+            self.end(self.batches.popleft())
 
     def compute(self, count: int | None = None) -> None:
         """Run forwards that were dispatched: the oldest ``count``, or all."""
-        waiting = [batch for batch in self._batches if batch.result is None]
+        waiting = [batch for batch in self.batches if batch.result is None]
         for batch in waiting[:count]:
             self.model.run(batch)
 
@@ -203,14 +203,15 @@ class PaperEngine:
         shape = self.shape
         return PaperWorker(shape.blocks, BLOCK_SIZE, shape.warm or 0, shape.cold, disk)
 
-    def _dispatch(self, order: SchedulerOutput) -> None:
+    def dispatch(self, order: SchedulerOutput) -> None:
+        """Hand a batch to the workers."""
         self._dispatched += 1
         requests = self.scheduler.requests
         new = [each.req_id for each in order.scheduled_new_reqs]
         names = [*new, *order.scheduled_cached_reqs.resumed_req_ids]
         seeds = {name: seed_of(requests[name], self.weights, self.training) for name in names}
         said = [self._exchange(worker, order) for worker in self.workers]
-        self._batches.append(Batch(order, seeds, said))
+        self.batches.append(Batch(order, seeds, said))
 
     def _exchange(self, worker: PaperWorker, order: SchedulerOutput) -> KVConnectorOutput | None:
         """What vLLM's runner does with a connector around a forward."""
@@ -229,12 +230,11 @@ class PaperEngine:
             kv_connector_worker_meta=TierWorkerMetadata(answer) if answer else None,
         )
 
-    def _end(self, batch: Batch) -> None:
+    def end(self, batch: Batch) -> None:
+        """Compute a batch, unless that was done, and tell the scheduler what came of it."""
         if batch.result is None:
             self.model.run(batch)
-        outputs = self.scheduler.update_from_output(
-            batch.order, aggregated(batch, self._aggregator)
-        )
+        outputs = self.scheduler.update_from_output(batch.order, aggregated(batch, self.aggregator))
         for each in itertools.chain.from_iterable(o.outputs for o in outputs.values()):
             self.outputs[each.request_id] += each.new_token_ids
         if self.shape.drafts and not self.shape.asynchronous:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 def hashes_of(engine: Any, prompt: list[int]) -> list[bytes]:
     """Block hashes of the prompt's full blocks."""
-    return list(engine._make("probe", prompt, 1).block_hashes)
+    return list(engine.make("probe", prompt, 1).block_hashes)
 
 
 def in_pool(engine: Any, prompt: list[int]) -> int:

@@ -120,7 +120,7 @@ class _PaperLoop:
     def _request(self, name: str, turn: ClosedTurn) -> Request:
         asked = turn.request
         session = asked.session if self._arm.hinted else None
-        make = self.engine._make
+        make = self.engine.make
         request = make(name, list(asked.prompt), len(asked.answer), session_id=session)
         if self._arm.hinted:
             request.kv_transfer_params = asked.body(1.0, True).get("kv_transfer_params")

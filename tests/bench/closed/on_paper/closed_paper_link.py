@@ -44,7 +44,7 @@ class PaperLink:
     ) -> ModelRunnerOutput:
         """What a runner tells at the end of a step that gave ``tokens``, at ``now``."""
         batch = Batch(step, {}, [self._said(now)], runner_output(tokens))
-        return aggregated(batch, self._engine._aggregator)
+        return aggregated(batch, self._engine.aggregator)
 
     def _said(self, now: float) -> KVConnectorOutput:
         from vllm.v1.outputs import KVConnectorOutput

@@ -216,7 +216,7 @@ def test_a_prompt_that_another_engine_computed_is_not_held(hall: Hall) -> None:
 
     hall.busy()
     hall.say(0)
-    request = hall.engine._make("remote", tokens_of(4, 1), 1)
+    request = hall.engine.make("remote", tokens_of(4, 1), 1)
     request.kv_transfer_params = {"do_remote_prefill": True}
     assert _comes_from_elsewhere(request)
     hall.engine.outputs["remote"] = []
@@ -245,7 +245,7 @@ def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
     hall.busy()
     hall.say(0)
     for seed in (1, 2):
-        request = hall.engine._make("twice", tokens_of(3, seed), 1)
+        request = hall.engine.make("twice", tokens_of(3, seed), 1)
         hall.engine.outputs["twice"] = []
         hall.engine.scheduler.add_request(request)
         assert hall.held == ["twice"]

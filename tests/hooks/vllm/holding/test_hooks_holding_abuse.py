@@ -129,8 +129,8 @@ def test_salts_without_an_end_leave_nothing_behind(hall: Hall) -> None:
         hall.abort(hall.ask(3, 100 + seed, cache_salt=f"salt {seed}"))
     order = hall.holding._rule._order
     assert hall.held == [stays]
-    assert not order._ends
-    assert len(order._turns) <= 67
+    assert not order.tenants
+    assert order.entries <= 67
 
 
 def test_who_waits_for_its_user_takes_nobodys_patience_away(hall: Hall) -> None:

@@ -82,7 +82,7 @@ def test_what_is_taken_out_of_turn_is_never_next() -> None:
             if name not in waiting:
                 order.add(Held(name, float(number), rng.randint(1, 9), tenant=str(number % 5)))
                 waiting.add(name)
-                assert len(order._turns) <= 2 * len(order) + 65
+                assert order.entries <= 2 * len(order) + 65
         elif waiting:
             gone = rng.choice([*sorted(waiting), order.peek().request_id])
             assert order.take(gone) is not None
@@ -131,7 +131,7 @@ def test_one_id_for_everybody_is_no_session(hall: Hall) -> None:
 
 def test_a_session_that_ended_is_a_new_one_when_it_comes_again(hall: Hall) -> None:
     hall.say(None)
-    request = hall.engine._make("last", tokens_of(4, 1), 1, session_id="a")
+    request = hall.engine.make("last", tokens_of(4, 1), 1, session_id="a")
     request.kv_transfer_params = {"kvgraph": {"session_ended": True}}
     hall.engine.outputs["last"] = []
     hall.engine.scheduler.add_request(request)
@@ -222,17 +222,17 @@ def test_vllms_priorities_hold(
 def test_streamed_input_of_a_held_request_waits_with_it(hall: Hall) -> None:
     hall.busy()
     hall.say(0)
-    first = hall.engine._make("stream", tokens_of(3, 1), 1, resumable=True)
+    first = hall.engine.make("stream", tokens_of(3, 1), 1, resumable=True)
     hall.engine.outputs["stream"] = []
     hall.engine.scheduler.add_request(first)
     assert hall.held == ["stream"]
-    more = hall.engine._make("stream", tokens_of(2, 2), 1, resumable=True)
+    more = hall.engine.make("stream", tokens_of(2, 2), 1, resumable=True)
     hall.engine.scheduler.add_request(more)
     assert hall.held == ["stream"]
     hall.step(6, room=None)
     assert len(hall.engine.outputs["stream"]) == 2, "one answer for each part"
     hall.say(0)
-    third = hall.engine._make("stream", tokens_of(2, 3), 1, resumable=True)
+    third = hall.engine.make("stream", tokens_of(2, 3), 1, resumable=True)
     hall.engine.scheduler.add_request(third)
     assert hall.held == [], "the scheduler knows it"
     hall.step(4, room=0)

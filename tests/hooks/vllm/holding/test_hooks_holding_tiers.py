@@ -30,7 +30,7 @@ def hall(paper: Callable[..., Any]) -> Hall:
 def suggest(hall: Hall) -> None:
     """The sidecar would have the prompt of seed 1 back."""
     client, none = hall.side.client, as_keys(b"")
-    hashes = hall.engine._make("probe", text(BLOCKS, 1), 1).block_hashes[:BLOCKS]
+    hashes = hall.engine.make("probe", text(BLOCKS, 1), 1).block_hashes[:BLOCKS]
     client.hold_ranking(EvictionRanking(1, hall.clock.now + 1e6, none, none, none, none))
     client.hold_wanted(np.array([key_of(each) for each in hashes], dtype=np.uint64))
 
