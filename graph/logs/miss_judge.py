@@ -23,13 +23,7 @@ _COPIES: Final = int(Tier.WARM | Tier.COLD)
 
 
 def judge(
-    tables: Tables,
-    log: EvictionLog,
-    engine: int,
-    session: int,
-    rows: Rows,
-    index: int,
-    now: float,
+    tables: Tables, log: EvictionLog, engine: int, session: int, rows: Rows, index: int, now: float
 ) -> Miss:
     """Why block ``index`` of a chain was not found.
 
@@ -44,13 +38,13 @@ def judge(
     held, mark = int(blocks.tiers[engine, row]), int(log.marks[row])
     if held & _COPIES:
         return Miss(index, key, Reason.LOAD_SLOWER)
-    if mark & Way.COMING and not held:
-        return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
-    if held and blocks.walkers[row] <= 1:
+    if held and blocks.walkers[row] > 1:
+        return Miss(index, key, Reason.UNKNOWN, Detail.IN_POOL)
+    if held:
         # An engine's list of its pool came before the news of what it had computed until then.
         return _unseen(tables, session, rows, index, key, now)
-    if held:
-        return Miss(index, key, Reason.UNKNOWN, Detail.IN_POOL)
+    if mark & Way.COMING:
+        return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
     elsewhere = holder(tables, engine, row)
     if mark & Way.MASK != Way.HERE:
         return _gone(tables, log, row, index, key, elsewhere)
