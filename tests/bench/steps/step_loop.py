@@ -67,7 +67,7 @@ class StepLoop:
         self._shared: list[Any] = []
         self._running: list[Running] = []
         self._prefilled: Running | None = None
-        self._answer = TierAnswer()
+        self._late = TierAnswer()  # of the last step's orders
         self._step = 0
         self._fill()
 
@@ -131,14 +131,16 @@ class StepLoop:
         self.pool.free_blocks(reversed(each.blocks))
 
     def _ask(self, tokens: int) -> None:
-        """The step's end: orders go out, and the answers to those of the step before come in."""
+        """The step's end: orders go out, and answers to those that the link could carry come in."""
         output = SimpleNamespace(total_num_scheduled_tokens=tokens)
         metadata = self.connector.build_connector_meta(output)
-        said = SimpleNamespace(answer=self._answer) if self._answer else None
+        new, late = _answer(getattr(metadata, "work", None)), self._late
+        in_time = sum(done.seconds for done in new.done) <= self.load.step_s
+        answer, self._late = (late + new, TierAnswer()) if in_time else (late, new)
+        said = SimpleNamespace(answer=answer) if answer else None
         self.connector.update_connector_output(
             SimpleNamespace(kv_connector_worker_meta=said, finished_recving=None)
         )
-        self._answer = _answer(getattr(metadata, "work", None))
 
     def _prompt(self, blocks: int) -> Any:
         tokens = list(range(blocks * BLOCK_SIZE))
