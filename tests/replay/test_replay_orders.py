@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from kvgraph.advisor.replay.engine.instance import HostTier, Instance
@@ -146,8 +146,8 @@ def test_nothing_is_asked_of_it_before_anything_came(name: str, chats: Trace) ->
     assert order.victims(0, 0.0) == []
 
 
-def plain_names() -> Iterator[str]:
-    return (name for name in order_names() if name.startswith("lru"))
+def plain_names() -> list[str]:
+    return [name for name in order_names() if name.startswith("lru")]
 
 
 @pytest.mark.parametrize("other", plain_names())
