@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hall import held_of
 from kvgraph.advisor.cli import build_app
 from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
 from kvgraph.bench.sidecars.sidecar_process import SidecarProcess
@@ -74,8 +75,7 @@ def hold(engine: PaperEngine, names: list[str]) -> list[str]:
         engine.ask(text(LARGE, 100 + at), 1, session_id=name).request_id
         for at, name in enumerate(names)
     ]
-    held = engine.side.holding.queue._held
-    assert list(held) == asked
+    assert held_of(engine) == asked
     return asked
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from kvgraph.graph.messages.advice import AdmissionAdvice
 from kvgraph.graph.messages.events import RequestReleased
+from kvgraph.hooks.vllm.holding.holding_queue import HoldingQueue
 from kvgraph.hooks.vllm.scheduler_hook import bind_scheduler
 from paper import text
 
@@ -23,18 +24,18 @@ class Clock:
 
 
 class Hall:
-    """One engine.
+    """One engine, made with a ``Clock`` of its own.
 
     Attributes:
         started: Ids of requests in the order in which they were first scheduled.
     """
 
     def __init__(self, engine: PaperEngine) -> None:
-        self.engine, self.clock = engine, Clock()
+        assert isinstance(engine.clock, Clock)
+        self.engine, self.clock = engine, engine.clock
         bind_scheduler(engine.scheduler)
         self.side = engine.side
         self.holding = self.side.holding
-        self.holding._clock = self.side.client._clock = self.clock
         self.started: list[str] = []
         scheduled = self.side.request_scheduled
         self.side.request_scheduled = lambda request, *rest: (
@@ -45,8 +46,7 @@ class Hall:
     @property
     def held(self) -> list[str]:
         """Who is held, in the order of arrival."""
-        queue = self.engine.scheduler.waiting
-        return list(queue._held) if queue is self.holding.queue else []
+        return held_of(self.engine)
 
     def say(self, room: int | None, known_of: float | None = None) -> None:
         """The sidecar says now that so many blocks may start."""
@@ -92,6 +92,14 @@ class Hall:
         return [(e.request_id, e.reason) for e in events if isinstance(e, RequestReleased)]
 
 
+def held_of(engine: PaperEngine) -> list[str]:
+    """Ids of the requests that wait beside vLLM's own queue, in the order of arrival."""
+    queue = engine.scheduler.waiting
+    if not isinstance(queue, HoldingQueue):
+        return []
+    return [each.request_id for each in queue if queue.is_held(each.request_id)]
+
+
 def by_priority(base: Any) -> Any:
     """``base`` with vLLM's priority scheduling."""
     config = copy.copy(base)
@@ -108,4 +116,4 @@ def tokens_of(blocks: int, seed: int, more: Sequence[int] = ()) -> list[int]:
     return [*text(blocks, seed), *more]
 
 
-__all__ = ["BLOCK_SIZE", "Hall", "by_priority", "shape", "tokens_of"]
+__all__ = ["BLOCK_SIZE", "Clock", "Hall", "by_priority", "held_of", "shape", "tokens_of"]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...hooks.tiers.budget import TierSettings
 from ...hooks.vllm.compose import own_transfer_config
 from ...hooks.vllm.transfers.worker import TierMetadata, TierWorkerMetadata
+from ..hotpath import surroundings
 from .paper_model import Batch, PaperModel, aggregated, seed_of
 from .paper_worker import Notes, PaperWorker
 
@@ -72,6 +73,7 @@ class PaperEngine:
         disks: What an earlier engine of this shape left on each worker's disk.
         training: How often adapters were trained on before it started.
         endpoint: The sidecar's.
+        clock: All of ours goes by these seconds, and no thread of ours looks for a sidecar.
 
     Attributes:
         outputs: Tokens by request, as vLLM's front end would have got them.
@@ -85,18 +87,21 @@ class PaperEngine:
         disks: Sequence[Mapping[bytes, Notes]] | None = None,
         training: int = 0,
         endpoint: str = NOBODY,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
         from vllm.v1.structured_output import StructuredOutputManager
 
-        self.shape, self.rng = shape, rng or random.Random(0)
-        self.config = configured(base, shape, endpoint)
+        self.shape, self.rng, self.clock = shape, rng or random.Random(0), clock
+        self.config = configured(base, shape, endpoint if clock is None else "")
         scheduler = self.config.scheduler_config.get_scheduler_cls()
         self.scheduler = scheduler(
             self.config, cache_of(shape), StructuredOutputManager(self.config), BLOCK_SIZE
         )
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.connector = self.scheduler.connector
+        if clock is not None and self.connector is not None:
+            self.connector.attach(self.pool, surroundings(clock))
         self.workers = [self._new_worker(disk) for disk in disks or [{}] * shape.workers]
         self.model = PaperModel(self.workers, self.rng, shape.windows)
         self.weights, self.training = 0, training

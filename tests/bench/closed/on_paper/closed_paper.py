@@ -79,7 +79,7 @@ class _PaperLoop:
         self.now = 0.0
         warm = blocks if arm.hosted else None
         shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, stock=arm.stock)
-        self.engine = PaperEngine(_larger(base, arm.longest_first), shape)
+        self.engine = PaperEngine(_larger(base, arm.longest_first), shape, clock=lambda: self.now)
         self._scheduler = self.engine.scheduler
         self._link = PaperLink(self.engine) if self.engine.has_tiers else None
         sidecar = PaperSidecar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from ....advisor.assembly import new_graph
 from ....advisor.config.config import Config
@@ -13,7 +13,6 @@ from ....advisor.planner import GraphEvictionAdvisor
 from ....graph.messages.events import HOLD_ENDS
 from ....hooks.vllm.holding.no_holding import NoHolding
 from ....hooks.vllm.scheduler_hook import bind_scheduler
-from ....hooks.vllm.transfers.bridge import TierCacheBridge
 from ...paper.paper_engine import PaperEngine
 from ..closed_sidecar import HoldCounts
 from .closed_paper_arms import PaperArm
@@ -26,15 +25,16 @@ class PaperSidecar:
     """What a sidecar knows of one engine, and what it says to it.
 
     Args:
-        time: Seconds of the engine's own clock, which starts at 0.
+        engine: One that was made with ``time`` for its clock.
+        time: Seconds, from 0 on.
     """
 
     def __init__(self, engine: PaperEngine, arm: PaperArm, time: Callable[[], float]) -> None:
         self._side, self._time = engine.side, time
         if arm.hold:
             bind_scheduler(engine.scheduler)
-            self._side.holding._clock = time
-        self._take_over_clocks()
+        self._side.client.outbox.open(_QUEUE)
+        self._side.client.linked_since = 0.0
         policy = PolicyConfig(name="lru") if arm.plain else PolicyConfig()
         config = Config(policy=policy)
         self._graph = new_graph(config, time)
@@ -71,16 +71,3 @@ class PaperSidecar:
         report = self._side.holding.report()
         ends = dict(zip(HOLD_ENDS, report.released, strict=True))
         return HoldCounts(report.held, report.not_held, report.longest_s, report.waited_s, ends)
-
-    def _take_over_clocks(self) -> None:
-        """Nothing of ours goes by the clock on the wall any more."""
-        side, time = self._side, self._time
-        side.client._clock = side.index._clock = time
-        side.client.close()  # its thread would talk by another clock
-        side.client.outbox.open(_QUEUE)
-        side.client.linked_since = 0.0
-        if isinstance(side.bridge, TierCacheBridge):
-            ledger: Any = side.bridge.ledger
-            ledger.clock = ledger.costs._clock = time
-            spiller = side.bridge._spiller
-            spiller._seen_at = spiller._rest_until = 0.0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hall import BLOCK_SIZE, Hall, shape, tokens_of
+from hall import BLOCK_SIZE, Clock, Hall, shape, tokens_of
 from kvgraph.graph.messages.events import HOLD_ENDS, RequestHeld
 from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
 
@@ -20,7 +20,7 @@ def two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[False, True], ids=["sync", "async"])
 def hall(request: pytest.FixtureRequest, paper: Callable[..., Any]) -> Hall:
-    return Hall(paper(shape(asynchronous=request.param)))
+    return Hall(paper(shape(asynchronous=request.param), clock=Clock()))
 
 
 def test_new_sessions_wait_while_the_room_is_used_up(hall: Hall) -> None:
@@ -196,7 +196,7 @@ def test_one_who_waits_for_its_user_does_not_keep_the_engine_busy(hall: Hall) ->
 
 
 def test_a_session_larger_than_the_pool_is_not_held(paper: Callable[..., Any]) -> None:
-    hall = Hall(paper(shape(blocks=17)))
+    hall = Hall(paper(shape(blocks=17), clock=Clock()))
     hall.busy()
     hall.say(0)
     hall.ask(16, 1)
@@ -238,7 +238,11 @@ def test_an_abort_while_held_leaves_nothing_behind(hall: Hall) -> None:
     assert hall.engine.is_whole()
     assert not hall.engine.scheduler.deferred_waiting
     assert {reason for _, reason in hall.released()} == {"gone"}
-    assert hall.holding._rule._room._taken == 0
+    hall.say(None)
+    hall.busy(9001)
+    hall.say(1)
+    hall.ask(4, 50)
+    assert hall.held == [], "none of those who went away takes room"
 
 
 def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
@@ -253,7 +257,8 @@ def test_an_id_that_comes_again_is_another_request(hall: Hall) -> None:
             hall.abort("twice")
     hall.step(4, room=5)
     assert hall.started[-1] == "twice"
-    assert hall.holding._rule._order.peek() is None
+    hall.step(2, room=None)  # whoever waited would go
+    assert hall.released() == [("twice", "gone"), ("twice", "room")]
 
 
 def test_vllm_counts_and_lists_who_is_held(hall: Hall) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hall import BLOCK_SIZE, Hall, shape, tokens_of
+from hall import BLOCK_SIZE, Clock, Hall, shape, tokens_of
 from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("vllm_loaded")
 @pytest.fixture
 def hall(paper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Hall:
     monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
-    return Hall(paper(shape()))
+    return Hall(paper(shape(), clock=Clock()))
 
 
 def test_a_tenant_that_opens_sessions_does_not_starve_another(hall: Hall) -> None:
@@ -101,7 +101,11 @@ def test_the_name_of_a_running_session_lets_a_few_in_and_not_a_crowd(hall: Hall)
     hall.step(1, room=None)
     assert hall.held == []
     hall.engine.settle()
-    assert not hall.holding._sessions._queued
+    hall.busy()
+    hall.say(0)
+    last = tokens_of(3, 1, [139] * 5 * BLOCK_SIZE)
+    hall.engine.ask([*last, *[7] * 20 * BLOCK_SIZE], 1, session_id="a")
+    assert hall.held == [], "the crowd is over: the name is one session's again"
 
 
 def test_requests_that_went_away_do_not_set_their_tenant_back(hall: Hall) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hall import BLOCK_SIZE, Hall, by_priority, shape, tokens_of
+from hall import BLOCK_SIZE, Clock, Hall, by_priority, shape, tokens_of
 from kvgraph.bench.paper.paper_engine import PaperEngine
 from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
 from paper import fail
@@ -27,14 +27,14 @@ def hall(
     monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
     order, asynchronous = request.param
     config = by_priority(paper_config) if order == "priority" else paper_config
-    engine = PaperEngine(config, shape(asynchronous=asynchronous))
+    engine = PaperEngine(config, shape(asynchronous=asynchronous), clock=Clock())
     yield Hall(engine)
     engine.close()
 
 
 def break_at(hall: Hall, where: str) -> None:
     if where == "lookup":
-        hall.side._heed_news = fail
+        hall.side.observer.request_looked_up = fail
     elif where == "allocation":
         hall.side.observer.request_scheduled = fail
     else:

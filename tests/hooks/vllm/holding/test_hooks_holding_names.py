@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hall import BLOCK_SIZE, Hall, shape, tokens_of
+from hall import BLOCK_SIZE, Clock, Hall, shape, tokens_of
 from kvgraph.hooks.vllm.holding.session_names import Middle, SessionName, SessionNames, middle_of
 from kvgraph.hooks.vllm.settings import HOLD_MAX_VARIABLE
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("vllm_loaded")
 @pytest.fixture
 def hall(paper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Hall:
     monkeypatch.setenv(HOLD_MAX_VARIABLE, "120")
-    return Hall(paper(shape()))
+    return Hall(paper(shape(), clock=Clock()))
 
 
 def test_one_small_context_under_many_names_lets_no_large_ones_in(hall: Hall) -> None:
@@ -97,17 +97,21 @@ def test_a_prompt_whose_first_block_is_gone_is_not_resident(hall: Hall, name: st
 def test_what_a_name_remembers_is_bounded_and_a_context_that_grows_is_one() -> None:
     names, name = SessionNames(), SessionName(None, "a")
     own = [b"own %d" % at for at in range(40)]
+    names.started(name, None)
+    names.finished(name, [b"another"], ended=False)
     for length in range(2, 40):
         names.started(name, middle_of(own[:length]))
         assert names.is_running(name, own[:length])
         names.finished(name, own[:length], ended=False)
-        assert len(names._known[name].contexts) == 1
     assert not names.is_running(name, own), "it ended"
     assert names.context(name, own) == Middle(19, b"own 19")
     assert names.context(name, own[:19]) is None, "less than half of it"
-    for number in range(10):
+    assert names.context(name, [b"another"]), "one that grows takes no other's place"
+    others = [[b"other %d" % number] for number in range(10)]
+    for other in others:
         names.started(name, None)
-        names.finished(name, [b"other %d" % number], ended=False)
-    assert len(names._known[name].contexts) == 4
+        names.finished(name, other, ended=False)
+    assert [bool(names.context(name, each)) for each in others] == 6 * [False] + 4 * [True]
+    assert names.context(name, own) is None
     names.finished(name, [], ended=False)
     assert names.context(name, []) is None

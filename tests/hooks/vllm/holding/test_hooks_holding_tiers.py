@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hall import Hall, shape
+from hall import Clock, Hall, shape
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.types import as_keys
 from kvgraph.hooks.keys import key_of
@@ -21,7 +21,7 @@ BLOCKS = 8
 @pytest.fixture
 def hall(paper: Callable[..., Any]) -> Hall:
     """An engine with tiers, whose prompt of seed 1 has copies only."""
-    hall = Hall(paper(shape(warm=256)))
+    hall = Hall(paper(shape(warm=256), clock=Clock()))
     hall.say(None)
     park(hall.engine, text(BLOCKS, 1))
     return hall
