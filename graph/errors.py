@@ -16,7 +16,7 @@ class KvGraphError(Exception):
     """Base of every deliberate kvgraph error."""
 
 
-class ConfigError(KvGraphError):
+class ConfigError(KvGraphError, ValueError):
     """A configuration key or value is wrong; the message names it and what is allowed."""
 
 

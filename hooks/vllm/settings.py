@@ -7,8 +7,6 @@ import math
 import os
 from typing import Final
 
-from ...graph.errors import ConfigError
-
 logger = logging.getLogger(__name__)
 
 SWITCH_VARIABLE: Final = "AITHER_KVCACHE_GRAPH"
@@ -79,6 +77,8 @@ def read_seconds(variable: str, longest: float) -> float | None:
         seconds = math.nan
     if 0 <= seconds <= longest:
         return seconds
+    from ...graph.errors import ConfigError  # not above: switched off, nothing of ours is loaded
+
     raise ConfigError(f"{variable}={text!r} is not allowed: seconds from 0 to {longest:.0f}")
 
 
@@ -90,7 +90,7 @@ def _is_on(variable: str, unset: bool = False) -> bool:
 def _seconds(variable: str, default: float, longest: float) -> float:
     try:
         seconds = read_seconds(variable, longest)
-    except ConfigError as error:
+    except ValueError as error:
         logger.warning("kvgraph: %s; %d is taken", error, default)
         return default
     return default if seconds is None else seconds

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -265,3 +267,13 @@ def test_what_the_user_sets_wins_over_an_inherited_child(
     monkeypatch.setattr(os, "getpid", lambda: 1)
     monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "tcp://127.0.0.1:5560")
     assert plugin.sidecar_endpoint() == "tcp://127.0.0.1:5560"
+
+
+def test_an_engine_that_is_not_switched_on_loads_the_hooks_alone() -> None:
+    """vLLM imports every plugin to ask it; what an engine then does not use it does not load."""
+    program = (
+        "import sys, kvgraph.hooks.vllm.plugin; "
+        "print([m for m in sys.modules if m.startswith('kvgraph.') and 'hooks' not in m])"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout.strip() == "[]", run.stderr
