@@ -125,25 +125,25 @@ def _add_overview(app: FastAPI, source: StatusSource, registry: CollectorRegistr
 
 
 def _queries(source: StatusSource) -> APIRouter:
-    app = APIRouter()
+    router = APIRouter()
 
-    @app.get("/blocks/{key}/explain")
+    @router.get("/blocks/{key}/explain")
     def explain_block(key: BlockParam) -> Response:
         return _json(source.explain_block(parse_key(key)))
 
-    @app.get("/blocks/{key}/subgraph")
+    @router.get("/blocks/{key}/subgraph")
     def subgraph(key: BlockParam, hops: HopsParam = 1, limit: LimitParam = 200) -> Response:
         return _json(source.subgraph(parse_key(key), hops, limit))
 
-    @app.get("/waiting")
+    @router.get("/waiting")
     def waiting() -> Response:
         return _json(source.waiting())
 
-    @app.get("/sessions/{name:anything}/explain")
+    @router.get("/sessions/{name:anything}/explain")
     def explain_session(name: NameParam, tenant: TenantParam = None) -> Response:
         return _json(source.explain_session(name, tenant))
 
-    return app
+    return router
 
 
 def _json(content: Any, status_code: int = 200) -> Response:

@@ -57,8 +57,8 @@ class Access:
     def edits(self) -> Callable[..., None]:
         """A dependency that refuses whoever does not carry the edit token."""
 
-        def check(x_kvgraph_edit: Annotated[str, Header()] = "") -> None:
-            if not _same(x_kvgraph_edit, self._edit):
+        def check(token: Annotated[str, Header(alias=EDIT_HEADER)] = "") -> None:
+            if not _same(token, self._edit):
                 raise HTTPException(
                     403, "changes need the edit token: `kvgraph open --edit` gives the address"
                 )

@@ -117,8 +117,8 @@ class FreeQueueArranger:
             self.stale += 1
             self._blanks.reset()
             self._guard.step()
-        elif self._is_window_enough(ranking):
-            self._guard.look_again()  # once that is over
+        elif self._lay_window(ranking):
+            self._guard.forget_head(and_who_is_free=True)  # looked at once that is over
         else:
             self._guard.step()
 
@@ -144,17 +144,17 @@ class FreeQueueArranger:
         self._window.reset()
         self._blanks.reset()
         self._protection.reset()
-        self._guard.look_again()
+        self._guard.forget_head(and_who_is_free=True)
 
-    def _is_window_enough(self, ranking: EvictionRanking) -> bool:
-        """Lay the window if that is due; returns whether a step can take only the window and
-        blanks."""
+    def _lay_window(self, ranking: EvictionRanking) -> bool:
+        """Follow ``ranking`` and lay its window if that is due; returns whether a step can take
+        only the window and blanks."""
         window = self._window
-        if not window.follows(ranking):
+        if not window.follows(ranking):  # also where blanks suffice: they may not for long
             self.epoch = max(0, ranking.epoch)  # below 0: not of a sidecar's making
             window.adopt(ranking)
-        if self._blanks.check():
+        if self._blanks.still_suffice():
             return True
-        if window.check() and (blanks := self._blanks.count()) is not None:
+        if window.falls_due() and (blanks := self._blanks.count()) is not None:
             window.lay(blanks, ranking.known_of)
         return self._blanks.suffice or window.suffices

@@ -32,8 +32,9 @@ class Blanks:
         """Forget what was counted."""
         self._far = None
 
-    def check(self) -> bool:
-        """Whether more blank blocks than a step can take are known to be at the head.
+    def still_suffice(self) -> bool:
+        """Whether more blank blocks than a step can take are known to be at the head; forgets the
+        count once they are gone.
 
         This is one attribute check while they last: ``_far`` was ``blocks_per_step`` deep with as
         many blanks behind it, and blocks leave the queue from its head only.

@@ -1,9 +1,7 @@
 """Keeps protected blocks away from the head of vLLM's free queue.
 
-Which blocks are protected changes more slowly than the order of eviction, and an engine needs the
-protection most when its sidecar is late. Therefore it is remembered longer, and a caller's
-statement counts until a sidecar can have ranked it. Looking at the head costs time, so it is looked
-at only when half of the blocks that were last seen there are gone.
+Looking at the head costs time, so it is looked at only when half of the blocks that were last seen
+there are gone.
 """
 
 from __future__ import annotations
@@ -28,13 +26,11 @@ class HeadGuard:
         pool: The live block pool.
         index: Finds a protected key's block.
         blocks_per_step: The most blocks that one engine step can allocate.
-        stale_s: Seconds for which a caller's statement counts if no sidecar knows of it.
-        clock: Monotonic seconds, the clock that rankings are dated in.
+        protection: The keys that are protected; whoever changes them says so (``forget_head``).
 
     Attributes:
         moved: Blocks moved since the engine's start.
         reach: The most blocks that the next step can take.
-        evicted_protected: Protected blocks that the engine evicted since its start.
     """
 
     def __init__(
@@ -64,19 +60,22 @@ class HeadGuard:
         elif protected:
             self._to_back(protected)
 
-    def look_again(self) -> None:
-        """Forget what was seen at the head."""
-        self._marker, self._only_protected_are_free = None, False
+    def forget_head(self, *, and_who_is_free: bool = False) -> None:
+        """Look at the head again before the next step.
+
+        Args:
+            and_who_is_free: Forget as well whether only protected blocks were free: others may
+                have moved since.
+        """
+        self._marker = None
+        if and_who_is_free:
+            self._only_protected_are_free = False
 
     def freed(self) -> None:
         """Note that blocks were given back: they go before the protected ones if no other
         is free."""
         if self._only_protected_are_free:
             self._let_go_first_what_came_last()
-
-    def forget_head(self) -> None:
-        """Others are protected now: what was seen at the head holds no more."""
-        self._marker = None
 
     def _head_is_clear(self) -> bool:
         """Whether at least a step's blocks are left of those that were seen at the head."""

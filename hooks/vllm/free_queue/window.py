@@ -95,8 +95,8 @@ class Window:
         """Whether no step takes more blocks than the window has."""
         return self._marker is not None and self._left >= self.reach
 
-    def check(self) -> bool:
-        """Whether the window is due to be laid."""
+    def falls_due(self) -> bool:
+        """Whether the window is due to be laid: notes it if most of the victims are gone."""
         if self._marker is not None and not self._holds(*self._marker):
             self._marker = None
             self._due = True
