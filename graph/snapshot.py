@@ -44,7 +44,7 @@ def save(graph: KVCacheGraph, path: Path) -> int:
         SnapshotError: The file cannot be written.
     """
     with graph.lock:
-        arrays = _collect(graph.tables, graph.clock())
+        arrays = columns_of(graph.tables, graph.clock())
         arrays |= _prefixed("embeddings", graph.embeddings())
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
@@ -79,7 +79,9 @@ def load(graph: KVCacheGraph, path: Path) -> None:
     graph.adopt(tables, _section(arrays, "embeddings"))
 
 
-def _collect(tables: Tables, now: float) -> dict[str, npt.NDArray[Any]]:
+def columns_of(tables: Tables, now: float) -> dict[str, npt.NDArray[Any]]:
+    """Every column that a snapshot keeps, and all names, by section; times are relative to
+    ``now``."""
     names = {name: getattr(tables, name).names for name in _INTERNERS}
     names["sessions"] = tables.sessions.names
     names["tools"] = tables.sessions.tools.names

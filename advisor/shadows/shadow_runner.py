@@ -29,14 +29,24 @@ _ASKED_LATELY_S: Final = 120.0  # a ceiling is worked out only while somebody lo
 class ShadowRunner:
     """Shadows of all engines; see ``ShadowSet``.
 
+    Args:
+        graph: The graph that the engines tell.
+        clock: Monotonic seconds, the graph's clock.
+        cpu: Seconds of a processor core that the calling thread has used.
+
     Attributes:
         sets: engine → its shadows; read it under ``lock``.
         spent_s: Of a processor core, by the last tick.
     """
 
-    def __init__(self, graph: KVCacheGraph, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        graph: KVCacheGraph,
+        clock: Callable[[], float],
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._graph = graph
-        self._clock = clock
+        self._clock, self._cpu = clock, cpu
         self._notices = Notices(logger, clock)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-shadows", daemon=True)
@@ -63,7 +73,7 @@ class ShadowRunner:
 
     def tick(self) -> None:
         """Take what happened since the last tick, and rank again."""
-        began = time.thread_time()
+        began = self._cpu()
         with self._graph.lock:
             heard = self._graph.tables.history.listen()
             names = {column: name for name, column in self._graph.tables.engines.items()}
@@ -77,7 +87,7 @@ class ShadowRunner:
                 if (column := self._graph.tables.engines.get(engine)) is not None:
                     self.sets[engine].rank(self._view(column))
         self._look_ahead()
-        self.spent_s = time.thread_time() - began
+        self.spent_s = self._cpu() - began
         self._spent += self.spent_s
         self._judge()
 

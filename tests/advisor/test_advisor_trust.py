@@ -86,7 +86,7 @@ class Sidecar:
     def state(self) -> dict[str, bytes]:
         """Every column of every table, residency too, and every name."""
         tables = self.graph.tables
-        columns = snapshot._collect(tables, 0.0) | {"engines": tables.blocks.tiers}
+        columns = snapshot.columns_of(tables, 0.0) | {"engines": tables.blocks.tiers}
         return {name: column.tobytes() for name, column in columns.items()}
 
     def close(self) -> None:

@@ -80,11 +80,11 @@ def test_waits_for_a_503_are_kept_apart_from_those_for_answers() -> None:
         crowd = Crowd(f"http://127.0.0.1:{server.server_port}", "", [1])
         try:
             for path in ("/status", "/busy", "/gone", "/busy", "/busy"):
-                crowd._ask_once(path)
+                crowd.ask_once(path)
         finally:
             server.shutdown()
             thread.join()
-    crowd._ask_once("/status")
+    crowd.ask_once("/status")
     assert (len(crowd.waits), len(crowd.refused), crowd.failed) == (2, 3, 1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import select
 import struct
 import threading
 import time
@@ -419,12 +418,16 @@ def _payload(message: Any) -> bytes:
     return msgspec.msgpack.encode(message)
 
 
-def test_only_a_sidecar_that_answers_is_nudged(router: Any, engine: Engine) -> None:
+def test_only_a_sidecar_that_answers_is_nudged(
+    router: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever writes to the pipe hands Python's lock to the client's thread, and waits for it."""
+    woken: list[Wake] = []
+    monkeypatch.setattr(Wake, "set", lambda wake: woken.append(wake))
     client = AdvisorClient(router.endpoint, engine)
     client.nudge()
-    assert not select.select([client._wake.fd], [], [], 0)[0]
+    assert not woken
     client.take_advice([HEADER, bytes(8), _payload(ranking())])
     client.nudge()
-    assert select.select([client._wake.fd], [], [], 0)[0]
+    assert len(woken) == 1
     client.close()

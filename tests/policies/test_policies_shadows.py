@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +29,17 @@ CAPACITY = 400
 class Live:
     """A graph that hears a trace, as an engine under LRU tells it, and the shadows beside it."""
 
-    def __init__(self, trace: Trace, capacity: int, share: float = 1.0) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        capacity: int,
+        share: float = 1.0,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
         self.now = 0.0
         self.trace, self.capacity = trace, capacity
         self.graph = KVCacheGraph(clock=lambda: self.now)
-        self.runner = ShadowRunner(self.graph, lambda: self.now)
+        self.runner = ShadowRunner(self.graph, lambda: self.now, cpu)
         hello = EngineHello("host", "", trace.block_size, capacity + 1, "")
         self.graph.apply("e", [hello])
         self.runner.tick()
@@ -138,8 +147,8 @@ def test_shadows_reach_the_page(trace: Trace) -> None:
 
 
 def test_shadows_that_take_too_long_follow_fewer(trace: Trace) -> None:
-    live = Live(trace, CAPACITY)
-    live.runner._spent = 100.0
+    seconds = itertools.count(0.0, 50.0)  # what a tick takes of a core
+    live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
     live.now += 31.0
     live.runner.tick()
     assert live.set.sample.share == 0.5

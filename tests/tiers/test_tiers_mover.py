@@ -19,6 +19,7 @@ from kvgraph.hooks.tiers.jobs import Demote, Job, JobDone, Load, Spill, TierWork
 from kvgraph.hooks.tiers.ledger import TierLedger
 from kvgraph.hooks.tiers.mover import TierMover
 from kvgraph.kernels import ops
+from kvgraph.kernels.gpu.streams import TransferStream
 from kvgraph.kernels.layout.addressed import Blocks
 from kvgraph.kernels.layout.engines import cpu_layout
 from kvgraph.kernels.layout.layout import new_memory
@@ -222,10 +223,10 @@ def test_a_device_that_takes_no_orders_fails_them(
 ) -> None:
     bench = new_bench()
 
-    def broken() -> None:
+    def broken(_: TransferStream) -> None:
         raise RuntimeError("the driver is gone")
 
-    monkeypatch.setattr(bench.mover._stream, "fence", broken)
+    monkeypatch.setattr(TransferStream, "fence", broken)
     spilled, loaded = bench.do(Spill(1, (3,), (1,)), load(2, (1,), (5,), request="r"))
     assert spilled.failed == loaded.failed == {0}
     assert bench.mover.answers.take_loaded() == ({"r"}, {5})
@@ -292,8 +293,9 @@ def test_a_damaged_record_costs_itself_only(
     before = bench.bytes_of(4)
     bench.do(Spill(1, (3, 4), (1, 2)))
     bench.do(Demote(2, (1, 2), (key(33), key(44))))
+    record = (tmp_path / "tier").read_bytes().index(bench.bytes_of(3))
     with (tmp_path / "tier").open("r+b") as file:
-        file.seek(disk._data_start + 100)
+        file.seek(record + 100)
         file.write(b"\xff\x00\xff\x00")
     (done,) = bench.do(
         load(3, (3, 4), (8, 9), from_disk={0: key(33), 1: key(44)}, request="r"), release=(1, 2)
@@ -359,7 +361,7 @@ def test_after_a_reset_the_disk_belongs_to_no_checkpoint(
         copy = directory.begin(key(33))
         bench.do(Spill(ledger.book.number(), (3,), (copy.id,)))
         directory.complete(copy)
-        ledger._begin_demotion([copy])
+        ledger.make_room(directory.warm_capacity, [key(33)])
         work = TierWork(ledger.book.take(), erase=directory.take_erased(),
                         disown=directory.take_cleared())  # fmt: skip
         bench.mover.submit(work)
@@ -412,13 +414,16 @@ def test_a_read_that_hangs_is_answered_as_failed_and_touches_nothing_later(
     assert not spilled.failed
     (refused,) = bench.do(load(3, (7,), (9,), from_disk={0: key(33)}))
     assert refused.failed == {0}, "at once: the disk did not move since"
-    kept = [bytes(bench.arena.record_view(bench.mover._handles[c])) for c in range(2, 7)]
+    kept = [bench.bytes_of(block) for block in range(5)]
     disk.leave.set()
     bench.do(Spill(4, (5,), (8,)))  # what the disk's thread left is heard before the next order
     while bench.mover.lane.copies:
         bench.do(Spill(5, (), ()))
     assert bench.bytes_of(8) == before
-    assert [bytes(bench.arena.record_view(bench.mover._handles[c])) for c in range(2, 7)] == kept
+    for block in range(5):
+        bench.overwrite(block)
+    bench.do(load(7, (2, 3, 4, 5, 6), (0, 1, 2, 3, 4)))
+    assert [bench.bytes_of(block) for block in range(5)] == kept
     (again,) = bench.do(load(6, (9,), (9,), from_disk={0: key(33)}), release=(2,))
     assert not again.failed, "a disk that answers again is used again"
     assert bench.bytes_of(9) == bytes(SIZE)

@@ -11,6 +11,8 @@ import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.messages.events import CopiesDropped
 from kvgraph.hooks.tiers.jobs import Demote, Spill, TierAnswer, WorkerStart
+from kvgraph.hooks.vllm.free_queue.queue_scan import QueueScan
+from kvgraph.hooks.vllm.transfers.spiller import Spiller
 from pool_engine import Engine, Turn, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -344,19 +346,21 @@ def test_what_is_about_to_leave_keeps_its_copy() -> None:
     assert all(h in directory for h in first.request.block_hashes)
 
 
-def test_who_never_copies_looks_at_a_bounded_stretch_of_the_queue_in_each_step() -> None:
+def test_who_never_copies_looks_at_a_bounded_stretch_of_the_queue_in_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """After steps of 16,000 tokens, 3,000 blocks ahead were looked at in each decode step."""
     engine = Engine(blocks=6001, warm=6000)
-    spiller, looked = engine.bridge._spiller, list[int]()
-    look = spiller._scan.look
+    spiller = Spiller(engine.pool, 0, engine.bridge.ledger, spill_all=False)
+    look, looked = QueueScan.look, list[int]()
 
-    def counting(*how: int) -> Iterator[Any]:
+    def counting(scan: QueueScan, *how: int) -> Iterator[Any]:
         looked.append(0)
-        for found in look(*how):
+        for found in look(scan, *how):
             looked[-1] += 1
             yield found
 
-    spiller._scan.look = counting
+    monkeypatch.setattr(QueueScan, "look", counting)
     spiller.step(None, 1024, 0)
     for _ in range(400):
         spiller.step(None, 1, 0)

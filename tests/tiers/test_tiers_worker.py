@@ -156,13 +156,12 @@ def test_the_file_of_outdated_weights_goes_once_nobody_has_it_open(tmp_path: Pat
 def test_more_memory_than_there_is_for_all_workers_is_capped_in_words(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from kvgraph.hooks.vllm.transfers.worker import WorkerSide
+    from kvgraph.hooks.vllm.transfers.worker import granted_bytes
 
     there, most = available_bytes(), 1 << 50
-    side = WorkerSide(SimpleNamespace(), TierSettings(most, sharers=4))
-    assert 0 < side._warm_bytes() <= 1.1 * there / 4
+    assert 0 < granted_bytes(TierSettings(most, sharers=4)) <= 1.1 * there / 4
     assert "each of the 4 workers that share this machine" in caplog.text
-    assert WorkerSide(SimpleNamespace(), TierSettings(1 << 20, sharers=4))._warm_bytes() == 1 << 20
+    assert granted_bytes(TierSettings(1 << 20, sharers=4)) == 1 << 20
 
 
 @pytest.mark.parametrize(("algorithm", "length"), [("sha256", 32), ("sha256_cbor", 32)])

@@ -41,12 +41,13 @@ class RefuseWhoWaits:
 
     Args:
         app: vLLM's, with all other middleware.
+        waiting: Knows which requests are held; the sidecar's answers if none is given.
     """
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, waiting: WaitingRequests | None = None) -> None:
         self._app = app
         self._after_s = refuse_after_s()
-        self._waiting = WaitingRequests()
+        self._waiting = waiting or WaitingRequests()
         self._names: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -103,7 +103,7 @@ class WorkerSide:
         from ...tiers.mover import TierMover
         from .disk_file import open_disk
 
-        arena = Arena.for_cache(cache.layout, self._warm_bytes())
+        arena = Arena.for_cache(cache.layout, granted_bytes(self._settings))
         ops.prepare(cache, arena.kv)  # compiled and measured now, where it holds up no request
         disk = open_disk(self._config, self._settings, cache, arena.record_bytes)
         mover = TierMover(cache, arena, disk, hash_bytes(self._config))
@@ -115,18 +115,20 @@ class WorkerSide:
         )
         return mover
 
-    def _warm_bytes(self) -> int:
-        settings = self._settings
-        given = share_of(settings.warm_bytes, settings.sharers)
-        if given < settings.warm_bytes:
-            logger.warning(
-                "kvgraph: %.1f GiB of host memory for copies instead of the %.1f asked for: there "
-                "is no more for each of the %d workers that share this machine or container",
-                given / 2**30,
-                settings.warm_bytes / 2**30,
-                settings.sharers,
-            )
-        return given
+
+def granted_bytes(settings: TierSettings) -> int:
+    """Bytes of host memory for one worker's copies: what was asked for, or its share of what there
+    is; says so if that is less."""
+    given = share_of(settings.warm_bytes, settings.sharers)
+    if given < settings.warm_bytes:
+        logger.warning(
+            "kvgraph: %.1f GiB of host memory for copies instead of the %.1f asked for: there "
+            "is no more for each of the %d workers that share this machine or container",
+            given / 2**30,
+            settings.warm_bytes / 2**30,
+            settings.sharers,
+        )
+    return given
 
 
 def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:

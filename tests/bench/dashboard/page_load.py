@@ -135,7 +135,7 @@ class _Pages(Crowd):
         """Ask this and that, over and over."""
         rng = random.Random(seed)
         while not self.stopping.is_set():
-            self._ask_once(rng.choice(_PATHS))
+            self.ask_once(rng.choice(_PATHS))
             time.sleep(_ASK_EVERY_S)
 
     def be_stuck(self, cut: list[float]) -> None:

@@ -185,8 +185,8 @@ class PaperModel:
         return said
 
     def _drafts(self, text: Text, count: int) -> list[int]:
-        guess, drafts = Text(text.seed, list(text.tokens), text.prompt, []), list[int]()
-        guess._notes = list(text.notes(len(text.tokens)))
+        notes, drafts = list(text.notes(len(text.tokens))), list[int]()
+        guess = Text(text.seed, list(text.tokens), text.prompt, [], notes)
         for _ in range(count):
             right = self._rng.random() < _RIGHT_DRAFTS
             drafts.append(guess.next_token() if right else self._rng.randrange(VOCABULARY))

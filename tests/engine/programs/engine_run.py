@@ -77,10 +77,12 @@ def _state(llm: Any) -> dict[str, Any]:
 
 
 def _scheduler_state(scheduler: Any) -> dict[str, Any]:
+    from kvgraph.hooks.vllm.beside import WATCH
+
     queue = scheduler.kv_cache_manager.block_pool.free_block_queue
     free = queue.get_all_free_blocks()
     connector = scheduler.connector
-    ours = getattr(connector, "_kvgraph_watch", connector)
+    ours = getattr(connector, WATCH, connector)
     state = {
         "connector": type(connector).__name__,
         "observed": ours is not connector,

@@ -14,7 +14,7 @@ import pytest
 from kvgraph.bench.paper.paper_engine import NOBODY, PaperEngine, Shape
 from kvgraph.graph.messages.events import RequestStarted
 from kvgraph.hooks.vllm import aggregation, beside
-from kvgraph.hooks.vllm.beside import FOLLOWED, follow_connectors, observed_class
+from kvgraph.hooks.vllm.beside import FOLLOWED, WATCH, follow_connectors, observed_class
 from paper import fail, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -155,7 +155,7 @@ def test_an_error_of_ours_leaves_the_users_connector_working(
 ) -> None:
     follow_connectors()
     engine = PaperEngine(user_config(), Shape(stock=True))
-    watch = engine.connector._kvgraph_watch
+    watch = getattr(engine.connector, WATCH)
     monkeypatch.setattr(watch.side.observer, "request_scheduled", fail)
     with caplog.at_level(logging.WARNING):
         assert len(engine.serve(text(3, 1), output=5)) == 5
@@ -178,7 +178,7 @@ def test_one_that_cannot_be_observed_runs_as_in_stock(
 
 
 def told(connector: Any) -> list[RequestStarted]:
-    queue = connector._kvgraph_watch.side.client.outbox
+    queue = getattr(connector, WATCH).side.client.outbox
     return [event for event in queue if isinstance(event, RequestStarted)]
 
 

@@ -270,7 +270,7 @@ def test_an_error_of_ours_disables_us_and_no_more(
 def test_a_change_that_we_cannot_read_disables_us_and_frees_the_pool(
     connector: Any, pool: Any
 ) -> None:
-    connector.side.tap._changes.append([None])
+    connector.side.tap.take = lambda: [[None]]
     step(connector)
     assert not connector.side.attached
     assert not {"cache_full_blocks", "reset_prefix_cache"} & set(vars(pool))

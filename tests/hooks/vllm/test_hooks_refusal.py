@@ -78,11 +78,8 @@ class Engine:
 async def serving(engine: Engine, ask: Callable[[], Collection[str]] | None = None) -> Any:
     """A client of a real server with the middleware, as vLLM adds it."""
     app = engine.app()
-    app.add_middleware(RefuseWhoWaits)
-    app.middleware_stack = stack = app.build_middleware_stack()
-    while not isinstance(stack, RefuseWhoWaits):
-        stack = stack.app
-    stack._waiting = WaitingRequests(ask or (lambda: list(engine.held)))
+    waiting = WaitingRequests(ask or (lambda: list(engine.held)))
+    app.add_middleware(RefuseWhoWaits, waiting=waiting)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
     task = asyncio.ensure_future(server.serve())
     while not server.started:

@@ -60,7 +60,7 @@ class Crowd:
             key = rng.choice(self.keys)
             path = rng.choice(("/status", "/metrics", f"/blocks/{key}/explain",
                                f"/blocks/{key}/subgraph?hops=2"))  # fmt: skip
-            self._ask_once(path)
+            self.ask_once(path)
             time.sleep(ASK_EVERY_S)
 
     def be_silent(self) -> None:
@@ -91,7 +91,8 @@ class Crowd:
         host, _, port = self.http.removeprefix("http://").partition(":")
         return host, int(port)
 
-    def _ask_once(self, path: str) -> None:
+    def ask_once(self, path: str) -> None:
+        """Ask for one path; notes how long the answer took, or that there was none."""
         request = urllib.request.Request(self.http + path)
         request.add_header("Authorization", f"Bearer {self.token}")
         started, waits = time.monotonic(), self.waits
