@@ -108,7 +108,7 @@ class ShadowRunner:
             self.sets = kept
 
     def _policies(self) -> list[Policy]:
-        """The live policy, and the others that need not learn first."""
+        """The live policy (where that is LRU: the default from its prior) and the classic one."""
         live = self._graph.policy
         others: list[Policy] = [ClassicPolicy()]
         if isinstance(live, LruPolicy):
