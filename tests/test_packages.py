@@ -21,6 +21,17 @@ NAMED_ALIKE = {"cli.py", "errors.py", "__init__.py"}
 # What is longer, to be split. A number may only fall; what is short enough leaves the list.
 TOO_LONG: dict[str, int] = {}
 
+# Private attributes of our own objects and modules that tests and benches touch, by name or as a
+# string. The number may only fall, and would have to stay below 20.
+PRIVATES = 15
+THEIRS = {
+    "_replace", "_fields", "_fields_",  # Python's: of named tuples, and of ctypes' structures
+    "_sleep",  # torch.cuda's
+    "_all_token_ids", "_registry", "_expected_finished_count", "_init_executor",
+    "_spin_condition",  # vLLM's, as those before
+}  # fmt: skip
+BY_NAME = {"getattr", "setattr", "delattr", "hasattr", "object"}  # the last: of ``mock.patch``
+
 
 def python_files() -> list[Path]:
     """All that is ours."""
@@ -92,3 +103,29 @@ def test_nothing_grows_too_long() -> None:
     longer = {name: n for name, n in found.items() if n > TOO_LONG.get(name, 0)}
     assert longer == {}, "split it; nothing new goes on the list"
     assert set(TOO_LONG) == set(found), "what is short enough leaves the list"
+
+
+def privates(path: Path) -> Iterator[str]:
+    """``file:line name`` of each private attribute of another object that a file touches."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        name = touched(node)
+        if name.startswith("_") and not name.startswith("__") and name not in THEIRS:
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {name}"  # type: ignore[attr-defined]
+
+
+def touched(node: ast.AST) -> str:
+    """The attribute that an expression names, itself or as a string; empty if there is none."""
+    if isinstance(node, ast.Attribute):
+        own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls", "os", "sys"}
+        return "" if own else node.attr
+    if isinstance(node, ast.Call) and len(node.args) > 1:
+        called, name = node.func, node.args[1]
+        asks = getattr(called, "attr", getattr(called, "id", "")) in BY_NAME
+        if asks and isinstance(name, ast.Constant) and isinstance(name.value, str):
+            return name.value
+    return ""
+
+
+def test_tests_and_benches_leave_what_is_private_alone() -> None:
+    found = sorted(at for path in (ROOT / "tests").rglob("*.py") for at in privates(path))
+    assert len(found) == PRIVATES, "\n".join(found)

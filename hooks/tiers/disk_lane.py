@@ -31,6 +31,7 @@ class DiskLane:
         watch: Whether the disk still answers.
 
     Attributes:
+        disk: The disk tier, if there is one.
         copies: Copies that the disk's thread has.
     """
 
@@ -38,7 +39,7 @@ class DiskLane:
         self, disk: DiskTier | None, arena: Arena, memory: TaskThread, watch: DiskWatch
     ) -> None:
         self.copies: set[int] = set()
-        self._disk, self._arena, self._memory, self._watch = disk, arena, memory, watch
+        self.disk, self._arena, self._memory, self._watch = disk, arena, memory, watch
         self._thread = TaskThread("kvgraph-disk") if disk is not None else memory
         self._freed_late: set[int] = set()  # copies that were released meanwhile
 
@@ -52,8 +53,8 @@ class DiskLane:
 
         What its thread would write then must still be what the record's checksum covers.
         """
-        if self._disk is not None and self._thread.close():
-            self._disk.close()
+        if self.disk is not None and self._thread.close():
+            self.disk.close()
 
     def keep_back(self, copies: Sequence[int]) -> list[int]:
         """Of copies that are released, those that no job uses; the others follow at the end of
@@ -100,8 +101,8 @@ class DiskLane:
 
     def disown(self) -> None:
         """Keep later processes from finding what the disk holds from here on."""
-        if self._disk is not None:
-            self._thread.put(self._disk.disown)
+        if self.disk is not None:
+            self._thread.put(self.disk.disown)
 
     # On the disk's thread -----------------------------------------------------------------------
 
@@ -134,20 +135,20 @@ class DiskLane:
         release(sorted(late))
 
     def _write(self, block_hash: bytes, view: memoryview) -> bool:
-        written = self._disk is not None and self._disk.write(_disk_key(block_hash), view)
+        written = self.disk is not None and self.disk.write(_disk_key(block_hash), view)
         self._watch.moved()
         return written
 
     def _read(self, block_hash: bytes, record: int) -> bool:
         view = self._arena.record_view(record)
-        found = self._disk is not None and self._disk.read(_disk_key(block_hash), view)
+        found = self.disk is not None and self.disk.read(_disk_key(block_hash), view)
         self._watch.moved()
         return found
 
     def _erase(self, hashes: Sequence[bytes]) -> None:
-        if self._disk is not None:
+        if self.disk is not None:
             for block_hash in hashes:
-                self._disk.remove(_disk_key(block_hash))
+                self.disk.remove(_disk_key(block_hash))
 
 
 def all_of(job: Job) -> frozenset[int]:

@@ -39,6 +39,7 @@ class TierMover:
     so that a slow disk delays nothing else.
 
     Attributes:
+        cache: The engine's paged memory on this worker.
         answers: What became of the jobs.
         lane: The disk and its thread.
 
@@ -58,7 +59,7 @@ class TierMover:
         hash_bytes: int = DISK_KEY_BYTES,
         watch: DiskWatch | None = None,
     ) -> None:
-        self._cache, self._arena = cache, arena
+        self.cache, self._arena = cache, arena
         self._handles: dict[int, int] = {}  # copy → record of the arena; the memory's thread's own
         self._stream = TransferStream(cache.memory.device)
         self._memory = TaskThread("kvgraph-memory")
@@ -170,7 +171,7 @@ class TierMover:
 
     def _spill(self, job: Spill, records: Sequence[int], fence: Fence) -> Set[int]:
         copies = Blocks(self._arena.kv, torch.from_numpy(self._arena.slots(records)))
-        blocks = Blocks(self._cache, torch.tensor(job.blocks, dtype=torch.int64))
+        blocks = Blocks(self.cache, torch.tensor(job.blocks, dtype=torch.int64))
         self._transfer(fence, lambda: ops.spill(blocks, copies))
         return frozenset()
 
@@ -178,7 +179,7 @@ class TierMover:
         good = [at for at in range(len(records)) if at not in failed]
         if good:
             slots = torch.from_numpy(self._arena.slots([records[at] for at in good]))
-            blocks = Blocks(self._cache, torch.tensor([job.blocks[at] for at in good]))
+            blocks = Blocks(self.cache, torch.tensor([job.blocks[at] for at in good]))
             self._transfer(fence, lambda: ops.load(Blocks(self._arena.kv, slots), blocks))
         return failed
 

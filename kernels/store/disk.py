@@ -49,6 +49,7 @@ class DiskTier:
     A key is ``KEY_BYTES`` bytes; every method raises ``StorageError`` for any other.
 
     Attributes:
+        path: The file.
         damaged: Records whose bytes did not match their checksum, and were forgotten.
         failed: Reads and writes that the disk refused.
     """
@@ -66,7 +67,7 @@ class DiskTier:
         Raises:
             StorageError: No space, no permission, or another process has the file.
         """
-        self._path, self.record_bytes, self.capacity = path, record_bytes, capacity
+        self.path, self.record_bytes, self.capacity = path, record_bytes, capacity
         self.damaged = self.failed = 0
         self._header = self._header_of(hashlib.sha256(identity.encode()).digest()[:_DIGEST_BYTES])
         self._disowned = self._refusing = False
@@ -183,8 +184,8 @@ class DiskTier:
         return body + struct.pack("<I", zlib.crc32(body))
 
     def _open(self) -> int:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.pread(file, len(self._header), 0) != self._header:

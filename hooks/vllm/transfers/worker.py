@@ -49,20 +49,22 @@ class WorkerSide:
     Args:
         config: The engine's configuration.
         settings: Budgets of one worker.
+
+    Attributes:
+        mover: Moves the shard's blocks; None before there is a cache, and where that failed.
     """
 
     def __init__(self, config: VllmConfig, settings: TierSettings) -> None:
         self._config = config
         self._settings = settings
-        self._mover: TierMover | None = None
+        self.mover: TierMover | None = None
         self._answers = Answers(WorkerStart())
         self._failed_blocks: set[int] = set()
 
     def register(self, views: dict[str, Any]) -> None:
         """Take vLLM's cache, one view per layer. Memory is committed when the first copies come."""
         try:
-            self._mover = self._new_mover(described(views, self._config))
-            self._answers = self._mover.answers
+            self.serve(described(views, self._config))
         except Exception as error:
             logger.warning(
                 "kvgraph: no tiers on this worker (%s: %s); blocks are computed again",
@@ -70,17 +72,26 @@ class WorkerSide:
                 error,
             )
 
+    def serve(self, cache: PagedKv) -> None:
+        """Begin with this shard, with memory and disk anew; those of before must be closed.
+
+        Raises:
+            Exception: There is no memory, no disk, or no way to move this cache.
+        """
+        self.mover = self._new_mover(cache)
+        self._answers = self.mover.answers
+
     def submit(self, work: TierWork) -> None:
         """Begin a step's work."""
-        if self._mover is not None:
-            self._mover.submit(work)
+        if self.mover is not None:
+            self.mover.submit(work)
         else:
             self._answers.refuse(work)
 
     def take_finished(self) -> set[str]:
         """Take the requests whose loads ended; their failed blocks are kept for ``take_failed``."""
-        if self._mover is not None:
-            self._mover.give_up_on_disk()
+        if self.mover is not None:
+            self.mover.give_up_on_disk()
         finished, self._failed_blocks = self._answers.take_loaded()
         return finished
 
@@ -94,8 +105,8 @@ class WorkerSide:
 
     def close(self) -> None:
         """Release memory and disk."""
-        if self._mover is not None:
-            self._mover.close()
+        if self.mover is not None:
+            self.mover.close()
 
     def _new_mover(self, cache: PagedKv) -> TierMover:
         from ....kernels import ops

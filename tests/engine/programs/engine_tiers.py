@@ -147,11 +147,9 @@ class Stage:
         self.connector.detach(wait_s=1.0)
         self.settle()
         self.pool.reset_prefix_cache()
-        mover = self.worker._mover
-        mover.close()
         worker = self.worker
-        worker._mover = worker._new_mover(mover._cache)
-        worker._answers = worker._mover.answers
+        worker.close()
+        worker.serve(worker.mover.cache)
         self.connector.bind_gpu_block_pool(self.pool)
         self.trust_no_cost()
 
@@ -252,10 +250,12 @@ def load_fails(stage: Stage) -> Facts:
 def disk_corrupt(stage: Stage) -> Facts:
     context = stage.park("rotten", 41, prompts=COLD)
     if stage.tiers:
-        disk = stage.worker._mover.lane._disk
-        junk = os.urandom(1000)
-        for slot in range(disk.capacity):
-            os.pwrite(disk._file, junk, disk._data_start + slot * disk.record_bytes + 500)
+        disk = stage.worker.mover.lane.disk
+        records = disk.path.stat().st_size - disk.capacity * disk.record_bytes  # behind all else
+        with disk.path.open("r+b") as file:
+            for slot in range(disk.capacity):
+                file.seek(records + slot * disk.record_bytes + 500)
+                file.write(os.urandom(1000))
     return {"computed": stage.serve("rotten again", context)}
 
 
@@ -271,7 +271,7 @@ def disk_full(stage: Stage) -> Facts:
 def disk_slow(stage: Stage) -> Facts:
     """A session waits for the disk; others are served meanwhile."""
     context = stage.park("slow", 61, prompts=COLD)
-    with held(stage, stage.worker._mover.lane._disk if stage.tiers else None, "read") as leave:
+    with held(stage, stage.worker.mover.lane.disk if stage.tiers else None, "read") as leave:
         waits = stage.begin_load("slow again", context)
         stage.add("quick", prompt(62))
         stage.until(lambda: "quick" in stage.texts)

@@ -144,7 +144,7 @@ def test_all_parts_of_a_multi_connector_are_left_alone(user_config: Any) -> None
     assert type(engine.connector).__name__ == "MultiConnector"
     (child,) = engine.connector.sub_connectors
     assert type(child).__qualname__ == "UserConnector"
-    assert not hasattr(child, "_kvgraph_watch")
+    assert not hasattr(child, WATCH)
     engine.serve(text(3, 1), output=2)
     assert len(told(engine.connector)) == 1
     engine.close()
