@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from ...graph.logs.history import Heard
+from ...graph.logs.heard import Heard
 from ...graph.logs.step_sums import StepSums
 from ...graph.ranking.policy import Policy
 from ...graph.ranking.scoring import whole_scores

@@ -56,9 +56,8 @@ class _InForce:
 
     def at(self, then: float) -> int | None:
         """The epoch of the ranking that was in force then; None without one."""
-        made = list(self._made)
-        place = bisect_right(made, then, key=lambda each: each[0])
-        return made[place - 1][1] if place else None
+        place = bisect_right(self._made, then, key=lambda each: each[0])
+        return self._made[place - 1][1] if place else None
 
 
 class Departures:

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..columns.columns import grown
 from ..types import Keys, Rows
 from .reasons import Cause, Rule
 from .small_times import Bytes, Origin, as_byte
@@ -89,10 +90,7 @@ class EvictionLog:
         if len(self.marks) < rows:
             size = rows + rows // 8
             for name in ("_slot", "marks"):
-                column = getattr(self, name)
-                grown = np.zeros(size, dtype=column.dtype)
-                grown[: len(column)] = column
-                setattr(self, name, grown)
+                setattr(self, name, grown(getattr(self, name), size))
 
     def add(self, rows: Rows, left: Left, now: float) -> None:
         """Note that these blocks leave now; if they do not all fit, the last are kept."""
@@ -125,7 +123,7 @@ class EvictionLog:
             ids[there] = newest[there]
         return ids
 
-    def want(self, ids: Ids, now: float, window_s: float) -> Ids:
+    def note_wanted(self, ids: Ids, now: float, window_s: float) -> Ids:
         """Note that a request wants these blocks again; returns those that it regrets, within the
         window."""
         slots = ids % LIMIT
@@ -160,6 +158,4 @@ class EvictionLog:
     def _grow(self, more: int) -> None:
         needed = min(self.next + more, LIMIT)
         if needed > len(self._ring):
-            grown = np.zeros(min(LIMIT, max(needed, _GROWTH * len(self._ring))), dtype=_RECORD)
-            grown[: len(self._ring)] = self._ring
-            self._ring = grown
+            self._ring = grown(self._ring, min(LIMIT, max(needed, _GROWTH * len(self._ring))))

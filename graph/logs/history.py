@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from ..types import NO_ROW, BlockFlag, Keys, Rows, Tier
+from ..types import NO_ROW, BlockFlag, Rows, Tier
 from .departures import Departures
 from .eviction_log import Way
+from .heard import Heard, HeardQueue
 from .miss_judge import judge, named
 from .reasons import REASON_NAMES, Detail, Reason
 from .request_log import Asked, Miss, RequestLog, RequestNames
+from .running_requests import Running, RunningRequests
 from .step_sums import StepSums
 
 if TYPE_CHECKING:
@@ -29,43 +31,15 @@ REASON_COLUMNS: Final = tuple(
 )
 LOST_WAYS: Final = ("multi_turn", "cross_session")
 _BUCKETS: Final = 32  # powers of two of blocks; chosen
-_RUNNING: Final = 65_536  # requests whose end is awaited; chosen
-_HEARD: Final = 65_536  # walks between two calls of ``listen``, at most; chosen
-
-
-class Heard(NamedTuple):
-    """A request's start or end, as shadows see it.
-
-    Attributes:
-        session: Its tenant's and its own name, together.
-        rows: int32, its chain's block rows; ``keys`` are the graph's, as they are now.
-        reach: How many of them a prefix match could have covered.
-        found: How many of them the engine's pool held; -1 at the request's end.
-        tokens: Tokens of its prompt.
-    """
-
-    engine: int
-    session: str
-    rows: Rows
-    keys: Keys
-    reach: int
-    found: int
-    tokens: int
-    at: float
-
-
-class _Running(NamedTuple):
-    number: int
-    engine: int
-    rows: Rows
-    session: str
 
 
 class _Unsettled(NamedTuple):
     engine: int
     row: int
+    key: int  # the graph's: another one at the row is another block
     block: int
     computed: int
+    at: float
 
 
 class History(Departures):
@@ -87,8 +61,8 @@ class History(Departures):
         self.given = np.zeros(len(TOKEN_COLUMNS), dtype=np.int64)
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
-        self._running: dict[str, _Running] = {}
-        self._heard: deque[Heard] | None = None  # nobody listens
+        self._running = RunningRequests()
+        self._heard: HeardQueue | None = None  # nobody listens
         self._unsettled: dict[int, _Unsettled] = {}  # by request
         self.requests = RequestLog()
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 360)
@@ -99,14 +73,16 @@ class History(Departures):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all logs."""
-        evictions = sum(log.nbytes for log in self.evictions.values())
-        return evictions + self.requests.nbytes + self.tokens.nbytes + self.reasons.nbytes
+        """Bytes of all logs; without the graph's lock, too."""
+        evictions = sum(log.nbytes for log in list(self.evictions.values()))
+        sums = self.requests.nbytes + self.tokens.nbytes + self.reasons.nbytes
+        heard = self._heard.nbytes if self._heard is not None else 0
+        return evictions + sums + heard + self._running.nbytes
 
     def asked(self, now: float) -> dict[float, int]:
         """Tokens of all prompts, by the starts of the steps of ``tokens``."""
-        starts, sums = self.tokens.series(now)
-        return dict(zip(starts, sums[:, 1].tolist(), strict=True))
+        starts, sums = self.tokens.series_by_name(now)
+        return dict(zip(starts, sums["asked"].tolist(), strict=True))
 
     def hit_share(self, engine: str) -> float | None:
         """Share of an engine's prompt tokens that were found since it came; None before any."""
@@ -116,6 +92,8 @@ class History(Departures):
 
     def forget(self, engine: int) -> None:
         """Forget an engine that is gone; its requests stay in the log."""
+        for name in self._running.of(engine):
+            self._drop(engine, name)
         super().forget(engine)
         self._asked.pop(engine, None)
         self._found.pop(engine, None)
@@ -131,6 +109,7 @@ class History(Departures):
     ) -> None:
         """Note that a request was scheduled; called before its session and its blocks are
         updated."""
+        self._drop(engine, event.request_id)
         log, size = self._log(engine), event.block_size
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
         found = min(event.cached_tokens // size, len(rows))
@@ -147,10 +126,10 @@ class History(Departures):
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
-        self._running[event.request_id] = _Running(number, engine, rows, whose)
+        self._running.add(event.request_id, Running(number, engine, rows, whose))
         self._tell(engine, whose, rows, max(reach, found), found, asked.tokens, now)
-        if len(self._running) > _RUNNING:  # requests whose end we never heard of
-            del self._running[next(iter(self._running))]
+        while (surplus := self._running.surplus()) is not None:  # we never heard of their ends
+            self._drop(*surplus)
         self._found[engine] += (found + loaded) * size
         self._asked[engine] += asked.tokens
         given = (1, asked.tokens, asked.pool * size, loaded * size, prefetched * size)
@@ -159,34 +138,42 @@ class History(Departures):
         computed = max(0, reach - found - loaded)
         if miss.reason is Reason.UNKNOWN and miss.detail == Detail.IN_POOL:
             row = int(rows[miss.index])
-            self._unsettled[number] = _Unsettled(engine, row, miss.index, computed)
+            key = int(self._tables.blocks.keys[row])
+            self._unsettled[number] = _Unsettled(engine, row, key, miss.index, computed, now)
         else:
             self._count(miss, computed, now)
 
     def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
         """Note that a request with these blocks ended."""
-        running = self._running.pop(event.request_id, None)
+        running = self._drop(engine, event.request_id)
         if running is None:
             return
-        self._log(engine).marks[running.rows] &= ~np.uint8(Way.COMING)
         self._tell(engine, running.session, rows, 0, -1, event.total_tokens, now)
         self.requests.finish(running.number, event.reason, event.expected_return_s, now)
-        open_case = self._unsettled.pop(running.number, None)
-        if open_case is not None:
-            miss = Miss(open_case.block, 0, Reason.UNKNOWN, Detail.IN_POOL)
-            self._count(miss, open_case.computed, now)
+
+    def _drop(self, engine: int, name: str) -> Running | None:
+        """Await a request's end no longer; returns it if it was awaited."""
+        running = self._running.pop(engine, name)
+        if running is None:
+            return None
+        self._log(engine).marks[running.rows] &= ~np.uint8(Way.COMING)
+        case = self._unsettled.pop(running.number, None)
+        if case is not None:
+            self._count(Miss(case.block, 0, Reason.UNKNOWN, Detail.IN_POOL), case.computed, case.at)
+        return running
 
     def listen(self) -> list[Heard]:
         """Take what happened since the last call; the first call begins it."""
-        heard, self._heard = self._heard or (), deque(maxlen=_HEARD)
-        return list(heard)
+        if self._heard is None:
+            self._heard = HeardQueue()
+        return self._heard.take()
 
     def _tell(
         self, engine: int, session: str, rows: Rows, reach: int, found: int, tokens: int, now: float
     ) -> None:
         if self._heard is not None:
             keys = self._tables.blocks.keys[rows]
-            self._heard.append(Heard(engine, session, rows, keys, reach, found, tokens, now))
+            self._heard.add(Heard(engine, session, rows, keys, reach, found, tokens, now))
 
     def _miss(
         self, engine: int, session: int, rows: Rows, index: int, reach: int, now: float
@@ -212,14 +199,16 @@ class History(Departures):
             since = log.next - ids[mine & known]
             bucket = np.minimum(np.ceil(np.log2(since)).astype(np.int64), _BUCKETS - 1)
             self.beyond[way] += np.bincount(bucket, minlength=_BUCKETS)
-        log.want(ids[known], now, WINDOW_S)
+        log.note_wanted(ids[known], now, WINDOW_S)
         return len(rows)
 
     def _settle(self, engine: int, now: float) -> None:
         """Judge requests whose missing block was taken in the step that scheduled them."""
         for number, case in list(self._unsettled.items()):
-            held = int(self._tables.blocks.tiers[engine, case.row]) & int(Tier.HOT)
-            if case.engine != engine or held:
+            blocks = self._tables.blocks
+            if case.engine != engine or int(blocks.keys[case.row]) != case.key:
+                continue
+            if int(blocks.tiers[engine, case.row]) & int(Tier.HOT):
                 continue
             rows = np.full(case.block + 1, case.row, dtype=np.int32)
             log = self._log(engine)

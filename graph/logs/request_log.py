@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..columns.columns import grown
 from .reasons import Detail, Reason
 
 LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
@@ -93,6 +94,7 @@ class RequestLog:
     def __init__(self) -> None:
         self._ring = np.zeros(0, dtype=_RECORD)
         self._names: list[RequestNames] = []
+        self._names_bytes = 0
         self.next = 0
 
     @property
@@ -102,20 +104,14 @@ class RequestLog:
     @property
     def nbytes(self) -> int:
         """Of columns, and of the names' records; strings that others hold too are not counted."""
-        each = sum(_WEIGHT + len(name.request) for name in self._names)
-        return int(self._ring.nbytes) + each
+        return int(self._ring.nbytes) + self._names_bytes
 
     def add(self, names: RequestNames, asked: Asked, miss: Miss, now: float) -> int:
         """Add a request that was scheduled; returns its id."""
         number, slot = self.next, self.next % LIMIT
         if slot >= len(self._ring):
-            grown = np.zeros(min(LIMIT, max(256, 2 * len(self._ring))), dtype=_RECORD)
-            grown[: len(self._ring)] = self._ring
-            self._ring = grown
-        if slot < len(self._names):
-            self._names[slot] = names
-        else:
-            self._names.append(names)
+            self._ring = grown(self._ring, min(LIMIT, max(256, 2 * len(self._ring))))
+        self._name(slot, names)
         self.next += 1
         self._ring[slot] = (
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
@@ -123,6 +119,14 @@ class RequestLog:
         )  # fmt: skip
         self.judge(number, miss)
         return number
+
+    def _name(self, slot: int, names: RequestNames) -> None:
+        self._names_bytes += _WEIGHT + len(names.request)
+        if slot < len(self._names):
+            self._names_bytes -= _WEIGHT + len(self._names[slot].request)
+            self._names[slot] = names
+        else:
+            self._names.append(names)
 
     def judge(self, number: int, miss: Miss) -> None:
         """Record why a request missed; ignored if it is no longer in the ring."""

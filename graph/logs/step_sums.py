@@ -30,10 +30,12 @@ class StepSums:
         return int(self._sums.nbytes)
 
     def add(self, counts: Sequence[int], now: float) -> None:
-        """Count in the step of ``now``; what is older than the newest step counts there."""
-        self._advance(int(now // self.step_s))
-        assert self._step is not None
-        self._sums[self._step % self._steps] += np.array(counts, dtype=np.uint32)
+        """Count in the step of ``now``; in the oldest that is remembered if that is older still."""
+        step = int(now // self.step_s)
+        newest = self._advance(step)
+        step = max(step, newest - self._steps + 1)
+        self._begun = max(self._begun, newest - step + 1)
+        self._sums[step % self._steps] += np.array(counts, dtype=np.uint32)
 
     def last(self, seconds: float, now: float) -> dict[str, int]:
         """Sums over the steps that began within ``seconds`` before ``now``, by column."""
@@ -45,13 +47,20 @@ class StepSums:
         """Every step that is remembered, the oldest first, up to now: its start, and its sums."""
         if self._step is None:
             return [], np.zeros((0, len(self.columns)), dtype=np.int64)
-        self._advance(int(now // self.step_s))
-        count = min(self._begun, self._steps)
-        steps = np.arange(self._step - count + 1, self._step + 1)
-        return (steps * self.step_s).tolist(), self._sums[steps % self._steps].astype(np.int64)
+        newest = max(self._step, int(now // self.step_s))
+        count = min(self._begun + newest - self._step, self._steps)
+        steps = np.arange(newest - count + 1, newest + 1)
+        sums = self._sums[steps % self._steps].astype(np.int64)
+        sums[steps > self._step] = 0  # nothing was counted in them yet
+        return (steps * self.step_s).tolist(), sums
 
-    def _advance(self, step: int) -> None:
-        """Begin steps up to ``step``, each from zero."""
+    def series_by_name(self, now: float) -> tuple[list[float], dict[str, Sums]]:
+        """The same, with the sums of each column by its name."""
+        starts, sums = self.series(now)
+        return starts, dict(zip(self.columns, sums.T, strict=True))
+
+    def _advance(self, step: int) -> int:
+        """Begin steps up to ``step``, each from zero; returns the newest."""
         if self._step is None:
             self._sums = np.zeros((self._steps, len(self.columns)), dtype=np.uint32)
             self._step, self._begun = step, 1
@@ -60,3 +69,4 @@ class StepSums:
             self._sums[np.arange(step - fresh + 1, step + 1) % self._steps] = 0
             self._begun += step - self._step
             self._step = step
+        return self._step

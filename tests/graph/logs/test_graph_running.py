@@ -1,0 +1,124 @@
+"""Requests whose end is awaited, and walks that wait: how they end, and their bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kvgraph.graph.logs import heard as queues
+from kvgraph.graph.logs import running_requests
+from kvgraph.graph.logs.eviction_log import Way
+from kvgraph.graph.logs.heard import Heard, HeardQueue
+from kvgraph.graph.logs.reasons import Detail, Reason
+from kvgraph.graph.messages.events import EngineHello, RequestStarted
+from small_world import SIZE, World, pack
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def coming(world: World, engine: int = 0) -> int:
+    """Blocks that running requests compute, by an engine's marks."""
+    log = world.history.evictions[engine]
+    return int(np.count_nonzero(log.marks & Way.COMING))
+
+
+def test_the_next_engine_in_a_column_does_not_judge_the_last_ones_requests(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.start(1, 2, 3)  # by the books its pool has them: it read no cache
+    assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 0)
+    world.graph.forget_engine("a")
+    world.tell(EngineHello("host:c", "model", SIZE, 100, "vllm"), engine="c")
+    assert world.graph.tables.engines["c"] == 0
+    world.serve(1, 2, 3, engine="c")
+    world.evict(3, 2, 1, engine="c")
+    assert world.history.totals[Reason.UNKNOWN] == 2
+    assert world.history.totals[Reason.EVICTED] == 0
+    assert int(world.history.requests.record(1)["reason"]) == Reason.UNKNOWN
+
+
+def test_an_engine_that_is_gone_computes_nothing_any_more(world: World) -> None:
+    world.start(1, 2, 3)
+    assert coming(world) == 3
+    world.graph.forget_engine("a")
+    assert coming(world) == 0
+    assert world.history._running.nbytes == 0
+
+
+def test_a_name_that_is_used_again_ends_the_request_before(world: World) -> None:
+    for keys in (pack(1, 2), pack(3, 4)):
+        world.tell(RequestStarted("same", keys, 2 * SIZE + 5, 0, SIZE, "s"))
+    assert coming(world) == 2
+    world.tell(RequestStarted("same", pack(5, 6), 2 * SIZE + 5, 0, SIZE, "s"), engine="b")
+    assert (coming(world), coming(world, 1)) == (2, 2)
+
+
+def test_the_oldest_request_is_awaited_no_longer_beyond_the_bound(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_requests, "MOST_BLOCKS", 5)
+    world.serve(1, 2, 3)
+    world.start(1, 2, 3)
+    world.start(4, 5, 6)
+    assert coming(world) == 3
+    assert world.history._running.of(0) == ["r3"]
+    assert not world.history._unsettled
+    assert world.history.totals[Reason.UNKNOWN] == 1
+
+
+def test_another_block_in_a_row_does_not_settle_the_case_of_the_one_before(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.start(1, 2, 3)
+    (case,) = world.history._unsettled.values()
+    world.graph.tables.blocks.keys[case.row] ^= np.uint64(1)
+    world.graph.tables.blocks.tiers[0, case.row] = 0
+    world.evict(2)  # whereupon open cases are looked at again
+    assert world.history._unsettled
+
+
+def test_walks_that_nobody_takes_are_bounded_by_their_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queues, "MOST_BLOCKS", 25)
+    queue = HeardQueue()
+    for number in range(5):
+        rows = np.arange(10, dtype=np.int32)
+        queue.add(Heard(0, "s", rows, rows.astype(np.uint64), 10, 0, 160, float(number)))
+    assert queue.nbytes == 2 * 10 * 12
+    assert [heard.at for heard in queue.take()] == [3.0, 4.0]
+    assert queue.nbytes == 0
+
+
+def test_what_waits_counts_as_memory_of_the_logs(world: World) -> None:
+    world.history.listen()
+    before = world.history.nbytes
+    world.start(*range(1, 40))
+    names = world.history.requests.nbytes
+    assert world.history.nbytes >= before + 39 * (12 + 4)
+    world.start(*range(1, 40))
+    assert world.history.requests.nbytes > names
+
+
+def test_bytes_of_names_are_those_of_the_names_that_are_there(world: World) -> None:
+    log = world.history.requests
+    for _ in range(2_100):
+        world.start(1, 2, 3)
+    held = [log.names(number) for number in range(log.first, log.next)]
+    assert log.nbytes - log._ring.nbytes == sum(128 + 1 + len(each.request) for each in held)
+
+
+def test_memory_is_told_while_engines_come(world: World) -> None:
+    """Whoever scrapes does so on another thread, and without the graph's lock."""
+    logs = world.history.evictions
+    world.serve(1, 2, 3)
+    log = logs[0]
+
+    class Coming(type(log)):  # type: ignore[misc]
+        @property
+        def nbytes(self) -> int:
+            logs[len(logs)] = log
+            return 1
+
+    logs[0] = Coming(log._origin, "a")
+    assert world.history.nbytes > 0

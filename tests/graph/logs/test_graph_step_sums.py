@@ -1,0 +1,43 @@
+"""Sums over steps of time: questions change nothing, and late counts find their own step."""
+
+from __future__ import annotations
+
+import pytest
+from kvgraph.graph.logs.step_sums import StepSums
+
+
+@pytest.fixture
+def sums() -> StepSums:
+    return StepSums(("a", "b"), 10.0, 4)
+
+
+def test_a_question_begins_no_step(sums: StepSums) -> None:
+    sums.add((1, 2), 5.0)
+    starts, counted = sums.series(25.0)
+    assert (starts, counted.tolist()) == ([0.0, 10.0, 20.0], [[1, 2], [0, 0], [0, 0]])
+    assert sums.series(5.0)[0] == [0.0]
+
+
+def test_what_is_heard_late_counts_in_its_own_step(sums: StepSums) -> None:
+    sums.add((1, 0), 5.0)
+    sums.add((2, 0), 25.0)
+    sums.add((4, 0), 15.0)
+    assert sums.series(25.0)[1][:, 0].tolist() == [1, 4, 2]
+    sums.add((8, 0), -5.0)
+    assert sums.series(25.0)[1][:, 0].tolist() == [8, 1, 4, 2]
+    sums.add((16, 0), -500.0)  # no longer remembered: the oldest that is
+    assert sums.series(25.0)[1][:, 0].tolist() == [24, 1, 4, 2]
+
+
+def test_a_step_that_left_the_ring_does_not_come_back(sums: StepSums) -> None:
+    sums.add((7, 7), 5.0)
+    assert sums.series(45.0)[1].sum() == 0
+    assert sums.last(1000.0, 1e6) == {"a": 0, "b": 0}
+    sums.add((1, 1), 55.0)
+    assert sums.series(55.0)[1].tolist() == [[0, 0], [0, 0], [0, 0], [1, 1]]
+
+
+def test_columns_have_names(sums: StepSums) -> None:
+    assert sums.series_by_name(0.0)[1]["b"].tolist() == []
+    sums.add((1, 2), 5.0)
+    assert sums.series_by_name(15.0)[1]["b"].tolist() == [2, 0]
