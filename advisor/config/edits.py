@@ -7,8 +7,6 @@ page did is in the file, survives a restart, and can be read there.
 from __future__ import annotations
 
 import logging
-import os
-import re
 import tempfile
 import threading
 import tomllib
@@ -21,10 +19,11 @@ from ...graph.types import LAYER_NAMES
 from .config import load
 from .config_errors import unknown_key
 from .sections import EdgeTypesConfig, ScoreConfig
+from .weight_text import with_values
+from .whole_file import read_whole, replace_whole
 
 logger = logging.getLogger(__name__)
 
-_HEADER: Final = re.compile(r"\s*\[")
 _KEPT: Final = 32  # changes that can be taken back
 
 Change = Mapping[str, Mapping[str, Any]]
@@ -42,13 +41,13 @@ class WeightEditor:
     def __init__(self, path: Path | None, overrides: Mapping[str, Any]) -> None:
         self._path = path
         self._overrides = dict(overrides)
-        self._before: list[str] = []
+        self._changes: list[tuple[str, str]] = []  # the file's text before and after
         self._lock = threading.Lock()
 
     @property
     def undoable(self) -> int:
         """How many changes can be taken back."""
-        return len(self._before)
+        return len(self._changes)
 
     def apply(self, change: Change, who: str) -> ScoreConfig:
         """Write a change; what [score] is by now.
@@ -58,13 +57,13 @@ class WeightEditor:
 
         Raises:
             ConfigError: There is no file; a value is not allowed; the environment or the command
-                line says otherwise and would win; the file cannot be written.
+                line says otherwise and would win; the file cannot be read or written.
         """
         with self._lock:
             path, text, edited = self._edited(change)
             score = self._checked(path, edited, change)
-            _replace(path, edited)
-            self._before = [*self._before, text][-_KEPT:]
+            replace_whole(path, edited)
+            self._changes = [*self._changes, (text, edited)][-_KEPT:]
         logger.info("[score] changed over the page, by the %s token: %s", who, _worded(change))
         return score
 
@@ -78,14 +77,22 @@ class WeightEditor:
         """Take the last change back; what [score] is by now.
 
         Raises:
-            ConfigError: There is none, or the file cannot be written.
+            ConfigError: There is none; the file was changed by hand since; it cannot be read or
+                written.
         """
         with self._lock:
             path = self._file()
-            if not self._before:
+            if not self._changes:
                 raise ConfigError("no change was made over the page since this sidecar started")
-            score = self._checked(path, self._before[-1], {})
-            _replace(path, self._before.pop())
+            before, after = self._changes[-1]
+            if read_whole(path) != after:
+                raise ConfigError(
+                    f"{path} was changed by hand since the last change over the page, which is "
+                    "therefore not taken back; set the values anew, here or in the file"
+                )
+            score = self._checked(path, before, {})
+            replace_whole(path, before)
+            self._changes.pop()
         logger.info("the last change of [score] was taken back over the page, by the %s token", who)
         return score
 
@@ -93,9 +100,12 @@ class WeightEditor:
         """The file, its text, and what that would be."""
         path = self._file()
         _check_names(change)
-        text = edited = path.read_text() if path.exists() else ""
-        for section, values in change.items():
-            edited = _with(edited, section, values)
+        text = edited = read_whole(path)
+        try:
+            for section, values in change.items():
+                edited = with_values(edited, section, values)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}") from None
         return path, text, edited
 
     def _file(self) -> Path:
@@ -107,13 +117,7 @@ class WeightEditor:
 
     def _checked(self, path: Path, text: str, change: Change) -> ScoreConfig:
         """[score] as the sidecar will read it from this text; ConfigError where it will not do."""
-        with tempfile.TemporaryDirectory() as folder:
-            tried = Path(folder) / path.name
-            tried.write_text(text)
-            try:
-                score = load(tried, self._overrides).score
-            except ConfigError as error:
-                raise ConfigError(str(error).replace(str(tried), str(path))) from None
+        score = self._loaded(path, text)
         for section, values in change.items():
             found: Any = score.edge_types if section == "score.edge_types" else score
             for key, value in values.items():
@@ -125,6 +129,15 @@ class WeightEditor:
                         "which wins over the file"
                     )
         return score
+
+    def _loaded(self, path: Path, text: str) -> ScoreConfig:
+        with tempfile.TemporaryDirectory() as folder:
+            tried = Path(folder) / path.name
+            tried.write_bytes(text.encode("utf-8"))
+            try:
+                return load(tried, self._overrides).score
+            except ConfigError as error:
+                raise ConfigError(str(error).replace(str(tried), str(path))) from None
 
 
 def _check_names(change: Change) -> None:
@@ -138,59 +151,6 @@ def _check_names(change: Change) -> None:
                 for name in value:
                     if name not in LAYER_NAMES:
                         raise unknown_key(name, LAYER_NAMES, "the page")
-
-
-def _with(text: str, section: str, values: Mapping[str, Any]) -> str:
-    """A file's text with these keys of a section set; all else stays as it was, comments too."""
-    lines = text.splitlines()
-    first, end = _span(lines, section)
-    if first is None:
-        lines += ["", f"[{section}]"] if lines else [f"[{section}]"]
-        first = end = len(lines)
-    for key, value in values.items():
-        line = f"{key} = {_toml(value)}"
-        at = next((n for n in range(first, end) if _sets(lines[n], key)), None)
-        if at is None:
-            lines.insert(end, line)
-            end += 1
-        else:
-            lines[at] = line
-    return "\n".join(lines) + "\n"
-
-
-def _span(lines: list[str], section: str) -> tuple[int | None, int]:
-    """The lines of a section, behind its header, without empty ones at its end."""
-    header = re.compile(rf"\s*\[\s*{re.escape(section)}\s*\]\s*(#.*)?$")
-    at = next((n for n, line in enumerate(lines) if header.match(line)), None)
-    if at is None:
-        return None, len(lines)
-    end = next((n for n in range(at + 1, len(lines)) if _HEADER.match(lines[n])), len(lines))
-    while end > at + 1 and not lines[end - 1].strip():
-        end -= 1
-    return at + 1, end
-
-
-def _sets(line: str, key: str) -> bool:
-    return re.match(rf"\s*{re.escape(key)}\s*=", line) is not None
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(f'"{each}"' for each in value) + "]"
-    return repr(float(value))
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole, or not at all."""
-    try:
-        tomllib.loads(text)
-        fresh = path.with_name(f".{path.name}.new")
-        fresh.write_text(text)
-        if path.exists():
-            os.chmod(fresh, path.stat().st_mode & 0o777)
-        fresh.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _worded(change: Change) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -179,3 +181,111 @@ def test_a_file_that_became_wrong_is_not_made_worse(source: Source, path: Path) 
     with pytest.raises(ConfigError):
         source.watch.editor.apply({"score": {"age": 1.0}}, "edit")
     assert path.read_text() == "[score\n"
+
+
+def edited(path: Path, text: str, change: dict[str, object]) -> str:
+    """A file's text after one change over the page."""
+    path.write_bytes(text.encode())
+    Source(path).watch.editor.apply({"score": change}, "edit")
+    return path.read_bytes().decode()
+
+
+def test_what_was_changed_by_hand_since_is_not_taken_back(source: Source, path: Path) -> None:
+    page = client(source)
+    page.put("/v1/weights", json={"score": {"age": 1.0}})
+    by_hand = path.read_text() + "# tuned on a Sunday\n"
+    path.write_text(by_hand)
+    answer = page.post("/v1/weights/undo")
+    assert (answer.status_code, "by hand" in answer.json()["detail"]) == (409, True)
+    assert path.read_text() == by_hand
+    page.put("/v1/weights", json={"score": {"age": 2.0}})
+    assert page.post("/v1/weights/undo").json()["score"]["age"] == 1.0
+    assert path.read_text() == by_hand
+
+
+def test_a_link_stays_a_link_and_what_it_names_is_written(path: Path) -> None:
+    link = path.with_name("link.toml")
+    link.symlink_to(path.name)
+    Source(link).watch.editor.apply({"score": {"age": 1.0}}, "edit")
+    assert link.is_symlink()
+    assert load(path, {}).score.age == 1.0
+
+
+def test_a_planted_link_is_not_written_through(source: Source, path: Path) -> None:
+    victim = path.with_name("victim")
+    victim.write_text("precious")
+    path.with_name(f".{path.name}.new").symlink_to(victim)
+    source.watch.editor.apply({"score": {"age": 1.0}}, "edit")
+    assert victim.read_text() == "precious"
+    assert not path.is_symlink()
+
+
+def test_a_private_file_is_never_open_to_others(
+    source: Source, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.chmod(0o600)
+    real, opened = os.open, []
+
+    def opening(name: str, flags: int, mode: int = 0o777, **more: int | None) -> int:
+        if Path(name).parent == path.parent:
+            opened.append(mode)
+        return real(name, flags, mode, **more)
+
+    monkeypatch.setattr(os, "open", opening)
+    source.watch.editor.apply({"score": {"age": 1.0}}, "edit")
+    assert opened == [0o600]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_write_that_fails_leaves_nothing_behind(
+    source: Source, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        source.watch.editor.apply({"score": {"age": 1.0}}, "edit")
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+    assert path.read_text() == FILE
+    assert source.watch.editor.undoable == 0
+
+
+def test_an_array_of_many_lines_is_replaced_whole(path: Path) -> None:
+    text = '[score]\nprotected_layers = [\n  "rules", # ours\n  "axioms",\n]  # both\nage = 1\n'
+    assert edited(path, text, {"protected_layers": ["context"]}) == (
+        '[score]\nprotected_layers = ["context"]  # both\nage = 1\n'
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("age = 0.5  # tuned # twice", "age = 2.0  # tuned # twice"),
+        ("  age=0.5", "  age = 2.0"),
+        ('"age" = 0.5', "age = 2.0"),
+        ("# a\u2028b\nage = 0.5", "# a\u2028b\nage = 2.0"),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_comments_and_line_ends_stay(path: Path, line: str, expected: str, end: str) -> None:
+    text = f"[score]\n{line}\n\n[prefetch]\nenabled = true\n"
+    expected = f"[score]\n{expected}\ndegree = 3.0\n\n[prefetch]\nenabled = true\n"
+    found = edited(path, text.replace("\n", end), {"age": 2, "degree": 3})
+    assert found == expected.replace("\n", end)
+
+
+@pytest.mark.parametrize("text", [b"# caf\xe9\n[score]\n", None])
+def test_a_file_that_cannot_be_read_is_refused(
+    source: Source, path: Path, text: bytes | None
+) -> None:
+    path.unlink()
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_bytes(text)
+    page = client(source)
+    change = {"score": {"age": 1.0}}
+    for ask, address in ((page.put, "/v1/weights"), (page.post, "/v1/weights/preview")):
+        answer = ask(address, json=change)
+        assert (answer.status_code, str(path) in answer.json()["detail"]) == (409, True)
