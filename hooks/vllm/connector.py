@@ -7,6 +7,7 @@ where the engine was given memory for it; without, the workers have no connector
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from typing import TYPE_CHECKING, Any, Final
@@ -204,8 +205,10 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Stop observing."""
-        self.detach(wait_s=1.0)
-        self.worker.close()
+        try:
+            self.detach(wait_s=1.0)
+        finally:
+            self.worker.close()
 
     def disable(self, where: str, error: Exception) -> None:
         """Leave the engine to itself after an error of ours; see ``Guarded``."""
@@ -217,4 +220,5 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
                 where,
                 exc_info=logger.isEnabledFor(logging.DEBUG),
             )
-        self.detach(wait_s=0.0)
+        with contextlib.suppress(Exception):  # the last barrier: what fails to leave said so itself
+            self.detach(wait_s=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +129,15 @@ class SchedulerSide:
         self._reports.append(self.holding.report)
 
     def leave(self, wait_s: float) -> None:
-        """Give the engine back to itself; waits at most ``wait_s`` for the client's thread."""
-        self.holding.end()
-        self.tap.detach(but_resets=self.bridge.keeps_promises)
-        self.bridge.drop_copies()  # a reset that was not caught up with yet is, by this
-        self.client.close(wait_s)
+        """Give the engine back to itself; waits at most ``wait_s`` for the client's thread.
+
+        Never raises: an act that fails, as on a record that an error left torn, is logged, and the
+        others are done all the same.
+        """
+        _attempt(self.holding.end)
+        _attempt(lambda: self.tap.detach(but_resets=self.bridge.keeps_promises))
+        _attempt(self.bridge.drop_copies)  # a reset that was not caught up with yet is, by this
+        _attempt(lambda: self.client.close(wait_s))
 
     # Requests -----------------------------------------------------------------------------------
 
@@ -252,6 +259,17 @@ class SchedulerSide:
         """After a reset, offer and register nothing old: there may be new weights."""
         if self.tap.was_reset:
             self.observer.blocks_changed(self.tap.take())
+
+
+def _attempt(act: Callable[[], object]) -> None:
+    try:
+        act()
+    except Exception as error:  # the type only: a message may quote what it choked on
+        logger.warning(
+            "kvgraph: %s while it left the engine; what else there is to leave is left",
+            type(error).__name__,
+            exc_info=logger.isEnabledFor(logging.DEBUG),
+        )
 
 
 def _applied(arranger: FreeQueueArranger, dropped: int) -> AdviceApplied:

@@ -39,7 +39,7 @@ _PLACES: Final = (
     "request_queued", "request_looked_up", "request_scheduled", "request_finished", "step",
     "step_ended", "tap._note", "observer.blocks_changed", "observer.request_scheduled",
     "observer.request_finished", "arranger.step", "bridge.request_looked_up", "bridge.step",
-    "bridge.step_ended",
+    "bridge.step_ended", "bridge.ledger.clear", "bridge.ledger.directory.drop",
 )  # fmt: skip
 
 
