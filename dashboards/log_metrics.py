@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from .labels import cut
 from .source import LogTotals
 
 
@@ -43,9 +44,9 @@ def _by_rule(totals: LogTotals) -> Iterator[Metric]:
     wanted = CounterMetricFamily(
         "kvgraph_regrets", "Of these: wanted again within ten minutes", labels=["engine", "rule"]
     )
-    for labels, (evicted, regretted) in totals.rules.items():
-        left.add_metric(list(labels), evicted)
-        wanted.add_metric(list(labels), regretted)
+    for (engine, rule), (evicted, regretted) in totals.rules.items():
+        left.add_metric([cut(engine), rule], evicted)
+        wanted.add_metric([cut(engine), rule], regretted)
     yield from (left, wanted)
 
 
@@ -57,7 +58,7 @@ def _by_shadow(totals: LogTotals) -> Iterator[Metric]:
     found = CounterMetricFamily(
         "kvgraph_shadow_found_blocks", "Of these: found", labels=["engine", "shadow"]
     )
-    for labels, (wanted, hits) in totals.shadows.items():
-        asked.add_metric(list(labels), wanted)
-        found.add_metric(list(labels), hits)
+    for (engine, shadow), (wanted, hits) in totals.shadows.items():
+        asked.add_metric([cut(engine), shadow], wanted)
+        found.add_metric([cut(engine), shadow], hits)
     yield from (asked, found)

@@ -9,10 +9,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from .admission_metrics import admission_metrics, room_metrics
+from .labels import cut
 from .log_metrics import log_metrics
 from .source import EngineStatus, SidecarStatus, StatusSource
 
-_LABEL_LENGTH = 64  # characters; chosen
 _TIER_COUNTS = (
     "spilled", "spill_lost", "spill_failed", "passed_over", "demoted", "dropped", "loaded",
     "load_failed", "stalls", "recomputed", "prefetched", "prefetch_useful", "prefetch_wasted",
@@ -35,13 +35,13 @@ class SidecarCollector(Collector):
         yield from _tiers(status.engines)
         yield from admission_metrics(
             [
-                (_cut(engine.id), engine.graph.admission)
+                (cut(engine.id), engine.graph.admission)
                 for engine in status.engines
                 if engine.graph is not None and engine.graph.admission is not None
             ]
         )
         yield from room_metrics(
-            [(_cut(engine.id), engine.room) for engine in status.engines if engine.room is not None]
+            [(cut(engine.id), engine.room) for engine in status.engines if engine.room is not None]
         )
         yield from _counters(status)
         yield from log_metrics(self._source.totals())
@@ -74,9 +74,9 @@ def _engines(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
                                   labels=["engine"])  # fmt: skip
     gaps = CounterMetricFamily("kvgraph_sequence_gaps", "Gaps in its events", labels=["engine"])
     for engine in engines:
-        label = [_cut(engine.id)]
-        names = {"name": _cut(engine.name), "model": _cut(engine.model),
-                 "version": _cut(engine.version), "kind": engine.kind}  # fmt: skip
+        label = [cut(engine.id)]
+        names = {"name": cut(engine.name), "model": cut(engine.model),
+                 "version": cut(engine.version), "kind": engine.kind}  # fmt: skip
         info.add_metric(label, names)
         state.add_metric([*label, engine.state], 1)
         gaps.add_metric(label, engine.gaps)
@@ -106,7 +106,7 @@ def _tiers(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
     stalls = CounterMetricFamily("kvgraph_stall_seconds", "Requests waited for loads",
                                  labels=["engine"])  # fmt: skip
     for engine in engines:
-        tiers, known, label = engine.tiers, engine.graph, _cut(engine.id)
+        tiers, known, label = engine.tiers, engine.graph, cut(engine.id)
         if tiers is None:
             continue
         if known is not None and known.pressure is not None:
@@ -143,7 +143,3 @@ def _labelled(name: str, help_text: str, label: str, values: dict[str, int]) -> 
     for key, value in values.items():
         family.add_metric([key], value)
     return family
-
-
-def _cut(text: str) -> str:
-    return text[:_LABEL_LENGTH]

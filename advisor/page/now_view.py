@@ -83,16 +83,14 @@ def _window(
 
 
 def _history(history: History, lru: Mapping[float, int], now: float, unix: Unix) -> TokenHistory:
-    starts, sums = history.tokens.series(now)
-    named = dict(zip(history.tokens.columns, sums.T.tolist(), strict=False))
-    columns = {name: named.get(name, []) for name in history.tokens.columns}
-    cached = sums[:, 2:].sum(axis=1)
+    starts, sums = history.tokens.series_by_name(now)
+    cached = sums["pool"] + sums["loaded"] + sums["prefetched"]
     return TokenHistory(
         step_s=history.tokens.step_s,
         starts=[unix(start) for start in starts],
-        computed=(sums[:, 1] - cached).tolist(),
+        computed=(sums["asked"] - cached).tolist(),
         lru=[lru.get(start) for start in starts],
-        **columns,
+        **{name: column.tolist() for name, column in sums.items()},
     )
 
 

@@ -1,6 +1,7 @@
 """Shadows of other policies and pool sizes beside the live pools, and an upper bound.
 
-They see the engines' own requests (``graph.logs.heard.Heard``), of as many sessions as a bounded
-share of a processor core can follow, and count what they would have found. Nothing waits for them,
-and no advice depends on them: the policy's guard has shadows of its own.
+They see the engines' own requests (``graph.logs.heard.Heard``), and count what they would have
+found. If that takes more than a share of a processor core, they follow fewer sessions, down to one
+of 64, and then rank less often, down to once in 64 seconds: they do no less than that. Nothing
+waits for them, and no advice depends on them: the policy's guard has shadows of its own.
 """

@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 INTERVAL_S: Final = 0.5  # as often as the planner ranks
 _SHARE_OF_A_CORE: Final = 0.02  # beyond it half as many sessions are followed; chosen
 _JUDGED_OVER_S: Final = 30.0
+_RANK_AT_LEAST_EVERY_S: Final = 64.0  # chosen
 _CEILING_EVERY_S: Final = 60.0
+_CEILINGS_SHARE: Final = 1 / 60  # of a core, for all ceilings; chosen
 _ASKED_LATELY_S: Final = 120.0  # a ceiling is worked out only while somebody looks
 
 
@@ -36,7 +38,8 @@ class ShadowRunner:
 
     Attributes:
         sets: engine → its shadows; read it under ``lock``.
-        spent_s: Of a processor core, by the last tick.
+        spent_s: Of a processor core, by the last tick; its ceilings, which have a share of their
+            own, are not counted.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class ShadowRunner:
         self._thread = threading.Thread(target=self._run, name="kvgraph-shadows", daemon=True)
         self._spent, self._judged = 0.0, clock()
         self.spent_s = 0.0
+        self._rank_every_s = INTERVAL_S
+        self._next_ranking = clock()
         self._next_ceiling = clock()
         self._looked = float("-inf")
         self.lock = threading.Lock()
@@ -82,14 +87,22 @@ class ShadowRunner:
             for each in heard:
                 if (shadows := self.sets.get(names.get(each.engine, ""))) is not None:
                     shadows.hear(each)
+        self._rank()
+        self.spent_s = self._cpu() - began
+        self._spent += self.spent_s
+        self._judge()
+        self._look_ahead()
+
+    def _rank(self) -> None:
+        """Rank every set again, if it is time to."""
+        now = self._clock()
+        if now < self._next_ranking:
+            return
+        self._next_ranking = now + self._rank_every_s
         for engine in list(self.sets):
             with self._graph.lock, self.lock:
                 if (column := self._graph.tables.engines.get(engine)) is not None:
                     self.sets[engine].rank(self._view(column))
-        self._look_ahead()
-        self.spent_s = self._cpu() - began
-        self._spent += self.spent_s
-        self._judge()
 
     def _keep_sets(self) -> None:
         """Keep one set per engine that reported the size of its pool; a new one if that changes."""
@@ -119,27 +132,40 @@ class ShadowRunner:
         return View(self._graph.tables, self._graph.rules, column, self._graph.clock())
 
     def _look_ahead(self) -> None:
-        """Compute Belady's hits of the window: once a minute, while the results are looked at."""
+        """Compute Belady's hits of the window, while the results are looked at: once a minute, or
+        less often where that would take more than its share of a core."""
         now = self._clock()
         if now < self._next_ceiling or now - self._looked > _ASKED_LATELY_S:
             return
-        self._next_ceiling = now + _CEILING_EVERY_S
+        began = self._cpu()
         for shadows in list(self.sets.values()):
             with self.lock:
                 window, capacity = shadows.window.taken(), shadows.pools[0].pool.capacity
             shadows.belady = ceiling(window, capacity)
+        took_s = self._cpu() - began
+        self._next_ceiling = now + max(_CEILING_EVERY_S, took_s / _CEILINGS_SHARE)
 
     def _judge(self) -> None:
-        """Follow fewer sessions if this takes more of a core than allowed."""
+        """Do less if this takes more of a core than allowed."""
         now = self._clock()
         if now - self._judged < _JUDGED_OVER_S:
             return
         if self._spent > _SHARE_OF_A_CORE * (now - self._judged):
-            with self.lock:
-                halved = [engine for engine, each in self.sets.items() if each.sample.halve()]
-            if halved:
-                logger.info("shadows follow half as many sessions from now on: they took too long")
+            self._do_less()
         self._spent, self._judged = 0.0, now
+
+    def _do_less(self) -> None:
+        """Follow half as many sessions; where none can be left out, rank half as often."""
+        with self.lock:
+            halved = [engine for engine, each in self.sets.items() if each.halve()]
+        if halved:
+            logger.info("shadows follow half as many sessions from now on: they took too long")
+        elif self.sets and self._rank_every_s < _RANK_AT_LEAST_EVERY_S:
+            self._rank_every_s *= 2
+            logger.info(
+                "shadows are ranked every %g s from now on: they took too long",
+                self._rank_every_s,
+            )
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL_S):

@@ -64,7 +64,7 @@ class ShadowSet:
         """Follow a request that began or ended."""
         if not self.sample.has(heard.session):
             return
-        self.sample.walked(heard.rows, heard.keys)
+        self.sample.walked(heard.session, heard.rows, heard.keys)
         counts = [self._ask(pool, heard) for pool in self.pools]
         if heard.found >= 0:
             ours = min(heard.found, heard.reach)
@@ -81,6 +81,13 @@ class ShadowSet:
         shadow.found += found
         return found
 
+    def halve(self) -> bool:
+        """Follow half as many sessions from now on; False if there is nothing left to halve."""
+        if not self.sample.halve():
+            return False
+        self.window = RequestWindow()  # it remembers those that are followed no longer
+        return True
+
     def hold_what_is_there(self, view: View) -> None:
         """Fill all shadows with what the live pool holds, the last used on top."""
         blocks = view.blocks
@@ -89,7 +96,7 @@ class ShadowSet:
         for each in self.pools:
             kept = newest_first[: each.pool.capacity]
             each.pool.use(kept, blocks.keys[kept])
-        self.sample.walked(newest_first, blocks.keys[newest_first])
+        self.sample.seeded(newest_first, blocks.keys[newest_first])
 
     def rank(self, view: View) -> None:
         """Rank what each shadow holds again, and resize each to what the sample now asks for."""

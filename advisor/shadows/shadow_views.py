@@ -14,9 +14,8 @@ from .shadow_set import STEP_S, ShadowPool, ShadowSet
 _OURS: Final = "the live pool: what the engine's requests found"
 _BELADY: Final = (
     "the ceiling: what would have been found by whoever knows the future, on the requests that are "
-    "remembered; worked out once a minute while somebody looks"
+    "remembered; worked out at most once a minute while somebody looks"
 )
-_OFFSET: Final = 3  # counted before the shadows' own columns; see ``shadow_set``
 
 
 def shadows_view(
@@ -32,7 +31,7 @@ def shadows_view(
     with runner.lock:
         name = engine if engine is not None else next(iter(runner.sets), None)
         found = runner.sets.get(name) if name is not None else None
-        starts, sums = found.steps.series(now) if found is not None else ([], np.zeros((0, 0)))
+        starts, sums = found.steps.series_by_name(now) if found is not None else ([], {})
         return Shadows(
             at=now + unix_offset,
             engine=name,
@@ -45,15 +44,15 @@ def shadows_view(
         )
 
 
-def _views(found: ShadowSet, sums: np.ndarray) -> list[ShadowView]:
-    asked, blocks = sums[:, 1], found.blocks
-    views = [_view("ours", _OURS, "live", 1.0, blocks, found.asked, found.ours, asked, sums[:, 2])]
-    for place, pool in enumerate(found.pools):
+def _views(found: ShadowSet, sums: Mapping[str, np.ndarray]) -> list[ShadowView]:
+    asked, ours, blocks = sums["asked"], sums["ours"], found.blocks
+    views = [_view("ours", _OURS, "live", 1.0, blocks, found.asked, found.ours, asked, ours)]
+    for pool in found.pools:
         views.append(
             _view(
                 pool.name, _sentence(pool), pool.policy.name if pool.policy else "lru",
                 pool.capacity, round(blocks * pool.capacity), found.asked, pool.found, asked,
-                sums[:, _OFFSET + place],
+                sums[pool.name],
             )
         )  # fmt: skip
     of_window, ceiling = found.belady
@@ -104,10 +103,12 @@ def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> 
     found: dict[float, float] = {}
     with runner.lock:
         for shadows in runner.sets.values():
-            for start, row in zip(*shadows.steps.series(now), strict=True):
-                tokens[start] = tokens.get(start, 0) + float(row[0])
-                size = row[0] / row[1] if row[1] else 0.0  # tokens of a block, partial ones too
-                found[start] = found.get(start, 0) + float(row[_OFFSET]) * size
+            starts, sums = shadows.steps.series_by_name(now)
+            columns = (sums[name].tolist() for name in ("tokens", "asked", shadows.pools[0].name))
+            for start, of_prompts, blocks, hits in zip(starts, *columns, strict=True):
+                tokens[start] = tokens.get(start, 0) + of_prompts
+                size = of_prompts / blocks if blocks else 0.0  # of a block, partial ones too
+                found[start] = found.get(start, 0) + hits * size
     return {
         start: round(asked.get(start, 0) * found[start] / count)
         for start, count in tokens.items()

@@ -47,6 +47,8 @@ class History(Departures):
 
     Attributes:
         requests: Of all engines.
+        running: Those whose end is awaited.
+        unsettled: Of these, by their ids: those whose missing block the pool has by the books.
         tokens: Of prompts, in steps of ten seconds for an hour.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
         totals: The same since the start.
@@ -61,9 +63,9 @@ class History(Departures):
         self.given = np.zeros(len(TOKEN_COLUMNS), dtype=np.int64)
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
-        self._running = RunningRequests()
+        self.running = RunningRequests()
         self._heard: HeardQueue | None = None  # nobody listens
-        self._unsettled: dict[int, _Unsettled] = {}  # by request
+        self.unsettled: dict[int, _Unsettled] = {}  # by request
         self.requests = RequestLog()
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 360)
         self.reasons = StepSums(REASON_COLUMNS, 60.0, 720)
@@ -77,7 +79,7 @@ class History(Departures):
         evictions = sum(log.nbytes for log in list(self.evictions.values()))
         sums = self.requests.nbytes + self.tokens.nbytes + self.reasons.nbytes
         heard = self._heard.nbytes if self._heard is not None else 0
-        return evictions + sums + heard + self._running.nbytes
+        return evictions + sums + heard + self.running.nbytes
 
     def asked(self, now: float) -> dict[float, int]:
         """Tokens of all prompts, by the starts of the steps of ``tokens``."""
@@ -92,7 +94,7 @@ class History(Departures):
 
     def forget(self, engine: int) -> None:
         """Forget an engine that is gone; its requests stay in the log."""
-        for name in self._running.of(engine):
+        for name in self.running.of(engine):
             self._drop(engine, name)
         super().forget(engine)
         self._asked.pop(engine, None)
@@ -101,7 +103,7 @@ class History(Departures):
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
         """Note that blocks left the pool."""
         super().evicted(engine, rows, now)
-        if self._unsettled:
+        if self.unsettled:
             self._settle(engine, now)
 
     def started(
@@ -126,9 +128,9 @@ class History(Departures):
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
-        self._running.add(event.request_id, Running(number, engine, rows, whose))
+        self.running.add(event.request_id, Running(number, engine, rows, whose))
         self._tell(engine, whose, rows, max(reach, found), found, asked.tokens, now)
-        while (surplus := self._running.surplus()) is not None:  # we never heard of their ends
+        while (surplus := self.running.surplus()) is not None:  # we never heard of their ends
             self._drop(*surplus)
         self._found[engine] += (found + loaded) * size
         self._asked[engine] += asked.tokens
@@ -139,7 +141,7 @@ class History(Departures):
         if miss.reason is Reason.UNKNOWN and miss.detail == Detail.IN_POOL:
             row = int(rows[miss.index])
             key = int(self._tables.blocks.keys[row])
-            self._unsettled[number] = _Unsettled(engine, row, key, miss.index, computed, now)
+            self.unsettled[number] = _Unsettled(engine, row, key, miss.index, computed, now)
         else:
             self._count(miss, computed, now)
 
@@ -153,11 +155,11 @@ class History(Departures):
 
     def _drop(self, engine: int, name: str) -> Running | None:
         """Await a request's end no longer; returns it if it was awaited."""
-        running = self._running.pop(engine, name)
+        running = self.running.pop(engine, name)
         if running is None:
             return None
         self._log(engine).marks[running.rows] &= ~np.uint8(Way.COMING)
-        case = self._unsettled.pop(running.number, None)
+        case = self.unsettled.pop(running.number, None)
         if case is not None:
             self._count(Miss(case.block, 0, Reason.UNKNOWN, Detail.IN_POOL), case.computed, case.at)
         return running
@@ -204,7 +206,7 @@ class History(Departures):
 
     def _settle(self, engine: int, now: float) -> None:
         """Judge requests whose missing block was taken in the step that scheduled them."""
-        for number, case in list(self._unsettled.items()):
+        for number, case in list(self.unsettled.items()):
             blocks = self._tables.blocks
             if case.engine != engine or int(blocks.keys[case.row]) != case.key:
                 continue
@@ -213,7 +215,7 @@ class History(Departures):
             rows = np.full(case.block + 1, case.row, dtype=np.int32)
             log = self._log(engine)
             miss = judge(self._tables, log, engine, NO_ROW, rows, case.block, now)
-            del self._unsettled[number]
+            del self.unsettled[number]
             self.requests.judge(number, miss)
             self._count(miss, case.computed, now)
 

@@ -26,20 +26,22 @@ _TIERS = ["tier_blocks", "tier_capacity_blocks", "tier_events_total", "tier_byte
 class Source:
     """A sidecar with one engine of which everything is known but tiers."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str = "e1") -> None:
+        self.engine = engine
         self.graph = KVCacheGraph()
         report = AdmissionReport(1, 2, 3.0, 4, (0,), 5.0, 6.0, 7)
         hello = EngineHello("e", "m", 16, 100, "v")
         self.graph.apply(
-            "e1", [hello, Pressure(1, 1, 1, 1, 1), AdviceApplied(1, 1, 1, 1, 1, 1), report]
+            engine, [hello, Pressure(1, 1, 1, 1, 1), AdviceApplied(1, 1, 1, 1, 1, 1), report]
         )
 
     def status(self) -> SidecarStatus:
         stats = self.graph.stats()
         engine = EngineStatus(
-            id="e1", name="e", model="m", version="v", kind="hook", state="synced", silent_s=0.1,
-            gaps=1, resyncs=1, ranking_epoch=1, ranking_age_s=0.1, ranked=1, ranked_protected=0,
-            graph=stats.engines["e1"], tiers=None, ruling=Ruling(True, 1.0, 1),
+            id=self.engine, name="e", model="m", version="v", kind="hook", state="synced",
+            silent_s=0.1, gaps=1, resyncs=1, ranking_epoch=1, ranking_age_s=0.1, ranked=1,
+            ranked_protected=0, graph=stats.engines[self.engine], tiers=None,
+            ruling=Ruling(True, 1.0, 1),
         )  # fmt: skip
         return SidecarStatus(
             version="0", pid=1, uptime_s=1.0, endpoint="", http="", engines=(engine,), graph=stats,
@@ -47,7 +49,7 @@ class Source:
         )  # fmt: skip
 
     def totals(self) -> LogTotals:
-        two = {("e1", "lru"): (2, 1)}
+        two = {(self.engine, "lru"): (2, 1)}
         return LogTotals(
             tokens={"pool": 1}, reasons={"evicted": (1, 1)}, lost={"multi_turn": 1}, rules=two,
             shadows=two, log_bytes=1,
@@ -117,3 +119,16 @@ def test_misses_regrets_and_shadows_are_metrics() -> None:
     assert {"kvgraph_misses_total", "kvgraph_regrets_total"} <= samples
     assert {"kvgraph_shadow_found_blocks_total", "kvgraph_prompt_tokens_total"} <= samples
     assert list(admission_metrics([]))
+
+
+def test_families_call_an_engine_alike_however_long_its_id_is() -> None:
+    """Or no query could join them."""
+    families = SidecarCollector(Source("e" * 100)).collect()  # type: ignore[arg-type]
+    labels = {
+        (family.name, sample.labels["engine"])
+        for family in families
+        for sample in family.samples
+        if "engine" in sample.labels
+    }
+    assert {name for name, _ in labels} > {"kvgraph_evictions", "kvgraph_shadow_asked_blocks"}
+    assert {engine for _, engine in labels} == {"e" * 64}

@@ -13,8 +13,8 @@ from kvgraph.advisor.replay.fast.bounds import belady_hits
 from kvgraph.advisor.replay.fast.lru import lru_hits
 from kvgraph.advisor.replay.traces.trace import Trace
 from kvgraph.advisor.replay.traces.trace_events import TraceEvents
-from kvgraph.advisor.shadows.ceiling import RequestWindow, ceiling
-from kvgraph.advisor.shadows.session_sample import SessionSample
+from kvgraph.advisor.shadows.ceiling import MOST_BLOCKS, RequestWindow, ceiling
+from kvgraph.advisor.shadows.session_sample import LEAST, SessionSample
 from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S, ShadowRunner
 from kvgraph.advisor.shadows.shadow_set import ShadowSet
 from kvgraph.advisor.shadows.shadow_views import lru_tokens, shadows_view
@@ -163,3 +163,76 @@ def test_a_pool_of_another_size_begins_anew(trace: Trace) -> None:
     live.graph.forget_engine("e")
     live.runner.tick()
     assert live.runner.sets == {}
+
+
+def test_a_ceiling_costs_no_session_its_place(trace: Trace) -> None:
+    """It takes a second of a full window, once a minute and only while somebody looks."""
+    live = Live(trace, CAPACITY)
+    keys = np.random.default_rng(3).permutation(MOST_BLOCKS).astype(np.uint64)
+    for part in np.split(keys, 400):
+        live.set.window.add(part, len(part), 0)
+    for _ in range(24):
+        live.runner.looked()
+        live.now += 10.0
+        live.runner.tick()
+    assert live.set.belady[0] == MOST_BLOCKS
+    assert live.set.sample.share == 1.0
+
+
+def test_ceilings_that_take_long_are_worked_out_less_often(trace: Trace) -> None:
+    seconds = itertools.count(0.0, 4.0)  # so a ceiling takes four: it has a sixtieth of a core
+    live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
+    found = []
+    for at in (0.0, 61.0, 239.0, 241.0):
+        live.now = at
+        live.runner.looked()
+        live.set.window.add(np.arange(5 + int(at), dtype=np.uint64), 5, 0)
+        live.runner.tick()
+        found.append(live.set.belady)
+    assert found == [(5, 0), (5, 0), (5, 0), (246, 0)]
+
+
+def test_what_dropped_sessions_walked_is_the_samples_no_longer() -> None:
+    sample = SessionSample()
+    rows = np.arange(20_000, dtype=np.int32)
+    keys = rows.astype(np.uint64) + np.uint64(1)
+    for number, part in enumerate(np.split(rows, 2_000)):
+        assert sample.has(f"s{number}")
+        sample.walked(f"s{number}", part, keys[part])
+    seeds = rows + len(rows)
+    sample.seeded(seeds, seeds.astype(np.uint64))
+    for share in (0.5, 0.25):
+        assert sample.halve()
+        assert sample.part_of(rows, keys) == pytest.approx(share, abs=0.03)
+        assert sample.part_of(seeds, seeds.astype(np.uint64)) == pytest.approx(share, abs=0.03)
+    mine = next(name for name in (f"t{number}" for number in range(1_000)) if sample.has(name))
+    sample.walked(mine, rows[:10_000], keys[:10_000])
+    assert sample.part_of(rows[:10_000], keys[:10_000]) == 1.0
+
+
+def test_a_smaller_sample_remembers_no_request_of_a_larger_one(trace: Trace) -> None:
+    seconds = itertools.count(0.0, 50.0)
+    live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
+    live.set.window.add(np.arange(5, dtype=np.uint64), 5, 0)
+    live.now += 31.0
+    live.runner.tick()
+    assert live.set.sample.share == 0.5
+    assert live.set.window.taken() == []
+
+
+def test_shadows_that_can_follow_no_fewer_rank_less_often(
+    trace: Trace, caplog: pytest.LogCaptureFixture
+) -> None:
+    seconds = itertools.count(0.0, 50.0)
+    live = Live(trace, CAPACITY, share=LEAST, cpu=lambda: next(seconds))
+    with caplog.at_level("INFO"):
+        for _ in range(20):
+            live.now += 31.0
+            live.runner.tick()
+    assert [record.args for record in caplog.records] == [(0.5 * 2**n,) for n in range(1, 8)]
+    ranked: list[float] = []
+    live.set.rank = lambda view: ranked.append(live.now)  # type: ignore[method-assign]
+    for _ in range(1280):
+        live.now += INTERVAL_S
+        live.runner.tick()
+    assert len(ranked) == pytest.approx(10, abs=1)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from kvgraph.graph.logs import heard as queues
 from kvgraph.graph.logs import running_requests
-from kvgraph.graph.logs.eviction_log import Way
+from kvgraph.graph.logs.eviction_log import EvictionLog, Way
 from kvgraph.graph.logs.heard import Heard, HeardQueue
 from kvgraph.graph.logs.reasons import Detail, Reason
+from kvgraph.graph.logs.request_log import LIMIT
+from kvgraph.graph.logs.small_times import Origin
 from kvgraph.graph.messages.events import EngineHello, RequestStarted
 from small_world import SIZE, World, pack
 
@@ -43,7 +45,7 @@ def test_an_engine_that_is_gone_computes_nothing_any_more(world: World) -> None:
     assert coming(world) == 3
     world.graph.forget_engine("a")
     assert coming(world) == 0
-    assert world.history._running.nbytes == 0
+    assert world.history.running.nbytes == 0
 
 
 def test_a_name_that_is_used_again_ends_the_request_before(world: World) -> None:
@@ -62,19 +64,19 @@ def test_the_oldest_request_is_awaited_no_longer_beyond_the_bound(
     world.start(1, 2, 3)
     world.start(4, 5, 6)
     assert coming(world) == 3
-    assert world.history._running.of(0) == ["r3"]
-    assert not world.history._unsettled
+    assert world.history.running.of(0) == ["r3"]
+    assert not world.history.unsettled
     assert world.history.totals[Reason.UNKNOWN] == 1
 
 
 def test_another_block_in_a_row_does_not_settle_the_case_of_the_one_before(world: World) -> None:
     world.serve(1, 2, 3)
     world.start(1, 2, 3)
-    (case,) = world.history._unsettled.values()
+    (case,) = world.history.unsettled.values()
     world.graph.tables.blocks.keys[case.row] ^= np.uint64(1)
     world.graph.tables.blocks.tiers[0, case.row] = 0
     world.evict(2)  # whereupon open cases are looked at again
-    assert world.history._unsettled
+    assert world.history.unsettled
 
 
 def test_walks_that_nobody_takes_are_bounded_by_their_blocks(
@@ -100,25 +102,29 @@ def test_what_waits_counts_as_memory_of_the_logs(world: World) -> None:
     assert world.history.requests.nbytes > names
 
 
-def test_bytes_of_names_are_those_of_the_names_that_are_there(world: World) -> None:
-    log = world.history.requests
-    for _ in range(2_100):
+def test_names_that_left_the_log_weigh_nothing(world: World) -> None:
+    log, world.number = world.history.requests, 10_000
+    for _ in range(LIMIT):
         world.start(1, 2, 3)
-    held = [log.names(number) for number in range(log.first, log.next)]
-    assert log.nbytes - log._ring.nbytes == sum(128 + 1 + len(each.request) for each in held)
+    full = log.nbytes
+    for _ in range(50):
+        world.start(1, 2, 3)
+    assert log.first == 50
+    assert log.nbytes == full
+    world.number = 1_000_000
+    world.start(1, 2, 3)
+    assert log.nbytes == full + 2
 
 
 def test_memory_is_told_while_engines_come(world: World) -> None:
     """Whoever scrapes does so on another thread, and without the graph's lock."""
     logs = world.history.evictions
-    world.serve(1, 2, 3)
-    log = logs[0]
 
-    class Coming(type(log)):  # type: ignore[misc]
+    class Coming(EvictionLog):
         @property
         def nbytes(self) -> int:
-            logs[len(logs)] = log
+            logs[len(logs)] = EvictionLog(Origin(), "another")
             return 1
 
-    logs[0] = Coming(log._origin, "a")
+    logs[0] = Coming(Origin(), "a")
     assert world.history.nbytes > 0
