@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
 import json
+import tempfile
+import time
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from ..dashboards.page_tokens import page_address
+from ..graph.errors import ConfigError
+from ..graph.ipc.runtime import runtime_dir
 from .page.miss_words import seconds
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 from .terminal_tables import plain
@@ -17,6 +24,14 @@ from .terminal_tables import plain
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
 _RECENT: Final = 1_000  # requests that are searched; chosen
+_READ_WITHIN_S: Final = 10.0  # s that a browser has to start and read a file; chosen
+_LEADING_ON: Final = """<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={address}">
+<title>kvgraph</title>
+<a href="{address}">kvgraph's page</a>
+"""
 
 
 def open_page(
@@ -25,17 +40,54 @@ def open_page(
     browser: Annotated[bool, typer.Option(help="Open it in a browser too.")] = True,
 ) -> None:
     """Print the page's address, with the token that opens it, and open it."""
-    for each in sidecar_urls(url):
-        secret = secret_of(each)
-        if not secret:
-            raise RemoteError(
-                f"nobody knows the token of the sidecar at {each}: its runtime note is not this "
-                "user's; set KVGRAPH_SIDECAR__TOKEN"
-            )
-        address = page_address(each, secret, edit=edit)
-        typer.echo(address)
-        if browser:
-            webbrowser.open(address)
+    addresses = [_address(each, edit=edit) for each in sidecar_urls(url)]
+    for each in addresses:
+        typer.echo(each)
+    if browser:
+        _show(addresses)
+
+
+def _address(url: str, *, edit: bool) -> str:
+    secret = secret_of(url)
+    if not secret:
+        raise RemoteError(
+            f"nobody knows the token of the sidecar at {url}: its runtime note is not this "
+            "user's; set KVGRAPH_SIDECAR__TOKEN"
+        )
+    return page_address(url, secret, edit=edit)
+
+
+def _show(addresses: Sequence[str]) -> None:
+    """Open addresses in a browser; Ctrl-C ends the time that it has to read them.
+
+    Every user of a machine can read a browser's command line, so it names files of ours alone.
+    """
+    with contextlib.ExitStack() as kept, contextlib.suppress(KeyboardInterrupt):
+        files = [kept.enter_context(leading_to(each)) for each in addresses]
+        opened = [webbrowser.open(each.as_uri()) for each in files]
+        if any(opened):
+            time.sleep(_READ_WITHIN_S)
+
+
+@contextlib.contextmanager
+def leading_to(address: str) -> Iterator[Path]:
+    """A page (0600, in the runtime directory) that leads a browser on to ``address``; then gone.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    folder = runtime_dir()
+    try:
+        number, name = tempfile.mkstemp(prefix="open-", suffix=".html", dir=folder)
+    except OSError as error:
+        raise ConfigError(f"runtime directory {str(folder)!r}: {error.strerror}") from None
+    path = Path(name)
+    try:
+        with open(number, "w", encoding="utf-8") as file:
+            file.write(_LEADING_ON.format(address=html.escape(address)))
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def why(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -307,6 +308,41 @@ def test_the_page_is_opened_by_its_address(serve: Callable[..., Sidecar], run: R
     assert hidden.startswith(address + "#edit=")
     sidecar.process.send_signal(signal.SIGINT)
     sidecar.end()
+
+
+RECORDING_BROWSER = """#!/bin/sh
+printf '%s' "$*" > "$RECORD.new"
+cp -p "${1#file://}" "$RECORD.html"
+mv "$RECORD.new" "$RECORD"
+"""
+
+
+def test_a_browsers_command_line_shows_no_token(
+    serve: Callable[..., Sidecar], run: Run, environment: dict[str, str], tmp_path: Path
+) -> None:
+    serve("--http-port", "0").ready()
+    address = run("open", "--no-browser", "--edit").stdout.strip()
+    program, record = tmp_path / "browser", tmp_path / "record"
+    program.write_text(RECORDING_BROWSER)
+    program.chmod(0o700)
+    shown = {**environment, "BROWSER": f"{program} %s", "RECORD": str(record)}
+    opening = subprocess.Popen(
+        command("open", "--edit"), env=shown, stdout=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not record.exists():
+        assert time.monotonic() < deadline, "no browser was started"
+        time.sleep(0.05)
+    opening.send_signal(signal.SIGINT)
+    assert opening.communicate(timeout=30)[0].strip() == address
+    assert opening.returncode == 0
+    said = record.read_text()
+    assert said.startswith("file://")
+    assert not any(token in said for token in re.findall("[0-9a-f]{48}", address))
+    read = record.with_suffix(".html")
+    assert address in read.read_text()
+    assert read.stat().st_mode & 0o777 == 0o600
+    assert not Path(said.removeprefix("file://")).exists()
 
 
 def test_why_says_so_of_whom_nobody_knows(serve: Callable[..., Sidecar], run: Run) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+from kvgraph.advisor.page_cli import leading_to
 from kvgraph.hooks.fake import FakeEngine
 from page_browser import Visit
 from page_sidecar import BLOCK, PageSidecar, serve_agents
@@ -70,3 +72,22 @@ def test_without_the_edit_token_nothing_is_changed(
     page.get_by_text("kvgraph open --edit").wait_for()
     assert page.get_by_role("button", name="Apply").is_disabled()
     assert score_in(file) == {}
+
+
+def test_the_file_that_a_browser_is_given_leads_to_a_page_that_may_change_weights(
+    visit: Begin,
+    configured_sidecar: tuple[PageSidecar, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    sidecar, _ = configured_sidecar
+    opened = visit()
+    with leading_to(sidecar.edit_address) as file:
+        opened.page.goto(file.as_uri())
+        opened.page.get_by_text("live", exact=True).wait_for()
+    assert opened.page.url == f"{sidecar.url}/#/weights", "the token does not stay in the address"
+    opened.page.get_by_role("textbox", name="importance").fill("-500")
+    opened.page.get_by_role("button", name="Apply").wait_for()
+    assert opened.page.get_by_text("kvgraph open --edit").count() == 0
+    assert opened.faults == []
