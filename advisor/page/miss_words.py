@@ -77,10 +77,6 @@ def _load_slower(detail: int, ago_s: float | None, session: str | None) -> str:
     return "has a copy in a colder tier, but computing it was judged faster than loading."
 
 
-def _other_tenant(detail: int, ago_s: float | None, session: str | None) -> str:
-    return "is here with the same content under another tenant's salt, and is not shared."
-
-
 def _other_engine(detail: int, ago_s: float | None, session: str | None) -> str:
     return "was never in this engine's pool."
 
@@ -104,7 +100,6 @@ _WHY: Final = {
     Reason.NEVER_SEEN: _never_seen,
     Reason.DIVERGED: _diverged,
     Reason.EVICTED: _evicted,
-    Reason.OTHER_TENANT: _other_tenant,
     Reason.OTHER_ENGINE: _other_engine,
     Reason.LOAD_SLOWER: _load_slower,
     Reason.COPY_LOST: _copy_lost,

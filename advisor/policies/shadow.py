@@ -6,11 +6,12 @@ request are in use from its start, and join the free queue tail first at its end
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from ...graph.columns.columns import grown
 from ...graph.types import Keys, Rows
 
 Mask = npt.NDArray[np.bool_]
@@ -78,8 +79,8 @@ class LruShadow:
     def _reserve(self, rows: Rows) -> None:
         if len(rows) and int(rows.max()) >= len(self._used):
             size = int(rows.max()) * 5 // 4 + 1
-            self._used = _grown(self._used, size, _NEVER)
-            self._key = _grown(self._key, size, 0)
+            self._used = grown(self._used, size, _NEVER)
+            self._key = grown(self._key, size)
 
 
 class RankedShadow:
@@ -150,17 +151,11 @@ class RankedShadow:
     def _reserve(self, rows: Rows) -> None:
         if len(rows) and int(rows.max()) >= len(self._used):
             size = int(rows.max()) * 5 // 4 + 1
-            self._used = _grown(self._used, size, _NEVER)
-            self._key = _grown(self._key, size, 0)
-            self._resident = _grown(self._resident, size, False)
+            self._used = grown(self._used, size, _NEVER)
+            self._key = grown(self._key, size)
+            self._resident = grown(self._resident, size)
 
 
 def _leading(held: Mask) -> int:
     """How many are true before the first that is not."""
     return int(np.argmin(held)) if len(held) and not held.all() else len(held)
-
-
-def _grown(column: npt.NDArray[Any], size: int, fill: Any) -> npt.NDArray[Any]:
-    grown = np.full(size, fill, dtype=column.dtype)
-    grown[: len(column)] = column
-    return grown

@@ -97,9 +97,11 @@ class Columns:
         return {name: values for name, values in arrays.items() if values.flags.writeable}
 
 
-def grown(values: npt.NDArray[Any], capacity: int) -> npt.NDArray[Any]:
-    """A copy with room for ``capacity`` rows along the last axis; zero where nothing was."""
-    copied = np.zeros((*values.shape[:-1], capacity), dtype=values.dtype)
+def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray[Any]:
+    """A copy with room for ``capacity`` rows along the last axis; ``fill`` where nothing was."""
+    shape = (*values.shape[:-1], capacity)
+    # Memory of zeros is taken only as it is written.
+    copied = np.full(shape, fill, values.dtype) if fill else np.zeros(shape, values.dtype)
     copied[..., : values.shape[-1]] = values
     return copied
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import NO_ROW, Keys, Rows
+from .columns import grown
 
 _EMPTY: Final = -1
 _TOMBSTONE: Final = -2
@@ -49,9 +50,7 @@ class HashIndex:
 
     def grow(self, capacity: int) -> None:
         """Make room for rows below ``capacity``."""
-        grown = np.zeros(capacity, dtype=np.uint64)
-        grown[: len(self.keys)] = self.keys
-        self.keys = grown
+        self.keys = grown(self.keys, capacity)
 
     def find(self, keys: Keys) -> Rows:
         """int32 ``[n]``: the row of each key, ``NO_ROW`` where there is none."""

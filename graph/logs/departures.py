@@ -156,7 +156,7 @@ class Departures:
         known = Cause(cause) if cause in Cause.__members__.values() else Cause.UNKNOWN
         self._log(engine).lose_copies(rows, known)
 
-    # The house ----------------------------------------------------------------------------------
+    # Rows and engines that go ---------------------------------------------------------------------
 
     def forget_rows(self, rows: Rows) -> None:
         """Forget these block rows, which are about to be reused."""

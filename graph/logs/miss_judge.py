@@ -1,8 +1,9 @@
 """Judges why a prompt's first missing block is missing, by the first reason that holds.
 
-A copy that was not loaded; a request that is computing it; how the block left this pool (by an
-eviction, whose copy may be lost since; by a reset; unknown); another engine that has it; and for a
-block that no request asked for before, where the prompt differs from a known one.
+A copy that was not loaded; a pool that has it by the books; a request that is computing it; how the
+block left this pool (by an eviction, whose copy may be lost since; by a reset; unknown); another
+engine that has it; and for a block that no request asked for before, where the prompt differs from
+a known one.
 """
 
 from __future__ import annotations

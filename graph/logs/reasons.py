@@ -12,13 +12,12 @@ class Reason(IntEnum):
     NEVER_SEEN = 0
     DIVERGED = 1
     EVICTED = 2
-    OTHER_TENANT = 3
-    OTHER_ENGINE = 4
-    LOAD_SLOWER = 5
-    COPY_LOST = 6
-    RESET = 7
-    NOT_CACHEABLE = 8
-    UNKNOWN = 9
+    OTHER_ENGINE = 3
+    LOAD_SLOWER = 4
+    COPY_LOST = 5
+    RESET = 6
+    NOT_CACHEABLE = 7
+    UNKNOWN = 8
 
 
 REASON_NAMES: Final = tuple(reason.name.lower() for reason in Reason)
@@ -26,7 +25,6 @@ REASON_TEXTS: Final = {
     "never_seen": "nobody asked for it before, or longer ago than is remembered",
     "diverged": "the prompt went another way than one that began the same",
     "evicted": "it was here, and left the pool",
-    "other_tenant": "the same content is here under another tenant's salt",
     "other_engine": "another engine has it",
     "load_slower": "there is a copy, but loading it would have taken longer than computing",
     "copy_lost": "it left the pool with a copy, and the copy is gone",
@@ -46,8 +44,7 @@ class Rule(IntEnum):
     SESSION_OVER = 3
     PROTECTED_LAYER = 4  # though it was protected
     UNRANKED = 5  # no ranking named it
-    RESET = 6
-    FORGOTTEN = 7  # longer ago than the log reaches
+    FORGOTTEN = 6  # longer ago than the log reaches
 
 
 RULE_NAMES: Final = tuple(rule.name.lower() for rule in Rule)
@@ -58,7 +55,6 @@ RULE_TEXTS: Final = (
     "its session is over",
     "it was protected, but nothing else was left, or more was protected than may be",
     "no ranking named it: it was younger than the last one, or there was none",
-    "the prefix cache was reset",
     "longer ago than the log reaches",
 )
 
@@ -90,5 +86,5 @@ class Detail(IntEnum):
     UNDER_WAY = 2  # NOT_CACHEABLE: another request was computing it
     OWN_HISTORY = 3  # DIVERGED: from what the session itself said before
     UNHEARD = 4  # UNKNOWN: events were lost
-    ELSEWHERE = 6  # UNKNOWN: some other engine had it, and no engine has it any more
     IN_POOL = 5  # UNKNOWN: by the sidecar's books the pool had it
+    ELSEWHERE = 6  # UNKNOWN: some other engine had it, and no engine has it any more

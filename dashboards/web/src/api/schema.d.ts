@@ -538,9 +538,8 @@ export interface components {
          *
          *     Attributes:
          *         index: Which block of the prompt it is, from 0.
-         *         reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_tenant``,
-         *             ``other_engine``, ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``,
-         *             ``unknown``.
+         *         reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``,
+         *             ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``.
          *         sentence: The reason in words, with names, times and rules.
          *         key: The block; None for one that has no key (a partial block).
          *         session: The other session that it is about: from which this one diverged, or whose the

@@ -3,7 +3,6 @@ const COLORS: Record<string, string> = {
   never_seen: "generation",
   diverged: "context",
   evicted: "rules",
-  other_tenant: "capabilities",
   other_engine: "memories",
   load_slower: "loaded",
   copy_lost: "warm",
