@@ -106,7 +106,7 @@ class SchedulerSide:
         self._pressing = max(1, int(PRESSING_SHARE * pool.num_gpu_blocks))
         self.tap = PoolTap(pool, group.index)
         self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
-        self.tap.freed = arranger.freed
+        self.tap.freed, self.tap.touched = arranger.freed, arranger.touched
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
     def hold_at(

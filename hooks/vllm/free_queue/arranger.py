@@ -24,6 +24,7 @@ from .window import Window
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 _REACH_STEP: Final = 64  # blocks: one request more is no reason to look again; chosen
 
@@ -95,6 +96,14 @@ class FreeQueueArranger:
     def freed(self) -> None:
         """Note that blocks were given back between two steps."""
         self._guard.freed()
+
+    def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Note that a prefix hit took ``blocks`` out of the queue, from wherever they stood: what
+        stands at the head may no longer be enough for what the same step takes next."""
+        ids = [block.block_id for block in blocks]
+        fewer = self._window.touched(ids)
+        if self._guard.touched(ids) or (fewer and not self._window.suffices):
+            self._guard.step()
 
     def step(
         self,

@@ -6,6 +6,7 @@ there are gone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..observe.index import BlockIndex
@@ -37,7 +38,8 @@ class HeadGuard:
         self, pool: BlockPool, index: BlockIndex, blocks_per_step: int, protection: ProtectedKeys
     ) -> None:
         self.moved = 0
-        self._ready_for = 0  # so many blocks at the head were seen to be unprotected
+        self._ready: set[int] = set()  # ids of those that stand from the marker on
+        self._ready_for = 0  # so many blocks, from the marker on, can go first
         self._pool = pool
         self._index = index
         self.reach = blocks_per_step
@@ -77,6 +79,15 @@ class HeadGuard:
         if self._only_protected_are_free:
             self._let_go_first_what_came_last()
 
+    def touched(self, ids: Sequence[int]) -> bool:
+        """Note that blocks were used again, wherever in the queue they stood; returns whether
+        the head is to be looked at again."""
+        before = len(self._ready)
+        self._ready.difference_update(ids)
+        fewer = before - len(self._ready)
+        self._ready_for -= fewer
+        return fewer > 0 and self._marker is not None and self._ready_for < self.reach
+
     def _head_is_clear(self) -> bool:
         """Whether at least a step's blocks are left of those that were seen at the head."""
         if self._marker is None or self.reach > self._ready_for:
@@ -101,11 +112,12 @@ class HeadGuard:
                 break
             (others if self._protection.rank_of(block) is None else protected).append(block)
         if len(others) >= step:
-            self._mark(others[-step])  # while it stands there, a step's blocks are left
+            self._mark(others[-step:])  # while the first stands there, a step's blocks are left
         return protected, others
 
-    def _mark(self, block: KVCacheBlock) -> None:
-        self._marker, self._ready_for = (block, block.block_hash), self.reach
+    def _mark(self, ready: Sequence[KVCacheBlock]) -> None:
+        self._marker, self._ready_for = (ready[0], ready[0].block_hash), self.reach
+        self._ready = {block.block_id for block in ready}
 
     def _to_back(self, protected: list[KVCacheBlock]) -> None:
         """Move some protected blocks to the back, the most precious last."""
@@ -129,7 +141,7 @@ class HeadGuard:
                 chosen.append(block)
         self._to_front(others + chosen)
         if chosen:
-            self._mark(chosen[len(chosen) // 2])
+            self._mark(chosen[len(chosen) // 2 :])
 
     def _let_go_first_what_came_last(self) -> None:
         """Move blocks that became free behind the protected ones before them."""

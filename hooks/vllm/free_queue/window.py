@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -58,7 +58,7 @@ class Window:
         self._next = 0  # place in the order of the next victim
         self._victims: dict[int, tuple[int, KVCacheBlock]] = {}  # by block id: (key, block)
         self._marker: tuple[int, KVCacheBlock] | None = None  # the first of the last victims
-        self._left = 0  # how many those are
+        self._last: set[int] = set()  # those that stand there still, by block id
         self._due = False
 
     @property
@@ -93,7 +93,16 @@ class Window:
     @property
     def suffices(self) -> bool:
         """Whether no step takes more blocks than the window has."""
-        return self._marker is not None and self._left >= self.reach
+        return self._marker is not None and len(self._last) >= self.reach
+
+    def touched(self, ids: Sequence[int]) -> bool:
+        """Note that blocks were used again, wherever in the queue they stood; returns whether
+        fewer of the last victims are left."""
+        before = len(self._last)
+        self._last.difference_update(ids)
+        fewer = len(self._last) < before and self._marker is not None
+        self._due = self._due or (fewer and not self.suffices)
+        return fewer
 
     def falls_due(self) -> bool:
         """Whether the window is due to be laid: notes it if most of the victims are gone."""
@@ -122,8 +131,9 @@ class Window:
             return  # nothing new: what is left of the window stands where it stood
         self._to_front(blanks, [block for _, block in window.values()])
         self.laid += len(window) - kept
-        self._left = min((len(window) + 1) // 2, max(1, 2 * int(self._largest_step)))
-        self._marker = list(window.values())[len(window) - self._left]
+        last = min((len(window) + 1) // 2, max(1, 2 * int(self._largest_step)))
+        self._marker = list(window.values())[len(window) - last]
+        self._last = set(list(window)[len(window) - last :])
 
     def _holds(self, key: int, block: KVCacheBlock) -> bool:
         return self._index.find(key) is block

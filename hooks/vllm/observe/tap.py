@@ -38,7 +38,7 @@ class PoolTap:
     """Follows a pool's changes to one KV cache group's prefix cache.
 
     Args:
-        pool: The live block pool. From ``attach`` to ``detach`` three of its methods are shadowed
+        pool: The live block pool. From ``attach`` to ``detach`` five of its methods are shadowed
             on the instance. Each calls vLLM's own with whatever it was given, and only then notes
             what happened; what it cannot read is raised by ``take``, outside vLLM's allocation.
         group: The KV cache group whose stores are noted. Evictions are noted for all groups.
@@ -49,6 +49,8 @@ class PoolTap:
             called before a reset, and its blocks are given back after it.
         renewed: Called after a reset that took place.
         freed: Called after blocks were given back, which may change the next to be taken.
+        touched: Called with the blocks of a prefix hit after it took those that were free out of
+            the free queue's midst.
     """
 
     def __init__(self, pool: BlockPool, group: int) -> None:
@@ -56,6 +58,7 @@ class PoolTap:
         self.lend: Callable[[], list[KVCacheBlock]] = list
         self.renewed: Callable[[], None] = _nothing
         self.freed: Callable[[], None] = _nothing
+        self.touched: Callable[[Sequence[KVCacheBlock]], None] = _nothing_of
         self._pool = pool
         self._group = group
         self._changes: list[Change] | deque[Change] = []
@@ -81,7 +84,10 @@ class PoolTap:
         Raises:
             TypeError: vLLM's method names none of the parameters that are read.
         """
-        shadows = (self._cache_full_blocks(), self._emit_removed(), self._free(), self._reset())
+        shadows = (
+            self._cache_full_blocks(), self._emit_removed(), self._free(), self._touch(),
+            self._reset(),
+        )  # fmt: skip
         for name, shadow in zip(_FOLLOWED, shadows, strict=True):
             setattr(self._pool, name, shadow)
 
@@ -135,6 +141,20 @@ class PoolTap:
 
         return free_blocks
 
+    def _touch(self) -> Callable[..., Any]:
+        original: Callable[..., Any] = self._pool.touch
+        read = _reader(original, ("blocks",))
+
+        def touch(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            try:
+                self.touched(read(args, kwargs))
+            except Exception as error:
+                self._unread = error
+            return result
+
+        return touch
+
     def _reset(self) -> Callable[..., Any]:
         original: Callable[..., Any] = self._pool.reset_prefix_cache
 
@@ -174,6 +194,10 @@ def _nothing() -> None:
     pass
 
 
+def _nothing_of(blocks: Sequence[KVCacheBlock]) -> None:
+    pass
+
+
 def _reader(
     function: Callable[..., Any], names: Sequence[str]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
@@ -200,6 +224,6 @@ def _reader(
 
 
 _FOLLOWED = (
-    "cache_full_blocks", "_emit_block_removed_events", "free_blocks", "reset_prefix_cache"
+    "cache_full_blocks", "_emit_block_removed_events", "free_blocks", "touch", "reset_prefix_cache"
 )  # fmt: skip
 _READ = ("request", "num_cached_blocks", "num_full_blocks", "kv_cache_group_id")
