@@ -59,7 +59,7 @@ class LogTotals:
     Attributes:
         tokens: Of prompts, by where they came from: pool, loaded, prefetched, computed.
         reasons: Requests, and blocks that they computed, by why they found no more.
-        lost: Blocks computed again, by whom they were to serve.
+        lost: Blocks computed again, by whose they were: own turns or shared prefixes.
         rules: Evictions, and how many of them were regretted, by engine and rule.
         shadows: Blocks asked for, and found, by engine and shadow; ``ours`` is the live pool.
         log_bytes: Memory of the logs.

@@ -53,7 +53,7 @@ class History(Departures):
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
         totals: The same since the start.
         given: Sums of ``tokens`` since the start.
-        lost: Blocks computed again, by whose they were.
+        lost: Blocks computed again, by whose they were: own turns or shared prefixes.
         beyond: By whose they were, and by powers of two: how many blocks had left between a lost
             block's eviction and its return, which is by how many the pool was too small for it.
     """
