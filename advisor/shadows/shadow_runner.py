@@ -59,6 +59,7 @@ class ShadowRunner:
         self._next_ranking = clock()
         self._next_ceiling = clock()
         self._looked = float("-inf")
+        self._stirred: set[str] = set()  # engines with requests since they were ranked
         self.lock = threading.Lock()
         self.sets: dict[str, ShadowSet] = {}
 
@@ -85,8 +86,10 @@ class ShadowRunner:
             self._keep_sets()
         with self.lock:
             for each in heard:
-                if (shadows := self.sets.get(names.get(each.engine, ""))) is not None:
+                name = names.get(each.engine, "")
+                if (shadows := self.sets.get(name)) is not None:
                     shadows.hear(each)
+                    self._stirred.add(name)
         self._rank()
         self.spent_s = self._cpu() - began
         self._spent += self.spent_s
@@ -94,12 +97,13 @@ class ShadowRunner:
         self._look_ahead()
 
     def _rank(self) -> None:
-        """Rank every set again, if it is time to."""
+        """Rank the sets of engines that were asked for something, if it is time to."""
         now = self._clock()
         if now < self._next_ranking:
             return
         self._next_ranking = now + self._rank_every_s
-        for engine in list(self.sets):
+        stirred, self._stirred = self._stirred, set()
+        for engine in stirred & self.sets.keys():
             with self._graph.lock, self.lock:
                 if (column := self._graph.tables.engines.get(engine)) is not None:
                     self.sets[engine].rank(self._view(column))
