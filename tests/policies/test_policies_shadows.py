@@ -66,6 +66,12 @@ class Live:
             )
         self.runner.tick()
 
+    def ask(self) -> None:
+        """The trace's first request, once more."""
+        events = TraceEvents(self.trace, hints=True)
+        asked = [events.started(0, 0), events.stored(0, 0), events.finished(0, self.now)]
+        self.graph.apply("e", asked)
+
     def rate(self, name: str) -> float:
         (pool,) = [pool for pool in self.set.pools if pool.name == name]
         return pool.found / self.set.asked
@@ -234,5 +240,18 @@ def test_shadows_that_can_follow_no_fewer_rank_less_often(
     live.set.rank = lambda view: ranked.append(live.now)  # type: ignore[method-assign]
     for _ in range(1280):
         live.now += INTERVAL_S
+        live.ask()
         live.runner.tick()
     assert len(ranked) == pytest.approx(10, abs=1)
+
+
+def test_shadows_rest_while_nothing_is_asked(trace: Trace) -> None:
+    live = Live(trace, CAPACITY)
+    ranked: list[float] = []
+    live.set.rank = lambda view: ranked.append(live.now)  # type: ignore[method-assign]
+    for tick in range(20):
+        live.now += INTERVAL_S
+        if tick == 10:
+            live.ask()
+        live.runner.tick()
+    assert len(ranked) == 1
