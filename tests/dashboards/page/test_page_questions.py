@@ -73,7 +73,12 @@ def test_the_page_survives_a_restart(visit: Begin, page_sidecar: PageSidecar) ->
         assert page.get_by_role("heading", name="engine-one").count() == 1, "what is known stays"
         page_sidecar.start()
         page.get_by_text("live", exact=True).wait_for()
-        serve_agents(engine, ["three"], turns=1)
         page = opened.show("sessions")
-        page.get_by_text("three", exact=True).first.wait_for()
+        three = page.get_by_text("three", exact=True).first
+        until = time.monotonic() + 15.0
+        while not three.is_visible() and time.monotonic() < until:
+            # What is asked before the engine is linked again is heard by nobody.
+            serve_agents(engine, ["three"], turns=1)
+            page.wait_for_timeout(500)
+        three.wait_for()
     assert [fault for fault in opened.faults if not any(each in fault for each in AWAY)] == []
