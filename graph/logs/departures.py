@@ -177,8 +177,9 @@ class Departures:
 
     def _log(self, engine: int) -> EvictionLog:
         if engine in self._left and self._left[engine] != self._name(engine):
-            if self._name(engine) is None:
-                return self.evictions[engine]  # nobody is there: what is told is the old one's
+            if self._name(engine) is None:  # nobody is there: what is told is the old one's
+                self.evictions[engine].reserve(self._tables.blocks.size)
+                return self.evictions[engine]
             del self.evictions[engine]
         self._left.pop(engine, None)
         log = self.evictions.get(engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.history import WINDOW_S
 from kvgraph.graph.logs.reasons import Cause, Detail, Reason, Rule
 from kvgraph.graph.messages.events import (
@@ -13,6 +14,7 @@ from kvgraph.graph.messages.events import (
     BlocksRemoved,
     BlocksResident,
     BlocksSpilled,
+    BlocksStored,
     CopiesDropped,
     EngineHello,
     RequestFinished,
@@ -325,3 +327,12 @@ def test_who_ends_is_told(world: World) -> None:
     world.serve(1, 2)
     assert world.history.requests.names(0).finished == "stop"
     assert not math.isnan(float(world.history.requests.record(0)["at"]))
+
+
+def test_news_of_an_engine_that_is_gone_find_room_in_its_log() -> None:
+    graph = KVCacheGraph()
+    graph.apply("one", [RequestStarted("r", pack(1), 16, 0, 16, "s")])
+    graph.forget_engine("one")
+    graph.apply("one", [BlocksStored(pack(1, 2), None, 16)])
+    graph.forget_engine("one")
+    assert len(graph.tables.blocks) == 2
