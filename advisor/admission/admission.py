@@ -58,7 +58,7 @@ def _advice(epoch: int, now: float, valve: Valve, wanted: Demand) -> AdmissionAd
 
 
 def _say(tables: Tables, engine: int, valve: Valve, advice: AdmissionAdvice) -> None:
-    name = next((name for name, column in tables.engines.items() if column == engine), "?")
+    name = tables.name_of(engine) or "?"
     if valve.limit is None:
         logger.info("engine %s: all sessions have room again: nobody needs to wait", name)
         return

@@ -85,7 +85,7 @@ class Guard:
         self._cases.pop(engine, None)
 
     def _say(self, tables: Tables, engine: int, case: _Case) -> None:
-        name = next((name for name, column in tables.engines.items() if column == engine), "?")
+        name = tables.name_of(engine) or "?"
         ruler, other = (self._name, "LRU") if case.trusted else ("LRU", self._name)
         logger.info("engine %s: %s ranks from now on; it finds more than %s", name, ruler, other)
 

@@ -89,6 +89,7 @@ class Ingest:
         self._copies.forget(engine)
         self._tables.blocks.tiers[engine] = 0
         self._tables.sessions.interrupt(engine)
+        self._turns.forget_engine(engine)
 
     def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
         match event:

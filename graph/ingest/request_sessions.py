@@ -22,26 +22,33 @@ class RequestSessions:
         self._tables = tables
         self._chains = chains
         self._counters = counters
-        self._inferred: dict[str, int] = {}  # running request → the session guessed for it
+        # Running request, by its engine's column and its id → the session guessed for it.
+        self._inferred: dict[tuple[int, str], int] = {}
 
     def tenant(self, name: str | None) -> int:
         """The number of a tenant; ``NO_ROW`` for none."""
         return self._tables.tenants.intern(name) if name else NO_ROW
 
-    def finished(self, request_id: str) -> int:
+    def finished(self, engine: int, request_id: str) -> int:
         """The session that was inferred for a request that ends; ``NO_ROW`` if none was."""
-        return self._inferred.pop(request_id, NO_ROW)
+        return self._inferred.pop((engine, request_id), NO_ROW)
 
-    def of_request(self, event: RequestStarted, rows: Rows, now: float) -> int:
+    def forget(self, engine: int) -> None:
+        """Forget the requests of an engine that runs none of them any more."""
+        for request in [request for request in self._inferred if request[0] == engine]:
+            del self._inferred[request]
+
+    def of_request(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> int:
         """The session a request names, or the one that it continues, or a new one."""
         tenant = self.tenant(event.tenant)
         if event.session:
             return self._tables.sessions.ensure(event.session, tenant, now)
         session = self._continued(rows, tenant)
         if session == NO_ROW:
-            session = self._tables.sessions.ensure(f"{INFERRED}{event.request_id}", tenant, now)
+            name = f"{INFERRED}{self._tables.name_of(engine)}/{event.request_id}"
+            session = self._tables.sessions.ensure(name, tenant, now)
             self._take_over(session, rows)
-        self._inferred[event.request_id] = session
+        self._inferred[engine, event.request_id] = session
         if len(self._inferred) > _MAX_INFERRED:  # requests whose end we never heard of
             del self._inferred[next(iter(self._inferred))]
         return session

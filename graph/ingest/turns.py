@@ -67,7 +67,7 @@ class TurnRecorder:
         self._tables.links.walk(rows)
         self._count_hits(event, rows, now)
         self._walked(engine, event, rows)
-        session = self._sessions.of_request(event, rows, now)
+        session = self._sessions.of_request(engine, event, rows, now)
         self._note_regret(engine, event, rows, session, now)
         self._tables.history.started(engine, event, session, rows, now)
         self._segments.tag(event, rows, session, now)
@@ -81,7 +81,7 @@ class TurnRecorder:
         """Apply a request's end: its new blocks are generated text, its session is as it says."""
         self._tables.walks.add(engine, Walk(rows, 0, -1))
         self._tables.history.finished(engine, event, rows, now)
-        inferred = self._sessions.finished(event.request_id)
+        inferred = self._sessions.finished(engine, event.request_id)
         blocks = self._tables.blocks
         size = int(blocks.tokens[rows[0]]) if len(rows) else 0
         written = rows[event.prompt_tokens // size :] if size else rows
@@ -106,6 +106,10 @@ class TurnRecorder:
             self._counters["signals_of_nobody"] += 1
             return
         self._signal(session, event.ended, event, now)
+
+    def forget_engine(self, engine: int) -> None:
+        """Forget the requests of an engine that runs none of them any more."""
+        self._sessions.forget(engine)
 
     def forget(self, rows: Rows) -> None:
         """Forget these block rows, which are about to be reused."""

@@ -176,18 +176,15 @@ class Departures:
         self._in_force.pop(engine, None)
 
     def _log(self, engine: int) -> EvictionLog:
-        if engine in self._left and self._left[engine] != self._name(engine):
-            if self._name(engine) is None:  # nobody is there: what is told is the old one's
+        name = self._tables.name_of(engine)
+        if engine in self._left and self._left[engine] != name:
+            if name is None:  # nobody is there: what is told is the old one's
                 self.evictions[engine].reserve(self._tables.blocks.size)
                 return self.evictions[engine]
             del self.evictions[engine]
         self._left.pop(engine, None)
         log = self.evictions.get(engine)
         if log is None:
-            log = self.evictions[engine] = EvictionLog(self._origin, self._name(engine) or "")
+            log = self.evictions[engine] = EvictionLog(self._origin, name or "")
         log.reserve(self._tables.blocks.size)
         return log
-
-    def _name(self, engine: int) -> str | None:
-        engines = self._tables.engines.items()
-        return next((name for name, column in engines if column == engine), None)

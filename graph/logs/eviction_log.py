@@ -93,10 +93,12 @@ class EvictionLog:
                 setattr(self, name, grown(getattr(self, name), size))
 
     def add(self, rows: Rows, left: Left, now: float) -> None:
-        """Note that these blocks leave now; if they do not all fit, the last are kept."""
-        if len(rows) > LIMIT:
-            self.evicted += np.bincount(left.rule[:-LIMIT], minlength=len(Rule))
-            rows, left = rows[-LIMIT:], Left._make(column[-LIMIT:] for column in left)
+        """Note that these blocks leave now; of more than ``LIMIT``, only the last have records."""
+        self.marks[rows] = Way.EVICTED
+        self.evicted += np.bincount(left.rule, minlength=len(Rule))
+        unrecorded = max(0, len(rows) - LIMIT)
+        self.next += unrecorded
+        rows, left = rows[unrecorded:], Left._make(column[unrecorded:] for column in left)
         self._grow(len(rows))
         slots = (self.next + np.arange(len(rows))) % LIMIT
         ring = self._ring
@@ -108,9 +110,7 @@ class EvictionLog:
         ring["state"][slots], ring["idle"][slots] = left.state, as_byte(left.idle_s)
         ring["wanted"][slots] = 0
         self._slot[rows] = slots
-        self.marks[rows] = Way.EVICTED
         self.next += len(rows)
-        self.evicted += np.bincount(left.rule, minlength=len(Rule))
 
     def find(self, rows: Rows, keys: Keys) -> Ids:
         """int64 ``[n]``: the id of each block's last record; -1 if the ring has none."""

@@ -227,5 +227,5 @@ class History(Departures):
         self.totals += counts
 
     def _names(self, engine: int, event: RequestStarted, session: int) -> RequestNames:
-        name = self._name(engine) or "?"
+        name = self._tables.name_of(engine) or "?"
         return RequestNames(event.request_id, name, *named(self._tables, session))

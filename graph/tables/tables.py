@@ -86,6 +86,10 @@ class Tables:
         """What the model of a residency column adds to the keys of its blocks."""
         return salt_of(self.models.get(engine, ""))
 
+    def name_of(self, engine: int) -> str | None:
+        """The id of the engine in a residency column; None if nobody is there."""
+        return next((name for name, column in self.engines.items() if column == engine), None)
+
     def emptied(self, engine: int, now: float) -> None:
         """Note that an engine empties its cache; called while its blocks are still listed."""
         self.walks.forget(engine)

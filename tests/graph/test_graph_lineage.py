@@ -33,17 +33,19 @@ class Traffic:
         self.graph = KVCacheGraph(clock=lambda: self.now)
         self._numbers = count()
 
-    def begin(self, *keys: int, tenant: str | None = None) -> str:
+    def begin(
+        self, *keys: int, tenant: str | None = None, engine: str = "e", request: str = ""
+    ) -> str:
         self.now += 1.0
-        request, tokens = f"r{next(self._numbers)}", len(keys) * SIZE
+        request, tokens = request or f"r{next(self._numbers)}", len(keys) * SIZE
         started = RequestStarted(request, pack(*keys), tokens, 0, SIZE, None, tenant)
-        self.graph.apply("e", [started])
+        self.graph.apply(engine, [started])
         return request
 
-    def end(self, request: str, *keys: int, prompt: int) -> None:
+    def end(self, request: str, *keys: int, prompt: int, engine: str = "e") -> None:
         tokens = len(keys) * SIZE
         finished = RequestFinished(request, pack(*keys), prompt * SIZE, tokens, "stop")
-        self.graph.apply("e", [finished])
+        self.graph.apply(engine, [finished])
 
     def turn(self, *keys: int, tenant: str | None = None) -> str:
         """A request comes and ends; the session that it is taken for."""
@@ -66,6 +68,28 @@ def traffic() -> Traffic:
 def test_a_prompt_that_extends_a_turn_is_its_next(traffic: Traffic) -> None:
     first = traffic.turn(1, 2, 3)
     assert traffic.turn(1, 2, 3, 4, 5) == first
+
+
+def test_requests_of_one_id_on_two_engines_are_two(traffic: Traffic) -> None:
+    traffic.begin(1, 2, 3, request="same")
+    traffic.begin(11, 12, 13, engine="f", request="same")
+    first, second = traffic.session(3), traffic.session(13)
+    assert first != second
+    traffic.end("same", 1, 2, 3, prompt=3)
+    traffic.end("same", 11, 12, 13, prompt=3, engine="f")
+    sessions = traffic.graph.tables.sessions
+    assert sessions.running[: sessions.size].tolist() == [0, 0]
+    assert traffic.turn(1, 2, 3, 4) == first
+    assert traffic.turn(11, 12, 13, 14) == second
+
+
+def test_requests_of_an_engine_that_is_gone_end_no_more(traffic: Traffic) -> None:
+    traffic.begin(1, 2, 3, request="same")
+    traffic.graph.forget_engine("e")
+    traffic.graph.apply("f", [])
+    assert traffic.graph.tables.engines == {"f": 0}
+    traffic.end("same", 11, 12, prompt=2, engine="f")
+    assert traffic.session(12) == "None"
 
 
 def test_a_system_prompt_that_sessions_share_is_nobodys(traffic: Traffic) -> None:

@@ -116,7 +116,7 @@ class NaiveTurns(NaiveBlocks):
     def __init__(self) -> None:
         super().__init__()
         self.sessions: dict[str, NaiveSession] = {}
-        self.inferred: dict[str, str] = {}
+        self.inferred: dict[tuple[str, str], str] = {}
         self.known_size: set[int] = set()  # keys whose block size an event stated
 
     def session(self, name: str) -> NaiveSession:
@@ -133,7 +133,7 @@ class NaiveTurns(NaiveBlocks):
                 before = key if block.parent is None else block.parent
                 self.edges["prefix_share", before, key] = block.walkers
         self.tag(event, keys)
-        name = event.session or self.infer(event, keys)
+        name = event.session or self.infer(engine, event, keys)
         session = self.session(name)
         for key in keys:
             self.block(key).superseded = False
@@ -158,15 +158,15 @@ class NaiveTurns(NaiveBlocks):
                 if segment.memory_id:
                     self.edges["memory_ref", key, segment.memory_id] = block.importance
 
-    def infer(self, event: RequestStarted, keys: list[int]) -> str:
+    def infer(self, engine: str, event: RequestStarted, keys: list[int]) -> str:
         name = self.continued(keys)
         if name is None:
-            name = f"~{event.request_id}"
+            name = f"~{engine}/{event.request_id}"
             self.session(name)
             for key in keys:
                 if self.block(key).superseded:
                     self.block(key).session = name
-        self.inferred[event.request_id] = name
+        self.inferred[engine, event.request_id] = name
         return name
 
     def continued(self, keys: list[int]) -> str | None:
@@ -201,8 +201,8 @@ class NaiveTurns(NaiveBlocks):
     def mark_tip(self, name: str, keys: list[int]) -> None:
         self.sessions[name].tip = keys[-1]
 
-    def finish(self, event: RequestFinished, keys: list[int]) -> None:
-        inferred = self.inferred.pop(event.request_id, None)
+    def finish(self, engine: str, event: RequestFinished, keys: list[int]) -> None:
+        inferred = self.inferred.pop((engine, event.request_id), None)
         sized = self.blocks.get(keys[0]) is not None and self.sized(keys[0])
         self.lay(keys)
         written = keys[event.prompt_tokens // SIZE :] if sized else keys
@@ -265,7 +265,7 @@ class NaiveGraph(NaiveTurns):
             case RequestStarted():
                 self.start(engine, event, keys)
             case RequestFinished():
-                self.finish(event, keys)
+                self.finish(engine, event, keys)
             case SessionSignal():
                 if event.session in self.sessions:
                     self.signal(self.session(event.session), event.ended, event.waiting_for_tool)
@@ -287,4 +287,6 @@ class NaiveGraph(NaiveTurns):
         for session in self.sessions.values():
             if session.running and session.engine == engine:
                 session.running, session.state = 0, SessionState.IDLE
+        for request in [request for request in self.inferred if request[0] == engine]:
+            del self.inferred[request]
         self.unlink_lost_copies()

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.logs.eviction_log import LIMIT
 from kvgraph.graph.logs.history import WINDOW_S
 from kvgraph.graph.logs.reasons import Cause, Detail, Reason, Rule
 from kvgraph.graph.messages.events import (
@@ -96,6 +97,17 @@ def test_evicted_though_no_ranking_named_it(world: World) -> None:
     world.evict(3)
     world.start(1, 2, 3, found=2)
     assert world.last() == (Reason.EVICTED, Rule.UNRANKED, 2)
+
+
+def test_more_evictions_at_once_than_the_log_keeps_are_known_as_evictions(world: World) -> None:
+    keys = range(1, LIMIT + 101)
+    world.tell(BlocksResident(pack(*keys)))
+    world.evict(*keys)
+    assert world.history.evictions[0].evicted[Rule.LRU] == len(keys)
+    world.start(1, 2, 3)
+    assert world.last() == (Reason.EVICTED, Rule.FORGOTTEN, 0)
+    world.start(101)
+    assert world.last() == (Reason.EVICTED, Rule.LRU, 0)
 
 
 def test_evicted_because_its_session_was_over(world: World) -> None:
