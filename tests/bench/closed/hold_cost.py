@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from ...graph.messages.advice import AdmissionAdvice
 from ...hooks.vllm.scheduler_hook import bind_scheduler
 from ..paper.paper_engine import PaperEngine, Shape, base_config
+from ..paper.quiet import only_errors
 from ..serving.model import TINY, ensure_model
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _REPEATS: Final = 9
 _PROMPT_BLOCKS: Final = 8
 
 
+@only_errors()
 def measure_hold() -> dict[int, list[float]]:
     """Microseconds a step for each held request, by how many are held.
 

@@ -6,7 +6,6 @@ only the model is a clock (``closed_paper``). Two hours take about half a minute
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from ..closed.on_paper.closed_paper_arms import PAPER_HOLD, PAPER_STOCK
 from ..closed.on_paper.closed_paper_run import BLOCKS
 from ..figures import Figures, quantile
 from ..paper.paper_engine import base_config
+from ..paper.quiet import only_errors
 from ..recorded.agents_fleet import SESSIONS
 from ..serving.model import TINY, ModelShape, ensure_model
 from ..serving.progress import DemoProgress
@@ -71,13 +71,13 @@ class CliffResult:
                 figures.add(f"cliff_ttft_p50_{name}", quantile(later, 50), "s")
 
 
+@only_errors()
 def run_cliff(out: Path, shown: DemoProgress, sessions: Path = SESSIONS) -> CliffResult:
     """Play the same recorded agents on both; no engine and no GPU.
 
     Raises:
         ReplayError: The sessions cannot be read.
     """
-    logging.getLogger("vllm").setLevel(logging.ERROR)
     base = base_config(ensure_model(TINY))
     found = read_sessions(sessions)
     users = scripts(found, AGENTS, SEED, CLOCK.end_s, ModelShape().vocab)

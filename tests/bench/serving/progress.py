@@ -44,8 +44,9 @@ class DemoProgress:
         self._begin(f"{arm}: vLLM starts", None)
 
     def passing(self, arm: str, how: str, requests: int | None = None) -> None:
-        """A pass begins; ``requests`` if it has not as many as the others."""
-        self._begin(f"{arm}: {how}", self._requests if requests is None else requests)
+        """A pass begins; ``requests`` if it has not as many as the others, 0 if nobody knows."""
+        total = self._requests if requests is None else requests
+        self._begin(f"{arm}: {how}", total or None)
 
     def answered(self, answer: Answer) -> None:
         """A request of the pass was answered."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from ....advisor.replay.recordings.weka import Session, read_sessions
 from ...paper.paper_engine import BLOCK_SIZE, base_config
+from ...paper.quiet import only_errors
 from ...serving.model import TINY, ModelShape, ensure_model
 from ...serving.progress import DemoProgress
 from ..closed import ClosedScale
@@ -37,8 +37,7 @@ def run_paper(
     out.mkdir(parents=True, exist_ok=True)
     scale = _QUICK if quick else _SCALE
     scale = replace(scale, best=best or scale.best)
-    with DemoProgress(0, shown=progress) as shown:
-        logging.getLogger("vllm").setLevel(logging.ERROR)
+    with DemoProgress(0, shown=progress) as shown, only_errors():
         bench = _PaperBench(read_sessions(sessions), seed, scale, shown)
         bench.play()
         return ClosedResult(
