@@ -1,4 +1,4 @@
-"""The lines of a trace file, plain or gzipped, in bounded memory."""
+"""Files of traces, plain or gzipped: their lines, in bounded memory, and new ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterator
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO, cast
 
 from ..errors import TraceError
 
@@ -58,6 +58,18 @@ def read_whole(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise TraceError(f"{path}: longer than {limit} bytes")
     return data
+
+
+def new_file(path: Path) -> TextIO:
+    """Open a file for writing text, gzipped if it ends in ``.gz``; it must not exist.
+
+    Raises:
+        TraceError: The file exists or cannot be written.
+    """
+    try:
+        return cast(TextIO, gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x"))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _open(path: Path) -> BufferedIOBase:

@@ -6,19 +6,18 @@ and no token id, since no event has any.
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TextIO, cast
+from typing import Any, Final
 
 import msgspec
 
 from ....graph.messages.events import AnyEvent, BlocksAttended, BlocksEmbedded
 from ....graph.types import as_keys
-from ..errors import TraceError
+from .lines import new_file
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +42,7 @@ class RawLog:
         self._clock = clock
         self._began = clock()
         self._failed = False
-        try:
-            opened = gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x")  # noqa: SIM115
-        except OSError as error:
-            raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
-        self._file = cast(TextIO, opened)
+        self._file = new_file(path)
 
     def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
         """Write what an engine reported; a full disk ends the log."""

@@ -6,21 +6,20 @@ or a tenant a keyed hash of its name, and the key is forgotten with the recordin
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TextIO, cast
+from typing import Any, Final
 
 import msgspec
 
 from ....graph.messages.events import AnyEvent, RequestFinished, RequestStarted, Segment
 from ....graph.types import LAYER_NAMES
-from ..errors import TraceError
 from .formats import HEADER_VERSION
+from .lines import new_file
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +53,7 @@ class Recorder:
         self._running: dict[tuple[str, str], tuple[float, RequestStarted]] = {}
         self._block_size: int | None = None
         self._path = path
-        try:
-            opened = gzip.open(path, "xt") if path.suffix == ".gz" else path.open("x")  # noqa: SIM115
-        except OSError as error:
-            raise TraceError(f"{path}: cannot be written: {error.strerror}") from None
-        self._file = cast(TextIO, opened)
+        self._file = new_file(path)
 
     def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
         """Take what an engine did just now; a full disk ends the recording."""
