@@ -9,6 +9,7 @@ from kvgraph.graph.messages.advice import HOLD_PATIENCE_S, AdmissionAdvice
 from kvgraph.graph.messages.events import HOLD_ENDS
 from kvgraph.graph.waiting.holding_rule import HoldingBounds, HoldingRule, new_context_blocks
 from kvgraph.graph.waiting.release_order import Held
+from kvgraph.graph.waiting.room_left import RoomLedger
 
 POOL, MOST_S = 1000, 100.0
 
@@ -73,6 +74,32 @@ def test_what_was_let_in_is_off_the_room_until_a_word_knows_of_it(rule: HoldingR
     unaware = AdmissionAdvice(1, 9.1, 5, 2, 1, known_of=8.9)
     assert rule.released(unaware, 9.1, idle=False, free=False) == []
     assert step(rule, 11.0, 5) == ["c room"]
+
+
+def test_the_ledger_keeps_what_a_word_cannot_know_of_and_nothing_else() -> None:
+    ledger = RoomLedger()
+
+    def left(ts: float, known_of: float = 0.0) -> float:
+        return ledger.remaining(AdmissionAdvice(1, ts, 100, 2, 1, known_of))
+
+    ledger.promise("gone", 30)
+    ledger.promise("a", 10)
+    assert left(1.0) == 60
+    ledger.drop("gone")
+    assert left(1.0) == 90
+    ledger.begin("a", 9.0)
+    assert left(9.5, known_of=8.9) == 90
+    assert left(9.5, known_of=9.1) == 100, "the word was made with the start in sight"
+    ledger.promise("b", 10)
+    ledger.begin("b", 12.0)
+    assert left(12.9) == 90
+    assert left(13.1) == 100, "news take less than a second"
+    for name, now in (("c", 20.0), ("d", 31.0)):
+        ledger.promise(name, 10)
+        ledger.begin(name, now)
+    assert left(20.5) == 90, "c began longer ago than any word is acted on"
+    ledger.drop("d")
+    assert left(20.5) == 90, "what began is the engine's to report"
 
 
 def test_who_came_with_its_context_and_lost_it_in_the_line_is_held_at_its_turn(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from kvgraph.advisor.replay.fast.bounds import belady_hits
 from kvgraph.advisor.replay.fast.lru import lru_hits
 from kvgraph.advisor.replay.traces.trace import Trace
 from kvgraph.advisor.replay.traces.trace_events import TraceEvents
-from kvgraph.advisor.shadows.ceiling import MOST_BLOCKS, RequestWindow, ceiling
+from kvgraph.advisor.shadows import shadow_runner
+from kvgraph.advisor.shadows.ceiling import RequestWindow, ceiling
 from kvgraph.advisor.shadows.session_sample import LEAST, SessionSample
 from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S, ShadowRunner
 from kvgraph.advisor.shadows.shadow_set import ShadowSet
@@ -171,17 +173,25 @@ def test_a_pool_of_another_size_begins_anew(trace: Trace) -> None:
     assert live.runner.sets == {}
 
 
-def test_a_ceiling_costs_no_session_its_place(trace: Trace) -> None:
-    """It takes a second of a full window, once a minute and only while somebody looks."""
-    live = Live(trace, CAPACITY)
-    keys = np.random.default_rng(3).permutation(MOST_BLOCKS).astype(np.uint64)
-    for part in np.split(keys, 400):
-        live.set.window.add(part, len(part), 0)
+def test_a_ceiling_costs_no_session_its_place(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a share of a core of its own, and is worked out only while somebody looks."""
+    spent_s = [0.0]
+
+    def slow(window: Sequence[Any], capacity: int) -> tuple[int, int]:
+        spent_s[0] += 4.0
+        return ceiling(window, capacity)
+
+    monkeypatch.setattr(shadow_runner, "ceiling", slow)
+    live = Live(trace, CAPACITY, cpu=lambda: spent_s[0])
+    live.set.window.add(np.arange(5, dtype=np.uint64), 5, 0)
     for _ in range(24):
         live.runner.looked()
         live.now += 10.0
         live.runner.tick()
-    assert live.set.belady[0] == MOST_BLOCKS
+    assert spent_s[0] >= 4.0
+    assert live.set.belady == (5, 0)
     assert live.set.sample.share == 1.0
 
 
@@ -214,6 +224,30 @@ def test_what_dropped_sessions_walked_is_the_samples_no_longer() -> None:
     mine = next(name for name in (f"t{number}" for number in range(1_000)) if sample.has(name))
     sample.walked(mine, rows[:10_000], keys[:10_000])
     assert sample.part_of(rows[:10_000], keys[:10_000]) == 1.0
+    assert sample.part_of(rows[:10_000], keys[:10_000] + np.uint64(1)) == 0.0
+    unknown = rows + 10 * len(rows)
+    assert sample.part_of(unknown, keys) == 0.0
+
+
+def test_a_block_that_a_session_of_the_smaller_sample_walked_too_stays_the_samples() -> None:
+    sample = SessionSample()
+    names = [f"s{number}" for number in range(100)]
+    half = SessionSample()
+    half.halve()
+    stays, goes = (next(name for name in names if half.has(name) is kept) for kept in (True, False))
+    rows = np.arange(10, dtype=np.int32)
+    keys = rows.astype(np.uint64) + np.uint64(1)
+    for first, second in ((stays, goes), (goes, stays)):
+        sample.walked(first, rows, keys)
+        sample.walked(second, rows, keys)
+        keys = keys + np.uint64(100)
+    sample.walked(stays, rows + 10, keys)
+    sample.walked(goes, rows + 10, keys)
+    sample.walked(goes, rows + 20, keys)
+    assert sample.halve()
+    assert sample.part_of(rows, keys - np.uint64(100)) == 1.0
+    assert sample.part_of(rows + 10, keys) == 1.0
+    assert sample.part_of(rows + 20, keys) == 0.0
 
 
 def test_a_smaller_sample_remembers_no_request_of_a_larger_one(trace: Trace) -> None:

@@ -79,17 +79,32 @@ def test_another_block_in_a_row_does_not_settle_the_case_of_the_one_before(world
     assert world.history.unsettled
 
 
+def walk(blocks: int, at: float = 0.0) -> Heard:
+    rows = np.arange(blocks, dtype=np.int32)
+    return Heard(0, "s", rows, rows.astype(np.uint64), blocks, 0, SIZE * blocks, at)
+
+
 def test_walks_that_nobody_takes_are_bounded_by_their_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(queues, "MOST_BLOCKS", 25)
     queue = HeardQueue()
-    for number in range(5):
-        rows = np.arange(10, dtype=np.int32)
-        queue.add(Heard(0, "s", rows, rows.astype(np.uint64), 10, 0, 160, float(number)))
-    assert queue.nbytes == 2 * 10 * 12
-    assert [heard.at for heard in queue.take()] == [3.0, 4.0]
-    assert queue.nbytes == 0
+    for _ in range(2):
+        for number in range(5):
+            queue.add(walk(10, float(number)))
+        assert queue.nbytes == 2 * 10 * 12
+        assert [heard.at for heard in queue.take()] == [3.0, 4.0]
+        assert queue.nbytes == 0
+    queue.add(walk(10))
+    queue.add(walk(10))
+    assert len(queue.take()) == 2, "what was taken takes no room"
+
+
+def test_walks_that_nobody_takes_are_bounded_by_their_number() -> None:
+    queue, empty = HeardQueue(), walk(0)
+    for _ in range(70_000):
+        queue.add(empty)
+    assert len(queue.take()) == 65_536
 
 
 def test_what_waits_counts_as_memory_of_the_logs(world: World) -> None:
@@ -104,7 +119,10 @@ def test_what_waits_counts_as_memory_of_the_logs(world: World) -> None:
 
 def test_names_that_left_the_log_weigh_nothing(world: World) -> None:
     log, world.number = world.history.requests, 10_000
-    for _ in range(LIMIT):
+    assert log.nbytes == 0
+    world.start(1, 2, 3)
+    assert log.nbytes > 10_000, "columns of many, and one name"
+    for _ in range(LIMIT - 1):
         world.start(1, 2, 3)
     full = log.nbytes
     for _ in range(50):
