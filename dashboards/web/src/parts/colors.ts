@@ -6,17 +6,17 @@ export type Colors = (name: string) => string;
 
 export function useColors(): Colors {
   const scheme = useComputedColorScheme("dark");
-  return useMemo(() => readColors(scheme), [scheme]);
+  return useMemo(readColors, [scheme]);
 }
 
-function readColors(_scheme: string): Colors {
+function readColors(): Colors {
   const style = getComputedStyle(document.documentElement);
-  return (name) => sixDigits(style.getPropertyValue(`--${name}`).trim());
+  const probe = document.createElement("canvas").getContext("2d");
+  return (name) => sixDigits(probe, style.getPropertyValue(`--${name}`).trim());
 }
 
 /** A colour as `#rrggbb`: stylesheets may say the same more briefly once they are built. */
-function sixDigits(color: string): string {
-  const probe = document.createElement("canvas").getContext("2d");
+function sixDigits(probe: CanvasRenderingContext2D | null, color: string): string {
   if (probe === null) return color;
   probe.fillStyle = color;
   return probe.fillStyle;

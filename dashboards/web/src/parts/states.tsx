@@ -15,7 +15,7 @@ export function Empty(props: { title: string; children: ReactNode }) {
 }
 
 /** What went wrong, in the sidecar's own words. */
-export function Failure(props: { error: ApiError }) {
+function Failure(props: { error: ApiError }) {
   return (
     <div className="state" role="alert">
       <strong>{titleOf(props.error.status)}</strong>

@@ -1,4 +1,4 @@
-import { createTheme, Drawer, Modal, Tooltip } from "@mantine/core";
+import { createTheme, Tooltip } from "@mantine/core";
 
 /**
  * React, Mantine and uPlot are what Prometheus makes its own page of: operators know how its
@@ -11,8 +11,6 @@ export const theme = createTheme({
   defaultRadius: "md",
   cursorType: "pointer",
   components: {
-    Drawer: Drawer.extend({ defaultProps: { lockScroll: false } }),
-    Modal: Modal.extend({ defaultProps: { lockScroll: false } }),
     Tooltip: Tooltip.extend({ defaultProps: { withArrow: true, openDelay: 200 } }),
   },
 });

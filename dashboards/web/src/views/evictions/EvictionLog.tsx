@@ -8,6 +8,8 @@ import { BlockLink, SessionLink } from "../../parts/links";
 import { Panel } from "../../parts/Panel";
 import { Await, Empty } from "../../parts/states";
 import { useRoute } from "../../route";
+import { LayerKey } from "../../parts/LayerKey";
+import { right, Rows, Scroll } from "../../parts/Rows";
 import { RuleTotals } from "./RuleTotals";
 
 const AROUND = 50; // newer records shown above the one that an address names
@@ -34,26 +36,15 @@ function Log({ log, named }: { log: Evictions; named: string | null }) {
             The pool has had room for all that it was given.
           </Empty>
         ) : (
-          <div className="scroll" tabIndex={0} role="region" aria-label="Evictions">
-            <table className="rows">
-              <thead>
-                <tr>
-                  <th>when</th>
-                  <th>block</th>
-                  <th>why</th>
-                  <th>session</th>
-                  <th className="right">idle</th>
-                  <th>copy</th>
-                  <th>wanted again</th>
-                </tr>
-              </thead>
-              <tbody>
-                {log.evictions.map((each) => (
-                  <Row key={each.id} eviction={each} isNamed={String(each.id) === named} />
-                ))}
-              </tbody>
-            </table>
-          </div>
+          <Scroll label="Evictions">
+            <Rows
+              columns={["when", "block", "why", "session", right("idle"), "copy", "wanted again"]}
+            >
+              {log.evictions.map((each) => (
+                <Row key={each.id} eviction={each} isNamed={String(each.id) === named} />
+              ))}
+            </Rows>
+          </Scroll>
         )}
       </Panel>
     </div>
@@ -70,10 +61,7 @@ function Row({ eviction, isNamed }: { eviction: EvictionView; isNamed: boolean }
       <td className="dim">{clock(eviction.at)}</td>
       <td>
         <BlockLink of={eviction.key} />
-        <span className="key dim">
-          <i style={{ background: `var(--${eviction.layer})` }} />
-          {words(eviction.layer)}
-        </span>
+        <LayerKey of={eviction.layer} className="dim" />
       </td>
       <td className="why">
         <b>{words(eviction.rule)}</b>

@@ -5,6 +5,8 @@ import { EnginePicker } from "../../parts/EnginePicker";
 import { BlockLink, SessionLink } from "../../parts/links";
 import { Panel } from "../../parts/Panel";
 import { Await, Empty } from "../../parts/states";
+import { LayerKey } from "../../parts/LayerKey";
+import { right, Rows, Scroll } from "../../parts/Rows";
 
 /** The ranking that an engine has now, the next to go first, with every term. */
 export function RankingTable({ engine }: { engine: string | null }) {
@@ -33,30 +35,23 @@ function Table({ ranking }: { ranking: RankingView }) {
           An engine gets its first ranking half a second after its first blocks are cached.
         </Empty>
       ) : (
-        <div className="scroll" tabIndex={0} role="region" aria-label="Ranking">
-          <table className="rows">
-            <thead>
-              <tr>
-                <th className="right">place</th>
-                <th>block</th>
-                <th>layer</th>
-                <th>session</th>
-                <th className="right">score</th>
-                {ranking.terms.map((term) => (
-                  <th key={term} className="right">
-                    {words(term)}
-                  </th>
-                ))}
-                <th>rules</th>
-              </tr>
-            </thead>
-            <tbody>
-              {ranking.order.map((block) => (
-                <Row key={block.key} block={block} />
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Scroll label="Ranking">
+          <Rows
+            columns={[
+              right("place"),
+              "block",
+              "layer",
+              "session",
+              right("score"),
+              ...ranking.terms.map((term) => right(words(term))),
+              "rules",
+            ]}
+          >
+            {ranking.order.map((block) => (
+              <Row key={block.key} block={block} />
+            ))}
+          </Rows>
+        </Scroll>
       )}
     </Panel>
   );
@@ -71,10 +66,7 @@ function Row({ block }: { block: RankedBlock }) {
         {block.identity !== null && <span className="dim wrap"> {block.identity}</span>}
       </td>
       <td>
-        <span className="key">
-          <i style={{ background: `var(--${block.layer})` }} />
-          {words(block.layer)}
-        </span>
+        <LayerKey of={block.layer} />
       </td>
       <td>{block.session !== null && <SessionLink of={block.session} tenant={block.tenant} />}</td>
       <td className="right">

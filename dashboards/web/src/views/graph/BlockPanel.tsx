@@ -8,6 +8,7 @@ import { Facts } from "../../parts/Facts";
 import { BlockLink, SessionLink } from "../../parts/links";
 import { Moments } from "../../parts/Moments";
 import { Await } from "../../parts/states";
+import { LayerKey } from "../../parts/LayerKey";
 import { type Explained, explainedOf } from "./explained";
 import { TermBars } from "./TermBars";
 
@@ -62,12 +63,7 @@ function Explanation({ view }: { view: BlockView }) {
 function factsOf(block: Explained, nameOf: Named) {
   const [from, to] = block.tokens;
   return {
-    layer: (
-      <span className="key">
-        <i style={{ background: `var(--${block.layer})` }} />
-        {words(block.layer)}
-      </span>
-    ),
+    layer: <LayerKey of={block.layer} />,
     name: block.identity,
     session: block.session && <SessionLink of={block.session} tenant={block.tenant} />,
     tenant: block.tenant,

@@ -11,7 +11,7 @@ import { usePinch } from "./usePinch";
 
 const STEP = 60; // pixels that an arrow key moves
 const CLICK = 4; // pixels that a pointer may move in a click
-export const PAINTED = "kvgraph:painted"; // a mark in the browser's own timings
+const PAINTED = "kvgraph:painted"; // a mark in the browser's own timings
 
 interface Props {
   readonly data: GraphData;

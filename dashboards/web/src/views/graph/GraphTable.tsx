@@ -1,8 +1,10 @@
 import { Button } from "@mantine/core";
 import { useMemo, useState } from "react";
 
-import { duration, shortKey, words } from "../../format";
+import { duration, shortKey } from "../../format";
 import { Empty } from "../../parts/states";
+import { LayerKey } from "../../parts/LayerKey";
+import { right, Rows, Scroll } from "../../parts/Rows";
 import { layerOf, sessionOf, whereIs } from "./describe";
 import { found } from "./emphasis";
 import type { GraphData } from "./GraphData";
@@ -31,49 +33,43 @@ export function GraphTable({ data, search, selected, onSelect }: Props) {
     );
   }
   return (
-    <div className="scroll table" tabIndex={0} role="region" aria-label="Blocks">
-      <table className="rows">
-        <thead>
-          <tr>
-            <th>block</th>
-            <th>layer</th>
-            <th>session</th>
-            <th className="right">depth</th>
-            <th className="right">hits</th>
-            <th className="right">importance</th>
-            <th>where</th>
-            <th className="right">last used</th>
+    <Scroll label="Blocks" className="table">
+      <Rows
+        columns={[
+          "block",
+          "layer",
+          "session",
+          right("depth"),
+          right("hits"),
+          right("importance"),
+          "where",
+          right("last used"),
+        ]}
+      >
+        {rows.slice(0, shown).map((node) => (
+          <tr key={data.key[node]} aria-selected={node === selected}>
+            <td>
+              <button type="button" className="link mono" onClick={() => onSelect(node)}>
+                {shortKey(data.key[node]!)}
+              </button>
+            </td>
+            <td>
+              <LayerKey of={layerOf(data, node)} />
+            </td>
+            <td className="wrap">{sessionOf(data, node)}</td>
+            <td className="right">{data.depth[node]}</td>
+            <td className="right">{data.hits[node]}</td>
+            <td className="right">{data.importance[node]! / 100}</td>
+            <td>{whereIs(data, node)}</td>
+            <td className="right">{duration(data.idle[node])} ago</td>
           </tr>
-        </thead>
-        <tbody>
-          {rows.slice(0, shown).map((node) => (
-            <tr key={data.key[node]} aria-selected={node === selected}>
-              <td>
-                <button type="button" className="link mono" onClick={() => onSelect(node)}>
-                  {shortKey(data.key[node]!)}
-                </button>
-              </td>
-              <td>
-                <span className="key">
-                  <i style={{ background: `var(--${layerOf(data, node)})` }} />
-                  {words(layerOf(data, node))}
-                </span>
-              </td>
-              <td className="wrap">{sessionOf(data, node)}</td>
-              <td className="right">{data.depth[node]}</td>
-              <td className="right">{data.hits[node]}</td>
-              <td className="right">{data.importance[node]! / 100}</td>
-              <td>{whereIs(data, node)}</td>
-              <td className="right">{duration(data.idle[node])} ago</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+        ))}
+      </Rows>
       {rows.length > shown && (
         <Button variant="default" size="xs" m="sm" onClick={() => show(shown + PAGE)}>
           Show more of {rows.length.toLocaleString("en")}
         </Button>
       )}
-    </div>
+    </Scroll>
   );
 }

@@ -6,7 +6,6 @@ const LEAST = 1 / 16;
 export class Pace {
   private share = 1;
   private movedAt = -MOVING_MS;
-  private frameAt: number | null = null; // of the movement's frame before
   private rest: ReturnType<typeof setTimeout> | undefined;
 
   /** @param redraw Called once all has come to rest, if something was left out. */
@@ -20,16 +19,16 @@ export class Pace {
   /** The share of edges for the frame that is drawn now. */
   next(): number {
     const now = performance.now();
-    if (now - this.movedAt >= MOVING_MS) {
-      this.frameAt = null;
-      return 1;
-    }
-    const gap = this.frameAt === null ? 0 : now - this.frameAt;
-    this.frameAt = now;
-    this.share = gap > SLOW_MS ? Math.max(LEAST, this.share / 2) : Math.min(1, this.share * 1.1);
+    if (now - this.movedAt >= MOVING_MS) return 1;
+    requestAnimationFrame(() => this.took(performance.now() - now));
     clearTimeout(this.rest);
     if (this.share < 1) this.rest = setTimeout(this.redraw, MOVING_MS);
     return this.share;
+  }
+
+  /** A frame took so long, until the browser had room for another. */
+  private took(ms: number) {
+    this.share = ms > SLOW_MS ? Math.max(LEAST, this.share / 2) : Math.min(1, this.share * 1.1);
   }
 
   stop() {

@@ -60,7 +60,7 @@ function stacked({ blocks, starts }: Misses, seen: readonly string[]) {
       const own = blocks[reason] ?? [];
       own.forEach((count, step) => (height[step] = (height[step] ?? 0) + count));
       return {
-        label: reason.replaceAll("_", " "),
+        label: words(reason),
         color: colorOf(reason),
         fill: true,
         width: 1,

@@ -1,7 +1,7 @@
 import type { RequestView } from "../../api/types";
 
 /** Where blocks of a prompt came from, as bars show it from left to right. */
-export const PARTS = [
+const PARTS = [
   { label: "pool", name: "pool", color: "pool" },
   { label: "prefetched", name: "prefetched", color: "prefetched" },
   { label: "loaded", name: "loaded", color: "loaded" },

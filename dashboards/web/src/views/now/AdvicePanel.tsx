@@ -2,6 +2,7 @@ import { useEngineNames } from "../../api/engineNames";
 import type { AdviceAge } from "../../api/types";
 import { duration } from "../../format";
 import { Panel } from "../../parts/Panel";
+import { right, Rows } from "../../parts/Rows";
 
 const STALE_S = 2; // an engine does without advice that is older: the contract's max_stale
 
@@ -10,26 +11,17 @@ export function AdvicePanel({ advice }: { advice: readonly AdviceAge[] }) {
   const nameOf = useEngineNames();
   return (
     <Panel title="Advice" note={`stale after ${STALE_S} s`}>
-      <table className="rows">
-        <thead>
-          <tr>
-            <th>engine</th>
-            <th>ranked by</th>
-            <th className="right">age</th>
+      <Rows columns={["engine", "ranked by", right("age")]}>
+        {advice.map((each) => (
+          <tr key={each.engine}>
+            <td className="wrap">{nameOf(each.engine)}</td>
+            <td>{each.ranked_by}</td>
+            <td className="right" style={{ color: toneOf(each.age_s) }}>
+              {duration(each.age_s)}
+            </td>
           </tr>
-        </thead>
-        <tbody>
-          {advice.map((each) => (
-            <tr key={each.engine}>
-              <td className="wrap">{nameOf(each.engine)}</td>
-              <td>{each.ranked_by}</td>
-              <td className="right" style={{ color: toneOf(each.age_s) }}>
-                {duration(each.age_s)}
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+        ))}
+      </Rows>
     </Panel>
   );
 }

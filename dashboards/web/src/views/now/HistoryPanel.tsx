@@ -20,7 +20,7 @@ export function HistoryPanel({ history }: { history: TokenHistory }) {
             max={1}
             format={(value) => percent(value)}
           />
-          <Legend entries={lines.map(({ label, color }) => ({ label, color }))} />
+          <Legend entries={lines} />
         </>
       ) : (
         <Empty title="No request yet">

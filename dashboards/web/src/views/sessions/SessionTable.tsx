@@ -2,36 +2,34 @@ import type { SessionView } from "../../api/types";
 import { compact, duration, percent, words } from "../../format";
 import { Bar } from "../../parts/Bar";
 import { change } from "../../route";
+import { right, Rows, Scroll } from "../../parts/Rows";
 
 /** Sessions, those heard of last first. */
 export function SessionTable(props: { sessions: readonly SessionView[]; selected: string | null }) {
   const most = Math.max(1, ...props.sessions.map(({ blocks }) => blocks));
   return (
-    <div className="scroll sessions" tabIndex={0} role="region" aria-label="Sessions">
-      <table className="rows">
-        <thead>
-          <tr>
-            <th>session</th>
-            <th>state</th>
-            <th className="right">turns</th>
-            <th className="right">tokens</th>
-            <th className="holds">holds: pool, warm, cold</th>
-            <th className="right">idle</th>
-            <th className="right">returns</th>
-          </tr>
-        </thead>
-        <tbody>
-          {props.sessions.map((each) => (
-            <Row
-              key={`${each.tenant} ${each.session}`}
-              session={each}
-              most={most}
-              isSelected={each.session === props.selected}
-            />
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Scroll label="Sessions" className="sessions">
+      <Rows
+        columns={[
+          "session",
+          "state",
+          right("turns"),
+          right("tokens"),
+          { name: "holds: pool, warm, cold", className: "holds" },
+          right("idle"),
+          right("returns"),
+        ]}
+      >
+        {props.sessions.map((each) => (
+          <Row
+            key={`${each.tenant} ${each.session}`}
+            session={each}
+            most={most}
+            isSelected={each.session === props.selected}
+          />
+        ))}
+      </Rows>
+    </Scroll>
   );
 }
 

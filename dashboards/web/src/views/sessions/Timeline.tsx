@@ -71,7 +71,7 @@ function Opened({ timeline }: { timeline: SessionTimeline }) {
             height={150}
             format={compact}
           />
-          <Legend entries={heldLines(timeline).map(({ label, color }) => ({ label, color }))} />
+          <Legend entries={heldLines(timeline)} />
         </div>
       )}
       <div>

@@ -3,10 +3,11 @@ import { Button } from "@mantine/core";
 import { editToken } from "../../api/editToken";
 import type { Resource } from "../../api/resource";
 import type { WeightEffect } from "../../api/types";
-import { words } from "../../format";
 import { BlockLink, SessionLink } from "../../parts/links";
 import { Panel } from "../../parts/Panel";
 import { Await } from "../../parts/states";
+import { LayerKey } from "../../parts/LayerKey";
+import { right, Rows } from "../../parts/Rows";
 
 interface Props {
   readonly effect: Resource<WeightEffect>;
@@ -43,35 +44,21 @@ function Effect({ effect }: { effect: WeightEffect }) {
     <>
       <p className="lead wrap">{effect.sentence}</p>
       {effect.movers.length > 0 && (
-        <table className="rows">
-          <thead>
-            <tr>
-              <th>block</th>
-              <th>layer</th>
-              <th>session</th>
-              <th className="right">place now</th>
-              <th className="right">then</th>
+        <Rows columns={["block", "layer", "session", right("place now"), right("then")]}>
+          {effect.movers.map((mover) => (
+            <tr key={mover.key}>
+              <td>
+                <BlockLink of={mover.key} />
+              </td>
+              <td>
+                <LayerKey of={mover.layer} />
+              </td>
+              <td>{mover.session !== null && <SessionLink of={mover.session} />}</td>
+              <td className="right">{placed(mover.now)}</td>
+              <td className="right">{placed(mover.then)}</td>
             </tr>
-          </thead>
-          <tbody>
-            {effect.movers.map((mover) => (
-              <tr key={mover.key}>
-                <td>
-                  <BlockLink of={mover.key} />
-                </td>
-                <td>
-                  <span className="key">
-                    <i style={{ background: `var(--${mover.layer})` }} />
-                    {words(mover.layer)}
-                  </span>
-                </td>
-                <td>{mover.session !== null && <SessionLink of={mover.session} />}</td>
-                <td className="right">{placed(mover.now)}</td>
-                <td className="right">{placed(mover.then)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
+          ))}
+        </Rows>
       )}
     </>
   );

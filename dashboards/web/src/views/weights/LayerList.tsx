@@ -1,6 +1,6 @@
 import { Checkbox } from "@mantine/core";
 
-import { words } from "../../format";
+import { LayerKey } from "../../parts/LayerKey";
 
 interface Props {
   readonly layers: readonly string[];
@@ -22,12 +22,7 @@ export function LayerList({ layers, held, isEditable, onChange }: Props) {
             disabled={!isEditable}
             checked={held.includes(layer)}
             onChange={(event) => toggle(layer, event.currentTarget.checked)}
-            label={
-              <span className="key">
-                <i style={{ background: `var(--${layer})` }} />
-                {words(layer)}
-              </span>
-            }
+            label={<LayerKey of={layer} />}
           />
         </li>
       ))}

@@ -1,6 +1,7 @@
 import { NumberInput } from "@mantine/core";
 
 import { words } from "../../format";
+import { right, Rows } from "../../parts/Rows";
 
 interface Props {
   readonly values: Record<string, number>;
@@ -13,38 +14,29 @@ interface Props {
 /** Numbers by name, to be changed where the sidecar takes changes. */
 export function WeightTable({ values, defaults, touched, isEditable, onChange }: Props) {
   return (
-    <table className="rows">
-      <thead>
-        <tr>
-          <th>name</th>
-          <th className="right">weight</th>
-          <th className="right">by default</th>
+    <Rows columns={["name", right("weight"), right("by default")]}>
+      {Object.entries(values).map(([name, value]) => (
+        <tr key={name}>
+          <td>{words(name)}</td>
+          <td className="right">
+            {isEditable ? (
+              <NumberInput
+                size="xs"
+                className="weight"
+                hideControls
+                aria-label={words(name)}
+                value={touched[name] ?? value}
+                onChange={(next) =>
+                  typeof next === "number" && onChange({ ...touched, [name]: next })
+                }
+              />
+            ) : (
+              value
+            )}
+          </td>
+          <td className="right dim">{defaults[name]}</td>
         </tr>
-      </thead>
-      <tbody>
-        {Object.entries(values).map(([name, value]) => (
-          <tr key={name}>
-            <td>{words(name)}</td>
-            <td className="right">
-              {isEditable ? (
-                <NumberInput
-                  size="xs"
-                  className="weight"
-                  hideControls
-                  aria-label={words(name)}
-                  value={touched[name] ?? value}
-                  onChange={(next) =>
-                    typeof next === "number" && onChange({ ...touched, [name]: next })
-                  }
-                />
-              ) : (
-                value
-              )}
-            </td>
-            <td className="right dim">{defaults[name]}</td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+      ))}
+    </Rows>
   );
 }

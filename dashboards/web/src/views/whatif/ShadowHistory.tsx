@@ -28,7 +28,7 @@ export function ShadowHistory({ data }: { data: Shadows }) {
         height={260}
         format={(value) => percent(value)}
       />
-      <Legend entries={lines.map(({ label, color }) => ({ label, color }))} />
+      <Legend entries={lines} />
     </>
   );
 }

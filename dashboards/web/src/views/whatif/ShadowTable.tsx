@@ -1,6 +1,7 @@
 import type { ShadowView } from "../../api/types";
 import { percent, points, whole } from "../../format";
 import { Bar } from "../../parts/Bar";
+import { right, Rows, Scroll } from "../../parts/Rows";
 import { CEILING, colorsOf, OURS } from "./looks";
 
 /** Every shadow in words and numbers, those that find most first. */
@@ -9,44 +10,41 @@ export function ShadowTable({ shadows }: { shadows: readonly ShadowView[] }) {
   const colors = colorsOf(shadows);
   const sorted = [...shadows].sort((a, b) => (b.hit_rate ?? -1) - (a.hit_rate ?? -1));
   return (
-    <div className="scroll" tabIndex={0} role="region" aria-label="Every shadow">
-      <table className="rows">
-        <thead>
-          <tr>
-            <th>shadow</th>
-            <th className="right">blocks</th>
-            <th className="found">found</th>
-            <th className="right">share</th>
-            <th className="right">beside ours</th>
+    <Scroll label="Every shadow">
+      <Rows
+        columns={[
+          "shadow",
+          right("blocks"),
+          { name: "found", className: "found" },
+          right("share"),
+          right("beside ours"),
+        ]}
+      >
+        {sorted.map((each) => (
+          <tr key={each.name} aria-selected={each.name === OURS}>
+            <td>
+              <b>{each.name}</b> <span className="dim wrap">{each.sentence}</span>
+            </td>
+            <td className="right">{whole(each.blocks)}</td>
+            <td>
+              <Bar
+                label={each.name}
+                slices={[
+                  {
+                    label: "found",
+                    value: each.found,
+                    color: (each.name === CEILING ? "warn" : colors.get(each.policy)) ?? "dim",
+                  },
+                ]}
+                room={each.asked - each.found}
+              />
+            </td>
+            <td className="right">{percent(each.hit_rate, 1, 1)}</td>
+            <td className="right">{beside(each, ours)}</td>
           </tr>
-        </thead>
-        <tbody>
-          {sorted.map((each) => (
-            <tr key={each.name} aria-selected={each.name === OURS}>
-              <td>
-                <b>{each.name}</b> <span className="dim wrap">{each.sentence}</span>
-              </td>
-              <td className="right">{whole(each.blocks)}</td>
-              <td>
-                <Bar
-                  label={each.name}
-                  slices={[
-                    {
-                      label: "found",
-                      value: each.found,
-                      color: (each.name === CEILING ? "warn" : colors.get(each.policy)) ?? "dim",
-                    },
-                  ]}
-                  room={each.asked - each.found}
-                />
-              </td>
-              <td className="right">{percent(each.hit_rate, 1, 1)}</td>
-              <td className="right">{beside(each, ours)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+        ))}
+      </Rows>
+    </Scroll>
   );
 }
 

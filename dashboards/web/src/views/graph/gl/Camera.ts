@@ -1,3 +1,5 @@
+import { boundsOf } from "./bounds";
+
 /** What part of the plane a canvas shows; sizes are in CSS pixels. */
 export class Camera {
   x = 0;
@@ -9,13 +11,7 @@ export class Camera {
 
   /** Show all of `positions`, with a margin of a twelfth. */
   fit(positions: Float32Array) {
-    let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
-    for (let at = 0; at < positions.length; at += 2) {
-      left = Math.min(left, positions[at]!);
-      right = Math.max(right, positions[at]!);
-      low = Math.min(low, positions[at + 1]!);
-      high = Math.max(high, positions[at + 1]!);
-    }
+    const { left, right, low, high } = boundsOf(positions);
     if (left > right) return;
     this.x = (left + right) / 2;
     this.y = (low + high) / 2;

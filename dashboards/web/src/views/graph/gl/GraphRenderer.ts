@@ -1,6 +1,7 @@
 import { type Colors, rgb } from "../../../parts/colors";
 import { COLD, type GraphData, POOL, WARM } from "../GraphData";
 import type { Positions } from "../layouts/shape";
+import { boundsOf } from "./bounds";
 import type { Camera } from "./Camera";
 import { PositionTexture } from "./PositionTexture";
 import { Program } from "./Program";
@@ -126,7 +127,6 @@ export class GraphRenderer {
     gl.uniform3fv(nodes.uniform("uLayers"), colors.layers.flat());
     gl.uniform3fv(nodes.uniform("uWarm"), colors.warm);
     gl.uniform3fv(nodes.uniform("uCold"), colors.cold);
-    gl.uniform1i(nodes.uniform("uFirst"), 0);
     gl.bindVertexArray(this.nodeArray);
     gl.drawArrays(gl.POINTS, 0, data.size);
   }
@@ -180,13 +180,7 @@ function inksOf(data: GraphData, positions: Positions): number[] {
 }
 
 function groundOf(positions: Positions): number {
-  let [left, right, low, high] = [Infinity, -Infinity, Infinity, -Infinity];
-  for (let at = 0; at < positions.length; at += 2) {
-    left = Math.min(left, positions[at]!);
-    right = Math.max(right, positions[at]!);
-    low = Math.min(low, positions[at + 1]!);
-    high = Math.max(high, positions[at + 1]!);
-  }
+  const { left, right, low, high } = boundsOf(positions);
   return Math.max(1, (right - left) * (high - low));
 }
 

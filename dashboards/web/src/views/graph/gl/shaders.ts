@@ -40,16 +40,13 @@ uniform vec3 uLayers[11];
 uniform vec3 uWarm;
 uniform vec3 uCold;
 uniform float uSize;
-uniform int uFirst;
 in uvec4 aLook;
 flat out vec3 vFill;
 flat out vec3 vRing;
 flat out vec4 vShape;
 void main() {
-  int node = uFirst + gl_VertexID;
-  gl_Position = onScreen(placeOf(node));
+  gl_Position = onScreen(placeOf(gl_VertexID));
   float weight = float(aLook.w) / 100.0;
-  float lit = float(aLook.z);
   float size = uSize * (0.55 + 0.9 * weight) * (aLook.z == 2u ? 1.35 : 1.0);
   bool pool = (aLook.y & 1u) != 0u;
   bool warm = (aLook.y & 2u) != 0u;

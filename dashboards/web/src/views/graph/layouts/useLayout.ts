@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "react";
 
-import type { GraphData } from "../GraphData";
+import { type GraphData, placesOf } from "../GraphData";
 import type { Answer, LayoutName, Positions, Question, Shape } from "./shape";
 
 /** Positions of `data`'s nodes, and whether they are final. */
@@ -53,7 +53,7 @@ function shapeOf(data: GraphData): Shape {
 
 /** Where nodes of another graph stood, by their keys; NaN where they are new. */
 export function carriedOver(layout: Layout, data: GraphData): Positions {
-  const before = new Map(layout.data.key.map((key, place) => [key, place]));
+  const before = placesOf(layout.data);
   const positions = new Float32Array(2 * data.size).fill(NaN);
   data.key.forEach((key, place) => {
     const old = before.get(key);
