@@ -75,7 +75,6 @@ class EdgeType(IntEnum):
 
 
 EDGE_NAMES: Final = tuple(edge.name.lower() for edge in EdgeType)
-NUM_EDGE_TYPES: Final = len(EdgeType)
 
 
 class StopReason(IntEnum):

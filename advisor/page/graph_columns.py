@@ -9,14 +9,15 @@ import numpy.typing as npt
 
 from ...dashboards.api.graph_view import GraphView, Links, Names, Nodes
 from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.queries.views import block_name
+from ...graph.tables.blocks import Selection
 from ...graph.tables.edge_list import BLOCK_TO_BLOCK
+from ...graph.tables.edges import STORED
 from ...graph.tables.tables import Tables
 from ...graph.types import EDGE_NAMES, LAYER_NAMES, NO_ROW, EdgeType, Rows, Tier
 from .log_views import Unix
 
 _LINKS_A_NODE: Final = 3  # edges shown per block, at most; chosen
-_DERIVED: Final = (EdgeType.PREFIX_SHARE, EdgeType.TEMPORAL, EdgeType.SPILL_LINK)
-"""Types that follow from columns, and are drawn from them."""
 
 
 def graph_view(graph: KVCacheGraph, limit: int, session: int | None, unix: Unix) -> GraphView:
@@ -44,7 +45,7 @@ def graph_view(graph: KVCacheGraph, limit: int, session: int | None, unix: Unix)
         at=unix(now),
         version=graph.version,
         blocks=len(tables.blocks),
-        edges=sum(graph.stats().edges.values()),
+        edges=int(tables.all_edges.counts().sum()),
         nodes=_nodes(tables, rows, place, now, session=session_of, tenant=tenant_of),
         links=links,
         names=names,
@@ -57,7 +58,7 @@ def _picked(tables: Tables, limit: int, session: int | None) -> Rows:
     if session is not None:
         rows = rows[blocks.session[rows] == session]
     if len(rows) > limit:
-        used = np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
+        used = Selection(blocks, rows).last_used()
         rows = np.sort(rows[np.argpartition(-used, limit)[:limit]])
     return rows
 
@@ -77,7 +78,7 @@ def _nodes(
     tiers = blocks.tiers[:, rows]
     hot = (tiers & int(Tier.HOT)) != 0
     engines = (hot * (1 << np.arange(len(tiers), dtype=np.int64))[:, None]).sum(axis=0)
-    used = np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
+    used = Selection(blocks, rows).last_used()
     columns: dict[str, npt.NDArray[Any]] = {
         "parent": place[blocks.parent[rows]],
         "depth": blocks.depth[rows],
@@ -90,7 +91,7 @@ def _nodes(
         "idle_s": np.maximum(now - used, 0).astype(np.int64),
         **owners,
     }
-    keys = [f"{key:#018x}" for key in blocks.wire_keys(rows).tolist()]
+    keys = [block_name(key) for key in blocks.wire_keys(rows).tolist()]
     lists = {name: column.tolist() for name, column in columns.items()}
     return Nodes.model_construct(key=keys, **lists)
 
@@ -106,7 +107,7 @@ def _links(tables: Tables, rows: Rows, place: Rows) -> tuple[Links, list[int]]:
         _part(EdgeType.PREFIX_SHARE, parent[shared], shared, blocks.walkers[rows[shared]]),
     ]
     stored, memories = tables.edges.columns(), list[int]()
-    for kind in [kind for kind in EdgeType if kind not in _DERIVED]:
+    for kind in STORED:
         of = np.flatnonzero(stored["kind"] == int(kind))
         of = of[place[stored["source"][of]] != NO_ROW]
         if kind in BLOCK_TO_BLOCK:

@@ -123,13 +123,14 @@ def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolVi
         rows = np.flatnonzero(blocks.resident(column))
         layers = np.bincount(blocks.layer[rows], minlength=len(LAYER_NAMES)).tolist()
         doing = np.take(states, blocks.session[rows], mode="wrap")
+        by_state = np.bincount(doing, minlength=len(_STATES)).tolist()
         yield PoolView(
             engine=engine,
             name=names.get(engine, engine),
             blocks=tables.pool_blocks.get(column),
             cached=len(rows),
             layers=dict(zip(LAYER_NAMES, layers, strict=True)),
-            states=dict(zip(_STATES, np.bincount(doing, minlength=5).tolist(), strict=True)),
+            states=dict(zip(_STATES, by_state, strict=True)),
             protected=sum(layers[int(layer)] for layer in PROTECTED_LAYERS),
         )
 

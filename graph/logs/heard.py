@@ -20,7 +20,7 @@ class Heard(NamedTuple):
         rows: int32, its chain's block rows; ``keys`` are the graph's, as they are now.
         reach: How many of them a prefix match could have covered.
         found: How many of them the engine's pool held; -1 at the request's end.
-        tokens: Tokens of its prompt.
+        tokens: Tokens of its prompt; at the request's end, of its answer too.
     """
 
     engine: int

@@ -70,10 +70,6 @@ class Asked:
     prefetched: int
     again: int
 
-    @property
-    def computed(self) -> int:
-        return self.asked - self.pool - self.loaded - self.prefetched
-
 
 @dataclass(slots=True)
 class RequestNames:

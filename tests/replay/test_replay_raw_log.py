@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,21 @@ def test_every_event_is_a_line_in_its_order(tmp_path: Path, name: str) -> None:
     assert (second["event"], second["hashes"]) == ("BlocksRemoved", [f"{7:#018x}"])
     assert third["event"] == "Pressure"
     assert log.events == 3
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])
+def test_a_full_disk_ends_the_log_and_not_the_sidecar(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    log = RawLog(tmp_path / name)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    log("e", [BlocksRemoved(pack(7))])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # no file may grow any more
+    try:
+        log.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert f"the log is cut short: {tmp_path / name}" in caplog.text
 
 
 def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:

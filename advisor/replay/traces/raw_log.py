@@ -42,6 +42,7 @@ class RawLog:
         self._clock = clock
         self._began = clock()
         self._failed = False
+        self._path = path
         self._file = new_file(path)
 
     def __call__(self, engine: str, events: Sequence[AnyEvent]) -> None:
@@ -55,11 +56,14 @@ class RawLog:
                 self.events += 1
         except OSError as error:
             self._failed = True
-            logger.error("the log ends here: %s", error.strerror)
+            logger.error("the log ends here: %s: %s", self._path, error.strerror)
 
     def close(self) -> None:
         """Finish the file."""
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            logger.error("the log is cut short: %s: %s", self._path, error.strerror)
 
 
 def _worded(event: AnyEvent) -> dict[str, Any]:

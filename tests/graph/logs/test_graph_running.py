@@ -10,6 +10,7 @@ from kvgraph.graph.logs.eviction_log import EvictionLog, Way
 from kvgraph.graph.logs.heard import Heard, HeardQueue
 from kvgraph.graph.logs.reasons import Detail, Reason
 from kvgraph.graph.logs.request_log import LIMIT
+from kvgraph.graph.logs.running_requests import Running, RunningRequests
 from kvgraph.graph.logs.small_times import Origin
 from kvgraph.graph.messages.events import EngineHello, RequestStarted
 from small_world import SIZE, World, pack
@@ -67,6 +68,15 @@ def test_the_oldest_request_is_awaited_no_longer_beyond_the_bound(
     assert world.history.running.of(0) == ["r3"]
     assert not world.history.unsettled
     assert world.history.totals[Reason.UNKNOWN] == 1
+
+
+def test_the_oldest_request_is_surplus_beyond_the_number_that_is_awaited() -> None:
+    running, nothing = RunningRequests(), np.empty(0, dtype=np.int32)
+    for number in range(65_536):
+        running.add(f"r{number}", Running(number, 0, nothing, "s"))
+    assert running.surplus() is None
+    running.add("one more", Running(65_536, 0, nothing, "s"))
+    assert running.surplus() == (0, "r0")
 
 
 def test_another_block_in_a_row_does_not_settle_the_case_of_the_one_before(world: World) -> None:
