@@ -101,7 +101,7 @@ class SchedulerSide:
             pool, group, self.index, [arranger, bridge], self._emit, arranger.stated, bridge.adapted
         )
         self._reports: list[Callable[[], AnyEvent]] = [self.observer.pressure, *bridge.reports]
-        self._demand = PromptDemand(group.block_size)
+        self._demand = PromptDemand(group.block_size, group.groups_take)
         self._told_of = 0
         self._pressing = max(1, int(PRESSING_SHARE * pool.num_gpu_blocks))
         self.tap = PoolTap(pool, group.index)
@@ -178,15 +178,15 @@ class SchedulerSide:
             preempted: Ids of requests that had to give up their blocks.
         """
         changes = self.tap.take()
-        self.observer.blocks_changed(changes)
+        taken = self.observer.blocks_changed(changes)
         self._demand.changed(changes)
         self.observer.requests_preempted(preempted)
         if self.observer.stored - self._told_of >= self._pressing:
             self._told_of = self.observer.stored
             self.client.nudge()
         ranking = self.client.ranking()
-        self.arranger.step_ended()
-        self.arranger.expect(len(self.observer.running), self._demand.prompts)
+        self.arranger.step_ended(taken)
+        self.arranger.expect(*self._demand.most(len(self.observer.running)))
         self._arrange(ranking)
         self.holding.step()
         return self.bridge.step(ranking, self.client.wanted(), tokens)
@@ -245,7 +245,7 @@ class SchedulerSide:
         Advice may have come since, as while the engine was idle, and a prompt may need more than
         a step of late took.
         """
-        more = self.arranger.expect(len(self.observer.running), self._demand.prompts)
+        more = self.arranger.expect(*self._demand.most(len(self.observer.running)))
         ranking = self.client.ranking()
         if ranking is None:
             self.arranger.guard_head()

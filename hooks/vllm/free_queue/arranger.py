@@ -79,7 +79,7 @@ class FreeQueueArranger:
         """Note what the next step can take; returns whether to arrange the queue for it first.
 
         Args:
-            decoding: Requests that may need a block each.
+            decoding: Blocks that requests may need to go on.
             prompts: Blocks that prompts may need besides.
         """
         wanted = (1 + (decoding + prompts) // _REACH_STEP) * _REACH_STEP  # never none
@@ -100,6 +100,8 @@ class FreeQueueArranger:
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a prefix hit took ``blocks`` out of the queue, from wherever they stood: what
         stands at the head may no longer be enough for what the same step takes next."""
+        if not (self._window.stands or self._guard.stands):
+            return
         ids = [block.block_id for block in blocks]
         fewer = self._window.touched(ids)
         if self._guard.touched(ids) or (fewer and not self._window.suffices):
@@ -131,9 +133,9 @@ class FreeQueueArranger:
         else:
             self._guard.step()
 
-    def step_ended(self) -> None:
-        """Note that a step has taken all its blocks."""
-        self._window.step_ended()
+    def step_ended(self, evicted: int) -> None:
+        """Note that a step has taken all its blocks, and evicted so many by that."""
+        self._window.step_ended(evicted)
 
     def guard_head(self) -> None:
         """See that what the next step can take is not protected, if anything else is free."""
@@ -145,7 +147,6 @@ class FreeQueueArranger:
 
     def evicted(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``."""
-        self._window.taken(len(keys))
         self._protection.evicted(keys)
 
     def clear(self) -> None:
@@ -164,6 +165,7 @@ class FreeQueueArranger:
             window.adopt(ranking)
         if self._blanks.still_suffice():
             return True
-        if window.falls_due() and (blanks := self._blanks.count()) is not None:
-            window.lay(blanks, ranking.known_of)
+        blanks = self._blanks.count() if window.falls_due() else None
+        if blanks is not None and window.lay(blanks, ranking.known_of):
+            self._guard.forget_head()  # victims may have stood among what it relies on
         return self._blanks.suffice or window.suffices

@@ -47,9 +47,15 @@ class HeadGuard:
         self._marker: tuple[KVCacheBlock, object] | None = None  # of what was seen at the head
         self._only_protected_are_free = False
 
+    @property
+    def stands(self) -> bool:
+        """Whether blocks that can go first were seen at the head, and not to be gone."""
+        return self._marker is not None
+
     def step(self) -> None:
         """Ensure that the next step takes no protected block, if any other is free."""
         if not self._protection:
+            self._marker = None
             return
         if self._only_protected_are_free:
             self._let_go_first_what_came_last()
@@ -101,14 +107,13 @@ class HeadGuard:
     def _look(self) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
         """The protected blocks near the head, and the others there: as many as two steps can take.
 
-        There can be more protected blocks than keys, if the pool holds duplicates of them.
+        There can be several protected blocks per key: duplicates, and one in each group of layers.
         """
         step = self.reach
         protected: list[KVCacheBlock] = []
         others: list[KVCacheBlock] = []
-        most = len(self._protection) + 2 * step
-        for looked, block in enumerate(self._pool.free_block_queue.iter_blocks_after(None)):
-            if looked == most or len(others) == 2 * step:
+        for block in self._pool.free_block_queue.iter_blocks_after(None):
+            if len(others) == 2 * step:
                 break
             (others if self._protection.rank_of(block) is None else protected).append(block)
         if len(others) >= step:

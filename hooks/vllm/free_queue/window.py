@@ -48,7 +48,6 @@ class Window:
         self.reach, self.prompts = blocks_per_step, 0
         self._most = min(2 * blocks_per_step, MAX_WINDOW)
         self._largest_step = float(blocks_per_step)  # of late; nothing is known yet
-        self._taken = 0  # blocks, since the last step
         self.laid = 0
         self.recycled = 0
         self._pool = pool
@@ -66,14 +65,9 @@ class Window:
         """Victims that it holds at most: what two steps of late took, or what prompts need."""
         return min(self._most, max(_LEAST, 2 * int(self._largest_step), self.prompts))
 
-    def taken(self, blocks: int) -> None:
-        """Note that so many blocks were evicted."""
-        self._taken += blocks
-
-    def step_ended(self) -> None:
-        """Note that a step has taken all its blocks."""
-        largest = max(float(self._taken), _FADE * self._largest_step)
-        self._largest_step, self._taken = largest, 0
+    def step_ended(self, evicted: int) -> None:
+        """Note that a step has taken all its blocks, and evicted so many by that."""
+        self._largest_step = max(float(evicted), _FADE * self._largest_step)
 
     def follows(self, ranking: EvictionRanking) -> bool:
         """Whether the victims are this ranking's."""
@@ -89,6 +83,11 @@ class Window:
         """Follow no ranking."""
         self._order, self._next = _NO_KEYS, 0
         self._victims, self._marker, self._due = {}, None, False
+
+    @property
+    def stands(self) -> bool:
+        """Whether the last of its victims were seen at the head, and not to be gone."""
+        return self._marker is not None
 
     @property
     def suffices(self) -> bool:
@@ -112,8 +111,9 @@ class Window:
         more = self.prompts > len(self._victims) and self._next < len(self._order)
         return self._due or more
 
-    def lay(self, blanks: int, known_of: float) -> None:
-        """Move the next victims to the head, behind ``blanks`` blank blocks there.
+    def lay(self, blanks: int, known_of: float) -> bool:
+        """Move the next victims to the head, behind ``blanks`` blank blocks there; returns whether
+        any moved.
 
         Args:
             known_of: The ranking knows the events before this time.
@@ -128,12 +128,13 @@ class Window:
         self._victims = window
         self._due = self._next < len(self._order) and len(window) < size // 2
         if len(window) == kept:
-            return  # nothing new: what is left of the window stands where it stood
+            return False  # nothing new: what is left of the window stands where it stood
         self._to_front(blanks, [block for _, block in window.values()])
         self.laid += len(window) - kept
         last = min((len(window) + 1) // 2, max(1, 2 * int(self._largest_step)))
         self._marker = list(window.values())[len(window) - last]
         self._last = set(list(window)[len(window) - last :])
+        return True
 
     def _holds(self, key: int, block: KVCacheBlock) -> bool:
         return self._index.find(key) is block

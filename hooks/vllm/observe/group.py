@@ -18,11 +18,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ObservedGroup:
-    """The KV cache group whose blocks we observe; sizes in tokens."""
+    """The KV cache group whose blocks we observe; sizes in tokens.
+
+    Attributes:
+        index: Which of the engine's groups it is.
+        block_size, hash_block_size: Of its blocks, and of what a request's hashes cover each.
+        groups_take: Blocks that all groups take at most where this one takes a block.
+    """
 
     index: int
     block_size: int
     hash_block_size: int
+    groups_take: int = 1
 
     @property
     def scale(self) -> int:
@@ -52,11 +59,14 @@ def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
     full = (i for i, group in enumerate(groups) if is_full_attention(group.kv_cache_spec))
     index = next(full, 0)
     size = groups[index].kv_cache_spec.block_size if len(groups) > 1 else pool.hash_block_size
-    return ObservedGroup(index, size, pool.hash_block_size)
+    others = (group.kv_cache_spec.block_size for i, group in enumerate(groups) if i != index)
+    take = 1 + sum(-(-size // other) for other in others)
+    return ObservedGroup(index, size, pool.hash_block_size, take)
 
 
 def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:
     """An upper bound of what one step allocates: every batched token new, and a tail per
-    request."""
+    request, in each group."""
     scheduler = config.scheduler_config
-    return int(scheduler.max_num_batched_tokens) // group.block_size + int(scheduler.max_num_seqs)
+    blocks = scheduler.max_num_batched_tokens // group.block_size + scheduler.max_num_seqs
+    return int(blocks) * group.groups_take

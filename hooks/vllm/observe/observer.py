@@ -174,8 +174,11 @@ class EngineObserver:
 
     # Blocks -------------------------------------------------------------------------------------
 
-    def blocks_changed(self, changes: Sequence[Change]) -> None:
-        """Report what a step cached, then the evicted keys that are not cached again, at once."""
+    def blocks_changed(self, changes: Sequence[Change]) -> int:
+        """Report what a step cached, then the evicted keys that are not cached again, at once.
+
+        Returns how many blocks of any group were evicted, since a reset if there was one.
+        """
         removed: list[bytes] = []
         for change in changes:
             if type(change) is list:
@@ -187,6 +190,7 @@ class EngineObserver:
                 removed = []
                 self._cleared()
         self._removed(removed)
+        return len(removed)
 
     def _stored(self, request: Request, first: int, end: int) -> None:
         hashes, scale = request.block_hashes, self._scale

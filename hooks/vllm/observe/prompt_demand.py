@@ -18,17 +18,23 @@ class PromptDemand:
     looked up: vLLM schedules no request before it has asked what the prefix cache holds of it.
 
     Args:
-        block_size: Tokens of a block.
+        block_size: Tokens of a block of the observed group.
+        groups_take: Blocks that all groups take at most where that one takes a block.
 
     Attributes:
-        prompts: Blocks that looked-up prompts still need.
+        prompts: Blocks of the observed group that looked-up prompts still need.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, groups_take: int = 1) -> None:
         self.prompts = 0
-        self._block_size = block_size
+        self._block_size, self._groups_take = block_size, groups_take
         self._needs: dict[str, int] = {}  # request id → blocks of its tokens, when it was looked up
         self._has: dict[str, int] = {}  # and how many of them are computed
+
+    def most(self, decoding: int) -> tuple[int, int]:
+        """Blocks of all groups that the next step can take: for so many requests that decode, and
+        for prompts."""
+        return self._groups_take * decoding, self._groups_take * self.prompts
 
     def looked_up(self, request: Request, computed_tokens: int) -> None:
         """Note that a step may begin to compute what ``request`` lacks."""

@@ -36,7 +36,7 @@ def take(arranger: FreeQueueArranger, pool: Any, index: Any, count: int) -> list
     gone = [each for each in hashes if each is not None]
     keys = [int.from_bytes(each[-12:-4], "big") for each in gone]
     arranger.evicted(index.forget(gone, keys))
-    arranger.step_ended()
+    arranger.step_ended(len(gone))
     pool.free_block_queue.append_n([pool_free(block) for block in blocks])
     return gone
 
@@ -51,7 +51,7 @@ def test_a_new_ranking_moves_what_a_few_steps_take() -> None:
     arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
     for _ in range(400):
         arranger.expect(64, 0)
-        arranger.step_ended()
+        arranger.step_ended(0)
     arranger.step(ranked(keys[::-1].copy()))
     assert 64 <= arranger.moved <= 512, "and not two steps of 1,500"
 
@@ -61,7 +61,7 @@ def test_a_prompt_that_was_looked_up_finds_as_many_victims_as_it_takes() -> None
     arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
     for _ in range(400):
         arranger.expect(64, 0)
-        arranger.step_ended()
+        arranger.step_ended(0)
     order = np.random.default_rng(3).permutation(keys)
     ranking = ranked(order)
     arranger.step(ranking)
@@ -78,7 +78,7 @@ def test_a_step_larger_than_any_of_late_takes_nothing_protected() -> None:
     advice = ranked(keys[:0], protected=precious)
     for _ in range(100):
         arranger.expect(64, 0)
-        arranger.step_ended()
+        arranger.step_ended(0)
         arranger.step(None, advice)
     arranger.expect(64, 1400)
     arranger.guard_head()

@@ -40,14 +40,13 @@ class World:
         self.tap.freed, self.tap.touched = self.arranger.freed, self.arranger.touched
         self.tap.attach()
         for _ in range(400):
-            self.arranger.evicted([0] * usual)
-            self.end_step()
+            self.end_step(usual)
 
     def queue(self) -> list[int]:
         return [key_in_pool(b.block_hash) for b in self.pool.free_block_queue.get_all_free_blocks()]
 
-    def end_step(self) -> None:
-        self.arranger.step_ended()
+    def end_step(self, evicted: int) -> None:
+        self.arranger.step_ended(evicted)
         self.arranger.expect(64, 0)
 
     def hit(self, keys: list[int]) -> None:
@@ -60,7 +59,7 @@ class World:
         keys = [key_in_pool(each) for each in hashes]
         self.pool.get_new_blocks(count)
         self.arranger.evicted(self.index.forget(hashes, keys))
-        self.end_step()
+        self.end_step(count)
         return keys
 
 
@@ -110,6 +109,24 @@ def test_a_hit_elsewhere_costs_no_look_at_the_head() -> None:
     assert len(looks) == 1
 
 
+class Unread:
+    """Blocks of a hit that nobody may look at."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("nothing stands at the head: a hit costs nothing")
+
+
+def test_a_hit_where_nothing_is_advised_costs_nothing() -> None:
+    world = World(usual=64)
+    queue = world.queue()
+    world.arranger.touched(Unread())  # type: ignore[arg-type]
+    world.arranger.step(None, ranking(protected=queue[:40]))
+    with pytest.raises(AssertionError):
+        world.arranger.touched(Unread())  # type: ignore[arg-type]
+    world.arranger.step(None, ranking())
+    world.arranger.touched(Unread())  # type: ignore[arg-type]
+
+
 def needless(engine: PaperEngine, precious: set[int]) -> list[int]:
     """Counts, at vLLM's own allocations, protected blocks that go while others are free."""
     found: list[int] = []
@@ -125,19 +142,39 @@ def needless(engine: PaperEngine, precious: set[int]) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("warm", [None, 400])
-def test_vllms_scheduler_takes_none_while_another_is_free(paper: Any, warm: int | None) -> None:
+def cached_keys(engine: PaperEngine) -> list[int]:
+    """Keys of the free queue's blocks, each once, the next to go first."""
+    free = engine.pool.free_block_queue.get_all_free_blocks()
+    return list(dict.fromkeys(key_in_pool(b.block_hash) for b in free if b.block_hash))
+
+
+@pytest.mark.parametrize("ranked", [True, False])
+@pytest.mark.parametrize("next_to_go", [True, False])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(blocks=201, warm=None),
+        Shape(blocks=201, warm=400),
+        Shape(blocks=401, warm=None, windows=(None, 64)),
+        Shape(blocks=801, warm=None, windows=(None, 64, 64, 64)),
+    ],
+    ids=["one group", "tiers", "two groups", "four groups"],
+)
+def test_vllms_scheduler_takes_none_while_another_is_free(
+    paper: Any, shape: Shape, next_to_go: bool, ranked: bool
+) -> None:
+    """A model of several groups of layers takes blocks for each of them in a step."""
     rng = random.Random(1)
-    engine, precious = paper(Shape(blocks=201, warm=warm)), set[int]()
-    found, texts = needless(engine, precious), [text(rng.randint(1, 26), s) for s in range(60)]
-    for number in range(80):
+    engine, precious, most = paper(shape), set[int](), shape.blocks // (4 * len(shape.windows))
+    found, texts = needless(engine, precious), [text(rng.randint(1, 26), s) for s in range(200)]
+    for number in range(60):
         if number % 5 == 0:
-            free = engine.pool.free_block_queue.get_all_free_blocks()
-            cached = sorted({key_in_pool(b.block_hash) for b in free if b.block_hash})
+            cached = cached_keys(engine)
+            some = min(len(cached), most)
             precious.clear()
-            precious.update(rng.sample(cached, min(len(cached), 50)))
+            precious.update(cached[:some] if next_to_go else rng.sample(cached, some))
         others = sorted(set(cached) - precious)
-        order = rng.sample(others, len(others))
+        order = rng.sample(others, len(others)) if ranked else ()
         engine.side.client.hold_ranking(ranking(order, sorted(precious)))
         for _ in range(rng.randint(1, 4)):
             engine.ask(rng.choice(texts), rng.randint(1, 4))
