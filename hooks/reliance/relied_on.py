@@ -192,6 +192,7 @@ _TIERS: Final = (  # transfers
     *_overridden(
         f"{_KV}.v1.base",
         {
+            "KVConnectorBase_V1.get_required_kvcache_layout": "vllm_config",
             "KVConnectorBase_V1.register_kv_caches": "kv_caches",
             "KVConnectorBase_V1.start_load_kv": "forward_context",
             "KVConnectorBase_V1.get_finished": "finished_req_ids",
@@ -206,7 +207,10 @@ _TIERS: Final = (  # transfers
     ),
     *_named(f"{_KV}.v1.base", "KVConnectorRole.WORKER", Part.TIERS),
     *_called("vllm.utils.hashing", {"get_hash_fn_by_name": "hash_fn_name"}, Part.TIERS),
+    *_named(f"{_V1}.kv_cache_layout", "KVCacheLayout.BLHNC", Part.TIERS),
     *_read("vllm.config", "CacheConfig", "cache_dtype prefix_caching_hash_algo", Part.TIERS),
+    *_read("vllm.config", "CacheConfig", "block_size user_specified_block_size", Part.TIERS),
+    *_read("vllm.config", "CacheConfig", "kv_cache_dtype_skip_layers", Part.TIERS),
     *_read("vllm.config", "ModelConfig", "hf_config use_mla", Part.TIERS),
     *_called("vllm.config", {"ModelConfig.compute_hash": ""}, Part.TIERS),
     *_read("vllm.config", "ParallelConfig", "data_parallel_index rank", Part.TIERS),

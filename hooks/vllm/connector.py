@@ -27,6 +27,7 @@ from .logs import log_where_vllm_logs
 from .scheduler import SchedulerSide, Surroundings
 from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY, protect_stale_s
 from .shapes import reason_to_leave_alone
+from .transfers.cache_layout import wanted_layout
 from .transfers.worker import TierMetadata, WorkerSide
 from .transfers.worker_calls import WorkerCalls
 
@@ -65,6 +66,11 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         if role is KVConnectorRole.WORKER and self._tiers:
             log_where_vllm_logs()  # a worker is a process of its own
             self.worker = WorkerSide(vllm_config, self._tiers)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """Ask for all layers of a block in one run, where tiers move blocks on a GPU."""
+        return wanted_layout(vllm_config)
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -36,19 +36,25 @@ def cpu_layout(
     )  # fmt: skip
 
 
-def from_views(views: Sequence[Tensor], isa: str | None = None, mla: bool = False) -> PagedKv:
+def from_views(
+    views: Sequence[Tensor], isa: str | None = None, mla: bool = False, tokens: int | None = None
+) -> PagedKv:
     """Describe an engine's per-layer cache views [B, H, N, C], as vLLM hands them to a connector.
 
     Args:
         views: One tensor per layer, in order, over one allocation.
         isa: The CPU backend's instruction set (``cpu_isa``); None for a GPU layout.
         mla: Whether a cell is one latent vector without a V.
+        tokens: Tokens of a block as the engine counts blocks; None if N says so. Attention that
+            takes smaller blocks has views of parts, and the described blocks are whole ones.
 
     Raises:
-        LayoutError: The views are not evenly spaced in one allocation, or their cells have holes.
+        LayoutError: The views are not evenly spaced in one allocation, their cells have holes, or
+            the parts of a block do not adjoin.
     """
+    views = views if tokens is None else [_whole_blocks(view, tokens) for view in views]
     first = views[0]
-    blocks, heads, tokens, cell = first.shape
+    blocks, heads, each, cell = first.shape
     offsets = [int(view.storage_offset()) for view in views]
     steps = {after - before for before, after in pairwise(offsets)}
     storages = {view.untyped_storage().data_ptr() for view in views}
@@ -59,9 +65,9 @@ def from_views(views: Sequence[Tensor], isa: str | None = None, mla: bool = Fals
         )
     if first.stride(3) != 1:
         raise LayoutError(f"a cell's elements have stride {first.stride(3)}; it must be 1")
-    key, value = _view_planes(first, isa, mla, tokens, cell)
+    key, value = _view_planes(first, isa, mla, each, cell)
     layout = KvLayout(
-        f"cpu-{isa}" if isa else "view", first.dtype, len(views), blocks, heads, tokens,
+        f"cpu-{isa}" if isa else "view", first.dtype, len(views), blocks, heads, each,
         steps.pop() if steps else blocks * first.stride(0), first.stride(0), first.stride(1),
         key, value,
     )  # fmt: skip
@@ -78,6 +84,29 @@ def cpu_isa(dtype: torch.dtype, tokens: int, head_dim: int) -> str:
     if torch.cpu._is_amx_tile_supported() and dtype == torch.bfloat16 and tokens % 32 == 0:
         return "amx"
     return "vec" if tokens % 32 == 0 else "vec16"
+
+
+def _whole_blocks(view: Tensor, tokens: int) -> Tensor:
+    """A view [B, H, tokens, C] of one in parts of blocks [B · parts, H, N, C].
+
+    Where heads stand outside of tokens, it is [B, H · parts, N, C]: it has a block's bytes, which
+    is what copies need, though a head is not one there.
+    """
+    rows, heads, each, cell = view.shape
+    parts, rest = divmod(tokens, each)
+    if parts == 1 and not rest:
+        return view
+    block, head, token, _ = view.stride()
+    fits = parts and not rest and rows % parts == 0
+    if fits and each * token == block:
+        shape = rows // parts, heads, tokens, cell
+    elif fits and heads * head == block:
+        shape = rows // parts, heads * parts, each, cell
+    else:
+        raise LayoutError(
+            f"blocks of {tokens} tokens in a cache of {rows} parts of {each}: they do not adjoin"
+        )
+    return view.as_strided(shape, (parts * block, head, token, 1))
 
 
 def _view_planes(

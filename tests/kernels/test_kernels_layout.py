@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from kvgraph.kernels.backends import reference
 from kvgraph.kernels.backends.reference import read_plane
 from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.layout import block_runs, engines
 from kvgraph.kernels.layout import layout as lay
+from kvgraph.kernels.layout.addressed import Blocks
 
 LAYERS, BLOCKS, HEADS = 3, 5, 2
 
@@ -91,8 +93,13 @@ KINDS = {
 }
 
 
-def engine_views(order: str, kind: str, tokens: int = 16) -> tuple[list[Any], int]:
-    """vLLM's own construction of the views of a cache of LAYERS layers."""
+def engine_views(
+    order: str, kind: str, tokens: int = 16, part: int | None = None
+) -> tuple[list[Any], int]:
+    """vLLM's own construction of the views of a cache of LAYERS layers.
+
+    ``part`` is how many tokens attention takes at a time, if not all of a block.
+    """
     from vllm.v1 import kv_cache_interface as interface
     from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -116,7 +123,41 @@ def engine_views(order: str, kind: str, tokens: int = 16) -> tuple[list[Any], in
         block_stride=strides[1],
     )
     raw = torch.zeros(size, dtype=torch.int8)
-    return interface.create_kv_cache_views(raw, spec, BLOCKS, layout, where), tokens
+    return interface.create_kv_cache_views(raw, spec, BLOCKS, layout, where, part), tokens
+
+
+@pytest.mark.parametrize("order", ["LBNHC", "LBHNC"])
+@pytest.mark.parametrize("kind", ["packed", "int8", "mla"])
+def test_blocks_that_attention_takes_in_parts_are_described_whole(
+    vllm_loaded: None, order: str, kind: str
+) -> None:
+    """A scheduler's block 3 is rows 6 and 7 of a view in halves, and not row 3."""
+    parts, _ = engine_views(order, kind, 32, 16)
+    whole, _ = engine_views(order, kind, 32)
+    assert parts[0].shape[0] == 2 * BLOCKS
+    for number in range(BLOCKS):
+        left = []
+        for views, tokens in ((parts, 32), (whole, None)):
+            kv = engines.from_views(views, mla=kind == "mla", tokens=tokens)
+            words = kv.memory.view(torch.int32)
+            words.copy_(torch.arange(len(words)))
+            record = lay.new_memory(kv.layout.record(1))
+            reference.spill(Blocks(kv, torch.tensor([number])), Blocks(record, torch.tensor([0])))
+            left.append(set(record.memory.view(torch.int32).tolist()))
+            assert kv.layout.block_bytes == record.memory.nbytes == 4 * len(left[-1])
+        assert left[0] == left[1]
+    assert engines.from_views(whole, mla=kind == "mla", tokens=32).layout == (
+        engines.from_views(whole, mla=kind == "mla").layout
+    )
+
+
+def test_parts_that_do_not_adjoin_are_refused() -> None:
+    views = list(torch.zeros(2, 6, 2, 16, 64).unbind(0))
+    for wrong, tokens in ((views, 24), ([view[::2] for view in views], 32), (views, 8)):
+        with pytest.raises(LayoutError, match="do not adjoin"):
+            engines.from_views(wrong, tokens=tokens)
+    with pytest.raises(LayoutError, match="blocks of 32 tokens in a cache of 5 parts of 16"):
+        engines.from_views([view[:5] for view in views], tokens=32)
 
 
 def layouts() -> list[lay.KvLayout]:

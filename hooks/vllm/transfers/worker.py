@@ -156,7 +156,8 @@ def described(views: dict[str, Any], config: VllmConfig) -> PagedKv:
     _, _, tokens, cell = ordered[0].shape
     on_cpu = current_platform.is_cpu()
     isa = engines.cpu_isa(ordered[0].dtype, tokens, cell // 2) if on_cpu else None
-    return engines.from_views(ordered, isa=isa, mla=config.model_config.use_mla)
+    mla, whole = config.model_config.use_mla, config.cache_config.block_size
+    return engines.from_views(ordered, isa=isa, mla=mla, tokens=whole)
 
 
 def hash_bytes(config: VllmConfig) -> int:
