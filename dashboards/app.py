@@ -36,7 +36,7 @@ _CONTENTS: Final = {
     "/blocks/KEY/subgraph": "what is around a block; needs the token",
     "/sessions/NAME/explain": "what a session does and holds; needs the token",
     "/waiting": "requests that engines hold until there is room; needs the token",
-    "/v1/": "all that the page shows, see /v1/openapi.json; needs the token",
+    "/v1/": "all that the page shows, see /v1/docs; needs the token",
     "/open?token=…": "opens the page in a browser; `kvgraph open` gives the address",
 }
 

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Final
 import orjson
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, Query
 from fastapi.openapi.utils import get_openapi
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
 from ...graph.types import BlockKey
+from .docs_page import POLICY, docs_page
 from .engine_views import Engines
 from .evictions import Evictions, RankingView
 from .graph_view import BlockView, GraphView
@@ -151,11 +152,19 @@ def _add_stream(router: APIRouter, page: Callable[[], PageSource]) -> None:
 
 
 def add_schema(app: FastAPI, router: APIRouter) -> None:
-    """Serve what OpenAPI says of ``router``; it names nobody and needs no token."""
+    """Serve what OpenAPI says of ``router``, and a page of it; both name nobody and need no token.
+
+    FastAPI's own page loads its scripts from elsewhere, which the sidecar's machine may not reach.
+    """
 
     @app.get("/v1/openapi.json")
     def schema() -> dict[str, Any]:
         return get_openapi(title="kvgraph", version="1", routes=router.routes)
+
+    @app.get("/v1/docs")
+    def docs() -> Response:
+        headers = {**_HEADERS, "Content-Security-Policy": POLICY}
+        return HTMLResponse(docs_page(schema()), headers=headers)
 
 
 class _Written:
