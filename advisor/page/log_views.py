@@ -10,7 +10,7 @@ from ...dashboards.api.evictions import Evictions, EvictionView, RuleTotal
 from ...dashboards.api.misses import BlockCounts, Loss, Miss, Misses, ReasonTotal, RequestView
 from ...graph.errors import GraphError
 from ...graph.logs.eviction_log import UNPLACED, EvictionLog
-from ...graph.logs.history import WINDOW_S, History
+from ...graph.logs.history import MINUTE_COLUMNS, WINDOW_S, History
 from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS, RULE_NAMES, Reason, Rule
 from ...graph.logs.small_times import seconds_of
 from ...graph.queries.views import block_name
@@ -118,8 +118,19 @@ def misses_view(history: History, pools: int, now: float, unix: Unix) -> Misses:
         starts=[unix(start) for start in starts],
         requests=dict(zip(REASON_NAMES, columns[:count], strict=True)),
         blocks=dict(zip(REASON_NAMES, columns[count:], strict=True)),
+        **_minutes(history, starts, now),
         loss=_loss(history, pools),
     )
+
+
+def _minutes(history: History, starts: list[float], now: float) -> dict[str, list[int]]:
+    """What the same steps brought besides; nothing where none was counted."""
+    known, sums = history.minutes.series(now)
+    rows = dict(zip(known, sums.tolist(), strict=True))
+    none = [0] * len(MINUTE_COLUMNS)
+    columns = zip(*(rows.get(start, none) for start in starts), strict=True)
+    lists = [list(column) for column in columns] or [[] for _ in MINUTE_COLUMNS]
+    return dict(zip(MINUTE_COLUMNS, lists, strict=True))
 
 
 def _loss(history: History, pools: int) -> Loss:

@@ -111,6 +111,9 @@ class Misses(Answer):
         reasons: Every reason code, in the order in which to show them, and what it means.
         requests: By reason: how many requests in each step.
         blocks: By reason: how many blocks they computed in each step.
+        asked, found: Tokens of prompts in each step, and how many of them were found.
+        evicted: Blocks that left a pool in each step.
+        wanted: Blocks that were wanted again in each step, within ten minutes after they had left.
     """
 
     reasons: dict[str, str]
@@ -119,4 +122,8 @@ class Misses(Answer):
     starts: list[float]
     requests: dict[str, list[int]]
     blocks: dict[str, list[int]]
+    asked: list[int]
+    found: list[int]
+    evicted: list[int]
+    wanted: list[int]
     loss: Loss

@@ -29,6 +29,7 @@ TOKEN_COLUMNS: Final = ("requests", "asked", "pool", "loaded", "prefetched")
 REASON_COLUMNS: Final = tuple(
     f"{what}_{name}" for what in ("requests", "blocks") for name in REASON_NAMES
 )
+MINUTE_COLUMNS: Final = ("asked", "found", "evicted", "wanted")
 LOST_WAYS: Final = ("multi_turn", "cross_session")
 _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
@@ -51,6 +52,8 @@ class History(Departures):
         unsettled: Of these, by their ids: those whose missing block the pool has by the books.
         tokens: Of prompts, in steps of ten seconds for an hour.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
+        minutes: In the same steps: tokens of prompts, those of them that were found, blocks that
+            left, and blocks that were wanted again by then.
         totals: The same since the start.
         given: Sums of ``tokens`` since the start.
         lost: Blocks computed again, by whose they were: own turns or shared prefixes.
@@ -69,6 +72,7 @@ class History(Departures):
         self.requests = RequestLog()
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 360)
         self.reasons = StepSums(REASON_COLUMNS, 60.0, 720)
+        self.minutes = StepSums(MINUTE_COLUMNS, 60.0, 720)
         self.totals = np.zeros(len(REASON_COLUMNS), dtype=np.int64)
         self.lost = np.zeros(len(LOST_WAYS), dtype=np.int64)
         self.beyond = np.zeros((len(LOST_WAYS), _BUCKETS), dtype=np.int64)
@@ -78,6 +82,7 @@ class History(Departures):
         """Bytes of all logs; without the graph's lock, too."""
         evictions = sum(log.nbytes for log in list(self.evictions.values()))
         sums = self.requests.nbytes + self.tokens.nbytes + self.reasons.nbytes
+        sums += self.minutes.nbytes
         heard = self._heard.nbytes if self._heard is not None else 0
         return evictions + sums + heard + self.running.nbytes
 
@@ -103,6 +108,8 @@ class History(Departures):
     def evicted(self, engine: int, rows: Rows, now: float) -> None:
         """Note that blocks left the pool."""
         super().evicted(engine, rows, now)
+        if len(rows):
+            self.minutes.add((0, 0, len(rows), 0), now)
         if self.unsettled:
             self._settle(engine, now)
 
@@ -136,6 +143,7 @@ class History(Departures):
         self._asked[engine] += asked.tokens
         given = (1, asked.tokens, asked.pool * size, loaded * size, prefetched * size)
         self.tokens.add(given, now)
+        self.minutes.add((asked.tokens, (found + loaded) * size, 0, 0), now)
         self.given += given
         computed = max(0, reach - found - loaded)
         if miss.reason is Reason.UNKNOWN and miss.detail == Detail.IN_POOL:
@@ -201,7 +209,8 @@ class History(Departures):
             since = log.next - ids[mine & known]
             bucket = np.minimum(np.ceil(np.log2(since)).astype(np.int64), _BUCKETS - 1)
             self.beyond[way] += np.bincount(bucket, minlength=_BUCKETS)
-        log.note_wanted(ids[known], now, WINDOW_S)
+        regretted = log.note_wanted(ids[known], now, WINDOW_S)
+        self.minutes.add((0, 0, 0, len(regretted)), now)
         return len(rows)
 
     def _settle(self, engine: int, now: float) -> None:

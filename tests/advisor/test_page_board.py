@@ -76,6 +76,20 @@ def test_misses_are_counted_by_reason_and_over_time(world: World, board: PageBoa
     assert misses.loss.capacity_multi_turn == 200 + 1  # both pools, and one block more
 
 
+def test_minutes_tell_tokens_and_what_left(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, 3)
+    world.evict(3, 2)
+    world.now += 120
+    world.serve(1, 2, 3, found=1)
+    world.now += 900
+    world.serve(1, 2, 3, found=2, loading=1)
+    misses = board.misses()
+    steps = (misses.asked, misses.found, misses.evicted, misses.wanted)
+    assert {len(each) for each in steps} == {len(misses.starts)}
+    assert [sum(each) for each in steps] == [3 * 53, 16 + 48, 2, 2]
+    assert (misses.asked[0], misses.asked[-1], misses.found[-1]) == (53, 53, 48)
+
+
 def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> None:
     world.serve(1, 2, segments=(Segment(int(SourceLayer.TOOL_RESULT), 0, SIZE, 0.5),))
     world.rank(9, 1)

@@ -577,6 +577,9 @@ export interface components {
          *         reasons: Every reason code, in the order in which to show them, and what it means.
          *         requests: By reason: how many requests in each step.
          *         blocks: By reason: how many blocks they computed in each step.
+         *         asked, found: Tokens of prompts in each step, and how many of them were found.
+         *         evicted: Blocks that left a pool in each step.
+         *         wanted: Blocks that were wanted again in each step, within ten minutes after they had left.
          */
         Misses: {
             /** At */
@@ -601,6 +604,14 @@ export interface components {
             blocks: {
                 [key: string]: number[];
             };
+            /** Asked */
+            asked: number[];
+            /** Found */
+            found: number[];
+            /** Evicted */
+            evicted: number[];
+            /** Wanted */
+            wanted: number[];
             loss: components["schemas"]["Loss"];
         };
         /**
