@@ -24,6 +24,7 @@ from .replay.closed.cli import closed
 from .replay.lab.prior_cli import prior
 from .replay.recordings.cli import traffic
 from .terminal import facts_report, status_report
+from .top.top_cli import top
 
 COMMAND_GROUP: Final = "kvgraph.commands"
 
@@ -33,6 +34,7 @@ _WHOLE_KEY: Final = (
     "a block is named by its whole key: a decimal number, or 0x and up to 16 hexadecimal digits"
 )
 
+_LAB: Final = (replay, closed, tune, traffic, prior, record)
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -56,7 +58,7 @@ def build_app(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for function in (serve, status, why, explain, replay, closed, tune, traffic, prior, record):
+    for function in (serve, status, top, why, explain, *_LAB):
         app.command()(function)
     app.command("open")(open_page)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):

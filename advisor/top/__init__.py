@@ -1,0 +1,1 @@
+"""``kvgraph top``: the page's first screen in a terminal, as it changes."""

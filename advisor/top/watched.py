@@ -1,0 +1,100 @@
+"""``Watcher``: asks the running sidecars again and again, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..remote import RemoteError, ask, sidecar_urls
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One sidecar as it answered last.
+
+    Attributes:
+        now: Its ``/v1/now``; None: it never answered.
+        misses: Its ``/v1/misses``.
+        trouble: Why it gives no answer now, in words; None: it does.
+    """
+
+    url: str
+    now: Mapping[str, Any] | None = None
+    misses: Mapping[str, Any] | None = None
+    trouble: str | None = None
+
+
+class Watcher:
+    """Keeps the last answer of every sidecar, also while it restarts.
+
+    Args:
+        url: Of one sidecar; None: all that run, which are looked for at each look.
+        interval_s: Seconds between looks.
+
+    Attributes:
+        latest: What the last look found.
+        looks: How many looks there were.
+    """
+
+    def __init__(self, url: str | None, interval_s: float) -> None:
+        self._url = url
+        self._interval_s = interval_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvgraph-top", daemon=True)
+        self.latest: Sequence[Watched] = ()
+        self.looks = 0
+
+    def first_look(self) -> None:
+        """Look once.
+
+        Raises:
+            RemoteError: No sidecar runs, or none of those that do answers.
+        """
+        found = [_asked(Watched(each)) for each in sidecar_urls(self._url)]
+        if all(each.now is None for each in found):
+            raise RemoteError(found[0].trouble or "no sidecar answers")
+        self._note(found)
+
+    def start(self) -> None:
+        """Go on looking, on a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; does not wait for an answer that is under way."""
+        self._stopping.set()
+
+    def look(self) -> None:
+        """Look again; who does not answer keeps what it answered last."""
+        before = {each.url: each for each in self.latest}
+        try:
+            urls = sidecar_urls(self._url)
+        except RemoteError:
+            waits = "it is gone; waiting for a sidecar to start"
+            self._note([replace(each, trouble=waits) for each in self.latest])
+            return
+        self._note([_asked(before.get(url, Watched(url))) for url in urls])
+
+    def _note(self, found: Sequence[Watched]) -> None:
+        self.latest = found
+        self.looks += 1
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            self.look()
+
+
+def _asked(before: Watched) -> Watched:
+    """What a sidecar answers now, or else what it answered before and why it does not."""
+    try:
+        now, misses = ask(before.url, "/v1/now"), ask(before.url, "/v1/misses")
+    except RemoteError as error:
+        since = f"; this is as of {_clock(before.now['at'])}" if before.now else ""
+        return replace(before, trouble=f"{error}{since}")
+    return Watched(before.url, now, misses)
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))

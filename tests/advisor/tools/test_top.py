@@ -1,0 +1,180 @@
+"""``kvgraph top``: one look in a pipe, and a live screen in a real terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kvgraph.advisor.top.top_screen import shade, top_screen
+from kvgraph.advisor.top.watched import Watched
+from page_sidecar import TOKEN, PageSidecar
+from rich.console import Console
+
+ENVIRONMENT = {**os.environ, "KVGRAPH_SIDECAR__TOKEN": TOKEN, "TERM": "xterm", "COLUMNS": "100"}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", "kvgraph", "top", *arguments]
+
+
+def window(asked: int) -> dict[str, Any]:
+    return {
+        "seconds": 600.0, "requests": 12, "asked": asked, "pool": 700, "loaded": 50,
+        "prefetched": 50, "computed": asked and 200, "lru": 600, "saved_s": 4.0,
+        "saved_beside_lru_s": 1.0,
+    }  # fmt: skip
+
+
+def now(engine: str = "host:1") -> dict[str, Any]:
+    """What ``/v1/now`` answers."""
+    return {
+        "at": 1e9,
+        "verdict": "80% of the prompt tokens were found",
+        "windows": [window(0), window(1000)],
+        "history": {"step_s": 10.0, "asked": [0, 100, 100], "computed": [0, 100, 0]},
+        "pools": [
+            {"engine": "e", "name": engine, "blocks": 200, "cached": 100, "protected": 7,
+             "layers": {"rules": 0, "context": 100}, "states": {"idle": 100}}
+        ],
+        "tiers": [{"engine": "e", "tier": "warm", "blocks": 5, "capacity": 10, "bytes": 10**9}],
+        "advice": [{"engine": "e", "age_s": 0.3, "epoch": 4, "ranked_by": "policy"}],
+        "attention": [
+            {"level": "serious", "text": "drops [red]rise[/red]", "engine": None, "view": None}
+        ],
+    }  # fmt: skip
+
+
+MISSES = {
+    "totals": {"evicted": {"requests": 3, "blocks": 40}, "reset": {"requests": 0, "blocks": 0}}
+}
+
+
+def drawn(watched: Watched, width: int) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(top_screen([watched]))
+    return capture.get()
+
+
+@pytest.mark.parametrize("width", [24, 40, 80, 160])
+def test_every_width_tells_the_same(width: int) -> None:
+    name = "a-node-with-a-long-name:41000 [bold]"
+    said = drawn(Watched("http://127.0.0.1:1", now(name), MISSES), width)
+    assert max(len(line) for line in said.splitlines()) <= width
+    kept = "".join(c for c in said if c not in " \n│┃┌┐└┘├┤─━┏┓┗┛╇┡┩")
+    for fact in (name, "80%oftheprompt", "80.0%", "70.0%", "100of200", "5of10", "0.3s", "40blocks"):
+        assert fact.replace(" ", "") in kept, fact
+    assert "drops[red]rise[/red]" in kept
+
+
+def test_who_does_not_answer_is_shown_as_it_was() -> None:
+    said = drawn(Watched("http://x", now(), MISSES, "no sidecar answers"), 80)
+    assert "! no sidecar answers" in said
+    assert "host:1" in said
+    assert "! gone" in drawn(Watched("http://x", trouble="gone"), 80)
+
+
+def test_the_fuller_the_larger() -> None:
+    assert [shade(share) for share in (0.0, 0.5, 1.0)] == ["▁", "▄", "█"]
+
+
+def test_a_pipe_gets_one_look(busy_sidecar: PageSidecar) -> None:
+    for arguments in ((), ("--json",)):
+        done = subprocess.run(
+            command("--url", busy_sidecar.url, *arguments),
+            env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "engine-one" in done.stdout
+        assert "\x1b" not in done.stdout
+    (look,) = json.loads(done.stdout)
+    assert look["now"]["pools"][0]["blocks"] == 160
+    assert look["misses"]["totals"]
+
+
+def test_nobody_there_is_one_line() -> None:
+    done = subprocess.run(
+        command("--url", "http://127.0.0.1:1"),
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("kvgraph: no sidecar answers at http://127.0.0.1:1")
+
+
+class Terminal:
+    """A pseudo-terminal with ``kvgraph top`` in it."""
+
+    def __init__(self, url: str) -> None:
+        self._number, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 100, 0, 0))
+        environment = {name: value for name, value in ENVIRONMENT.items() if name != "COLUMNS"}
+        self.process = subprocess.Popen(
+            command("--url", url, "--interval", "0.2"),
+            env=environment, stdin=inside, stdout=inside, stderr=inside, start_new_session=True,
+        )  # fmt: skip
+        self.echoes = lambda: bool(termios.tcgetattr(inside)[3] & termios.ECHO)
+        self._inside = inside
+        self.shown = ""
+
+    def await_text(self, text: str, timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while text not in self.shown:
+            assert time.monotonic() < deadline, f"{text!r} is not in {self.shown[-4000:]!r}"
+            if select.select([self._number], [], [], 0.2)[0]:
+                self.shown += os.read(self._number, 65536).decode(errors="replace")
+
+    def press(self, key: str) -> None:
+        os.write(self._number, key.encode())
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(20)
+        for number in (self._number, self._inside):
+            with contextlib.suppress(OSError):
+                os.close(number)
+
+
+@pytest.fixture
+def terminal(page_sidecar: PageSidecar) -> Iterator[Terminal]:
+    opened = Terminal(page_sidecar.url)
+    yield opened
+    opened.close()
+
+
+def test_it_lives_through_a_restart_and_q_ends_it(
+    page_sidecar: PageSidecar, terminal: Terminal
+) -> None:
+    terminal.await_text("No request was seen yet")
+    assert not terminal.echoes()
+    page_sidecar.stop()
+    terminal.await_text("no sidecar answers")
+    terminal.shown = ""
+    page_sidecar.start()
+    terminal.await_text("No request was seen yet")
+    terminal.shown = ""
+    terminal.await_text("No request was seen yet")
+    assert "no sidecar answers" not in terminal.shown[-3000:]
+    terminal.press("q")
+    assert terminal.process.wait(20) == 0
+    assert terminal.echoes()
+
+
+def test_ctrl_c_ends_it_cleanly(terminal: Terminal) -> None:
+    terminal.await_text("No request was seen yet")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.process.wait(20) == 0
+    assert terminal.echoes()
