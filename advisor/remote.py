@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException
@@ -15,6 +16,7 @@ from ..graph.ipc.runtime import running_sidecars, token_of
 TIMEOUT_S: Final = 5.0  # for an answer; chosen
 TOKEN_VARIABLE: Final = "KVGRAPH_SIDECAR__TOKEN"
 _MAX_ANSWER: Final = 64 << 20  # bytes; chosen
+_TRIES: Final = 10  # of a question to a busy sidecar; chosen
 # Never through a proxy: the sidecar is on this machine.
 _opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -25,6 +27,13 @@ class RemoteError(KvGraphError):
 
 class UnknownError(RemoteError):
     """The sidecar has never heard of what it was asked about."""
+
+
+class BusySidecarError(RemoteError):
+    """Too many ask the sidecar; the same question may be asked again in a second."""
+
+
+_REFUSALS: Final = {404: UnknownError, 503: BusySidecarError}
 
 
 def sidecar_urls(url: str | None) -> list[str]:
@@ -46,26 +55,40 @@ def sidecar_urls(url: str | None) -> list[str]:
     return found
 
 
-def ask(url: str, path: str) -> Any:
+def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
     """The JSON answer to ``GET url/path``, asked with the token of the sidecar's note.
+
+    Args:
+        timeout_s: For each part of the answer.
 
     Raises:
         UnknownError: It answered 404.
+        BusySidecarError: It answered 503.
         RemoteError: It answered something else than 200, or not at all.
     """
     try:
-        with _opener.open(_request(url, path), timeout=TIMEOUT_S) as answer:
+        with _opener.open(_request(url, path), timeout=timeout_s) as answer:
             return json.loads(answer.read(_MAX_ANSWER))
     except urllib.error.HTTPError as error:
         with error:
             detail = _detail(error.read(4096))
-        kind = UnknownError if error.code == 404 else RemoteError
+        kind = _REFUSALS.get(error.code, RemoteError)
         raise kind(detail or f"{url} answered {error.code}") from None
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise RemoteError(f"no sidecar answers at {url}: {reason}") from None
     except ValueError:
         raise RemoteError(f"what answers at {url} is not a kvgraph sidecar") from None
+
+
+def ask_patiently(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """As ``ask``, but a sidecar that is busy is asked again, a few times."""
+    for _ in range(_TRIES - 1):
+        try:
+            return ask(url, path, timeout_s)
+        except BusySidecarError:
+            time.sleep(1.0)
+    return ask(url, path, timeout_s)
 
 
 def _request(url: str, path: str) -> urllib.request.Request:

@@ -57,9 +57,8 @@ def _block_at(edge: Edge) -> int:
     return edge.target if edge.kind in BLOCK_TO_BLOCK else NO_ROW
 
 
-def write_graphml(graph: KVCacheGraph, path: Path) -> None:
-    """Write GraphML for Gephi, yEd and their like."""
-    exported = to_networkx(graph)
+def write_graphml(exported: nx.MultiDiGraph, path: Path) -> None:
+    """Write GraphML for Gephi, yEd and their like; lists and nulls in ``exported`` become text."""
     for _, attributes in exported.nodes(data=True):
         for name, value in list(attributes.items()):
             attributes[name] = _scalar(value)

@@ -137,7 +137,7 @@ def test_networkx_has_the_same_nodes_edges_and_attributes(graph: KVCacheGraph) -
 
 
 def test_graphml_can_be_read_again(graph: KVCacheGraph, tmp_path: Path) -> None:
-    write_graphml(graph, tmp_path / "graph.xml")
+    write_graphml(to_networkx(graph), tmp_path / "graph.xml")
     read = nx.read_graphml(tmp_path / "graph.xml", force_multigraph=True)
     assert read.number_of_edges() == sum(graph.stats().edges.values())
 

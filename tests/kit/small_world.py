@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kvgraph.advisor.replay.traces.raw_log import RawLog
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Reason
@@ -20,6 +22,8 @@ from kvgraph.graph.messages.events import (
 from kvgraph.graph.types import as_keys
 
 SIZE = 16
+BEGIN = 1000.0
+"""The world's time at first."""
 
 
 def pack(*keys: int) -> bytes:
@@ -30,7 +34,7 @@ class World:
     """Two engines, ``a`` and ``b``, of one model; blocks of 16 tokens, pools of 100."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now = BEGIN
         self.graph = KVCacheGraph(clock=lambda: self.now)
         self.number = 0
         for engine in ("a", "b"):
@@ -90,3 +94,23 @@ class World:
 
     def other(self) -> tuple[str | None, str | None]:
         return self.history.requests.names(self.history.requests.next - 1).other
+
+
+class LoggedWorld(World):
+    """A world whose every event is written to a raw log too, as `kvgraph record --raw` does.
+
+    Close it before the log is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.now = BEGIN
+        self._log = RawLog(path, clock=lambda: self.now)
+        super().__init__()
+
+    def tell(self, *events: AnyEvent, engine: str = "a") -> None:
+        super().tell(*events, engine=engine)
+        self._log(engine, list(events))
+
+    def close(self) -> None:
+        """Finish the log."""
+        self._log.close()

@@ -10,13 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from kvgraph.advisor.replay.errors import TraceError
+from kvgraph.advisor.replay.traces.raw_events import read_raw_log
 from kvgraph.advisor.replay.traces.raw_log import RawLog
 from kvgraph.graph.messages.events import (
+    AdmissionReport,
+    AnyEvent,
+    BlocksCleared,
     BlocksEmbedded,
     BlocksRemoved,
+    BlocksResident,
+    BlocksStored,
+    EngineHello,
     Pressure,
     RequestStarted,
     Segment,
+    SessionSignal,
 )
 
 
@@ -42,6 +50,29 @@ def test_every_event_is_a_line_in_its_order(tmp_path: Path, name: str) -> None:
     assert (second["event"], second["hashes"]) == ("BlocksRemoved", [f"{7:#018x}"])
     assert third["event"] == "Pressure"
     assert log.events == 3
+
+
+def test_what_is_read_back_is_what_was_said(tmp_path: Path) -> None:
+    path, now = tmp_path / "log.jsonl", [5.0]
+    log = RawLog(path, clock=lambda: now[0])
+    segments = (Segment(2, 0, 16, name="policy.md"), Segment(7, 16, 40, importance=0.5))
+    first: list[AnyEvent] = [
+        EngineHello("host:1 said", "model", 16, 100, "vllm"),
+        BlocksResident(b""),
+        BlocksStored(pack(1, (1 << 64) - 1), None, 16, "s"),
+        RequestStarted("r", pack(1), 40, 16, 16, "s", "t", segments, 16),
+        SessionSignal("s", "t", True, 1.5, False, "bash"),
+    ]
+    second: list[AnyEvent] = [BlocksCleared(), AdmissionReport(1, 2, 3.0, 4, (5, 6), 7.0, 8.0, 9)]
+    log("e1", first)
+    log("e2", [])
+    log("e2", second)
+    now[0] = 7.5
+    log("e2", second)
+    log.close()
+    assert list(read_raw_log(path)) == [
+        (0.0, "e1", first), (0.0, "e2", second), (2.5, "e2", second),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.jsonl.gz"])

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ....graph.messages.events import AnyEvent, BlocksAttended, BlocksEmbedded
+from ....graph.messages.events import AnyEvent, BlocksAttended, BlocksEmbedded, EngineHello
 from ....graph.types import as_keys
 from .lines import new_file
 
@@ -27,7 +27,8 @@ _LEFT_OUT: Final = (BlocksAttended, BlocksEmbedded)  # numbers of every step, an
 class RawLog:
     """Shown a sidecar's events, writes a line for each: ``{"at", "engine", "event", …fields}``.
 
-    ``at`` is in seconds since the log began, ``hashes`` are a list of ``0x…`` in chain order.
+    ``at`` is in seconds since the log began, ``engine`` is an engine's id (what it calls itself in
+    its hello is ``name``), ``hashes`` are a list of ``0x…`` in chain order.
 
     Args:
         path: The file to write, gzipped if it ends in ``.gz``; must not exist.
@@ -68,6 +69,8 @@ class RawLog:
 
 def _worded(event: AnyEvent) -> dict[str, Any]:
     fields = msgspec.to_builtins(msgspec.structs.asdict(event), builtin_types=(bytes,))
+    if isinstance(event, EngineHello):
+        fields["name"] = fields.pop("engine")
     if isinstance(hashes := fields.get("hashes"), bytes):
         whole = hashes[: len(hashes) // 8 * 8]
         fields["hashes"] = [f"{key:#018x}" for key in as_keys(whole).tolist()]

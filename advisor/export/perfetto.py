@@ -1,0 +1,163 @@
+"""Sessions and engines over time, as a trace for Perfetto (ui.perfetto.dev)."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+from ...dashboards.api.evictions import EvictionView
+from ...dashboards.api.misses import RequestView
+from ..happened.happened import BlockLife, Happened
+from .trace_file import TraceFile, lanes
+
+_SESSIONS: Final = 1  # the number of the group of tracks; engines follow
+_EVICTIONS: Final = 1  # the number of an engine's track
+_KEYS_TOLD: Final = 16  # of blocks that left together; chosen
+_STEP_S: Final = 10.0  # of the counters of tokens; chosen, as in the page's history
+_FOUND: Final = ("pool", "loaded", "prefetched", "computed")
+
+
+def perfetto(happened: Happened, most_blocks: int) -> dict[str, Any]:
+    """A trace in JSON: a track for each session, and for each engine its pool and evictions.
+
+    Args:
+        most_blocks: Of whose stays in a pool the trace tells: the last ones.
+    """
+    return {
+        "traceEvents": list(_events(happened, most_blocks)),
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "from": happened.name,
+            "begins": _date(happened.begin),
+            "unknown": " ".join(happened.unknown),
+        },
+    }
+
+
+def _events(happened: Happened, most_blocks: int) -> Iterator[dict[str, Any]]:
+    lives = happened.lives[max(0, len(happened.lives) - most_blocks) :]
+    file = TraceFile(min((happened.begin, *(each.begin for each in lives))))
+    yield from _sessions(file, happened)
+    ids = {each.engine for each in happened.requests} | {each.engine for each in lives}
+    for pid, engine in enumerate(sorted(ids | set(happened.engines)), _SESSIONS + 1):
+        name = happened.engines.get(engine, engine)
+        yield from file.process(pid, f"engine {name}")
+        yield from file.thread(pid, _EVICTIONS, "evictions")
+        yield from _tokens(file, pid, [r for r in happened.requests if r.engine == engine])
+        yield from _evictions(
+            file, pid, [e for e in happened.evictions or () if e.engine == engine]
+        )
+        for point in happened.pools:
+            if point.engine == engine:
+                yield file.counter(pid, "blocks in the pool", point.at, {"blocks": point.blocks})
+        yield from _lives(file, pid, [e for e in lives if e.engine == engine], happened.end)
+
+
+def _sessions(file: TraceFile, happened: Happened) -> Iterator[dict[str, Any]]:
+    by_session: defaultdict[tuple[str, str], list[RequestView]] = defaultdict(list)
+    for request in happened.requests:
+        by_session[request.tenant or "", request.session or ""].append(request)
+    yield from file.process(_SESSIONS, "sessions")
+    tid = 0
+    for (tenant, session), requests in by_session.items():
+        name = (session or "no session") + (f" of {tenant}" if tenant else "")
+        spans = [(each.at, _end(each, happened.end)) for each in requests]
+        lane_of = lanes(spans)
+        for lane in range(max(lane_of) + 1):
+            suffix = f" ({lane + 1})" if lane else ""
+            yield from file.thread(_SESSIONS, tid + lane + 1, name + suffix)
+        for number, (request, lane) in enumerate(zip(requests, lane_of, strict=True), 1):
+            yield _turn(file, tid + lane + 1, number, request, happened.end)
+        if session:
+            yield from _pauses(file, tid + 1, spans, requests)
+        tid += max(lane_of) + 1
+
+
+def _turn(
+    file: TraceFile, tid: int, number: int, request: RequestView, end: float
+) -> dict[str, Any]:
+    blocks, miss = request.blocks, request.miss
+    found = blocks.asked - blocks.computed
+    args = {
+        "request": request.request,
+        "engine": request.engine,
+        "prompt tokens": request.prompt_tokens,
+        **{f"blocks {name}": getattr(blocks, name) for name in ("asked", *_FOUND)},
+        "ended": request.finished or "it runs, or its end was not heard of",
+        **({} if miss is None else {"reason": miss.reason, "why no more": miss.sentence}),
+    }
+    name = f"turn {number}: {found} of {blocks.asked} blocks found"
+    return file.span((_SESSIONS, tid), name, (request.at, _end(request, end)), args)
+
+
+def _end(request: RequestView, end: float) -> float:
+    return max(request.at, end if request.ended_at is None else request.ended_at)
+
+
+def _pauses(
+    file: TraceFile, tid: int, spans: Sequence[tuple[float, float]], requests: list[RequestView]
+) -> Iterator[dict[str, Any]]:
+    """The times in which no turn ran, on the session's first track."""
+    busy_until = spans[0][1]
+    for (begin, end), before in zip(spans[1:], requests, strict=False):
+        if begin > busy_until:
+            args = {"expected s": before.expected_pause_s, "was s": round(begin - busy_until, 3)}
+            yield file.span((_SESSIONS, tid), "pause", (busy_until, begin), args)
+        busy_until = max(busy_until, end)
+
+
+def _tokens(file: TraceFile, pid: int, requests: list[RequestView]) -> Iterator[dict[str, Any]]:
+    """Where the tokens of prompts came from, in steps."""
+    name = f"prompt tokens per {_STEP_S:.0f} s"
+    steps = groupby(requests, key=lambda each: each.at // _STEP_S)
+    for step, together in steps:
+        sums = Counter[str]()
+        for each in together:
+            given = {part: getattr(each.blocks, part) * each.block_size for part in _FOUND[:-1]}
+            sums.update(given, computed=each.prompt_tokens - sum(given.values()))
+        none = dict.fromkeys(_FOUND, 0)
+        yield file.counter(pid, name, step * _STEP_S, {**none, **sums})
+        yield file.counter(pid, name, (step + 1) * _STEP_S, none)
+
+
+def _evictions(
+    file: TraceFile, pid: int, evictions: Iterable[EvictionView]
+) -> Iterator[dict[str, Any]]:
+    """Blocks that left together, by the same rule; and those that were wanted again."""
+    place = pid, _EVICTIONS
+    for (at, rule), left in groupby(evictions, key=lambda each: (each.at, each.rule)):
+        together = list(left)
+        args = {
+            "blocks": len(together),
+            "why": together[0].sentence,
+            "layers": dict(Counter(each.layer for each in together)),
+            "sessions": dict(Counter(each.session or "none" for each in together)),
+            "wanted again": sum(each.wanted_after_s is not None for each in together),
+            "keys": [each.key for each in together[:_KEYS_TOLD]],
+        }
+        yield file.instant(place, f"evicted: {rule}", at, args)
+        for each in together:
+            if each.wanted_after_s is not None:
+                again = each.at + each.wanted_after_s
+                told = {"key": each.key, "rule": rule, "after s": round(each.wanted_after_s, 1)}
+                yield file.instant(place, "wanted again", again, told)
+
+
+def _lives(
+    file: TraceFile, pid: int, lives: Iterable[BlockLife], end: float
+) -> Iterator[dict[str, Any]]:
+    for number, life in enumerate(lives):
+        what = "unused until it left" if life.since_use else "in the pool"
+        args = {"key": life.key, "session": life.session, "left": life.why or "it is still there"}
+        times = life.begin, max(life.begin, end if life.end is None else life.end)
+        yield from file.overlapping(pid, number, f"{life.layer}: {what}", times, args)
+
+
+def _date(at: float) -> str:
+    """When a trace begins: a date, or nothing where times count from a recording's beginning."""
+    return (
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) if at > 1e6 else "with the recording"
+    )
