@@ -17,6 +17,7 @@ from rich.console import Console
 from .. import __version__
 from ..dashboards.page_tokens import page_address
 from ..graph.errors import ConfigError, KvGraphError
+from .compared.diff_cli import diff
 from .export.export_cli import export
 from .page_cli import open_page, why
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
@@ -59,7 +60,7 @@ def build_app(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for function in (serve, status, top, why, explain, export, *_LAB):
+    for function in (serve, status, top, why, explain, diff, export, *_LAB):
         app.command()(function)
     app.command("open")(open_page)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):

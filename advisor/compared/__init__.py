@@ -1,0 +1,1 @@
+"""``kvgraph diff``: two recordings, or two stretches of time, beside each other."""
