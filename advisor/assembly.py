@@ -23,6 +23,8 @@ from .sockets.front import Front
 from .sockets.kv_event_source import KvEventSource
 from .sockets.publisher import AdvicePublisher
 from .sockets.subscriber import EventSubscriber
+from .tracing.destination import sender_for
+from .tracing.span_feed import SpanFeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Parts:
     intake: Intake
     snapshots: SnapshotKeeper
     shadows: ShadowRunner
+    tracing: SpanFeed
     watch: ConfigWatch
 
 
@@ -85,6 +88,7 @@ def assemble(
         intake=Intake(graph, subscriber, sources, planner, tap, clock),
         snapshots=_snapshots(config, graph, clock),
         shadows=ShadowRunner(graph, clock),
+        tracing=SpanFeed(graph, sender_for(config.tracing), clock),
         watch=ConfigWatch(config, path, overrides, clock),
     )
 

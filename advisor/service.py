@@ -95,7 +95,7 @@ class Service:
         """Serve until ``stop`` is called or the parent is gone."""
         parts = self.parts
         parts.snapshots.restore()
-        for part in (parts.snapshots, parts.planner, parts.shadows, self._http):
+        for part in (parts.snapshots, parts.planner, parts.shadows, parts.tracing, self._http):
             part.start()
         try:
             while not self._stopping:
@@ -159,7 +159,7 @@ class Service:
 
     def _close(self) -> None:
         parts = self.parts
-        for part in (parts.planner, parts.shadows, self._http, parts.snapshots):
+        for part in (parts.planner, parts.shadows, self._http, parts.tracing, parts.snapshots):
             part.stop()
         self._opened.close()
 

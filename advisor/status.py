@@ -197,5 +197,6 @@ class StatusBoard:
             "advice": dict(self._parts.publisher.counters),
             "snapshot": dict(self._parts.snapshots.counters),
             "config": dict(self._parts.watch.counters),
+            "tracing": dict(self._parts.tracing.counters),
             "http": {"questions_refused": self._questions.refused},
         }

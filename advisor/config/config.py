@@ -34,6 +34,7 @@ from .sections import (
     PrefetchConfig,
     ScoreConfig,
     SidecarConfig,
+    TracingConfig,
 )
 
 ENV_PREFIX: Final = "KVGRAPH_"
@@ -57,6 +58,7 @@ class Config(BaseSettings):
     score: ScoreConfig = ScoreConfig()
     graph: GraphConfig = GraphConfig()
     prefetch: PrefetchConfig = PrefetchConfig()
+    tracing: TracingConfig = TracingConfig()
 
     def rules(self) -> Rules:
         """The rules that bind every policy, for the graph."""

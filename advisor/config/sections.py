@@ -31,6 +31,8 @@ RankInterval = Annotated[float, Field(ge=0.01, le=1.0, allow_inf_nan=False)]
 EngineTimeout = Annotated[float, Field(ge=1.0, le=60.0, allow_inf_nan=False)]
 MaxStale = Annotated[float, Field(ge=0.1, le=60.0, allow_inf_nan=False)]
 Listed = Annotated[int, Field(ge=1, le=MAX_KEYS)]
+# Where OTLP/HTTP is spoken: a base address, or one with its path.
+HttpUrl = Annotated[str, Field(max_length=2048, pattern=r"^https?://[^\s/]+(/\S*)?$")]
 Token = Annotated[str, Field(min_length=16, max_length=128, pattern=r"^[A-Za-z0-9._~+/=-]+$")]
 
 
@@ -215,6 +217,17 @@ class PrefetchConfig(Section):
     enabled: bool = True
     max_blocks: Listed = 512
     horizon_s: Interval = 3.0
+
+
+class TracingConfig(Section):
+    """OpenTelemetry traces of requests; takes effect at the next start.
+
+    Attributes:
+        endpoint: Where OTLP/HTTP is spoken, e.g. ``http://127.0.0.1:4318``. None takes what
+            ``OTEL_EXPORTER_OTLP_ENDPOINT`` says, and sends nothing without it.
+    """
+
+    endpoint: HttpUrl | None = None
 
 
 class GraphConfig(Section):

@@ -1,0 +1,67 @@
+"""What a request's trace says: the request, its lookup, its load, and its miss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ...dashboards.api.misses import Miss, RequestView
+
+
+class Told(NamedTuple):
+    """One span; times are Unix seconds, and an attribute that is None is not known."""
+
+    name: str
+    begin: float
+    end: float
+    attributes: Mapping[str, Any]
+
+
+def spans_of(request: RequestView) -> list[Told]:
+    """The request's own span, and then those within it.
+
+    Names and keys are those that the API shows. ``gen_ai.request.id`` is what vLLM's own traces
+    call the request.
+    """
+    ended = request.at if request.ended_at is None else max(request.at, request.ended_at)
+    blocks = request.blocks
+    attributes = {
+        "gen_ai.request.id": request.request,
+        "kvgraph.engine": request.engine,
+        "kvgraph.session": request.session,
+        "kvgraph.tenant": request.tenant,
+        "kvgraph.prompt_tokens": request.prompt_tokens,
+        "kvgraph.block_size": request.block_size,
+        "kvgraph.blocks.asked": blocks.asked,
+        "kvgraph.blocks.computed": blocks.computed,
+        "kvgraph.finished": request.finished,
+        "kvgraph.expected_pause_s": request.expected_pause_s,
+    }
+    return [Told("request", request.at, ended, attributes), *_within(request)]
+
+
+def _within(request: RequestView) -> Iterator[Told]:
+    """What happened when it was first scheduled, which takes no time by the engine's account."""
+    at, blocks = request.at, request.blocks
+    yield Told("lookup", at, at, {
+        "kvgraph.blocks.asked": blocks.asked,
+        "kvgraph.blocks.pool": blocks.pool,
+        "kvgraph.blocks.prefetched": blocks.prefetched,
+    })  # fmt: skip
+    if blocks.loaded:
+        yield Told("load", at, at, {"kvgraph.blocks.loaded": blocks.loaded})
+    if request.miss is not None:
+        yield Told("miss", at, at, _of_miss(request.miss))
+
+
+def _of_miss(miss: Miss) -> dict[str, Any]:
+    return {
+        "kvgraph.miss.reason": miss.reason,
+        "kvgraph.miss.sentence": miss.sentence,
+        "kvgraph.miss.block": miss.index,
+        "kvgraph.miss.key": miss.key,
+        "kvgraph.miss.session": miss.session,
+        "kvgraph.miss.tenant": miss.tenant,
+        "kvgraph.miss.engine": miss.engine,
+        "kvgraph.miss.evicted_at": miss.evicted_at,
+    }
