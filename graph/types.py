@@ -83,6 +83,7 @@ class StopReason(IntEnum):
     UNKNOWN = 0
     TOOL_CALL = 1  # a tool runs; its result is the next turn
     END_OF_TURN = 2  # somebody reads the answer
+    TRUNCATED = 3  # it was cut at a length; who goes on with it, and when, is not known
 
 
 class SessionState(IntEnum):

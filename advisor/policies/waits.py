@@ -42,8 +42,8 @@ STOP_FEATURES: Final = [FEATURES.index(n) for n in ("stop", "tool_pause", "other
 
 _COLUMNS: Final = ("last_pause", "second_pause", "third_pause", "mean_pause", "recent_pause",
                    "longest_pause", "mean_written")  # fmt: skip
-_STOPS: Final = np.array([np.nan, 1.0, 0.0], dtype=np.float32)  # by StopReason
-assert [int(each) for each in StopReason] == [0, 1, 2]
+_STOPS: Final = np.array([np.nan, 1.0, 0.0, np.nan], dtype=np.float32)  # by StopReason
+assert [int(each) for each in StopReason] == [0, 1, 2, 3]
 
 
 def stranger() -> Features:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..messages.events import RequestFinished, RequestStarted, SessionSignal
+from ..messages.events import CUT_AT_A_LENGTH, RequestFinished, RequestStarted, SessionSignal
 from ..ranking.copy_worth import COPIES
 from ..tables.tables import Tables
 from ..tables.walks import Walk
@@ -97,6 +97,8 @@ class TurnRecorder:
         self._mark_tip(session, rows)
         tip = int(rows[-1]) if len(rows) else NO_ROW
         self._tables.sessions.end_turn(session, tip, now, event.prompt_tokens, event.total_tokens)
+        if event.reason == CUT_AT_A_LENGTH:
+            self._tables.sessions.cut_short(session)
         self._signal(session, event.session_ended, event, now)
 
     def signalled(self, event: SessionSignal, now: float) -> None:

@@ -95,6 +95,9 @@ class RequestStarted(Event, tag=6, frozen=True):
     )
 
 
+CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it
+
+
 class RequestFinished(Event, tag=7, frozen=True):
     """A request ended; its blocks are about to become free."""
 
@@ -105,7 +108,8 @@ class RequestFinished(Event, tag=7, frozen=True):
     reason: Name
     session: Name | None = None
     tenant: Name | None = None
-    waiting_for_tool: bool | None = None  # False: the answer ended its turn; None: not stated
+    # False: the answer ended its turn; None: neither stated nor read off the answer.
+    waiting_for_tool: bool | None = None
     expected_return_s: Seconds | None = None
     session_ended: bool = False
     tool: Name | None = None  # that it waits for

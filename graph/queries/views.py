@@ -30,6 +30,7 @@ from ..types import (
     EdgeType,
     Rows,
     SessionState,
+    StopReason,
     Tier,
 )
 
@@ -154,6 +155,7 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
         "tenant": tables.tenants.name(int(sessions.tenant[row])),
         "state": SessionState(int(sessions.state[row])).name.lower(),
         "turns": int(sessions.turns[row]),
+        "last_stop": StopReason(int(sessions.stop[row])).name.lower(),
         "waits_for": sessions.tools.name(int(sessions.tool[row])),
         "mean_gap_s": round(float(sessions.gap[row]), 3),
         "idle_s": round(now - float(sessions.last_seen[row]), 3),

@@ -129,6 +129,11 @@ class SessionTable(SessionOutlook):
         if self.running[row] == 0:
             self.stop[row] = StopReason.END_OF_TURN
 
+    def cut_short(self, row: int) -> None:
+        """Note that the session's last answer was cut at a length."""
+        if self.running[row] == 0:
+            self.stop[row] = StopReason.TRUNCATED
+
     def end(self, row: int) -> None:
         """Note that the session does not return."""
         if self.running[row] == 0:

@@ -5,15 +5,26 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import zmq
 
 from ...graph.messages import wire
-from ...graph.messages.events import AnyEvent
+from ...graph.messages.events import AnyEvent, Event
 from ..once import Once
 
 logger = logging.getLogger(__name__)
+
+
+class Later(Protocol):
+    """Becomes an event on the thread that sends, for what would take an engine's thread too long.
+
+    It keeps its place among the events.
+    """
+
+    def event(self) -> AnyEvent:
+        """The event; must not raise."""
 
 
 class Outbox:
@@ -34,7 +45,7 @@ class Outbox:
         self.dropped = 0
         self._most = self._limit = limit  # the limit is none while nobody is there to be told
         self._batch_limit = batch_limit
-        self._queue: deque[AnyEvent] = deque()
+        self._queue: deque[AnyEvent | Later] = deque()
         self._once = Once(logger)
         self.batches = 0
         self._dropped_reported = 0
@@ -44,9 +55,9 @@ class Outbox:
 
     def __iter__(self) -> Iterator[AnyEvent]:
         """The events that are queued now."""
-        return iter(list(self._queue))
+        return iter(_whole(list(self._queue)))
 
-    def emit(self, event: AnyEvent) -> None:
+    def emit(self, event: AnyEvent | Later) -> None:
         """Queue ``event``, or drop and count it: never waits, never raises."""
         if len(self._queue) < self._limit:
             self._queue.append(event)
@@ -76,7 +87,7 @@ class Outbox:
 
     def take_all(self) -> list[AnyEvent]:
         """Remove and return what is queued now."""
-        return [self._queue.popleft() for _ in range(len(self._queue))]
+        return _whole([self._queue.popleft() for _ in range(len(self._queue))])
 
     def drain(self, socket: zmq.Socket[bytes]) -> None:
         """Send what is queued now; events that engine threads add meanwhile wait for the
@@ -85,7 +96,7 @@ class Outbox:
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
             batch = [queue.popleft() for _ in range(min(remaining, self._batch_limit))]
             remaining -= len(batch)
-            self.send(socket, batch)
+            self.send(socket, _whole(batch))
 
     def send_all(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> None:
         """Send ``events``, which were not queued, in as many batches as they need."""
@@ -118,3 +129,18 @@ class Outbox:
             self.batches += 1
         number, self.batches = self.batches, self.batches + 1
         return wire.encode_events(number, events)
+
+
+def _whole(queued: Sequence[AnyEvent | Later]) -> list[AnyEvent]:
+    """The events that ``queued`` stands for.
+
+    Between those that are made only now, other threads may run: each takes a while.
+    """
+    events: list[AnyEvent] = []
+    for each in queued:
+        if isinstance(each, Event):
+            events.append(each)
+        else:
+            events.append(each.event())
+            time.sleep(0)
+    return events

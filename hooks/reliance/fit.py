@@ -20,6 +20,7 @@ class Part(Enum):
     ALL = "everything"
     TIERS = "tiers"
     ADMISSION = "admission"
+    ENDS = "reading why answers end"
 
 
 class Use(Enum):

@@ -219,4 +219,22 @@ _TIERS: Final = (  # transfers
     *_read("vllm.config", "VllmConfig", "speculative_config", Part.TIERS),
     *_read("vllm.config", "SpeculativeConfig", "draft_model_config", Part.TIERS),
 )
-RELIED_ON: Final[tuple[Need, ...]] = (*_STARTING, *_CONNECTOR, *_POOL, *_ADMISSION, *_TIERS)
+_ENDS: Final = (  # api, ends
+    *_named("vllm.renderers", "ChatParams", Part.ENDS),
+    *_called("vllm.renderers", {"renderer_from_config": "config"}, Part.ENDS),
+    *_called(
+        "vllm.renderers.base",
+        {
+            "BaseRenderer.render_messages": "messages params",
+            "BaseRenderer.get_tokenizer": "",
+            "BaseRenderer.shutdown": "",
+        },
+        Part.ENDS,
+    ),
+    *_called("vllm.tokenizers", {"cached_tokenizer_from_config": "model_config"}, Part.ENDS),
+    *_read("vllm.config", "ModelConfig", "multimodal_config", Part.ENDS),
+    *_read(f"{_V1}.request", "Request", "output_token_ids", Part.ENDS),
+)
+RELIED_ON: Final[tuple[Need, ...]] = (
+    *_STARTING, *_CONNECTOR, *_POOL, *_ADMISSION, *_TIERS, *_ENDS
+)  # fmt: skip

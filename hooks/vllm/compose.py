@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .settings import CONNECTOR, CONNECTOR_MODULE, ENDPOINT_KEY, TIERS_KEY
+from .settings import CONNECTOR, CONNECTOR_MODULE, ENDPOINT_KEY, ENDS_KEY, TIERS_KEY
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
@@ -12,13 +12,21 @@ if TYPE_CHECKING:
     from ..tiers.budget import TierSettings
 
 
-def own_transfer_config(endpoint: str, tiers: TierSettings | None = None) -> KVTransferConfig:
-    """A transfer configuration with our connector."""
+def own_transfer_config(
+    endpoint: str, tiers: TierSettings | None = None, ends: str = ""
+) -> KVTransferConfig:
+    """A transfer configuration with our connector.
+
+    Args:
+        ends: By which marks answers end, as ``EndMarks.text``; empty: nobody knows.
+    """
     from vllm.config import KVTransferConfig
 
     extra: dict[str, Any] = {ENDPOINT_KEY: endpoint}
     if tiers is not None:
         extra[TIERS_KEY] = tiers.plain()
+    if ends:
+        extra[ENDS_KEY] = ends
     config = KVTransferConfig(
         kv_connector=CONNECTOR,
         kv_connector_module_path=CONNECTOR_MODULE,

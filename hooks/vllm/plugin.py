@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..reliance.releases import WHAT_FITS, is_known
 from .aggregation import spare_aggregation
+from .api.given_template import given_template, remember_templates
 from .beside import follow_connectors
 from .compose import own_transfer_config
 from .logs import log_where_vllm_logs
 from .scheduler_hook import follow_schedulers
 from .settings import (
     CHILD_VARIABLE,
+    ENDS_VARIABLE,
     PLUGIN_GROUP,
     RESERVED_CPUS_VARIABLE,
     SIDECAR_VARIABLE,
@@ -44,7 +46,10 @@ def register() -> None:
     """Entry point ``vllm.general_plugins``: does nothing unless the switch is on."""
     if not switched_on():
         return
-    for install in (_wrap_engine_config, follow_connectors, spare_aggregation, follow_schedulers):
+    for install in (
+        _wrap_engine_config, remember_templates, follow_connectors, spare_aggregation,
+        follow_schedulers,
+    ):  # fmt: skip
         try:
             install()
         except Exception as error:
@@ -66,7 +71,7 @@ def _wrap_engine_config() -> None:
         config = original(*args, **kwargs)
         try:
             log_where_vllm_logs()  # only now has vLLM set up its own
-            attach(config)
+            attach(config, given_template(args[0]) if args else None)
         except Exception as error:
             _warn("could not be attached to this engine", error)
         return config
@@ -75,21 +80,28 @@ def _wrap_engine_config() -> None:
     EngineArgs.create_engine_config = create_engine_config
 
 
-def attach(config: VllmConfig) -> None:
+def attach(config: VllmConfig, chat_template: str | None = None) -> None:
     """Have an engine with this configuration observed, by a running sidecar or one started now.
 
     An engine without a connector gets ours, after vLLM has resolved and checked the configuration,
     because those checks are about connectors that move KV. The user's own connector stays as it is,
     and is observed where the scheduler makes it (``beside.py``).
+
+    Args:
+        chat_template: The one that a server was given in place of the model's.
     """
+    from .api.engine_marks import engine_marks  # not above: switched off, nothing of ours is loaded
+
     if reason := reason_to_decline(config):
         logger.warning("kvgraph: not attached: %s", reason)
         return
     tiers, endpoint = tiers_asked_for(config), sidecar_endpoint()
-    user = config.kv_transfer_config
+    user, marks = config.kv_transfer_config, engine_marks(config, chat_template)
     if user is None or user.kv_connector is None:
         keep_cpu_threads(config)
-        config.kv_transfer_config = own_transfer_config(endpoint, tiers)
+        config.kv_transfer_config = own_transfer_config(endpoint, tiers, marks)
+    elif marks:
+        os.environ[ENDS_VARIABLE] = marks  # what the user says of a transfer stays as it is
 
 
 def tiers_asked_for(config: VllmConfig) -> TierSettings | None:

@@ -20,6 +20,7 @@ from ..link.mailbox import Clock
 from ..tiers.budget import TierSettings
 from ..tiers.costs import TransferCosts
 from ..tiers.jobs import TierAnswer, TierWork
+from .ends.engine_reader import engine_ends
 from .free_queue.arranger import FreeQueueArranger
 from .holding.arrivals import LiveSessions
 from .holding.holding import Holding
@@ -98,12 +99,12 @@ class SchedulerSide:
         )  # fmt: skip
         arranger = self.arranger
         self.observer = EngineObserver(
-            pool, group, self.index, [arranger, bridge], self._emit, arranger.stated, bridge.adapted
-        )
+            pool, group, self.index, [arranger, bridge], self._emit, arranger.stated,
+            bridge.adapted, engine_ends(config),
+        )  # fmt: skip
         self._reports: list[Callable[[], AnyEvent]] = [self.observer.pressure, *bridge.reports]
         self._demand = PromptDemand(group.block_size, group.groups_take)
-        self._told_of = 0
-        self._pressing = max(1, int(PRESSING_SHARE * pool.num_gpu_blocks))
+        self._told_of, self._pressing = 0, max(1, int(PRESSING_SHARE * pool.num_gpu_blocks))
         self.tap = PoolTap(pool, group.index)
         self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
         self.tap.freed, self.tap.touched = arranger.freed, arranger.touched

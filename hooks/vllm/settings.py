@@ -14,6 +14,10 @@ SIDECAR_VARIABLE: Final = "AITHER_KVCACHE_SIDECAR"
 CHILD_VARIABLE: Final = "AITHER_KVCACHE_CHILD"  # which engine's child the sidecar is, if any's
 ENDPOINT_KEY: Final = "kvgraph_endpoint"  # in the connector's extra config
 TIERS_KEY: Final = "kvgraph_tiers"
+ENDS_KEY: Final = "kvgraph_ends"
+ENDS_VARIABLE: Final = "AITHER_KVCACHE_ENDS"
+"""Says by which marks answers end, as JSON, or 0: nobody reads why they end. Where it is not set,
+the marks are learned from the chat template."""
 CONNECTOR: Final = "KvGraphConnector"
 CONNECTOR_MODULE: Final = "kvgraph.hooks.vllm.connector"
 PLUGIN_GROUP: Final = "vllm.general_plugins"
@@ -42,6 +46,11 @@ def switched_on() -> bool:
 def admission_switched_on() -> bool:
     """Whether new sessions may be held while there is no room for them."""
     return _is_on(ADMISSION_VARIABLE, ADMISSION_BY_DEFAULT)
+
+
+def reads_ends() -> bool:
+    """Whether the engine may read why answers end off their last tokens."""
+    return os.environ.get(ENDS_VARIABLE, "").strip().lower() not in OFF
 
 
 def protect_stale_s() -> float:

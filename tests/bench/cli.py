@@ -41,7 +41,7 @@ Out = Annotated[Path, typer.Option(help="Where the picture, the figures and the 
 
 Arms = Annotated[
     str | None,
-    typer.Option(help="Besides stock: default,hints,host_lru,tiers,busy."),
+    typer.Option(help="Besides stock: default,marked,hints,host_lru,tiers,busy."),
 ]
 Sessions = Annotated[
     Path | None, typer.Option(help="Recorded sessions (Weka); else those that ship with it.")
@@ -161,6 +161,20 @@ def policies(
             processes=processes,
             raw=raw,
         )
+    figures.print(as_json)
+
+
+@app.command()
+def meaning(
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    seed: int = 1,
+) -> None:
+    """What the graph understands of traffic that nobody annotated: why answers end."""
+    with _explained():
+        from .meaning.meaning import run
+
+        figures: Figures = run(progress=not as_json, quick=quick, seed=seed)
     figures.print(as_json)
 
 

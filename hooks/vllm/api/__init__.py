@@ -1,4 +1,5 @@
-"""What runs in vLLM's API process: refuses requests held too long, if an operator asks for that.
+"""What runs in vLLM's API process: learns why answers end, refuses requests held too long.
 
-``refusal`` is middleware that vLLM is given by name; nothing else here is imported by an engine.
+``engine_marks`` is asked where an engine's configuration is made; it tries the chat template.
+``refusal`` is middleware that vLLM is given by name, if an operator asks for that.
 """

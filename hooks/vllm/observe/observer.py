@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.request import Request
 
+    from ...link.outbox import Later
+
 
 class EvictionListener(Protocol):
     """Is told what left the prefix cache."""
@@ -44,6 +46,10 @@ def _nobody_asks(keys: Sequence[int]) -> None:
     pass
 
 
+def _as_told(event: RequestFinished, request: Request) -> AnyEvent | Later:
+    return event
+
+
 class EngineObserver:
     """Turns a scheduler's calls and a pool's changes into our events.
 
@@ -55,6 +61,7 @@ class EngineObserver:
         emit: Takes each event; must not wait.
         stated: Is told which keys a caller says are protected.
         adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache.
+        ended: What to emit at a request's end, for what callers say of it.
     """
 
     def __init__(
@@ -63,9 +70,10 @@ class EngineObserver:
         group: ObservedGroup,
         index: BlockIndex,
         listeners: Sequence[EvictionListener],
-        emit: Callable[[AnyEvent], None],
+        emit: Callable[[AnyEvent | Later], None],
         stated: Callable[[Sequence[int]], None] = _nobody_asks,
         adapted: Callable[[Sequence[int]], None] = _nobody_asks,
+        ended: Callable[[RequestFinished, Request], AnyEvent | Later] = _as_told,
     ) -> None:
         self.stored = 0  # blocks, since the start
         self._pool = pool
@@ -74,8 +82,7 @@ class EngineObserver:
         self._index = index
         self._listeners = listeners
         self._emit = emit
-        self._stated = stated
-        self._adapted = adapted
+        self._stated, self._adapted, self._ended = stated, adapted, ended
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
@@ -128,22 +135,20 @@ class EngineObserver:
         _, meaning = self.running.pop(request.request_id, (None, None))
         if meaning is None:
             return  # aborted before it was ever scheduled: it touched no block
-        packed = self._remember(request, block_ids[self._group.index])
-        self._emit(
-            RequestFinished(
-                request_id=request.request_id[:MAX_NAME],
-                hashes=packed,
-                prompt_tokens=request.num_prompt_tokens,
-                total_tokens=request.num_tokens,
-                reason=request.status.name.lower(),
-                session=meaning.session,
-                tenant=meaning.tenant,
-                waiting_for_tool=meaning.waiting_for_tool,
-                expected_return_s=meaning.expected_return_s,
-                session_ended=meaning.session_ended,
-                tool=meaning.tool,
-            )
+        event = RequestFinished(
+            request_id=request.request_id[:MAX_NAME],
+            hashes=self._remember(request, block_ids[self._group.index]),
+            prompt_tokens=request.num_prompt_tokens,
+            total_tokens=request.num_tokens,
+            reason=request.status.name.lower(),
+            session=meaning.session,
+            tenant=meaning.tenant,
+            waiting_for_tool=meaning.waiting_for_tool,
+            expected_return_s=meaning.expected_return_s,
+            session_ended=meaning.session_ended,
+            tool=meaning.tool,
         )
+        self._emit(self._ended(event, request))
 
     def requests_preempted(self, request_ids: Iterable[str]) -> None:
         """Note that requests lost their blocks, which can be evicted now, and will be scheduled

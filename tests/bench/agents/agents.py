@@ -23,6 +23,7 @@ from .agents_arms import (
     DEFAULT,
     HINTS,
     HOST_LRU,
+    MARKED,
     STOCK,
     TIERS,
     AgentArm,
@@ -143,6 +144,8 @@ class _Bench:
             for arm in (DEFAULT, HINTS):
                 if arm in self._arms:
                     self._play_advised(arm, pool)
+            if MARKED in self._arms:
+                self._run(MARKED, pool)
         for share in self._scale.hosts:
             for arm in (HOST_LRU, TIERS):
                 if arm in self._arms:

@@ -9,8 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from ...hooks.vllm.ends.end_marks import EndMarks
+from ...hooks.vllm.settings import ENDS_VARIABLE
 from ..recorded.agents_forcing import OPTIONS
 from ..recorded.agents_requests import AgentRequest
+from ..recorded.agents_text import endings
+from ..serving.model import vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.vllm_server import Server, ServerPlan, check_advised
 from ..serving.workload import BLOCK
@@ -32,6 +36,8 @@ class AgentArm:
         hosted: Whether the arm has host memory.
         settings: Further environment variables.
         options: Further words of the server's command line.
+        marked: Whether the engine knows with which tokens recorded answers end, as it would from
+            the chat template of a model that calls tools.
     """
 
     name: str
@@ -40,10 +46,13 @@ class AgentArm:
     hosted: bool = False
     settings: tuple[tuple[str, str], ...] = ()
     options: tuple[str, ...] = ()
+    marked: bool = False
 
 
 STOCK: Final = AgentArm("stock", graph=False)
 DEFAULT: Final = AgentArm("default", graph=True)
+MARKED: Final = AgentArm("marked", graph=True, marked=True)
+"""Nothing is said, and the ends of answers are read."""
 HINTS: Final = AgentArm("hints", graph=True, telling=Telling(hinted=True))
 HOST_LRU: Final = AgentArm(
     "host_lru",
@@ -59,7 +68,7 @@ HOST_LRU: Final = AgentArm(
 TIERS: Final = AgentArm("tiers", graph=True, telling=Telling(hinted=True), hosted=True)
 BUSY: Final = AgentArm("busy", graph=True, telling=Telling(hinted=True, layered=True))
 """Stated system prompts while other processes keep every core busy; see ``agents_busy``."""
-ARMS: Final = (STOCK, DEFAULT, HINTS, HOST_LRU, TIERS, BUSY)
+ARMS: Final = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, TIERS, BUSY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,8 @@ class Room:
         if arm.hosted:
             gib = self.host * block_bytes(self.model) / 2**30
             settings = (*settings, ("AITHER_KVCACHE_WARM_GIB", f"{gib:.6f}"))
+        if arm.marked:
+            settings = (*settings, (ENDS_VARIABLE, recorded_marks(vocabulary_size(self.model))))
         return ServerPlan(
             self.model, arm.graph, self.out, blocks=self.pool, max_model_len=self.max_model_len,
             name=name, settings=settings, options=(*OPTIONS, *arm.options),
@@ -131,6 +142,12 @@ def run_arm(
         shown.passing(tag, "one at a time", len(requests))
         passed = asyncio.run(one_by_one(server.url, requests, arm.telling, shown.answered, pace))
         return AgentRun(arm.name, tag, room.pool, host, pace, passed, prompt_sources(server.url))
+
+
+def recorded_marks(vocabulary: int) -> str:
+    """By which tokens recorded answers end, as an operator would state it."""
+    call_end, turn_end = endings(vocabulary)
+    return EndMarks(turn_ends=(turn_end,), call_ends=(call_end,)).text()
 
 
 def longest(requests: Sequence[AgentRequest]) -> int:

@@ -9,7 +9,7 @@ from statistics import median
 
 from ..figures import Figures
 from ..recorded.agents_requests import AgentRequest
-from .agents_arms import DEFAULT, HINTS, HOST_LRU, STOCK, TIERS, AgentArm, AgentRun
+from .agents_arms import DEFAULT, HINTS, HOST_LRU, MARKED, STOCK, TIERS, AgentArm, AgentRun
 from .agents_busy import BusyRun
 from .agents_lab import BELADY, LRU, LabRun, default_policy
 
@@ -41,6 +41,7 @@ class AgentsResult:
         figures.add("belady_share", belady, "share of prompt")
         for arm, name, target in (
             (DEFAULT, "engine_inferred_share", "≥ 0.30"),
+            (MARKED, "engine_marked_share", "≥ engine_inferred_share"),
             (HINTS, "engine_signalled_share", "≥ 0.55"),
         ):
             if self.shares(arm, first):

@@ -104,7 +104,7 @@ def test_on_wraps_once_and_attaches(engine_args: Any, monkeypatch: pytest.Monkey
 def test_a_failure_leaves_one_warning_and_a_stock_engine(
     engine_args: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise RuntimeError("no")
 
     monkeypatch.setenv("AITHER_KVCACHE_GRAPH", "1")

@@ -1,0 +1,51 @@
+"""What the graph understands of traffic that nobody annotated, as figures."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+
+from ..figures import Figures
+from .families import FAMILIES
+from .stops import Judged, judge
+
+_ANSWERS: Final = 60  # of each kind and family
+_QUICK: Final = 8
+
+Say = Callable[[str], None]
+
+
+def run(progress: bool = True, quick: bool = False, seed: int = 1) -> Figures:
+    """Measure; every family is reported, and the least of them is the headline.
+
+    Args:
+        quick: Fewer answers: no claims.
+        seed: Of the answers.
+    """
+    console = Console(stderr=True, quiet=not progress)
+    figures = Figures("meaning")
+    _add_stops(figures, _QUICK if quick else _ANSWERS, seed, console.print)
+    return figures
+
+
+def _add_stops(figures: Figures, count: int, seed: int, say: Say) -> None:
+    judged: dict[str, Judged] = {}
+    with tempfile.TemporaryDirectory(prefix="kvgraph-meaning-") as scratch:
+        for family in FAMILIES:
+            done = judged[family.name] = judge(family, Path(scratch, family.name), count, seed)
+            say(
+                f"{family.name}: {done.accuracy:.4f} {dict(done.wrong)}, "
+                f"names {done.name_accuracy:.4f} {dict(done.misnamed)}"
+            )
+    least = min(each.accuracy for each in judged.values())
+    figures.add("stop_accuracy", least, "of a family's answers, the least", "≥ 0.99")
+    named = min(each.name_accuracy for each in judged.values())
+    figures.add("tool_name_accuracy", named, "of a family's calls, the least", "≥ 0.95")
+    figures.add("stop_families", len(judged), "families", "≥ 7")
+    for name, each in judged.items():
+        figures.add(f"stop_accuracy_{name}", each.accuracy, "of answers", "≥ 0.99")
+        figures.add(f"tool_name_accuracy_{name}", each.name_accuracy, "of calls", "≥ 0.95")

@@ -1,0 +1,58 @@
+"""One real vLLM engine whose model's template calls tools, made to answer what a test wants.
+
+Called as ``python -P engine_ends.py OPTIONS_JSON``; prints one line ``RESULT {json}``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+from kvgraph.bench.recorded.agents_forcing import ANSWER, OPTIONS
+
+BLOCK = 32
+TOOL = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
+LINKED_S = 3.0  # until what happens is heard
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    """Chat once for each answer; options: model, answers (token ids, at most max_tokens of them),
+    max_tokens, user_connector."""
+    from vllm import LLM
+
+    llm = LLM(
+        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
+        max_model_len=1024, num_gpu_blocks_override=64, enforce_eager=True, max_num_seqs=2,
+        load_format="dummy", logits_processors=[OPTIONS[1]],
+        kv_transfer_config=_user_connector() if options["user_connector"] else None,
+    )  # fmt: skip
+    time.sleep(LINKED_S)
+    finish = [_chat(llm, answer, options["max_tokens"]) for answer in options["answers"]]
+    time.sleep(LINKED_S)
+    return {"finish": finish}
+
+
+def _chat(llm: Any, answer: list[int], most: int) -> str:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(max_tokens=most, temperature=0, extra_args={ANSWER: answer})
+    messages = [{"role": "user", "content": f"What is number {len(answer)}?"}]
+    said = llm.chat(messages, sampling, tools=[TOOL], use_tqdm=False)
+    return str(said[0].outputs[0].finish_reason)
+
+
+def _user_connector() -> Any:
+    from vllm.config import KVTransferConfig
+
+    return KVTransferConfig(
+        kv_connector="UserConnector",
+        kv_connector_module_path="engine_user_connector",
+        kv_role="kv_both",
+    )
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")

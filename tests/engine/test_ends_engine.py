@@ -1,0 +1,63 @@
+"""A real vLLM engine, of several processes, tells why its answers ended; nobody annotates."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvgraph.bench.meaning.call_texts import Call
+from kvgraph.bench.meaning.families import FAMILIES
+from kvgraph.bench.meaning.family_models import FamilyWriter, write_family
+from kvgraph.graph.messages.events import RequestFinished
+
+pytestmark = pytest.mark.engine
+HERMES = FAMILIES[0]
+MOST = 80
+
+
+@pytest.mark.parametrize("user_connector", [False, True], ids=["alone", "beside"])
+def test_an_engine_tells_why_its_answers_ended(
+    tmp_path: Path, new_engine: Any, router: Any, user_connector: bool
+) -> None:
+    model = write_family(HERMES, tmp_path / "model")
+    write = _writer(model)
+    call = HERMES.write([Call("web-search", {"query": "x"})], False)
+    answers = [
+        write.tokens(call + HERMES.turn_end),
+        write.tokens("Here you are." + HERMES.turn_end),
+        write.tokens(f"A call is {call}, as you see." + HERMES.turn_end),
+        write.tokens(call + " and so on " * 40)[:MOST],
+    ]
+    engine = new_engine(
+        "engine_ends.py",
+        {"model": str(model), "answers": answers, "max_tokens": MOST,
+         "user_connector": user_connector},
+        AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=router.endpoint,
+        VLLM_ENABLE_V1_MULTIPROCESSING="1",
+    )  # fmt: skip
+    try:
+        _listen(router, engine)
+    finally:
+        run = engine.run()
+    assert run.result["finish"] == ["stop", "stop", "stop", "length"]
+    told = [
+        (end.waiting_for_tool, end.tool)
+        for end in router.events
+        if isinstance(end, RequestFinished)
+    ]
+    assert told == [(True, "web-search"), (False, None), (False, None), (None, None)]
+
+
+def _writer(model: Path) -> FamilyWriter:
+    from transformers import AutoTokenizer
+
+    return FamilyWriter(HERMES, AutoTokenizer.from_pretrained(model))
+
+
+def _listen(router: Any, engine: Any) -> None:
+    deadline = time.monotonic() + 150
+    while engine.running and time.monotonic() < deadline:
+        router.read(0.1)
+    router.read(0.1)

@@ -1,0 +1,86 @@
+"""Ends of requests that are told with why the answer ended: a caller's word stands over it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from kvgraph.graph.messages.events import BlocksCleared, RequestFinished
+from kvgraph.hooks.link.outbox import Outbox
+from kvgraph.hooks.vllm.ends.answer_reader import AnswerReader
+from kvgraph.hooks.vllm.ends.end_marks import EndMarks
+from kvgraph.hooks.vllm.ends.late_end import AnswerEnds, LateEnd
+
+END, CALL_END, NAME = 1, 2, 3
+MARKS = EndMarks(turn_ends=(END,), call_ends=(CALL_END,), opener=9, before="to", after="!")
+STOPPED = RequestFinished("r", b"", 4, 8, "finished_stopped")
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return "".join("to bash!" if token == NAME else "." for token in tokens)
+
+
+def told(event: RequestFinished, answer: Sequence[int], ends: AnswerEnds | None = None) -> Any:
+    ends = ends or AnswerEnds(lambda: AnswerReader(MARKS, decode))
+    request: Any = SimpleNamespace(output_token_ids=answer)
+    queued = ends.of(event, request)
+    return queued.event() if isinstance(queued, LateEnd) else queued
+
+
+def changed(**fields: Any) -> RequestFinished:
+    return msgspec.structs.replace(STOPPED, **fields)
+
+
+CALLING, ENDING = (9, NAME, CALL_END), (5, END)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer", "waiting", "tool"),
+    [
+        ({}, CALLING, True, "bash"),
+        ({}, ENDING, False, None),
+        ({}, (5, 6), None, None),
+        ({"waiting_for_tool": True}, CALLING, True, "bash"),
+        ({"waiting_for_tool": True, "tool": "mine"}, CALLING, True, "mine"),
+        ({"tool": "mine"}, CALLING, True, "mine"),
+        ({"waiting_for_tool": True}, ENDING, True, None),
+        ({"waiting_for_tool": False}, CALLING, False, None),
+        ({"session_ended": True}, CALLING, None, None),
+        ({"reason": "finished_length_capped"}, CALLING, None, None),
+        ({"reason": "finished_aborted"}, ENDING, None, None),
+    ],
+)
+def test_a_callers_word_stands(
+    said: dict[str, Any], answer: Sequence[int], waiting: bool | None, tool: str | None
+) -> None:
+    event = changed(**said)
+    end = told(event, answer)
+    assert (end.waiting_for_tool, end.tool) == (waiting, tool)
+    assert end == msgspec.structs.replace(event, waiting_for_tool=waiting, tool=tool)
+
+
+def test_an_error_costs_the_reading_and_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> AnswerReader:
+        raise RuntimeError("a tokenizer that quotes a secret text")
+
+    ends = AnswerEnds(fail)
+    with caplog.at_level(logging.WARNING):
+        assert [told(STOPPED, CALLING, ends) for _ in range(3)] == [STOPPED] * 3
+    assert len(caplog.records) == 1
+    assert "secret" not in caplog.text
+
+
+def test_an_end_keeps_its_place_among_the_events() -> None:
+    outbox = Outbox(limit=10, batch_limit=2)
+    ends = AnswerEnds(lambda: AnswerReader(MARKS, decode))
+    request: Any = SimpleNamespace(output_token_ids=CALLING)
+    outbox.emit(BlocksCleared())
+    outbox.emit(ends.of(STOPPED, request))
+    outbox.emit(BlocksCleared())
+    waiting = changed(waiting_for_tool=True, tool="bash")
+    assert list(outbox) == [BlocksCleared(), waiting, BlocksCleared()]
+    assert outbox.take_all() == [BlocksCleared(), waiting, BlocksCleared()]
