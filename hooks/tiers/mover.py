@@ -11,7 +11,7 @@ import torch
 
 from ...kernels import ops
 from ...kernels.errors import KernelError, StorageError
-from ...kernels.gpu.streams import Fence, TransferStream
+from ...kernels.gpu.streams import Fence, mark
 from ...kernels.layout.addressed import Blocks
 from ...kernels.layout.layout import PagedKv
 from ...kernels.store.arena import Arena
@@ -22,6 +22,7 @@ from .disk_lane import DISK_KEY_BYTES, DiskLane, Outcome, all_of
 from .disk_watch import DiskWatch
 from .jobs import Demote, Job, Load, Spill, TierWork, WorkerStart
 from .task_thread import TaskThread
+from .transfer_lane import TransferLane
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +30,18 @@ _FAILED: Final = (
     "kvgraph: a %s failed (%s); blocks without a copy are computed again, and further failures are "
     "only counted"
 )
+_LESS: Final = (
+    "kvgraph: host memory for %d copies only: %s; raise what the machine or the container lets a "
+    "process lock (ulimit -l, docker's --ulimit memlock=-1, its memory limit)"
+)
 
 
 class TierMover:
     """Does a scheduler's tier work on one worker; never raises into the engine.
 
-    The engine's thread calls ``submit``, which waits for nothing: even room in the arena, which may
-    have to be page-locked first, is made on the memory's thread. The disk has a thread of its own,
-    so that a slow disk delays nothing else.
+    The engine's thread calls ``submit``, which waits for nothing. The memory's thread keeps the
+    arena's books; loads, spills and the disk have a thread each, so that a load, for which a
+    request waits, waits for no spill, and a slow disk delays nothing else.
 
     Attributes:
         cache: The engine's paged memory on this worker.
@@ -61,17 +66,20 @@ class TierMover:
     ) -> None:
         self.cache, self._arena = cache, arena
         self._handles: dict[int, int] = {}  # copy → record of the arena; the memory's thread's own
-        self._stream = TransferStream(cache.memory.device)
+        self._loads = TransferLane("kvgraph-loads", cache.memory.device, first=True)
+        self._spills = TransferLane("kvgraph-spills", cache.memory.device)
         self._memory = TaskThread("kvgraph-memory")
         self._watch = watch or DiskWatch(time.monotonic)
         self.lane = DiskLane(disk, arena, self._memory, self._watch)
         self.answers = Answers(_start(arena, disk, hash_bytes))
         self._once = Once(logger)
+        if arena.problem is not None:
+            logger.warning(_LESS, arena.capacity, arena.problem)
 
     def submit(self, work: TierWork) -> None:
         """Begin a step's work; a spill reads what the engine has written until now."""
         try:
-            fence = self._stream.fence()
+            fence = mark(self.cache.memory.device)
         except Exception as error:
             self._say_once("fence", error)
             self.answers.refuse(work)
@@ -85,9 +93,10 @@ class TierMover:
 
     def close(self) -> None:
         """Finish what is under way and let memory and disk go."""
-        # The disk's thread hands over to the memory's; of one that hangs no memory is taken away.
+        # Each hands over to those that follow; of one that hangs no memory is taken away.
         self.lane.close()
-        if self._memory.close() and not self.lane.alive:
+        ended = [each.close() for each in (self._memory, self._loads, self._spills)]
+        if all(ended) and not self.lane.alive:
             self._arena.close()
 
     # On the memory's thread ---------------------------------------------------------------------
@@ -98,7 +107,7 @@ class TierMover:
             self.lane.erase(work.erase)
         if work.disown:
             self.lane.disown()  # before anything new is written to it
-        for job in work.jobs:
+        for job in sorted(work.jobs, key=_can_wait):
             self._begin(job, fence)
 
     def _release(self, copies: Sequence[int]) -> None:
@@ -113,32 +122,41 @@ class TierMover:
 
     def _begin(self, job: Job, fence: Fence) -> None:
         try:
-            records = self._records_for(job)
+            self._start(job, self._records_for(job), fence)
         except Exception as error:  # no room, or a copy that is not there: nothing was begun
             self._report(job, all_of(job), 0.0, error)
-            return
+
+    def _start(self, job: Job, records: Sequence[int], fence: Fence) -> None:
         match job:
             case Spill():
-                self._attempt(job, lambda: self._spill(job, records, fence))
+                self._spill(job, records, fence)
             case Load() if not job.from_disk:
-                self._attempt(job, lambda: self._load(job, records, fence, frozenset()))
+                self._load(job, records, fence)
             case Load():
                 reads = {at: job.from_disk[at] for at in sorted(job.from_disk)}
                 self._use_disk(
                     job,
                     lambda: self.lane.read_all(reads, records),
-                    lambda failed: self._load(job, records, fence, failed),
+                    lambda failed, seconds: self._load(job, records, fence, failed, seconds),
                 )
             case Demote():
                 self._use_disk(
-                    job, lambda: self.lane.write_all(job, records), lambda failed: failed
+                    job,
+                    lambda: self.lane.write_all(job, records),
+                    lambda failed, seconds: self._over(job, failed, seconds),
                 )
 
-    def _use_disk(self, job: Job, operation: Outcome, rest: Callable[[Set[int]], Set[int]]) -> None:
+    def _use_disk(
+        self, job: Job, operation: Outcome, rest: Callable[[Set[int], float], None]
+    ) -> None:
         """Let the disk's thread read or write; the memory's thread continues with what failed."""
 
         def then(outcome: Outcome, began: float) -> None:
-            self._attempt(job, lambda: rest(outcome()), began)
+            seconds = time.perf_counter() - began
+            try:
+                rest(outcome(), seconds)
+            except Exception as error:
+                self._report(job, all_of(job), seconds, error)
 
         if not self.lane.use(job, operation, then, self._release):
             self._report(job, all_of(job), 0.0, StorageError("the disk does not answer"))
@@ -155,38 +173,45 @@ class TierMover:
         handles = self._arena.allocate(len(copies))
         self._handles.update(zip(copies, handles.tolist(), strict=True))
 
-    def _attempt(
-        self, job: Job, operation: Callable[[], Set[int]], began: float | None = None
-    ) -> None:
-        """Do a job, or the rest of one, and report."""
-        began = time.perf_counter() if began is None else began
-        failure: Exception | None = None
-        try:
-            failed = frozenset(operation())
-            if failed:
-                failure = StorageError(f"the disk refused or damaged {len(failed)} records")
-        except Exception as error:
-            failed, failure = all_of(job), error
-        self._report(job, failed, time.perf_counter() - began, failure)
-
-    def _spill(self, job: Spill, records: Sequence[int], fence: Fence) -> Set[int]:
+    def _spill(self, job: Spill, records: Sequence[int], fence: Fence) -> None:
         copies = Blocks(self._arena.kv, torch.from_numpy(self._arena.slots(records)))
         blocks = Blocks(self.cache, torch.tensor(job.blocks, dtype=torch.int64))
-        self._transfer(fence, lambda: ops.spill(blocks, copies))
-        return frozenset()
+        self._spills.put(
+            fence,
+            lambda: ops.spill(blocks, copies),
+            lambda seconds, error: self._over(job, frozenset(), seconds, error),
+        )
 
-    def _load(self, job: Load, records: Sequence[int], fence: Fence, failed: Set[int]) -> Set[int]:
+    def _load(
+        self,
+        job: Load,
+        records: Sequence[int],
+        fence: Fence,
+        failed: Set[int] = frozenset(),
+        before: float = 0.0,
+    ) -> None:
+        """Load all but the positions that ``failed`` in the ``before`` seconds on the disk."""
         good = [at for at in range(len(records)) if at not in failed]
-        if good:
-            slots = torch.from_numpy(self._arena.slots([records[at] for at in good]))
-            blocks = Blocks(self.cache, torch.tensor([job.blocks[at] for at in good]))
-            self._transfer(fence, lambda: ops.load(Blocks(self._arena.kv, slots), blocks))
-        return failed
-
-    def _transfer(self, fence: Fence, operation: Callable[[], None]) -> None:
-        self._stream.run(fence, operation).wait()
+        slots = torch.from_numpy(self._arena.slots([records[at] for at in good]))
+        copies = Blocks(self._arena.kv, slots)
+        blocks = Blocks(self.cache, torch.tensor([job.blocks[at] for at in good]).long())
+        self._loads.put(
+            fence,
+            lambda: ops.load(copies, blocks),
+            lambda seconds, error: self._over(job, failed, before + seconds, error),
+        )
 
     # Answers ------------------------------------------------------------------------------------
+
+    def _over(
+        self, job: Job, failed: Set[int], seconds: float, error: Exception | None = None
+    ) -> None:
+        """Report a job whose positions ``failed`` on the disk, and all of it after an error."""
+        if error is None and failed:
+            refused = StorageError(f"the disk refused or damaged {len(failed)} records")
+            self._report(job, frozenset(failed), seconds, refused)
+        else:
+            self._report(job, all_of(job) if error else frozenset(), seconds, error)
 
     def _report(
         self, job: Job, failed: frozenset[int], seconds: float, error: Exception | None
@@ -205,3 +230,8 @@ def _start(arena: Arena, disk: DiskTier | None, hash_bytes: int) -> WorkerStart:
     if disk is None:
         return WorkerStart(arena.capacity)
     return WorkerStart(arena.capacity, disk.capacity, tuple(key[:hash_bytes] for key in disk))
+
+
+def _can_wait(job: Job) -> bool:
+    """Whether nobody waits for a job, and no other of its step needs what it does."""
+    return isinstance(job, Spill)

@@ -1,5 +1,8 @@
 """The host side of spill and load: one address range of records, committed slab by slab.
 
+What a GPU is to reach is page-locked, all of it and ahead of time: the driver takes seconds for it,
+during which an engine's launches would wait. Other memory is committed when it is first used.
+
 A record is one block, all layers of it (``KvLayout.record``). A handle is a record's number and its
 generation; freeing a record ends the generation, so that a handle kept too long is noticed instead
 of reading another block's bytes. One thread at a time may allocate and free.
@@ -11,6 +14,7 @@ import contextlib
 import mmap
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -18,7 +22,7 @@ import torch
 
 from ..errors import LayoutError, SlotError, TransferError
 from ..layout.layout import KvLayout, PagedKv
-from ..tensors import Bools, Int64s, Integers
+from ..tensors import Bools, Int64s, Integers, Tensor
 
 Handles: TypeAlias = Integers | Sequence[int]
 SLAB_BYTES: Final = 64 << 20  # committed and given back at a time; chosen
@@ -31,17 +35,22 @@ class Arena:
 
     Attributes:
         kv: The records as a paged memory; a record's number is its block number there.
+        problem: Why there are fewer records than were asked for; None if there are not.
     """
 
     def __init__(
         self, record: KvLayout, pin: bool | None = None, slab_bytes: int = SLAB_BYTES
     ) -> None:
-        """Reserve the address range; memory is taken when records are first allocated.
+        """Reserve the address range, and page-lock it slab by slab if it is pinned.
 
         Args:
-            record: Layout of the records; its ``blocks`` is the capacity.
-            pin: Page-lock slabs for DMA; by default, where CUDA is present.
+            record: Layout of the records; its ``blocks`` is the capacity, unless the machine
+                refuses to page-lock so much.
+            pin: Page-lock for DMA; by default, where CUDA is present.
             slab_bytes: How much is committed, pinned and given back at a time, about.
+
+        Raises:
+            TransferError: Not one slab can be page-locked.
         """
         self.capacity = record.blocks
         self.record_bytes = record.block_bytes
@@ -54,17 +63,19 @@ class Arena:
             with contextlib.suppress(OSError):  # a kernel built without them
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         memory = torch.frombuffer(self._map, dtype=record.dtype)
-        self.kv = PagedKv(memory[: record.elements], record)
+        self._start = memory.data_ptr()
         self._pin = torch.cuda.is_available() if pin is None else pin
-        self._used = np.zeros(slabs * self.per_slab, dtype=bool)
-        self._used[self.capacity :] = True  # what the last slab has beyond the budget
-        self._generation = np.ones(self.capacity, dtype=np.int64)
-        self._slab_records = np.zeros(slabs, dtype=np.int64)
         self._committed = np.zeros(slabs, dtype=bool)
         # Addresses that CUDA has page-locked. An arena that is forgotten must not leave them so:
         # other memory that comes to stand there would not be what CUDA believes.
         self._locked: set[int] = set()
         weakref.finalize(self, _unlock, self._locked)
+        self.problem = self._lock_all() if self._pin else None
+        self.kv = _records_in(memory, record, self.capacity)
+        self._used = np.zeros(slabs * self.per_slab, dtype=bool)
+        self._used[self.capacity :] = True  # what the last slab has beyond the budget
+        self._generation = np.ones(self.capacity, dtype=np.int64)
+        self._slab_records = np.zeros(slabs, dtype=np.int64)
 
     @classmethod
     def for_cache(
@@ -100,7 +111,6 @@ class Arena:
 
         Raises:
             SlotError: There are fewer free records.
-            TransferError: Their memory cannot be page-locked; then none is allocated.
         """
         if not self.can_allocate(count):
             raise SlotError(f"{count} records asked for, {self.capacity - self.used} are free")
@@ -108,16 +118,12 @@ class Arena:
         slots = np.flatnonzero(~self._used)[:count]
         self._used[slots] = True
         self._count(slots, 1)
-        try:
-            self._commit(np.unique(slots // self.per_slab))
-        except TransferError:
-            self._take_back(slots)
-            raise
+        self._committed[np.unique(slots // self.per_slab)] = True
         return (self._generation[slots] << _SLOT_BITS) | slots
 
     def free(self, handles: Handles) -> None:
         """Give records back, when nothing moves to or from them any more; slabs that fall empty
-        are returned to the machine.
+        are returned to the machine, unless they are page-locked.
 
         Raises:
             SlotError: A handle is stale, or is there twice; then nothing is freed.
@@ -168,19 +174,31 @@ class Arena:
     def _take_back(self, slots: Integers) -> None:
         self._used[slots] = False
         self._count(slots, -1)
+        if self._pin:  # the driver holds up the engine for this too
+            return
         slabs = np.unique(slots // self.per_slab)
         self._release(slabs[self._committed[slabs] & (self._slab_records[slabs] == 0)])
 
     def _count(self, slots: Integers, change: int) -> None:
         np.add.at(self._slab_records, slots // self.per_slab, change)
 
-    def _commit(self, slabs: Integers) -> None:
-        for slab in slabs[~self._committed[slabs]]:
+    def _lock_all(self) -> str | None:
+        """Page-lock slab after slab; says why, and makes the arena smaller, if that ends early."""
+        if hasattr(mmap, "MADV_DONTFORK"):
+            # A child process would make the kernel move pages away from under the GPU.
+            self._map.madvise(mmap.MADV_DONTFORK)
+        for slab in range(len(self._committed)):
             address, size = self._slab_span(slab)
-            if self._pin:
+            try:
                 _lock(address, size)
-                self._locked.add(address)
+            except TransferError as error:
+                if not slab:
+                    raise
+                self.capacity = slab * self.per_slab
+                return str(error)
+            self._locked.add(address)
             self._committed[slab] = True
+        return None
 
     def _release(self, slabs: Integers) -> None:
         for slab in slabs:
@@ -188,12 +206,17 @@ class Arena:
             if address in self._locked:
                 self._locked.remove(address)
                 torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
-            self._map.madvise(mmap.MADV_DONTNEED, address - self.kv.memory.data_ptr(), size)
+            self._map.madvise(mmap.MADV_DONTNEED, address - self._start, size)
             self._committed[slab] = False
 
     def _slab_span(self, slab: int) -> tuple[int, int]:
         size = self.per_slab * self.record_bytes
-        return self.kv.memory.data_ptr() + int(slab) * size, size
+        return self._start + int(slab) * size, size
+
+
+def _records_in(memory: Tensor, record: KvLayout, count: int) -> PagedKv:
+    layout = replace(record, blocks=count)
+    return PagedKv(memory[: layout.elements], layout)
 
 
 def _lock(address: int, size: int) -> None:

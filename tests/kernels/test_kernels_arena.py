@@ -102,44 +102,77 @@ def test_records_are_never_shared(steps: list[Any]) -> None:
         assert int.from_bytes(arena.record_view(handle)[:8], "little") == number
 
 
-def test_memory_that_cannot_be_page_locked_leaves_the_arena_as_it_was(monkeypatch: Any) -> None:
-    locked: dict[int, int] = {}
-    room = 2
+class Cuda:
+    """Two calls of CUDA's; refuses what overlaps, and more than there is room for."""
 
-    class Runtime:
-        """Two calls of CUDA's; refuses what overlaps, and a third slab."""
+    def __init__(self, patch: pytest.MonkeyPatch, room: int) -> None:
+        self.locked: dict[int, int] = {}
+        self.calls: list[str] = []
+        self._room = room
+        patch.setattr(torch.cuda, "cudart", lambda: self)
+        patch.setattr(torch.cuda, "check_error", self._check)
 
-        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
-            if address in locked or len(locked) == room:
-                return 2
-            locked[address] = size
-            return 0
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802
+        self.calls.append("lock")
+        if address in self.locked or len(self.locked) == self._room:
+            return 2
+        self.locked[address] = size
+        return 0
 
-        def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
-            return 0 if locked.pop(address, None) else 713
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.calls.append("unlock")
+        return 0 if self.locked.pop(address, None) else 713
 
-    def check(result: int) -> None:
+    def _check(self, result: int) -> None:
         if result:
             raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
-    monkeypatch.setattr(torch.cuda, "check_error", check)
-    layout = CACHE.record(4)
-    arena = Arena(layout, pin=True, slab_bytes=1)
-    each = arena.per_slab
-    arena = Arena(CACHE.record(4 * each), pin=True, slab_bytes=1)
-    held = arena.allocate(each)
-    with pytest.raises(TransferError, match="page-locked: out of memory"):
-        arena.allocate(2 * each)
+
+def pinned_arena(slabs: int) -> Arena:
+    each = new_arena(1, slab_bytes=1).per_slab
+    return Arena(CACHE.record(slabs * each), pin=True, slab_bytes=1)
+
+
+def test_all_is_page_locked_at_the_start_and_nothing_while_records_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver holds up every launch of the engine meanwhile."""
+    cuda = Cuda(monkeypatch, room=9)
+    arena = pinned_arena(4)
+    size = arena.per_slab * arena.record_bytes
+    start = arena.kv.memory.data_ptr()
+    assert cuda.locked == {start + slab * size: size for slab in range(4)}
+    assert arena.committed_bytes == 4 * size
+    assert arena.problem is None
+    for _ in range(3):
+        arena.free(arena.allocate(arena.capacity))
+        arena.check_integrity()
+    assert cuda.calls == ["lock"] * 4
+    arena.close()
+    assert not cuda.locked
+    assert cuda.calls == ["lock"] * 4 + ["unlock"] * 4
+
+
+def test_an_arena_has_what_the_machine_lets_it_lock_and_says_why_it_is_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = Cuda(monkeypatch, room=2)
+    arena = pinned_arena(4)
+    assert arena.capacity == arena.kv.layout.blocks == 2 * arena.per_slab
+    assert "page-locked: out of memory" in str(arena.problem)
+    arena.free(arena.allocate(arena.capacity))
+    with pytest.raises(SlotError, match="are free"):
+        arena.allocate(arena.capacity + 1)
     arena.check_integrity()
-    assert arena.used == each
-    more = arena.allocate(each)
-    arena.free(held)
-    assert arena.allocate(each) is not None
-    arena.free(more)
-    assert len(locked) == 1
+    assert len(arena.kv.memory) == arena.kv.layout.elements
     del arena
-    assert not locked, "an arena that is forgotten unlocks what it had locked"
+    assert not cuda.locked, "an arena that is forgotten unlocks what it had locked"
+
+
+def test_where_nothing_can_be_locked_there_is_no_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    Cuda(monkeypatch, room=0)
+    with pytest.raises(TransferError, match="page-locked: out of memory"):
+        pinned_arena(4)
 
 
 def name(number: int) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from kvgraph.kernels import ops
 from kvgraph.kernels.backends import attention, reference
 from kvgraph.kernels.errors import LayoutError
 from kvgraph.kernels.gpu.method import COPY_ENGINE, COPY_METHODS, SPLICE_METHODS
-from kvgraph.kernels.gpu.streams import TransferStream
+from kvgraph.kernels.gpu.streams import TransferStream, mark
 from kvgraph.kernels.layout.addressed import Blocks, SlotMap
 from kvgraph.kernels.layout.block_runs import block_runs
 from kvgraph.kernels.layout.layout import GPU_LAYOUTS, KvLayout, PagedKv, gpu_layout, new_memory
@@ -134,7 +135,7 @@ def test_every_method_splices_the_same_bytes(int8: bool, monkeypatch: Any) -> No
 
     real = moves.chunks
     chunk = 3 * gpu_layout("BLHNC", 4, 1, 8, TOKENS, 128).block_bytes
-    monkeypatch.setattr(moves, "chunks", lambda source, slots: real(source, slots, chunk))
+    monkeypatch.setattr(moves, "chunks", partial(real, most=chunk, least=chunk // 3))
     for method in SPLICE_METHODS:
         pair = Pair(gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, 128), int8)
         pair.fill_arena()
@@ -144,6 +145,22 @@ def test_every_method_splices_the_same_bytes(int8: bool, monkeypatch: Any) -> No
         delta = torch.randint(-3, 4, old.shape) * 1000
         moves.splice_by(method, pair.arena, pair.cache, SlotMap(old, new, delta), ROPE)
         reference.splice(pair.plain_arena, pair.plain, SlotMap(old, new, delta), ROPE)
+        assert pair.agree(), method
+
+
+def test_every_method_spills_the_same_int8_bytes(monkeypatch: Any) -> None:
+    from kvgraph.kernels.gpu import moves
+
+    real = moves.chunks
+    chunk = 3 * gpu_layout("BLHNC", 4, 1, 8, TOKENS, 128, dtype=torch.int8).block_bytes
+    monkeypatch.setattr(moves, "chunks", partial(real, most=chunk, least=chunk // 3))
+    for method in SPLICE_METHODS:
+        pair = Pair(gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, 128), int8=True)
+        pair.fill_arena()
+        old, new = _slots(_some(11)), _slots(_some(11))
+        still = SlotMap(old, new, torch.zeros_like(old))
+        moves.splice_by(method, pair.cache, pair.arena, still, ROPE)
+        reference.splice(pair.plain, pair.plain_arena, still, ROPE)
         assert pair.agree(), method
 
 
@@ -207,7 +224,7 @@ def test_attention_mass_and_confidence_are_those_of_torch(dtype: Any) -> None:
         torch.testing.assert_close(got.cpu(), want, rtol=1e-3, atol=1e-5)
 
 
-def test_the_arena_is_page_locked_slab_by_slab_and_lets_go() -> None:
+def test_the_arena_is_page_locked_slab_by_slab_and_stays_so() -> None:
     layout = gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, 128)
     arena = Arena(layout.record(64), slab_bytes=4 * layout.block_bytes)
     handles = arena.allocate(64)
@@ -222,7 +239,7 @@ def test_the_arena_is_page_locked_slab_by_slab_and_lets_go() -> None:
         size = layout.record(1).block_stride
         assert torch.equal(arena.kv.memory[part][:size], want.memory[part][:size])
     arena.free(handles)
-    assert arena.committed_bytes == 0
+    assert arena.committed_bytes == 64 * arena.record_bytes
     again = arena.allocate(1)
     ops.spill(
         Blocks(pair.cache, torch.tensor([3])),
@@ -251,7 +268,7 @@ def test_a_thread_that_is_new_to_cuda_moves_beside_the_engine() -> None:
     blocks, records = _some(), _some()
     pair.cache.memory.add_(1)  # what is moved must be what the engine has written before
     pair.plain.memory.add_(1)
-    fence = transfer.fence()
+    fence = mark(pair.cache.memory.device)
     failures: list[BaseException] = []
 
     def work() -> None:
@@ -261,7 +278,7 @@ def test_a_thread_that_is_new_to_cuda_moves_beside_the_engine() -> None:
             ).wait()
             old, delta = _slots(records), torch.full((7 * TOKENS,), 50)
             transfer.run(
-                transfer.fence(),
+                mark(pair.cache.memory.device),
                 lambda: ops.splice(
                     pair.arena, pair.cache, SlotMap(old, _slots(blocks), delta), ROPE
                 ),

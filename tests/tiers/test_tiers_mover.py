@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.hooks.tiers import task_thread
+from kvgraph.hooks.tiers import mover, task_thread
 from kvgraph.hooks.tiers.costs import TransferCosts
 from kvgraph.hooks.tiers.disk_lane import DISK_KEY_BYTES
 from kvgraph.hooks.tiers.disk_watch import DiskWatch
@@ -19,7 +19,6 @@ from kvgraph.hooks.tiers.jobs import Demote, Job, JobDone, Load, Spill, TierWork
 from kvgraph.hooks.tiers.ledger import TierLedger
 from kvgraph.hooks.tiers.mover import TierMover
 from kvgraph.kernels import ops
-from kvgraph.kernels.gpu.streams import TransferStream
 from kvgraph.kernels.layout.addressed import Blocks
 from kvgraph.kernels.layout.engines import cpu_layout
 from kvgraph.kernels.layout.layout import new_memory
@@ -223,13 +222,59 @@ def test_a_device_that_takes_no_orders_fails_them(
 ) -> None:
     bench = new_bench()
 
-    def broken(_: TransferStream) -> None:
+    def broken(_: torch.device) -> None:
         raise RuntimeError("the driver is gone")
 
-    monkeypatch.setattr(TransferStream, "fence", broken)
+    monkeypatch.setattr(mover, "mark", broken)
     spilled, loaded = bench.do(Spill(1, (3,), (1,)), load(2, (1,), (5,), request="r"))
     assert spilled.failed == loaded.failed == {0}
     assert bench.mover.answers.take_loaded() == ({"r"}, {5})
+
+
+# Lanes ------------------------------------------------------------------------------------------
+
+
+def test_a_load_waits_for_no_spill(new_bench: NewBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, real, leave = new_bench(), ops.spill, threading.Event()
+    before = bench.bytes_of(3)
+    bench.do(Spill(1, (3,), (1,)))
+
+    def slow(blocks: Blocks, records: Blocks) -> None:
+        assert leave.wait(PATIENCE_S)
+        real(blocks, records)
+
+    monkeypatch.setattr(ops, "spill", slow)
+    bench.give(Spill(2, (4,), (2,)), load(3, (1,), (9,), request="r"))
+    (done,) = bench.wait()
+    assert (done.id, done.failed) == (3, frozenset())
+    assert bench.bytes_of(9) == before
+    assert bench.mover.answers.take_loaded() == ({"r"}, set())
+    leave.set()
+    (done,) = bench.wait()
+    assert (done.id, done.failed) == (2, frozenset())
+
+
+def test_of_a_step_loads_are_begun_first(
+    new_bench: NewBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, begun = new_bench(), list[int]()
+    bench.do(Spill(1, (3,), (1,)))
+    real = bench.mover._begin
+    monkeypatch.setattr(
+        bench.mover, "_begin", lambda job, fence: begun.append(job.id) or real(job, fence)
+    )
+    bench.do(Spill(2, (4,), (2,)), load(3, (1,), (9,)), Spill(4, (5,), (3,)), load(5, (1,), (8,)))
+    assert begun == [3, 5, 2, 4]
+
+
+def test_less_memory_than_was_asked_for_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = Arena(LAYOUT.record(6), pin=False)
+    monkeypatch.setattr(arena, "problem", "67108864 bytes cannot be page-locked: out of memory")
+    TierMover(new_memory(LAYOUT), arena).close()
+    assert "host memory for 6 copies only" in caplog.text
+    assert "memlock" in caplog.text
 
 
 # Disk -------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ...kernels.backends import reference
 from ...kernels.errors import LayoutError
 from ...kernels.gpu.method import COPY_METHODS, SPLICE_METHODS, Method
 from ...kernels.gpu.moves import copy_by, splice_by
-from ...kernels.gpu.streams import TransferStream
+from ...kernels.gpu.streams import TransferStream, mark
 from ...kernels.layout.addressed import Blocks, SlotMap
 from ...kernels.layout.block_runs import block_runs
 from ...kernels.layout.layout import gpu_layout
@@ -31,6 +31,7 @@ def gpu_checks() -> Iterator[tuple[str, Check]]:
         yield f"copies by {_name(method)}", partial(_copies, method=method)
     for method in SPLICE_METHODS:
         yield f"splices by {_name(method)}", partial(_splices, method=method)
+        yield f"int8 spills by {_name(method)}", partial(_spills, method=method)
     yield "a thread of its own, beside the engine", _beside
     yield "pageable memory is refused", _pageable
 
@@ -61,6 +62,14 @@ def _splices(place: Place, method: Method) -> None:
     pair.agree("splice")
 
 
+def _spills(place: Place, method: Method) -> None:
+    pair = Pair(place, gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, 128), int8=True)
+    still = SlotMap(every_slot(), every_slot(), torch.zeros(BLOCKS * TOKENS, dtype=torch.int64))
+    splice_by(method, pair.cache, pair.arena, still, _ROPE)
+    reference.splice(pair.plain, pair.plain_arena, still, _ROPE)
+    pair.agree("a spill as int8")
+
+
 def _beside(place: Place) -> None:
     pair = Pair(place, gpu_layout("LBNHC", 4, BLOCKS, 8, TOKENS, 128))
     ops.prepare(pair.cache, pair.arena)
@@ -69,7 +78,7 @@ def _beside(place: Place) -> None:
     blocks, records = torch.randperm(BLOCKS)[:7], torch.randperm(BLOCKS)[:7]
     pair.cache.memory.add_(1)  # what is moved must be what the engine has written before
     pair.plain.memory.add_(1)
-    fence = transfer.fence()
+    fence = mark(pair.cache.memory.device)
 
     def work() -> None:
         try:
