@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from ...graph.errors import ConfigError
+from ...graph.logs.history import WINDOW_S
 from ..happened.happened import Happened
 from ..happened.origins import origin_of
 
@@ -53,8 +55,9 @@ class Stretches:
         if begin >= end:
             raise ConfigError(f"{name!r} is empty or runs backwards; {_ALLOWED}")
         cut = whole.between(begin, end, name)
-        known = min((whole.begin, *(each.at for each in whole.minutes[:1])))
-        return cut if begin >= known else cut.knowing_less(_too_early(name))
+        for text in _limits(name, whole, begin, end):
+            cut = cut.knowing_less(text)
+        return cut
 
     def _whole(self, origin: str | None) -> Happened:
         origin = origin or self._url
@@ -77,5 +80,12 @@ def _seconds(moment: str) -> float:
     return float(moment.removesuffix(unit)) * _UNITS[unit]
 
 
-def _too_early(name: str) -> str:
-    return f"{name} begins before what the sidecar's logs reach back to: only a part of it is here."
+def _limits(name: str, whole: Happened, begin: float, end: float) -> Iterator[str]:
+    """What a stretch of ``whole`` cannot tell, in sentences."""
+    if begin < min((whole.begin, *(each.at for each in whole.minutes[:1]))):
+        yield f"{name} begins before what is known: only a part of it is here."
+    if whole.evictions and end > whole.end - WINDOW_S:
+        yield (
+            f"Of blocks that left at the end of {name} it is not known yet whether they are wanted "
+            f"again within {WINDOW_S / 60:.0f} minutes."
+        )

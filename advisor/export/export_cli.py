@@ -26,6 +26,10 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
+_ONLY_UNUSED: Final = (
+    "A sidecar remembers of a block that left since when it was unused; its whole stay in the pool "
+    "is in raw logs alone (`kvgraph record --raw`)."
+)
 _ENDINGS: Final = {
     Format.PERFETTO: ".trace.json",
     Format.GRAPHML: ".graphml",
@@ -68,7 +72,8 @@ def _perfetto(origin: Origin, path: Path, blocks: int) -> dict[str, int]:
     trace = perfetto(happened, blocks)
     with _new(path) as file:
         json.dump(trace, file)
-    for each in happened.unknown:
+    whole = not any(life.since_use for life in happened.lives)
+    for each in (*happened.unknown, *(() if whole else (_ONLY_UNUSED,))):
         typer.echo(f"note: {each}", err=True)
     return {"events": len(trace["traceEvents"]), "requests": len(happened.requests)}
 

@@ -6,9 +6,11 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from ..remote import RemoteError, ask, sidecar_urls
+
+_MISSES_EVERY: Final = 5  # looks; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Watcher:
         Raises:
             RemoteError: No sidecar runs, or none of those that do answers.
         """
-        found = [_asked(Watched(each)) for each in sidecar_urls(self._url)]
+        found = [_asked(Watched(each), True) for each in sidecar_urls(self._url)]
         if all(each.now is None for each in found):
             raise RemoteError(found[0].trouble or "no sidecar answers")
         self._note(found)
@@ -75,7 +77,8 @@ class Watcher:
             waits = "it is gone; waiting for a sidecar to start"
             self._note([replace(each, trouble=waits) for each in self.latest])
             return
-        self._note([_asked(before.get(url, Watched(url))) for url in urls])
+        anew = self.looks % _MISSES_EVERY == 0
+        self._note([_asked(before.get(url, Watched(url)), anew) for url in urls])
 
     def _note(self, found: Sequence[Watched]) -> None:
         self.latest = found
@@ -86,10 +89,15 @@ class Watcher:
             self.look()
 
 
-def _asked(before: Watched) -> Watched:
-    """What a sidecar answers now, or else what it answered before and why it does not."""
+def _asked(before: Watched, anew: bool) -> Watched:
+    """What a sidecar answers now, or else what it answered before and why it does not.
+
+    Args:
+        anew: Whether to ask for the misses again: twelve hours of them are a large answer.
+    """
     try:
-        now, misses = ask(before.url, "/v1/now"), ask(before.url, "/v1/misses")
+        now = ask(before.url, "/v1/now")
+        misses = ask(before.url, "/v1/misses") if anew or not before.misses else before.misses
     except RemoteError as error:
         since = f"; this is as of {_clock(before.now['at'])}" if before.now else ""
         return replace(before, trouble=f"{error}{since}")

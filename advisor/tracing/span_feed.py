@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Final, Protocol
-
-import numpy as np
 
 from ...dashboards.api.misses import RequestView
 from ...graph.kvcache_graph import KVCacheGraph
@@ -95,7 +95,8 @@ class SpanFeed:
             known = [number for number in self._running if number >= log.first]
             missed = max(0, log.first - self._next) + len(self._running) - len(known)
             self._next = log.next
-            ended = [n for n in known if not np.isnan(log.record(n)["ended"])][:BATCH]
+            over = (n for n in known if not math.isnan(log.record(n)["ended"]))
+            ended = list(islice(over, BATCH))
             views = [request_view(history, number, self._unix) for number in ended]
         if missed:
             self.counters["overtaken"] += missed

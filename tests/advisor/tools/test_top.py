@@ -114,6 +114,9 @@ def test_nobody_there_is_one_line() -> None:
     assert done.stderr.startswith("kvgraph: no sidecar answers at http://127.0.0.1:1")
 
 
+HOME = "\x1b[H"  # begins each frame
+
+
 class Terminal:
     """A pseudo-terminal with ``kvgraph top`` in it."""
 
@@ -127,14 +130,16 @@ class Terminal:
         )  # fmt: skip
         self.echoes = lambda: bool(termios.tcgetattr(inside)[3] & termios.ECHO)
         self._inside = inside
-        self.shown = ""
+        self._shown = ""
 
-    def await_text(self, text: str, timeout_s: float = 60) -> None:
-        deadline = time.monotonic() + timeout_s
-        while text not in self.shown:
-            assert time.monotonic() < deadline, f"{text!r} is not in {self.shown[-4000:]!r}"
+    def await_frame(self, text: str, without: str = "\0", timeout_s: float = 60) -> None:
+        """Wait until the last whole frame has ``text``, and not ``without``."""
+        deadline, frame = time.monotonic() + timeout_s, ""
+        while text not in frame or without in frame:
+            assert time.monotonic() < deadline, f"{text!r} is not in {frame!r}"
             if select.select([self._number], [], [], 0.2)[0]:
-                self.shown += os.read(self._number, 65536).decode(errors="replace")
+                self._shown += os.read(self._number, 65536).decode(errors="replace")
+            frame = self._shown.split(HOME)[-2] if self._shown.count(HOME) > 1 else ""
 
     def press(self, key: str) -> None:
         os.write(self._number, key.encode())
@@ -158,23 +163,19 @@ def terminal(page_sidecar: PageSidecar) -> Iterator[Terminal]:
 def test_it_lives_through_a_restart_and_q_ends_it(
     page_sidecar: PageSidecar, terminal: Terminal
 ) -> None:
-    terminal.await_text("No request was seen yet")
+    terminal.await_frame("No request was seen yet", without="no sidecar answers")
     assert not terminal.echoes()
     page_sidecar.stop()
-    terminal.await_text("no sidecar answers")
-    terminal.shown = ""
+    terminal.await_frame("no sidecar answers")
     page_sidecar.start()
-    terminal.await_text("No request was seen yet")
-    terminal.shown = ""
-    terminal.await_text("No request was seen yet")
-    assert "no sidecar answers" not in terminal.shown[-3000:]
+    terminal.await_frame("No request was seen yet", without="no sidecar answers")
     terminal.press("q")
     assert terminal.process.wait(20) == 0
     assert terminal.echoes()
 
 
 def test_ctrl_c_ends_it_cleanly(terminal: Terminal) -> None:
-    terminal.await_text("No request was seen yet")
+    terminal.await_frame("No request was seen yet")
     terminal.process.send_signal(signal.SIGINT)
     assert terminal.process.wait(20) == 0
     assert terminal.echoes()
