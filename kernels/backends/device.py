@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ..gpu.calls import DEFAULT_GRID, RESIDENT_GRID, attention_mass_call, confidence_call, move_call
+from ..gpu.calls import RESIDENT_GRID, attention_mass_call, confidence_call, move_call
 from ..gpu.copy_engine import check_page_locked
 from ..gpu.launch import bound, run
 from ..gpu.measure import copy_table, splice_table
@@ -31,7 +31,8 @@ def prepare(cache: PagedKv, arena: PagedKv) -> None:
         copy_table(index, True)
         copy_table(index, False)
     else:
-        splice_table(index, arena.layout.dtype, cache.layout.dtype)
+        splice_table(index, arena.layout.dtype, cache.layout.dtype, False)
+        splice_table(index, cache.layout.dtype, arena.layout.dtype, True)
 
 
 def spill(blocks: Blocks, records: Blocks) -> None:
@@ -100,11 +101,13 @@ def _copy_blocks(source: Blocks, target: Blocks) -> None:
 
 
 def _splice_method(source: PagedKv, target: PagedKv, tokens: int) -> Method:
-    if source.memory.is_cuda:
-        return Method("direct", RESIDENT_GRID if target.memory.is_cuda else DEFAULT_GRID)
-    size = tokens * source.layout.block_bytes // source.layout.tokens
-    index = target.memory.device.index
-    return splice_table(index, source.layout.dtype, target.layout.dtype).best(1, size)
+    to_host = not target.memory.is_cuda
+    if source.memory.is_cuda and not to_host:
+        return Method("direct", RESIDENT_GRID)
+    far = target.layout if to_host else source.layout
+    size = tokens * far.block_bytes // far.tokens
+    index = device_of(source, target).index
+    return splice_table(index, source.layout.dtype, target.layout.dtype, to_host).best(1, size)
 
 
 def _check_reachable(blocks: Blocks, device: torch.device) -> None:

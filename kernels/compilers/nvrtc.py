@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from .compiled import compiled
 SOURCES: Final = Path(__file__).parents[1] / "cuda"
 ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_120")
 _STANDARD: Final = "c++17"
+_HEAD: Final = struct.Struct("<III")  # of a kept file: registers, spilled bytes, bytes of stack
 _MISSING: Final = "CUDA kernels need NVRTC and cuda.core: pip install 'kvgraph[cuda]'"
 
 
@@ -25,6 +27,7 @@ class Compiled:
     Attributes:
         registers: Registers per thread.
         spilled_bytes: Bytes per thread stored to local memory for want of registers.
+        stack_bytes: Bytes per thread of local memory, such as arrays that have no registers.
     """
 
     kernel: str
@@ -32,6 +35,7 @@ class Compiled:
     code: bytes
     registers: int
     spilled_bytes: int
+    stack_bytes: int
 
 
 def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Compiled:
@@ -48,17 +52,15 @@ def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Co
     core = _cuda_core()
     source = kernel_source(kernel)
     version = core["Program"].__module__ + core["version"]
-    ingredients = [source, *defines, _STANDARD, architecture, version]
+    ingredients = [source, *defines, _STANDARD, architecture, version, _HEAD.format]
 
     def build(path: Path) -> None:
         code, log = _compile(core, source, defines, architecture)
-        report = _resources(log)
-        path.write_bytes(report["registers"] + report["spilled"] + code)
+        path.write_bytes(_HEAD.pack(*_resources(log)) + code)
 
     path = compiled(f"{kernel}-{architecture}.cubin", ingredients, build)
     packed = path.read_bytes()
-    registers, spilled = (int.from_bytes(packed[at : at + 4], "little") for at in (0, 4))
-    return Compiled(kernel, architecture, packed[8:], registers, spilled)
+    return Compiled(kernel, architecture, packed[_HEAD.size :], *_HEAD.unpack_from(packed))
 
 
 def kernel_source(kernel: str) -> str:
@@ -83,11 +85,12 @@ def _compile(
         raise BuildError(f"NVRTC for {architecture}: {error}\n{log.getvalue()[-2000:]}") from error
 
 
-def _resources(log: str) -> dict[str, bytes]:
-    registers = re.search(r"Used (\d+) registers", log)
-    spilled = re.search(r"(\d+) bytes spill stores", log)
-    found = {"registers": registers, "spilled": spilled}
-    return {key: int(m[1] if m else 0).to_bytes(4, "little") for key, m in found.items()}
+def _resources(log: str) -> list[int]:
+    """Registers, spilled bytes and bytes of stack, as the assembler reports them; 0 if it does
+    not."""
+    wanted = (r"Used (\d+) registers", r"(\d+) bytes spill stores", r"(\d+) bytes stack frame")
+    found = (re.search(pattern, log) for pattern in wanted)
+    return [int(match[1]) if match else 0 for match in found]
 
 
 def _cuda_core() -> dict[str, Any]:

@@ -81,6 +81,55 @@ __device__ __forceinline__ void narrow(float x, Int8& out) {  // half away from 
   out = static_cast<Int8>(static_cast<int>(step));
 }
 
+// What one access moves: 1, 2, 4, 8 or 16 bytes, aligned to their number.
+template <int Bytes>
+struct alignas(Bytes) Words {
+  unsigned words[Bytes / 4];
+};
+template <>
+struct alignas(2) Words<2> {
+  unsigned short words[1];
+};
+template <>
+struct alignas(1) Words<1> {
+  unsigned char words[1];
+};
+
+// The values that one access brought, as floats.
+template <typename T, int Bytes>
+__device__ __forceinline__ void unpack(const Words<Bytes>& packed, float* values) {
+  constexpr int kCount = Bytes / static_cast<int>(sizeof(T));
+  union {
+    Words<Bytes> words;
+    T each[kCount];
+  } all;
+  all.words = packed;
+  for (int i = 0; i < kCount; ++i) values[i] = widen(all.each[i]);
+}
+
+// `Count` values from an address that is aligned to `Bytes`, or to all of them if they are less.
+template <int Bytes, typename T, int Count>
+__device__ __forceinline__ void read_values(const T* from, float (&values)[Count]) {
+  constexpr int kAll = Count * static_cast<int>(sizeof(T)), kBytes = Bytes < kAll ? Bytes : kAll;
+  constexpr int kEach = kBytes / static_cast<int>(sizeof(T));
+  for (int i = 0; i < Count / kEach; ++i)
+    unpack<T>(reinterpret_cast<const Words<kBytes>*>(from)[i], values + i * kEach);
+}
+
+template <int Bytes, typename T, int Count>
+__device__ __forceinline__ void write_values(const float (&values)[Count], T* to) {
+  constexpr int kAll = Count * static_cast<int>(sizeof(T)), kBytes = Bytes < kAll ? Bytes : kAll;
+  constexpr int kEach = kBytes / static_cast<int>(sizeof(T));
+  union {
+    Words<kBytes> words;
+    T each[kEach];
+  } out;
+  for (int i = 0; i < Count / kEach; ++i) {
+    for (int j = 0; j < kEach; ++j) narrow(values[i * kEach + j], out.each[j]);
+    reinterpret_cast<Words<kBytes>*>(to)[i] = out.words;
+  }
+}
+
 // A layout whose cells are runs, as all of the GPU's are; strides and offsets in bytes.
 // A scale of -1: there is none.
 struct Layout {

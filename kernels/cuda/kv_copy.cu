@@ -6,9 +6,7 @@
 constexpr int kStages = STAGES;
 constexpr int kPiece = PIECE;
 
-struct alignas(BYTES) Word {
-  char bytes[BYTES];
-};
+using Word = Words<BYTES>;
 
 // sources, targets: [runs], byte offsets. Shared memory: warps × kStages × kPiece.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)

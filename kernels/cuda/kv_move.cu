@@ -3,101 +3,159 @@
 //
 // A warp takes one cell (layer, token, head) at a time; while it works on one, the next STAGES - 1
 // are on their way, so that few thread blocks keep the bus full. Chosen at compile time: SOURCE_T,
-// TARGET_T (float, Half, Bf16, Int8), SOURCE_BYTES, TARGET_BYTES (4, 8, 16), the widest access that
-// the alignment allows, and STAGES.
+// TARGET_T (float, Half, Bf16, Int8); SOURCE_BYTES, TARGET_BYTES (4, 8, 16), the widest access that
+// the alignment allows; EACH, the values that a lane reads or writes at once; of a rotated row
+// TURN_EACH, likewise, PAIRS_EACH, the pairs that a lane turns at once, and TURNS, how often a warp
+// does so for one row; STAGES.
 #include "common.cuh"
 
 constexpr int kStages = STAGES;
+constexpr int kEach = EACH;
+constexpr int kTurnEach = TURN_EACH;
+constexpr int kPairs = PAIRS_EACH;
+constexpr int kTurns = TURNS;
 
-struct Rope {
-  const float *cos, *sin;  // one row: [pairs]
-  int start, pairs, neox;
+// The rotation of a row. A lane's cosines and sines stay in registers from cell to cell, as long as
+// these move by the same Δ.
+struct Turn {
+  int start, pairs;
+  bool neox;
+  i64 row;  // of the tables, whose values these are; -1: of none yet
+  float cos[kTurns][kPairs], sin[kTurns][kPairs];
+
+  __device__ __forceinline__ int pair(int turn, int lane) const {
+    return (turn * kWarp + lane) * kPairs;
+  }
+  __device__ __forceinline__ void take(i64 wanted, const float* all_cos, const float* all_sin,
+                                       int lane) {
+    if (wanted == row) return;
+    row = wanted;
+    for (int t = 0; t < kTurns; ++t) {
+      if (pair(t, lane) >= pairs) continue;
+      const i64 at = row * pairs + pair(t, lane);
+      read_values<(kPairs < 4 ? kPairs * 4 : 16)>(all_cos + at, cos[t]);
+      read_values<(kPairs < 4 ? kPairs * 4 : 16)>(all_sin + at, sin[t]);
+    }
+  }
+  __device__ __forceinline__ void apply(int turn, int i, float& first, float& second) const {
+    float x = first, y = second;
+    first = x * cos[turn][i] - y * sin[turn][i];
+    second = y * cos[turn][i] + x * sin[turn][i];
+  }
 };
 
-// One row of K or V in shared memory; at(d) is its d-th value, dequantised and rotated.
+// One row of K or V in shared memory.
 struct Row {
   const SOURCE_T* values;
   float scale;
-  Rope rope;  // cos == nullptr: not rotated
 
-  __device__ float raw(int d) const {
-    float x = widen(values[d]);
-    return kSame<SOURCE_T, Int8> ? x * scale : x;
+  template <int Each, int Count>
+  __device__ __forceinline__ void read(int d, float (&out)[Count]) const {
+    read_values<Each * static_cast<int>(sizeof(SOURCE_T))>(values + d, out);
+    if (kSame<SOURCE_T, Int8>)
+      for (int i = 0; i < Count; ++i) out[i] *= scale;
   }
-  __device__ float at(int d) const {
-    int r = d - rope.start;
-    if (!rope.cos || r < 0 || r >= 2 * rope.pairs) return raw(d);
-    bool first = rope.neox ? r < rope.pairs : r % 2 == 0;
-    int pair = rope.neox ? (first ? r : r - rope.pairs) : r / 2;
-    int step = rope.neox ? rope.pairs : 1;
-    float x = raw(d), y = raw(first ? d + step : d - step);
-    return first ? x * rope.cos[pair] - y * rope.sin[pair]
-                 : x * rope.cos[pair] + y * rope.sin[pair];
+  // Calls `use` with a lane's values outside of [from, end), `Each` at a time.
+  template <int Each, typename Use>
+  __device__ __forceinline__ void plain(int dims, int from, int end, int lane, Use use) const {
+    for (int d = lane * Each; d < dims; d += kWarp * Each) {
+      if (d >= from && d < end) continue;
+      float out[Each];
+      read<Each>(d, out);
+      use(d, out);
+    }
+  }
+  // Calls `use` with a lane's rotated values.
+  template <typename Use>
+  __device__ __forceinline__ void turned(const Turn& turn, int lane, Use use) const {
+    for (int t = 0; t < kTurns; ++t) {
+      const int pair = turn.pair(t, lane);
+      if (pair >= turn.pairs) continue;
+      if (turn.neox) {
+        float first[kPairs], second[kPairs];
+        read<kTurnEach>(turn.start + pair, first);
+        read<kTurnEach>(turn.start + turn.pairs + pair, second);
+        for (int i = 0; i < kPairs; ++i) turn.apply(t, i, first[i], second[i]);
+        use(turn.start + pair, first);
+        use(turn.start + turn.pairs + pair, second);
+      } else {
+        float both[2 * kPairs];
+        read<kTurnEach>(turn.start + 2 * pair, both);
+        for (int i = 0; i < kPairs; ++i) turn.apply(t, i, both[2 * i], both[2 * i + 1]);
+        use(turn.start + 2 * pair, both);
+      }
+    }
+  }
+  // Calls `use` with all of a lane's values, rotated or as they are.
+  template <typename Use>
+  __device__ __forceinline__ void all(bool rotated, const Turn& turn, int dims, int lane,
+                                      Use use) const {
+    if (!rotated) {
+      plain<kEach>(dims, 0, 0, lane, use);
+      return;
+    }
+    turned(turn, lane, use);
+    plain<kTurnEach>(dims, turn.start, turn.start + 2 * turn.pairs, lane, use);
   }
 };
 
-template <int Bytes>
-struct alignas(Bytes) Words {
-  char bytes[Bytes];
-};
-
-__device__ void copy_bytes(const char* from, char* to, i64 size, int lane) {
+__device__ __forceinline__ void copy_bytes(const char* from, char* to, i64 size, int lane) {
   using Word = Words<(SOURCE_BYTES < TARGET_BYTES ? SOURCE_BYTES : TARGET_BYTES)>;
   for (i64 at = lane * static_cast<int>(sizeof(Word)); at < size; at += kWarp * sizeof(Word))
     *reinterpret_cast<Word*>(to + at) = *reinterpret_cast<const Word*>(from + at);
 }
 
-__device__ void store_row(const Row& row, char* to, int dims, i64 scale_at, int lane) {
-  constexpr int kEach = TARGET_BYTES / sizeof(TARGET_T);
+__device__ __forceinline__ void store_row(const Row& row, bool rotated, const Turn& turn, char* to,
+                                         int dims, i64 scale_at, int lane) {
+  TARGET_T* out = reinterpret_cast<TARGET_T*>(to);
   float factor = 1.0f;
   if (kSame<TARGET_T, Int8>) {
     float most = 0.0f;
-    for (int d = lane; d < dims; d += kWarp) {
-      float x = row.at(d);
-      x = x < 0 ? -x : x;
-      most = x > most ? x : most;
-    }
+    row.all(rotated, turn, dims, lane, [&](int, auto& values) {
+      for (float x : values) {
+        x = x < 0 ? -x : x;
+        most = x > most ? x : most;
+      }
+    });
     float scale = warp_max(most) / 127.0f;
     scale = scale > 1e-6f ? scale : 1e-6f;
     factor = 1.0f / scale;
     if (lane == 0) *reinterpret_cast<float*>(to + scale_at) = scale;
   }
-  for (int d = lane * kEach; d < dims; d += kWarp * kEach) {
-    union {
-      Words<TARGET_BYTES> words;
-      TARGET_T values[kEach];
-    } out;
-    for (int i = 0; i < kEach; ++i) {
-      float x = row.at(d + i);
-      narrow(kSame<TARGET_T, Int8> ? x * factor : x, out.values[i]);
-    }
-    *reinterpret_cast<Words<TARGET_BYTES>*>(to + d * sizeof(TARGET_T)) = out.words;
-  }
+  row.all(rotated, turn, dims, lane, [&](int d, auto& values) {
+    if (kSame<TARGET_T, Int8>)
+      for (float& x : values) x *= factor;
+    constexpr int kSize = static_cast<int>(sizeof(TARGET_T));
+    if (rotated)
+      write_values<kTurnEach * kSize>(values, out + d);
+    else
+      write_values<kEach * kSize>(values, out + d);
+  });
 }
 
-__device__ float scale_of(const char* cell, i64 at) {
+__device__ __forceinline__ float scale_of(const char* cell, i64 at) {
   return kSame<SOURCE_T, Int8> ? *reinterpret_cast<const float*>(cell + at) : 1.0f;
 }
 
 // `cell` is in shared memory, `to` in global.
-__device__ void move_cell(const char* cell, const Layout& from, char* to, const Layout& into,
-                          const Rope& rope, bool keys_only, int lane) {
-  bool alike = kSame<SOURCE_T, TARGET_T>;
-  if (alike && !rope.cos) {
+__device__ __forceinline__ void move_cell(const char* cell, const Layout& from, char* to,
+                                          const Layout& into, bool rotated, const Turn& turn,
+                                          bool keys_only, int lane) {
+  constexpr bool kAlike = kSame<SOURCE_T, TARGET_T>;
+  if (kAlike && !rotated) {
     if (!keys_only) copy_bytes(cell, to, from.cell_bytes, lane);
     return;
   }
-  Row key{reinterpret_cast<const SOURCE_T*>(cell), scale_of(cell, from.key_scale), rope};
-  store_row(key, to, static_cast<int>(from.key_dims), into.key_scale, lane);
+  Row key{reinterpret_cast<const SOURCE_T*>(cell), scale_of(cell, from.key_scale)};
+  store_row(key, rotated, turn, to, static_cast<int>(from.key_dims), into.key_scale, lane);
   if (keys_only || !from.value_dims) return;
   const char* value = cell + from.value_base;
-  if (alike) {
+  if (kAlike) {
     copy_bytes(value, to + into.value_base, from.cell_bytes - from.value_base, lane);
     return;
   }
-  Row row{reinterpret_cast<const SOURCE_T*>(value), scale_of(cell, from.value_scale),
-          Rope{nullptr, nullptr, 0, 0, 0}};
-  store_row(row, to + into.value_base, static_cast<int>(from.value_dims),
+  Row row{reinterpret_cast<const SOURCE_T*>(value), scale_of(cell, from.value_scale)};
+  store_row(row, false, turn, to + into.value_base, static_cast<int>(from.value_dims),
             into.value_scale - into.value_base, lane);
 }
 
@@ -118,6 +176,9 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
   const unsigned cells = static_cast<unsigned>(from.layers) * count * heads;
   const Ring<kStages, SOURCE_BYTES> ring{shared + warp * kStages * slot_bytes,
                                          static_cast<int>(slot_bytes)};
+  Turn turn;
+  turn.start = static_cast<int>(start), turn.pairs = static_cast<int>(pairs);
+  turn.neox = neox != 0, turn.row = -1;
   auto skipped = [&](unsigned token) { return source_slots[token] < 0 || target_slots[token] < 0; };
   auto fetch = [&](unsigned step) {
     unsigned cell = me + step * warps, row = cell / heads, token = row % count;
@@ -135,12 +196,11 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1)
     warp_barrier();  // every lane's part of this cell has arrived
     unsigned cell = me + step * warps, row = cell / heads, token = row % count;
     if (!skipped(token)) {
-      i64 turn = rows[token];
-      Rope rope{turn < 0 ? nullptr : cos + turn * pairs, turn < 0 ? nullptr : sin + turn * pairs,
-                static_cast<int>(start), static_cast<int>(pairs), static_cast<int>(neox)};
+      const i64 by = rows[token];
+      if (by >= 0) turn.take(by, cos, sin, lane);
       char* to = target + into.cell(row / count, static_cast<unsigned>(target_slots[token]),
                                     cell - row * heads);
-      move_cell(ring.slot(step), from, to, into, rope, keys_only, lane);
+      move_cell(ring.slot(step), from, to, into, by >= 0, turn, keys_only, lane);
     }
     warp_barrier();  // nobody reads this slot any more: the next fetch may fill it
   }

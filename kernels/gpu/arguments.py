@@ -33,14 +33,17 @@ class MoveArguments(NamedTuple):
     keys_only: Int64
     slot_bytes: Int64
 
-    def part(self, memory: Tensor, start: int, count: int) -> MoveArguments:
-        """The same for ``count`` tokens from the ``start``-th on, out of another memory."""
+    def part(
+        self, start: int, count: int, source: Tensor | None = None, target: Tensor | None = None
+    ) -> MoveArguments:
+        """The same for ``count`` tokens from the ``start``-th on, out of or into other memory."""
 
         def later(column: Int64) -> Int64:
             return number(column.value + start * 8)
 
         return self._replace(
-            source=address(memory),
+            source=self.source if source is None else address(source),
+            target=self.target if target is None else address(target),
             source_slots=later(self.source_slots),
             target_slots=later(self.target_slots),
             rows=later(self.rows),

@@ -28,30 +28,28 @@ from .arguments import (
     address,
     number,
 )
+from .macros import (
+    COMMON_DEFINES,
+    PIECE,
+    STAGES,
+    THREADS,
+    WARP,
+    at_least_4,
+    confidence_defines,
+    mass_defines,
+    move_defines,
+)
 from .upload import uploaded
 
-WARP: Final = 32  # threads; of every GPU so far
-THREADS: Final = 256  # of a thread block at most, so that its registers fit; chosen
-STAGES: Final = 4  # cells or pieces that a warp has on their way; chosen
-PIECE: Final = 2048  # bytes of a piece of a run; chosen
-COMMON_DEFINES: Final = (
-    f"WARP={WARP}", f"MOST_THREADS={THREADS}", f"STAGES={STAGES}", f"PIECE={PIECE}"
-)  # fmt: skip
-"""What every kernel is compiled with: the sources state none of these numbers themselves."""
 SHARED_LIMIT: Final = 48 << 10
 """Bytes of shared memory that a thread block has without an attribute of its kernel: from the CUDA
 C++ Programming Guide."""
 COUNT_LIMIT: Final = 1 << 31
 DEFAULT_GRID: Final = 32  # few thread blocks saturate the bus; the rest of the GPU computes; chosen
 RESIDENT_GRID: Final = 128  # the GPU's own memory wants many; chosen
-_READERS: Final = 128  # threads of a thread block that reads attention or logits; chosen
+_READERS: Final = 256  # threads of a thread block that reads attention or logits; chosen
 _FLOAT: Final = 4  # bytes
-CXX_TYPES: Final = {
-    torch.float32: "float",
-    torch.float16: "Half",
-    torch.bfloat16: "Bf16",
-    torch.int8: "Int8",
-}
+_SEEN: Final = 4 * _FLOAT  # bytes that a thread of ``confidence`` has in shared memory
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,13 @@ class MoveCall(KernelCall):
 
     args: MoveArguments
 
-    def part(self, memory: Tensor, start: int, count: int) -> MoveCall:
-        """A move of ``count`` tokens from the ``start``-th on, out of another memory."""
-        args = self.args.part(memory, start, count)
-        return replace(self, args=args, held=(memory, *self.held))
+    def part(
+        self, start: int, count: int, source: Tensor | None = None, target: Tensor | None = None
+    ) -> MoveCall:
+        """A move of ``count`` tokens from the ``start``-th on, out of or into other memory."""
+        args = self.args.part(start, count, source, target)
+        others = tuple(memory for memory in (source, target) if memory is not None)
+        return replace(self, args=args, held=(*others, *self.held))
 
 
 def move_call(
@@ -120,8 +121,8 @@ def move_call(
         slot_bytes=number(slot_bytes),
     )  # fmt: skip
     return MoveCall(
-        "kv_move", _move_defines(source, target), grid, warps * WARP, warps * STAGES * slot_bytes,
-        args, (source.memory, target.memory, *held),
+        "kv_move", move_defines(source, target, rope), grid, warps * WARP,
+        warps * STAGES * slot_bytes, args, (source.memory, target.memory, *held),
     )  # fmt: skip
 
 
@@ -132,14 +133,6 @@ def _ring(layout: KvLayout) -> tuple[int, int]:
     if not warps:
         raise LayoutError(f"{layout.name}: a cell of {slot_bytes} bytes does not fit the ring")
     return warps, slot_bytes
-
-
-def _move_defines(source: PagedKv, target: PagedKv) -> tuple[str, ...]:
-    return (
-        f"SOURCE_T={CXX_TYPES[source.layout.dtype]}", f"TARGET_T={CXX_TYPES[target.layout.dtype]}",
-        f"SOURCE_BYTES={fetch_width(source)}", f"TARGET_BYTES={store_width(target)}",
-        *COMMON_DEFINES,
-    )  # fmt: skip
 
 
 def copy_call(
@@ -167,7 +160,7 @@ def runs_call(
     )  # fmt: skip
     return KernelCall(
         "kv_copy",
-        (f"BYTES={_at_least_4(width, source.layout.name)}", *COMMON_DEFINES),
+        (f"BYTES={at_least_4(width, source.layout.name)}", *COMMON_DEFINES),
         grid, THREADS, THREADS // WARP * STAGES * PIECE, args,
         (source.memory, target.memory, *held),
     )  # fmt: skip
@@ -192,7 +185,7 @@ def attention_mass_call(
         width=number(width), mass=out, peaks=peaks,
     )  # fmt: skip
     call = KernelCall(
-        "attention_mass", _type_defines(cache.layout.dtype), samples * heads, _READERS,
+        "attention_mass", mass_defines(cache), samples * heads, _READERS,
         _READERS // WARP * _FLOAT, args, (cache.memory, *tensors),
     )  # fmt: skip
     return call, mass
@@ -207,14 +200,10 @@ def confidence_call(logits: Tensor) -> tuple[KernelCall, Tensor]:
         out=address(out),
     )  # fmt: skip
     call = KernelCall(
-        "confidence", _type_defines(logits.dtype), rows, _READERS, 2 * _READERS * _FLOAT, args,
+        "confidence", confidence_defines(logits), rows, _READERS, _READERS * _SEEN, args,
         (logits, out),
     )  # fmt: skip
     return call, out
-
-
-def _type_defines(dtype: torch.dtype) -> tuple[str, ...]:
-    return (f"SOURCE_T={CXX_TYPES[dtype]}", *COMMON_DEFINES)
 
 
 def cell_layout(layout: KvLayout) -> Tensor:
@@ -238,31 +227,6 @@ def cell_layout(layout: KvLayout) -> Tensor:
         ],
         dtype=torch.int64,
     )  # fmt: skip
-
-
-def fetch_width(kv: PagedKv) -> int:
-    """Bytes of the widest access with which every cell can be read whole."""
-    layout, size = kv.layout, kv.layout.itemsize
-    strides = (layout.layer_stride, layout.block_stride, layout.head_stride, layout.cell)
-    width = math.gcd(
-        16, kv.memory.data_ptr(), *(stride * size for stride in strides),
-        layout.key.token_outer * size,
-    )  # fmt: skip
-    return _at_least_4(width, layout.name)
-
-
-def store_width(kv: PagedKv) -> int:
-    """Bytes of the widest access with which K and V can each be written."""
-    size, rows = kv.layout.itemsize, (kv.layout.key.dims, kv.layout.value.dims)
-    base = kv.layout.value.base
-    return _at_least_4(math.gcd(fetch_width(kv), base * size, *(r * size for r in rows)),
-                       kv.layout.name)  # fmt: skip
-
-
-def _at_least_4(width: int, name: str) -> int:
-    if width < 4:
-        raise LayoutError(f"{name}: cells are aligned to {width} bytes; kernels need 4")
-    return width
 
 
 def _check_count(count: int, what: str) -> None:

@@ -12,6 +12,7 @@ import torch
 from ..compilers.nvrtc import compile_kernel
 from ..errors import BuildError, TransferError
 from .calls import KernelCall
+from .versions import OLDEST, why_not_loaded
 
 if TYPE_CHECKING:
     from cuda.core import Kernel
@@ -72,14 +73,21 @@ def loaded_kernel(name: str, defines: tuple[str, ...], shared: int, index: int) 
     """A kernel, compiled for a device's architecture and loaded, once per process and device.
 
     Raises:
-        BuildError: It cannot be compiled.
+        BuildError: It cannot be compiled, or what was compiled does not suit GPU or driver.
         TransferError: The device has less than ``shared`` bytes of shared memory.
     """
     from cuda.core import ObjectCode
 
     major, minor = torch.cuda.get_device_capability(index)
+    if major < OLDEST:
+        raise BuildError(
+            f"GPU {index} has compute capability {major}.{minor}; kernels need {OLDEST}.0 or later"
+        )
     made = compile_kernel(name, defines, f"sm_{major}{minor}")
-    kernel = ObjectCode.from_cubin(made.code).get_kernel(name)
+    try:
+        kernel = ObjectCode.from_cubin(made.code).get_kernel(name)
+    except Exception as error:  # cuda.core's own hierarchy differs between its versions
+        raise BuildError(why_not_loaded(name, error)) from error
     if shared:
         allow_shared(kernel, name, shared, index)
     return kernel

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from ..errors import TransferError
-from .calls import SHARED_LIMIT, THREADS, WARP, KernelCall
+from .calls import SHARED_LIMIT, KernelCall
+from .macros import THREADS, WARP
 
 # From the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 SHARED_OPT_IN: Final = {

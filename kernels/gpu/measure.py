@@ -52,16 +52,19 @@ def copy_table(index: int, to_host: bool, /) -> MethodTable:
 
 
 @functools.cache
-def splice_table(index: int, dtype: torch.dtype, target_dtype: torch.dtype, /) -> MethodTable:
-    """The table for splices from page-locked host memory to GPU ``index``, by the source's
-    bytes."""
+def splice_table(
+    index: int, dtype: torch.dtype, target_dtype: torch.dtype, to_host: bool, /
+) -> MethodTable:
+    """The table for splices between page-locked host memory and GPU ``index``, in one direction, by
+    the bytes of the host's side."""
     layouts = [gpu_layout("BLHNC", 4, 1, 8, 16, 128, dtype=of) for of in (dtype, target_dtype)]
-    each = layouts[0].block_bytes
+    each = layouts[to_host].block_bytes
     most = max(size for _, size in SPLICE_CELLS) // each
-    memories = _memories(index, *(most * layout.block_bytes for layout in layouts))
+    sizes = [most * layout.block_bytes for layout in layouts]
+    memories = _memories(index, *(reversed(sizes) if to_host else sizes))
     source, target = (
         PagedKv(memory.view(layout.dtype), layout.record(most))
-        for memory, layout in zip(memories, layouts, strict=True)
+        for memory, layout in zip(reversed(memories) if to_host else memories, layouts, strict=True)
     )
 
     def seconds(method: Method, _: int, size: int) -> float:

@@ -1,12 +1,14 @@
 """A splice in two overlapping steps, through the GPU's memory.
 
 The copy engine brings whole records into the GPU's memory, and a kernel rotates and scatters them
-from there while the next ones travel. For machines where multiprocessors read host memory more
-slowly than the copy engine does.
+from there while the next ones travel; or a kernel gathers and quantises whole records there, and
+the copy engine takes them away. For machines where multiprocessors reach host memory more slowly
+than the copy engine does.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,7 +17,8 @@ import torch
 from ..layout.layout import PagedKv
 from ..tensors import Tensor
 
-CHUNK_BYTES: Final = 16 << 20  # long enough to hide the cost of queueing one; chosen
+MOST_BYTES: Final = 16 << 20  # of a chunk: long enough to hide the cost of queueing one; chosen
+LEAST_BYTES: Final = 4 << 20  # of a chunk: queueing one takes about as long as copying it; chosen
 _DENSE: Final = 0.75  # with a smaller share of wanted tokens, whole records are a waste; chosen
 
 
@@ -23,34 +26,63 @@ class Chunks(NamedTuple):
     """Which records travel together, and where their tokens then stand.
 
     Attributes:
-        records: int64 [n], each once, ``per_chunk`` of them to a chunk.
-        per_chunk: Records of a chunk.
+        records: int64 [n], each once, chunk after chunk.
+        starts: Where each chunk begins among the records; the last is their number.
         order: int64 [T], the tokens' numbers in the order of their chunks.
         slots: int64 [T], in that order: slots in the chunk's buffer.
         ends: Tokens up to the end of each chunk.
     """
 
     records: Tensor
-    per_chunk: int
+    starts: list[int]
     order: Tensor
     slots: Tensor
     ends: list[int]
 
+    def of(self, number: int) -> Tensor:
+        """The records of a chunk."""
+        return self.records[self.starts[number] : self.starts[number + 1]]
 
-def chunks(source: PagedKv, slots: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Chunks:
-    """Cut a splice from ``slots`` [T], none of them negative, into chunks of whole records."""
-    layout = source.layout
-    per_chunk = max(1, chunk_bytes // layout.block_bytes)
+    @property
+    def largest(self) -> int:
+        """Records of the largest chunk."""
+        return max(after - before for before, after in pairwise(self.starts))
+
+
+def chunks(
+    kv: PagedKv, slots: Tensor, falling: bool, most: int = MOST_BYTES, least: int = LEAST_BYTES
+) -> Chunks:
+    """Cut a splice from, or to, ``slots`` [T] of ``kv`` into chunks of whole records.
+
+    Args:
+        slots: None of them negative.
+        falling: Whether the last chunks are the small ones: what follows a chunk's copy, or comes
+            before it, overlaps with nothing at that end.
+        most: Bytes of a chunk at most, about; ``least`` likewise.
+    """
+    layout = kv.layout
     numbers = slots.numpy()
     records, place = np.unique(numbers // layout.tokens, return_inverse=True)
-    chunk = place // per_chunk
+    sizes = graded(len(records), *(max(1, size // layout.block_bytes) for size in (most, least)))
+    starts = np.cumsum([0, *(sizes if falling else reversed(sizes))])
+    chunk = np.searchsorted(starts, place, side="right") - 1
     order = np.argsort(chunk, kind="stable")
-    staged = place % per_chunk * layout.tokens + numbers % layout.tokens
-    counts = np.bincount(chunk, minlength=-(-len(records) // per_chunk))
+    staged = (place - starts[chunk]) * layout.tokens + numbers % layout.tokens
+    counts = np.bincount(chunk, minlength=len(sizes))
     return Chunks(
-        torch.from_numpy(records), per_chunk, torch.from_numpy(order),
+        torch.from_numpy(records), starts.tolist(), torch.from_numpy(order),
         torch.from_numpy(staged[order]), np.cumsum(counts).tolist(),
     )  # fmt: skip
+
+
+def graded(count: int, most: int, least: int) -> list[int]:
+    """Sizes that add up to ``count``: as large as allowed, and towards the end half of what is
+    left."""
+    sizes = []
+    while count:
+        sizes.append(min(count, max(least, min(most, -(-count // 2)))))
+        count -= sizes[-1]
+    return sizes
 
 
 def worth_staging(source: PagedKv, slots: Tensor) -> bool:
@@ -58,3 +90,10 @@ def worth_staging(source: PagedKv, slots: Tensor) -> bool:
     wanted = slots[slots >= 0]
     touched = len(torch.unique(wanted // source.layout.tokens)) * source.layout.tokens
     return touched > 0 and len(wanted) >= _DENSE * touched
+
+
+def fills_records(target: PagedKv, slots: Tensor) -> bool:
+    """Whether ``slots`` [T], none of them negative and none twice, are all of the records that they
+    touch: whole records can then take the place of what stood there."""
+    touched = len(torch.unique(slots // target.layout.tokens)) * target.layout.tokens
+    return 0 < touched == len(slots)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kvgraph.bench.kernels import kernels_timer
 from kvgraph.bench.kernels.kernels_matrix import (
     DELTA,
     LLAMA,
@@ -20,7 +21,14 @@ from kvgraph.bench.kernels.kernels_matrix import (
     predicted_seconds,
     slots_of,
 )
-from kvgraph.bench.kernels.kernels_peers import BatchedCopy, CopyThenRotate, IndexCopy, ThreePasses
+from kvgraph.bench.kernels.kernels_peers import (
+    BatchedCopy,
+    CopyThenRotate,
+    IndexCopy,
+    ThreePasses,
+    VllmSwap,
+    vllm_swap,
+)
 from kvgraph.bench.kernels.kernels_prefill import PrefillStack, StackShape
 from kvgraph.bench.kernels.kernels_summary import summary
 from kvgraph.kernels import ops
@@ -36,6 +44,12 @@ class HostEngine:
     def copy(self, sources: Any, targets: Any, size: int, stream: int) -> None:
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             ctypes.memmove(target, source, size)
+
+
+def swap(sources: Any, targets: Any, sizes: Any, is_src_access_order_any: bool) -> None:
+    """``swap_blocks_batch`` of vLLM's operations, on the host."""
+    for source, target, size in zip(sources.tolist(), targets.tolist(), sizes, strict=True):
+        ctypes.memmove(target, source, int(size))
 
 
 def test_the_matrix_is_whole_and_its_pages_have_their_size() -> None:
@@ -98,11 +112,67 @@ def test_every_peer_leaves_the_same_bytes(shape: Any) -> None:
         warmed, left_by(lambda to: IndexCopy(arena, at.records, to, at.blocks)())
     )  # fmt: skip
     assert torch.equal(
+        warmed, left_by(lambda to: VllmSwap(swap, arena, at.records, to, at.blocks)())
+    )
+    assert torch.equal(
         spliced, left_by(lambda to: CopyThenRotate(copies(to), to, at.new, at.delta, rope)())
     )
     assert torch.equal(spliced, left_by(
         lambda to: ThreePasses(engine, arena, at.records, to, at.blocks, DELTA, rope)()
     ))  # fmt: skip
+
+
+def test_a_rival_gathers_once_copies_once_and_scatters_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A page at a time it would be a rival of straw."""
+    cell = Cell(LLAMA, 32 << 10, 16, int8=False, aligned=True)
+    at, source, target = places(cell), new_memory(cell.record()), new_memory(cell.cache(17))
+    rival = IndexCopy(source, at.records, target, at.blocks)
+    counted: list[str] = []
+
+    class Counting(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            counted.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        rival()
+    assert counted == ["index_select", "copy_", "index_copy_"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it may be")
+def test_a_gather_on_the_host_is_part_of_a_rivals_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device must not spin meanwhile: what was gathered by then would have cost nothing."""
+    queued: list[float | None] = []
+
+    def once(action: Any, queueing: float | None = None) -> tuple[float, float]:
+        queued.append(queueing)
+        return 1.0, 1.0
+
+    monkeypatch.setattr(kernels_timer, "once", once)
+    monkeypatch.setattr(kernels_timer, "_cost", lambda action: (1.0, 0.001))
+    cell = Cell(LLAMA, 32 << 10, 16, int8=False, aligned=True)
+    at, source, target = places(cell), new_memory(cell.record()), new_memory(cell.cache(17))
+    rival = IndexCopy(source, at.records, target, at.blocks)
+    kernels_timer.time_in_turns({"ours": lambda: None, "index_copy": rival}, (1, 1))
+    assert queued == [0.001, None]
+
+
+def test_without_a_vllm_for_gpus_its_swap_is_no_rival(vllm_loaded: None) -> None:
+    assert vllm_swap(2 << 20) is None
+
+
+def test_vllms_own_choice_of_a_swap_still_has_its_name(vllm_loaded: None) -> None:
+    """So that a vLLM that renames it does not leave the bench without this rival."""
+    from types import SimpleNamespace
+
+    from vllm.v1.kv_offload.cpu.gpu_worker import _select_swap_blocks_fn
+
+    chosen = _select_swap_blocks_fn([[SimpleNamespace(page_size_bytes=2 << 20)]], gpu_to_cpu=False)
+    assert chosen.__name__ == "swap_blocks_batch"
 
 
 def test_the_prefill_stack_is_causal_and_depends_on_position() -> None:
@@ -132,7 +202,7 @@ def row(dtype: str, size: int, aligned: bool = True, **gb_per_s: float) -> dict[
 def test_figures_come_from_the_cells_that_the_targets_speak_of() -> None:
     large, small = 8 << 20, 1 << 20
     rows = [
-        row("bf16", large, warm=48.0, splice=40.0, spill=1.0),
+        row("bf16", large, warm=48.0, splice=40.0, spill=1.0, vllm_swap=36.0, index_copy=2.0),
         row("bf16", 2 * large, warm=45.0, splice=45.0),
         row("bf16", small, warm=1.0, splice=0.5),
         row("bf16", large, aligned=False, splice=3.0),
@@ -150,6 +220,8 @@ def test_figures_come_from_the_cells_that_the_targets_speak_of() -> None:
     assert figures["warm_of_copy_engine"].samples == pytest.approx([0.96, 0.9])
     assert figures["warm_of_copy_engine_worst"].samples == pytest.approx([0.9])
     assert figures["splice_over_warm"].samples == pytest.approx([1.2, 1.0])
+    assert figures["warm_over_best_rival"].samples == pytest.approx([0.75])
+    assert "splice_over_best_rival" not in figures
     assert figures["splice_int8_of_copy_engine"].samples == pytest.approx([1.9])
     assert figures["splice_64_of_limit"].samples == pytest.approx([0.5])
     assert figures["splice_vs_prefill_1280"].samples == [15.0, 25.0]

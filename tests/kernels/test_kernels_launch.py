@@ -15,8 +15,9 @@ import pytest
 import torch
 from kvgraph.kernels.backends import emulation
 from kvgraph.kernels.compilers.nvrtc import ARCHITECTURES
-from kvgraph.kernels.errors import TransferError
+from kvgraph.kernels.errors import BuildError, TransferError
 from kvgraph.kernels.gpu.calls import SHARED_LIMIT, KernelCall, copy_call
+from kvgraph.kernels.gpu.launch import loaded_kernel
 from kvgraph.kernels.gpu.limits import SHARED_OPT_IN, check_launch
 from kvgraph.kernels.layout.addressed import Blocks
 from kvgraph.kernels.layout.layout import gpu_layout, new_memory
@@ -25,9 +26,9 @@ KIT = Path(__file__).parents[1] / "kit"
 COMPUTE, SIDE = 0x77, 0x99  # streams of cuda_launch.py
 
 
-def driven(architecture: str, batches: bool = True) -> dict[str, Any]:
+def driven(architecture: str, **others: Any) -> dict[str, Any]:
     """What a process of its own did with a driver of an architecture."""
-    options = json.dumps({"architecture": architecture, "batches": batches})
+    options = json.dumps({"architecture": architecture, **others})
     done = subprocess.run(
         [sys.executable, "-W", "error", "-P", str(KIT / "cuda_launch.py"), options],
         env={**os.environ, "PYTHONPATH": str(KIT)}, capture_output=True, text=True, timeout=300,
@@ -87,6 +88,19 @@ def test_without_batches_each_run_is_a_copy_of_its_own() -> None:
     assert all(seen["right"].values())
     assert "no cuMemcpyBatchAsync" in seen["problem"]
     assert sum(entry[0] == "copy" for entry in seen["log"]) == 12
+
+
+def test_a_driver_that_is_older_than_the_compiler_is_named_with_the_remedy() -> None:
+    said = driven("sm_90", cuda=12080)["refused to load"]
+    assert "BuildError: the driver does not load kv_copy" in said
+    assert "it has CUDA 12.8, the compiler is of CUDA 13." in said
+    assert "pip install 'kvgraph[cuda12]'" in said
+
+
+def test_a_gpu_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
+    with pytest.raises(BuildError, match=r"GPU 1 has compute capability 7\.5; kernels need 8\.0"):
+        loaded_kernel("kv_copy", (), 0, 1)
 
 
 # What is refused --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from kvgraph.kernels.backends import emulation, reference
 from kvgraph.kernels.gpu import moves
 from kvgraph.kernels.gpu.method import Method
 from kvgraph.kernels.layout.addressed import SlotMap
-from kvgraph.kernels.layout.layout import gpu_layout, new_memory
+from kvgraph.kernels.layout.layout import PagedKv, gpu_layout, new_memory
 from kvgraph.kernels.maths.rope import Rope
 
 CACHE = gpu_layout("LBNHC", 2, 13, 2, 8, 32)
@@ -121,7 +121,7 @@ def test_no_order_of_the_streams_spoils_a_staged_splice(bias: float, monkeypatch
         old, new = torch.randperm(104)[:100], torch.randperm(104)[:100]
         delta = torch.randint(-3, 3, (100,))
         with monkeypatch.context() as patch:
-            patch.setattr(moves, "chunks", lambda kv, slots: real(kv, slots, two_blocks))
+            patch.setattr(moves, "chunks", partial(real, most=two_blocks, least=two_blocks))
             gpu = Gpu(patch)
             # What was queued before is still on its way; what comes after reuses the buffers.
             gpu.compute.queue.append(partial(source.memory.copy_, written.memory))
@@ -131,3 +131,58 @@ def test_no_order_of_the_streams_spoils_a_staged_splice(bias: float, monkeypatch
             gpu.finish(random.Random(seed), bias)
         reference.splice(written, want, SlotMap(old, new, delta), ROPE)
         assert torch.equal(want.memory.view(torch.int16), got.memory.view(torch.int16)), seed
+
+
+class OnGpu:
+    """Host memory that says it is a GPU's."""
+
+    is_cuda = True
+
+    def __init__(self, tensor: Any) -> None:
+        self.data_ptr = tensor.data_ptr
+
+
+@pytest.mark.parametrize("bias", [0.02, 0.5, 0.98], ids=["copies first", "even", "compute first"])
+def test_no_order_of_the_streams_spoils_a_staged_spill(bias: float, monkeypatch: Any) -> None:
+    """Quantised on the GPU, whole records at a time, then copied out."""
+    real, record = moves.chunks, CACHE.int8_record(13)
+    size = 3 * record.block_bytes
+    for seed in range(20):
+        torch.manual_seed(seed)
+        cache, want, got = new_memory(CACHE), new_memory(record), new_memory(record)
+        written = torch.randn(CACHE.elements).to(CACHE.dtype)
+        blocks, records = torch.randperm(13)[:11], torch.randperm(13)[:11]
+        old, new = ((each[:, None] * 8 + torch.arange(8)).reshape(-1) for each in (blocks, records))
+        slots = SlotMap(old, new, torch.zeros_like(old))
+        seen = new_memory(record)
+        with monkeypatch.context() as patch:
+            patch.setattr(moves, "chunks", partial(real, most=size, least=record.block_bytes))
+            gpu = Gpu(patch)
+            # The engine still writes what is spilled; what comes after reuses the buffers, and
+            # reads the records.
+            gpu.compute.queue.append(partial(cache.memory.copy_, written))
+            source = PagedKv(OnGpu(cache.memory), CACHE)
+            moves.splice_by(Method("staged", 0), source, got, slots, ROPE)
+            assert len(gpu.buffers) == 2
+            gpu.compute.queue.extend(buffer.zero_ for buffer in gpu.buffers)
+            gpu.compute.queue.append(partial(seen.memory.copy_, got.memory))
+            gpu.finish(random.Random(seed), bias)
+        reference.splice(PagedKv(written, CACHE), want, slots, ROPE)
+        assert torch.equal(want.memory, got.memory), seed
+        assert torch.equal(want.memory, seen.memory), seed
+
+
+def test_a_spill_of_parts_of_records_keeps_the_other_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not spilled stands in host memory alone: a whole record must not replace it."""
+    record = CACHE.int8_record(13)
+    cache, want, got = new_memory(CACHE), new_memory(record), new_memory(record)
+    cache.memory.normal_()
+    for kv in (want, got):
+        kv.memory.fill_(7)
+    slots = SlotMap(torch.arange(5), torch.arange(5) + 9, torch.zeros(5).long())
+    gpu = Gpu(monkeypatch)
+    monkeypatch.setattr(moves, "DEFAULT_GRID", 2)
+    moves.splice_by(Method("staged", 0), PagedKv(OnGpu(cache.memory), CACHE), got, slots, ROPE)
+    gpu.finish(random.Random(1), 0.5)
+    reference.splice(cache, want, slots, ROPE)
+    assert torch.equal(want.memory, got.memory)

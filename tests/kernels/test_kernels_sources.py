@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from kvgraph.kernels.backends import native
 from kvgraph.kernels.backends.native import CopyArgs, LayoutArgs, MoveArgs, PlaneArgs, RopeArgs
 from kvgraph.kernels.compilers.nvrtc import ARCHITECTURES, SOURCES, compile_kernel
@@ -16,15 +17,42 @@ from kvgraph.kernels.gpu.arguments import (
     MassArguments,
     MoveArguments,
 )
-from kvgraph.kernels.gpu.calls import COMMON_DEFINES
+from kvgraph.kernels.gpu.calls import attention_mass_call, confidence_call, move_call
+from kvgraph.kernels.gpu.macros import COMMON_DEFINES
+from kvgraph.kernels.layout.addressed import SlotMap
+from kvgraph.kernels.layout.layout import gpu_layout, new_memory
+from kvgraph.kernels.maths.rope import Pairing, Rope
 
+
+def moved(source: Any, target: Any, rope: Rope) -> tuple[str, tuple[str, ...]]:
+    """What a splice of Llama-8B's heads, or of MLA's latents, is compiled as."""
+    dims, value = (576, 0) if rope.start else (128, 128)
+    kv = [new_memory(gpu_layout("BLHNC", 1, 1, 1, 1, dims, value, of)) for of in (source, target)]
+    none = torch.zeros(1, dtype=torch.int64)
+    return "kv_move", move_call(*kv, SlotMap(none, none, none), rope).defines
+
+
+def attended(dtype: Any, dims: int) -> tuple[str, tuple[str, ...]]:
+    kv = new_memory(gpu_layout("BLHNC", 1, 1, 1, 16, dims, dims if dims == 128 else 0, dtype))
+    table = torch.zeros(1, 1, dtype=torch.int64)
+    call, _ = attention_mass_call(kv, 0, torch.zeros(1, 1, dims), table, table[0], 1.0)
+    return "attention_mass", call.defines
+
+
+def sure(dtype: Any, vocabulary: int) -> tuple[str, tuple[str, ...]]:
+    return "confidence", confidence_call(torch.zeros(2, vocabulary, dtype=dtype))[0].defines
+
+
+F32, F16, BF16, INT8 = torch.float32, torch.float16, torch.bfloat16, torch.int8
+LLAMA = Rope(10_000.0 ** (-torch.arange(0, 128, 2, dtype=torch.float64) / 128))
+LATENT = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64), 512, Pairing.GPTJ)
+ODD = Rope(LLAMA.inv_freq[:33], 3)  # neither begins nor ends where an access does
 VARIANTS = [
-    *(("kv_move", (f"SOURCE_T={s}", f"TARGET_T={t}", f"SOURCE_BYTES={8 if s == 'Int8' else 16}",
-                   f"TARGET_BYTES={4 if t == 'Int8' else 16}", *COMMON_DEFINES))
-      for s in ("Half", "Bf16", "Int8") for t in ("Half", "Bf16", "Int8")),
+    *(moved(source, target, LLAMA) for source in (F16, BF16, INT8) for target in (F16, BF16, INT8)),
+    moved(BF16, BF16, LATENT), moved(F32, F32, LLAMA), moved(BF16, BF16, ODD),
     *(("kv_copy", (f"BYTES={width}", *COMMON_DEFINES)) for width in (4, 8, 16)),
-    *(("attention_mass", (f"SOURCE_T={s}", *COMMON_DEFINES)) for s in ("Half", "Bf16", "Int8")),
-    *(("confidence", (f"SOURCE_T={s}", *COMMON_DEFINES)) for s in ("float", "Half", "Bf16")),
+    *(attended(dtype, 128) for dtype in (F16, BF16, INT8)), attended(BF16, 576),
+    *(sure(dtype, 1024) for dtype in (F32, F16, BF16)), sure(BF16, 1023),
 ]  # fmt: skip
 
 
@@ -37,7 +65,7 @@ def test_every_kernel_compiles_without_spilling_registers(
         made = compile_kernel(kernel, defines, architecture)
         record_property(f"{kernel} {' '.join(defines)} registers", made.registers)
         assert made.code[:4] == b"\x7fELF"
-        assert made.spilled_bytes == 0
+        assert made.spilled_bytes == made.stack_bytes == 0, "in registers, and nowhere else"
         assert 0 < made.registers <= 255
     again = compile_kernel(*VARIANTS[0], architecture)
     assert again.registers > 0
@@ -47,7 +75,7 @@ def test_every_kernel_compiles_without_spilling_registers(
 def test_a_source_that_does_not_compile_says_where(tmp_path: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("AITHER_KVCACHE_KERNEL_CACHE", str(tmp_path))
     with pytest.raises(BuildError, match=r"(?s)sm_90.*Bf17"):
-        compile_kernel("confidence", ("SOURCE_T=Bf17", *COMMON_DEFINES), "sm_90")
+        compile_kernel("confidence", ("SOURCE_T=Bf17", "BYTES=4", *COMMON_DEFINES), "sm_90")
     assert not list(tmp_path.glob("*.cubin"))
 
 

@@ -18,7 +18,7 @@ from kvgraph.kernels.errors import SlotError, TransferError
 from kvgraph.kernels.gpu import copy_engine
 from kvgraph.kernels.gpu.calls import COUNT_LIMIT, move_call, runs_call
 from kvgraph.kernels.gpu.copy_engine import CopyEngine, batched
-from kvgraph.kernels.gpu.staging import chunks, worth_staging
+from kvgraph.kernels.gpu.staging import chunks, fills_records, graded, worth_staging
 from kvgraph.kernels.gpu.upload import uploaded
 from kvgraph.kernels.layout.addressed import Blocks, SlotMap
 from kvgraph.kernels.layout.block_runs import Runs, block_runs
@@ -31,10 +31,10 @@ ROPE = Rope(10_000.0 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32))
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1), per_chunk=st.integers(1, 5), count=st.integers(1, 9 * 8),
-    int8=st.booleans(),
+    int8=st.booleans(), falling=st.booleans(),
 )  # fmt: skip
 def test_a_staged_splice_is_the_direct_one(
-    seed: int, per_chunk: int, count: int, int8: bool
+    seed: int, per_chunk: int, count: int, int8: bool, falling: bool
 ) -> None:
     random = torch.Generator().manual_seed(seed)
     cache = gpu_layout("LBNHC", 2, 9, 2, 8, 32)
@@ -52,9 +52,10 @@ def test_a_staged_splice_is_the_direct_one(
     delta = torch.randint(-3, 3, (count,), generator=random)
     reference.splice(source, want, SlotMap(old, new, delta), ROPE)
 
-    parts = chunks(source, old, per_chunk * source.layout.block_bytes)
-    assert parts.per_chunk == per_chunk
-    layout = source.layout.record(per_chunk)
+    size = source.layout.block_bytes
+    parts = chunks(source, old, falling, per_chunk * size, size)
+    assert parts.largest <= per_chunk
+    layout = source.layout.record(parts.largest)
     buffers = [new_memory(layout), new_memory(layout)]
     call = move_call(
         buffers[0], got, SlotMap(parts.slots, new[parts.order], delta[parts.order]), ROPE, grid=2
@@ -62,12 +63,36 @@ def test_a_staged_splice_is_the_direct_one(
     start = 0
     for number, end in enumerate(parts.ends):
         buffer = buffers[number % 2]
-        records = parts.records[number * per_chunk :][:per_chunk]
+        records = parts.of(number)
         native.load(Blocks(source, records), Blocks(buffer, torch.arange(len(records))))
-        emulation.run(call.part(buffer.memory, start, end - start))
+        emulation.run(call.part(start, end - start, source=buffer.memory))
         start = end
     assert start == count
     assert torch.equal(want.memory.view(torch.int16), got.memory.view(torch.int16))
+
+
+def test_chunks_are_small_where_nothing_overlaps_them() -> None:
+    assert graded(64, 8, 1) == [8] * 7 + [4, 2, 1, 1]
+    assert graded(64, 8, 2) == [8] * 7 + [4, 2, 2]
+    assert graded(3, 8, 2) == [2, 1]
+    assert graded(1, 8, 2) == [1]
+    assert graded(0, 8, 2) == []
+    kv = new_memory(gpu_layout("BLHNC", 1, 64, 1, 16, 32))
+    size, slots = kv.layout.block_bytes, torch.arange(kv.layout.slots)
+    to_gpu, from_gpu = (chunks(kv, slots, falling, 8 * size, size) for falling in (True, False))
+    assert torch.diff(torch.tensor(to_gpu.starts)).tolist() == [8] * 7 + [4, 2, 1, 1]
+    assert torch.diff(torch.tensor(from_gpu.starts)).tolist() == [1, 1, 2, 4] + [8] * 7
+    for parts in (to_gpu, from_gpu):
+        assert parts.records.tolist() == list(range(64))
+        assert parts.ends[-1] == len(slots)
+        assert parts.largest == 8
+
+
+def test_whole_records_alone_are_replaced() -> None:
+    target = new_memory(gpu_layout("BLHNC", 1, 8, 1, 16, 32))
+    assert fills_records(target, torch.randperm(48))
+    assert not fills_records(target, torch.arange(47))
+    assert not fills_records(target, torch.empty(0, dtype=torch.int64))
 
 
 def test_only_what_is_mostly_wanted_is_staged() -> None:
@@ -169,9 +194,10 @@ def test_a_part_of_a_call_leaves_the_call_alone() -> None:
     call = move_call(kv, kv, SlotMap(torch.arange(8), torch.arange(8), torch.ones(8).long()), ROPE)
     before = [arg.value for arg in call.args]
     other = PagedKv(kv.memory.clone(), kv.layout)
-    part = call.part(other.memory, 3, 2)
+    part = call.part(3, 2, source=other.memory)
     assert [arg.value for arg in call.args] == before
     assert part.args.source.value == other.memory.data_ptr()
+    assert call.part(3, 2, target=other.memory).args.target.value == other.memory.data_ptr()
     assert part.args.tokens.value == 2
     after = {"source", "tokens"}
     for column in ("source_slots", "target_slots", "rows"):

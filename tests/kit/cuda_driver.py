@@ -22,7 +22,7 @@ from kvgraph.kernels.gpu.calls import SHARED_LIMIT, KernelCall
 from kvgraph.kernels.gpu.limits import SHARED_OPT_IN, check_launch
 
 _P, _I, _U, _S = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint, ctypes.c_size_t
-_INVALID = 1
+_INVALID, _INVALID_IMAGE = 1, 200
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _KPARAM_INFO = 0x17  # in a compiled kernel: index, ordinal, offset, and the size above 18 bits
@@ -45,11 +45,13 @@ class Driver:
         log: What was done, in order: a name and what it is about.
         refused: Why calls were refused.
         batches: Whether there is ``cuMemcpyBatchAsync``.
+        cuda: The CUDA that it has, as it counts them; before 13000 it loads nothing that newer
+            compilers make.
     """
 
-    def __init__(self, architecture: str, batches: bool = True) -> None:
+    def __init__(self, architecture: str, batches: bool = True, cuda: int = 13000) -> None:
         assert architecture in ARCHITECTURES
-        self.architecture = architecture
+        self.architecture, self._cuda = architecture, cuda
         self.log: list[tuple[Any, ...]] = []
         self.refused: list[str] = []
         self._codes: list[bytes] = []
@@ -84,7 +86,7 @@ class Driver:
         number = int(self.architecture.removeprefix("sm_"))
         attributes = {_MAJOR: number // 10, _MINOR: number % 10}
         self._offer("cuInit", lambda flags: 0, _U)
-        self._offer("cuDriverGetVersion", lambda out: _put(out, 13000), _P)
+        self._offer("cuDriverGetVersion", lambda out: _put(out, self._cuda), _P)
         self._offer("cuDeviceGetCount", lambda out: _put(out, 1), _P)
         self._offer("cuDeviceGet", lambda out, index: _put(out, index), _P, _I)
         self._offer(
@@ -104,9 +106,12 @@ class Driver:
 
     # What is called -----------------------------------------------------------------------------
 
-    def _load(self, out: int, code: int, *_: Any) -> None:
+    def _load(self, out: int, code: int, *_: Any) -> int:
+        if self._cuda < 13000:
+            return _INVALID_IMAGE
         self._codes.append(_whole_elf(code))
         _put(out, _LIBRARY + len(self._codes) - 1, ctypes.c_uint64)
+        return 0
 
     def _find(self, out: int, library: int, name: bytes) -> None:
         self._kernels.append((name.decode(), self._codes[library - _LIBRARY]))

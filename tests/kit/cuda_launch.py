@@ -19,6 +19,7 @@ import torch
 from cuda_driver import Driver
 from kvgraph.kernels.backends import attention, device, reference
 from kvgraph.kernels.gpu import calls, copy_engine, launch, moves
+from kvgraph.kernels.gpu.macros import COMMON_DEFINES
 from kvgraph.kernels.gpu.method import COPY_ENGINE, Method
 from kvgraph.kernels.layout.addressed import Blocks, SlotMap
 from kvgraph.kernels.layout.layout import KvLayout, PagedKv, gpu_layout, new_memory
@@ -28,6 +29,7 @@ CACHE = gpu_layout("LBNHC", 2, 12, 2, 16, 64)
 ROPE = Rope(10_000.0 ** (-torch.arange(0, 64, 2, dtype=torch.float64) / 64))
 BLOCKS, RECORDS = torch.tensor([3, 7, 5]), torch.tensor([0, 2, 1])
 COMPUTE, SIDE = 0x77, 0x99
+COPY = ("BYTES=16", *COMMON_DEFINES)
 
 
 class OnGpu:
@@ -153,8 +155,10 @@ def refusals(bench: Bench) -> dict[str, str]:
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(3)
-    driver = Driver(options["architecture"], options["batches"])
+    driver = Driver(**options)
     bench = Bench(driver)
+    if refused := error_of(lambda: launch.loaded_kernel("kv_copy", COPY, 0, 0)):
+        return {"refused to load": refused}
     kernel = Method("kernel", 2)
     right = {
         "spill by a kernel": copied(kernel, True),

@@ -6,6 +6,8 @@ same bytes as our operation. Addresses and index tensors are made beforehand, wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -36,18 +38,56 @@ class BatchedCopy:
 
 
 class IndexCopy:
-    """torch's ``index_copy_``, a page at a time."""
+    """torch alone: one gather into page-locked memory, one copy, one ``index_copy_``."""
+
+    on_host = True  # the gather
 
     def __init__(self, source: PagedKv, records: Any, target: PagedKv, blocks: Any) -> None:
-        self._pages, self._cache = _pages(source), _pages(target)
-        self._records = records.tolist()
-        self._blocks = blocks.to(target.memory.device)
+        self._pages, self._cache, self._records = _pages(source), _pages(target), records
+        device = target.memory.device
+        shape = len(records), self._pages.shape[1]
+        pinned = device.type == "cuda"
+        self._gathered = torch.empty(shape, dtype=source.memory.dtype, pin_memory=pinned)
+        self._here = torch.empty(shape, dtype=source.memory.dtype, device=device)
+        self._blocks = blocks.to(device)
 
     def __call__(self) -> None:
-        device = self._cache.device
-        for number, record in enumerate(self._records):
-            page = self._pages[record : record + 1].to(device, non_blocking=True)
-            self._cache.index_copy_(0, self._blocks[number : number + 1], page)
+        torch.index_select(self._pages, 0, self._records, out=self._gathered)
+        self._here.copy_(self._gathered, non_blocking=True)
+        self._cache.index_copy_(0, self._blocks, self._here)
+
+
+Swap = Callable[..., None]
+
+
+class VllmSwap:
+    """The call with which vLLM's own offloading moves pages from host memory to its cache."""
+
+    def __init__(
+        self, swap: Swap, source: PagedKv, records: Any, target: PagedKv, blocks: Any
+    ) -> None:
+        self._swap = swap
+        self._sources = torch.from_numpy(_addresses(source, records))
+        self._targets = torch.from_numpy(_addresses(target, blocks))
+        self._sizes = torch.full_like(self._sources, source.layout.block_bytes)
+
+    def __call__(self) -> None:
+        # As vLLM does it: nothing writes to the host's pages meanwhile.
+        self._swap(self._sources, self._targets, self._sizes, is_src_access_order_any=True)
+
+
+def vllm_swap(page_bytes: int) -> Swap | None:
+    """vLLM's own choice for pages of a size; None where no vLLM for GPUs can be imported."""
+    try:
+        from vllm.v1.kv_offload.cpu.gpu_worker import _select_swap_blocks_fn
+
+        if not hasattr(torch.ops._C_cache_ops, "swap_blocks_batch"):
+            return None
+        page = SimpleNamespace(page_size_bytes=page_bytes)
+        chosen: Swap = _select_swap_blocks_fn([[page]], gpu_to_cpu=False)
+    except Exception:  # another vLLM, or none
+        return None
+    return chosen if torch.cuda.is_available() else None
 
 
 class CopyThenRotate:

@@ -9,6 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 LARGE: Final = 8 << 20  # bf16 bytes from which bandwidth, not launching, is the limit
+_COPIES: Final = ("batched_copy", "vllm_swap", "index_copy")  # who leaves the bytes of a warm
+_TURNS: Final = ("copy_then_rotate", "three_passes")  # and those of a splice
 SOLO_SLACK: Final = 1.15
 SOLO_SECONDS: Final = 10e-6
 
@@ -65,6 +67,8 @@ def summary(
         Measured("copy_engine_gb_per_s", [peak / 1e9], "GB/s"),
         Measured("warm_of_copy_engine", warm, "of peak", "≥ 0.95"),
         Measured("warm_of_copy_engine_worst", _worst(warm, min), "of peak", "≥ 0.95"),
+        Measured("warm_over_best_rival", _over_rivals(rows, "warm", _COPIES), "× time", "≤ 1"),
+        Measured("splice_over_best_rival", _over_rivals(rows, "splice", _TURNS), "× time", "≤ 1"),
         Measured("splice_over_warm", over, "× time", "≤ 1.02"),
         Measured("splice_over_warm_worst", _worst(over, max), "× time", "≤ 1.02"),
         Measured("splice_int8_of_copy_engine", int8, "of peak, as bf16 bytes", "≥ 1.8"),
@@ -83,6 +87,16 @@ def _large(rows: list[dict[str, Any]], dtype: str, *names: str) -> Iterator[dict
         measured = all("us" in times.get(name, {}) for name in names)
         if row["dtype"] == dtype and row["aligned"] and row["bf16_bytes"] >= LARGE and measured:
             yield row
+
+
+def _over_rivals(rows: list[dict[str, Any]], ours: str, rivals: tuple[str, ...]) -> list[float]:
+    """Our time over that of the fastest rival, in each cell that has one."""
+    ratios = []
+    for row in _large(rows, "bf16", ours):
+        theirs = [row["times"][name]["us"] for name in rivals if "us" in row["times"].get(name, {})]
+        if theirs:
+            ratios.append(row["times"][ours]["us"] / min(theirs))
+    return ratios
 
 
 def _worst(samples: list[float], which: Any) -> list[float]:

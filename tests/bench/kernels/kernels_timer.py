@@ -35,7 +35,11 @@ class Times:
 def time_in_turns(
     actions: dict[str, Action], rounds: tuple[int, int] = ROUNDS, seconds: float = SECONDS
 ) -> dict[str, Times | None]:
-    """Samples of each action; None for one that did not fit the GPU's memory."""
+    """Samples of each action; None for one that did not fit the GPU's memory.
+
+    An action whose attribute ``on_host`` is true does a part of its work on the host before the
+    device can begin: it is timed from an idle device.
+    """
     costs = {name: _cost(action) for name, action in actions.items()}
     fitting = {name: cost for name, cost in costs.items() if cost is not None}
     whole = sum(both[0] for both in fitting.values())
@@ -45,7 +49,8 @@ def time_in_turns(
     }
     for _ in range(count):
         for name, (_, queueing) in fitting.items():
-            device, host = once(actions[name], queueing)
+            hidden = None if getattr(actions[name], "on_host", False) else queueing
+            device, host = once(actions[name], hidden)
             taken = times[name]
             assert taken is not None
             taken.device_us.append(device * 1e6)

@@ -19,7 +19,14 @@ from ...kernels.layout.block_runs import block_runs
 from ...kernels.layout.layout import PagedKv, gpu_layout, new_memory
 from ...kernels.store.arena import Arena
 from .kernels_matrix import DELTA, LLAMA, Cell, Places, places, predicted_seconds, slots_of
-from .kernels_peers import BatchedCopy, CopyThenRotate, IndexCopy, ThreePasses
+from .kernels_peers import (
+    BatchedCopy,
+    CopyThenRotate,
+    IndexCopy,
+    ThreePasses,
+    VllmSwap,
+    vllm_swap,
+)
 from .kernels_prefill import PrefillStack, StackShape
 from .kernels_timer import Action, Times, once, time_in_turns
 
@@ -55,9 +62,12 @@ class Workbench:
                 way: _winners(copy_table(index, way == "to_host").winners) for way in self.peaks
             },
             "splice_methods": {
-                str(dtype): _winners(splice_table(index, dtype, torch.bfloat16).winners)
+                str(dtype): _winners(splice_table(index, dtype, torch.bfloat16, False).winners)
                 for dtype in dtypes
             },
+            "int8_spill_methods": _winners(
+                splice_table(index, torch.bfloat16, torch.int8, True).winners
+            ),
         }  # fmt: skip
 
     def row(self, cell: Cell) -> dict[str, Any]:
@@ -102,7 +112,11 @@ class Workbench:
                 engine, arena, at.records, cache, at.blocks, DELTA, rope
             ),
         }  # fmt: skip
-        return made if engine.problem else {"batched_copy": copy, **made}
+        if not engine.problem:
+            made["batched_copy"] = copy
+        if swap := vllm_swap(cache.layout.block_bytes):
+            made["vllm_swap"] = VllmSwap(swap, arena, at.records, cache, at.blocks)
+        return made
 
     def memories(self, cell: Cell) -> tuple[PagedKv, PagedKv]:
         """The cell's cache and arena, over the shared memories."""

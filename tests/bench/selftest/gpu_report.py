@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from ...kernels.gpu.versions import compiler_cuda, driver_cuda
 from .kernel_checks import Check
 from .kernel_places import Place
 
@@ -98,5 +99,8 @@ def machine() -> dict[str, Any]:
         found["gpu"] = properties.name
         found["compute_capability"] = f"{properties.major}.{properties.minor}"
         found["gpu_gib"] = round(properties.total_memory / 2**30, 1)
+        found["gpus"] = torch.cuda.device_count()
         found["cuda_of_torch"] = torch.version.cuda
+        found["cuda_of_driver"] = driver_cuda()
+        found["cuda_of_compiler"] = compiler_cuda()
     return found
