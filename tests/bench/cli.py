@@ -49,8 +49,9 @@ Sessions = Annotated[
 Requests = Annotated[
     int | None, typer.Option(min=50, help="Requests played; else 1,000, quick 400.")
 ]
-Pools = Annotated[
-    int | None, typer.Option(min=1, max=3, help="Sizes of the pool; else 3, quick 1.")
+Stock = Annotated[
+    str | None,
+    typer.Option(help="Shares that stock should find, a pool each; else .6,.4,.8, quick .6."),
 ]
 Pace = Annotated[
     float | None, typer.Option(min=0.001, help="Seconds per recorded second; else measured.")
@@ -224,7 +225,7 @@ def agents(
     sessions: Sessions = None,
     users: Annotated[int, typer.Option(min=1, help="Users who work in parallel.")] = 40,
     requests: Requests = None,
-    pools: Pools = None,
+    stock: Stock = None,
     seed: int = 1,
     pace: Pace = None,
     model: Model = None,
@@ -244,7 +245,7 @@ def agents(
         from .recorded.agents_fleet import SESSIONS
 
         result = run(
-            progress=not as_json, scale=(QUICK if quick else Scale()).cut(requests, pools),
+            progress=not as_json, scale=(QUICK if quick else Scale()).cut(requests, _shares(stock)),
             arms=_chosen(arms, ARMS), sessions=sessions or SESSIONS, users=users, seed=seed,
             pace=pace, model=model, out=out,
         )  # fmt: skip
@@ -273,6 +274,19 @@ def _closed(
             )
         save_closed(result)
     result.figures().print(as_json)
+
+
+def _shares(text: str | None) -> tuple[float, ...] | None:
+    """Shares of the prompt, in their order; None: those that the scale has."""
+    if text is None:
+        return None
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r}; allowed: .5 or .5,.7", param_hint="--stock") from error
+    if not all(0 < share < 1 for share in shares):
+        raise typer.BadParameter(f"{text!r}; allowed: between 0 and 1", param_hint="--stock")
+    return shares
 
 
 def _chosen(arms: str | None, known: Sequence[AgentArm]) -> list[AgentArm] | None:

@@ -58,10 +58,10 @@ class Scale:
     hosts: tuple[float, ...] = (0.5, 1.0, 2.0)
     arms: tuple[AgentArm, ...] = (STOCK, DEFAULT, HINTS, HOST_LRU, TIERS, BUSY)
 
-    def cut(self, requests: int | None, pools: int | None) -> Scale:
-        """The same with so many requests and pools, where they are stated."""
+    def cut(self, requests: int | None, shares: tuple[float, ...] | None) -> Scale:
+        """The same with so many requests, and with such pools, where they are stated."""
         requests = self.requests if requests is None else requests
-        return replace(self, requests=requests, shares=self.shares[:pools])
+        return replace(self, requests=requests, shares=shares or self.shares)
 
 
 QUICK: Final = Scale(
