@@ -31,6 +31,7 @@ WARM_GIB: Final = 0.125
 MAX_MODEL_LEN: Final = 1536
 
 _WARM: Final = ("AITHER_KVCACHE_WARM_GIB", str(WARM_GIB))
+_NO_HOLD: Final = ("AITHER_KVCACHE_ADMISSION", "0")  # what tiers gain, and nothing else
 _REACTIVE: Final = ("AITHER_KVCACHE_PREFETCH", "0")
 _EVERYTHING: Final = ("AITHER_KVCACHE_SPILL", "all")
 _OFFLOADING: Final = ("--kv-offloading-size", str(WARM_GIB))
@@ -65,9 +66,9 @@ class Arm:
 
 
 STOCK: Final = Arm("stock", graph=False)
-TIERS: Final = Arm("tiers", graph=True, settings=(_WARM,))
-REACTIVE: Final = Arm("reactive", graph=True, settings=(_WARM, _REACTIVE))
-SPILL_ALL: Final = Arm("spill_all", graph=True, settings=(_WARM, _REACTIVE, _EVERYTHING))
+TIERS: Final = Arm("tiers", graph=True, settings=(_NO_HOLD, _WARM))
+REACTIVE: Final = Arm("reactive", graph=True, settings=(_NO_HOLD, _WARM, _REACTIVE))
+SPILL_ALL: Final = Arm("spill_all", graph=True, settings=(_NO_HOLD, _WARM, _REACTIVE, _EVERYTHING))
 ARMS: Final = (STOCK, TIERS, REACTIVE, SPILL_ALL)
 
 RIVALS: Final = (
