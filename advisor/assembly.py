@@ -139,7 +139,7 @@ def _planner(
 ) -> GraphEvictionAdvisor:
     return GraphEvictionAdvisor(
         graph,
-        lambda: [peer.engine for peer in subscriber.peers if peer.synced],
+        lambda: {peer.engine: peer.heard for peer in subscriber.peers if peer.synced},
         interval_s=config.sidecar.interval_s,
         max_ranked=config.sidecar.max_ranked,
         prefetch=config.prefetch,

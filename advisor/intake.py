@@ -14,7 +14,7 @@ from ..graph.messages.events import AnyEvent
 from .planner import GraphEvictionAdvisor
 from .process.notices import Notices
 from .sockets.kv_event_source import KvEventSource
-from .sockets.subscriber import EventSubscriber
+from .sockets.subscriber import EventSubscriber, Heard
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +62,9 @@ class Intake:
 
     def receive_and_apply(self) -> None:
         """Take what has arrived, up to a bound."""
-        for engine, events in _joined(self._subscriber.receive(MESSAGES_A_TURN, TURN_S)):
-            if not self._apply(engine, events):
-                self._subscriber.lose(engine)
+        for run in _joined(self._subscriber.receive(MESSAGES_A_TURN, TURN_S)):
+            if not self._apply(run.engine, run.events, run.batches):
+                self._subscriber.lose(run.engine)
             time.sleep(_BREATH_S)
         for source in self._sources:
             for observed in source.receive(MESSAGES_A_TURN):
@@ -88,14 +88,17 @@ class Intake:
             self._forget(engine)
         self._audit()
 
-    def _apply(self, engine: str, events: list[AnyEvent]) -> bool:
-        """Apply ``events``; returns whether the graph took them.
+    def _apply(self, engine: str, events: list[AnyEvent], batches: int = 0) -> bool:
+        """Apply ``events``, the engine's last of so many batches; returns whether the graph took
+        them.
 
         A refusal is counted and costs a resync.
         """
         try:
             with self._graph.lock:
                 self._graph.apply(engine, events)
+            if (peer := self._subscriber.peer(engine)) is not None:
+                peer.heard = batches
             self._planner.applied()
             if self._tap is not None:
                 self._tap(engine, events)
@@ -132,20 +135,18 @@ class Intake:
                 self._subscriber.lose(peer.engine)
 
 
-def _joined(
-    batches: Iterable[tuple[str, list[AnyEvent]]],
-) -> Iterator[tuple[str, list[AnyEvent]]]:
+def _joined(batches: Iterable[Heard]) -> Iterator[Heard]:
     """Consecutive batches of one engine, joined: the graph applies longer runs at less cost.
 
     At most ``KEYS_AT_ONCE`` keys: while they are applied, no ranking is made.
     """
-    speaker, run, keys = "", list[AnyEvent](), 0
-    for engine, events in batches:
-        if run and (engine != speaker or keys >= KEYS_AT_ONCE):
-            yield speaker, run
-            run, keys = [], 0
-        speaker = engine
-        run += events
-        keys += sum(len(getattr(event, "hashes", b"")) for event in events) // 8
-    if run:
-        yield speaker, run
+    run, keys = Heard("", [], 0), 0
+    for batch in batches:
+        if run.events and (batch.engine != run.engine or keys >= KEYS_AT_ONCE):
+            yield run
+            run, keys = Heard("", [], 0), 0
+        run.events.extend(batch.events)
+        run = batch._replace(events=run.events)
+        keys += sum(len(getattr(event, "hashes", b"")) for event in batch.events) // 8
+    if run.events:
+        yield run

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
@@ -55,7 +55,8 @@ class GraphEvictionAdvisor:
     Args:
         graph: Read under its lock, one engine at a time, so that ingest waits for one ranking at
             most.
-        engines: The ids of the engines whose residency is known for sure.
+        engines: The ids of the engines whose residency is known for sure, each with how many of
+            its batches the graph knows.
         wake: Called after each round, from this object's thread.
 
     Attributes:
@@ -68,7 +69,7 @@ class GraphEvictionAdvisor:
     def __init__(
         self,
         graph: KVCacheGraph,
-        engines: Callable[[], Sequence[str]],
+        engines: Callable[[], Mapping[str, int]],
         *,
         interval_s: float,
         max_ranked: int,
@@ -78,6 +79,7 @@ class GraphEvictionAdvisor:
     ) -> None:
         self._graph = graph
         self._engines = engines
+        self._heard: Mapping[str, int] = {}  # what ``engines`` said at the start of this round
         self._interval_s = interval_s
         self._max_ranked = max_ranked
         self.prefetch = prefetch
@@ -87,7 +89,7 @@ class GraphEvictionAdvisor:
         self._bases: dict[str, _Basis] = {}
         self._epoch = 0
         self._notices = Notices(logger, clock)
-        self._stored: dict[str, int] = {}  # blocks that each engine had stored at its last ranking
+        self._ranked_at: dict[str, int] = {}  # each engine's turnover at its last ranking
         self._protected_seen = 0  # of what the graph counts, when it was last ranked
         self._stopping = False
         self._call = threading.Event()
@@ -111,16 +113,16 @@ class GraphEvictionAdvisor:
     def applied(self) -> None:
         """Note that the graph changed, and rank at once if that cannot wait for the interval.
 
-        It cannot wait for the first protected blocks, nor for an engine that stored a good part of
-        its pool since the last ranking.
+        It cannot wait for the first protected blocks, nor for an engine to a good part of whose
+        pool something happened since the last ranking.
         """
         if self._is_pressing() or self._is_first_protected():
             self._call.set()
 
     def _is_pressing(self) -> bool:
-        for engine, stored in self._stored.items():
-            now_stored, pool = self._graph.turnover(engine)
-            if pool and now_stored - stored >= PRESSING_SHARE * pool:
+        for engine, before in self._ranked_at.items():
+            now, pool = self._graph.tables.turnover(engine)
+            if pool and now - before >= PRESSING_SHARE * pool:
                 return True
         return False
 
@@ -132,8 +134,9 @@ class GraphEvictionAdvisor:
     def tick(self) -> None:
         """Advise every live engine once; see ``latest``, ``wanted`` and ``admissions``."""
         self._protected_seen = self._graph.counters["blocks_protected"]
+        self._heard = self._engines()
         rankings, orders, words = {}, {}, {}
-        for engine in self._engines():
+        for engine in self._heard:
             if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
                 rankings[engine] = ranking
             if order := self._try(self._order, engine) or self.wanted.get(engine):
@@ -141,7 +144,7 @@ class GraphEvictionAdvisor:
             if word := self._try(self._word, engine) or self.admissions.get(engine):
                 words[engine] = word
         self._bases = {engine: self._bases[engine] for engine in rankings}
-        self._stored = {engine: self._stored[engine] for engine in rankings}
+        self._ranked_at = {engine: self._ranked_at[engine] for engine in rankings}
         self.latest, self.wanted = MappingProxyType(rankings), MappingProxyType(orders)
         self.admissions = MappingProxyType(words)
 
@@ -170,7 +173,10 @@ class GraphEvictionAdvisor:
         tables = self._graph.tables
         self._admission.forget_all_but(set(tables.engines.values()))
         column = tables.engines.get(engine)
-        return None if column is None else self._admission.advise(tables, column, self._clock())
+        if column is None:
+            return None
+        word = self._admission.advise(tables, column, self._clock())
+        return replace(word, heard=self._heard[engine])
 
     def _opinion(self, engine: str) -> EvictionRanking:
         now = self._clock()
@@ -179,16 +185,16 @@ class GraphEvictionAdvisor:
         previous, before = self.latest.get(engine), self._bases.get(engine)
         if previous and before and basis.is_as_good_as(before):
             self.counters["redated"] += 1
-            return replace(previous, ts=now)
+            return replace(previous, ts=now, heard=self._heard[engine])
         ranking = self._graph.rank(engine, self._max_ranked)
-        self._stored[engine] = self._graph.turnover(engine)[0]
+        self._ranked_at[engine] = self._graph.tables.turnover(engine)[0]
         self._epoch += 1
         self._bases[engine] = basis
         self.counters["ranked"] += 1
         tables = self._graph.tables
         if engine in tables.engines:
             tables.history.ranked(tables.engines[engine], ranking.order, self._epoch, now)
-        return replace(ranking, epoch=self._epoch, ts=now)
+        return replace(ranking, epoch=self._epoch, ts=now, heard=self._heard[engine])
 
     def _run(self) -> None:
         while not self._stopping:

@@ -128,11 +128,6 @@ class KVCacheGraph:
             return None
         return self.referee.rulings().get(self.tables.engines.get(engine, NO_ROW))
 
-    def turnover(self, engine: str) -> tuple[int, int]:
-        """Blocks that an engine ever stored, and blocks of its pool (0 if it never said)."""
-        column = self.tables.engines.get(engine, NO_ROW)
-        return self.tables.stored[column], self.tables.pool_blocks.get(column, 0)
-
     def rank(self, engine: str, limit: int) -> EvictionRanking:
         """What this engine should evict first; empty for an engine that never reported."""
         column = self.tables.engines.get(engine)

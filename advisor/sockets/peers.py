@@ -25,6 +25,7 @@ class Peer:
         engine: Stable id of the process, which anyone may know: see ``engine_id``.
         synced: Whether our picture of its residency is complete; advice is withheld until then.
         last_seen: When its last new batch arrived, in our clock's seconds.
+        heard: How many of its batches the graph knows: those that it lost count.
     """
 
     identity: bytes
@@ -32,6 +33,7 @@ class Peer:
     last_seen: float
     sequence: SequenceTracker = field(default_factory=SequenceTracker)
     synced: bool = False
+    heard: int = 0
     last_resync: float = float("-inf")
     resyncs: int = 0
     fruitless: int = 0  # resyncs since it was last in step

@@ -89,7 +89,8 @@ class AdvicePublisher:
             return
         age = max(0.0, self._clock() - ranking.ts)
         whole = self._epoch.get(identity) != ranking.epoch
-        message = RankingMessage.of(ranking, age) if whole else StillValid(ranking.epoch, age)
+        still = StillValid(ranking.epoch, age, ranking.heard)
+        message = RankingMessage.of(ranking, age) if whole else still
         if not self._send(identity, message):
             return
         self._epoch[identity] = ranking.epoch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import zmq
 
@@ -13,12 +14,24 @@ from ...graph.messages.wire import EventMessage
 from ...graph.types import MAX_ENGINES
 from ..process.notices import Notices
 from .batch_reader import BatchReader
-from .peers import Peer, Strangers, engine_id
+from .peers import Peer, Strangers
 from .sequence import Arrival, SequenceTracker
 
 logger = logging.getLogger(__name__)
 
 Tell = Callable[[bytes, str], None]
+
+
+class Heard(NamedTuple):
+    """What one batch says.
+
+    Attributes:
+        batches: How many batches its engine has sent with this one.
+    """
+
+    engine: str
+    events: list[AnyEvent]
+    batches: int
 
 
 class EventSubscriber:
@@ -62,10 +75,8 @@ class EventSubscriber:
         """The engines that are known now (a copy, safe to walk from another thread)."""
         return list(self._peers.copy().values())
 
-    def receive(
-        self, limit: int, seconds: float = float("inf")
-    ) -> Iterator[tuple[str, list[AnyEvent]]]:
-        """Messages that have arrived: (engine, events) to apply, in order.
+    def receive(self, limit: int, seconds: float = float("inf")) -> Iterator[Heard]:
+        """Messages that have arrived, to apply in order.
 
         Args:
             limit: So many at most; the others wait in the socket.
@@ -83,7 +94,8 @@ class EventSubscriber:
                 return
             events = self._take(identity, frames)
             if events:
-                yield engine_id(identity), events
+                peer = self._peers[identity]
+                yield Heard(peer.engine, events, peer.sequence.expected or 0)
 
     def expire(self) -> list[str]:
         """Forget engines that have been silent for too long; returns their ids.
@@ -113,10 +125,13 @@ class EventSubscriber:
         """When the next engine will have been silent for too long, if none speaks until then."""
         return min((p.last_seen + self._timeout_s for p in self._peers.values()), default=None)
 
+    def peer(self, engine: str) -> Peer | None:
+        """The engine of that id, if it is known now."""
+        return next((each for each in self.peers if each.engine == engine), None)
+
     def lose(self, engine: str) -> None:
         """Withhold advice from ``engine``, whose residency is uncertain, and ask for a resync."""
-        peer = next((each for each in self.peers if each.engine == engine), None)
-        if peer is not None:
+        if (peer := self.peer(engine)) is not None:
             peer.synced = False
             self._resync(peer, "apply failed")
 

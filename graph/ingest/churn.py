@@ -86,7 +86,7 @@ class ChurnRecorder:
         blocks.mark(engine, at, Tier.HOT)
         blocks.tokens[at] = np.repeat(np.array(sizes, dtype=blocks.tokens.dtype), counts)
         self._claim(sessions, rows, counts, now)
-        self._tables.stored[engine] += len(rows)
+        self._tables.changed[engine] += len(rows)
         self._counters["blocks_stored"] += len(rows)
         self._counters["blocks_protected"] += int(_IS_PROTECTED[blocks.layer[at]].sum())
 

@@ -81,6 +81,7 @@ class TurnRecorder:
         """Apply a request's end: its new blocks are generated text, its session is as it says."""
         self._tables.walks.add(engine, Walk(rows, 0, -1))
         self._tables.history.finished(engine, event, rows, now)
+        self._tables.changed[engine] += len(rows)
         inferred = self._sessions.finished(engine, event.request_id)
         blocks = self._tables.blocks
         size = int(blocks.tokens[rows[0]]) if len(rows) else 0

@@ -12,8 +12,8 @@ from ..types import Keys, as_keys
 from .events import MAX_NAME, Count, Hashes, Seconds
 
 PRESSING_SHARE: Final = 0.02
-"""Share of a pool: when so many blocks were stored since the last ranking, a new one is made at
-once. So the faster an engine evicts, the younger is its advice. Chosen."""
+"""Share of a pool: when so much happened since the last ranking, a new one is made at once (see
+``Tables.turnover``). So the faster an engine evicts, the younger is its advice. Chosen."""
 
 HOLD_MAX_S: Final = 300.0
 """The longest that a request is held. Chosen: a request released by the bound costs a whole
@@ -41,6 +41,7 @@ class EvictionRanking:
             in the order in which they will.
         demote_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
         known_of: The ranking does not know what the engine did after this time (same seconds).
+        heard: How many of the engine's batches the ranking knows.
     """
 
     epoch: int
@@ -50,6 +51,7 @@ class EvictionRanking:
     spill_first: Keys
     demote_first: Keys
     known_of: float = math.inf
+    heard: int = 0
 
     @classmethod
     def empty(cls, ts: float) -> EvictionRanking:
@@ -71,6 +73,7 @@ class AdmissionAdvice:
         fitting_sessions: Sessions that fit, for people to read.
         known_of: The opinion does not know what the engine started after this time (same
             seconds): subtract it from the room.
+        heard: How many of the engine's batches the opinion knows.
     """
 
     epoch: int
@@ -79,6 +82,7 @@ class AdmissionAdvice:
     live_sessions: int
     fitting_sessions: int
     known_of: float = math.inf
+    heard: int = 0
 
 
 _BLOCKS: Final = ("order", "protected", "spill_first", "demote_first")  # of a ranking, as sent
@@ -97,16 +101,19 @@ class RankingMessage(Advice, tag=1, frozen=True):
     protected: Hashes
     spill_first: Hashes
     demote_first: Hashes = b""
+    heard: Count = 0
 
     @classmethod
     def of(cls, ranking: EvictionRanking, age_s: float) -> RankingMessage:
         """The message for a ranking."""
-        return cls(ranking.epoch, age_s, *(packed(getattr(ranking, name)) for name in _BLOCKS))
+        blocks = (packed(getattr(ranking, name)) for name in _BLOCKS)
+        return cls(ranking.epoch, age_s, *blocks, ranking.heard)
 
     def at(self, now: float) -> EvictionRanking:
         """The ranking, dated in the receiver's own clock."""
         order, protected, spill, demote = (as_keys(getattr(self, name)) for name in _BLOCKS)
-        return EvictionRanking(self.epoch, now - self.age_s, order, protected, spill, demote)
+        ts, heard = now - self.age_s, self.heard
+        return EvictionRanking(self.epoch, ts, order, protected, spill, demote, heard=heard)
 
 
 class StillValid(Advice, tag=2, frozen=True):
@@ -114,6 +121,7 @@ class StillValid(Advice, tag=2, frozen=True):
 
     epoch: int
     age_s: Seconds
+    heard: Count = 0
 
 
 class PrefetchMessage(Advice, tag=3, frozen=True):
@@ -142,12 +150,13 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
     room_blocks: Count | None
     live_sessions: Count
     fitting_sessions: Count
+    heard: Count = 0
 
     @classmethod
     def of(cls, advice: AdmissionAdvice, age_s: float) -> AdmissionMessage:
         """The message for an opinion."""
         room, live, fitting = advice.room_blocks, advice.live_sessions, advice.fitting_sessions
-        return cls(advice.epoch, age_s, room, live, fitting)
+        return cls(advice.epoch, age_s, room, live, fitting, advice.heard)
 
     def at(self, now: float) -> AdmissionAdvice:
         """The opinion, dated in the receiver's own clock."""
@@ -157,6 +166,7 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
             self.room_blocks,
             self.live_sessions,
             self.fitting_sessions,
+            heard=self.heard,
         )
 
 

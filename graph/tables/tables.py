@@ -11,7 +11,7 @@ from ..columns.interner import Interner, TenantNames
 from ..errors import GraphError
 from ..logs.history import History
 from ..sessions.sessions import SessionTable
-from ..types import MAX_ENGINES
+from ..types import MAX_ENGINES, NO_ROW
 from .all_edges import AllEdges
 from .blocks import BlockTable
 from .chain_links import ChainLinks
@@ -65,7 +65,7 @@ class Tables:
     engines: dict[str, int] = field(default_factory=dict)  # engine id → residency column
     models: dict[int, str] = field(default_factory=dict)  # residency column → model
     pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
-    stored: Counter[int] = field(default_factory=Counter)  # residency column → blocks, ever
+    changed: Counter[int] = field(default_factory=Counter)  # see ``turnover``
     words: defaultdict[int, EngineWords] = field(default_factory=lambda: defaultdict(EngineWords))
     walks: WalkLog = field(default_factory=WalkLog)
     regret: RegretBook = field(default_factory=RegretBook)
@@ -89,6 +89,15 @@ class Tables:
     def name_of(self, engine: int) -> str | None:
         """The id of the engine in a residency column; None if nobody is there."""
         return next((name for name, column in self.engines.items() if column == engine), None)
+
+    def turnover(self, engine: str) -> tuple[int, int]:
+        """How much happened to an engine's blocks, and how many its pool has (0 if it never said).
+
+        Blocks that it stored count, ever, and those of requests that ended: their place in the
+        order depends on how.
+        """
+        column = self.engines.get(engine, NO_ROW)
+        return self.changed[column], self.pool_blocks.get(column, 0)
 
     def emptied(self, engine: int, now: float) -> None:
         """Note that an engine empties its cache; called while its blocks are still listed."""

@@ -23,7 +23,6 @@ Clock = Callable[[], float]
 AnyOpinion = RankingMessage | AdmissionMessage | StillValid | PrefetchMessage
 
 _TOLD: Final = 64  # sendings remembered: those of the 2 s that a ranking is valid, and more; chosen
-_TRANSIT_S: Final = 0.02  # from our sending to the sidecar's having applied it; chosen
 
 
 class Mailbox:
@@ -44,7 +43,7 @@ class Mailbox:
         self._ranking: EvictionRanking | None = None
         self._admission: AdmissionAdvice | None = None
         self._wanted: Keys | None = None
-        self._told: deque[float] = deque(maxlen=_TOLD)  # when everything until then was sent
+        self._told: deque[tuple[int, float]] = deque(maxlen=_TOLD)  # see ``mark_sent``
 
     def ranking(self) -> EvictionRanking | None:
         """The latest ranking, or None if there is none fresh enough to act on."""
@@ -92,9 +91,9 @@ class Mailbox:
 
     # The client's thread ------------------------------------------------------------------------
 
-    def mark_sent(self) -> None:
-        """Note that all events until now are being sent now."""
-        self._told.append(self._clock())
+    def mark_sent(self, batches: int, until: float) -> None:
+        """Note that what happened ``until`` then is in the first ``batches`` that were sent."""
+        self._told.append((batches, until))
 
     def put(self, advice: AnyOpinion) -> None:
         """Hold ``advice``, dated by this clock.
@@ -105,11 +104,11 @@ class Mailbox:
         match advice:
             case RankingMessage():
                 ranking = advice.at(self._clock())
-                dated = replace(ranking, known_of=self._known_of(ranking.ts))
+                dated = replace(ranking, known_of=self._known_of(ranking.heard))
                 self._ranking = HeldRanking.of(dated)
             case AdmissionMessage():
                 word = advice.at(self._clock())
-                self._admission = replace(word, known_of=self._known_of(word.ts))
+                self._admission = replace(word, known_of=self._known_of(word.heard))
             case StillValid():
                 self._redate(advice)
             case PrefetchMessage():
@@ -119,9 +118,9 @@ class Mailbox:
         held = self._ranking
         if held is not None and held.epoch == valid.epoch:
             ts = self._clock() - valid.age_s
-            self._ranking = replace(held, ts=ts, known_of=self._known_of(ts))
+            self._ranking = replace(held, ts=ts, known_of=self._known_of(valid.heard))
 
-    def _known_of(self, ts: float) -> float:
-        """Up to when a ranking of ``ts`` knows the events: the last sending that reached it."""
-        told = [each for each in self._told if each <= ts - _TRANSIT_S]
+    def _known_of(self, heard: int) -> float:
+        """Up to when advice knows what happened here, if it knows the first ``heard`` batches."""
+        told = (until for batches, until in self._told if batches <= heard)
         return max(told, default=-math.inf)

@@ -89,14 +89,17 @@ class Outbox:
         """Remove and return what is queued now."""
         return _whole([self._queue.popleft() for _ in range(len(self._queue))])
 
-    def drain(self, socket: zmq.Socket[bytes]) -> None:
-        """Send what is queued now; events that engine threads add meanwhile wait for the
-        next call."""
+    def drain(self, socket: zmq.Socket[bytes]) -> bool:
+        """Send what is queued now; returns whether all of it was.
+
+        Events that engine threads add meanwhile wait for the next call.
+        """
         queue, remaining = self._queue, len(self._queue)
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
             batch = [queue.popleft() for _ in range(min(remaining, self._batch_limit))]
             remaining -= len(batch)
             self.send(socket, _whole(batch))
+        return remaining <= 0
 
     def send_all(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> None:
         """Send ``events``, which were not queued, in as many batches as they need."""

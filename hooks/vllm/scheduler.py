@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import vllm
 
-from ...graph.messages.advice import HOLD_MAX_S, PRESSING_SHARE, EvictionRanking
+from ...graph.messages.advice import HOLD_MAX_S, EvictionRanking
 from ...graph.messages.events import MAX_NAME, AdviceApplied, AnyEvent, EngineHello
 from ...graph.waiting.holding_rule import HoldingBounds
 from ..client import AdvisorClient, EngineEnd
@@ -29,6 +29,7 @@ from .holding.no_holding import NoHolding
 from .observe.group import most_blocks_per_step, observed_group
 from .observe.index import BlockIndex
 from .observe.observer import EngineObserver
+from .observe.pressing_news import PressingNews
 from .observe.prompt_demand import PromptDemand
 from .observe.tap import PoolTap
 from .settings import hold_max_s, protect_stale_s
@@ -104,7 +105,7 @@ class SchedulerSide:
         )  # fmt: skip
         self._reports: list[Callable[[], AnyEvent]] = [self.observer.pressure, *bridge.reports]
         self._demand = PromptDemand(group.block_size, group.groups_take)
-        self._told_of, self._pressing = 0, max(1, int(PRESSING_SHARE * pool.num_gpu_blocks))
+        self._news = PressingNews(pool.num_gpu_blocks)
         self.tap = PoolTap(pool, group.index)
         self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
         self.tap.freed, self.tap.touched = arranger.freed, arranger.touched
@@ -168,6 +169,8 @@ class SchedulerSide:
         self.holding.finished(request)
         self.bridge.request_finished(request.request_id)
         self._demand.finished(request.request_id)
+        if not self.observer.running and self._news.at_rest(self.observer.stored):
+            self.client.nudge()
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -182,8 +185,7 @@ class SchedulerSide:
         taken = self.observer.blocks_changed(changes)
         self._demand.changed(changes)
         self.observer.requests_preempted(preempted)
-        if self.observer.stored - self._told_of >= self._pressing:
-            self._told_of = self.observer.stored
+        if self._news.after_step(self.observer.stored):
             self.client.nudge()
         ranking = self.client.ranking()
         self.arranger.step_ended(taken)

@@ -40,12 +40,13 @@ class Planned:
         self.ranked = threading.Event()
         self.graph = KVCacheGraph(clock=self.clock)
         self.engines = ["a", "b"]
+        self.heard = 0
         for engine, first in (("a", 1), ("b", 1000)):
             self.graph.apply(engine, [BlocksResident(b"")])
             self.store(engine, first)
         self.planner = GraphEvictionAdvisor(
             self.graph,
-            lambda: self.engines,
+            lambda: dict.fromkeys(self.engines, self.heard),
             interval_s=interval_s,
             max_ranked=max_ranked,
             prefetch=PrefetchConfig(),
@@ -131,6 +132,14 @@ def test_even_an_unchanged_graph_is_ranked_again_in_the_end() -> None:
     planned.tick()
     planned.tick(after_s=RERANK_AFTER_S)
     assert planned.planner.counters["ranked"] == 4
+
+
+def test_advice_says_how_many_batches_it_knows() -> None:
+    planned = Planned()
+    for planned.heard in (4, 6):
+        planned.tick()
+        assert planned.planner.latest["a"].heard == planned.heard, "also where nothing changed"
+        assert planned.planner.admissions["a"].heard == planned.heard
 
 
 def test_an_engine_that_left_has_no_ranking() -> None:

@@ -80,8 +80,8 @@ class Sidecar:
     def take(self, frames: list[bytes]) -> None:
         self.dealer.send_multipart(frames)
         assert self.router.poll(5000)
-        for engine, events in self.subscriber.receive(10):
-            self.graph.apply(engine, events)
+        for said in self.subscriber.receive(10):
+            self.graph.apply(said.engine, said.events)
 
     def state(self) -> dict[str, bytes]:
         """Every column of every table, residency too, and every name."""

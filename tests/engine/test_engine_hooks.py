@@ -72,7 +72,9 @@ def _advise_until_over(router: Any, engine: Any) -> None:
         if not len(once):
             continue
         epoch += 1
-        router.advise(RankingMessage(epoch, 0.0, once.tobytes(), hot.tobytes(), b""), epoch)
+        heard = router.batches[-1][0] + 1
+        blocks = once.tobytes(), hot.tobytes(), b"", b""
+        router.advise(RankingMessage(epoch, 0.0, *blocks, heard), epoch)
         router.send_frames([b"KVG\x01", b"short", b"\xff" * 50])
     router.read(0.1)
 

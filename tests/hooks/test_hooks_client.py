@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import struct
 import threading
 import time
@@ -253,10 +254,12 @@ def test_a_ranking_is_dated_and_goes_stale() -> None:
     assert client.ranking() is held
     clock.now += 0.2
     assert client.ranking() is None
-    client.take_advice([HEADER, bytes(8), _payload(StillValid(4, 0.0))])
+    client.mark_sent(3, until=clock.now - 1)
+    client.take_advice([HEADER, bytes(8), _payload(StillValid(4, 0.0, heard=3))])
     dated = client.ranking()
     assert dated is not None
     assert dated.order is held.order
+    assert (held.known_of, dated.known_of) == (-math.inf, clock.now - 1)
     clock.now += 3
     client.take_advice([HEADER, bytes(8), _payload(StillValid(3, 0.0))])
     assert client.ranking() is None, "another epoch's word must not revive it"

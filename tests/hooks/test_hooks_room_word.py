@@ -69,13 +69,12 @@ def test_it_knows_of_what_was_told_before_it_was_made(client: AdvisorClient, clo
     assert word is not None
     assert word.known_of == -math.inf, "nothing was told yet"
     now = clock.now
-    for clock.now in (now - 1.0, now - 0.2):
-        client.mark_sent()
-    clock.now = now
-    tell(client, AdmissionMessage(2, 0.3, 480, 38, 31))
+    client.mark_sent(7, until=now - 1.0)
+    client.mark_sent(8, until=now - 0.2)
+    tell(client, AdmissionMessage(2, 0.1, 480, 38, 31, heard=7))
     word = client.admission()
     assert word is not None
-    assert word.known_of == now - 1.0
+    assert word.known_of == now - 1.0, "the eighth batch was on its way"
 
 
 def test_no_limit_is_a_word_too(client: AdvisorClient) -> None:

@@ -95,7 +95,7 @@ class Bench:
         while self.subscriber.counters["messages"] < wanted:
             assert time.monotonic() < deadline, "messages are missing"
             self.router.poll(100)
-            taken += self.subscriber.receive(1000)
+            taken += [(said.engine, said.events) for said in self.subscriber.receive(1000)]
         return taken
 
     def close(self) -> None:

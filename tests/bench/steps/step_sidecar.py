@@ -40,7 +40,7 @@ class StepSidecar:
         self._name = hello.engine
         self._graph.apply(self._name, [hello])
         self._planner = GraphEvictionAdvisor(
-            self._graph, lambda: [self._name], interval_s=TOLD_S,
+            self._graph, lambda: {self._name: 0}, interval_s=TOLD_S,
             max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=clock,
         )  # fmt: skip
         self._next = 0.0
