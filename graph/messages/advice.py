@@ -106,8 +106,8 @@ class RankingMessage(Advice, tag=1, frozen=True):
     @classmethod
     def of(cls, ranking: EvictionRanking, age_s: float) -> RankingMessage:
         """The message for a ranking."""
-        blocks = (packed(getattr(ranking, name)) for name in _BLOCKS)
-        return cls(ranking.epoch, age_s, *blocks, ranking.heard)
+        order, protected, spill, demote = (packed(getattr(ranking, name)) for name in _BLOCKS)
+        return cls(ranking.epoch, age_s, order, protected, spill, demote, ranking.heard)
 
     def at(self, now: float) -> EvictionRanking:
         """The ranking, dated in the receiver's own clock."""

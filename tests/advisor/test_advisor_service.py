@@ -407,8 +407,8 @@ def test_a_graph_that_fails_costs_a_resync_and_not_the_loop(
     with monkeypatch.context() as broken:
         broken.setattr(running.service.graph, "apply", _fail)
         engine.send(PRESSURE)
-        status = running.until(lambda s: s["counters"]["ingest"].get("apply_failed", 0) > 0)
-    assert status["engines"][0]["state"] == "resyncing"
+        running.until(lambda s: s["counters"]["ingest"].get("apply_failed", 0) > 0)
+        running.until(lambda s: s["engines"][0]["state"] == "resyncing")
     engine.advice(ResyncRequest)
     engine.greet([2])
     engine.ranking(lambda keys: keys == {2})

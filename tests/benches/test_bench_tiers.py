@@ -274,6 +274,7 @@ def test_arms_differ_by_their_settings_alone(tmp_path: Path) -> None:
     assert all(env.pop("AITHER_KVCACHE_GRAPH") == "1" for env in ours)
     assert all(env.pop("AITHER_KVCACHE_HINTS") == "all" for env in ours)
     assert all(float(env.pop("AITHER_KVCACHE_WARM_GIB")) > 0 for env in ours)
+    assert all(env.pop("AITHER_KVCACHE_ADMISSION") == "0" for env in ours)
     assert ours == [
         {},
         {"AITHER_KVCACHE_PREFETCH": "0"},
