@@ -105,7 +105,7 @@ class SchedulerSide:
         )  # fmt: skip
         self._reports: list[Callable[[], AnyEvent]] = [self.observer.pressure, *bridge.reports]
         self._demand = PromptDemand(group.block_size, group.groups_take)
-        self._news = PressingNews(pool.num_gpu_blocks)
+        self._news = PressingNews(pool.num_gpu_blocks, self.client.nudge)
         self.tap = PoolTap(pool, group.index)
         self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
         self.tap.freed, self.tap.touched = arranger.freed, arranger.touched
@@ -169,8 +169,8 @@ class SchedulerSide:
         self.holding.finished(request)
         self.bridge.request_finished(request.request_id)
         self._demand.finished(request.request_id)
-        if not self.observer.running and self._news.at_rest(self.observer.stored):
-            self.client.nudge()
+        if not self.observer.running:
+            self._news.at_rest(self.observer.stored)
 
     # Steps --------------------------------------------------------------------------------------
 
@@ -185,8 +185,7 @@ class SchedulerSide:
         taken = self.observer.blocks_changed(changes)
         self._demand.changed(changes)
         self.observer.requests_preempted(preempted)
-        if self._news.after_step(self.observer.stored):
-            self.client.nudge()
+        self._news.after_step(self.observer.stored)
         ranking = self.client.ranking()
         self.arranger.step_ended(taken)
         self.arranger.expect(*self._demand.most(len(self.observer.running)))
