@@ -23,9 +23,8 @@ from typing import Annotated, Final
 from fastapi import Header, HTTPException, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 
-from .page_tokens import derived, edit_token, page_token
+from .page_tokens import EDIT_HEADER, derived, edit_token, page_token
 
-EDIT_HEADER: Final = "X-Kvgraph-Edit"
 _KEPT_S: Final = 30 * 86_400  # s of a cookie; a restarted sidecar has another secret; chosen
 _REFUSAL: Final = (
     "this needs the token of the sidecar's runtime note: `kvgraph open` gives the address that "

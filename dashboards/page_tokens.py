@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from typing import Final
+
+EDIT_HEADER: Final = "X-Kvgraph-Edit"
+"""In which the edit token is sent."""
 
 
 def page_token(secret: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .ingest.ingest import Ingest
+from .intents.intent_book import IntentBook
 from .messages.advice import EvictionRanking
 from .messages.events import (
     AdmissionReport,
@@ -58,6 +59,7 @@ class KVCacheGraph:
         referee: Says where the policy may rank. Elsewhere, and with the policy ``lru``, the
             engine's own order holds, apart from protected blocks.
         models: The models of engines that do not report theirs, by engine id.
+        intents: What is wanted outside of requests; ask under ``lock``, and raise ``version``.
         version: Rises with every batch of events that may change a ranking.
     """
 
@@ -77,10 +79,10 @@ class KVCacheGraph:
         self.referee = referee
         self.models = models or {}
         self.lock = threading.RLock()
-        self.version = 0
-        self.clock = clock
+        self.version, self.clock = 0, clock
         self.tables = Tables(limits or GraphLimits())
         self._ingest = Ingest(self.tables)
+        self.intents = IntentBook(self.tables, self._ingest.signalled, clock)
 
     def configure(self, rules: Rules, limits: GraphLimits | None = None) -> None:
         """Take other rules and bounds from now on; earlier rankings are out of date."""

@@ -13,12 +13,14 @@ from ...dashboards.api.misses import Misses, Requests
 from ...dashboards.api.now import Now
 from ...dashboards.api.session_views import Sessions, SessionTimeline
 from ...dashboards.api.what_if import Shadows, WeightChange, WeightEffect, Weights
+from ...dashboards.intents.intent_wishes import IntentReplies, IntentWishes
 from ...dashboards.source import SidecarStatus
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import session_row
 from ..config.config import Config
 from ..config.reload import ConfigWatch
+from ..intents.intent_replies import intent_replies
 from ..questions import Questions, RecentAnswers
 from ..shadows.shadow_runner import ShadowRunner
 from ..shadows.shadow_views import lru_tokens, shadows_view
@@ -185,6 +187,11 @@ class PageBoard:
     def undo_weights(self) -> Weights:
         """Take the last change back."""
         return weights_view(self._watch, self._watch.editor.undo("edit"), self._wall())
+
+    def intend(self, wishes: IntentWishes) -> IntentReplies:
+        """Do what is wanted of blocks and sessions; every wish is answered."""
+        with self._questions.turn():
+            return IntentReplies(at=self._wall(), answers=intent_replies(self._graph, wishes))
 
     def _unix(self, moment: float) -> float:
         """A time of the graph's clock, in Unix seconds."""

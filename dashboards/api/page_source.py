@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ..intents.intent_wishes import IntentReplies, IntentWishes
 from .engine_views import Engines
 from .evictions import Evictions, RankingView
 from .graph_view import BlockView, GraphView
@@ -69,3 +70,6 @@ class PageSource(Protocol):
 
     def undo_weights(self) -> Weights:
         """Take the last change back; raises ConfigError where there is none."""
+
+    def intend(self, wishes: IntentWishes) -> IntentReplies:
+        """Do what is wanted of blocks and sessions; every wish is answered."""

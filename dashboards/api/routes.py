@@ -13,6 +13,7 @@ from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
 from ...graph.types import BlockKey
+from ..intents.intent_wishes import IntentReplies, IntentWishes
 from .docs_page import POLICY, docs_page
 from .engine_views import Engines
 from .evictions import Evictions, RankingView
@@ -134,6 +135,10 @@ def _add_changes(
     @router.put("/weights", response_model=Weights, dependencies=[Depends(edits)])
     def change_weights(change: WeightChange) -> Response:
         return answered(page().change_weights(change))
+
+    @router.post("/intents", response_model=IntentReplies, dependencies=[Depends(edits)])
+    def intend(wishes: IntentWishes) -> Response:
+        return answered(page().intend(wishes))
 
     @router.post("/weights/undo", response_model=Weights, dependencies=[Depends(edits)])
     def undo_weights() -> Response:

@@ -75,6 +75,10 @@ class Ingest:
                     self._apply_one(engine, event, now)
         self._reclaim()
 
+    def signalled(self, said: SessionSignal, now: float) -> bool:
+        """Apply what somebody says of a session; False if it is unknown."""
+        return self._turns.signalled(said, now)
+
     def forget_engine(self, engine: int) -> None:
         """Forget an engine that is gone, and every copy that it held."""
         self._let_go(engine)

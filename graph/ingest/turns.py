@@ -102,13 +102,14 @@ class TurnRecorder:
             self._tables.sessions.cut_short(session)
         self._signal(session, event.session_ended, event, now)
 
-    def signalled(self, event: SessionSignal, now: float) -> None:
-        """Apply what a caller says a session is doing; an unknown session is ignored."""
+    def signalled(self, event: SessionSignal, now: float) -> bool:
+        """Apply what a caller says a session is doing; False if it is unknown."""
         session = self._tables.sessions.find(event.session, self._sessions.tenant(event.tenant))
         if session == NO_ROW:
             self._counters["signals_of_nobody"] += 1
-            return
+            return False
         self._signal(session, event.ended, event, now)
+        return True
 
     def forget_engine(self, engine: int) -> None:
         """Forget the requests of an engine that runs none of them any more."""

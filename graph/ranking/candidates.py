@@ -18,6 +18,7 @@ Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 _IN_USE_S: Final = 1.0  # a block read within these seconds belongs to the working set; chosen
+_SAID: Final = 3.0  # the pull of a block that is said to be asked for: before all that is guessed
 _PROBABLE: Final = 0.5  # least share of reads of a block in use that went on to this one; chosen
 _LINKS: Final = BLOCK_TO_BLOCK & frozenset(STORED)  # the others make chains
 _SCHEDULED: Final = (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
@@ -26,9 +27,10 @@ _SCHEDULED: Final = (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
 def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
     """int32 ``[≤ n]``: rows with a copy and out of the engine's pool, best first.
 
-    Blocks of due sessions come first, whole sessions, the earliest return first. Then come blocks
-    that usually follow the blocks in use, or are attended with them. A block is listed only if all
-    blocks before it in its chain are in the pool or earlier in the list.
+    Blocks of which somebody says that they will be asked for come first, then those of due
+    sessions, whole sessions, the earliest return first. Then come blocks that usually follow the
+    blocks in use, or are attended with them. A block is listed only if all blocks before it in its
+    chain are in the pool or earlier in the list.
 
     Args:
         view: Of the engine whose copies and pool are meant.
@@ -40,6 +42,7 @@ def prefetch_candidates(view: View, n: int, active: Rows) -> Rows:
     if not len(rows) or n <= 0:
         return rows[:0]
     pull = _due_pull(view, rows)
+    pull[blocks.wanted_until[rows] > view.now] = _SAID
     in_use = _in_use(view, active)
     if in_use.any():
         np.maximum(pull, _followers_pull(view, rows, in_use), out=pull)

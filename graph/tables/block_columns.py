@@ -44,6 +44,8 @@ class BlockColumns(Columns):
     shared_children: Counts = column(np.uint32, 0)  # of these: walked twice or more
     children_walks: Counts = column(np.uint32, 0)  # the walkers of those, summed
     pinned_until: Times = column(np.float64, NEVER, time=True, rare=True)
+    # Somebody said that it will be asked for until then: its copy is brought back.
+    wanted_until: Times = column(np.float64, NEVER, time=True, rare=True)
     confidence: npt.NDArray[np.float32] = column(np.float32, 1.0, rare=True)
     attention: npt.NDArray[np.float32] = column(np.float32, 0.0, rare=True)
     identity: Rows = column(np.int32, NO_ROW)  # interned segment name

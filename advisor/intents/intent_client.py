@@ -1,0 +1,126 @@
+"""``IntentClient``: tells a running sidecar what is wanted of blocks and sessions.
+
+kv = IntentClient()                                  # of this user's only sidecar
+kv.pin(session="chat-7", seconds=60)
+kv.prefetch(identity="tool:search#3")                # "I shall need it"
+kv.waiting("chat-7", tool="bash", expected_return_s=4)
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import Any, Final, TypedDict, Unpack
+
+from ...dashboards.page_tokens import EDIT_HEADER, edit_token
+from ..remote import TIMEOUT_S, RemoteError, secret_of, sidecar_urls
+
+_MAX_ANSWER: Final = 1 << 20  # bytes; chosen
+# Never through a proxy: the sidecar is on this machine, or named on purpose.
+_opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+Reply = dict[str, Any]
+"""``answer``, ``reason``, ``blocks``, ``asked`` and ``seconds``; see ``/v1/openapi.json``."""
+
+
+class Of(TypedDict, total=False):
+    """Which blocks are meant: one of the first four, and whose."""
+
+    block: int
+    session: str
+    identity: str
+    memory: str
+    tenant: str
+
+
+class IntentClient:
+    """Sends one wish at a time; every method returns what became of it.
+
+    Args:
+        url: The sidecar's; None: that of this user's only one.
+        token: The sidecar's; None: that of its runtime note, or the environment's.
+
+    Raises:
+        RemoteError: None is running, or several are.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        urls = sidecar_urls(url)
+        if len(urls) > 1:
+            raise RemoteError(f"{len(urls)} sidecars are running; name one of {', '.join(urls)}")
+        secret = secret_of(urls[0]) if token is None else token
+        self._url = f"{urls[0]}/v1/intents"
+        self._headers = {
+            "Authorization": f"Bearer {secret}",
+            EDIT_HEADER: edit_token(secret),
+            "Content-Type": "application/json",
+        }
+
+    def pin(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
+        """Keep blocks for some seconds, as far as leases may."""
+        return self._wish("pin", of, seconds=seconds)
+
+    def retain(self, priority: float, **of: Unpack[Of]) -> Reply:
+        """Value blocks so much, from 0 to 1."""
+        return self._wish("retain", of, priority=priority)
+
+    def demote(self, **of: Unpack[Of]) -> Reply:
+        """Let blocks go first."""
+        return self._wish("demote", of)
+
+    def prefetch(self, seconds: float | None = None, **of: Unpack[Of]) -> Reply:
+        """Bring copies of blocks back, as room allows."""
+        return self._wish("prefetch", of, seconds=seconds)
+
+    def share(self, **of: Unpack[Of]) -> Reply:
+        """Say that other sessions will use blocks too."""
+        return self._wish("share", of)
+
+    def waiting(
+        self,
+        session: str,
+        tool: str | None = None,
+        expected_return_s: float | None = None,
+        tenant: str | None = None,
+    ) -> Reply:
+        """Say that a session waits for a tool."""
+        return self._wish(
+            "signal", _of(session, tenant), waiting_for_tool=True, tool=tool,
+            expected_return_s=expected_return_s,
+        )  # fmt: skip
+
+    def turn_ended(self, session: str, tenant: str | None = None) -> Reply:
+        """Say that somebody reads a session's last answer."""
+        return self._wish("signal", _of(session, tenant), waiting_for_tool=False)
+
+    def ended(self, session: str, tenant: str | None = None) -> Reply:
+        """Say that a session is over."""
+        return self._wish("signal", _of(session, tenant), session_ended=True)
+
+    def _wish(self, kind: str, of: Of, **fields: object) -> Reply:
+        wish = {"kind": kind, **of, **{k: v for k, v in fields.items() if v is not None}}
+        if "block" in wish:
+            wish["block"] = str(wish["block"])
+        (reply,) = self._ask({"intents": [wish]})["answers"]
+        answered: Reply = reply
+        return answered
+
+    def _ask(self, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            self._url, json.dumps(body).encode(), self._headers, method="POST"
+        )
+        try:
+            with _opener.open(request, timeout=TIMEOUT_S) as answer:
+                return json.loads(answer.read(_MAX_ANSWER))
+        except urllib.error.HTTPError as error:
+            with error:
+                detail = error.read(4096).decode("utf-8", "replace")
+            raise RemoteError(f"{self._url} answered {error.code}: {detail}") from None
+        except (OSError, HTTPException, ValueError) as error:
+            raise RemoteError(f"no sidecar answers at {self._url}: {error}") from None
+
+
+def _of(session: str, tenant: str | None) -> Of:
+    return {"session": session} if tenant is None else {"session": session, "tenant": tenant}

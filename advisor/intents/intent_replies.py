@@ -1,0 +1,42 @@
+"""Does what ``POST /v1/intents`` asks for, and answers."""
+
+from __future__ import annotations
+
+from ...dashboards.intents.intent_wishes import IntentReply, IntentWish, IntentWishes
+from ...graph.intents.intent import Intent, IntentAnswer, IntentKind, Target, Verdict
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.messages.events import SessionSignal
+
+
+def intent_replies(graph: KVCacheGraph, wishes: IntentWishes) -> list[IntentReply]:
+    """One reply for each wish, in their order; the caller holds the graph's lock."""
+    graph.version += 1
+    return [_reply(_done(graph, wish)) for wish in wishes.intents]
+
+
+def _done(graph: KVCacheGraph, wish: IntentWish) -> IntentAnswer:
+    if wish.kind == "signal":
+        return _signalled(graph, wish)
+    key = None if wish.block is None else int(wish.block, 16 if "x" in wish.block.lower() else 10)
+    target = Target(key, wish.session, wish.identity, wish.memory, wish.tenant)
+    return graph.intents.apply(Intent(IntentKind(wish.kind), target, wish.seconds, wish.priority))
+
+
+def _signalled(graph: KVCacheGraph, wish: IntentWish) -> IntentAnswer:
+    if wish.session is None:
+        return IntentAnswer(Verdict.REJECTED, "a signal is about a session")
+    said = SessionSignal(
+        wish.session, wish.tenant, wish.waiting_for_tool, wish.expected_return_s,
+        wish.session_ended, wish.tool,
+    )  # fmt: skip
+    return graph.intents.signal(said)
+
+
+def _reply(answer: IntentAnswer) -> IntentReply:
+    return IntentReply(
+        answer=answer.verdict.value,
+        reason=answer.reason,
+        blocks=answer.blocks,
+        asked=answer.asked,
+        seconds=answer.seconds,
+    )

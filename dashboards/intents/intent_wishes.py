@@ -1,0 +1,82 @@
+"""``POST /v1/intents``: what operators and agent frameworks want of blocks and sessions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST_WISHES: Final = 256  # in one question; chosen
+_KEY: Final = r"^(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})$"
+_Name = Annotated[str, Field(min_length=1, max_length=256)]
+_Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+
+
+class _Closed(BaseModel):
+    """Base of all: what is not known is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class IntentWish(_Closed):
+    """One wish. Of ``block``, ``session``, ``identity`` and ``memory`` it names exactly one.
+
+    Attributes:
+        kind: What is wanted; ``signal`` says what a session is doing, as a request may.
+        block: A key, in decimal digits or ``0x`` and hexadecimal ones: with all before it.
+        session: All that its last turn walked.
+        identity: The segments of this name.
+        memory: All that refers to this memory.
+        tenant: Whose; blocks and sessions of others are not touched.
+        seconds: How long a lease or an order to prefetch lasts; None: as long as it may.
+        priority: How much ``retain`` values blocks.
+        waiting_for_tool, expected_return_s, tool, session_ended: Of ``signal``.
+    """
+
+    kind: Literal["pin", "retain", "demote", "prefetch", "share", "signal"]
+    block: Annotated[str, Field(pattern=_KEY)] | None = None
+    session: _Name | None = None
+    identity: _Name | None = None
+    memory: _Name | None = None
+    tenant: _Name | None = None
+    seconds: _Seconds | None = None
+    priority: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    waiting_for_tool: bool | None = None
+    expected_return_s: _Seconds | None = None
+    tool: _Name | None = None
+    session_ended: bool = False
+
+
+class IntentWishes(_Closed):
+    """All wishes of one question; each is done and answered by itself, in their order."""
+
+    intents: Annotated[list[IntentWish], Field(max_length=MOST_WISHES)]
+
+
+class IntentReply(_Closed):
+    """What became of a wish.
+
+    Attributes:
+        answer: ``clipped``: to a bound, or to the blocks that there are; ``deferred``: it will be
+            done as room allows; ``missing``: there is nothing that it could be done to.
+        reason: The same in words.
+        blocks: To how many it was done, of those ``asked``.
+        seconds: How long it holds; None: there is no such time.
+    """
+
+    answer: Literal["accepted", "clipped", "deferred", "rejected", "missing"]
+    reason: str
+    blocks: int
+    asked: int
+    seconds: float | None
+
+
+class IntentReplies(_Closed):
+    """One reply for each wish, in their order.
+
+    Attributes:
+        at: When it was true, in Unix seconds.
+    """
+
+    at: float
+    answers: list[IntentReply]

@@ -1,0 +1,69 @@
+"""Leases: blocks that are kept for a while, as bounded shares of each engine's pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..tables.tables import Tables
+from ..types import NO_ROW, Rows, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseBounds:
+    """How much may be leased, and for how long; all chosen.
+
+    Attributes:
+        pool_share: Of a pool, by all leases in it.
+        tenant_share: Of a pool, by those of one named tenant.
+        longest_s: Of a lease, and of an order to prefetch.
+    """
+
+    pool_share: float = 0.25
+    tenant_share: float = 0.125
+    longest_s: float = 900.0
+
+
+def leasable(tables: Tables, bounds: LeaseBounds, rows: Rows, now: float) -> Rows:
+    """The first of ``rows``, all of one tenant, that may be leased together.
+
+    Blocks that are in no pool are left out. In each pool that holds some of them, the leases of
+    others count, and so do those of the same tenant.
+    """
+    blocks = tables.blocks
+    resident = (blocks.tiers[:, rows] & int(Tier.HOT)).any(axis=0)
+    rows = rows[resident]
+    if not len(rows):
+        return rows
+    tenant = int(blocks.tenant[rows[0]])
+    others = _leased(tables, now)
+    others[rows] = False
+    fitting = np.ones(len(rows), dtype=np.bool_)
+    for engine, pool in tables.pool_blocks.items():
+        here = (blocks.tiers[engine, rows] & int(Tier.HOT)) != 0
+        fitting &= ~here | (np.cumsum(here) <= _room(tables, bounds, engine, pool, others, tenant))
+    return rows[fitting]
+
+
+def _leased(tables: Tables, now: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """bool ``[blocks.size]``: those with a lease."""
+    blocks = tables.blocks
+    return np.asarray(blocks.pinned_until[: blocks.size] > now)
+
+
+def _room(
+    tables: Tables,
+    bounds: LeaseBounds,
+    engine: int,
+    pool: int,
+    leased: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    tenant: int,
+) -> int:
+    """Blocks that a tenant may still lease in an engine's pool."""
+    blocks = tables.blocks
+    here = leased & ((blocks.tiers[engine, : blocks.size] & int(Tier.HOT)) != 0)
+    own = here & (blocks.tenant[: blocks.size] == tenant)
+    share = bounds.tenant_share if tenant != NO_ROW else bounds.pool_share
+    in_all = int(bounds.pool_share * pool) - int(np.count_nonzero(here))
+    return min(in_all, int(share * pool) - int(np.count_nonzero(own)))

@@ -1,0 +1,71 @@
+"""Which block rows a target means, from the start of their chains on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import GraphError
+from ..queries.lookup import row_of
+from ..tables.tables import Tables
+from ..types import NO_ROW, EdgeType, Rows
+from .intent import Target
+
+
+def target_rows(tables: Tables, target: Target) -> Rows:
+    """int32 ``[n]``: the rows that are meant, those nearest to the start of their chains first.
+
+    Rows of other tenants than the target's are left out.
+
+    Raises:
+        GraphError: The target names none or several things, or no such block is known.
+    """
+    if target.names != 1:
+        raise GraphError("a target is one of block, session, identity and memory")
+    rows = _named(tables, target)
+    blocks = tables.blocks
+    tenant = NO_ROW if target.tenant is None else tables.tenants.find(target.tenant)
+    rows = rows[blocks.tenant[rows] == tenant]
+    ordered: Rows = rows[np.argsort(blocks.depth[rows], kind="stable")]
+    return ordered
+
+
+def _named(tables: Tables, target: Target) -> Rows:
+    if target.block is not None:
+        return chain_of(tables, row_of(tables, target.block))
+    if target.session is not None:
+        return _of_session(tables, target.session, target.tenant)
+    if target.identity is not None:
+        return _of_identity(tables, target.identity)
+    assert target.memory is not None
+    return _of_memory(tables, target.memory)
+
+
+def chain_of(tables: Tables, row: int) -> Rows:
+    """int32 ``[n]``: a block and all before it in its chain."""
+    parent, chain = tables.blocks.parent, []
+    while row != NO_ROW:
+        chain.append(row)
+        row = int(parent[row])
+    return np.array(chain, dtype=np.int32)
+
+
+def _of_session(tables: Tables, name: str, tenant: str | None) -> Rows:
+    number = NO_ROW if tenant is None else tables.tenants.find(tenant)
+    row = tables.sessions.find(name, number)
+    return chain_of(tables, NO_ROW if row == NO_ROW else int(tables.sessions.tip[row]))
+
+
+def _of_identity(tables: Tables, name: str) -> Rows:
+    number, blocks = tables.segment_names.find(name), tables.blocks
+    if number == NO_ROW:
+        return np.empty(0, dtype=np.int32)
+    of_name = (blocks.identity[: blocks.size] == number) & blocks.alive[: blocks.size]
+    return np.flatnonzero(of_name).astype(np.int32)
+
+
+def _of_memory(tables: Tables, name: str) -> Rows:
+    number, edges = tables.memories.find(name), tables.edges
+    if number == NO_ROW or not edges.counts[EdgeType.MEMORY_REF]:
+        return np.empty(0, dtype=np.int32)
+    links = edges.of_kind(EdgeType.MEMORY_REF)
+    return np.unique(edges.source[links[edges.target[links] == number]]).astype(np.int32)
