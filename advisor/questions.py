@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from ..dashboards.source import BusyError
 
@@ -15,7 +16,8 @@ WAITING: Final = 4  # questions that may wait; further ones are refused at once;
 PATIENCE_S: Final = 0.5  # the longest that a question waits; chosen
 REST: Final = 3.0  # after a question the graph rests for so many times its duration; chosen
 
-FRESH_S: Final = 0.5  # an answer that is older is worked out anew
+FRESH_S: Final = 0.5  # an answer that is older is worked out anew; chosen
+STALE_S: Final = 2.0  # and one that is older than this is given to nobody; chosen
 _KEPT: Final = 64  # answers
 _T = TypeVar("_T")
 
@@ -90,7 +92,8 @@ class Questions:
 class RecentAnswers:
     """Answers by question, each for ``FRESH_S``; from any thread.
 
-    Two threads may work out the same answer at the same time; both are right.
+    While one thread works out an answer anew, and where nobody can because too many ask, others get
+    the one before, for ``STALE_S`` at most.
 
     Args:
         clock: Monotonic seconds.
@@ -99,16 +102,35 @@ class RecentAnswers:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._answers: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
+        self._asked: set[Hashable] = set()
 
     def of(self, question: Hashable, answer: Callable[[], _T]) -> _T:
-        """The answer of a moment ago, or else a new one."""
+        """The answer of a moment ago, or else a new one.
+
+        Raises:
+            BusyError: Too many others ask, and there is no answer that is young enough.
+        """
+        age, kept = self._kept(question)
+        if age < FRESH_S or (age < STALE_S and question in self._asked):
+            return cast(_T, kept)
+        self._asked.add(question)
+        try:
+            return self._new(question, answer)
+        except BusyError:
+            if age >= STALE_S:
+                raise
+            return cast(_T, kept)
+        finally:
+            self._asked.discard(question)
+
+    def _kept(self, question: Hashable) -> tuple[float, Any]:
+        """How old the last answer is, and what it said; infinitely old if there is none."""
         known = self._answers.get(question)
-        now = self._clock()
-        if known is not None and now - known[0] < FRESH_S:
-            kept: _T = known[1]
-            return kept
+        return (math.inf, None) if known is None else (self._clock() - known[0], known[1])
+
+    def _new(self, question: Hashable, answer: Callable[[], _T]) -> _T:
         fresh = answer()
-        self._answers[question] = now, fresh
+        self._answers[question] = self._clock(), fresh
         while len(self._answers) > _KEPT:
             self._answers.popitem(last=False)
         return fresh

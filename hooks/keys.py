@@ -46,6 +46,13 @@ def pack_hashes(hashes: Sequence[bytes]) -> bytes:
     return table[:, : -KEY_BYTES - 1 : -1].tobytes()
 
 
+def pack_run(hashes: Sequence[bytes], first: int, end: int, scale: int) -> bytes:
+    """Blocks ``[first, end)`` of a chain as packed keys; ``scale`` hashes make up a block."""
+    if end - first == scale == 1:  # a decoding request's, most of all
+        return pack_hash(hashes[first])
+    return pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale])
+
+
 def pack_keys(keys: Sequence[int]) -> bytes:
     """Keys as packed little-endian uint64."""
     return struct.pack(f"<{len(keys)}Q", *keys)

@@ -85,7 +85,13 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
         index=index,
         reason=REASON_NAMES[reason],
         sentence=miss_sentence(
-            reason, int(record["detail"]), place, ago, session, names.other_engine
+            reason,
+            int(record["detail"]),
+            place,
+            ago,
+            session,
+            names.other_engine,
+            int(record["short"]),
         ),
         key=block_name(int(record["key"])) if record["key"] else None,
         session=session,

@@ -19,6 +19,7 @@ def miss_sentence(
     ago_s: float | None,
     session: str | None,
     engine: str | None,
+    short: int = 0,
 ) -> str:
     """Why a prompt's first missing block was missing.
 
@@ -28,17 +29,30 @@ def miss_sentence(
         ago_s: Seconds before the request that the block had left the pool; None: it did not.
         session: The other session that it is about.
         engine: Another engine that has it.
+        short: By about how many blocks the pool was too small to keep it; 0: not known.
     """
     index, blocks = place
     if reason is Reason.NOT_CACHEABLE:
         return _not_cacheable(detail, index, blocks)
     where = f"Block {index + 1} of {blocks} "
     said = where + _WHY[reason](detail, ago_s, session)
-    if engine is not None and reason is not Reason.OTHER_ENGINE:
-        said += f" Engine {engine} has it."
+    if reason is Reason.EVICTED and short:
+        said += f" {_remedy(short)}"
+    if engine is not None and reason is Reason.OTHER_ENGINE:
+        said += f" Engine {engine} has it, and would have found it."
     elif engine is not None:
-        said = f"{where}was never in this engine's pool; engine {engine} has it."
+        said += f" Engine {engine} has it."
     return said
+
+
+def _remedy(short: int) -> str:
+    """What would have made the request fast."""
+    if short == 1:
+        return "A pool larger by one block would have kept it."
+    return (
+        f"{short:,} blocks have left since, with it: a pool larger by about as many, or host "
+        "memory for their copies, would have kept it."
+    )
 
 
 def _not_cacheable(detail: int, index: int, blocks: int) -> str:
@@ -47,6 +61,8 @@ def _not_cacheable(detail: int, index: int, blocks: int) -> str:
             f"Block {index + 1} of {blocks} was just being computed by another request: it could "
             "not be shared yet."
         )
+    if detail == Detail.READS_NONE:
+        return "The request reads no cache: it asks for what only computing its prompt gives."
     if not blocks:
         return "The prompt is shorter than a block: nothing of it can be cached."
     return "All that can be found was found; the rest is computed in any case."
@@ -78,6 +94,8 @@ def _load_slower(detail: int, ago_s: float | None, session: str | None) -> str:
 
 
 def _other_engine(detail: int, ago_s: float | None, session: str | None) -> str:
+    if detail == Detail.ELSEWHERE:
+        return "was never in this engine's pool, but in another one's, which has it no more."
     return "was never in this engine's pool."
 
 
@@ -88,12 +106,9 @@ def _reset(detail: int, ago_s: float | None, session: str | None) -> str:
 def _unknown(detail: int, ago_s: float | None, session: str | None) -> str:
     if detail == Detail.UNHEARD:
         return "left the pool while news of its engine were lost: nobody told why."
-    if detail == Detail.ELSEWHERE:
-        return "was asked for before, but not kept in this engine's pool; nobody has it any more."
-    return (
-        "should have been there by the sidecar's books: the request read no cache, or the news "
-        "of its eviction were late."
-    )
+    if detail == Detail.UNCOMPUTED:
+        return "was asked for before, by a request that ended before it was computed."
+    return "should have been there by the sidecar's books: the news of its eviction were lost."
 
 
 _WHY: Final = {

@@ -59,9 +59,16 @@ def now_view(
 
 def prefill_rate(engines: tuple[EngineStatus, ...]) -> float | None:
     """Tokens per second that computing reaches, the mean of the engines that measured it."""
-    rates = [each.tiers.prefill_tokens_per_s for each in engines if each.tiers is not None]
-    known = [rate for rate in rates if rate > 0]
+    known = [rate for each in engines if (rate := _measured_rate(each)) > 0]
     return sum(known) / len(known) if known else None
+
+
+def _measured_rate(engine: EngineStatus) -> float:
+    """By the ends of steps where the engine has tiers, else by their beginnings; 0: by neither."""
+    if engine.tiers is not None and engine.tiers.prefill_tokens_per_s:
+        return engine.tiers.prefill_tokens_per_s
+    pressure = engine.graph.pressure if engine.graph is not None else None
+    return pressure.prefill_tokens_per_s if pressure is not None else 0.0
 
 
 def _window(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..types import PROTECTED_LAYERS, BlockFlag, Keys, Rows, SessionState
+from ..types import PROTECTED_LAYERS, BlockFlag, Keys, Rows, SessionState, Tier
 from .eviction_log import UNPLACED, EvictionLog, Left, Places, Way
 from .reasons import Cause, Rule
 from .small_times import Bytes, Origin
@@ -140,6 +141,20 @@ class Departures:
     def _mark(self, engine: int, rows: Rows, way: int) -> None:
         if len(rows):
             self._log(engine).marks[rows] = way
+
+    # Blocks that are being computed ---------------------------------------------------------------
+
+    def comes_no_longer(self, engine: int, rows: Rows, others: Iterable[Rows]) -> None:
+        """Note that a request computes these blocks no longer; ``others`` are what the engine's
+        other requests compute."""
+        marks = self._log(engine).marks
+        open_ends = rows[(marks[rows] & Way.COMING) != 0]
+        marks[rows] &= ~np.uint8(Way.COMING)
+        open_ends = open_ends[~self._tables.blocks.has(engine, open_ends, Tier.HOT)]
+        if not len(open_ends):
+            return  # it was computed to its end, as nearly always
+        for computed in others:
+            marks[np.intersect1d(open_ends, computed)] |= np.uint8(Way.COMING)
 
     # Copies -------------------------------------------------------------------------------------
 

@@ -130,12 +130,12 @@ class History(Departures):
         asked = Asked(
             event.prompt_tokens, size, len(rows), found - prefetched, loaded, prefetched, again
         )
-        miss = self._miss(engine, session, rows, found + loaded, reach, now)
+        miss = self._miss(engine, event, session, rows, found + loaded, now)
         log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
-        self.running.add(event.request_id, Running(number, engine, rows, whose))
+        self.running.add(event.request_id, Running(number, engine, rows, whose, found + loaded))
         self._tell(engine, whose, rows, max(reach, found), found, asked.tokens, now)
         while (surplus := self.running.surplus()) is not None:  # we never heard of their ends
             self._drop(*surplus)
@@ -166,7 +166,7 @@ class History(Departures):
         running = self.running.pop(engine, name)
         if running is None:
             return None
-        self._log(engine).marks[running.rows] &= ~np.uint8(Way.COMING)
+        self.comes_no_longer(engine, running.rows, self.running.computed(engine))
         case = self.unsettled.pop(running.number, None)
         if case is not None:
             self._count(Miss(case.block, 0, Reason.UNKNOWN, Detail.IN_POOL), case.computed, case.at)
@@ -186,11 +186,13 @@ class History(Departures):
             self._heard.add(Heard(engine, session, rows, keys, reach, found, tokens, now))
 
     def _miss(
-        self, engine: int, session: int, rows: Rows, index: int, reach: int, now: float
+        self, engine: int, event: RequestStarted, session: int, rows: Rows, index: int, now: float
     ) -> Miss:
-        if index >= reach:
+        is_last = index >= min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
+        if is_last or not event.reads_cache:
             key = int(self._tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
-            return Miss(index, key, Reason.NOT_CACHEABLE, Detail.PARTIAL)
+            detail = Detail.PARTIAL if is_last else Detail.READS_NONE
+            return Miss(index, key, Reason.NOT_CACHEABLE, detail)
         return judge(self._tables, self._log(engine), engine, session, rows, index, now)
 
     def _again(self, engine: int, session: int, rows: Rows, now: float) -> int:

@@ -51,9 +51,26 @@ def judge(
         return _gone(tables, log, row, index, key, elsewhere)
     if elsewhere is not None:
         return Miss(index, key, Reason.OTHER_ENGINE, engine=elsewhere)
-    if blocks.created[row] < now:
-        return Miss(index, key, Reason.UNKNOWN, Detail.ELSEWHERE)
+    if _was_elsewhere(tables, engine, row):
+        return Miss(index, key, Reason.OTHER_ENGINE, Detail.ELSEWHERE)
+    if _was_known(tables, row, now):
+        return Miss(index, key, Reason.UNKNOWN, Detail.UNCOMPUTED)
     return _unseen(tables, session, rows, index, key, now)
+
+
+def _was_known(tables: Tables, row: int, now: float) -> bool:
+    """Whether anybody but the request itself, which walked it already, told of a block."""
+    blocks = tables.blocks
+    return bool(blocks.created[row] < now or blocks.walkers[row] > 1)
+
+
+def _was_elsewhere(tables: Tables, engine: int, row: int) -> bool:
+    """Whether a block left another engine's pool."""
+    logs = tables.history.evictions.items()
+    return any(
+        column != engine and row < len(log.marks) and int(log.marks[row]) & Way.MASK
+        for column, log in logs
+    )
 
 
 def _gone(
@@ -85,8 +102,10 @@ def _evicted(
     if cause:
         lost = Cause(cause - 1)
         return Miss(index, key, Reason.COPY_LOST, lost, found, left, owner, elsewhere)
-    rule = int(log.record(found)["why"]) >> 4 if found >= log.first else Rule.FORGOTTEN
-    return Miss(index, key, Reason.EVICTED, rule, found, left, owner, elsewhere)
+    if found < log.first:
+        return Miss(index, key, Reason.EVICTED, Rule.FORGOTTEN, found, left, owner, elsewhere)
+    rule, short = int(log.record(found)["why"]) >> 4, log.next - found
+    return Miss(index, key, Reason.EVICTED, rule, found, left, owner, elsewhere, short)
 
 
 def _unseen(tables: Tables, session: int, rows: Rows, index: int, key: int, now: float) -> Miss:
@@ -105,10 +124,12 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
     if index == 0:
         return session if session != NO_ROW and sessions.turns[session] > 0 else None
     parent = int(rows[index - 1])
-    if blocks.created[parent] >= now:
+    if not _was_known(tables, parent, now):
         return None  # what it follows is new as well
     others = np.flatnonzero(blocks.parent[: blocks.size] == parent)
-    others = others[(others != rows[index]) & (blocks.created[others] < now)]
+    # Of this very moment may be the blocks of requests that started after this one, too.
+    known = (blocks.created[others] < now) | (blocks.walkers[others] > 0)
+    others = others[(others != rows[index]) & known]
     if not len(others):
         return None
     theirs = blocks.session[others]

@@ -25,13 +25,13 @@ REASON_TEXTS: Final = {
     "never_seen": "nobody asked for it before, or longer ago than is remembered",
     "diverged": "the prompt went another way than one that began the same",
     "evicted": "it was here, and left the pool",
-    "other_engine": "another engine has it",
+    "other_engine": "another engine has it, or had it, and this one never did",
     "load_slower": "there is a copy, but loading it would have taken longer than computing",
     "copy_lost": "it left the pool with a copy, and the copy is gone",
     "reset": "the prefix cache was reset",
-    "not_cacheable": "nothing that can be cached was missing: a partial or last block, or one that "
-    "another request was just computing",
-    "unknown": "the sidecar cannot tell: news of it were lost, or the request read no cache",
+    "not_cacheable": "nothing that can be found was missing: a partial or last block, one that "
+    "another request was just computing, or the request reads no cache",
+    "unknown": "the sidecar cannot tell: news of it were lost",
 }
 
 
@@ -87,4 +87,6 @@ class Detail(IntEnum):
     OWN_HISTORY = 3  # DIVERGED: from what the session itself said before
     UNHEARD = 4  # UNKNOWN: events were lost
     IN_POOL = 5  # UNKNOWN: by the sidecar's books the pool had it
-    ELSEWHERE = 6  # UNKNOWN: some other engine had it, and no engine has it any more
+    UNCOMPUTED = 6  # UNKNOWN: somebody asked for it, and no engine that is known ever kept it
+    ELSEWHERE = 7  # OTHER_ENGINE: another one had it, and has it no more
+    READS_NONE = 8  # NOT_CACHEABLE: the request reads no cache

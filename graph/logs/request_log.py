@@ -25,6 +25,7 @@ _RECORD: Final = np.dtype(
         ("index", "<u4"),  # of the first miss
         ("key", "<u8"),  # of it, as the engine calls it; 0: it has none
         ("eviction", "<i8"),  # of it; -1: none
+        ("short", "<u4"),  # blocks that left since
         ("left", "<f8"),  # when; NaN: it did not
         ("ended", "<f8"),  # when the request did; NaN: it runs
         ("pause", "<f4"),  # that its session announced then; NaN: none
@@ -46,6 +47,8 @@ class Miss:
         left: When it left the pool, in the clock's seconds; NaN: it did not.
         session: The other session's name and tenant.
         engine: That has it.
+        short: How many blocks had left since it did, it among them: by about so many the pool was
+            too small to keep it. 0: that is not known.
     """
 
     index: int
@@ -56,6 +59,7 @@ class Miss:
     left: float = float("nan")
     session: tuple[str | None, str | None] = (None, None)
     engine: str | None = None
+    short: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class RequestLog:
         self.next += 1
         self._ring[slot] = (
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
-            asked.prefetched, asked.again, 0, 0, -1, np.nan, np.nan, np.nan, 0, 0,
+            asked.prefetched, asked.again, 0, 0, -1, 0, np.nan, np.nan, np.nan, 0, 0,
         )  # fmt: skip
         self.judge(number, miss)
         return number
@@ -134,6 +138,7 @@ class RequestLog:
         record["reason"], record["detail"], record["eviction"] = (
             miss.reason, miss.detail, miss.eviction,
         )  # fmt: skip
+        record["short"] = miss.short
         names = self._names[slot]
         names.other, names.other_engine = miss.session, miss.engine
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from ..types import Rows
@@ -11,12 +12,18 @@ _MOST_REQUESTS: Final = 65_536  # chosen
 
 
 class Running(NamedTuple):
-    """A request that was scheduled; ``number`` is its id in the log of requests."""
+    """A request that was scheduled.
+
+    Attributes:
+        number: Its id in the log of requests.
+        first: Of ``rows``: the first that it computes.
+    """
 
     number: int
     engine: int
     rows: Rows
     session: str
+    first: int = 0
 
 
 class RunningRequests:
@@ -46,6 +53,12 @@ class RunningRequests:
     def of(self, engine: int) -> list[str]:
         """The names of an engine's requests."""
         return [name for column, name in self._running if column == engine]
+
+    def computed(self, engine: int) -> Iterator[Rows]:
+        """What each of an engine's requests computes."""
+        for each in self._running.values():
+            if each.engine == engine:
+                yield each.rows[each.first :]
 
     def surplus(self) -> tuple[int, str] | None:
         """The engine and the name of the oldest request, if there are too many."""

@@ -93,6 +93,7 @@ class RequestStarted(Event, tag=6, frozen=True):
     loading_tokens: Count = (
         0  # that a load from a colder tier is to bring, beyond ``cached_tokens``
     )
+    reads_cache: bool = True  # False: it computes its whole prompt, whatever is cached
 
 
 CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it
@@ -178,6 +179,7 @@ class Pressure(Event, tag=15, frozen=True):
     cached_blocks: Count  # holding a prefix-cache hash
     running: Count
     waiting: Count
+    prefill_tokens_per_s: Rate = 0.0  # as measured; 0 before that
 
 
 class AdviceApplied(Event, tag=16, frozen=True):

@@ -29,6 +29,7 @@ from .holding.no_holding import NoHolding
 from .observe.group import most_blocks_per_step, observed_group
 from .observe.index import BlockIndex
 from .observe.observer import EngineObserver
+from .observe.prefill_meter import PrefillMeter
 from .observe.pressing_news import PressingNews
 from .observe.prompt_demand import PromptDemand
 from .observe.tap import PoolTap
@@ -88,7 +89,7 @@ class SchedulerSide:
         self._config, self._pool, self._clock = config, pool, clock
         self.group = group = observed_group(kv_cache, pool)
         self.index = BlockIndex(pool, clock)
-        self.arranger = FreeQueueArranger(
+        self.arranger = arranger = FreeQueueArranger(
             pool, self.index, most_blocks_per_step(config, group), protect_stale_s(), clock
         )
         self.client = surroundings.connect(self)
@@ -98,12 +99,12 @@ class SchedulerSide:
             config, kv_cache, pool, group, self.index, tiers, self._emit, clock,
             surroundings.costs, manager,
         )  # fmt: skip
-        arranger = self.arranger
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, bridge], self._emit, arranger.stated,
             bridge.adapted, engine_ends(config),
         )  # fmt: skip
-        self._reports: list[Callable[[], AnyEvent]] = [self.observer.pressure, *bridge.reports]
+        self._prefill = PrefillMeter.of(config)
+        self._reports = [self._prefill.told_with(self.observer.pressure), *bridge.reports]
         self._demand = PromptDemand(group.block_size, group.groups_take)
         self._news = PressingNews(pool.num_gpu_blocks, self.client.nudge)
         self.tap = PoolTap(pool, group.index)
@@ -120,11 +121,10 @@ class SchedulerSide:
             holds: Asks ``holding`` whether a request is to be held; must not raise.
             gone: Tells ``holding`` of a held request that was removed; must not raise.
         """
-        bridge = self.bridge
-        sessions = LiveSessions(self._pool, self.group, self.observer.meaning, bridge.copied)
+        sessions = LiveSessions(self._pool, self.group, self.observer.meaning, self.bridge.copied)
         bounds = HoldingBounds(self._pool.num_gpu_blocks - 1, hold_max_s(HOLD_MAX_S))
         queue = HoldingQueue(scheduler, holds, gone)
-        queue.queued, queue.unqueued = bridge.request_queued, bridge.request_unqueued
+        queue.queued, queue.unqueued = self.bridge.request_queued, self.bridge.request_unqueued
         self.holding = Holding(
             queue, sessions, self.client.admission, self._emit, bounds, self._clock
         )
@@ -181,6 +181,7 @@ class SchedulerSide:
             tokens: Tokens scheduled in this step.
             preempted: Ids of requests that had to give up their blocks.
         """
+        self._prefill.stepped(tokens, self.observer.running, self._clock())
         changes = self.tap.take()
         taken = self.observer.blocks_changed(changes)
         self._demand.changed(changes)

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from kvgraph.advisor.questions import WAITING, Questions
+from kvgraph.advisor.questions import FRESH_S, STALE_S, WAITING, Questions, RecentAnswers
 from kvgraph.dashboards.source import BusyError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.advice import EvictionRanking
@@ -125,3 +125,45 @@ def test_a_rank_is_looked_up_where_it_is_known(monkeypatch: pytest.MonkeyPatch) 
     computed = graph.explain(5)["ranks"]
     monkeypatch.setattr(places, "resident_scores", None)
     assert graph.explain(5, known)["ranks"] == computed == {"e": {**last["e"], "rank": 0}}
+
+
+def test_an_answer_is_worked_out_once_while_it_is_fresh() -> None:
+    clock, worked_out = Clock(), []
+    recent = RecentAnswers(clock)
+    for _ in range(3):
+        assert recent.of("now", lambda: worked_out.append(clock.now) or len(worked_out)) == 1
+    clock.now += FRESH_S
+    assert recent.of("now", lambda: 2) == 2
+    assert recent.of("another", lambda: 3) == 3
+
+
+def test_while_one_works_it_out_others_get_the_answer_before() -> None:
+    clock = Clock()
+    recent = RecentAnswers(clock)
+    recent.of("now", lambda: "before")
+    clock.now += FRESH_S
+    seen = []
+
+    def slow() -> str:
+        seen.append(recent.of("now", lambda: "worked out twice"))
+        clock.now += STALE_S  # it is too old for anybody by then
+        seen.append(recent.of("now", lambda: "worked out by who cannot wait"))
+        return "after"
+
+    assert recent.of("now", slow) == "after"
+    assert seen == ["before", "worked out by who cannot wait"]
+
+
+def test_who_is_refused_gets_the_answer_before_while_that_is_young() -> None:
+    clock = Clock()
+    recent = RecentAnswers(clock)
+
+    def refused() -> str:
+        raise BusyError("many ask")
+
+    recent.of("now", lambda: "before")
+    clock.now += FRESH_S
+    assert recent.of("now", refused) == "before"
+    clock.now += STALE_S
+    with pytest.raises(BusyError):
+        recent.of("now", refused)

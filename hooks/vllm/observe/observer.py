@@ -17,11 +17,12 @@ from ....graph.messages.events import (
     RequestStarted,
 )
 from ....graph.types import PROTECTED_LAYERS
-from ...keys import key_of, keys_in_pool, pack_hash, pack_hashes, pack_keys, unpack
+from ...keys import key_of, keys_in_pool, pack_hashes, pack_keys, pack_run, unpack
 from .group import ObservedGroup
 from .hints import hint_policy
 from .index import BlockIndex
 from .resident import resident_keys
+from .returned import returned
 from .tags import NO_MEANING, Meaning, TagReader
 from .tap import Cached, Change
 
@@ -79,8 +80,7 @@ class EngineObserver:
         self._pool = pool
         self._group = group
         self._scale, self._suffix = group.scale, group.suffix
-        self._index = index
-        self._listeners = listeners
+        self._index, self._listeners = index, listeners
         self._emit = emit
         self._stated, self._adapted, self._ended = stated, adapted, ended
         self._tags = TagReader(hint_policy(os.environ))
@@ -125,6 +125,7 @@ class EngineObserver:
                 tenant=meaning.tenant,
                 segments=meaning.segments,
                 loading_tokens=to_load,
+                reads_cache=not request.skip_reading_prefix_cache,
             )
         )
 
@@ -194,17 +195,14 @@ class EngineObserver:
                 self._removed(removed)
                 removed = []
                 self._cleared()
-        self._removed(removed)
+        self._removed(removed, changes)
         return len(removed)
 
     def _stored(self, request: Request, first: int, end: int) -> None:
         hashes, scale = request.block_hashes, self._scale
         _, meaning = self.running.get(request.request_id) or (request, NO_MEANING)
         self.stored += end - first
-        if end - first == scale == 1:  # a decoding request's, most of all
-            packed = pack_hash(hashes[first])
-        else:
-            packed = pack_hashes(hashes[scale * (first + 1) - 1 : scale * end : scale])
+        packed = pack_run(hashes, first, end, scale)
         if request.lora_request is not None:
             self._adapted(unpack(packed))
         self._emit(
@@ -216,13 +214,17 @@ class EngineObserver:
             )
         )
 
-    def _removed(self, hashes: list[bytes]) -> None:
+    def _removed(self, hashes: list[bytes], changes: Sequence[Change] = ()) -> None:
         suffix = self._suffix
         ours = [each for each in hashes if each.endswith(suffix)]
-        if gone := self._index.forget(ours, keys_in_pool(ours)):
+        keys = keys_in_pool(ours)
+        if gone := self._index.forget(ours, keys):
             self._emit(BlocksRemoved(pack_keys(gone)))
             for listener in self._listeners:
                 listener.evicted(gone)
+        for request, first, end in returned(changes, keys, gone, self._scale):
+            self._emit(BlocksRemoved(pack_run(request.block_hashes, first, end, self._scale)))
+            self._stored(request, first, end)
 
     def _cleared(self) -> None:
         self._index.clear()

@@ -63,6 +63,19 @@ def test_a_session_that_shares_a_beginning_diverged_from_the_other(world: World)
     assert world.other() == ("first", None)
 
 
+def test_of_two_requests_of_one_batch_the_later_diverged_from_the_other(world: World) -> None:
+    world.serve(1, 2, session="first")
+    both = [
+        RequestStarted(name, pack(1, 2, last), 53, 32, SIZE, name)
+        for name, last in (("second", 3), ("third", 30))
+    ]
+    world.tell(*both)
+    assert world.last() == (Reason.DIVERGED, Detail.NONE, 2)
+    assert world.other() == ("second", None)
+    record = world.history.requests.record(1)
+    assert int(record["reason"]) == Reason.NEVER_SEEN
+
+
 def test_evicted_by_the_engines_own_order(world: World) -> None:
     world.serve(1, 2, 3)
     world.evict(3, 2)
@@ -143,6 +156,28 @@ def test_another_engine_has_it(world: World) -> None:
     world.start(1, 2, 3, engine="a")
     assert world.last() == (Reason.OTHER_ENGINE, Detail.NONE, 0)
     assert world.history.requests.names(1).other_engine == "b"
+
+
+def test_another_engine_had_it(world: World) -> None:
+    world.serve(1, 2, 3, engine="b")
+    world.evict(3, 2, 1, engine="b")
+    world.start(1, 2, 3, engine="a")
+    assert world.last() == (Reason.OTHER_ENGINE, Detail.ELSEWHERE, 0)
+    assert world.history.requests.names(1).other_engine is None
+
+
+def test_nobody_ever_kept_it(world: World) -> None:
+    name = world.start(1, 2, 3, engine="b")
+    world.tell(RequestFinished(name, b"", 53, 53, "abort", "s"), engine="b")
+    world.start(1, 2, 3, engine="a")
+    assert world.last() == (Reason.UNKNOWN, Detail.UNCOMPUTED, 0)
+
+
+def test_a_request_that_reads_no_cache_says_so(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.tell(RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s", reads_cache=False))
+    assert world.last() == (Reason.NOT_CACHEABLE, Detail.READS_NONE, 0)
+    assert not world.history.unsettled
 
 
 def test_what_was_evicted_here_names_the_engine_that_has_it_too(world: World) -> None:
@@ -229,6 +264,16 @@ def test_two_requests_of_one_batch_compute_the_same(world: World) -> None:
     assert world.last() == (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0)
 
 
+def test_another_request_computes_it_though_the_first_one_to_do_so_went_away(
+    world: World,
+) -> None:
+    first = world.start(1, 2, 3, session="first")
+    world.start(1, 2, 3, session="second")
+    world.tell(RequestFinished(first, b"", 53, 53, "abort", "first"))
+    world.start(1, 2, 3, session="third")
+    assert world.last() == (Reason.NOT_CACHEABLE, Detail.UNDER_WAY, 0)
+
+
 def test_news_of_it_were_lost(world: World) -> None:
     world.serve(1, 2, 3)
     world.tell(BlocksResident(pack(1, 2)))
@@ -243,7 +288,7 @@ def test_a_list_of_the_pool_may_be_ahead_of_the_news(world: World) -> None:
     assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
 
 
-def test_a_request_that_reads_no_cache_is_not_explained_away(world: World) -> None:
+def test_what_the_books_have_is_not_explained_away(world: World) -> None:
     world.serve(1, 2, 3)
     world.serve(1, 2, 3, found=0)
     assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 0)
@@ -331,7 +376,7 @@ def test_an_engine_in_anothers_place_begins_anew(world: World) -> None:
     world.tell(EngineHello("host:c", "model", SIZE, 100, "vllm"), engine="c")
     assert world.graph.tables.engines["c"] == 0
     world.start(1, 2, engine="c")
-    assert world.last() == (Reason.UNKNOWN, Detail.ELSEWHERE, 0)
+    assert world.last() == (Reason.UNKNOWN, Detail.UNCOMPUTED, 0)
     assert world.history.evictions[0].next == 0
 
 

@@ -79,7 +79,7 @@ class _PaperLoop:
         self.now = 0.0
         warm = blocks if arm.hosted else None
         shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, stock=arm.stock)
-        self.engine = PaperEngine(_larger(base, arm.longest_first), shape, clock=lambda: self.now)
+        self.engine = PaperEngine(larger(base, arm.longest_first), shape, clock=lambda: self.now)
         self._scheduler = self.engine.scheduler
         self._link = PaperLink(self.engine) if self.engine.has_tiers else None
         sidecar = PaperSidecar
@@ -139,7 +139,7 @@ class _PaperLoop:
             tokens[name] = [self._open[name].turn.request.answer[said]] if whole else []
         if self._link is not None:
             self._link.order(order, self.now)
-        self.now += _step_s(prefilled, decodes)
+        self.now += step_s(prefilled, decodes)
         if self._link is None:
             done = runner_output(tokens)
         else:
@@ -178,13 +178,13 @@ class _Open:
     cached: int = 0
 
 
-def _step_s(prefilled: int, decodes: bool) -> float:
+def step_s(prefilled: int, decodes: bool) -> float:
     if not prefilled and not decodes:
         return _IDLE_S
     return max(prefilled / PREFILL, DECODE_S if decodes else 0.0)
 
 
-def _larger(base: VllmConfig, longest_first: bool) -> VllmConfig:
+def larger(base: VllmConfig, longest_first: bool) -> VllmConfig:
     config = copy.copy(base)
     config.model_config = copy.copy(base.model_config)
     config.scheduler_config = copy.copy(base.scheduler_config)

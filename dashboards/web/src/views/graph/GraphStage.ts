@@ -49,7 +49,7 @@ export class GraphStage {
     const start = before === null ? layout.positions : this.startOf(before, layout);
     this.renderer.place(layout.data, layout.positions, start);
     this.layout = layout;
-    this.grid = new NodeGrid(layout.positions);
+    this.grid = null;
     this.movedAt = before === null ? -MOVE_MS : performance.now();
     if (isOther) this.isFitted = false;
     if (!this.isFitted) this.fit(layout.settled);
@@ -90,8 +90,10 @@ export class GraphStage {
   }
 
   nodeAt(px: number, py: number): number {
+    if (this.layout === null) return -1;
+    this.grid ??= new NodeGrid(this.layout.positions); // at the first question: not before a paint
     const [x, y] = this.camera.toPlane(px, py);
-    return this.grid?.nearest(x, y, REACH / this.camera.zoom) ?? -1;
+    return this.grid.nearest(x, y, REACH / this.camera.zoom);
   }
 
   pixelsOf(node: number): [number, number] | null {
@@ -115,8 +117,10 @@ export class GraphStage {
     if (this.palette === null) return;
     const part = Math.min(1, (performance.now() - this.movedAt) / MOVE_MS);
     const blend = part * part * (3 - 2 * part);
+    if (part < 1) this.pace.moved();
     const look = { shown: this.shown, isDimmed: this.dimEdges, share: this.pace.next() };
-    this.renderer.draw(this.camera, this.palette, look, blend);
+    if (this.pace.isMoving && part === 1) this.renderer.drawMoved(this.camera, this.palette, look);
+    else this.renderer.draw(this.camera, this.palette, look, blend);
     this.onFrame();
     if (part < 1) this.redraw();
   }

@@ -2,13 +2,16 @@ const MOVING_MS = 250; // so long after somebody moved it, a graph counts as mov
 const SLOW_MS = 45;
 const LEAST = 1 / 16;
 
-/** How much of its edges a graph shows while it moves: as many as the machine draws in time. */
+/**
+ * How much of its edges a graph shows where it is drawn while it moves: as many as the machine
+ * draws in time. At rest it is drawn whole.
+ */
 export class Pace {
   private share = 1;
   private movedAt = -MOVING_MS;
   private rest: ReturnType<typeof setTimeout> | undefined;
 
-  /** @param redraw Called once all has come to rest, if something was left out. */
+  /** @param redraw Called once all has come to rest. */
   constructor(private readonly redraw: () => void) {}
 
   /** Somebody moves the graph. */
@@ -16,13 +19,18 @@ export class Pace {
     this.movedAt = performance.now();
   }
 
+  /** Whether somebody moved it just now. */
+  get isMoving(): boolean {
+    return performance.now() - this.movedAt < MOVING_MS;
+  }
+
   /** The share of edges for the frame that is drawn now. */
   next(): number {
     const now = performance.now();
-    if (now - this.movedAt >= MOVING_MS) return 1;
+    if (!this.isMoving) return 1;
     requestAnimationFrame(() => this.took(performance.now() - now));
     clearTimeout(this.rest);
-    if (this.share < 1) this.rest = setTimeout(this.redraw, MOVING_MS);
+    this.rest = setTimeout(this.redraw, MOVING_MS);
     return this.share;
   }
 

@@ -3,6 +3,7 @@ import { COLD, type GraphData, POOL, WARM } from "../GraphData";
 import type { Positions } from "../layouts/shape";
 import { boundsOf } from "./bounds";
 import type { Camera } from "./Camera";
+import { Picture, type Rect } from "./Picture";
 import { PositionTexture } from "./PositionTexture";
 import { Program } from "./Program";
 import { EDGE_FRAGMENT, EDGE_VERTEX, NODE_FRAGMENT, NODE_VERTEX } from "./shaders";
@@ -22,6 +23,7 @@ export class GraphRenderer {
   private readonly nodes: Program;
   private readonly from: PositionTexture;
   private readonly to: PositionTexture;
+  private readonly picture: Picture;
   private readonly edgeArray: WebGLVertexArrayObject;
   private readonly nodeArray: WebGLVertexArrayObject;
   private readonly edgeBuffer: WebGLBuffer;
@@ -38,6 +40,9 @@ export class GraphRenderer {
     this.nodes = new Program(gl, NODE_VERTEX, NODE_FRAGMENT);
     this.from = new PositionTexture(gl);
     this.to = new PositionTexture(gl);
+    this.picture = new Picture(gl);
+    // Only once all are begun: they are compiled side by side.
+    for (const program of [this.edges, this.nodes, this.picture.program]) program.check();
     this.edgeArray = gl.createVertexArray();
     this.nodeArray = gl.createVertexArray();
     this.edgeBuffer = this.attribute(
@@ -67,6 +72,7 @@ export class GraphRenderer {
     }
     this.data = data;
     this.inks = inksOf(data, positions);
+    this.picture.forget();
     this.from.set(start);
     this.to.set(positions);
   }
@@ -82,14 +88,47 @@ export class GraphRenderer {
     }
     this.gl.bindBuffer(this.gl.ARRAY_BUFFER, this.lookBuffer);
     this.gl.bufferData(this.gl.ARRAY_BUFFER, looks, this.gl.STATIC_DRAW);
+    this.picture.forget();
   }
 
-  /** One frame: edges of the `shown` types, then nodes. */
+  /** One frame: edges of the `shown` types, then nodes; kept as the picture for `drawMoved`. */
   draw(camera: Camera, colors: Palette, look: Look, blend: number) {
-    const { gl, data } = this;
+    this.clear();
+    this.drawGraph(camera, colors, look, blend);
+    if (blend === 1) this.picture.take(camera, [this.canvas.width, this.canvas.height]);
+    else this.picture.forget();
+  }
+
+  /** The last frame, where it belongs by now, and the graph itself in what that leaves bare. */
+  drawMoved(camera: Camera, colors: Palette, look: Look) {
+    const { gl } = this;
+    this.clear();
+    const bare = this.picture.draw(camera);
+    if (bare === null) {
+      this.draw(camera, colors, look, 1);
+      return;
+    }
+    gl.enable(gl.SCISSOR_TEST);
+    for (const part of bare) {
+      this.cutTo(part, camera);
+      this.drawGraph(camera, colors, look, 1);
+    }
+    gl.disable(gl.SCISSOR_TEST);
+  }
+
+  dispose() {
+    this.gl.getExtension("WEBGL_lose_context")?.loseContext();
+  }
+
+  private clear() {
+    const { gl } = this;
     gl.viewport(0, 0, this.canvas.width, this.canvas.height);
     gl.clearColor(0, 0, 0, 0);
     gl.clear(gl.COLOR_BUFFER_BIT);
+  }
+
+  private drawGraph(camera: Camera, colors: Palette, look: Look, blend: number) {
+    const { data } = this;
     if (data === null) return;
     this.from.bind(0);
     this.to.bind(1);
@@ -97,8 +136,15 @@ export class GraphRenderer {
     this.drawNodes(data, camera, colors, blend);
   }
 
-  dispose() {
-    this.gl.getExtension("WEBGL_lose_context")?.loseContext();
+  /** Draw in a part of the canvas only, for as long as scissors are on. */
+  private cutTo({ left, top, right, bottom }: Rect, { height }: Camera) {
+    const { pixels } = this;
+    const [first, last] = [Math.round(left * pixels), Math.round(right * pixels)];
+    const [low, high] = [
+      Math.round((height - bottom) * pixels),
+      Math.round((height - top) * pixels),
+    ];
+    this.gl.scissor(first, low, last - first, high - low);
   }
 
   private drawEdges(data: GraphData, camera: Camera, colors: Palette, look: Look, blend: number) {

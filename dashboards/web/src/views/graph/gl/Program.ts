@@ -1,21 +1,30 @@
 /** A linked WebGL2 program with its uniforms by name. */
 export class Program {
   private readonly program: WebGLProgram;
+  private readonly shaders: readonly WebGLShader[];
   private readonly places = new Map<string, WebGLUniformLocation | null>();
 
-  /** @throws Error What the driver said of the shaders. */
+  /** Begins to compile and link; `check` waits for the end. */
   constructor(
     private readonly gl: WebGL2RenderingContext,
     vertex: string,
     fragment: string,
   ) {
     this.program = gl.createProgram();
-    gl.attachShader(this.program, compiled(gl, gl.VERTEX_SHADER, vertex));
-    gl.attachShader(this.program, compiled(gl, gl.FRAGMENT_SHADER, fragment));
+    this.shaders = [
+      begun(gl, gl.VERTEX_SHADER, vertex),
+      begun(gl, gl.FRAGMENT_SHADER, fragment),
+    ];
+    for (const shader of this.shaders) gl.attachShader(this.program, shader);
     gl.linkProgram(this.program);
-    if (!gl.getProgramParameter(this.program, gl.LINK_STATUS)) {
-      throw new Error(gl.getProgramInfoLog(this.program) ?? "a program did not link");
-    }
+  }
+
+  /** @throws Error What the driver said of the shaders. */
+  check() {
+    const { gl, program } = this;
+    if (gl.getProgramParameter(program, gl.LINK_STATUS)) return;
+    const said = [gl.getProgramInfoLog(program), ...this.shaders.map(gl.getShaderInfoLog, gl)];
+    throw new Error(said.filter(Boolean).join("\n") || "a program did not link");
   }
 
   use() {
@@ -34,13 +43,10 @@ export class Program {
   }
 }
 
-function compiled(gl: WebGL2RenderingContext, kind: number, source: string): WebGLShader {
+function begun(gl: WebGL2RenderingContext, kind: number, source: string): WebGLShader {
   const shader = gl.createShader(kind);
   if (shader === null) throw new Error("the browser made no shader");
   gl.shaderSource(shader, source);
   gl.compileShader(shader);
-  if (!gl.getShaderParameter(shader, gl.COMPILE_STATUS)) {
-    throw new Error(gl.getShaderInfoLog(shader) ?? "a shader did not compile");
-  }
   return shader;
 }

@@ -77,3 +77,22 @@ void main() {
   if (alpha < 0.01) discard;
   color = vec4(mix(vFill, vRing, ring) * alpha, alpha);
 }`;
+
+/** A picture that was taken before, in a rectangle: left, bottom, right and top of the clip space. */
+export const PICTURE_VERTEX = `#version 300 es
+precision highp float;
+uniform vec4 uPlace;
+out vec2 vAt;
+void main() {
+  vAt = vec2(gl_VertexID & 1, gl_VertexID >> 1);
+  gl_Position = vec4(mix(uPlace.xy, uPlace.zw, vAt), 0.0, 1.0);
+}`;
+
+export const PICTURE_FRAGMENT = `#version 300 es
+precision mediump float;
+uniform sampler2D uPicture;
+in vec2 vAt;
+out vec4 color;
+void main() {
+  color = texture(uPicture, vAt);
+}`;

@@ -1,0 +1,36 @@
+"""``returned``: blocks that a step evicted, and cached anew for a request that missed them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from ...keys import key_of
+from .tap import Cached, Change
+
+
+def returned(
+    changes: Sequence[Change], evicted: Sequence[int], gone: Sequence[int], scale: int
+) -> Iterator[Cached]:
+    """Runs of evicted blocks that are not gone, since one of ``changes`` cached them.
+
+    Args:
+        evicted, gone: Keys.
+        scale: Hashes of a request per block.
+    """
+    if len(gone) == len(evicted):
+        return
+    back = set(evicted).difference(gone)
+    for change in changes:
+        if type(change) is Cached:
+            yield from _runs(change, back, scale)
+
+
+def _runs(cached: Cached, keys: set[int], scale: int) -> Iterator[Cached]:
+    request, first, end = cached
+    hashes = request.block_hashes[scale * (first + 1) - 1 : scale * end : scale]
+    told = enumerate((key_of(each) in keys for each in hashes), first)
+    for is_back, run in groupby(told, key=lambda each: each[1]):
+        if is_back:
+            places = [place for place, _ in run]
+            yield Cached(request, places[0], places[-1] + 1)

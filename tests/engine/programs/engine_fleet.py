@@ -1,0 +1,67 @@
+"""One real vLLM engine that plays recorded agents, as many of their requests as a file says.
+
+Called as ``python -P engine_fleet.py OPTIONS_JSON``; prints one line ``RESULT {json}``. While it
+waits for the file to say more, the engine is idle and linked.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from kvgraph.advisor.replay.recordings.fleet import lay_over_users
+from kvgraph.advisor.replay.recordings.weka import read_sessions
+from kvgraph.bench.recorded.agents_forcing import ANSWER, OPTIONS
+from kvgraph.bench.recorded.agents_requests import AgentRequest, build_requests
+
+SEED = 3
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    """Options: model, sessions, users, vocabulary, blocks, and allowed: a file that holds how many
+    requests may have been served by now, or ``end``."""
+    from vllm import LLM
+
+    llm = LLM(
+        options["model"], dtype="float32", block_size=16, gpu_memory_utilization=0.3,
+        max_model_len=4096, num_gpu_blocks_override=options["blocks"], enforce_eager=True,
+        max_num_seqs=4, logits_processors=[OPTIONS[1]],
+    )  # fmt: skip
+    fleet = lay_over_users(read_sessions(Path(options["sessions"])), options["users"], 7200.0, SEED)
+    served, cached = 0, 0
+    for request in build_requests(fleet, options["vocabulary"], SEED):
+        if not _may_serve(Path(options["allowed"]), served):
+            break
+        cached += _serve(llm, request)
+        served += 1
+    return {"served": served, "cached": cached}
+
+
+def _may_serve(allowed: Path, served: int) -> bool:
+    """Wait until one more request may be served; False at the end."""
+    while (said := allowed.read_text().strip()) != "end":
+        if said and int(said) > served:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _serve(llm: Any, request: AgentRequest) -> int:
+    from vllm import SamplingParams, TokensPrompt
+
+    said = request.body(1.0, hinted=True, layered=True)["kv_transfer_params"]
+    sampling = SamplingParams(
+        max_tokens=len(request.answer), temperature=0, ignore_eos=True,
+        stop_token_ids=[request.answer[-1]],
+        extra_args={ANSWER: list(request.answer), "kv_transfer_params": said},
+    )  # fmt: skip
+    prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
+    return llm.generate(prompt, sampling, use_tqdm=False)[0].num_cached_tokens or 0
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
