@@ -82,7 +82,7 @@ def dashboard(
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
 ) -> None:
-    """What the page, its logs and its shadows cost, and how right the shadows are."""
+    """What the page, its logs and its shadows cost, and how right they are."""
     from .dashboard.dashboard import run
 
     run(progress=not as_json, quick=quick).print(as_json)

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from ..errors import BenchError
 from ..figures import Figures
-from . import log_cost, page_load, page_speed, shadow_error
+from . import attribution, log_cost, page_load, page_speed, shadow_error
 
 _PARTS: Final[tuple[Callable[[Figures, bool], None], ...]] = (
+    attribution.run,
     log_cost.run,
     shadow_error.run,
     page_load.run,

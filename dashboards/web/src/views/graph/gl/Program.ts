@@ -11,10 +11,7 @@ export class Program {
     fragment: string,
   ) {
     this.program = gl.createProgram();
-    this.shaders = [
-      begun(gl, gl.VERTEX_SHADER, vertex),
-      begun(gl, gl.FRAGMENT_SHADER, fragment),
-    ];
+    this.shaders = [begun(gl, gl.VERTEX_SHADER, vertex), begun(gl, gl.FRAGMENT_SHADER, fragment)];
     for (const shader of this.shaders) gl.attachShader(this.program, shader);
     gl.linkProgram(this.program);
   }
