@@ -125,7 +125,7 @@ class EngineObserver:
                 tenant=meaning.tenant,
                 segments=meaning.segments,
                 loading_tokens=to_load,
-                reads_cache=not request.skip_reading_prefix_cache,
+                reads_cache=not getattr(request, "skip_reading_prefix_cache", False),
             )
         )
 
