@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from ..errors import BuildError
 from .compiled import compiled
+from .versions import compiler_cuda
 
 SOURCES: Final = Path(__file__).parents[1] / "cuda"
 ARCHITECTURES: Final = ("sm_80", "sm_90", "sm_100", "sm_120")
@@ -51,7 +52,7 @@ def compile_kernel(kernel: str, defines: Iterable[str], architecture: str) -> Co
     defines = tuple(defines)
     core = _cuda_core()
     source = kernel_source(kernel)
-    version = core["Program"].__module__ + core["version"]
+    version = f"{core['Program'].__module__} {core['version']} {compiler_cuda()}"
     ingredients = [source, *defines, _STANDARD, architecture, version, _HEAD.format]
 
     def build(path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..compilers.nvrtc import compile_kernel
+from ..compilers.versions import OLDEST, why_not_loaded
 from ..errors import BuildError, TransferError
 from .calls import KernelCall
-from .versions import OLDEST, why_not_loaded
 
 if TYPE_CHECKING:
     from cuda.core import Kernel

@@ -26,6 +26,9 @@ from ..tensors import Bools, Int64s, Integers, Tensor
 
 Handles: TypeAlias = Integers | Sequence[int]
 SLAB_BYTES: Final = 64 << 20  # committed and given back at a time; chosen
+# Where the machine refuses to lock more, the engine's own buffers must still find some; chosen.
+_LEFT_SLABS: Final = 4
+_LEFT_SHARE: Final = 0.1
 _SLOT_BITS: Final = 32
 _SLOT_MASK: Final = (1 << _SLOT_BITS) - 1
 
@@ -50,7 +53,7 @@ class Arena:
             slab_bytes: How much is committed, pinned and given back at a time, about.
 
         Raises:
-            TransferError: Not one slab can be page-locked.
+            TransferError: Next to nothing can be page-locked.
         """
         self.capacity = record.blocks
         self.record_bytes = record.block_bytes
@@ -192,13 +195,23 @@ class Arena:
             try:
                 _lock(address, size)
             except TransferError as error:
-                if not slab:
-                    raise
-                self.capacity = slab * self.per_slab
+                self._leave_some(slab, error)
                 return str(error)
             self._locked.add(address)
             self._committed[slab] = True
         return None
+
+    def _leave_some(self, locked: int, error: TransferError) -> None:
+        """Of ``locked`` slabs, which are all that can be, keep what others will not miss.
+
+        Raises:
+            TransferError: That is none.
+        """
+        kept = locked - max(_LEFT_SLABS, round(locked * _LEFT_SHARE))
+        self._release(np.arange(max(kept, 0), locked))
+        if kept <= 0:
+            raise error
+        self.capacity = kept * self.per_slab
 
     def _release(self, slabs: Integers) -> None:
         for slab in slabs:

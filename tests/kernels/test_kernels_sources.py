@@ -9,6 +9,7 @@ import pytest
 import torch
 from kvgraph.kernels.backends import native
 from kvgraph.kernels.backends.native import CopyArgs, LayoutArgs, MoveArgs, PlaneArgs, RopeArgs
+from kvgraph.kernels.compilers import nvrtc
 from kvgraph.kernels.compilers.nvrtc import ARCHITECTURES, SOURCES, compile_kernel
 from kvgraph.kernels.errors import BuildError
 from kvgraph.kernels.gpu.arguments import (
@@ -70,6 +71,15 @@ def test_every_kernel_compiles_without_spilling_registers(
     again = compile_kernel(*VARIANTS[0], architecture)
     assert again.registers > 0
     assert len(list(tmp_path.glob("*.cubin"))) == len(VARIANTS)
+
+
+def test_another_compiler_compiles_anew(tmp_path: Any, monkeypatch: Any) -> None:
+    """A driver may refuse what the one before made: it must not be found again."""
+    monkeypatch.setenv("AITHER_KVCACHE_KERNEL_CACHE", str(tmp_path))
+    compile_kernel("kv_copy", ("BYTES=4", *COMMON_DEFINES), "sm_90")
+    monkeypatch.setattr(nvrtc, "compiler_cuda", lambda: "12.9")
+    compile_kernel("kv_copy", ("BYTES=4", *COMMON_DEFINES), "sm_90")
+    assert len(list(tmp_path.glob("*.cubin"))) == 2
 
 
 def test_a_source_that_does_not_compile_says_where(tmp_path: Any, monkeypatch: Any) -> None:

@@ -114,7 +114,10 @@ class WorkerSide:
         from ...tiers.mover import TierMover
         from .disk_file import open_disk
 
-        arena = Arena.for_cache(cache.layout, granted_bytes(self._settings))
+        given = granted_bytes(self._settings)
+        if cache.memory.is_cuda:
+            logger.info("kvgraph: page-locking %.1f GiB of host memory for copies", given / 2**30)
+        arena = Arena.for_cache(cache.layout, given)
         ops.prepare(cache, arena.kv)  # compiled and measured now, where it holds up no request
         disk = open_disk(self._config, self._settings, cache, arena.record_bytes)
         mover = TierMover(cache, arena, disk, hash_bytes(self._config))
