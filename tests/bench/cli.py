@@ -66,6 +66,10 @@ Best = Annotated[
     int | None, typer.Option(min=1, help="--closed: agents that suit stock; else searched.")
 ]
 
+Pairs = Annotated[
+    int | None, typer.Option(min=1, help="--closed: runs below the cliff; else 3, quick 1.")
+]
+
 DEFAULT_OUT = Path(".demo")
 
 
@@ -233,10 +237,11 @@ def agents(
     closed: Closed = False,
     paper: Paper = False,
     best: Best = None,
+    pairs: Pairs = None,
 ) -> None:
     """Run a real vLLM with recorded agents: stock, the graph, hints, host memory; and the lab."""
     if closed:
-        _closed(as_json, quick, paper, best, arms, seed, sessions, pace, model, out)
+        _closed(as_json, quick, paper, best, pairs, arms, seed, sessions, pace, model, out)
         return
     with _explained():
         from .agents.agents import QUICK, Scale, run
@@ -254,8 +259,9 @@ def agents(
 
 
 def _closed(
-    as_json: bool, quick: bool, paper: bool, best: int | None, arms: str | None, seed: int,
-    sessions: Path | None, pace: float | None, model: str | None, out: Path,
+    as_json: bool, quick: bool, paper: bool, best: int | None, pairs: int | None,
+    arms: str | None, seed: int, sessions: Path | None, pace: float | None, model: str | None,
+    out: Path,
 ) -> None:  # fmt: skip
     with _explained():
         from .closed.closed import run_closed_bench
@@ -270,7 +276,7 @@ def _closed(
         else:
             chosen = _chosen(arms, CLOSED_ARMS)
             result = run_closed_bench(
-                not as_json, quick, best, chosen, sessions, seed, pace, model, out
+                not as_json, quick, best, pairs, chosen, sessions, seed, pace, model, out
             )
         save_closed(result)
     result.figures().print(as_json)

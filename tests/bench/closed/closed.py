@@ -83,6 +83,7 @@ def run_closed_bench(
     progress: bool = True,
     quick: bool = False,
     best: int | None = None,
+    pairs: int | None = None,
     arms: Sequence[AgentArm] | None = None,
     sessions: Path = SESSIONS,
     seed: int = 1,
@@ -94,6 +95,7 @@ def run_closed_bench(
 
     Args:
         best: Agents at which stock is at its best; None: searched, or ``quick``'s.
+        pairs: Runs of each arm below the cliff; None: those of the scale.
         arms: Stock must be one of them; None: those of ``scale``.
         sessions: A recorded session in the Weka format, or a directory of them.
         pace: Seconds that a recorded second takes; None: ``PACE``, for a machine that has nothing
@@ -105,7 +107,7 @@ def run_closed_bench(
     """
     scale = QUICK_CLOSED if quick else ClosedScale()
     clock = replace(scale.clock, pace=pace or scale.clock.pace)
-    scale = replace(scale, best=best or scale.best, clock=clock)
+    scale = replace(scale, best=best or scale.best, pairs=pairs or scale.pairs, clock=clock)
     arms = scale.arms if arms is None else arms
     if STOCK not in arms:
         raise TrafficError("the arm stock is missing: every figure is relative to it")
