@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-BENCHES := hotpath engine demo agents tiers kernels replay policies
+BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
 
 .PHONY: demo test check bench page clean
 

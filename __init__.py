@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .advisor.config.sections import ObserveConfig
+    from .advisor.intents.intent_client import IntentClient
     from .advisor.replay.lab.hit_rate import hit_rate
     from .advisor.replay.traces.reader import load_trace
     from .advisor.replay.traces.trace import Trace
@@ -54,6 +55,7 @@ __all__ = [
     "EvictionRanking",
     "FakeEngine",
     "GraphLimits",
+    "IntentClient",
     "KVCacheGraph",
     "KvEventSource",
     "KvGraphError",
@@ -78,6 +80,7 @@ __all__ = [
 
 _ROOMS: Final = {
     "advisor.config.sections": "ObserveConfig",
+    "advisor.intents.intent_client": "IntentClient",
     "advisor.replay.lab.hit_rate": "hit_rate",
     "advisor.replay.traces.reader": "load_trace",
     "advisor.replay.traces.trace": "Trace",

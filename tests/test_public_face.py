@@ -11,8 +11,9 @@ import pytest
 PUBLIC = {
     "AdmissionAdvice", "AdvisorClient", "BlocksCleared", "BlocksRemoved", "BlocksStored",
     "ClassicPolicy", "ClientOptions", "EdgeType", "EngineEnd", "EngineHello", "EvictionRanking",
-    "FakeEngine", "GraphLimits", "KVCacheGraph", "KvEventSource", "KvGraphError", "ObserveConfig",
-    "Policy", "RequestFinished", "RequestStarted", "Rules", "ScoreProfile", "Segment",
+    "FakeEngine", "GraphLimits", "IntentClient", "KVCacheGraph", "KvEventSource", "KvGraphError",
+    "ObserveConfig", "Policy", "RequestFinished", "RequestStarted", "Rules", "ScoreProfile",
+    "Segment",
     "Selection",
     "SessionSignal", "SourceLayer", "Tables", "Tier", "Trace", "View", "Weights",
     "hit_rate", "load_trace",

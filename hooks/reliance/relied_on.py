@@ -233,7 +233,9 @@ _ENDS: Final = (  # api, ends
     ),
     *_called("vllm.tokenizers", {"cached_tokenizer_from_config": "model_config"}, Part.ENDS),
     *_read("vllm.config", "ModelConfig", "multimodal_config", Part.ENDS),
-    *_read(f"{_V1}.request", "Request", "output_token_ids", Part.ENDS),
+    *_read(f"{_V1}.request", "Request", "output_token_ids structured_output_request", Part.ENDS),
+    *_read(f"{_V1}.structured_output.request", "StructuredOutputRequest", "params", Part.ENDS),
+    *_read("vllm.sampling_params", "StructuredOutputsParams", "structural_tag", Part.ENDS),
 )
 RELIED_ON: Final[tuple[Need, ...]] = (
     *_STARTING, *_CONNECTOR, *_POOL, *_ADMISSION, *_TIERS, *_ENDS

@@ -11,10 +11,14 @@ import pytest
 from kvgraph.advisor.replay.recordings.fleet import FleetRequest, lay_over_users
 from kvgraph.advisor.replay.recordings.fleet_blocks import BlockNumbers
 from kvgraph.advisor.replay.recordings.weka import read_sessions
+from kvgraph.bench.agents.agents_arms import DEFAULT, MARKED, Room
 from kvgraph.bench.errors import TrafficError
 from kvgraph.bench.recorded.agents_fleet import SESSIONS
 from kvgraph.bench.recorded.agents_requests import SHRINK, AgentRequest, build_requests
 from kvgraph.bench.recorded.agents_text import ROOT, Kind, TokenWriter, endings
+from kvgraph.hooks.vllm.ends.answer_reader import AnswerReader
+from kvgraph.hooks.vllm.ends.end_marks import read_marks
+from kvgraph.hooks.vllm.settings import ENDS_VARIABLE
 
 VOCABULARY = 2048
 
@@ -122,3 +126,15 @@ def test_the_sample_of_sessions_ships_with_its_source_and_licence() -> None:
     told = (SESSIONS / "README.md").read_text()
     assert "kv-cache-tester" in told
     assert "Apache-2.0" in told
+
+
+def test_a_marked_engine_knows_how_recorded_answers_end(tiny_model: Path, tmp_path: Path) -> None:
+    """By the tokens with which the forced answers end, and the others are told nothing."""
+    room = Room(str(tiny_model), tmp_path, pool=64, max_model_len=512)
+    marks = read_marks(dict(room.plan(MARKED, "marked").settings)[ENDS_VARIABLE])
+    call_end, turn_end = endings(512)
+    assert (marks.call_ends, marks.turn_ends) == ((call_end,), (turn_end,))
+    assert ENDS_VARIABLE not in dict(room.plan(DEFAULT, "default").settings)
+    reader = AnswerReader(marks, lambda tokens: "")
+    assert reader.read([9, call_end]).waiting_for_tool is True
+    assert reader.read([9, turn_end]).waiting_for_tool is False

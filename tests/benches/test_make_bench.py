@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BENCHES = ["graph", "hotpath", "engine", "demo", "agents", "tiers", "kernels", "replay", "policies"]
+BENCHES = [
+    "graph", "hotpath", "engine", "demo", "agents", "tiers", "kernels", "replay", "policies",
+    "meaning",
+]  # fmt: skip
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 

@@ -25,6 +25,9 @@ class Ending(NamedTuple):
     tool: str | None = None
 
 
+_REQUIRED: Final = CallShape('[{"name": "', '", "parameters":')
+"""How vLLM has a call written where ``tool_choice`` requires one."""
+
 UNKNOWN: Final = Ending()
 END_OF_TURN: Final = Ending(waiting_for_tool=False)
 
@@ -55,7 +58,7 @@ class AnswerReader:
         self._decode = decode
         self._ends = frozenset((*marks.turn_ends, *marks.call_ends))
         self._call_ends = frozenset(marks.call_ends)
-        self._shape = CallShape(marks) if marks.names_tools else None
+        self._shape = CallShape(marks.before, marks.after) if marks.names_tools else None
 
     def read(self, answer: Tokens) -> Ending:
         """Why ``answer`` ended, of which the engine says that the model, or a stop token, ended
@@ -69,6 +72,21 @@ class AnswerReader:
             if name is not None or self._is_opened(answer, body):
                 return Ending(True, name)
         return END_OF_TURN if ends else UNKNOWN
+
+    def read_bound(self, answer: Tokens) -> Ending:
+        """The same for an answer that had to follow a grammar.
+
+        Where a tool has to be called, vLLM's grammar is a list of calls without any marks. Who
+        reads other answers in a form, a person or a program, nobody can tell.
+        """
+        ending = self.read(answer)
+        if ending.waiting_for_tool:
+            return ending
+        body = len(answer) - len(self._ended_by(answer))
+        if body <= _LONGEST and is_one_expression(self._decode(answer[:body])):
+            name = _REQUIRED.at_start(self._decode(answer[: min(body, _NAMED_WITHIN)]))
+            return Ending(True, name) if name is not None else UNKNOWN
+        return UNKNOWN
 
     def _ended_by(self, answer: Tokens) -> list[int]:
         """The tokens at the end of ``answer`` that end answers, the last one first."""

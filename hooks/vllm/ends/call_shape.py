@@ -7,8 +7,6 @@ from collections import deque
 from itertools import islice
 from typing import Final
 
-from .end_marks import EndMarks
-
 _NAME: Final = r"(?P<name>\w[\w.\-/]{0,63})"
 """What counts as a tool's name; anything else stays in the engine."""
 _PIECES: Final = re.compile(r"\w+|[^\w\s]")
@@ -20,12 +18,12 @@ class CallShape:
     """Finds the name of a tool between the texts that stand around names.
 
     Args:
-        marks: With ``names_tools``.
+        before, after: Those texts; white space may differ in them.
     """
 
-    def __init__(self, marks: EndMarks) -> None:
-        ends = r"\s" if marks.after.isspace() else r"\s*" + _loosely(marks.after)
-        self._pattern = re.compile(rf"{_loosely(marks.before)}\s*{_NAME}{ends}")
+    def __init__(self, before: str, after: str) -> None:
+        ends = r"\s" if after.isspace() else r"\s*" + _loosely(after)
+        self._pattern = re.compile(rf"{_loosely(before)}\s*{_NAME}{ends}")
 
     def at_start(self, text: str) -> str | None:
         """The name with which ``text`` begins; None if it begins otherwise."""

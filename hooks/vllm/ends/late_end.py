@@ -41,15 +41,21 @@ class AnswerEnds:
         known = event.waiting_for_tool is not None and event.tool is not None
         if told or known or self._given_up or event.reason != _STOPPED:
             return event
-        return LateEnd(event, request.output_token_ids, self)
+        form = request.structured_output_request
+        bound = form is not None and form.params.structural_tag is None  # a tag leaves prose free
+        return LateEnd(event, request.output_token_ids, self, bound)
 
-    def read(self, event: RequestFinished, answer: Tokens) -> RequestFinished:
-        """``event`` with why ``answer`` ended; what a caller said of it stands."""
+    def read(self, event: RequestFinished, answer: Tokens, bound: bool) -> RequestFinished:
+        """``event`` with why ``answer`` ended; what a caller said of it stands.
+
+        Args:
+            bound: Whether the answer had to follow a grammar.
+        """
         if self._given_up:
             return event
         try:
             reader = self._reader = self._reader or self._make_reader()
-            ending = reader.read(answer)
+            ending = reader.read_bound(answer) if bound else reader.read(answer)
         except Exception as error:  # of a tokenizer: the request's end must be told all the same
             self._give_up(error)
             return event
@@ -71,13 +77,16 @@ class AnswerEnds:
 class LateEnd:
     """The end of a request whose answer is still to be read; see ``hooks.link.outbox.Later``."""
 
-    __slots__ = ("_answer", "_ends", "_event")
+    __slots__ = ("_answer", "_bound", "_ends", "_event")
 
-    def __init__(self, event: RequestFinished, answer: Tokens, ends: AnswerEnds) -> None:
+    def __init__(
+        self, event: RequestFinished, answer: Tokens, ends: AnswerEnds, bound: bool
+    ) -> None:
         self._event = event
         self._answer = answer
         self._ends = ends
+        self._bound = bound
 
     def event(self) -> RequestFinished:
         """The whole event; never raises."""
-        return self._ends.read(self._event, self._answer)
+        return self._ends.read(self._event, self._answer, self._bound)

@@ -10,6 +10,7 @@ from typing import Final
 from rich.console import Console
 
 from ..figures import Figures
+from ..paper.quiet import only_errors
 from .families import FAMILIES
 from .stops import Judged, judge
 
@@ -28,7 +29,8 @@ def run(progress: bool = True, quick: bool = False, seed: int = 1) -> Figures:
     """
     console = Console(stderr=True, quiet=not progress)
     figures = Figures("meaning")
-    _add_stops(figures, _QUICK if quick else _ANSWERS, seed, console.print)
+    with only_errors():
+        _add_stops(figures, _QUICK if quick else _ANSWERS, seed, console.print)
     return figures
 
 

@@ -116,7 +116,7 @@ def _sent(ends: AnswerEnds | None, end: RequestFinished, tokens: Sequence[int]) 
     """The end of a request, as it is sent to the sidecar."""
     if ends is None:
         return end
-    request: Any = SimpleNamespace(output_token_ids=tokens)
+    request: Any = SimpleNamespace(output_token_ids=tokens, structured_output_request=None)
     queued = ends.of(end, request)
     return queued.event() if isinstance(queued, LateEnd) else queued
 

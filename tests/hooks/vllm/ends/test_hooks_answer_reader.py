@@ -85,6 +85,22 @@ def test_of_several_calls_the_first_is_named() -> None:
     assert read(TAGGED, both) == Ending(True, "read")
 
 
+@pytest.mark.parametrize(
+    ("text", "ending"),
+    [
+        ('[{"name": "bash", "parameters": {"a": "]x"}}] <end>', Ending(True, "bash")),
+        ('[{"name":"bash", "parameters":{}}, {"name": "read", "parameters": {}}] <end>',
+         Ending(True, "bash")),
+        ('[{"name": "Bob", "age": 3}] <end>', UNKNOWN),
+        ('{"city": "Paris"} <end>', UNKNOWN),
+        ("yes <end>", UNKNOWN),
+        ('<call> {"name": "bash"} </call> <end>', Ending(True, "bash")),
+    ],
+)  # fmt: skip
+def test_in_an_answer_that_has_a_form_only_calls_are_understood(text: str, ending: Ending) -> None:
+    assert AnswerReader(TAGGED, WORDS.decode).read_bound(WORDS.tokens(text)) == ending
+
+
 def test_an_empty_answer_says_nothing() -> None:
     assert AnswerReader(TAGGED, WORDS.decode).read([]) == UNKNOWN
 

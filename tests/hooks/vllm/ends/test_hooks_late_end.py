@@ -24,9 +24,20 @@ def decode(tokens: Sequence[int]) -> str:
     return "".join("to bash!" if token == NAME else "." for token in tokens)
 
 
-def told(event: RequestFinished, answer: Sequence[int], ends: AnswerEnds | None = None) -> Any:
+def asked(answer: Sequence[int], form: str | None = None) -> Any:
+    params = SimpleNamespace(**{"structural_tag": None, "json": None, form or "json": "a form"})
+    request = SimpleNamespace(params=params) if form else None
+    return SimpleNamespace(output_token_ids=answer, structured_output_request=request)
+
+
+def told(
+    event: RequestFinished,
+    answer: Sequence[int],
+    ends: AnswerEnds | None = None,
+    form: str | None = None,
+) -> Any:
     ends = ends or AnswerEnds(lambda: AnswerReader(MARKS, decode))
-    request: Any = SimpleNamespace(output_token_ids=answer)
+    request = asked(answer, form)
     queued = ends.of(event, request)
     return queued.event() if isinstance(queued, LateEnd) else queued
 
@@ -63,6 +74,12 @@ def test_a_callers_word_stands(
     assert end == msgspec.structs.replace(event, waiting_for_tool=waiting, tool=tool)
 
 
+def test_an_answer_in_a_form_ends_for_nobody_knows_whom() -> None:
+    assert told(STOPPED, ENDING, form="json").waiting_for_tool is None
+    assert told(STOPPED, CALLING, form="json").tool == "bash"
+    assert told(STOPPED, ENDING, form="structural_tag").waiting_for_tool is False
+
+
 def test_an_error_costs_the_reading_and_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> AnswerReader:
         raise RuntimeError("a tokenizer that quotes a secret text")
@@ -77,7 +94,7 @@ def test_an_error_costs_the_reading_and_not_the_end(caplog: pytest.LogCaptureFix
 def test_an_end_keeps_its_place_among_the_events() -> None:
     outbox = Outbox(limit=10, batch_limit=2)
     ends = AnswerEnds(lambda: AnswerReader(MARKS, decode))
-    request: Any = SimpleNamespace(output_token_ids=CALLING)
+    request = asked(CALLING)
     outbox.emit(BlocksCleared())
     outbox.emit(ends.of(STOPPED, request))
     outbox.emit(BlocksCleared())
