@@ -189,7 +189,7 @@ def test_a_snapshot_that_cannot_be_read_starts_an_empty_graph(
 
 
 WALL_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow")}
-FOR_PEOPLE = {"page_board.py"}  # turns moments of the graph's clock into a page's times of day
+FOR_PEOPLE = {"page_board.py", "span_feed.py"}  # turn the graph's moments into times of day
 
 
 def test_no_wall_clock_is_read_where_ages_are_made() -> None:
