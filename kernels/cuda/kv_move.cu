@@ -57,7 +57,7 @@ struct Row {
   }
   // Calls `use` with a lane's values outside of [from, end), `Each` at a time.
   template <int Each, typename Use>
-  __device__ __forceinline__ void plain(int dims, int from, int end, int lane, Use use) const {
+  __device__ __forceinline__ void plain(int dims, int from, int end, int lane, Use& use) const {
     for (int d = lane * Each; d < dims; d += kWarp * Each) {
       if (d >= from && d < end) continue;
       float out[Each];
@@ -67,7 +67,7 @@ struct Row {
   }
   // Calls `use` with a lane's rotated values.
   template <typename Use>
-  __device__ __forceinline__ void turned(const Turn& turn, int lane, Use use) const {
+  __device__ __forceinline__ void turned(const Turn& turn, int lane, Use& use) const {
     for (int t = 0; t < kTurns; ++t) {
       const int pair = turn.pair(t, lane);
       if (pair >= turn.pairs) continue;
@@ -89,7 +89,7 @@ struct Row {
   // Calls `use` with all of a lane's values, rotated or as they are.
   template <typename Use>
   __device__ __forceinline__ void all(bool rotated, const Turn& turn, int dims, int lane,
-                                      Use use) const {
+                                      Use& use) const {
     if (!rotated) {
       plain<kEach>(dims, 0, 0, lane, use);
       return;
@@ -105,32 +105,50 @@ __device__ __forceinline__ void copy_bytes(const char* from, char* to, i64 size,
     *reinterpret_cast<Word*>(to + at) = *reinterpret_cast<const Word*>(from + at);
 }
 
+// The largest magnitude of the values that it is called with.
+struct Most {
+  float value;
+
+  template <int Count>
+  __device__ __forceinline__ void operator()(int, float (&values)[Count]) {
+    for (int i = 0; i < Count; ++i) {
+      float x = values[i] < 0 ? -values[i] : values[i];
+      value = x > value ? x : value;
+    }
+  }
+};
+
+// Stores what it is called with, quantised or rounded.
+struct Store {
+  TARGET_T* to;
+  float factor;
+  bool rotated;
+
+  template <int Count>
+  __device__ __forceinline__ void operator()(int d, float (&values)[Count]) {
+    if (kSame<TARGET_T, Int8>)
+      for (int i = 0; i < Count; ++i) values[i] *= factor;
+    constexpr int kSize = static_cast<int>(sizeof(TARGET_T));
+    if (rotated)
+      write_values<kTurnEach * kSize>(values, to + d);
+    else
+      write_values<kEach * kSize>(values, to + d);
+  }
+};
+
 __device__ __forceinline__ void store_row(const Row& row, bool rotated, const Turn& turn, char* to,
                                          int dims, i64 scale_at, int lane) {
-  TARGET_T* out = reinterpret_cast<TARGET_T*>(to);
   float factor = 1.0f;
   if (kSame<TARGET_T, Int8>) {
-    float most = 0.0f;
-    row.all(rotated, turn, dims, lane, [&](int, auto& values) {
-      for (float x : values) {
-        x = x < 0 ? -x : x;
-        most = x > most ? x : most;
-      }
-    });
-    float scale = warp_max(most) / 127.0f;
+    Most most{0.0f};
+    row.all(rotated, turn, dims, lane, most);
+    float scale = warp_max(most.value) / 127.0f;
     scale = scale > 1e-6f ? scale : 1e-6f;
     factor = 1.0f / scale;
     if (lane == 0) *reinterpret_cast<float*>(to + scale_at) = scale;
   }
-  row.all(rotated, turn, dims, lane, [&](int d, auto& values) {
-    if (kSame<TARGET_T, Int8>)
-      for (float& x : values) x *= factor;
-    constexpr int kSize = static_cast<int>(sizeof(TARGET_T));
-    if (rotated)
-      write_values<kTurnEach * kSize>(values, out + d);
-    else
-      write_values<kEach * kSize>(values, out + d);
-  });
+  Store store{reinterpret_cast<TARGET_T*>(to), factor, rotated};
+  row.all(rotated, turn, dims, lane, store);
 }
 
 __device__ __forceinline__ float scale_of(const char* cell, i64 at) {

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.bench.kernels import kernels_timer
+from kvgraph.bench.kernels import kernels_timer, kernels_workbench
 from kvgraph.bench.kernels.kernels_matrix import (
     DELTA,
     LLAMA,
@@ -122,6 +122,17 @@ def test_every_peer_leaves_the_same_bytes(shape: Any) -> None:
     ))  # fmt: skip
 
 
+def test_a_small_container_on_a_large_machine_is_not_filled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is page-locked counts at once: the kernel would end the bench."""
+    monkeypatch.setattr(kernels_workbench, "available_bytes", lambda: 3 << 30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70 << 30, 80 << 30))
+    assert kernels_workbench.affordable(torch.device("cuda", 0)) == 3 << 29
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 10 << 30))
+    assert kernels_workbench.affordable(torch.device("cuda", 0)) == 1 << 30
+
+
 def test_a_rival_gathers_once_copies_once_and_scatters_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -153,7 +164,7 @@ def test_a_gather_on_the_host_is_part_of_a_rivals_time(monkeypatch: pytest.Monke
         return 1.0, 1.0
 
     monkeypatch.setattr(kernels_timer, "once", once)
-    monkeypatch.setattr(kernels_timer, "_cost", lambda action: (1.0, 0.001))
+    monkeypatch.setattr(kernels_timer, "cost_of", lambda action: (1.0, 0.001))
     cell = Cell(LLAMA, 32 << 10, 16, int8=False, aligned=True)
     at, source, target = places(cell), new_memory(cell.record()), new_memory(cell.cache(17))
     rival = IndexCopy(source, at.records, target, at.blocks)

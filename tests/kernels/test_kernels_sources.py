@@ -122,6 +122,12 @@ def test_the_sources_repeat_no_number_that_the_host_computes_with() -> None:
         assert not re.search(r"__launch_bounds__\(\d|k(Warp|Lanes|Stages|Piece) = \d", code), path
 
 
+def test_the_sources_have_nothing_that_the_compiler_of_cuda_12_refuses() -> None:
+    """NVRTC 12.9 takes a lambda with ``auto`` parameters for a host function, and 13 does not."""
+    for path in SOURCES.iterdir():
+        assert not re.search(r"\[[&=]?\]\([^)]*\bauto\b", path.read_text()), path
+
+
 @pytest.mark.parametrize("structure", [PlaneArgs, LayoutArgs, RopeArgs, MoveArgs, CopyArgs])
 def test_structures_have_the_fields_and_the_order_of_the_cpu_source(structure: Any) -> None:
     source = re.sub(r"//.*", "", native.SOURCE.read_text())

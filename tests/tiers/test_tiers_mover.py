@@ -18,6 +18,7 @@ from kvgraph.hooks.tiers.disk_watch import DiskWatch
 from kvgraph.hooks.tiers.jobs import Demote, Job, JobDone, Load, Spill, TierWork, WorkerStart
 from kvgraph.hooks.tiers.ledger import TierLedger
 from kvgraph.hooks.tiers.mover import TierMover
+from kvgraph.hooks.tiers.transfer_lane import TransferLane
 from kvgraph.kernels import ops
 from kvgraph.kernels.layout.addressed import Blocks
 from kvgraph.kernels.layout.engines import cpu_layout
@@ -257,14 +258,19 @@ def test_a_load_waits_for_no_spill(new_bench: NewBench, monkeypatch: pytest.Monk
 def test_of_a_step_loads_are_begun_first(
     new_bench: NewBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench, begun = new_bench(), list[int]()
+    bench, lanes, real = new_bench(), list[TransferLane](), TransferLane.put
     bench.do(Spill(1, (3,), (1,)))
-    real = bench.mover._begin
-    monkeypatch.setattr(
-        bench.mover, "_begin", lambda job, fence: begun.append(job.id) or real(job, fence)
-    )
-    bench.do(Spill(2, (4,), (2,)), load(3, (1,), (9,)), Spill(4, (5,), (3,)), load(5, (1,), (8,)))
-    assert begun == [3, 5, 2, 4]
+
+    def put(lane: TransferLane, *order: Any) -> None:
+        lanes.append(lane)
+        real(lane, *order)
+
+    monkeypatch.setattr(TransferLane, "put", put)
+    bench.do(load(2, (1,), (11,)))
+    bench.do(Spill(3, (4,), (2,)), load(4, (1,), (9,)), Spill(5, (5,), (3,)), load(6, (1,), (8,)))
+    loads, spills = lanes[0], lanes[-1]
+    assert loads is not spills
+    assert lanes == [loads, loads, loads, spills, spills]
 
 
 def test_less_memory_than_was_asked_for_is_said(

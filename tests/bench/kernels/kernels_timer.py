@@ -40,7 +40,7 @@ def time_in_turns(
     An action whose attribute ``on_host`` is true does a part of its work on the host before the
     device can begin: it is timed from an idle device.
     """
-    costs = {name: _cost(action) for name, action in actions.items()}
+    costs = {name: cost_of(action) for name, action in actions.items()}
     fitting = {name: cost for name, cost in costs.items() if cost is not None}
     whole = sum(both[0] for both in fitting.values())
     count = int(max(rounds[0], min(rounds[1], seconds / max(whole, 1e-6))))
@@ -77,7 +77,7 @@ def once(action: Action, queueing: float | None = None) -> tuple[float, float]:
     return start.elapsed_time(end) / 1e3, queued
 
 
-def _cost(action: Action) -> tuple[float, float] | None:
+def cost_of(action: Action) -> tuple[float, float] | None:
     """Whole seconds and queueing, of the second time: the first compiles and measures."""
     cost: Any = None
     try:

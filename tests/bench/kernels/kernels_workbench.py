@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
 import torch
 
+from ...hooks.tiers.host_memory import available_bytes
 from ...kernels import ops
 from ...kernels.backends import reference
 from ...kernels.errors import TransferError
@@ -42,7 +42,7 @@ class Workbench:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.arena = _arena(_affordable(device))
+        self.arena = _arena(affordable(device))
         self.host = self.arena.kv.memory.view(torch.uint8)
         self.gpu = torch.empty(len(self.host), dtype=torch.uint8, device=device)
         self.gpu.view(torch.bfloat16).normal_()
@@ -211,10 +211,10 @@ def _arena(size: int) -> Arena:
             return arena
 
 
-def _affordable(device: torch.device) -> int:
-    """Half of what is free on the host, a third of what is on the GPU, whole units."""
-    host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = min(LARGEST, host // 2, torch.cuda.mem_get_info(device)[0] // 3)
+def affordable(device: torch.device) -> int:
+    """Half of what is free on the host, by the machine and by its control group, and a third of
+    what is on the GPU, in whole units."""
+    free = min(LARGEST, available_bytes() // 2, torch.cuda.mem_get_info(device)[0] // 3)
     return int(free // _UNIT * _UNIT)
 
 
