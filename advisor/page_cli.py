@@ -99,7 +99,7 @@ def why(
     """Say why a request, or a session's last one, found no more of its prompt in the cache."""
     found: list[Mapping[str, Any]] = []
     for each in sidecar_urls(url):
-        found += _matching(ask(each, f"/v1/requests?limit={_RECENT}"), target)
+        found += matching(ask(each, f"/v1/requests?limit={_RECENT}")["requests"], target)
     if not found:
         raise UnknownError(
             f"no request or session {target!r} is among the last {_RECENT:,} requests"
@@ -112,11 +112,15 @@ def why(
         typer.echo(plain(why_sentence(request)).plain)
 
 
-def _matching(answer: Mapping[str, Any], target: str) -> list[Mapping[str, Any]]:
-    """Requests of this id, or else of this session, the newest first."""
-    requests: Sequence[Mapping[str, Any]] = answer["requests"]
-    exact = [each for each in requests if each["request"] == target]
-    return exact or [each for each in requests if each["session"] == target]
+def matching(requests: Sequence[Mapping[str, Any]], target: str) -> list[Mapping[str, Any]]:
+    """Requests of this id, or else of this session.
+
+    An engine calls a request ``ID-0-1f3a5b7c`` whose client got the answer ``ID``: the place of the
+    prompt and a random part are vLLM's own.
+    """
+    own = [each for each in requests if each["request"] == target]
+    own = own or [each for each in requests if each["request"].startswith(f"{target}-")]
+    return own or [each for each in requests if each["session"] == target]
 
 
 def why_sentence(request: Mapping[str, Any]) -> str:

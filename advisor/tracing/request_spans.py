@@ -20,13 +20,13 @@ class Told(NamedTuple):
 def spans_of(request: RequestView) -> list[Told]:
     """The request's own span, and then those within it.
 
-    Names and keys are those that the API shows. ``gen_ai.request.id`` is what vLLM's own traces
-    call the request.
+    Names and keys are those that the API shows. vLLM's own traces have the beginning of
+    ``kvgraph.request`` as ``gen_ai.request.id``: the engine adds a random part to it.
     """
     ended = request.at if request.ended_at is None else max(request.at, request.ended_at)
     blocks = request.blocks
     attributes = {
-        "gen_ai.request.id": request.request,
+        "kvgraph.request": request.request,
         "kvgraph.engine": request.engine,
         "kvgraph.session": request.session,
         "kvgraph.tenant": request.tenant,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.page_cli import why_sentence
+from kvgraph.advisor.page_cli import matching, why_sentence
 from kvgraph.advisor.questions import Questions
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES
@@ -47,6 +47,16 @@ def test_a_request_says_what_it_found_and_why_no_more(world: World, board: PageB
     (left,) = [e for e in board.evictions("a", 10).evictions if e.id == miss.eviction]
     assert left.key == miss.key
     assert left.wanted_after_s == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_request_is_found_by_what_its_client_calls_it() -> None:
+    names = (("chatcmpl-1-0badf00d", "s"), ("chatcmpl-12-0badf00d", "chatcmpl-1-"), ("x", "s"))
+    requests = [{"request": request, "session": session} for request, session in names]
+    for target, found in (
+        ("chatcmpl-1", [0]), ("chatcmpl-12-0badf00d", [1]), ("s", [0, 2]), ("chatcmpl", [0, 1]),
+        ("chatcmpl-1-", [1]), ("nobody", []),
+    ):  # fmt: skip
+        assert matching(requests, target) == [requests[place] for place in found]
 
 
 def test_requests_are_paged_and_found_by_session(world: World, board: PageBoard) -> None:

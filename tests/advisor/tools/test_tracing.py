@@ -110,7 +110,7 @@ def attributes(pairs: Any) -> dict[str, Any]:
 
 
 def request_of(span: Span) -> str | None:
-    found: str | None = attributes(span.attributes).get("gen_ai.request.id")
+    found: str | None = attributes(span.attributes).get("kvgraph.request")
     return found
 
 
