@@ -10,8 +10,9 @@ from typing import Final
 
 from ..graph.errors import GraphError
 from ..graph.kvcache_graph import KVCacheGraph
-from ..graph.messages.events import AnyEvent
+from ..graph.messages.events import AnyEvent, BlocksResident
 from .planner import GraphEvictionAdvisor
+from .process.busy import BusyMeter
 from .process.notices import Notices
 from .sockets.kv_event_source import KvEventSource
 from .sockets.subscriber import EventSubscriber, Heard
@@ -24,7 +25,7 @@ MESSAGES_A_TURN: Final = 256  # chosen
 TURN_S: Final = 0.25
 """Seconds of reading before advice goes out again; chosen."""
 KEYS_AT_ONCE: Final = 1 << 16  # chosen
-_BREATH_S: Final = 1e-4  # a pause, so that the planner gets the graph's lock; chosen
+_BREATH_S: Final = 1e-4  # a pause, so that others get the graph's lock; chosen
 _AUDIT_EVERY_S: Final = 1.0  # chosen
 _AUDIT_SLACK: Final = 1024  # chosen: blocks on their way out while others are reported stored
 
@@ -39,6 +40,7 @@ class Intake:
 
     Attributes:
         last_turn: When all that had arrived was last looked at.
+        busy: Whether more arrives than can be taken in.
     """
 
     def __init__(
@@ -57,7 +59,8 @@ class Intake:
         self._tap = tap
         self._clock = clock
         self._notices = Notices(logger, clock)
-        self._next_audit = self.last_turn = clock()
+        self._next_audit = self._woke = self.last_turn = clock()
+        self.busy = BusyMeter(self.last_turn)
         self.counters: Counter[str] = Counter()
 
     def receive_and_apply(self) -> None:
@@ -72,7 +75,16 @@ class Intake:
                     self._forget(source.engine)
                 else:
                     self._apply(source.engine, observed)
+        self._note_turn()
+
+    def woke(self) -> None:
+        """Note that the loop waits no longer."""
+        self._woke = self._clock()
+
+    def _note_turn(self) -> None:
         self.last_turn = self._clock()
+        self.busy.worked(self._woke, self.last_turn)
+        self._subscriber.is_patient = self.busy.overloaded
 
     def seconds_to_wait(self, most: float) -> float:
         """Seconds until the next deadline, at most ``most``."""
@@ -95,10 +107,12 @@ class Intake:
         A refusal is counted and costs a resync.
         """
         try:
-            with self._graph.lock:
-                self._graph.apply(engine, events)
+            began = self._clock()
+            self._in_slices(self._graph.slices(engine, events))
             if (peer := self._subscriber.peer(engine)) is not None:
                 peer.heard = batches
+                if any(isinstance(event, BlocksResident) for event in events):
+                    peer.listing_s = self._clock() - began
             self._planner.applied()
             if self._tap is not None:
                 self._tap(engine, events)
@@ -111,6 +125,15 @@ class Intake:
             self._notices.warn("failed", "events could not be applied (%s)", type(error).__name__)
             logger.debug("events could not be applied", exc_info=True)
         return False
+
+    def _in_slices(self, work: Iterator[None]) -> None:
+        """Do all of ``work``, with the graph's lock held for one slice at a time."""
+        while True:
+            with self._graph.lock:
+                over = next(work, True)
+            if over:
+                return
+            time.sleep(_BREATH_S)
 
     def _forget(self, engine: str) -> None:
         with self._graph.lock:
@@ -138,7 +161,7 @@ class Intake:
 def _joined(batches: Iterable[Heard]) -> Iterator[Heard]:
     """Consecutive batches of one engine, joined: the graph applies longer runs at less cost.
 
-    At most ``KEYS_AT_ONCE`` keys: while they are applied, no ranking is made.
+    At most ``KEYS_AT_ONCE`` keys: until they are applied, no other engine's events are.
     """
     run, keys = Heard("", [], 0), 0
     for batch in batches:

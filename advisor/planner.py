@@ -87,6 +87,8 @@ class GraphEvictionAdvisor:
         self._wake = wake
         self._admission = Admission()
         self._bases: dict[str, _Basis] = {}
+        self._due: list[int] = []  # sessions that are expected back now
+        self._ordered: dict[str, int] = {}  # graph's versions when it was found what to bring back
         self._epoch = 0
         self._notices = Notices(logger, clock)
         self._ranked_at: dict[str, int] = {}  # each engine's turnover at its last ranking
@@ -135,6 +137,7 @@ class GraphEvictionAdvisor:
         """Advise every live engine once; see ``latest``, ``wanted`` and ``admissions``."""
         self._protected_seen = self._graph.counters["blocks_protected"]
         self._heard = self._engines()
+        self._due = self._try(self._due_sessions, "") or []
         rankings, orders, words = {}, {}, {}
         for engine in self._heard:
             if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
@@ -145,6 +148,7 @@ class GraphEvictionAdvisor:
                 words[engine] = word
         self._bases = {engine: self._bases[engine] for engine in rankings}
         self._ranked_at = {engine: self._ranked_at[engine] for engine in rankings}
+        self._ordered = {engine: self._ordered[engine] for engine in orders.keys() & self._ordered}
         self.latest, self.wanted = MappingProxyType(rankings), MappingProxyType(orders)
         self.admissions = MappingProxyType(words)
 
@@ -160,9 +164,20 @@ class GraphEvictionAdvisor:
             logger.debug("ranking failed", exc_info=True)
             return None
 
+    def _due_sessions(self, engine: str) -> list[int]:
+        """Sessions of any engine that are expected back now."""
+        soon = self._graph.tables.sessions.soon(self._graph.rules.horizon_s, self._clock())
+        found: list[int] = soon.tolist()
+        return found
+
     def _order(self, engine: str) -> PrefetchOrder:
-        """What to bring back. Computed every round, even for an unchanged graph: expected returns
-        come closer as time passes."""
+        """What to bring back. Computed every round while a session is due or something is wanted,
+        even for an unchanged graph: expected returns come closer as time passes."""
+        version, before = self._graph.changes.of(engine), self.wanted.get(engine)
+        idle = before is not None and not len(before.keys) and not self._due
+        if before is not None and idle and self._ordered.get(engine) == version:
+            return before
+        self._ordered[engine] = version
         limit = self.prefetch.max_blocks if self.prefetch.enabled else 0
         keys = self._graph.prefetch_order(engine, limit)
         return PrefetchOrder(self._clock(), keys)
@@ -178,10 +193,11 @@ class GraphEvictionAdvisor:
         word = self._admission.advise(tables, column, self._clock())
         return replace(word, heard=self._heard[engine])
 
-    def _opinion(self, engine: str) -> EvictionRanking:
+    def _opinion(self, engine: str) -> EvictionRanking | None:
+        if self._graph.tables.is_listing(engine):
+            return None
         now = self._clock()
-        due = self._graph.tables.sessions.soon(self._graph.rules.horizon_s, now).tolist()
-        basis = _Basis(self._graph.version, due, now)
+        basis = _Basis(self._graph.changes.of(engine), self._due, now)
         previous, before = self.latest.get(engine), self._bases.get(engine)
         if previous and before and basis.is_as_good_as(before):
             self.counters["redated"] += 1

@@ -131,6 +131,7 @@ class Service:
         if self._parent is not None and self._parent.fd is not None:
             poller.register(self._parent.fd, zmq.POLLIN)
         ready = dict(poller.poll(self._poll_timeout_ms()))
+        self.parts.intake.woke()
         self.parts.wake.clear()
         self.parts.front.answer_the_door(MESSAGES_A_TURN)
         if self._parent is not None and self._parent.is_gone(self._parent.fd in ready):
@@ -143,6 +144,8 @@ class Service:
     def _publish(self) -> None:
         planner, peers = self.parts.planner, self.parts.subscriber.peers
         self.parts.publisher.publish(peers, planner.latest, planner.wanted, planner.admissions)
+        if self.parts.intake.busy.overloaded:
+            self.parts.publisher.ask_for_tips(peers)
 
     def _maintain(self) -> None:
         self.parts.intake.forget_the_lost(self.parts.publisher.take_unreachable())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .change_counts import ChangeCounts
 from .ingest.ingest import Ingest
 from .intents.intent_book import IntentBook
 from .messages.advice import EvictionRanking
@@ -50,8 +51,7 @@ class KVCacheGraph:
     monotonic seconds of ``clock``.
 
     Args:
-        profile: The classic policy's weights, and rules: used without a ``policy`` and without
-            ``rules``.
+        profile: The classic policy's weights, and rules, where no others are given.
 
     Attributes:
         policy: Scores blocks; assign another to change it while running.
@@ -59,8 +59,8 @@ class KVCacheGraph:
         referee: Says where the policy may rank. Elsewhere, and with the policy ``lru``, the
             engine's own order holds, apart from protected blocks.
         models: The models of engines that do not report theirs, by engine id.
-        intents: What is wanted outside of requests; ask under ``lock``, and raise ``version``.
-        version: Rises with every batch of events that may change a ranking.
+        intents: What is wanted outside of requests; ask under ``lock``, and note the change.
+        changes: Tell when a ranking is out of date.
     """
 
     def __init__(
@@ -76,10 +76,9 @@ class KVCacheGraph:
     ) -> None:
         self.policy = policy or ClassicPolicy(profile)
         self.rules = rules or profile or Rules()
-        self.referee = referee
-        self.models = models or {}
+        self.referee, self.models = referee, models or {}
         self.lock = threading.RLock()
-        self.version, self.clock = 0, clock
+        self.changes, self.clock = ChangeCounts(), clock
         self.tables = Tables(limits or GraphLimits())
         self._ingest = Ingest(self.tables)
         self.intents = IntentBook(self.tables, self._ingest.signalled, clock)
@@ -87,7 +86,7 @@ class KVCacheGraph:
     def configure(self, rules: Rules, limits: GraphLimits | None = None) -> None:
         """Take other rules and bounds from now on; earlier rankings are out of date."""
         self.rules, self.tables.limits = rules, limits or self.tables.limits
-        self.version += 1
+        self.changes.all_changed()
 
     @property
     def counters(self) -> Counter[str]:
@@ -100,20 +99,28 @@ class KVCacheGraph:
         return list(self.tables.engines)
 
     def apply(self, engine: str, events: Sequence[AnyEvent]) -> None:
-        """Apply events of one engine, in their order, at the present time.
+        """Apply events of one engine, in their order; raises as ``slices``."""
+        for _ in self.slices(engine, events):
+            pass
+
+    def slices(self, engine: str, events: Sequence[AnyEvent]) -> Iterator[None]:
+        """Apply events, one slice per step: a thread that reads waits for one slice at most.
+
+        Whoever takes the steps holds ``lock`` during each, takes all of them, and applies nothing
+        else meanwhile. Between two steps the tables are whole.
 
         Raises:
             GraphError: There are ``MAX_ENGINES`` other engines already.
         """
         column = self.tables.column_of(engine, self.models.get(engine, ""))
-        self._ingest.apply(column, events, self.clock())
+        yield from self._ingest.slices(column, events, self.clock())
         if not all(isinstance(event, _SIGNS_OF_LIFE) for event in events):
-            self.version += 1
+            self.changes.changed(engine)
 
     def resident_count(self, engine: str) -> int:
         """Blocks that the engine says are in its pool; 0 if it never reported."""
         column = self.tables.engines.get(engine)
-        return 0 if column is None else int(np.count_nonzero(self.tables.blocks.resident(column)))
+        return 0 if column is None else int(self.tables.blocks.resident(column).sum())
 
     def forget_engine(self, engine: str) -> None:
         """Forget an engine that is gone: none of its blocks is resident any more."""
@@ -122,7 +129,7 @@ class KVCacheGraph:
             self._ingest.forget_engine(column)
             if self.referee is not None:
                 self.referee.forget(column)
-            self.version += 1
+            self.changes.forget(engine)
 
     def ruling(self, engine: str) -> Ruling | None:
         """Who ranks this engine's blocks; None without a referee, or before it saw the engine."""
@@ -159,8 +166,7 @@ class KVCacheGraph:
         column, blocks = self.tables.engines.get(engine), self.tables.blocks
         if column is None:
             return as_keys([])
-        salt = self.tables.salt(column)
-        rows = blocks.find(as_keys([]) if active is None else active, salt)
+        rows = blocks.find(as_keys([]) if active is None else active, self.tables.salt(column))
         found = prefetch_candidates(self._view(column), limit, rows[rows != NO_ROW])
         return blocks.wire_keys(found)
 
@@ -225,7 +231,7 @@ class KVCacheGraph:
         self.tables = tables
         self._ingest = Ingest(tables)
         self._ingest.semantic.load_vectors(embeddings)
-        self.version += 1
+        self.changes.all_changed()
 
     def check_integrity(self) -> None:
         """Verify every invariant; raises ``AssertionError`` naming the first broken one."""

@@ -192,7 +192,7 @@ class AdvisorClient(Mailbox):
         self.standing.warn_if_silent(now)
         if self._check_reachable(socket, now) and self._greet_if_due(socket, now):
             self._beat_if_due(socket, now)
-            if self.outbox.drain(socket):
+            if self.outbox.drain(socket, self.wants_tips()):
                 self.mark_sent(self.outbox.batches, until=now)
 
     def _check_reachable(self, socket: zmq.Socket[bytes], now: float) -> bool:

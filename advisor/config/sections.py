@@ -237,6 +237,7 @@ class GraphConfig(Section):
     """
 
     max_ghosts: Size = _LIMITS.max_ghosts
+    ghost_share: Annotated[float, Field(ge=0, le=4)] = _LIMITS.ghost_share
     max_sessions: Size = _LIMITS.max_sessions
     max_names: Size = _LIMITS.max_names
     max_pairs: Size = _LIMITS.max_pairs

@@ -10,7 +10,7 @@ from ...graph.messages.events import SessionSignal
 
 def intent_replies(graph: KVCacheGraph, wishes: IntentWishes) -> list[IntentReply]:
     """One reply for each wish, in their order; the caller holds the graph's lock."""
-    graph.version += 1
+    graph.changes.all_changed()
     return [_reply(_done(graph, wish)) for wish in wishes.intents]
 
 

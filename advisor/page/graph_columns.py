@@ -43,7 +43,7 @@ def graph_view(graph: KVCacheGraph, limit: int, session: int | None, unix: Unix)
     )
     return GraphView.model_construct(
         at=unix(now),
-        version=graph.version,
+        version=graph.changes.total,
         blocks=len(tables.blocks),
         edges=int(tables.all_edges.counts().sum()),
         nodes=_nodes(tables, rows, place, now, session=session_of, tenant=tenant_of),

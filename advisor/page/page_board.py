@@ -124,7 +124,7 @@ class PageBoard:
 
     def graph_version(self) -> int:
         """Changes when the graph did."""
-        return self._graph.version
+        return self._graph.changes.total
 
     def graph(self, limit: int, session: str | None = None) -> GraphView:
         """The graph as columns; only what ``session`` holds if one is named."""

@@ -48,12 +48,12 @@ class SnapshotKeeper:
             logger.warning("starting with an empty graph: %s", error)
             return
         self.counters["restored"] += 1
-        self._saved_version = self._graph.version
+        self._saved_version = self._graph.changes.total
         logger.info("graph restored from %s", self._path)
 
     def save(self) -> None:
         """Save now, unless nothing changed since the last time."""
-        version = self._graph.version
+        version = self._graph.changes.total
         if self._path is None or version == self._saved_version:
             return
         try:

@@ -14,6 +14,8 @@ from .sequence import SequenceTracker
 RESYNC_EVERY_S: Final = 0.5  # seconds between two requests, at least; chosen
 _PATIENT_RESYNCS: Final = 4  # after so many in vain, the pauses between them double; chosen
 _LONGEST_PAUSE_S: Final = 30.0
+_REST: Final = 10.0  # seconds between two listings per second that the last one took; chosen
+_STEADY_S: Final = 10.0  # in step for so long, an engine lost what it lost by chance; chosen
 _STRANGERS: Final = 256  # identities whose last answer is remembered; chosen
 
 
@@ -36,7 +38,9 @@ class Peer:
     heard: int = 0
     last_resync: float = float("-inf")
     resyncs: int = 0
-    fruitless: int = 0  # resyncs since it was last in step
+    fruitless: int = 0  # resyncs since it was last in step for a while
+    listed: float = float("-inf")  # when its last list of blocks was taken in
+    listing_s: float = 0.0  # how long that took
     engine: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,9 +48,17 @@ class Peer:
 
     @property
     def resync_pause_s(self) -> float:
-        """Seconds to wait before asking again: longer if asking did not help."""
+        """Seconds to wait before asking again: longer if asking did not help for long, and if it
+        cost much."""
         doubled = min(max(0, self.fruitless - _PATIENT_RESYNCS), 10)
-        return float(min(RESYNC_EVERY_S * 2**doubled, _LONGEST_PAUSE_S))
+        pause_s = max(RESYNC_EVERY_S * 2**doubled, _REST * self.listing_s)
+        return float(min(pause_s, _LONGEST_PAUSE_S))
+
+    def lost_step(self, now: float) -> None:
+        """Note that a batch is missing."""
+        if self.synced and now - self.listed >= _STEADY_S:
+            self.fruitless = 0
+        self.synced = False
 
 
 def engine_id(identity: bytes) -> str:

@@ -19,11 +19,15 @@ from ...graph.messages.advice import (
     RankingMessage,
     Refused,
     ResyncRequest,
+    SendTips,
     StillValid,
     packed,
 )
 from ..planner import PrefetchOrder
 from .peers import Peer
+
+TIPS_S: Final = 10.0
+"""Seconds for which engines are asked to tell requests by their tips; chosen."""
 
 _NO_WORD: Final[Mapping[str, AdmissionAdvice]] = MappingProxyType({})
 
@@ -48,6 +52,7 @@ class AdvicePublisher:
         self._ts: dict[bytes, float] = {}
         self._wanted: dict[bytes, PrefetchOrder] = {}  # the last that an engine was sent
         self._admitted: dict[bytes, float] = {}  # when the last word on room was true
+        self._tips_asked = float("-inf")
         self.counters: Counter[str] = Counter()
 
     def publish(
@@ -79,6 +84,15 @@ class AdvicePublisher:
     def request_resync(self, identity: bytes, reason: str) -> None:
         """Ask the engine at ``identity`` to introduce itself and list its blocks again."""
         self._send(identity, ResyncRequest(reason))
+
+    def ask_for_tips(self, peers: Iterable[Peer]) -> None:
+        """Ask engines to tell requests by their tips for a while, before an earlier wish ends."""
+        now = self._clock()
+        if now - self._tips_asked >= TIPS_S / 4:
+            self._tips_asked = now
+            for peer in peers:
+                self._send(peer.identity, SendTips(TIPS_S))
+            self.counters["tips_asked"] += 1
 
     def refuse(self, identity: bytes, reason: str) -> None:
         """Tell the engine at ``identity`` why it gets no advice."""

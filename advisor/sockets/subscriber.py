@@ -45,6 +45,11 @@ class EventSubscriber:
         request_resync: Sends a ``ResyncRequest`` with a reason to an identity.
         refuse: Sends a ``Refused`` with a reason to an identity.
         capacity: Engines known at once; more are refused and counted.
+
+    Attributes:
+        is_patient: No resync is asked for: a list of all blocks, from engines whose events were
+            more than could be taken in, would cost more of them. Their advice is withheld
+            meanwhile.
     """
 
     def __init__(
@@ -68,6 +73,7 @@ class EventSubscriber:
         self._peers: dict[bytes, Peer] = {}
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
+        self.is_patient = False
         self._reader = BatchReader(self.counters, self._notices)
 
     @property
@@ -172,7 +178,7 @@ class EventSubscriber:
             return []
         if arrival is Arrival.GAP:
             self.counters["gaps"] += 1
-            peer.synced = False
+            peer.lost_step(self._clock())
         peer.last_seen = self._clock()
         events = self._noted(peer, message)
         if not peer.synced:
@@ -189,7 +195,7 @@ class EventSubscriber:
                 if self._is_excessive(peer, event):
                     peer.synced = False
                     continue
-                peer.synced, peer.fruitless = True, 0
+                peer.synced, peer.listed = True, self._clock()
             events.append(event)
         if message.torn:
             peer.synced = False
@@ -207,7 +213,7 @@ class EventSubscriber:
 
     def _resync(self, peer: Peer, reason: str) -> None:
         now = self._clock()
-        if now - peer.last_resync < peer.resync_pause_s:
+        if self.is_patient or now - peer.last_resync < peer.resync_pause_s:
             return
         peer.last_resync = now
         peer.resyncs += 1

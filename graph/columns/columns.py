@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+# So many rows take long to copy: they get more room ahead of need, column by column, once less than
+# this share of it is left. Both chosen.
+_MANY_ROWS: Final = 1 << 17
+_SPARE: Final = 1 / 16
 
 
 class Column(NamedTuple):
@@ -86,15 +92,34 @@ class Columns:
 
     def grow(self, capacity: int) -> None:
         """Make room for ``capacity`` rows; a new one must be made fresh before its use."""
-        for name, each in self._declared.items():
+        for _ in self.growing(capacity):
+            pass
+
+    def growing(self, capacity: int) -> Iterator[None]:
+        """``grow``, one column at a time; the column that was declared first is the last."""
+        for name, each in reversed(self._declared.items()):
             values = getattr(self, name)
             written = values.flags.writeable
             setattr(self, name, grown(values, capacity) if written else _unwritten(each, capacity))
+            yield
+
+    def growing_ahead(self, size: int) -> Iterator[None]:
+        """Make more room, one column at a time, where ``size`` of many rows leave little; no row
+        may be taken meanwhile."""
+        capacity = len(getattr(self, next(iter(self._declared))))
+        if capacity >= _MANY_ROWS and size > (1 - _SPARE) * capacity:
+            yield from self.growing(more_than(capacity))
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
         """The columns that take room, by name."""
         arrays = {name: getattr(self, name) for name in self._declared}
         return {name: values for name, values in arrays.items() if values.flags.writeable}
+
+
+def more_than(capacity: int) -> int:
+    """Rows that a full table gets room for: an eighth more keeps the slack under the budget of
+    bytes a block."""
+    return capacity + capacity // 8
 
 
 def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray[Any]:

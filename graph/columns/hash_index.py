@@ -7,7 +7,7 @@ per slot: the keys are in the owner's key column, which the index grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -15,16 +15,16 @@ import numpy.typing as npt
 
 from ..types import NO_ROW, Keys, Rows
 from .columns import grown
+from .slots import EMPTY, TOMBSTONE, Positions, Slots, mix
 
-_EMPTY: Final = -1
-_TOMBSTONE: Final = -2
 _CLAIM: Final = -3  # minus the place of a key in the batch that is being added
 _MIN_SLOTS: Final = 1024  # slots; chosen
-# Fibonacci hashing: composite keys (edges) are far from uniform in their low bits.
-_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
-_FOLD: Final = np.uint64(29)
 _FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
-_Slots = npt.NDArray[np.int64]
+# A map of so many slots takes long to rebuild, and is rebuilt ahead of need, part by part, from
+# this share on; so many rows are a part. All chosen.
+_MANY_SLOTS: Final = 1 << 17
+_NEARLY_FULL: Final = 0.59375
+_PART: Final = 1 << 15
 Mask = npt.NDArray[np.bool_]
 
 
@@ -39,14 +39,14 @@ class HashIndex:
         self.keys: Keys = np.zeros(capacity, dtype=np.uint64)
         self._size = 0
         self._tombstones = 0
-        self._allocate(_MIN_SLOTS)
+        self._slots = Slots(_MIN_SLOTS)
 
     def __len__(self) -> int:
         return self._size
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self._slots.nbytes
+        return self.keys.nbytes + self._slots.rows.nbytes
 
     def grow(self, capacity: int) -> None:
         """Make room for rows below ``capacity``."""
@@ -55,24 +55,34 @@ class HashIndex:
     def find(self, keys: Keys) -> Rows:
         """int32 ``[n]``: the row of each key, ``NO_ROW`` where there is none."""
         found = np.full(len(keys), NO_ROW, dtype=np.int32)
-        pending, mixed = np.arange(len(keys)), keys * _MULTIPLIER
-        position, step = self._first(mixed), None
+        slots, pending, mixed = self._slots, np.arange(len(keys)), mix(keys)
+        position, step = slots.first(mixed), None
         while pending.size:
-            rows = self._slots[position]
+            rows = slots.rows[position]
             hit = (rows >= 0) & (self.keys[rows] == keys[pending])
             found[pending[hit]] = rows[hit]
-            onward = (~hit & (rows != _EMPTY)).nonzero()[0]
+            onward = (~hit & (rows != EMPTY)).nonzero()[0]
             pending, position = pending[onward], position[onward]
-            step = self._step(mixed[pending]) if step is None else step[onward]
-            position = (position + step) & self._mask
+            step = slots.step(mixed[pending]) if step is None else step[onward]
+            position = slots.onward(position, step)
         return found
+
+    def find_one(self, key: int) -> int:
+        """The row of one key, ``NO_ROW`` if there is none; faster than ``find`` for a single
+        one."""
+        slots = self._slots
+        for slot in slots.sequence(key):
+            row = slots.rows.item(slot)
+            if row == EMPTY or (row >= 0 and self.keys.item(row) == key):
+                return row if row >= 0 else NO_ROW
+        raise AssertionError("a sequence has no end")
 
     def insert(self, keys: Keys, rows: Rows) -> None:
         """Add distinct keys that are not in the map yet."""
         self.keys[rows] = keys
         if self._is_crowded(len(rows)):
             self._rebuild(len(rows))
-        self._place(rows)
+        self._slots.place(rows, keys)
         self._size += len(rows)
 
     def ensure(self, keys: Keys, take: Callable[[int], Rows]) -> tuple[Rows, Mask]:
@@ -96,53 +106,67 @@ class HashIndex:
         try:
             rows = take(len(first))
         except BaseException:
-            self._slots[slots[first]] = _EMPTY
+            self._slots.rows[slots[first]] = EMPTY
             raise
         self.keys[rows] = keys[first]
-        self._slots[slots[first]] = found[first] = rows
+        self._slots.rows[slots[first]] = found[first] = rows
         found[added] = found[claimants]
         self._size += len(rows)
         return found, added
 
     def remove(self, rows: Rows) -> None:
         """Remove rows that are in the map."""
-        pending = rows
-        mixed = self.keys[rows] * _MULTIPLIER
-        position, step = self._first(mixed), self._step(mixed)
+        slots, pending, mixed = self._slots, rows, mix(self.keys[rows])
+        position, step = slots.first(mixed), slots.step(mixed)
         while pending.size:
-            here = self._slots[position] == pending
-            self._slots[position[here]] = _TOMBSTONE
+            here = slots.rows[position] == pending
+            slots.rows[position[here]] = TOMBSTONE
             pending, step = pending[~here], step[~here]
-            position = (position[~here] + step) & self._mask
+            position = slots.onward(position[~here], step)
         self._size -= len(rows)
         self._tombstones += len(rows)
 
     def rows(self) -> Rows:
         """int32 ``[len(self)]``: the rows in the map, in no order."""
-        return self._slots[self._slots >= 0]
+        return self._slots.taken()
 
-    def _claim(self, keys: Keys) -> tuple[Rows, _Slots]:
+    def tidying(self) -> Iterator[None]:
+        """Rebuild a large map, part by part, before it is so crowded that ``ensure`` must rebuild
+        it at once.
+
+        Until the last part the old map serves; no key may be added or removed meanwhile.
+        """
+        used = self._size + self._tombstones
+        if len(self._slots) < _MANY_SLOTS or used <= _NEARLY_FULL * len(self._slots):
+            return
+        rows, slots = self.rows(), Slots(_slots_for(self._size + len(self._slots) // 8))
+        for start in range(0, len(rows), _PART):
+            part = rows[start : start + _PART]
+            slots.place(part, self.keys[part])
+            yield
+        self._slots, self._tombstones = slots, 0
+
+    def _claim(self, keys: Keys) -> tuple[Rows, Positions]:
         """int32 ``[n]``: the row of each key, or ``_CLAIM`` minus the position where it
         first appears; and the slot that each of those first ones claimed. There is room for
         all of them."""
         found, slots = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int64)
-        pending = np.arange(len(keys))
-        mixed = keys * _MULTIPLIER
-        position, step = self._first(mixed), None
+        table, pending, mixed = self._slots, np.arange(len(keys)), mix(keys)
+        position, step = table.first(mixed), None
         while pending.size:
-            here = self._slots[position]
-            empty = (here == _EMPTY).nonzero()[0]
+            here = table.rows[position]
+            empty = (here == EMPTY).nonzero()[0]
             if empty.size:
                 free, who = position[empty], pending[empty]
                 slots[who] = free
                 # Backwards, so that the first of several claims to a slot wins.
-                self._slots[free[::-1]] = (_CLAIM - who[::-1]).astype(np.int32)
-                here[empty] = self._slots[free]
+                table.rows[free[::-1]] = (_CLAIM - who[::-1]).astype(np.int32)
+                here[empty] = table.rows[free]
             found[pending] = here  # whoever goes on writes it once more
             onward = (~self._is_same(here, keys, keys[pending])).nonzero()[0]
             pending, position = pending[onward], position[onward]
-            step = self._step(mixed[pending]) if step is None else step[onward]
-            position = (position + step) & self._mask
+            step = table.step(mixed[pending]) if step is None else step[onward]
+            position = table.onward(position, step)
         return found, slots
 
     def _is_same(self, here: Rows, keys: Keys, wanted: Keys) -> Mask:
@@ -150,7 +174,7 @@ class HashIndex:
         claimed = (here <= _CLAIM).nonzero()[0]
         if len(claimed) == len(here):
             return np.asarray(keys[_CLAIM - here] == wanted)
-        same = (self.keys[np.maximum(here, _EMPTY)] == wanted) & (here >= 0)
+        same = (self.keys[np.maximum(here, EMPTY)] == wanted) & (here >= 0)
         same[claimed] = keys[_CLAIM - here[claimed]] == wanted[claimed]
         return np.asarray(same)
 
@@ -164,37 +188,15 @@ class HashIndex:
     def _is_crowded(self, new: int) -> bool:
         return self._size + self._tombstones + new > _FULL * len(self._slots)
 
-    def _allocate(self, slots: int) -> None:
-        self._slots: Rows = np.full(slots, _EMPTY, dtype=np.int32)
-        self._mask = slots - 1
-        self._shift = np.uint64(64 - (slots.bit_length() - 1))
-
-    def _first(self, mixed: Keys) -> _Slots:
-        """The first slot of each key's probe sequence."""
-        return np.asarray((mixed >> self._shift).astype(np.int64))
-
-    def _step(self, mixed: Keys) -> _Slots:
-        """The distance from each slot of a sequence to the next; odd, so that the sequence visits
-        all slots."""
-        return np.asarray(((mixed ^ (mixed >> _FOLD)).astype(np.int64) & self._mask) | 1)
-
     def _rebuild(self, new: int) -> None:
         """Rebuild the map, without removed rows, with room for so many new keys."""
         rows = self.rows()
-        slots = _MIN_SLOTS
-        while len(rows) + new > _FULL * slots:
-            slots *= 2
-        self._allocate(slots)
-        self._tombstones = 0
-        self._place(rows)
+        self._slots, self._tombstones = Slots(_slots_for(len(rows) + new)), 0
+        self._slots.place(rows, self.keys[rows])
 
-    def _place(self, rows: Rows) -> None:
-        """Find slots for rows whose keys are set, and which are not in the map yet."""
-        mixed = self.keys[rows] * _MULTIPLIER
-        position, step = self._first(mixed), self._step(mixed)
-        while rows.size:
-            free = self._slots[position] < 0
-            self._slots[position[free]] = rows[free]  # of two rivals for a slot, the last one wins
-            astray = self._slots[position] != rows
-            rows, step = rows[astray], step[astray]
-            position = (position[astray] + step) & self._mask
+
+def _slots_for(rows: int) -> int:
+    slots = _MIN_SLOTS
+    while rows > _FULL * slots:
+        slots *= 2
+    return slots

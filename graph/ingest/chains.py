@@ -11,6 +11,8 @@ from ..tables.tables import Tables
 from ..types import NO_ROW, Rows
 
 Flags = npt.NDArray[np.bool_]
+_COMPARED: Final = 512  # rows that are compared together; chosen
+_COMPARED_PAIRS: Final = 1 << 15  # chosen
 _REPAIR_PASSES: Final = 64  # over links whose parent became deeper, at most; chosen
 
 
@@ -40,7 +42,7 @@ class ChainLinker:
         parents[1:] = rows[:-1]
         parents[starts] = before
         starts, before, counts = _joined(rows, starts, before)
-        if np.isin(before, rows).any():
+        if _holds_any(rows, before):
             self._deepen_in_order(rows, new, before, starts, counts)
             depths = depth[rows]
         else:
@@ -77,6 +79,22 @@ class ChainLinker:
             path.append(row)
             row = int(blocks.parent[row])
         return np.array(path, dtype=np.int32)
+
+    def from_root(self, row: int, length: int) -> Rows:
+        """int32 ``[length]``: the chain that ends with ``row``; empty if it is not known to be so
+        long.
+
+        Blocks that came together stand in consecutive rows, and are compared together.
+        """
+        blocks, chain, at = self._tables.blocks, np.empty(length, dtype=np.int32), length
+        while row != NO_ROW and at:
+            first = max(0, row - min(at, _COMPARED) + 1)
+            linked = blocks.parent[first + 1 : row + 1] == np.arange(first, row)
+            count = 1 + _trailing(linked)
+            chain[at - count : at] = np.arange(row - count + 1, row + 1)
+            at -= count
+            row = int(blocks.parent[row - count + 1])
+        return chain if row == NO_ROW and not at else chain[:0]
 
     def _deepen_in_order(
         self,
@@ -129,6 +147,18 @@ class ChainLinker:
     def _cut(self, rows: Rows) -> None:
         self._tables.links.cut(rows)
         self.cut_links += len(rows)
+
+
+def _holds_any(rows: Rows, some: Rows) -> bool:
+    """Whether one of ``some`` is among ``rows``; of few, comparing all costs less than sorting."""
+    if len(rows) * len(some) <= _COMPARED_PAIRS:
+        return bool((rows[:, None] == some).any())
+    return bool(np.isin(some, rows).any())
+
+
+def _trailing(linked: Flags) -> int:
+    """How many are true behind the last that is not."""
+    return int(linked[::-1].argmin()) if not linked.all() else len(linked)
 
 
 def _joined(

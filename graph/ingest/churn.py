@@ -7,7 +7,7 @@ removes the same block is halved until no part does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from .tier_copies import CopyRecorder
 
 Churn = BlocksStored | BlocksRemoved
 
+_LISTED: Final = 1 << 15  # blocks of a listing that are noted in one slice; chosen
 _IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 
 
@@ -43,17 +44,41 @@ class ChurnRecorder:
             self._counters["events_refused"] += len(churn) - len(whole)
         self._apply(engine, whole, now)
 
-    def resident(self, engine: int, event: BlocksResident, now: float) -> None:
-        """Take these blocks as all that an engine's pool holds; it announces its copies again."""
+    def listing(self, engine: int, event: BlocksResident, now: float) -> Iterator[None]:
+        """Take these blocks as all that an engine's pool holds, slice by slice; it announces its
+        copies again.
+
+        Until the last slice the pool seems to hold what it held before, too, and
+        ``tables.listing`` names the engine.
+        """
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1
             return
-        blocks = self._tables.blocks
         self._copies.forget(engine)
-        rows, _ = blocks.ensure(as_keys(event.hashes), now, self._tables.salt(engine))
-        self._tables.history.unheard(engine, rows)
-        blocks.unmark(engine, np.s_[:], Tier.HOT)
-        blocks.mark(engine, rows, Tier.HOT)
+        self._tables.listing.add(engine)
+        keys, found = as_keys(event.hashes), list[Rows]()
+        for start in range(0, len(keys), _LISTED):
+            found.append(self._list(engine, keys[start : start + _LISTED], now))
+            yield
+        self._keep_only(engine, found)
+        self._tables.listing.discard(engine)
+
+    def _keep_only(self, engine: int, found: Sequence[Rows]) -> None:
+        """Note that an engine's pool holds nothing but these rows any more."""
+        blocks = self._tables.blocks
+        gone = blocks.resident(engine)
+        for rows in found:
+            gone[rows] = False
+        lost = np.flatnonzero(gone).astype(np.int32)
+        self._tables.history.unheard(engine, lost)
+        blocks.unmark(engine, lost, Tier.HOT)
+
+    def _list(self, engine: int, keys: Keys, now: float) -> Rows:
+        """Note that an engine's pool holds these blocks; returns their rows."""
+        blocks = self._tables.blocks
+        rows, _ = blocks.ensure(keys, now, self._tables.salt(engine))
+        blocks.mark(engine, as_slice(rows), Tier.HOT)
+        return rows
 
     def _apply(self, engine: int, churn: Sequence[Churn], now: float) -> None:
         stored = [event for event in churn if type(event) is BlocksStored and event.hashes]
@@ -80,7 +105,7 @@ class ChurnRecorder:
         )
         counts = np.fromiter(map(len, hashes), dtype=np.int64, count=len(hashes)) // 8
         blocks, salt = self._tables.blocks, self._tables.salt(engine)
-        rows, new = blocks.ensure(as_keys(b"".join(hashes)), now, salt)
+        rows, new = blocks.ensure(as_keys(b"".join(hashes)), now, salt, counts)
         self._chains.extend(rows, new, self._rows_before(parents, now, salt), counts)
         at = as_slice(rows)
         blocks.mark(engine, at, Tier.HOT)
@@ -139,6 +164,9 @@ class ChurnRecorder:
 
 def _overlap(some: Keys, others: Keys) -> bool:
     """Whether two lists of keys, not empty, share one."""
+    both = np.sort(np.concatenate([some, others]))
+    if not (both[1:] == both[:-1]).any():  # as almost always
+        return False
     in_order = np.sort(others)
     found = in_order[np.minimum(np.searchsorted(in_order, some), len(in_order) - 1)]
     return bool((found == some).any())

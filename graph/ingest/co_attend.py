@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..messages.events import BlocksAttended
+from ..tables.block_columns import Mask
 from ..tables.tables import Tables
 from ..types import NO_ROW, EdgeType, Rows, as_keys
 
@@ -62,14 +63,15 @@ class CoAttendance:
             now,
         )
 
-    def forget(self, rows: Rows) -> None:
-        """These block rows are about to be reused."""
-        if not self._counts:
-            return
-        gone = set(rows.tolist())
-        self._counts = {
-            pair: count for pair, count in self._counts.items() if gone.isdisjoint(pair)
-        }
+    def forget(self, gone: Mask) -> None:
+        """The rows of which ``gone``, bool ``[blocks.size]``, is true are about to be reused."""
+        if self._counts:
+            lost = gone.tobytes()
+            self._counts = {
+                pair: count
+                for pair, count in self._counts.items()
+                if not (lost[pair[0]] or lost[pair[1]])
+            }
 
     def _count(self, pair: tuple[int, int]) -> bool:
         """Count a pair once more; true, and it is counted no longer, if it makes an edge now."""

@@ -6,8 +6,7 @@ Runs of stored and removed blocks are applied together, and so are runs of reque
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from typing import Final, cast
 
 import numpy as np
@@ -35,8 +34,10 @@ from ..messages.events import (
     SessionSignal,
     TierReport,
 )
+from ..slices.event_runs import CHURN, SLICE_KEYS, TURNS, event_runs
+from ..slices.ghosts import GhostKeeper
 from ..tables.tables import Tables
-from ..types import NO_ROW, Rows, Tier, as_keys
+from ..types import NO_ROW, Tier, as_keys
 from .chains import ChainLinker
 from .churn import Churn, ChurnRecorder
 from .co_attend import CoAttendance
@@ -61,19 +62,32 @@ class Ingest:
         self._co_attendance = CoAttendance(tables, self.counters)
         self.semantic = SemanticLinker(tables, self.counters)
         self.held = HeldBook()
-        self._reclaim_above = tables.limits.max_ghosts
+        self._ghosts = GhostKeeper(
+            tables,
+            (self._co_attendance.forget, self._turns.forget),
+            (self.semantic.forget, tables.history.forget_rows),
+        )
 
-    def apply(self, engine: int, events: Sequence[AnyEvent], now: float) -> None:
-        """Apply one engine's events in their order. Events with no meaning are counted."""
-        for kind, run in groupby(events, _kind):
-            if kind is _CHURN:
-                self._churn.apply(engine, cast(list[Churn], list(run)), now)
-            elif kind is _TURN:
-                self._turns.apply(engine, cast(list[Turn], list(run)), now)
+    def slices(self, engine: int, events: Sequence[AnyEvent], now: float) -> Iterator[None]:
+        """Apply one engine's events in their order, slice by slice. Events with no meaning are
+        counted."""
+        keys = 0
+        for run in event_runs(events):
+            if run.kind is CHURN:
+                self._churn.apply(engine, cast(list[Churn], run.events), now)
+            elif run.kind is TURNS:
+                self._turns.apply(engine, cast(list[Turn], run.events), now)
+            elif isinstance(listing := run.events[0], BlocksResident):
+                yield from self._churn.listing(engine, listing, now)
             else:
-                for event in run:
-                    self._apply_one(engine, event, now)
-        self._reclaim()
+                self._apply_one(engine, run.events[0], now)
+            keys += run.keys
+            if keys >= SLICE_KEYS:
+                keys = 0
+                yield
+        yield from self._ghosts.releasing()
+        yield from self._tables.blocks.tidying()
+        yield from self._tables.edges.tidying()
 
     def signalled(self, said: SessionSignal, now: float) -> bool:
         """Apply what somebody says of a session; False if it is unknown."""
@@ -84,6 +98,7 @@ class Ingest:
         self._let_go(engine)
         self._tables.models.pop(engine, None)
         self._tables.pool_blocks.pop(engine, None)
+        self._tables.listing.discard(engine)
         self.held.forget(engine)
         self._tables.words.pop(engine, None)
 
@@ -100,10 +115,7 @@ class Ingest:
             case SessionSignal():
                 self._turns.signalled(event, now)
             case BlocksCleared():
-                self._tables.emptied(engine, now)
-                self._tables.blocks.unmark(engine, np.s_[:], Tier.HOT)
-            case BlocksResident():
-                self._churn.resident(engine, event, now)
+                self._emptied(engine, now)
             case BlocksAttended():
                 self._co_attendance.attended(engine, event, now)
             case ConfidenceSampled():
@@ -119,8 +131,7 @@ class Ingest:
             case Pressure():
                 self._tables.words[engine].pressure = event
             case EngineHello():
-                self._greeted(engine, event)
-                self._tables.regret.clear(engine, now)
+                self._greeted(engine, event, now)
             case TierReport():
                 self._tables.words[engine].tiers = event
             case AdviceApplied():
@@ -131,10 +142,20 @@ class Ingest:
                 self.held.held(engine, event, now)
             case RequestReleased():
                 self.held.released(engine, event)
-            case BlocksStored() | BlocksRemoved() | RequestStarted() | RequestFinished():
-                raise AssertionError("these are applied in runs")
+            case (
+                BlocksStored()
+                | BlocksRemoved()
+                | BlocksResident()
+                | RequestStarted()
+                | RequestFinished()
+            ):
+                raise AssertionError("these are applied in runs, or in slices")
 
-    def _greeted(self, engine: int, event: EngineHello) -> None:
+    def _emptied(self, engine: int, now: float) -> None:
+        self._tables.emptied(engine, now)
+        self._tables.blocks.unmark(engine, np.s_[:], Tier.HOT)
+
+    def _greeted(self, engine: int, event: EngineHello, now: float) -> None:
         """Take an engine's hello; if it runs another model than before, it holds none of the old
         blocks."""
         self._tables.sessions.interrupt(engine)  # ends that were lost leave none running for ever
@@ -144,6 +165,7 @@ class Ingest:
         self._tables.words[engine].hello = event
         self.held.forget(engine)
         self._tables.pool_blocks[engine] = event.num_blocks
+        self._tables.regret.clear(engine, now)
 
     def _confidence(self, engine: int, event: ConfidenceSampled) -> None:
         if len(event.hashes) % 8:
@@ -155,34 +177,3 @@ class Ingest:
         confidence = blocks.for_writing("confidence")
         change = np.float32(event.confidence) - confidence[rows]
         confidence[rows] += np.float32(_EMA_SHARE) * change
-
-    def _reclaim(self) -> None:
-        """Release the longest unused ghosts once there are too many."""
-        blocks, limit = self._tables.blocks, self._tables.limits.max_ghosts
-        if len(blocks) <= self._reclaim_above:
-            return
-        ghosts = blocks.pick(blocks.alive[: blocks.size] & ~blocks.held())
-        excess = len(ghosts) - limit * 3 // 4
-        if len(ghosts) > limit:
-            oldest = np.argsort(ghosts.last_used(), kind="stable")[:excess]
-            self._release(np.sort(ghosts.rows[oldest]))
-        self._reclaim_above = max(limit, len(blocks) + limit // 4)
-
-    def _release(self, rows: Rows) -> None:
-        self._tables.edges.remove_at(rows)
-        self._co_attendance.forget(rows)
-        self.semantic.forget(rows)
-        self._turns.forget(rows)
-        self._tables.history.forget_rows(rows)
-        self._tables.links.release(rows)
-        self._tables.blocks.release(rows)
-
-
-_CHURN: Final = (BlocksStored, BlocksRemoved)
-_TURN: Final = (RequestStarted, RequestFinished)
-_RUNS: Final = dict.fromkeys(_CHURN, _CHURN) | dict.fromkeys(_TURN, _TURN)
-
-
-def _kind(event: AnyEvent) -> tuple[type, ...] | None:
-    """The kind of events that may be applied together with this one; None: none."""
-    return _RUNS.get(type(event))

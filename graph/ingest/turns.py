@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from ..messages.events import CUT_AT_A_LENGTH, RequestFinished, RequestStarted, SessionSignal
 from ..ranking.copy_worth import COPIES
+from ..tables.block_columns import Mask
 from ..tables.tables import Tables
 from ..tables.walks import Walk
 from ..types import (
@@ -28,7 +31,7 @@ from .segments import SegmentTagger
 
 Turn = RequestStarted | RequestFinished
 Counts = npt.NDArray[np.int64]
-Positions = npt.NDArray[np.intp]
+_APART: Final = np.uint64(0x9E3779B97F4A7C15)  # odd: no two chains' keys are moved alike
 
 
 class TurnRecorder:
@@ -49,12 +52,14 @@ class TurnRecorder:
         sessions, one after the other.
         """
         whole = [turn for turn in turns if len(turn.hashes) % 8 == 0]
-        chains, keys, counts, order = _distinct(whole)
+        if any(turn.skipped for turn in whole):
+            whole = [self._with_skipped(engine, turn) for turn in whole]
+        chains, keys, counts = _distinct(whole)
         if len(chains) < len(turns):
             self._counters["events_refused"] += len(turns) - len(chains)
         if not chains:
             return
-        rows = self._lay(keys, counts, order, now, self._tables.salt(engine))
+        rows = self._lay(keys, counts, now, self._tables.salt(engine))
         for turn, chain in zip(chains, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
             if isinstance(turn, RequestStarted):
                 self._started(engine, turn, chain, now)
@@ -115,21 +120,31 @@ class TurnRecorder:
         """Forget the requests of an engine that runs none of them any more."""
         self._sessions.forget(engine)
 
-    def forget(self, rows: Rows) -> None:
-        """Forget these block rows, which are about to be reused."""
+    def forget(self, gone: Mask) -> None:
+        """Forget the rows of which ``gone``, bool ``[blocks.size]``, is true, and which are about
+        to be reused."""
         sessions = self._tables.sessions
-        gone = np.zeros(self._tables.blocks.size + 1, dtype=np.bool_)  # the last is for NO_ROW
-        gone[rows] = True
         tip = sessions.tip[: sessions.size]
-        tip[gone[tip]] = NO_ROW
+        tip[np.append(gone, False)[tip]] = NO_ROW  # the last one stands for NO_ROW
 
-    def _lay(
-        self, keys: Keys, counts: Counts, order: Positions, now: float, salt: np.uint64
-    ) -> Rows:
+    def _with_skipped(self, engine: int, turn: Turn) -> Turn:
+        """A request with its whole chain; with none if the blocks that it left out are not
+        known."""
+        if not turn.skipped:
+            return turn
+        blocks, keys = self._tables.blocks, as_keys(turn.hashes)
+        row = int(blocks.find(keys[:1], self._tables.salt(engine))[0]) if len(keys) else NO_ROW
+        chain = self._chains.from_root(row, turn.skipped + 1)
+        if not len(chain):
+            self._counters["tips_unknown"] += 1
+            return replace(turn, hashes=b"", skipped=0)
+        before = blocks.wire_keys(chain[:-1]).astype("<u8").tobytes()
+        return replace(turn, hashes=before + turn.hashes, skipped=0)
+
+    def _lay(self, keys: Keys, counts: Counts, now: float, salt: np.uint64) -> Rows:
         """The rows of whole chains, chain after chain, linked."""
         blocks = self._tables.blocks
-        rows, new = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.bool_)
-        rows[order], new[order] = blocks.ensure(keys[order], now, salt)
+        rows, new = blocks.ensure(keys, now, salt, counts)
         self._chains.lay(rows, new, counts)
         blocks.last_attended[rows] = now
         return rows
@@ -180,16 +195,18 @@ class TurnRecorder:
             sessions.rest(session)
 
 
-def _distinct(turns: Sequence[Turn]) -> tuple[Sequence[Turn], Keys, Counts, Positions]:
-    """Turns whose chains hold no key twice; their keys, one chain after the other; how many each
-    has; and the order that sorts the keys of each.
-    """
+def _distinct(turns: Sequence[Turn]) -> tuple[Sequence[Turn], Keys, Counts]:
+    """Turns whose chains hold no key twice; their keys, one chain after the other; and how many
+    each has."""
     keys = as_keys(b"".join([turn.hashes for turn in turns]))
     counts = np.array([len(turn.hashes) // 8 for turn in turns], dtype=np.int64)
-    chain = np.repeat(np.arange(len(turns)), counts)
+    chain = np.repeat(np.arange(len(turns), dtype=np.uint64), counts)
+    told_apart = np.sort(keys ^ (chain * _APART))
+    if not (told_apart[1:] == told_apart[:-1]).any():  # much the fastest question
+        return turns, keys, counts
     order = np.lexsort((keys, chain))
-    twice = (np.diff(keys[order]) == 0) & (np.diff(chain) == 0)
+    twice = (np.diff(keys[order]) == 0) & (np.diff(chain[order]) == 0)
     if not twice.any():
-        return turns, keys, counts, order
-    bad = set(chain[1:][twice].tolist())
+        return turns, keys, counts
+    bad = set(chain[order][1:][twice].tolist())
     return _distinct([turn for number, turn in enumerate(turns) if number not in bad])

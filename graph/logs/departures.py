@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from ..types import PROTECTED_LAYERS, BlockFlag, Keys, Rows, SessionState, Tier
+from ..types import NO_ROW, PROTECTED_LAYERS, BlockFlag, Keys, Rows, SessionState, Tier
 from .eviction_log import UNPLACED, EvictionLog, Left, Places, Way
 from .reasons import Cause, Rule
 from .small_times import Bytes, Origin
@@ -94,8 +94,7 @@ class Departures:
         in_force = self._in_force.setdefault(engine, _InForce())
         place = in_force.places(blocks.wire_keys(rows))
         owner = blocks.session[rows]
-        states = np.append(sessions.state[: sessions.size], np.uint8(_NO_SESSION))
-        state = np.take(states, owner, mode="wrap")
+        state = np.where(owner == NO_ROW, np.uint8(_NO_SESSION), sessions.state[owner])
         shared = (blocks.flags[rows] & int(BlockFlag.SHARED)) != 0
         copies = (blocks.tiers[engine, rows] >> 1) & 3
         used = np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
@@ -130,13 +129,10 @@ class Departures:
         gone = np.flatnonzero(self._tables.blocks.resident(engine))
         self._mark(engine, gone.astype(np.int32), Way.RESET)
 
-    def unheard(self, engine: int, kept: Rows) -> None:
-        """Note that only these blocks of the pool are left, and that it is unknown how the others
-        went."""
+    def unheard(self, engine: int, gone: Rows) -> None:
+        """Note that these blocks of the pool are gone, and that it is unknown how."""
         self._log(engine).marks &= ~np.uint8(Way.COMING)  # ends of requests may be lost as well
-        gone = self._tables.blocks.resident(engine)
-        gone[kept] = False
-        self._mark(engine, np.flatnonzero(gone).astype(np.int32), Way.UNHEARD)
+        self._mark(engine, gone, Way.UNHEARD)
 
     def _mark(self, engine: int, rows: Rows, way: int) -> None:
         if len(rows):
@@ -191,15 +187,18 @@ class Departures:
         self._in_force.pop(engine, None)
 
     def _log(self, engine: int) -> EvictionLog:
-        name = self._tables.name_of(engine)
-        if engine in self._left and self._left[engine] != name:
-            if name is None:  # nobody is there: what is told is the old one's
-                self.evictions[engine].reserve(self._tables.blocks.size)
-                return self.evictions[engine]
-            del self.evictions[engine]
-        self._left.pop(engine, None)
+        if engine in self._left:
+            self._return(engine)
         log = self.evictions.get(engine)
         if log is None:
-            log = self.evictions[engine] = EvictionLog(self._origin, name or "")
+            name = self._tables.name_of(engine) or ""
+            log = self.evictions[engine] = EvictionLog(self._origin, name)
         log.reserve(self._tables.blocks.size)
         return log
+
+    def _return(self, engine: int) -> None:
+        """Hear of a column whose engine is gone: the same engine goes on with its log, another one
+        begins anew; if nobody is there, what is told is the old one's."""
+        name = self._tables.name_of(engine)
+        if name is not None and self._left.pop(engine) != name:
+            del self.evictions[engine]

@@ -101,14 +101,16 @@ class EvictionLog:
         rows, left = rows[unrecorded:], Left._make(column[unrecorded:] for column in left)
         self._grow(len(rows))
         slots = (self.next + np.arange(len(rows))) % LIMIT
+        first = self.next % LIMIT
+        at = slice(first, first + len(rows)) if first + len(rows) <= LIMIT else slots
         ring = self._ring
-        ring["key"][slots], ring["place"][slots] = left.keys, left.place
-        ring["at"][slots] = self._origin.ticks(now)
-        ring["why"][slots] = (left.rule << 4) | left.layer
-        ring["worth"][slots] = np.rint(left.importance * 255)
-        ring["hits"][slots] = np.minimum(left.hits, 255)
-        ring["state"][slots], ring["idle"][slots] = left.state, as_byte(left.idle_s)
-        ring["wanted"][slots] = 0
+        ring["key"][at], ring["place"][at] = left.keys, left.place
+        ring["at"][at] = self._origin.ticks(now)
+        ring["why"][at] = (left.rule << 4) | left.layer
+        ring["worth"][at] = np.rint(left.importance * 255)
+        ring["hits"][at] = np.minimum(left.hits, 255)
+        ring["state"][at], ring["idle"][at] = left.state, as_byte(left.idle_s)
+        ring["wanted"][at] = 0
         self._slot[rows] = slots
         self.next += len(rows)
 

@@ -126,6 +126,8 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
     parent = int(rows[index - 1])
     if not _was_known(tables, parent, now):
         return None  # what it follows is new as well
+    if blocks.children[parent] <= (blocks.parent[rows[index]] == parent):
+        return None  # nothing else follows it
     others = np.flatnonzero(blocks.parent[: blocks.size] == parent)
     # Of this very moment may be the blocks of requests that started after this one, too.
     known = (blocks.created[others] < now) | (blocks.walkers[others] > 0)

@@ -170,8 +170,25 @@ class AdmissionMessage(Advice, tag=6, frozen=True):
         )
 
 
+class SendTips(Advice, tag=7, frozen=True):
+    """The sidecar is overloaded: for so long, requests shall be told by their tips.
+
+    That is one key: at a request's start of the last block that the prefix cache holds (those
+    behind it are told as they are stored), at its end of the last of all. ``skipped`` says how many
+    blocks are before it: their links are known.
+    """
+
+    seconds: Seconds
+
+
 AnyAdvice = (
-    RankingMessage | StillValid | PrefetchMessage | ResyncRequest | Refused | AdmissionMessage
+    RankingMessage
+    | StillValid
+    | PrefetchMessage
+    | ResyncRequest
+    | Refused
+    | AdmissionMessage
+    | SendTips
 )
 
 

@@ -94,6 +94,7 @@ class RequestStarted(Event, tag=6, frozen=True):
         0  # that a load from a colder tier is to bring, beyond ``cached_tokens``
     )
     reads_cache: bool = True  # False: it computes its whole prompt, whatever is cached
+    skipped: Count = 0  # blocks before ``hashes[0]``, left out: see ``SendTips``
 
 
 CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it
@@ -114,6 +115,7 @@ class RequestFinished(Event, tag=7, frozen=True):
     expected_return_s: Seconds | None = None
     session_ended: bool = False
     tool: Name | None = None  # that it waits for
+    skipped: Count = 0  # blocks of the chain before ``hashes[0]``, left out
 
 
 class SessionSignal(Event, tag=8, frozen=True):

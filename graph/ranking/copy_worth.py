@@ -7,10 +7,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..sessions.sessions import SessionTable
 from ..tables.tables import Tables
-from ..types import BlockFlag, Rows, SessionState, Tier
+from ..types import NO_ROW, BlockFlag, Rows, SessionState, Tier
 
 Mask = npt.NDArray[np.bool_]
+Outlooks = npt.NDArray[np.uint8]
 
 COPIES: Final = int(Tier.WARM | Tier.COLD)
 _UNLIKELY, _OVER = 1, 2
@@ -44,7 +46,7 @@ def not_worth(tables: Tables, rows: Rows, now: float) -> dict[str, Mask]:
     blocks = tables.blocks
     flags = np.take(blocks.flags, rows)
     session = np.take(blocks.session, rows)
-    outlook = np.take(_outlooks(tables, session, now), session, mode="wrap")
+    outlook = _outlooks(tables, session, now)
     outlook *= (flags & int(BlockFlag.SHARED)) == 0
     never_hit = np.take(blocks.hit_count, rows) == 0
     return {
@@ -54,17 +56,29 @@ def not_worth(tables: Tables, rows: Rows, now: float) -> dict[str, Mask]:
     }
 
 
-def _outlooks(tables: Tables, wanted: Rows, now: float) -> npt.NDArray[np.uint8]:
-    """uint8 ``[sessions.size + 1]``: what is expected of each ``wanted`` session; 0: a return.
+def _outlooks(tables: Tables, wanted: Rows, now: float) -> Outlooks:
+    """uint8 ``[len(wanted)]``: what is expected of these sessions; 0: a return.
 
-    The last entry stands for NO_ROW: nothing is known of blocks that no session walked.
+    Nothing is known of blocks that no session walked (NO_ROW). Of few, only they are looked at: an
+    eviction asks, too.
     """
     sessions = tables.sessions
-    outlooks = np.zeros(sessions.size + 1, dtype=np.uint8)
+    if 4 * len(wanted) < sessions.size:
+        rows, place = np.unique(wanted, return_inverse=True)
+        found = _expected(sessions, rows, now)
+        found[rows == NO_ROW] = 0
+        return np.asarray(found[place])
     rows = sessions.among(wanted)
+    outlooks = np.zeros(sessions.size + 1, dtype=np.uint8)  # the last one stands for NO_ROW
+    outlooks[rows] = _expected(sessions, rows, now)
+    return np.take(outlooks, wanted, mode="wrap")
+
+
+def _expected(sessions: SessionTable, rows: Rows, now: float) -> Outlooks:
+    """uint8 ``[len(rows)]``: what is expected of each."""
     least = np.where(sessions.inferred[rows], _LIKELY, _LIKELY_IF_NAMED)
     unlikely = sessions.credit(now, _RETURN_MEMORY_S, rows) < least
     unlikely &= sessions.turns[rows] > 0  # of one that never began, as little
-    outlooks[rows] = unlikely * np.uint8(_UNLIKELY)
-    outlooks[rows[sessions.state[rows] == SessionState.ENDED]] = _OVER
-    return outlooks
+    outlooks = unlikely * np.uint8(_UNLIKELY)
+    outlooks[sessions.state[rows] == SessionState.ENDED] = _OVER
+    return np.asarray(outlooks)

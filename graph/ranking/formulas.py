@@ -107,7 +107,8 @@ def _over_types(factor: float, values: Values, view: View, picked: Selection) ->
 def _credit(view: View, picked: Selection) -> Scores:
     sessions, session = view.sessions, picked.of(view.blocks.session)
     present = sessions.among(session)
-    credit = np.zeros(sessions.size + 1)  # the last one stands for NO_ROW
+    credit = np.empty(sessions.size + 1)  # of those present, and for NO_ROW
+    credit[-1] = 0.0
     credit[present] = sessions.credit(view.now, view.rules.session_memory_s, present)
     claimed = np.take(credit, session, mode="wrap")
     superseded = flagged(view, picked, BlockFlag.SUPERSEDED)

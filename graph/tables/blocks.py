@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..columns.columns import grown
+from ..columns.columns import grown, more_than
+from ..columns.consecutive import Counts64, follow_chains
 from ..columns.hash_index import HashIndex
 from ..columns.row_pool import RowPool
 from ..types import NO_ROW, BlockFlag, EdgeType, Keys, Rows, Tier
@@ -77,7 +79,10 @@ class BlockTable(BlockColumns):
 
     def find(self, keys: Keys, salt: np.uint64 = NO_SALT) -> Rows:
         """int32 ``[n]``: the row of each of a model's keys, ``NO_ROW`` where it is unknown."""
-        return self._index.find(_salted(keys, salt))
+        keys, rows = _salted(keys, salt), np.empty(len(keys), dtype=np.int32)
+        left = follow_chains(self._index, self.alive, keys, rows)
+        rows[left] = self._index.find(keys[left])
+        return rows
 
     def find_all(self, key: int) -> Selection:
         """The blocks of all models that engines call ``key``; a scan."""
@@ -88,18 +93,24 @@ class BlockTable(BlockColumns):
         """uint64 ``[n]``: how engines call these blocks."""
         return self.keys[rows] ^ self.salt[rows]
 
-    def ensure(self, keys: Keys, now: float, salt: np.uint64 = NO_SALT) -> tuple[Rows, Mask]:
+    def ensure(
+        self, keys: Keys, now: float, salt: np.uint64 = NO_SALT, counts: Counts64 | None = None
+    ) -> tuple[Rows, Mask]:
         """Rows of ``keys`` (repeats allowed), created where unknown, in the order of ``keys``.
 
         Args:
             keys: uint64 ``[n]``, as the engine calls them.
             now: Monotonic seconds.
             salt: The salt of the engine's model.
+            counts: int64 ``[chains]``: how many of them each chain has, if they are of chains.
 
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
         """
-        rows, new = self._index.ensure(_salted(keys, salt), self._take)
+        keys, rows = _salted(keys, salt), np.empty(len(keys), dtype=np.int32)
+        left = follow_chains(self._index, self.alive, keys, rows, counts)
+        new = np.zeros(len(keys), dtype=np.bool_)
+        rows[left], new[left] = self._index.ensure(keys[left], self._take)
         if new.any():
             self._begin(rows[new], salt, now)
         return rows, new
@@ -110,10 +121,19 @@ class BlockTable(BlockColumns):
         self.alive[rows] = False
         self._rows.give_back(rows)
 
+    def tidying(self) -> Iterator[None]:
+        """Make more room ahead of need, part by part, in a table so large that making it at once
+        would take long; no block may be added or released meanwhile."""
+        yield from self._index.tidying()
+        yield from self.growing_ahead(self.size)
+
     def forget_sessions(self, rows: Rows) -> None:
         """Remove these session rows, which are about to be reused, from all blocks."""
+        highest = max(int(each.max()) for each in (rows, self.session, self.raised_by))
+        gone = np.zeros(highest + 2, dtype=np.bool_)  # the last one stands for NO_ROW
+        gone[rows] = True
         for sessions in (self.session[: self.size], self.raised_by[: self.size]):
-            sessions[np.isin(sessions, rows)] = NO_ROW
+            sessions[gone[sessions]] = NO_ROW
 
     def reserve_engines(self, columns: int) -> None:
         """Make room for the residency of so many engines."""
@@ -128,7 +148,7 @@ class BlockTable(BlockColumns):
 
     def held(self) -> Mask:
         """bool ``[size]``: the blocks of which any tier of any engine has a copy."""
-        return np.asarray(self.tiers[:, : self.size].any(axis=0))
+        return np.asarray(np.bitwise_or.reduce(self.tiers[:, : self.size], axis=0) != 0)
 
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine holds these blocks in this tier."""
@@ -188,16 +208,17 @@ class BlockTable(BlockColumns):
             self.salt[at] = salt
 
     def _reserve(self, rows: int) -> None:
-        capacity = len(self.alive)
-        if rows <= capacity:
-            return
-        # Growing by an eighth keeps the slack under the budget of bytes a block.
-        capacity = max(rows, capacity + capacity // 8)
+        if rows > len(self.alive):
+            self.grow(max(rows, more_than(len(self.alive))))
+
+    def growing(self, capacity: int) -> Iterator[None]:
         self._index.grow(capacity)
-        self.grow(capacity)
+        yield
         self.tiers = grown(self.tiers, capacity)
+        yield
         for each in self.sums.values():
-            each.grow(capacity)
+            yield from each.growing(capacity)
+        yield from super().growing(capacity)
 
 
 class Selection:
@@ -229,10 +250,12 @@ class Selection:
     def parents(self) -> Places:
         """intp ``[n + 1]``: position of each one's parent among these rows; ``n`` if it is not
         among them."""
-        nobody = len(self.rows)
+        nobody, parent = len(self.rows), self.of(self._blocks.parent)
+        if self._all:
+            return np.append(np.where(parent == NO_ROW, nobody, parent), nobody)
         place = np.full(self._blocks.size + 1, nobody)  # the last one stands for NO_ROW
         place[self.rows] = np.arange(nobody)
-        return np.append(np.take(place, self.of(self._blocks.parent), mode="wrap"), nobody)
+        return np.append(np.take(place, parent, mode="wrap"), nobody)
 
 
 def _salted(keys: Keys, salt: np.uint64) -> Keys:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..types import NO_ROW, Rows
+from .block_columns import Mask
 from .blocks import BlockTable
 
 _ONE = np.uint32(1)
@@ -46,14 +47,17 @@ class ChainLinks:
             np.add.at(blocks.children_walks, parents, second + _ONE)
             np.add.at(blocks.shared_children, parents[second], _ONE)
 
-    def release(self, rows: Rows) -> None:
-        """Remove all links of these rows, which are about to be reused."""
+    def release(self, gone: Mask) -> None:
+        """Remove all links of the rows of which ``gone``, bool ``[blocks.size]``, is true, and
+        which are about to be reused."""
         blocks = self._blocks
-        self.cut(rows[blocks.parent[rows] != NO_ROW])
+        rows = np.flatnonzero(gone).astype(np.int32)
         if blocks.children[rows].any():
-            gone = np.zeros(blocks.size + 1, dtype=np.bool_)  # the last one stands for NO_ROW
-            gone[rows] = True
-            blocks.parent[: blocks.size][gone[blocks.parent[: blocks.size]]] = NO_ROW
+            lost = np.append(gone, False)  # the last one stands for NO_ROW
+            blocks.parent[: blocks.size][lost[blocks.parent[: blocks.size]]] = NO_ROW
+            for sums in (blocks.children, blocks.shared_children, blocks.children_walks):
+                sums[rows] = 0
+        self.cut(rows[blocks.parent[rows] != NO_ROW])
 
     def _count(self, rows: Rows, step: np.ufunc) -> None:
         """Add linked rows (no row twice) to the sums at their parents, or subtract them."""

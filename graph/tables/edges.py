@@ -7,12 +7,13 @@ walks edges.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..columns.columns import Columns, column
+from ..columns.columns import Columns, column, more_than
 from ..columns.hash_index import HashIndex
 from ..columns.row_pool import RowPool
 from ..types import NO_ROW, EdgeType, Keys, Rows
@@ -75,17 +76,27 @@ class EdgeStore(Columns):
             fresh = ~known
             self._create(kind, keys[fresh], sources[fresh], targets[fresh], weights[fresh], now)
 
-    def remove_at(self, block_rows: Rows) -> None:
-        """Remove every edge that touches one of these blocks; a scan only if there is one."""
-        if not any(sums.degree[block_rows].any() for sums in self._blocks.sums.values()):
-            return
-        gone = np.zeros(self._blocks.size, dtype=np.bool_)
-        gone[block_rows] = True
-        self._remove(self._rows_touching(gone))
+    def remove(self, rows: Rows) -> None:
+        """Remove edges, by their own rows; see ``at``."""
+        for kind in STORED:
+            of_kind = rows[self.kind[rows] == int(kind)]
+            if of_kind.size == 0:
+                continue
+            self.counts[kind] -= len(of_kind)
+            self._add_degree(kind, of_kind, -1)
+            self._add_weight(kind, of_kind, -self.weight[of_kind])
+        self._index.remove(rows)
+        self.alive[rows] = False
+        self._rows.give_back(rows)
+
+    def tidying(self) -> Iterator[None]:
+        """As that of ``BlockTable``."""
+        yield from self._index.tidying()
+        yield from self.growing_ahead(self.size)
 
     def touching(self, among: Mask) -> EdgeList:
         """The edges at blocks of which ``among``, bool ``[blocks.size]``, is true; a scan."""
-        rows = self._rows_touching(among)
+        rows = self.at(among, 0, self.size)
         return EdgeList(self.kind[rows], self.source[rows], self.target[rows], self.weight[rows])
 
     def of_kind(self, kind: EdgeType) -> Rows:
@@ -118,7 +129,7 @@ class EdgeStore(Columns):
         decayed = self.weight[rows] * np.float32(factor)
         faint = decayed < floor
         self._change_weights(kind, rows[~faint], decayed[~faint], now)
-        self._remove(rows[faint])
+        self.remove(rows[faint])
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The live edges, by column name."""
@@ -155,13 +166,14 @@ class EdgeStore(Columns):
         sums.degree[: len(degree)] = np.minimum(degree, _MAX_DEGREE)
         sums.weight[: len(weight)] = weight
 
-    def _rows_touching(self, among: Mask) -> Rows:
-        """int32: the edges at blocks of which ``among``, bool ``[blocks.size]``, is true."""
-        size = self.size
-        touching = among[self.source[:size]]
-        inner = np.flatnonzero(np.isin(self.kind[:size], [int(kind) for kind in BLOCK_TO_BLOCK]))
-        touching[inner] |= among[self.target[inner]]
-        return np.flatnonzero(touching & self.alive[:size]).astype(np.int32)
+    def at(self, among: Mask, start: int, end: int) -> Rows:
+        """int32: edges from ``start`` to ``end`` at blocks of which ``among``, bool
+        ``[blocks.size]``, is true."""
+        part = slice(start, end)
+        touching = among[self.source[part]]
+        inner = np.flatnonzero(np.isin(self.kind[part], [int(kind) for kind in BLOCK_TO_BLOCK]))
+        touching[inner] |= among[self.target[part][inner]]
+        return (start + np.flatnonzero(touching & self.alive[part])).astype(np.int32)
 
     def _create(
         self,
@@ -181,18 +193,6 @@ class EdgeStore(Columns):
         self.counts[kind] += len(rows)
         self._add_degree(kind, rows, 1)
         self._add_weight(kind, rows, weights)
-
-    def _remove(self, rows: Rows) -> None:
-        for kind in STORED:
-            of_kind = rows[self.kind[rows] == int(kind)]
-            if of_kind.size == 0:
-                continue
-            self.counts[kind] -= len(of_kind)
-            self._add_degree(kind, of_kind, -1)
-            self._add_weight(kind, of_kind, -self.weight[of_kind])
-        self._index.remove(rows)
-        self.alive[rows] = False
-        self._rows.give_back(rows)
 
     def _change_weights(self, kind: EdgeType, rows: Rows, weights: Weights, now: float) -> None:
         self._add_weight(kind, rows, weights - self.weight[rows])
@@ -218,12 +218,13 @@ class EdgeStore(Columns):
         return np.concatenate([source, self.target[rows]]), np.concatenate([each, each])
 
     def _reserve(self, edges: int) -> None:
-        capacity = len(self.alive)
-        if edges <= capacity:
-            return
-        capacity = max(edges, capacity + capacity // 8)
+        if edges > len(self.alive):
+            self.grow(max(edges, more_than(len(self.alive))))
+
+    def growing(self, capacity: int) -> Iterator[None]:
         self._index.grow(capacity)
-        self.grow(capacity)
+        yield
+        yield from super().growing(capacity)
 
 
 def _edge_keys(kind: EdgeType, sources: Rows, targets: Rows) -> Keys:

@@ -28,7 +28,10 @@ class GraphLimits:
 
     Attributes:
         max_ghosts: Blocks remembered after the last copy of them is gone (their history tells
-            what returned, and why a request missed).
+            what returned, and why a request missed), where pools are not larger; see
+            ``ghost_share``.
+        ghost_share: Blocks remembered in this way for each block of the engines' pools, if that is
+            more. Chosen: with 1, a simulated pool of twice the size knows all its blocks.
         max_sessions: Sessions remembered.
         max_names: Distinct segment names, tenants and memory ids, each. Beyond it names are not
             kept; tenants are told apart all the same.
@@ -40,6 +43,7 @@ class GraphLimits:
     """
 
     max_ghosts: int = 65_536
+    ghost_share: float = 1.0
     max_sessions: int = 100_000
     max_names: int = 65_536
     max_pairs: int = 65_536
@@ -66,6 +70,7 @@ class Tables:
     models: dict[int, str] = field(default_factory=dict)  # residency column → model
     pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
     changed: Counter[int] = field(default_factory=Counter)  # see ``turnover``
+    listing: set[int] = field(default_factory=set)  # columns whose list of blocks is being taken in
     words: defaultdict[int, EngineWords] = field(default_factory=lambda: defaultdict(EngineWords))
     walks: WalkLog = field(default_factory=WalkLog)
     regret: RegretBook = field(default_factory=RegretBook)
@@ -98,6 +103,10 @@ class Tables:
         """
         column = self.engines.get(engine, NO_ROW)
         return self.changed[column], self.pool_blocks.get(column, 0)
+
+    def is_listing(self, engine: str) -> bool:
+        """Whether the list of this engine's blocks is being taken in: half of it is known."""
+        return self.engines.get(engine, NO_ROW) in self.listing
 
     def emptied(self, engine: int, now: float) -> None:
         """Note that an engine empties its cache; called while its blocks are still listed."""

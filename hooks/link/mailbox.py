@@ -14,13 +14,14 @@ from ...graph.messages.advice import (
     EvictionRanking,
     PrefetchMessage,
     RankingMessage,
+    SendTips,
     StillValid,
 )
 from ...graph.types import Keys, as_keys
 from .held_ranking import HeldRanking
 
 Clock = Callable[[], float]
-AnyOpinion = RankingMessage | AdmissionMessage | StillValid | PrefetchMessage
+AnyOpinion = RankingMessage | AdmissionMessage | StillValid | PrefetchMessage | SendTips
 
 _TOLD: Final = 64  # sendings remembered: those of the 2 s that a ranking is valid, and more; chosen
 
@@ -43,6 +44,7 @@ class Mailbox:
         self._ranking: EvictionRanking | None = None
         self._admission: AdmissionAdvice | None = None
         self._wanted: Keys | None = None
+        self._tips_until = -math.inf
         self._told: deque[tuple[int, float]] = deque(maxlen=_TOLD)  # see ``mark_sent``
 
     def ranking(self) -> EvictionRanking | None:
@@ -72,6 +74,10 @@ class Mailbox:
         if held is None or not self._clock() - held.ts <= self._max_stale:
             return None
         return held
+
+    def wants_tips(self) -> bool:
+        """Whether the sidecar asks that requests be told by their tips."""
+        return self._clock() < self._tips_until
 
     def hold_ranking(self, ranking: EvictionRanking | None) -> None:
         """Hold ``ranking``, dated as it is."""
@@ -113,6 +119,8 @@ class Mailbox:
                 self._redate(advice)
             case PrefetchMessage():
                 self._wanted = as_keys(advice.order)
+            case SendTips():
+                self._tips_until = self._clock() + advice.seconds
 
     def _redate(self, valid: StillValid) -> None:
         held = self._ranking

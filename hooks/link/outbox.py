@@ -13,6 +13,7 @@ import zmq
 from ...graph.messages import wire
 from ...graph.messages.events import AnyEvent, Event
 from ..once import Once
+from .tips import as_tip
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +90,8 @@ class Outbox:
         """Remove and return what is queued now."""
         return _whole([self._queue.popleft() for _ in range(len(self._queue))])
 
-    def drain(self, socket: zmq.Socket[bytes]) -> bool:
-        """Send what is queued now; returns whether all of it was.
+    def drain(self, socket: zmq.Socket[bytes], tips: bool = False) -> bool:
+        """Send what is queued now, requests by their ``tips`` or whole; returns whether all was.
 
         Events that engine threads add meanwhile wait for the next call.
         """
@@ -98,7 +99,8 @@ class Outbox:
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
             batch = [queue.popleft() for _ in range(min(remaining, self._batch_limit))]
             remaining -= len(batch)
-            self.send(socket, _whole(batch))
+            events = _whole(batch)
+            self.send(socket, list(map(as_tip, events)) if tips else events)
         return remaining <= 0
 
     def send_all(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> None:

@@ -405,7 +405,7 @@ def test_a_graph_that_fails_costs_a_resync_and_not_the_loop(
     engine.greet([1])
     engine.ranking(lambda keys: keys == {1})
     with monkeypatch.context() as broken:
-        broken.setattr(running.service.graph, "apply", _fail)
+        broken.setattr(running.service.graph, "slices", _fail)
         engine.send(PRESSURE)
         running.until(lambda s: s["counters"]["ingest"].get("apply_failed", 0) > 0)
         running.until(lambda s: s["engines"][0]["state"] == "resyncing")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from .graphs import BLOCK_SIZE, ENGINE, build_graph, random_keys
 _BLOCKS, _SESSIONS, _COPIES = 1_000_000, 100_000, 260_000
 _SHORT = BLOCK_SIZE // 2  # tokens
 _BATCH = 8_192  # blocks that an engine stores and evicts between two batches
+_CHURN = 80  # of those batches: until ghosts were released, and tables grew and were rebuilt
 
 
 def add_sessions(graph: KVCacheGraph, count: int) -> None:
@@ -38,34 +38,46 @@ def add_sessions(graph: KVCacheGraph, count: int) -> None:
 
 
 def lock_seconds() -> dict[str, float]:
-    """Seconds for which each of these holds the lock, in a graph of production size."""
+    """The longest time for which each of these holds the lock, in a graph of production size.
+
+    Work that is done in slices holds it for one slice at a time.
+    """
     rng = np.random.default_rng(4)
     graph = build_graph(_BLOCKS, 0)
     add_sessions(graph, _SESSIONS)
-    keys = graph.tables.blocks.keys[: graph.tables.blocks.size].copy()
-    packed = keys.astype("<u8").tobytes()
-    graph.apply(ENGINE, [BlocksSpilled(packed[: 8 * _COPIES], int(Tier.WARM), 1)])
-    fresh = random_keys(rng, _BATCH).astype("<u8").tobytes()
-    gone = packed[-8 * _BATCH :]
+    packed = graph.tables.blocks.keys[: graph.tables.blocks.size].astype("<u8").tobytes()
     hello = EngineHello(ENGINE, "synthetic", BLOCK_SIZE, _BLOCKS, "bench")
-    churn: list[AnyEvent] = [BlocksStored(fresh, None, BLOCK_SIZE), BlocksRemoved(gone)]
-    return {
-        "a batch under pressure": _seconds(lambda: graph.apply(ENGINE, churn)),
-        "a resync": _seconds(lambda: graph.apply(ENGINE, [hello, BlocksResident(packed)])),
-        "blocks evicted, ghosts released": max(
-            _seconds(partial(graph.apply, ENGINE, [BlocksRemoved(part)]))
-            for part in _parts(packed, 8 * _BATCH)
+    copies = BlocksSpilled(packed[: 8 * _COPIES], int(Tier.WARM), 1)
+    found = {
+        "copies": _longest(graph, [copies]),
+        "a resync": _longest(graph, [hello, BlocksResident(packed), copies]),
+        "batches under pressure": max(
+            _longest(graph, batch) for batch in _pressure(rng, packed, _CHURN)
         ),
-        "an engine gone": _seconds(lambda: graph.forget_engine(ENGINE)),
     }
-
-
-def _parts(packed: bytes, size: int) -> Iterator[bytes]:
-    for start in range(0, len(packed), size):
-        yield packed[start : start + size]
-
-
-def _seconds(action: Callable[[], object]) -> float:
     started = time.perf_counter()
-    action()
-    return time.perf_counter() - started
+    graph.forget_engine(ENGINE)
+    found["an engine gone"] = time.perf_counter() - started
+    found["its ghosts released"] = max(
+        _longest(graph, [BlocksStored(random_keys(rng, _BATCH).tobytes(), None, BLOCK_SIZE)])
+        for _ in range(_CHURN // 2)
+    )
+    return found
+
+
+def _pressure(rng: np.random.Generator, packed: bytes, count: int) -> Iterator[list[AnyEvent]]:
+    """Batches that store as many new blocks as they evict."""
+    size = 8 * _BATCH
+    for start in range(0, count * size, size):
+        fresh = random_keys(rng, _BATCH).astype("<u8").tobytes()
+        yield [BlocksStored(fresh, None, BLOCK_SIZE), BlocksRemoved(packed[start : start + size])]
+
+
+def _longest(graph: KVCacheGraph, events: list[AnyEvent]) -> float:
+    """Seconds that the longest slice takes."""
+    longest, slices, over = 0.0, graph.slices(ENGINE, events), False
+    while not over:
+        started = time.perf_counter()
+        over = next(slices, True)
+        longest = max(longest, time.perf_counter() - started)
+    return longest

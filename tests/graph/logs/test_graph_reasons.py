@@ -18,11 +18,13 @@ from kvgraph.graph.messages.events import (
     BlocksStored,
     CopiesDropped,
     EngineHello,
+    Pressure,
     RequestFinished,
     RequestStarted,
     Segment,
     SessionSignal,
 )
+from kvgraph.graph.tables.tables import GraphLimits
 from kvgraph.graph.types import SourceLayer, as_keys
 from small_world import SIZE, World, pack
 
@@ -347,8 +349,10 @@ def test_a_name_that_was_forgotten_and_a_row_that_was_reused_tell_nothing_old(
 ) -> None:
     world.serve(1, 2, 3)
     world.evict(1, 2, 3)
-    rows = world.graph.tables.blocks.live_rows()
-    world.graph._ingest._release(rows)
+    world.graph.configure(world.graph.rules, GraphLimits(max_ghosts=0, ghost_share=0.0))
+    world.graph.apply("a", [Pressure(1, 1, 0, 0, 0)])
+    assert len(world.graph.tables.blocks) == 0
+    world.graph.configure(world.graph.rules, GraphLimits())
     world.serve(4, 5, 6, session="t")
     world.serve(7, 8, 9, session="u")
     assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)

@@ -1,0 +1,31 @@
+"""Requests told by their tips: what an overloaded sidecar asks for (``SendTips``)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from ...graph.messages.events import AnyEvent, RequestFinished, RequestStarted
+
+_KEY: Final = 8  # bytes
+
+
+def as_tip(event: AnyEvent) -> AnyEvent:
+    """A request's start or end with one key of its chain; any other event as it is.
+
+    At its start that is the last block that the prefix cache holds: those behind it are told as
+    they are stored. At its end it is the last of all.
+    """
+    if isinstance(event, RequestStarted):
+        return _cut(event, event.cached_tokens // event.block_size)
+    if isinstance(event, RequestFinished):
+        return _cut(event, len(event.hashes) // _KEY)
+    return event
+
+
+def _cut(event: RequestStarted | RequestFinished, blocks: int) -> AnyEvent:
+    """Only the last of the first ``blocks`` of its chain."""
+    first = max(0, blocks - 1)
+    tip = event.hashes[_KEY * first : _KEY * blocks]
+    return replace(event, hashes=tip, skipped=event.skipped + first if tip else 0)
