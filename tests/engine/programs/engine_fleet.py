@@ -18,6 +18,7 @@ from kvgraph.bench.recorded.agents_forcing import ANSWER, OPTIONS
 from kvgraph.bench.recorded.agents_requests import AgentRequest, build_requests
 
 SEED = 3
+LONGEST = 2048  # tokens of a request; longer ones are left out
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
@@ -26,13 +27,15 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM
 
     llm = LLM(
-        options["model"], dtype="float32", block_size=16, gpu_memory_utilization=0.3,
-        max_model_len=4096, num_gpu_blocks_override=options["blocks"], enforce_eager=True,
+        options["model"], dtype="float32", block_size=32, gpu_memory_utilization=0.3,
+        max_model_len=LONGEST, num_gpu_blocks_override=options["blocks"], enforce_eager=True,
         max_num_seqs=4, logits_processors=[OPTIONS[1]],
     )  # fmt: skip
     fleet = lay_over_users(read_sessions(Path(options["sessions"])), options["users"], 7200.0, SEED)
     served, cached = 0, 0
     for request in build_requests(fleet, options["vocabulary"], SEED):
+        if len(request.prompt) + len(request.answer) > LONGEST:
+            continue
         if not _may_serve(Path(options["allowed"]), served):
             break
         cached += _serve(llm, request)

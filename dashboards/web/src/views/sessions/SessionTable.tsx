@@ -1,5 +1,5 @@
 import type { SessionView } from "../../api/types";
-import { compact, duration, percent, words } from "../../format";
+import { compact, duration, percent, UNKNOWN, words } from "../../format";
 import { Bar } from "../../parts/Bar";
 import { change } from "../../route";
 import { right, Rows, Scroll } from "../../parts/Rows";
@@ -73,7 +73,9 @@ function Row({
         </div>
       </td>
       <td className="right">{duration(session.idle_s)}</td>
-      <td className="right">{percent(session.return_probability)}</td>
+      <td className="right">
+        {session.state === "ended" ? UNKNOWN : percent(session.return_probability)}
+      </td>
     </tr>
   );
 }
@@ -81,5 +83,7 @@ function Row({
 function stateOf({ state, waits_for, expected_return_in_s: due }: SessionView): string {
   if (state !== "waiting_for_tool") return words(state);
   const tool = waits_for === null ? "a tool" : waits_for;
-  return due === null ? `waits for ${tool}` : `waits for ${tool}, due in ${duration(due)}`;
+  if (due === null) return `waits for ${tool}`;
+  if (due < 0) return `waits for ${tool}, overdue for ${duration(-due)}`;
+  return `waits for ${tool}, due in ${duration(due)}`;
 }
