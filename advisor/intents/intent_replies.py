@@ -34,7 +34,7 @@ def _signalled(graph: KVCacheGraph, wish: IntentWish) -> IntentAnswer:
 
 def _reply(answer: IntentAnswer) -> IntentReply:
     return IntentReply(
-        answer=answer.verdict.value,
+        answer=answer.verdict,
         reason=answer.reason,
         blocks=answer.blocks,
         asked=answer.asked,

@@ -6,6 +6,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ...graph.intents.intent import Verdict
+
 MOST_WISHES: Final = 256  # in one question; chosen
 _KEY: Final = r"^(0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})$"
 _Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -64,7 +66,7 @@ class IntentReply(_Closed):
         seconds: How long it holds; None: there is no such time.
     """
 
-    answer: Literal["accepted", "clipped", "deferred", "rejected", "missing"]
+    answer: Verdict
     reason: str
     blocks: int
     asked: int

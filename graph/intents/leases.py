@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..tables.tables import Tables
 from ..types import NO_ROW, Rows, Tier
+
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +46,11 @@ def leasable(tables: Tables, bounds: LeaseBounds, rows: Rows, now: float) -> Row
     for engine, pool in tables.pool_blocks.items():
         here = (blocks.tiers[engine, rows] & int(Tier.HOT)) != 0
         fitting &= ~here | (np.cumsum(here) <= _room(tables, bounds, engine, pool, others, tenant))
-    return rows[fitting]
+    leased: Rows = rows[fitting]
+    return leased
 
 
-def _leased(tables: Tables, now: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _leased(tables: Tables, now: float) -> Mask:
     """bool ``[blocks.size]``: those with a lease."""
     blocks = tables.blocks
     return np.asarray(blocks.pinned_until[: blocks.size] > now)
@@ -57,7 +61,7 @@ def _room(
     bounds: LeaseBounds,
     engine: int,
     pool: int,
-    leased: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    leased: Mask,
     tenant: int,
 ) -> int:
     """Blocks that a tenant may still lease in an engine's pool."""
