@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ...graph.kvcache_graph import KVCacheGraph
@@ -41,7 +41,6 @@ class LifeBook:
         self._sizes: dict[str, int] = {}
         self._points: list[PoolPoint] = []
         self._ended: deque[BlockLife] = deque(maxlen=most)
-        self.ended = 0
 
     @property
     def points(self) -> Sequence[PoolPoint]:
@@ -69,8 +68,7 @@ class LifeBook:
 
     def lives(self) -> list[BlockLife]:
         """Those that ended, in that order, and then those that did not."""
-        there = [self._life(stay, begin, None, None) for stay, begin in self._since.items()]
-        return [*self._ended, *there]
+        return [*self._ended, *self._lives(list(self._since.items()), None, None)]
 
     def _held(self, engine: str) -> list[int]:
         return [stay.key for stay in self._since if stay.engine == engine]
@@ -82,13 +80,10 @@ class LifeBook:
         self._resize(engine, len(self._since) - before)
 
     def _leave(self, engine: str, keys: list[int], now: float, why: str) -> None:
-        for key in keys:
-            stay = _Stay(engine, key)
-            begin = self._since.pop(stay, None)
-            if begin is not None:
-                self._ended.append(self._life(stay, begin, now, why))
-                self.ended += 1
-                self._resize(engine, -1)
+        stays = [_Stay(engine, key) for key in keys]
+        left = [(stay, self._since.pop(stay)) for stay in stays if stay in self._since]
+        self._ended.extend(self._lives(left, now, why))
+        self._resize(engine, -len(left))
 
     def _resize(self, engine: str, by: int) -> None:
         self._sizes[engine] = self._sizes.get(engine, 0) + by
@@ -100,18 +95,24 @@ class LifeBook:
             return
         self._points.append(PoolPoint(now, engine, size))
 
-    def _life(self, stay: _Stay, begin: float, end: float | None, why: str | None) -> BlockLife:
+    def _lives(
+        self, stays: Sequence[tuple[_Stay, float]], end: float | None, why: str | None
+    ) -> Iterator[BlockLife]:
+        """The lives of blocks that were stored when it says so."""
         tables = self._graph.tables
-        salt = tables.salt(tables.engines.get(stay.engine, NO_ROW))
-        row = int(tables.blocks.find(as_keys([stay.key]), salt)[0])
-        session = NO_ROW if row == NO_ROW else int(tables.blocks.session[row])
-        return BlockLife(
-            engine=stay.engine,
-            key=block_name(stay.key),
-            layer="unknown" if row == NO_ROW else LAYER_NAMES[tables.blocks.layer[row]],
-            session=None if session == NO_ROW else tables.sessions.names[session],
-            begin=begin,
-            since_use=False,
-            end=end,
-            why=why,
-        )
+        blocks, sessions = tables.blocks, tables.sessions
+        salts = {name: tables.salt(column) for name, column in tables.engines.items()}
+        keys = as_keys([stay.key for stay, _ in stays])
+        rows = blocks.find(keys ^ as_keys([salts.get(stay.engine, 0) for stay, _ in stays]))
+        for (stay, begin), row in zip(stays, rows.tolist(), strict=True):
+            session = NO_ROW if row == NO_ROW else int(blocks.session[row])
+            yield BlockLife(
+                engine=stay.engine,
+                key=block_name(stay.key),
+                layer="unknown" if row == NO_ROW else LAYER_NAMES[blocks.layer[row]],
+                session=None if session == NO_ROW else sessions.names[session],
+                begin=begin,
+                since_use=False,
+                end=end,
+                why=why,
+            )
