@@ -100,8 +100,15 @@ def _failed(name: str, error: Exception) -> Check:
         detail = f"{name}: its memory is full, so no kernel was tried"
         return Check("gpu", None, detail, "ask again when no engine runs on it")
     if isinstance(error, BuildError):
-        says_how = isinstance(error.__cause__, OSError)  # where kernels may be kept
-        remedy = "" if says_how else _INSTALL
-        return Check("gpu", False, f"{name}: no kernel can be compiled: {error}", remedy)
+        detail = f"{name}: no kernel can be compiled: {error}"
+        return Check("gpu", False, detail, _remedy(error))
     detail = f"{name}: a kernel could not be run ({type(error).__name__}: {error})"
     return Check("gpu", False, detail, _REPORT)
+
+
+def _remedy(error: BuildError) -> str:
+    """What to do, unless the error itself says it."""
+    says_how = "pip install" in str(error) or "compute capability" in str(error)
+    if says_how or isinstance(error.__cause__, OSError):  # the last: where kernels are kept
+        return ""
+    return _REPORT if error.__cause__ else _INSTALL
