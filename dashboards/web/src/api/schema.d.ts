@@ -226,6 +226,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/intents": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Intend */
+        post: operations["intend_v1_intents_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/weights/undo": {
         parameters: {
             query?: never;
@@ -494,6 +511,99 @@ export interface components {
         HTTPValidationError: {
             /** Detail */
             detail?: components["schemas"]["ValidationError"][];
+        };
+        /**
+         * IntentReplies
+         * @description One reply for each wish, in their order.
+         *
+         *     Attributes:
+         *         at: When it was true, in Unix seconds.
+         */
+        IntentReplies: {
+            /** At */
+            at: number;
+            /** Answers */
+            answers: components["schemas"]["IntentReply"][];
+        };
+        /**
+         * IntentReply
+         * @description What became of a wish.
+         *
+         *     Attributes:
+         *         answer: ``clipped``: to a bound, or to the blocks that there are; ``deferred``: it will be
+         *             done as room allows; ``missing``: there is nothing that it could be done to.
+         *         reason: The same in words.
+         *         blocks: To how many it was done, of those ``asked``.
+         *         seconds: How long it holds; None: there is no such time.
+         */
+        IntentReply: {
+            answer: components["schemas"]["Verdict"];
+            /** Reason */
+            reason: string;
+            /** Blocks */
+            blocks: number;
+            /** Asked */
+            asked: number;
+            /** Seconds */
+            seconds: number | null;
+        };
+        /**
+         * IntentWish
+         * @description One wish. Of ``block``, ``session``, ``identity`` and ``memory`` it names exactly one.
+         *
+         *     Attributes:
+         *         kind: What is wanted; ``signal`` says what a session is doing, as a request may.
+         *         block: A key, in decimal digits or ``0x`` and hexadecimal ones: with all before it.
+         *         session: All that its last turn walked.
+         *         identity: The segments of this name.
+         *         memory: All that refers to this memory.
+         *         tenant: Whose; blocks and sessions of others are not touched.
+         *         seconds: How long a lease or an order to prefetch lasts; None: as long as it may.
+         *         priority: How much ``retain`` values blocks.
+         *         waiting_for_tool, expected_return_s, tool, session_ended: Of ``signal``.
+         */
+        IntentWish: {
+            /**
+             * Kind
+             * @enum {string}
+             */
+            kind: "pin" | "retain" | "demote" | "prefetch" | "share" | "signal";
+            /** Block */
+            block?: string | null;
+            /** Session */
+            session?: string | null;
+            /** Identity */
+            identity?: string | null;
+            /** Memory */
+            memory?: string | null;
+            /** Tenant */
+            tenant?: string | null;
+            /** Seconds */
+            seconds?: number | null;
+            /**
+             * Priority
+             * @default 1
+             */
+            priority: number;
+            /** Waiting For Tool */
+            waiting_for_tool?: boolean | null;
+            /** Expected Return S */
+            expected_return_s?: number | null;
+            /** Tool */
+            tool?: string | null;
+            /**
+             * Session Ended
+             * @default false
+             */
+            session_ended: boolean;
+        };
+        /**
+         * IntentWishes
+         * @description All wishes of one question; each is done and answered by itself, in their order.
+         */
+        IntentWishes: {
+            /** Intents */
+            intents: components["schemas"]["IntentWish"][];
         };
         /**
          * Links
@@ -1203,6 +1313,12 @@ export interface components {
             ctx?: Record<string, never>;
         };
         /**
+         * Verdict
+         * @description What became of an intent.
+         * @enum {string}
+         */
+        Verdict: "accepted" | "clipped" | "deferred" | "rejected" | "missing";
+        /**
          * WeightChange
          * @description What to change of the weights; what is not named stays.
          *
@@ -1700,6 +1816,39 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["WeightEffect"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    intend_v1_intents_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["IntentWishes"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["IntentReplies"];
                 };
             };
             /** @description Validation Error */
