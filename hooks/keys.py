@@ -8,6 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from ..graph.types import Keys
+
 KEY_BYTES: Final = 8
 GROUP_BYTES: Final = 4  # of the group id that the prefix cache appends to a hash
 _VECTORISE_FROM: Final = 48  # hashes; shorter lists are faster without numpy, as measured
@@ -27,10 +29,15 @@ def keys_in_pool(hashes: Sequence[bytes]) -> list[int]:
     """``key_in_pool`` of hashes of one length."""
     if len(hashes) < _VECTORISE_FROM:
         return [key_in_pool(each) for each in hashes]
+    return array_in_pool(hashes).tolist()  # type: ignore[no-any-return]
+
+
+def array_in_pool(hashes: Sequence[bytes]) -> Keys:
+    """``key_in_pool`` of hashes of one length, at least one."""
     width = len(hashes[0])
     table = np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(len(hashes), width)
     keys = table[:, width - KEY_BYTES - GROUP_BYTES : width - GROUP_BYTES]
-    return np.ascontiguousarray(keys).view(">u8").ravel().tolist()
+    return np.ascontiguousarray(keys).view(">u8").ravel().astype(np.uint64)
 
 
 def pack_hash(block_hash: bytes) -> bytes:

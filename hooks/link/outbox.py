@@ -19,13 +19,13 @@ logger = logging.getLogger(__name__)
 
 
 class Later(Protocol):
-    """Becomes an event on the thread that sends, for what would take an engine's thread too long.
+    """Becomes events on the thread that sends, for what would take an engine's thread too long.
 
-    It keeps its place among the events.
+    They keep its place among the others.
     """
 
-    def event(self) -> AnyEvent:
-        """The event; must not raise."""
+    def events(self) -> Sequence[AnyEvent]:
+        """The events; must not raise."""
 
 
 class Outbox:
@@ -34,11 +34,11 @@ class Outbox:
     Engine threads call ``emit``; all else is called by the one thread that sends.
 
     Args:
-        limit: Events that may wait.
+        limit: Entries that may wait: events, or what some are made of.
         batch_limit: Events per batch.
 
     Attributes:
-        dropped: Events that were never sent: the queue was full, or no sidecar was there.
+        dropped: Entries that were never sent: the queue was full, or no sidecar was there.
         batches: Numbers used: batches that were sent, or dropped with their number.
     """
 
@@ -100,7 +100,7 @@ class Outbox:
             batch = [queue.popleft() for _ in range(min(remaining, self._batch_limit))]
             remaining -= len(batch)
             events = _whole(batch)
-            self.send(socket, list(map(as_tip, events)) if tips else events)
+            self.send_all(socket, list(map(as_tip, events)) if tips else events)
         return remaining <= 0
 
     def send_all(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> None:
@@ -146,6 +146,6 @@ def _whole(queued: Sequence[AnyEvent | Later]) -> list[AnyEvent]:
         if isinstance(each, Event):
             events.append(each)
         else:
-            events.append(each.event())
+            events += each.events()
             time.sleep(0)
     return events

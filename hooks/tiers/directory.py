@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ...graph.ranking.copy_order import CopyOrder
-from ..keys import key_of
+from ..keys import key_of, pack_hashes, unpack
 
 
 @dataclass(slots=True, eq=False)
@@ -35,20 +35,19 @@ class CopyDirectory:
     Attributes:
         warm_capacity: Copies that fit into every worker's memory; 0 before the workers reported.
         cold_capacity: Records that fit on every worker's disk.
+        lost: Copies and records that were given up since the start.
 
     Args:
         plain: Give up the least recently used copy first, whatever the graph knows of it.
     """
 
     def __init__(self, warm_capacity: int = 0, cold_capacity: int = 0, plain: bool = False) -> None:
-        self.warm_capacity = warm_capacity
-        self.cold_capacity = cold_capacity
+        self.warm_capacity, self.cold_capacity = warm_capacity, cold_capacity
         self._warm: dict[bytes, Copy] = {}
         self._order: CopyOrder[bytes] = CopyOrder(plain)  # of those in memory
         self._cold: OrderedDict[bytes, None] = OrderedDict()
         self._hashes: dict[int, bytes] = {}  # by the key that advice uses
-        self._held = 0  # records in memory, complete or not
-        self._next = self._era = 0
+        self._held = self._next = self._era = self.lost = 0  # held: in memory, complete or not
         self._released: list[int] = []
         self._erased: list[bytes] = []
         self._cleared = False
@@ -79,9 +78,9 @@ class CopyDirectory:
         """Whether a block has a record on disk."""
         return block_hash in self._cold
 
-    def hash_of(self, key: int) -> bytes | None:
-        """Return the full hash of a block with a copy, by the key that advice uses."""
-        return self._hashes.get(key)
+    def hashes_of(self, keys: Iterable[int]) -> list[bytes | None]:
+        """Full hashes of the blocks with copies among ``keys``, which advice uses."""
+        return list(map(self._hashes.get, keys))
 
     def warm_hashes(self) -> list[bytes]:
         """Blocks in memory, the first to go first; safe to call from another thread."""
@@ -102,8 +101,6 @@ class CopyDirectory:
                 return count
         return len(hashes)
 
-    # Copies in memory ---------------------------------------------------------------------------
-
     def begin(self, block_hash: bytes, may_demote: bool = True) -> Copy:
         """Begin a copy, pinned and not found before ``complete``; there must be ``room``."""
         assert self.room > 0
@@ -111,16 +108,21 @@ class CopyDirectory:
         self._next += 1
         return Copy(self._next, block_hash, self._era, may_demote, pins=1)
 
-    def complete(self, copy: Copy) -> bool:
-        """Note that the bytes are there. False, and given up: it has a copy, or all was cleared."""
-        copy.pins -= 1
-        if copy.block_hash in self._warm or copy.era != self._era:
-            self.abandon(copy)
-            return False
-        self._warm[copy.block_hash] = copy
-        self._order.add(copy.block_hash)
-        self._hashes[key_of(copy.block_hash)] = copy.block_hash
-        return True
+    def complete_all(self, copies: Sequence[Copy]) -> list[bytes]:
+        """Note that the bytes are there; returns the hashes of those that are found from now on.
+        Given up are those that have a copy, or are from before all was cleared."""
+        warm, order, completed = self._warm, self._order, []
+        for copy in copies:
+            copy.pins -= 1
+            block_hash = copy.block_hash
+            if block_hash in warm or copy.era != self._era:
+                self.abandon(copy)
+            else:
+                warm[block_hash] = copy
+                order.add(block_hash)
+                completed.append(block_hash)
+        self._hashes.update(zip(unpack(pack_hashes(completed)), completed, strict=True))
+        return completed
 
     def holds(self, copy: Copy) -> bool:
         """Whether the copy's bytes are what its hash says: nothing was cleared since it began."""
@@ -160,6 +162,7 @@ class CopyDirectory:
     def drop(self, copy: Copy) -> None:
         """Give up a complete copy; its memory is free once the jobs that use it are done."""
         if self._warm.get(copy.block_hash) is copy:
+            self.lost += 1
             del self._warm[copy.block_hash]
             self._order.discard(copy.block_hash)
             self._forget_key(copy.block_hash)
@@ -172,8 +175,6 @@ class CopyDirectory:
         if not copy.pins and self._warm.get(copy.block_hash) is not copy:
             self.abandon(copy)
 
-    # Records on disk ----------------------------------------------------------------------------
-
     def add_cold(self, block_hash: bytes) -> None:
         """Note that a record is complete on every worker's disk."""
         self._cold[block_hash] = None
@@ -182,6 +183,7 @@ class CopyDirectory:
     def drop_cold(self, block_hash: bytes) -> None:
         """Give up a record."""
         if block_hash in self._cold:
+            self.lost += 1
             del self._cold[block_hash]
             self._forget_key(block_hash)
         self._erased.append(block_hash)
@@ -198,8 +200,6 @@ class CopyDirectory:
             self.drop(copy)
         for block_hash in list(self._cold):
             self.drop_cold(block_hash)
-
-    # For the workers ----------------------------------------------------------------------------
 
     def take_released(self) -> tuple[int, ...]:
         """Take the copies whose memory became free since the last call."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from ...graph.logs.reasons import Cause
 from ...graph.messages.events import AnyEvent, BlocksSpilled, CopiesDropped, TierReport
 from ...graph.types import Tier
-from ..keys import key_of, pack_keys
+from ..keys import pack_hashes
 from .costs import TransferCosts
 from .directory import Copy, CopyDirectory
 from .jobs import Demote, JobBook, JobDone, WorkerStart
@@ -212,7 +212,7 @@ class TierLedger:
     def announce_dropped(self, hashes: Sequence[bytes], tier: Tier, cause: Cause) -> None:
         """Emit events for copies that are gone, with the reason."""
         if hashes:
-            self._emit(CopiesDropped(pack_keys([key_of(h) for h in hashes]), int(tier), int(cause)))
+            self._emit(CopiesDropped(pack_hashes(hashes), int(tier), int(cause)))
 
     def all_copies(self) -> list[AnyEvent]:
         """Return every copy, for a sidecar that starts again; safe to call from any thread."""
@@ -225,7 +225,7 @@ class TierLedger:
     def _spilled_events(self, hashes: Sequence[bytes], tier: Tier) -> list[AnyEvent]:
         return [
             BlocksSpilled(
-                pack_keys([key_of(h) for h in hashes[start : start + _ANNOUNCED_AT_ONCE]]),
+                pack_hashes(hashes[start : start + _ANNOUNCED_AT_ONCE]),
                 int(tier),
                 self.block_bytes,
             )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import vllm
 
 from ...graph.messages.advice import HOLD_MAX_S, EvictionRanking
-from ...graph.messages.events import MAX_NAME, AdviceApplied, AnyEvent, EngineHello
+from ...graph.messages.events import MAX_NAME, AnyEvent, EngineHello
 from ...graph.waiting.holding_rule import HoldingBounds
 from ..client import AdvisorClient, EngineEnd
 from ..link.mailbox import Clock
@@ -26,6 +26,7 @@ from .holding.arrivals import LiveSessions
 from .holding.holding import Holding
 from .holding.holding_queue import HoldingQueue
 from .holding.no_holding import NoHolding
+from .observe.change_feed import ChangeFeed
 from .observe.group import most_blocks_per_step, observed_group
 from .observe.index import BlockIndex
 from .observe.observer import EngineObserver
@@ -34,6 +35,8 @@ from .observe.pressing_news import PressingNews
 from .observe.prompt_demand import PromptDemand
 from .observe.tap import PoolTap
 from .settings import hold_max_s, protect_stale_s
+from .transfers.no_tiers import NoTiers
+from .transfers.spiller import StepTaken
 from .transfers.tier_support import new_bridge
 
 if TYPE_CHECKING:
@@ -88,7 +91,7 @@ class SchedulerSide:
         clock = surroundings.clock
         self._config, self._pool, self._clock = config, pool, clock
         self.group = group = observed_group(kv_cache, pool)
-        self.index = BlockIndex(pool, clock)
+        self.index = BlockIndex(pool, clock, hears_all=group.alone)
         self.arranger = arranger = FreeQueueArranger(
             pool, self.index, most_blocks_per_step(config, group), protect_stale_s(), clock
         )
@@ -110,6 +113,9 @@ class SchedulerSide:
         self.tap = PoolTap(pool, group.index)
         self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
         self.tap.freed, self.tap.touched = arranger.freed, arranger.touched
+        if not isinstance(bridge, NoTiers):
+            arranger.copies_first(bridge.spiller)
+        self._changes = ChangeFeed(self.tap, self.observer, self._demand)
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
     def hold_at(
@@ -172,8 +178,6 @@ class SchedulerSide:
         if not self.observer.running:
             self._news.at_rest(self.observer.stored)
 
-    # Steps --------------------------------------------------------------------------------------
-
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
         """Report what changed and apply advice; called once per engine step, after its allocations.
 
@@ -182,9 +186,7 @@ class SchedulerSide:
             preempted: Ids of requests that had to give up their blocks.
         """
         self._prefill.stepped(tokens, self.observer.running, self._clock())
-        changes = self.tap.take()
-        taken = self.observer.blocks_changed(changes)
-        self._demand.changed(changes)
+        taken = self._changes.take()
         self.observer.requests_preempted(preempted)
         self._news.after_step(self.observer.stored)
         ranking = self.client.ranking()
@@ -192,7 +194,8 @@ class SchedulerSide:
         self.arranger.expect(*self._demand.most(len(self.observer.running)))
         self._arrange(ranking)
         self.holding.step()
-        return self.bridge.step(ranking, self.client.wanted(), tokens)
+        step = StepTaken(tokens, taken, self.arranger.held_back)
+        return self.bridge.step(ranking, self.client.wanted(), step)
 
     def step_ended(self) -> None:
         """Note that a step's output arrived."""
@@ -240,7 +243,7 @@ class SchedulerSide:
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
         pressure, *others = [report() for report in self._reports]
-        return [pressure, _applied(self.arranger, dropped), *others]
+        return [pressure, self.arranger.report(dropped), *others]
 
     def _heed_news(self) -> None:
         """Arrange the queue before a step allocates, where the last step did not foresee it.
@@ -261,7 +264,7 @@ class SchedulerSide:
     def _catch_up(self) -> None:
         """After a reset, offer and register nothing old: there may be new weights."""
         if self.tap.was_reset:
-            self.observer.blocks_changed(self.tap.take())
+            self._changes.take()
 
 
 def _attempt(act: Callable[[], object]) -> None:
@@ -273,14 +276,3 @@ def _attempt(act: Callable[[], object]) -> None:
             type(error).__name__,
             exc_info=logger.isEnabledFor(logging.DEBUG),
         )
-
-
-def _applied(arranger: FreeQueueArranger, dropped: int) -> AdviceApplied:
-    return AdviceApplied(
-        epoch=arranger.epoch,
-        moved=arranger.moved,
-        recycled=arranger.recycled,
-        stale=arranger.stale,
-        protected_evicted=arranger.protected_evicted,
-        dropped=dropped,
-    )

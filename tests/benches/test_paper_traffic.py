@@ -52,7 +52,8 @@ def a_torn_copy_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     real = spiller.Spiller._ended
 
     def ended(self: Any, begun: Any, done: Any) -> None:
-        real(self, [(block, block.block_hash, copy) for block, _, copy in begun], done)
+        still = [(key, block, block.block_hash, copy) for key, block, _, copy in begun]
+        real(self, still, done)
 
     monkeypatch.setattr(spiller.Spiller, "_ended", ended)
 

@@ -48,7 +48,7 @@ class DirectoryModel(RuleBasedStateMachine):
     def complete(self, data: st.DataObject) -> None:
         copy, era = self.begun.pop(data.draw(st.integers(0, len(self.begun) - 1)))
         counts = era == self.era and copy.block_hash not in self.warm
-        assert self.directory.complete(copy) is counts
+        assert bool(self.directory.complete_all([copy])) is counts
         if counts:
             self.warm[copy.block_hash] = copy
         else:
@@ -163,7 +163,7 @@ class DirectoryModel(RuleBasedStateMachine):
         for number in range(10):
             block, kept = name(number), name(number) in self.warm or name(number) in self.cold
             assert (block in self.directory) is kept
-            assert self.directory.hash_of(key_of(block)) == (block if kept else None)
+            assert self.directory.hashes_of([key_of(block)]) == [block if kept else None]
 
 
 TestDirectoryModel = DirectoryModel.TestCase
@@ -174,7 +174,7 @@ def test_a_chain_is_demoted_tail_first() -> None:
     directory = CopyDirectory(8, 8)
     chain = [name(number) for number in range(5)]
     for block_hash in chain:
-        directory.complete(directory.begin(block_hash))
+        directory.complete_all([directory.begin(block_hash)])
     directory.used(chain)
     assert [copy.block_hash for copy in directory.victims(3, ())] == chain[:1:-1]
 

@@ -411,7 +411,7 @@ def test_after_a_reset_the_disk_belongs_to_no_checkpoint(
         bench.cache.memory.fill_(value)
         copy = directory.begin(key(33))
         bench.do(Spill(ledger.book.number(), (3,), (copy.id,)))
-        directory.complete(copy)
+        directory.complete_all([copy])
         ledger.make_room(directory.warm_capacity, [key(33)])
         work = TierWork(ledger.book.take(), erase=directory.take_erased(),
                         disown=directory.take_cleared())  # fmt: skip

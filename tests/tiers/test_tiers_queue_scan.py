@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from kvgraph.bench.hotpath import cached_pool, new_pool
@@ -25,31 +27,53 @@ def test_all_that_leaves_was_looked_at_before() -> None:
         if step > 10:
             left += taken
             missed += sum(block.block_id not in seen for block in blocks)
-        hits = rng.sample(pool.free_block_queue.get_all_free_blocks(), rng.randrange(4))
+        free = pool.free_block_queue.get_all_free_blocks()
+        hits = rng.sample(free, rng.randrange(4))
+        if rng.random() < 0.1:  # the last one that was looked at, and those behind it
+            hits = free[scan.reached - taken - 2 : scan.reached - taken + 2]
         pool.touch(hits)
+        scan.touched(hits)
         pool.free_blocks(hits)  # to the queue's end
         seen.difference_update(block.block_id for block in hits)
-        scan.moved(taken)
-        seen.update(block.block_id for _, block in scan.look(AHEAD, taken))
+        if scan.evicted(taken):
+            scan.start_again()
+        seen.update(block.block_id for block in scan.look(AHEAD, taken))
     assert left > 3_000
     assert missed == 0
 
 
-def test_it_knows_how_many_can_go_without_a_loss() -> None:
+def test_it_looks_at_each_block_once_and_goes_on_where_it_ended() -> None:
     from kvgraph.hooks.vllm.free_queue.queue_scan import QueueScan
 
-    pool = new_pool(BLOCKS)
-    scan = QueueScan(pool)
-    for _ in range(10):
-        scan.moved(0)
-        assert list(scan.look(AHEAD, 0))
-    assert scan.safe == AHEAD
-    scan.must_wait(100)
-    assert scan.safe == 100
+    pool, _, _ = cached_pool(BLOCKS)
+    free, scan = pool.free_block_queue.get_all_free_blocks(), QueueScan(pool)
+    looked = [block for _ in range(10) for block in scan.look(AHEAD, 0)]
+    assert looked == free[:AHEAD]
+    assert scan.reached == AHEAD
     pool.get_new_blocks(30)
-    scan.moved(30)
-    assert scan.safe == 70
-    scan.start_again()
-    for _ in range(10):
-        list(scan.look(AHEAD, 0))
-    assert scan.safe == AHEAD
+    assert not scan.evicted(30)
+    found = scan.look(AHEAD, 0)
+    assert found == free[AHEAD : AHEAD + 30]
+    scan.back_to(found, 10)
+    assert scan.look(AHEAD, 0) == free[AHEAD + 10 : AHEAD + 30]
+
+
+def test_empty_blocks_are_passed_over_a_bounded_number_in_each_step() -> None:
+    from kvgraph.hooks.vllm.free_queue.queue_scan import QueueScan
+
+    pool = new_pool(3 * BLOCKS)
+    scan = QueueScan(pool)
+    walked: list[int] = []
+    walk = pool.free_block_queue.iter_blocks_after
+
+    def counting(cursor: Any) -> Iterator[Any]:
+        walked.append(0)
+        for block in walk(cursor):
+            walked[-1] += 1
+            yield block
+
+    pool.free_block_queue.iter_blocks_after = counting
+    for _ in range(12):
+        assert scan.look(AHEAD, 0) == []
+    assert max(walked) <= 1024
+    assert sum(walked) == 3 * BLOCKS - 1

@@ -11,8 +11,7 @@ import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.messages.events import CopiesDropped
 from kvgraph.hooks.tiers.jobs import Demote, Spill, TierAnswer, WorkerStart
-from kvgraph.hooks.vllm.free_queue.queue_scan import QueueScan
-from kvgraph.hooks.vllm.transfers.spiller import Spiller
+from kvgraph.hooks.vllm.transfers.spiller import Spiller, StepTaken
 from pool_engine import Engine, Turn, keys, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -351,18 +350,19 @@ def test_who_never_copies_looks_at_a_bounded_stretch_of_the_queue_in_each_step(
 ) -> None:
     """After steps of 16,000 tokens, 3,000 blocks ahead were looked at in each decode step."""
     engine = Engine(blocks=6001, warm=6000)
-    spiller = Spiller(engine.pool, 0, engine.bridge.ledger, spill_all=False)
-    look, looked = QueueScan.look, list[int]()
+    spiller = Spiller(engine.pool, engine.bridge.ledger, spill_all=False)
+    queue, looked = engine.pool.free_block_queue, list[int]()
+    walk = queue.iter_blocks_after
 
-    def counting(scan: QueueScan, *how: int) -> Iterator[Any]:
-        looked.append(0)
-        for found in look(scan, *how):
+    def counting(cursor: Any) -> Iterator[Any]:
+        for block in walk(cursor):
             looked[-1] += 1
-            yield found
+            yield block
 
-    monkeypatch.setattr(QueueScan, "look", counting)
-    spiller.step(None, 1024, 0)
-    for _ in range(400):
-        spiller.step(None, 1, 0)
-    assert looked[0] <= 8 + 1024 + 64 + 2 * 1024
-    assert max(looked[1:]) <= 8 + 1 + 64 + 2
+    monkeypatch.setattr(queue, "iter_blocks_after", counting)
+    for tokens in (16_384, *[16] * 400):
+        looked.append(0)
+        spiller.step(None, 1 + tokens // BLOCK_SIZE, 0, StepTaken(tokens))
+    assert looked[0] <= 8 + 3 * 1025
+    assert max(looked[1:]) <= 1024, "blank blocks, until the queue's end"
+    assert sum(looked) <= 6000, "each of them once"

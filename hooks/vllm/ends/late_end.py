@@ -90,3 +90,7 @@ class LateEnd:
     def event(self) -> RequestFinished:
         """The whole event; never raises."""
         return self._ends.read(self._event, self._answer, self._bound)
+
+    def events(self) -> tuple[RequestFinished]:
+        """The same, as the queue asks for it."""
+        return (self.event(),)

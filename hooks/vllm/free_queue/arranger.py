@@ -12,21 +12,35 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ....graph.messages.advice import EvictionRanking
+from ....graph.messages.events import AdviceApplied
 from ..observe.index import BlockIndex
 from ..settings import PROTECT_STALE_S
 from .blanks import Blanks
 from .head_guard import HeadGuard
 from .protected_keys import ProtectedKeys
-from .window import Window
+from .window import Victim, Window
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 _REACH_STEP: Final = 64  # blocks: one request more is no reason to look again; chosen
+_STEPS_CARRIED: Final = 2  # a copy is there two steps after its block was laid, if it is fast
+_YOUNG_S: Final = 1.0  # between two rankings, of which there are two a second; chosen
+
+
+class Copier(Protocol):
+    """Copies blocks that are about to go."""
+
+    def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Note that a hit took ``blocks`` out of the free queue."""
+
+    def laid_behind(self, block: KVCacheBlock | None, place: int) -> None:
+        """Note that advice laid blocks behind ``block``, of ``place`` at the head, or at the head
+        itself."""
 
 
 class FreeQueueArranger:
@@ -53,12 +67,25 @@ class FreeQueueArranger:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.epoch = 0
+        self._as_of = -math.inf  # of the ranking that was followed last
+        self._copier: Copier | None = None
         self._blocks_per_step = blocks_per_step
         self.stale = 0
         self._protection = ProtectedKeys(len(pool.blocks), protect_stale_s, clock)
         self._guard = HeadGuard(pool, index, blocks_per_step, self._protection)
         self._blanks = Blanks(pool, blocks_per_step)
-        self._window = Window(pool, index, blocks_per_step, self._protection.is_stated)
+        self._window = Window(pool, index, blocks_per_step, self._protection.stated_among)
+
+    def copies_first(self, copier: Copier) -> None:
+        """From now on, tell ``copier`` what it must know of the queue, and let some victims of the
+        last ranking go before those of a new one, which have no copies yet."""
+        self._copier = copier
+        self._window.steps, self._window.laid_behind = 1 + _STEPS_CARRIED, copier.laid_behind
+
+    @property
+    def held_back(self) -> int:
+        """Blocks that were moved because some are protected."""
+        return self._guard.moved
 
     @property
     def moved(self) -> int:
@@ -100,7 +127,9 @@ class FreeQueueArranger:
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a prefix hit took ``blocks`` out of the queue, from wherever they stood: what
         stands at the head may no longer be enough for what the same step takes next."""
-        if not (self._window.stands or self._guard.stands):
+        if self._copier is not None:
+            self._copier.touched(blocks)
+        if not (self._window.has_victims or self._guard.stands):
             return
         ids = [block.block_id for block in blocks]
         fewer = self._window.touched(ids)
@@ -149,6 +178,17 @@ class FreeQueueArranger:
         """Note that the engine evicted ``keys``."""
         self._protection.evicted(keys)
 
+    def report(self, dropped: int) -> AdviceApplied:
+        """What was done with the advice; ``dropped`` events were never sent."""
+        return AdviceApplied(
+            epoch=self.epoch,
+            moved=self.moved,
+            recycled=self.recycled,
+            stale=self.stale,
+            protected_evicted=self.protected_evicted,
+            dropped=dropped,
+        )
+
     def clear(self) -> None:
         """Forget the ranking: the prefix cache was reset."""
         self._window.reset()
@@ -162,10 +202,20 @@ class FreeQueueArranger:
         window = self._window
         if not window.follows(ranking):  # also where blanks suffice: they may not for long
             self.epoch = max(0, ranking.epoch)  # below 0: not of a sidecar's making
-            window.adopt(ranking)
+            window.adopt(ranking, self._carried(ranking))
+        self._as_of = ranking.ts
         if self._blanks.still_suffice():
             return True
         blanks = self._blanks.count() if window.falls_due() else None
         if blanks is not None and window.lay(blanks, ranking.known_of):
             self._guard.forget_head()  # victims may have stood among what it relies on
         return self._blanks.suffice or window.suffices
+
+    def _carried(self, ranking: EvictionRanking) -> list[Victim]:
+        """Victims that go before those of ``ranking``: the last one is about as young."""
+        if self._copier is None or not ranking.ts - self._as_of <= _YOUNG_S:
+            return []
+        carried = self._window.next(_STEPS_CARRIED)
+        if self._protection:
+            return [each for each in carried if self._protection.rank_of(each[0]) is None]
+        return carried

@@ -82,9 +82,13 @@ class ProtectedKeys:
         while len(stated) > self._most_stated:
             del stated[next(iter(stated))]
 
-    def is_stated(self, key: int) -> bool:
-        """Whether a caller's statement on a key counts."""
-        return key in self._stated
+    def stated_among(self, blocks: Sequence[KVCacheBlock]) -> Sequence[KVCacheBlock]:
+        """Those of some cached blocks that a caller's statement protects."""
+        stated = self._stated
+        if not stated:
+            return ()
+        hashes = [(block, block.block_hash) for block in blocks]
+        return [block for block, has in hashes if has and key_in_pool(has) in stated]
 
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> None:
         """Leave to ``ranking`` the statements that its sidecar knows, and forget those of long ago.
@@ -114,9 +118,11 @@ class ProtectedKeys:
 
     def evicted(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``."""
-        if self._place or self._stated:
-            protected = (self._place, self._stated)
-            self.evicted_protected += sum(any(key in each for each in protected) for key in keys)
+        place, stated = self._place, self._stated
+        if place or stated:
+            self.evicted_protected += sum(map(place.__contains__, keys))
+        if stated:
+            self.evicted_protected += sum(key in stated and key not in place for key in keys)
 
     def reset(self) -> None:
         """Forget what is protected: the prefix cache was reset."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from ....graph.messages.events import (
@@ -11,20 +12,20 @@ from ....graph.messages.events import (
     AnyEvent,
     BlocksCleared,
     BlocksRemoved,
-    BlocksStored,
     Pressure,
     RequestFinished,
     RequestStarted,
 )
 from ....graph.types import PROTECTED_LAYERS
-from ...keys import key_of, keys_in_pool, pack_hashes, pack_keys, pack_run, unpack
+from ...keys import key_of, keys_in_pool, pack_keys, pack_run, unpack
+from ...link.late_events import LateHashes, LateRuns, Run
 from .group import ObservedGroup
 from .hints import hint_policy
 from .index import BlockIndex
 from .resident import resident_keys
 from .returned import returned
-from .tags import NO_MEANING, Meaning, TagReader
-from .tap import Cached, Change
+from .tags import Meaning, TagReader
+from .tap import Cached, Changes
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -79,13 +80,15 @@ class EngineObserver:
         self.stored = 0  # blocks, since the start
         self._pool = pool
         self._group = group
-        self._scale, self._suffix = group.scale, group.suffix
+        self._scale, self._suffix, self._block_size = group.scale, group.suffix, group.block_size
+        self._alone = group.groups_take == 1  # so every eviction is its own
         self._index, self._listeners = index, listeners
         self._emit = emit
         self._stated, self._adapted, self._ended = stated, adapted, ended
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
+        self._sessions: dict[str, str] = {}  # names of those that run, where no tenant has them
         self.running: dict[str, tuple[Request, Meaning]] = {}  # scheduled, and not over
 
     # Requests -----------------------------------------------------------------------------------
@@ -114,20 +117,21 @@ class EngineObserver:
         hashes = self._group.hashes(request, prompt)
         for keys in _protected(meaning, hashes, self._group.block_size):
             self._stated(keys)
-        self._emit(
-            RequestStarted(
-                request_id=request.request_id[:MAX_NAME],
-                hashes=pack_hashes(hashes),
-                prompt_tokens=prompt,
-                cached_tokens=self._waiting.pop(request.request_id, 0),
-                block_size=self._group.block_size,
-                session=meaning.session,
-                tenant=meaning.tenant,
-                segments=meaning.segments,
-                loading_tokens=to_load,
-                reads_cache=not getattr(request, "skip_reading_prefix_cache", False),
-            )
+        if meaning.session is not None and meaning.tenant is None:  # a name is its tenant's
+            self._sessions[request.request_id] = meaning.session
+        event = RequestStarted(
+            request_id=request.request_id[:MAX_NAME],
+            hashes=b"",
+            prompt_tokens=prompt,
+            cached_tokens=self._waiting.pop(request.request_id, 0),
+            block_size=self._block_size,
+            session=meaning.session,
+            tenant=meaning.tenant,
+            segments=meaning.segments,
+            loading_tokens=to_load,
+            reads_cache=not getattr(request, "skip_reading_prefix_cache", False),
         )
+        self._emit(LateHashes(event, hashes))
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """Note that a request ended, and that its blocks are about to be freed."""
@@ -136,9 +140,10 @@ class EngineObserver:
         _, meaning = self.running.pop(request.request_id, (None, None))
         if meaning is None:
             return  # aborted before it was ever scheduled: it touched no block
+        self._sessions.pop(request.request_id, None)
         event = RequestFinished(
             request_id=request.request_id[:MAX_NAME],
-            hashes=self._remember(request, block_ids[self._group.index]),
+            hashes=b"",
             prompt_tokens=request.num_prompt_tokens,
             total_tokens=request.num_tokens,
             reason=request.status.name.lower(),
@@ -149,7 +154,8 @@ class EngineObserver:
             session_ended=meaning.session_ended,
             tool=meaning.tool,
         )
-        self._emit(self._ended(event, request))
+        hashes = self._give_back(request, block_ids[self._group.index])
+        self._emit(LateHashes(self._ended(event, request), hashes))
 
     def requests_preempted(self, request_ids: Iterable[str]) -> None:
         """Note that requests lost their blocks, which can be evicted now, and will be scheduled
@@ -168,63 +174,58 @@ class EngineObserver:
             request.cache_salt,
         )
 
-    def _remember(self, request: Request, block_ids: Sequence[int]) -> bytes:
-        """Index the request's cached blocks; returns their packed keys."""
+    def _give_back(self, request: Request, block_ids: Sequence[int]) -> Sequence[bytes]:
+        """Date the request's cached blocks; returns their hashes."""
         hashes, blocks = self._group.hashes(request, request.num_computed_tokens), self._pool.blocks
         count = min(len(hashes), len(block_ids))
         while count and blocks[block_ids[count - 1]].block_hash is None:
             count -= 1  # full, but not in the prefix cache: the request ended before
-        packed = pack_hashes(hashes[:count])
-        self._index.remember(unpack(packed), block_ids)
-        return packed
+        self._index.freed(block_ids[:count])
+        return hashes if count == len(hashes) else hashes[:count]
 
-    # Blocks -------------------------------------------------------------------------------------
-
-    def blocks_changed(self, changes: Sequence[Change]) -> int:
+    def blocks_changed(self, changes: Changes) -> int:
         """Report what a step cached, then the evicted keys that are not cached again, at once.
 
-        Returns how many blocks of any group were evicted, since a reset if there was one.
+        Returns how many blocks of any group were evicted.
         """
-        removed: list[bytes] = []
-        for change in changes:
-            if type(change) is list:
-                removed += change
-            elif type(change) is Cached:
-                self._stored(*change)
-            else:
-                self._removed(removed)
-                removed = []
-                self._cleared()
-        self._removed(removed, changes)
-        return len(removed)
+        if changes.cached:
+            self._stored(changes.cached)
+        evicted = list(chain.from_iterable(changes.evicted))
+        if evicted:
+            self._removed(evicted, changes.cached)
+        if changes.then_reset:
+            self._cleared()
+        return len(evicted)
 
-    def _stored(self, request: Request, first: int, end: int) -> None:
-        hashes, scale = request.block_hashes, self._scale
-        _, meaning = self.running.get(request.request_id) or (request, NO_MEANING)
-        self.stored += end - first
-        packed = pack_run(hashes, first, end, scale)
-        if request.lora_request is not None:
-            self._adapted(unpack(packed))
-        self._emit(
-            BlocksStored(
-                packed,
-                key_of(hashes[scale * first - 1]) if first else None,
-                self._group.block_size,
-                meaning.session if meaning.tenant is None else None,  # a name is its tenant's
-            )
-        )
+    def _stored(self, cached: Sequence[Cached]) -> None:
+        scale, sessions = self._scale, self._sessions
+        runs: list[Run] = []
+        ids: list[int] = []
+        for request, blocks, first, end in cached:
+            hashes = request.block_hashes
+            packed = pack_run(hashes, first, end, scale)
+            parent = hashes[scale * first - 1] if first else None
+            runs.append((packed, parent, sessions.get(request.request_id)))
+            ids += [block.block_id for block in blocks[first:end]]
+            if request.lora_request is not None:
+                self._adapted(unpack(packed))
+        self.stored += len(ids)
+        self._index.cached(unpack(b"".join([packed for packed, _, _ in runs])), ids)
+        self._emit(LateRuns(runs, self._block_size))
 
-    def _removed(self, hashes: list[bytes], changes: Sequence[Change] = ()) -> None:
-        suffix = self._suffix
-        ours = [each for each in hashes if each.endswith(suffix)]
-        keys = keys_in_pool(ours)
-        if gone := self._index.forget(ours, keys):
+    def _removed(self, hashes: list[bytes], cached: Sequence[Cached]) -> None:
+        if not self._alone:
+            hashes = [each for each in hashes if each.endswith(self._suffix)]
+        keys = keys_in_pool(hashes)
+        gone = self._index.forget(hashes, keys)
+        if gone:
             self._emit(BlocksRemoved(pack_keys(gone)))
             for listener in self._listeners:
                 listener.evicted(gone)
-        for request, first, end in returned(changes, keys, gone, self._scale):
+        for run in returned(cached, keys, gone, self._scale):
+            request, _, first, end = run
             self._emit(BlocksRemoved(pack_run(request.block_hashes, first, end, self._scale)))
-            self._stored(request, first, end)
+            self._stored([run])
 
     def _cleared(self) -> None:
         self._index.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .tap import Cached, Change
+from .tap import Cached
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -44,13 +44,14 @@ class PromptDemand:
         self._needs[request.request_id], self._has[request.request_id] = needs, has
         self.prompts += needs - has
 
-    def changed(self, changes: Iterable[Change]) -> None:
+    def cached(self, cached: Iterable[Cached]) -> None:
         """Note what was computed in a step."""
-        if not self._needs:
+        needs = self._needs
+        if not needs:
             return
-        for change in changes:
-            if type(change) is Cached and change.request.request_id in self._needs:
-                self._computed(change.request.request_id, change.end)
+        for request, _, _, end in cached:
+            if request.request_id in needs:
+                self._computed(request.request_id, end)
 
     def finished(self, request_id: str) -> None:
         """Note that a request takes no more blocks, or will be looked up again."""

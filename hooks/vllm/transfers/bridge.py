@@ -16,7 +16,7 @@ from .first_words import FirstWords
 from .loader import Loader
 from .prefetcher import Prefetcher
 from .promises import NoPromises, Promises
-from .spiller import Spiller
+from .spiller import Spiller, StepTaken
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -51,6 +51,7 @@ class TierCacheBridge:
         keeps_promises: Whether resets are followed for the sake of loads that vLLM waits for.
         promises: Those loads.
         reports: Reports the state of the tiers to the sidecar.
+        spiller: Copies blocks before they go.
         needs: Blocks that requests wait for, by their ids.
     """
 
@@ -70,7 +71,7 @@ class TierCacheBridge:
         self._group = group
         self._settings = settings
         self._loader = Loader(group, ledger)
-        self._spiller = Spiller(pool, group.index, ledger, settings.spill_all)
+        self.spiller = Spiller(pool, ledger, settings.spill_all)
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit)
         self.keeps_promises = manager is not None
         self.promises: Promises | NoPromises = (
@@ -82,8 +83,6 @@ class TierCacheBridge:
         self.needs: dict[str, int] = {}
         self._found: dict[str, int] = {}  # and how many of them the pool held when it last asked
         self._first_words = FirstWords(workers, with_disk=settings.cold_bytes > 0)
-
-    # Requests -----------------------------------------------------------------------------------
 
     def request_queued(self, request: Request) -> None:
         """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
@@ -97,9 +96,11 @@ class TierCacheBridge:
         """Return what a load can bring of a request's tokens; see ``Loader.request_looked_up``."""
         if self._first_words.is_worth_waiting():
             return None, False
+        first = self._found[request.request_id] = computed_tokens // self._group.block_size
+        if answer := self._loader.remembered(request.request_id, first):
+            return answer
         # The last token is always computed: its logits are what the request wants.
         hashes = self._group.hashes(request, request.num_tokens - 1)
-        first = self._found[request.request_id] = computed_tokens // self._group.block_size
         return self._loader.request_looked_up(request.request_id, hashes[first:], first)
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
@@ -139,22 +140,22 @@ class TierCacheBridge:
         empty = tuple(block.block_id for block in group if block.block_hash is None)
         self._broken.append(Load(_NO_JOB, (_NO_JOB,) * len(empty), empty, {}, request.request_id))
 
-    # Steps --------------------------------------------------------------------------------------
-
-    def step(self, ranking: EvictionRanking | None, wanted: Keys | None, tokens: int) -> TierWork:
+    def step(
+        self, ranking: EvictionRanking | None, wanted: Keys | None, step: StepTaken
+    ) -> TierWork:
         """Decide, after a step's allocations, what the workers shall do.
 
         Args:
             ranking: The latest advice; None without any.
             wanted: Keys that the sidecar suggests to bring back, best first.
-            tokens: Tokens scheduled in this step.
+            step: What was scheduled, and what that took from the pool.
         """
-        ledger = self.ledger
+        ledger, tokens = self.ledger, step.tokens
         ledger.costs.step_began(tokens)
         taken = 1 + tokens // self._group.block_size + self._loader.take_begun()
         suggested = wanted if self._settings.prefetch else None
         more = self._prefetcher.offered(suggested) if suggested is not None else 0
-        spare = self._spiller.step(ranking, taken, more, idle=not tokens)
+        spare = self.spiller.step(ranking, max(taken, step.evicted), more, step)
         if more:
             self._prefetcher.step(spare, sum(self.needs.values()))
         return self.outstanding()
@@ -203,15 +204,13 @@ class TierCacheBridge:
         """Void the loads under way: the prefix cache was reset."""
         self.promises.renewed()
 
-    # What happened to the pool ------------------------------------------------------------------
-
     def adapted(self, keys: Sequence[int]) -> None:
         """Note that the engine cached ``keys``, which a LoRA adapter computed."""
         self.ledger.adapted.update(keys)
 
     def evicted(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``."""
-        self._spiller.evicted(keys)
+        self.spiller.evicted(keys)
         self._prefetcher.evicted(keys)
 
     def clear(self) -> None:
@@ -222,6 +221,7 @@ class TierCacheBridge:
     def drop_copies(self) -> bool:
         """Give up what the colder tiers hold; False while a request waits for some of it."""
         self.ledger.clear()
+        self.spiller.look_again()
         return not self.promises.binding
 
     # For the sidecar, from the client's thread --------------------------------------------------

@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """Blocks of a request that a load can fill: these hashes, from block ``first`` on."""
+    """Blocks of a request that a load can fill: these hashes, from block ``first`` on.
+
+    Attributes:
+        lost: Copies that had been given up when it was made.
+    """
 
     first: int
     hashes: Sequence[bytes]
+    lost: int
 
 
 class Loader:
@@ -41,6 +46,19 @@ class Loader:
         self._declined: set[str] = set()
         self.under_way = 0  # loads that requests wait for
         self._begun = 0  # blocks that loads took since ``take_begun``
+
+    def remembered(self, request_id: str, first: int) -> tuple[int, bool] | None:
+        """The last answer to a request that waits, while it holds; None if it is to be looked up.
+
+        vLLM asks again in every step that a request waits for room.
+        """
+        match = self._matches.get(request_id)
+        directory = self._ledger.directory
+        if match is None or match.first != first or self._ledger.coming:
+            return None
+        if match.lost != directory.lost or directory.cold_capacity:  # of which room decides
+            return None
+        return len(match.hashes) * self._group.block_size, True
 
     def request_looked_up(
         self, request_id: str, hashes: Sequence[bytes], first: int
@@ -60,11 +78,12 @@ class Loader:
         if hashes and coming.get(hashes[0], 0.0) > self._ledger.clock():
             return None, False
         count = self._ledger.directory.run(hashes)
-        count = next((n for n in range(count) if hashes[n] in coming), count)
+        if coming:
+            count = next((n for n in range(count) if hashes[n] in coming), count)
         if not count or not self._is_faster(request_id, hashes[:count]):
             self._matches.pop(request_id, None)
             return 0, False
-        self._matches[request_id] = _Match(first, hashes[:count])
+        self._matches[request_id] = _Match(first, hashes[:count], self._ledger.directory.lost)
         return count * self._group.block_size, True
 
     def request_scheduled(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
@@ -161,7 +180,7 @@ def settle_copies(
                 broken.append(copy)
         elif at in done.failed:
             ledger.directory.abandon(copy)
-        elif ledger.directory.complete(copy):
+        elif ledger.directory.complete_all([copy]):
             read.append(copy.block_hash)
     ledger.give_up(broken, Cause.DAMAGED)
     ledger.lose_cold([key for at, key in from_disk.items() if at in done.failed], Cause.DAMAGED)

@@ -9,6 +9,7 @@ from ....graph.messages.advice import EvictionRanking
 from ....graph.messages.events import AnyEvent
 from ....graph.types import Keys
 from ...tiers.jobs import TierAnswer, TierWork
+from .spiller import StepTaken
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -45,7 +46,7 @@ class NoTiers:
     def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
         """Do nothing: the user's own connector promised the load."""
 
-    def step(self, ranking: EvictionRanking | None, wanted: Keys | None, tokens: int) -> None:
+    def step(self, ranking: EvictionRanking | None, wanted: Keys | None, step: StepTaken) -> None:
         """Do nothing: there are no workers."""
 
     def outstanding(self) -> None:

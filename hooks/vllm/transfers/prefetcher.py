@@ -118,9 +118,8 @@ class Prefetcher:
         ledger = self._ledger
         found: list[bytes] = []
         keys = order[self._next : self._next + _SCAN].tolist()
-        for key in keys:
+        for key, block_hash in zip(keys, ledger.directory.hashes_of(keys), strict=True):
             self._next += 1
-            block_hash = ledger.directory.hash_of(key)
             if block_hash is None or block_hash in ledger.coming or self._is_hot(block_hash):
                 continue
             if len(found) >= room:

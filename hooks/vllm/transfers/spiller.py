@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat, takewhile
 from typing import TYPE_CHECKING, Final
 
 from ....graph.messages.advice import EvictionRanking
 from ....graph.types import Tier
-from ...keys import GROUP_BYTES, key_of
+from ...keys import GROUP_BYTES, keys_in_pool
 from ...link.held_ranking import worth_of
 from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Spill
@@ -19,16 +21,31 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-_MOST_AT_ONCE: Final = 64  # blocks begun per step, or twice what the largest step took; chosen
-_MOST_UNDER_WAY: Final = 256  # or four times that; chosen
+_MOST_UNDER_WAY: Final = 256  # blocks, or four times what the largest step took; chosen
 _STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time; chosen
 _LEAST_AHEAD: Final = 8
+_AGAIN_AFTER: Final = 4096  # evictions, after which all that is about to go is looked at; chosen
 _MEMORY_S: Final = 5.0  # seconds in which the largest step seen fades to 1/e; chosen
 _REST_S: Final = (
     1.0  # seconds without spills after a failed copy, so that an engine can fall idle; chosen
 )
 
-Begun = tuple["KVCacheBlock", bytes, Copy]
+Begun = tuple[int, "KVCacheBlock", bytes, Copy]  # with its key, and its hash as it was then
+
+
+@dataclass(frozen=True, slots=True)
+class StepTaken:
+    """What an engine's step took.
+
+    Attributes:
+        tokens: That it computes.
+        evicted: Cached blocks that left the pool for it.
+        moved: Blocks that were moved for the sake of protected ones since the engine's start.
+    """
+
+    tokens: int
+    evicted: int = 0
+    moved: int = 0
 
 
 class Spiller:
@@ -39,139 +56,176 @@ class Spiller:
     worker can overwrite the block, so a copy that could be torn is never found.
 
     Args:
-        pool: The live block pool.
-        group: The KV cache group whose blocks are copied.
+        pool: The live block pool, of one KV cache group.
         ledger: Where copies are recorded.
         spill_all: Whether blocks that the sidecar considers not worth a copy get one all the same.
     """
 
-    def __init__(self, pool: BlockPool, group: int, ledger: TierLedger, spill_all: bool) -> None:
+    def __init__(self, pool: BlockPool, ledger: TierLedger, spill_all: bool) -> None:
         self._pool = pool
         self._ledger = ledger
         self._spill_all = spill_all
-        self._suffix = group.to_bytes(GROUP_BYTES, "big")
-        self._under_way: set[bytes] = set()
+        self._under_way: dict[int, int | None] = {}  # key → place among all that ever left
         self._scan = QueueScan(pool)
-        self._evicted = 0  # blocks that left by the queue's head since the last step
+        self._gone = self._gone_then = 0  # blocks that left by the queue's head, now and then
+        self._moved = 0  # blocks that were moved for the sake of protected ones
         self._largest_step = 0.0
-        self._most = _MOST_AT_ONCE  # blocks begun in this step
         self._seen_at = self._rest_until = ledger.clock()
         self._spill_first: object = None  # the array that ``_worth`` was made of
         self._worth: frozenset[int] | None = None  # keys worth a copy; None: all are
 
     def step(
-        self, ranking: EvictionRanking | None, taken: int, wanted: int, idle: bool = False
+        self, ranking: EvictionRanking | None, taken: int, wanted: int, step: StepTaken
     ) -> int:
         """Begin to copy blocks that are about to go; returns how many can go without a loss.
 
         Args:
             ranking: The latest advice; None without any.
-            taken: Blocks that this step took from the pool.
+            taken: Blocks that this step took from the pool, blank ones too.
             wanted: Blocks that a prefetch would take besides.
-            idle: Whether the step computes nothing. Then advice is not asked which copies make
-                room: if it contradicted itself, copies would replace each other for ever, and the
-                engine would never rest.
+            step: What else the step took.
         """
-        self._adopt(ranking)
+        self._note_what_changed(ranking, step)
         now = self._ledger.clock()
         fade = math.exp((self._seen_at - now) / _MEMORY_S)
         self._largest_step, self._seen_at = max(float(taken), fade * self._largest_step), now
         ahead = _LEAST_AHEAD + int(_STEPS_AHEAD * self._largest_step)
         # Beyond the memory's capacity, copies would replace each other without end.
-        self._scan.moved(self._evicted)
-        self._evicted = 0
-        self._most = max(_MOST_AT_ONCE, 2 * int(self._largest_step))
-        found = self._find(min(ahead + wanted, self._ledger.directory.warm_capacity), taken)
-        under_way = max(_MOST_UNDER_WAY, 4 * int(self._largest_step))
-        if found and len(self._under_way) < under_way and now >= self._rest_until:
-            self._begin(found, [] if idle else self._demote_first(ranking))
-        return self._scan.safe - int(self._largest_step)
+        ahead = min(ahead + wanted, self._ledger.directory.warm_capacity)
+        blocks = self._scan.look(ahead, taken)
+        if blocks:
+            # An idle step asks no advice which copies make room: if it contradicted itself, copies
+            # would replace each other for ever, and the engine would never rest.
+            self._copy(blocks, now, ranking if step.tokens else None)
+        return self._spare(wanted) if wanted else 0
 
     def evicted(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``, and whether copies are left."""
-        directory, counts, worth = self._ledger.directory, self._ledger.counts, self._worth
-        self._evicted += len(keys)
-        if self._ledger.adapted:
-            self._ledger.adapted.difference_update(keys)
-        for key in keys:
-            block_hash = directory.hash_of(key)
-            if block_hash is not None:
-                directory.leaves(block_hash)
-            elif worth is None or key in worth:
-                counts.spill_lost += 1
-            else:
-                counts.passed_over += 1
+        ledger, worth = self._ledger, self._worth
+        if ledger.adapted:
+            ledger.adapted.difference_update(keys)
+        hashes = ledger.directory.hashes_of(keys)
+        for block_hash in filter(None, hashes):
+            if ledger.directory.stands_twice(block_hash):
+                ledger.directory.leaves(block_hash)
+        lost = [key for key, has in zip(keys, hashes, strict=True) if has is None]
+        worthy = len(lost) if worth is None else sum(map(worth.__contains__, lost))
+        ledger.counts.spill_lost += worthy
+        ledger.counts.passed_over += len(lost) - worthy
 
-    def _adopt(self, ranking: EvictionRanking | None) -> None:
-        if ranking is None or self._spill_all:
-            self._worth = self._spill_first = None
-        elif ranking.spill_first is not self._spill_first:
-            self._scan.start_again()
-            self._spill_first = ranking.spill_first
-            self._worth = worth_of(ranking)
+    def laid_behind(self, block: KVCacheBlock | None, place: int) -> None:
+        """Note that advice laid blocks behind ``block``, of ``place`` at the head, or at the head
+        itself."""
+        if block is None:
+            self.look_again()
+        else:
+            self._scan.back_behind(block, place)
 
-    def _find(self, ahead: int, taken: int) -> list[KVCacheBlock]:
-        """Find blocks worth a copy among those of the next ``ahead`` that are looked at in this
-        step."""
-        directory, worth, scan = self._ledger.directory, self._worth, self._scan
-        found: dict[int, KVCacheBlock] = {}
-        suffix, under_way = self._suffix, self._under_way
-        for place, block in scan.look(ahead, taken):
-            full_hash = block.block_hash
-            if full_hash is None or not full_hash.endswith(suffix):
-                continue
-            block_hash = full_hash[:-GROUP_BYTES]
-            if block_hash in directory:
-                directory.leaves(block_hash)
-            elif block_hash in under_way:
-                scan.must_wait(place)
-            elif worth is None or key_of(block_hash) in worth:
-                scan.must_wait(place)
-                found[block.block_id] = block
-                if len(found) >= self._most:
-                    break
-        return list(found.values())
+    def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Note that a hit took ``blocks`` out of the free queue."""
+        self._scan.touched(blocks)
 
-    def _demote_first(self, ranking: EvictionRanking | None) -> list[bytes]:
+    def look_again(self) -> None:
+        """Look at all that is about to go once more."""
+        self._scan.start_again()
+        self._gone_then = self._gone
+        self._under_way = dict.fromkeys(self._under_way)
+
+    def _note_what_changed(self, ranking: EvictionRanking | None, step: StepTaken) -> None:
+        spill_first = None if ranking is None or self._spill_all else ranking.spill_first
+        news = spill_first is not self._spill_first
+        if news:
+            self._spill_first = spill_first
+            self._worth = None if ranking is None or self._spill_all else worth_of(ranking)
+        news |= step.moved != self._moved
+        self._moved = step.moved
+        self._gone += step.evicted
+        news |= self._scan.evicted(step.evicted)
+        if news or self._gone - self._gone_then > _AGAIN_AFTER:
+            self.look_again()
+
+    def _copy(self, blocks: list[KVCacheBlock], now: float, advice: EvictionRanking | None) -> None:
+        """Begin to copy those of ``blocks`` that are worth it; look at what must wait again."""
+        first = self._gone + self._scan.reached - len(blocks)
+        wanted = self._without_copies(blocks, first)
+        most = max(_MOST_UNDER_WAY, 4 * int(self._largest_step)) - len(self._under_way)
+        begun = 0
+        if wanted and most > 0 and now >= self._rest_until:
+            begun = self._begin([(first + at, blocks[at]) for at in wanted[:most]], advice)
+        if begun < len(wanted):
+            self._scan.back_to(blocks, wanted[begun])
+
+    def _without_copies(self, blocks: Sequence[KVCacheBlock], first: int) -> list[int]:
+        """Which of ``blocks`` are worth a copy and have none, nor one under way; ``first`` is the
+        place of the first of them."""
+        directory, worth, under_way = self._ledger.directory, self._worth, self._under_way
+        keys = keys_in_pool([block.block_hash for block in blocks])
+        wanted: list[int] = []
+        for at, copied in enumerate(directory.hashes_of(keys)):
+            if copied is not None:
+                directory.leaves(copied)
+            elif keys[at] in under_way:
+                under_way[keys[at]] = first + at
+            elif worth is None or keys[at] in worth:
+                wanted.append(at)
+        return wanted
+
+    def _spare(self, wanted: int) -> int:
+        """How many blocks at the head the next step leaves that can go without a loss, as far as is
+        known."""
+        step = int(self._largest_step)
+        head = islice(self._pool.free_block_queue.iter_blocks_after(None), wanted + step)
+        blanks = sum(1 for _ in takewhile(lambda block: block.block_hash is None, head))
+        places = [place for place in self._under_way.values() if place is not None]
+        safe = min([*places, self._gone + self._scan.reached]) - self._gone
+        return blanks + max(0, safe) - step
+
+    def _demote_first(self, advice: EvictionRanking | None, count: int) -> list[bytes]:
         """Return hashes of copies that should make room, the least worth keeping first."""
-        if ranking is None:
+        if advice is None:
             return []
-        hash_of = self._ledger.directory.hash_of
-        keys = ranking.demote_first[: 2 * self._most].tolist()
-        return [block_hash for block_hash in map(hash_of, keys) if block_hash is not None]
+        keys = advice.demote_first[: 2 * count].tolist()
+        hashes = self._ledger.directory.hashes_of(keys)
+        return [block_hash for block_hash in hashes if block_hash is not None]
 
-    def _begin(self, blocks: list[KVCacheBlock], demote_first: list[bytes]) -> None:
+    def _begin(self, placed: list[tuple[int, KVCacheBlock]], advice: EvictionRanking | None) -> int:
+        """Begin to copy as many blocks as there is room for; returns how many."""
         ledger = self._ledger
-        blocks = blocks[: ledger.make_room(len(blocks), demote_first)]
-        if not blocks:
-            return
-        begun: list[Begun] = []
-        for block in blocks:
-            assert block.block_hash is not None
-            block_hash = block.block_hash[:-GROUP_BYTES]
-            may_demote = key_of(block_hash) not in ledger.adapted
-            copy = ledger.directory.begin(block_hash, may_demote)
-            begun.append((block, block.block_hash, copy))
-            self._under_way.add(block_hash)
+        room = ledger.make_room(len(placed), self._demote_first(advice, len(placed)))
+        if not room:
+            return 0
+        blocks = [block for _, block in placed[:room]]
+        full_hashes = [block.block_hash for block in blocks]
+        keys = keys_in_pool(full_hashes)
+        adapted = ledger.adapted
+        may_demote = (key not in adapted for key in keys) if adapted else repeat(True)
+        hashes = [full_hash[:-GROUP_BYTES] for full_hash in full_hashes]
+        copies = list(map(ledger.directory.begin, hashes, may_demote))
+        self._under_way.update(zip(keys, (place for place, _ in placed), strict=False))
+        begun = list(zip(keys, blocks, full_hashes, copies, strict=True))
         job = Spill(
             ledger.book.number(),
-            tuple(block.block_id for block in blocks),
-            tuple(copy.id for _, _, copy in begun),
+            tuple([block.block_id for block in blocks]),
+            tuple([copy.id for copy in copies]),
         )
         ledger.book.open(job, lambda done: self._ended(begun, done))
+        return room
 
     def _ended(self, begun: list[Begun], done: JobDone) -> None:
-        ledger, copied = self._ledger, []
+        ledger = self._ledger
         ledger.costs.spilled(done.bytes, done.seconds)
         if done.failed:
             self._rest_until = ledger.clock() + _REST_S
-        for at, (block, full_hash, copy) in enumerate(begun):
-            self._under_way.discard(copy.block_hash)
+            self.look_again()
+        whole: list[Copy] = []
+        for at, (key, block, full_hash, copy) in enumerate(begun):
+            self._under_way.pop(key, None)
             # ``is``: a block that was evicted and filled again carries an equal hash at best.
-            if at in done.failed or block.block_hash is not full_hash:
+            if block.block_hash is full_hash and at not in done.failed:
+                whole.append(copy)
+            else:
                 ledger.counts.spill_failed += at in done.failed
                 ledger.directory.abandon(copy)
-            elif ledger.directory.complete(copy):
-                copied.append(copy.block_hash)
+        copied = ledger.directory.complete_all(whole)
         ledger.counts.spilled += len(copied)
         ledger.announce(copied, Tier.WARM)

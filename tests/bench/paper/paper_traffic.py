@@ -37,7 +37,7 @@ _HYBRID: Final = ((None,), (None, 40), (40, None), (None, 20, 70), (None, 0), (0
 # What may break: anything that vLLM's calls reach, and what they in turn rely on.
 _PLACES: Final = (
     "request_queued", "request_looked_up", "request_scheduled", "request_finished", "step",
-    "step_ended", "tap._note", "observer.blocks_changed", "observer.request_scheduled",
+    "step_ended", "tap.take", "observer.blocks_changed", "observer.request_scheduled",
     "observer.request_finished", "arranger.step", "bridge.request_looked_up", "bridge.step",
     "bridge.step_ended", "bridge.ledger.clear", "bridge.ledger.directory.drop",
 )  # fmt: skip

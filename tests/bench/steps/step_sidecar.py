@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from ...advisor.config.config import Config
@@ -44,13 +45,15 @@ class StepSidecar:
             max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=clock,
         )  # fmt: skip
         self._next = 0.0
+        self._heard = 0  # batches of the engine's
 
     def hear(self) -> None:
         """Take what was emitted; rank where that is due."""
         client, now = self._side.client, self._clock()
         events = client.outbox.take_all()
         self.evicted += sum(len(e.hashes) // 8 for e in events if isinstance(e, BlocksRemoved))
-        client.mark_sent()
+        self._heard += 1
+        client.mark_sent(self._heard, until=now)
         self._graph.apply(self._name, events)
         if now < self._next:
             return
@@ -59,7 +62,8 @@ class StepSidecar:
         self._planner.tick()
         ranking = self._planner.latest.get(self._name)
         if ranking is not None:
-            client.put(RankingMessage.of(ranking, max(0.0, now - ranking.ts)))
+            knowing = replace(ranking, heard=self._heard)
+            client.put(RankingMessage.of(knowing, max(0.0, now - ranking.ts)))
         order = self._planner.wanted.get(self._name)
         if order is not None:
             client.put(PrefetchMessage(order.keys.tobytes()))

@@ -15,7 +15,6 @@ from kvgraph.hooks.client import AdvisorClient
 from kvgraph.hooks.link.held_ranking import HeldRanking, places_of, worth_of
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.observe.prompt_demand import PromptDemand
-from kvgraph.hooks.vllm.observe.tap import Cached
 from pool_engine import Engine, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -102,9 +101,9 @@ def test_what_a_prompt_needs_is_counted_until_it_is_computed() -> None:
     assert demand.prompts == 9
     demand.looked_up(request, 2 * BLOCK_SIZE)
     assert demand.prompts == 9, "looked up again, as in every step that it waits"
-    demand.changed([[b"evicted"], Cached(request, 2, 6)])
+    demand.cached([(request, [], 2, 6)])
     assert demand.prompts == 5
-    demand.changed([Cached(request, 6, 10)])
+    demand.cached([(request, [], 6, 10)])
     assert demand.prompts == 0
     demand.looked_up(make(list(range(64))), 0)
     demand.finished("request-1")

@@ -11,7 +11,7 @@ import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE, connected, new_pool, request_maker
 from kvgraph.hooks.vllm import connector as connector_module
 from kvgraph.hooks.vllm import scheduler
-from kvgraph.hooks.vllm.observe.tap import Cached, PoolTap
+from kvgraph.hooks.vllm.observe.tap import PoolTap
 from paper import fail
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -66,7 +66,8 @@ def test_another_vllm_allocates_as_it_does_without_us(
     )  # fmt: skip
     pool.cache_full_blocks(request, blocks, 3, 4, BLOCK_SIZE, 0)
     assert all(block.block_hash is not None for block in blocks)
-    assert connector.side.tap.take() == [Cached(request, 0, 3), Cached(request, 3, 4)]
+    (changes,) = connector.side.tap.take()
+    assert changes.cached == [(request, blocks, 0, 3), (request, blocks, 3, 4)]
 
 
 class Strange(int):
@@ -102,6 +103,28 @@ def test_a_pool_that_lacks_what_is_read_is_not_followed() -> None:
     with pytest.raises(TypeError, match="num_cached_blocks"):
         tap.attach()
     assert "reset_prefix_cache" not in vars(pool)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_evictions_are_noted_whether_or_not_vllm_tells_of_them(tells: bool) -> None:
+    from vllm.v1.core.block_pool import BlockPool
+
+    pool = BlockPool(16, True, BLOCK_SIZE, enable_kv_cache_events=tells)
+    tap = PoolTap(pool, 0)
+    tap.attach()
+    request = request_maker()(list(range(12 * BLOCK_SIZE)))
+    blocks = pool.get_new_blocks(12)
+    pool.cache_full_blocks(request, blocks, 0, 12, BLOCK_SIZE, 0)
+    pool.free_blocks(blocks)
+    hashes = [block.block_hash for block in blocks]
+    pool.get_new_blocks(8)  # of which three are blank
+    (changes,) = tap.take()
+    assert [each for gone in changes.evicted for each in gone] == hashes[:5]
+    told = [event for event in pool.take_events() if type(event).__name__ == "BlockRemoved"]
+    assert len(told) == (5 if tells else 0)
+    tap.detach()
+    pool.get_new_blocks(2)
+    assert not tap.take()
 
 
 @pytest.mark.parametrize(
