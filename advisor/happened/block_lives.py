@@ -103,7 +103,7 @@ class LifeBook:
         blocks, sessions = tables.blocks, tables.sessions
         salts = {name: tables.salt(column) for name, column in tables.engines.items()}
         keys = as_keys([stay.key for stay, _ in stays])
-        rows = blocks.find(keys ^ as_keys([salts.get(stay.engine, 0) for stay, _ in stays]))
+        rows = blocks.find(keys ^ as_keys([int(salts.get(stay.engine, 0)) for stay, _ in stays]))
         for (stay, begin), row in zip(stays, rows.tolist(), strict=True):
             session = NO_ROW if row == NO_ROW else int(blocks.session[row])
             yield BlockLife(

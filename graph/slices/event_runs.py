@@ -24,9 +24,11 @@ where one request has a longer chain."""
 
 CHURN: Final = (BlocksStored, BlocksRemoved)
 TURNS: Final = (RequestStarted, RequestFinished)
-SINGLE: Final = ()
+SINGLE: Final[tuple[type, ...]] = ()
 
-_RUNS: Final = dict.fromkeys(CHURN, CHURN) | dict.fromkeys(TURNS, TURNS)
+_RUNS: Final[dict[type, tuple[type, ...]]] = {
+    **dict.fromkeys(CHURN, CHURN), **dict.fromkeys(TURNS, TURNS)
+}  # fmt: skip
 _CUT: Final = (BlocksStored, BlocksRemoved, BlocksSpilled, BlocksLoaded, CopiesDropped)
 _BYTES: Final = 8 * SLICE_KEYS
 

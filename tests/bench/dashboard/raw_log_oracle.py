@@ -97,7 +97,7 @@ class RawLogOracle:
         blocks = _blocks(engine, line)
         parent = line["parent"]
         before = [] if parent is None else [(engine.model, f"{parent:#018x}")]
-        who = {(line["session"], None)} if line["session"] else set()
+        who: set[Who] = {(line["session"], None)} if line["session"] else set()
         self._walk([*before, *blocks], who)
         engine.pool |= set(blocks)
 

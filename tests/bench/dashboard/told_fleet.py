@@ -215,7 +215,7 @@ class _Desk:
         self.graph = new_graph(config, clock)
         self._engines, self._told, self._clock = engines, told, clock
         self._planner = GraphEvictionAdvisor(
-            self.graph, lambda: [each.name for each in engines], interval_s=ROUND_S,
+            self.graph, lambda: {each.name: 0 for each in engines}, interval_s=ROUND_S,
             max_ranked=config.sidecar.max_ranked, prefetch=config.prefetch, clock=clock,
         )  # fmt: skip
         self._next = 0.0

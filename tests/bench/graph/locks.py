@@ -75,9 +75,9 @@ def _pressure(rng: np.random.Generator, packed: bytes, count: int) -> Iterator[l
 
 def _longest(graph: KVCacheGraph, events: list[AnyEvent]) -> float:
     """Seconds that the longest slice takes."""
-    longest, slices, over = 0.0, graph.slices(ENGINE, events), False
-    while not over:
+    longest, slices, more = 0.0, graph.slices(ENGINE, events), True
+    while more:
         started = time.perf_counter()
-        over = next(slices, True)
+        more = next(slices, False) is not False
         longest = max(longest, time.perf_counter() - started)
     return longest
