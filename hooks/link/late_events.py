@@ -37,7 +37,9 @@ class LateRuns:
     def events(self) -> Sequence[AnyEvent]:
         """One event for each run."""
         return [
-            BlocksStored(packed, parent and key_of(parent), self._block_size, session)
+            BlocksStored(
+                packed, None if parent is None else key_of(parent), self._block_size, session
+            )
             for packed, parent, session in self._runs
         ]
 

@@ -11,25 +11,30 @@ from .tap import Cached
 
 def returned(
     cached: Sequence[Cached], evicted: Sequence[int], gone: Sequence[int], scale: int
-) -> Iterator[Cached]:
-    """Runs of evicted blocks that are not gone, that are among ``cached``.
+) -> list[Cached]:
+    """Runs of evicted blocks that are not gone, as they were cached last.
 
     Args:
+        cached: What the step cached, in order.
         evicted, gone: Keys.
         scale: Hashes of a request per block.
     """
     if len(gone) == len(evicted):
-        return
-    back = set(evicted).difference(gone)
-    for each in cached:
-        yield from _runs(each, back, scale)
+        return []
+    back, runs = set(evicted).difference(gone), list[Cached]()
+    for each in reversed(cached):
+        if not back:
+            break
+        runs += _runs(each, back, scale)
+    return runs
 
 
-def _runs(cached: Cached, keys: set[int], scale: int) -> Iterator[Cached]:
+def _runs(cached: Cached, back: set[int], scale: int) -> Iterator[Cached]:
+    """Runs of blocks whose keys are among ``back``, which loses them."""
     request, blocks, first, end = cached
-    hashes = request.block_hashes[scale * (first + 1) - 1 : scale * end : scale]
-    told = enumerate((key_of(each) in keys for each in hashes), first)
-    for is_back, run in groupby(told, key=lambda each: each[1]):
+    keys = map(key_of, request.block_hashes[scale * (first + 1) - 1 : scale * end : scale])
+    for is_back, run in groupby(enumerate(keys, first), key=lambda each: each[1] in back):
         if is_back:
-            places = [place for place, _ in run]
-            yield request, blocks, places[0], places[-1] + 1
+            places = dict(run)
+            back.difference_update(places.values())
+            yield request, blocks, min(places), max(places) + 1
