@@ -127,6 +127,22 @@ def test_evictions_are_noted_whether_or_not_vllm_tells_of_them(tells: bool) -> N
     assert not tap.take()
 
 
+def test_a_vllm_that_tells_of_evictions_by_name_is_followed_too() -> None:
+    """Where it tells nobody, a list stands in for the method, and takes no argument by name."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    class Later(BlockPool):  # type: ignore[misc]
+        def tell(self, hashes: list[bytes]) -> None:
+            self._emit_block_removed_events(block_hashes=hashes)
+
+    pool = Later(16, True, BLOCK_SIZE)
+    tap = PoolTap(pool, 0)
+    tap.attach()
+    pool.tell([b"gone"])
+    (changes,) = tap.take()
+    assert changes.evicted == [[b"gone"]]
+
+
 @pytest.mark.parametrize(
     "part", ["BlockIndex", "FreeQueueArranger", "AdvisorClient", "EngineObserver"]
 )
