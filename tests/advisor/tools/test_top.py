@@ -117,6 +117,11 @@ def test_nobody_there_is_one_line() -> None:
 HOME = "\x1b[H"  # begins each frame
 
 
+def _heed_interrupts() -> None:
+    """A shell that started the tests in the background had them ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """A pseudo-terminal with ``kvgraph top`` in it."""
 
@@ -127,6 +132,7 @@ class Terminal:
         self.process = subprocess.Popen(
             command("--url", url, "--interval", "0.2"),
             env=environment, stdin=inside, stdout=inside, stderr=inside, start_new_session=True,
+            preexec_fn=_heed_interrupts,
         )  # fmt: skip
         self.echoes = lambda: bool(termios.tcgetattr(inside)[3] & termios.ECHO)
         self._inside = inside
