@@ -72,10 +72,11 @@ class Watch:
         emit, take = self._side.observer._emit, pool.get_new_blocks
 
         def emitted(event: Any) -> None:
-            if getattr(event, "segments", ()):
-                from kvgraph.hooks.keys import unpack
+            from kvgraph.hooks.keys import unpack
 
-                self._protected.update(unpack(event.hashes)[: HEAD // BLOCK])
+            for each in event.events() if hasattr(event, "events") else [event]:
+                if getattr(each, "segments", ()):
+                    self._protected.update(unpack(each.hashes)[: HEAD // BLOCK])
             emit(event)
 
         def taken(count: int) -> Any:
