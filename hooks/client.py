@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import threading
 import time
@@ -264,7 +265,7 @@ class AdvisorClient(Mailbox):
         self._listed = self.outbox.send(socket, [hello, resident, *self._engine.copies()])
         self.hellos += self._listed
         if self._listed:
-            self.linked_since = now
+            self.linked_since, self._tips_until = now, -math.inf
             self.outbox.send_all(socket, self._engine.held())
         return self._listed
 

@@ -27,8 +27,8 @@ class Format(StrEnum):
 
 
 _ONLY_UNUSED: Final = (
-    "A sidecar remembers of a block that left since when it was unused; its whole stay in the pool "
-    "is in raw logs alone (`kvgraph record --raw`)."
+    "Of a block that left, a sidecar remembers only since when it was unused; when it entered the "
+    "pool is in raw logs alone (`kvgraph record --raw`)."
 )
 _ENDINGS: Final = {
     Format.PERFETTO: ".trace.json",

@@ -157,7 +157,7 @@ def _lives(
 
 
 def _date(at: float) -> str:
-    """When a trace begins: a date, or nothing where times count from a recording's beginning."""
+    """When a trace begins: a date, or in words that times count from a recording's beginning."""
     return (
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) if at > 1e6 else "with the recording"
     )

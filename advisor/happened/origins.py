@@ -88,6 +88,7 @@ def origin_of(name: str | None) -> Origin:
     Raises:
         RemoteError: None was named, and none or several run.
         TraceError: The file cannot be read.
+        ConfigError: The file is empty.
     """
     if name is not None and not name.startswith(("http://", "https://")):
         return Origin(_kind_of(Path(name)), name)

@@ -27,7 +27,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON.")] = False,
 ) -> None:
-    """Show whether it is helping, live; `q` ends it. In a pipe, one look is printed."""
+    """Show live whether kvgraph helps; `q` ends it. In a pipe, one look is printed."""
     watcher, console = Watcher(url, interval), Console()
     watcher.first_look()
     if as_json:

@@ -43,7 +43,8 @@ class SpanFeed:
 
     Attributes:
         counters: Requests that were ``sent``; ``dropped``, since the receiver did not take them;
-            and ``overtaken``, since the log forgot them before they ended or could be sent.
+            and ``overtaken``, since the log forgot them before they ended or could be sent;
+            ``failed``: looks at the log that an error of ours ended.
     """
 
     def __init__(

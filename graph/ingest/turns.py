@@ -76,10 +76,11 @@ class TurnRecorder:
         self._note_regret(engine, event, rows, session, now)
         self._tables.history.started(engine, event, session, rows, now)
         self._segments.tag(event, rows, session, now)
-        self._sessions.supersede(session, rows)
+        if not _is_tip(event, rows):
+            self._sessions.supersede(session, rows)
+            self._tables.sessions.reach[session] = len(rows)
         self._sessions.own(session, rows, event.tenant)
         self._tables.sessions.begin_turn(session, engine, now, event.prompt_tokens)
-        self._tables.sessions.reach[session] = len(rows)
         self._mark_tip(session, rows)
 
     def _finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
@@ -193,6 +194,13 @@ class TurnRecorder:
             sessions.wait(session, NEVER if pause_s is None else now + pause_s, tool)
         elif said.waiting_for_tool is not None:
             sessions.rest(session)
+
+
+def _is_tip(event: RequestStarted, rows: Rows) -> bool:
+    """Whether a start has no more of its chain than the prefix cache held (see ``SendTips``): what
+    the session left behind shows at the next start that is told whole."""
+    size = event.block_size
+    return len(rows) < event.prompt_tokens // size and len(rows) <= event.cached_tokens // size
 
 
 def _distinct(turns: Sequence[Turn]) -> tuple[Sequence[Turn], Keys, Counts]:

@@ -16,6 +16,7 @@ from .leases import LeaseBounds, leasable
 from .targets import target_rows
 
 _IN_TIME = "a lease lasts {0:g} s at most"
+_NO_SIGNAL = "it says neither that the session waits for a tool or a person, nor that it is over"
 
 
 class IntentBook:
@@ -42,9 +43,11 @@ class IntentBook:
 
     def signal(self, said: SessionSignal) -> IntentAnswer:
         """Take what somebody says of a session outside of any request."""
+        if said.waiting_for_tool is None and not said.ended:
+            return IntentAnswer(Verdict.REJECTED, _NO_SIGNAL)
         if not self._signalled(said, self._clock()):
             return IntentAnswer(Verdict.MISSING, "this tenant has no session of that name")
-        return IntentAnswer(Verdict.ACCEPTED, "the session is so, unless it runs")
+        return IntentAnswer(Verdict.ACCEPTED, "it counts, unless a request of the session runs")
 
     def apply(self, intent: Intent) -> IntentAnswer:
         """Do what is wanted, and say what came of it; never raises for what it names."""

@@ -31,7 +31,8 @@ REASON_TEXTS: Final = {
     "reset": "the prefix cache was reset",
     "not_cacheable": "nothing that can be found was missing: a partial or last block, one that "
     "another request was just computing, or the request reads no cache",
-    "unknown": "the sidecar cannot tell: news of it were lost",
+    "unknown": "the sidecar cannot tell: news of it were lost, or what was heard does not explain "
+    "it",
 }
 
 

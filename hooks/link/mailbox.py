@@ -23,7 +23,9 @@ from .held_ranking import HeldRanking
 Clock = Callable[[], float]
 AnyOpinion = RankingMessage | AdmissionMessage | StillValid | PrefetchMessage | SendTips
 
-_TOLD: Final = 64  # sendings remembered: those of the 2 s that a ranking is valid, and more; chosen
+_TOLD: Final = (
+    512  # sendings remembered: those of the 2 s that a ranking is valid, and more; chosen
+)
 
 
 class Mailbox:
@@ -99,6 +101,8 @@ class Mailbox:
 
     def mark_sent(self, batches: int, until: float) -> None:
         """Note that what happened ``until`` then is in the first ``batches`` that were sent."""
+        if self._told and self._told[-1][0] == batches:
+            self._told.pop()  # nothing was sent since: there was nothing to tell
         self._told.append((batches, until))
 
     def put(self, advice: AnyOpinion) -> None:
@@ -126,7 +130,8 @@ class Mailbox:
         held = self._ranking
         if held is not None and held.epoch == valid.epoch:
             ts = self._clock() - valid.age_s
-            self._ranking = replace(held, ts=ts, known_of=self._known_of(valid.heard))
+            known_of = max(held.known_of, self._known_of(valid.heard))
+            self._ranking = replace(held, ts=ts, known_of=known_of)
 
     def _known_of(self, heard: int) -> float:
         """Up to when advice knows what happened here, if it knows the first ``heard`` batches."""

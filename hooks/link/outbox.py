@@ -44,7 +44,7 @@ class Outbox:
 
     def __init__(self, limit: int, batch_limit: int) -> None:
         self.dropped = 0
-        self._most = self._limit = limit  # the limit is none while nobody is there to be told
+        self._most = self._limit = limit  # it is 0 while nobody is there
         self._batch_limit = batch_limit
         self._queue: deque[AnyEvent | Later] = deque()
         self._once = Once(logger)
@@ -100,8 +100,19 @@ class Outbox:
             batch = [queue.popleft() for _ in range(min(remaining, self._batch_limit))]
             remaining -= len(batch)
             events = _whole(batch)
-            self.send_all(socket, list(map(as_tip, events)) if tips else events)
+            events = list(map(as_tip, events)) if tips else events
+            if not self._send_while_there_is_room(socket, events):
+                return False
         return remaining <= 0
+
+    def _send_while_there_is_room(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> bool:
+        """Send ``events``, taken from the queue; what finds no room goes back there."""
+        for first in range(0, len(events), self._batch_limit):
+            if not socket.poll(0, zmq.POLLOUT):
+                self._queue.extendleft(reversed(events[first:]))
+                return False
+            self.send(socket, events[first : first + self._batch_limit])
+        return True
 
     def send_all(self, socket: zmq.Socket[bytes], events: list[AnyEvent]) -> None:
         """Send ``events``, which were not queued, in as many batches as they need."""

@@ -15,10 +15,11 @@ def as_tip(event: AnyEvent) -> AnyEvent:
     """A request's start or end with one key of its chain; any other event as it is.
 
     At its start that is the last block that the prefix cache holds: those behind it are told as
-    they are stored. At its end it is the last of all.
+    they are stored. At its end it is the last of all. A start that says what its blocks are (some
+    may be protected) is told whole.
     """
     if isinstance(event, RequestStarted):
-        return _cut(event, event.cached_tokens // event.block_size)
+        return event if event.segments else _cut(event, event.cached_tokens // event.block_size)
     if isinstance(event, RequestFinished):
         return _cut(event, len(event.hashes) // _KEY)
     return event

@@ -71,7 +71,7 @@ class TransferLane:
     def _next(self) -> _Order | None:
         """Take the next order; what is under way is settled as long as there is none."""
         while self._queued:
-            over = self._queued[0][0].done()
+            over = _is_over(self._queued[0][0])
             if not over and len(self._queued) < _MOST_QUEUED:
                 with contextlib.suppress(Empty):
                     return self._orders.get_nowait()
@@ -95,6 +95,14 @@ class TransferLane:
             _tell(told, 0.0, error)
         else:
             _tell(told, seconds, None)
+
+
+def _is_over(ticket: Ticket) -> bool:
+    """Whether a move need not be waited for; one that cannot be asked fails where it is settled."""
+    try:
+        return ticket.done()
+    except Exception:
+        return True
 
 
 def _tell(told: Told, seconds: float, error: Exception | None) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 import zmq
 from kvgraph.graph.ipc.wake import Wake
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages import wire
 from kvgraph.graph.messages.advice import (
     EvictionRanking,
     RankingMessage,
@@ -36,6 +38,7 @@ from kvgraph.graph.messages.events import (
 )
 from kvgraph.graph.messages.wire import HEADER
 from kvgraph.hooks.client import AdvisorClient, ClientOptions
+from kvgraph.hooks.link.outbox import Outbox
 
 
 def keys(*values: int) -> bytes:
@@ -73,8 +76,10 @@ class Clock:
         return self.now
 
 
-def ranking(epoch: int = 1, age_s: float = 0.0, order: bytes = keys(5, 6)) -> RankingMessage:
-    return RankingMessage(epoch, age_s, order, keys(9), b"")
+def ranking(
+    epoch: int = 1, age_s: float = 0.0, order: bytes = keys(5, 6), heard: int = 0
+) -> RankingMessage:
+    return RankingMessage(epoch, age_s, order, keys(9), b"", b"", heard)
 
 
 @pytest.fixture
@@ -260,9 +265,40 @@ def test_a_ranking_is_dated_and_goes_stale() -> None:
     assert dated is not None
     assert dated.order is held.order
     assert (held.known_of, dated.known_of) == (-math.inf, clock.now - 1)
+    client.take_advice([HEADER, bytes(8), _payload(StillValid(4, 0.0, heard=2))])
+    dated = client.ranking()
+    assert dated is not None
+    assert dated.known_of == clock.now - 1, "what a ranking knew it knows for good"
     clock.now += 3
     client.take_advice([HEADER, bytes(8), _payload(StillValid(3, 0.0))])
     assert client.ranking() is None, "another epoch's word must not revive it"
+
+
+def test_ticks_in_which_nothing_was_told_push_out_nothing() -> None:
+    clock = Clock()
+    client = AdvisorClient("ipc:///nowhere", Engine(), clock=clock)
+    for batches in (3, *[4] * 2000):
+        client.mark_sent(batches, until=clock.now)
+        clock.now += 0.001
+    client.take_advice([HEADER, bytes(8), _payload(ranking(heard=3))])
+    held = client.ranking()
+    assert held is not None
+    assert held.known_of == 100.0
+
+
+def test_what_finds_no_room_waits_in_its_place() -> None:
+    sent: list[list[AnyEvent]] = []
+    outbox = Outbox(limit=100, batch_limit=2)
+    socket = SimpleNamespace(
+        poll=lambda *_: len(sent) < 1,
+        send_multipart=lambda frames, _: sent.append(wire.decode_events(frames).events),
+    )
+    removed = [BlocksRemoved(keys(number)) for number in range(3)]
+    outbox.emit(SimpleNamespace(events=lambda: removed))  # type: ignore[arg-type]
+    outbox.emit(BlocksCleared())
+    assert not outbox.drain(socket)  # type: ignore[arg-type]
+    assert sent == [removed[:2]]
+    assert (list(outbox), outbox.dropped) == ([removed[2], BlocksCleared()], 0)
 
 
 @pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])

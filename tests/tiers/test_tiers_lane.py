@@ -89,6 +89,24 @@ def test_a_failed_move_is_told_and_the_next_is_done() -> None:
     assert told == [("bad", False), ("good", True)]
 
 
+def test_a_move_that_cannot_be_asked_is_told_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[Exception | None]()
+
+    def lost(*_: Any) -> Any:
+        raise RuntimeError("the device is lost")
+
+    class Device(TransferStream):
+        def run(self, fence: Fence, operation: Callable[[], None]) -> Any:
+            return SimpleNamespace(done=lost, wait=lost, seconds=lost)
+
+    monkeypatch.setattr(transfer_lane, "TransferStream", Device)
+    lane = TransferLane("lane", torch.device("cpu"))
+    for _ in range(2):
+        lane.put(Fence(None), lambda: None, lambda _, error: told.append(error))
+    assert lane.close()
+    assert [str(error) for error in told] == ["the device is lost"] * 2
+
+
 def test_whoever_chokes_on_an_answer_ends_no_lane() -> None:
     cpu, told = torch.device("cpu"), list[float]()
     lane = TransferLane("lane", cpu)

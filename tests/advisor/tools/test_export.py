@@ -207,7 +207,7 @@ def test_a_running_sidecar_is_exported(busy_sidecar: PageSidecar, tmp_path: Path
     assert len(spans(events, "turn")) == 48
     assert any(each["name"].startswith("evicted: ") for each in events)
     assert any("unused until it left" in each["name"] for each in events)
-    assert "its whole stay in the pool is in raw logs alone" in done.stderr
+    assert "when it entered the pool is in raw logs alone" in done.stderr
     done = run("json", busy_sidecar.url, "-o", f"{out}.json")
     assert "nodes" in done.stdout
     nodes = json.loads(Path(f"{out}.json").read_text())["nodes"]

@@ -31,7 +31,7 @@ class MadeAnswer:
         kind: How it was made.
         status: vLLM's, of its request.
         stop: Why it ended.
-        tool: The tools that it calls; the reader may name any of them.
+        tools: Those that it calls; the reader may name any of them.
     """
 
     kind: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -11,6 +12,7 @@ from kvgraph.graph.messages.events import (
     EngineHello,
     RequestFinished,
     RequestStarted,
+    Segment,
 )
 from kvgraph.hooks.link.tips import as_tip
 
@@ -67,6 +69,19 @@ def test_a_tip_is_one_key_long() -> None:
     assert same is stored
     fresh = as_tip(turn(0, range(1, 101), 0, "s")[0])
     assert (fresh.hashes, fresh.skipped) == (b"", 0)  # type: ignore[union-attr]
+
+
+def test_a_start_that_says_what_its_blocks_are_is_told_whole() -> None:
+    started, *_ = turn(0, range(1, 101), 40, "s")
+    tagged = msgspec.structs.replace(started, segments=(Segment(0, 0, 160),))
+    assert as_tip(tagged) is tagged
+
+
+def test_what_a_tip_leaves_out_is_not_taken_for_left_behind() -> None:
+    graph = KVCacheGraph()
+    for number, found in enumerate((0, 40)):
+        graph.apply("e", [as_tip(each) for each in turn(number, range(1, 101), found, "s")])
+    assert graph.counters["blocks_superseded"] == 0
 
 
 def test_a_tip_of_a_chain_that_is_not_known_tells_of_no_block() -> None:
