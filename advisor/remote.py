@@ -55,25 +55,48 @@ def sidecar_urls(url: str | None) -> list[str]:
     return found
 
 
+def only_sidecar_url(url: str | None) -> str:
+    """``url``, or that of this user's only running sidecar.
+
+    Raises:
+        RemoteError: None is running, or several are.
+    """
+    urls = sidecar_urls(url)
+    if len(urls) > 1:
+        raise RemoteError(f"{len(urls)} sidecars are running; name one of {', '.join(urls)}")
+    return urls[0]
+
+
 def ask(url: str, path: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """The JSON answer to ``GET url/path``, asked with the token of the sidecar's note.
+    """The JSON answer to ``GET url/path``, asked with the token of the sidecar's note; see
+    ``answer_to``.
 
     Args:
         timeout_s: For each part of the answer.
+    """
+    return answer_to(_request(url, path), timeout_s)
+
+
+def answer_to(request: urllib.request.Request, timeout_s: float = TIMEOUT_S) -> Any:
+    """A sidecar's answer, from JSON.
 
     Raises:
         UnknownError: It answered 404.
         BusySidecarError: It answered 503.
         RemoteError: It answered something else than 200, or not at all.
     """
+    url = f"{request.type}://{request.host}"
     try:
-        with _opener.open(_request(url, path), timeout=timeout_s) as answer:
+        with _opener.open(request, timeout=timeout_s) as answer:
             return json.loads(answer.read(_MAX_ANSWER))
     except urllib.error.HTTPError as error:
         with error:
             detail = _detail(error.read(4096))
+        if detail and error.code in _REFUSALS:
+            raise _REFUSALS[error.code](detail) from None
+        answered = f"{url} answered {error.code}"
         kind = _REFUSALS.get(error.code, RemoteError)
-        raise kind(detail or f"{url} answered {error.code}") from None
+        raise kind(f"{answered}: {detail}" if detail else answered) from None
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise RemoteError(f"no sidecar answers at {url}: {reason}") from None

@@ -49,9 +49,8 @@ class Stretches:
         whole = self._whole(named.origin)
         if named.begin is None or named.end is None:
             return whole
-        is_live = whole.begin > 1e6
         times = (whole.end - named.begin, whole.end - named.end)
-        begin, end = times if is_live else (named.begin, named.end)
+        begin, end = times if whole.is_live else (named.begin, named.end)
         if begin >= end:
             raise ConfigError(f"{name!r} is empty or runs backwards; {_ALLOWED}")
         cut = whole.between(begin, end, name)

@@ -31,7 +31,7 @@ def perfetto(happened: Happened, most_blocks: int) -> dict[str, Any]:
         "displayTimeUnit": "ms",
         "otherData": {
             "from": happened.name,
-            "begins": _date(happened.begin),
+            "begins": _date(happened),
             "unknown": " ".join(happened.unknown),
         },
     }
@@ -156,8 +156,8 @@ def _lives(
         yield from file.overlapping(pid, number, f"{life.layer}: {what}", times, args)
 
 
-def _date(at: float) -> str:
+def _date(happened: Happened) -> str:
     """When a trace begins: a date, or in words that times count from a recording's beginning."""
-    return (
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at)) if at > 1e6 else "with the recording"
-    )
+    if not happened.is_live:
+        return "with the recording"
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(happened.begin))

@@ -16,7 +16,7 @@ from ..remote import ask_patiently
 from .happened import BlockLife, Happened, Minute
 
 _PAGE: Final = 1_000  # records of one answer: the API's bound
-_MOST_NODES: Final = 200_000  # the API's bound
+MOST_NODES: Final = 200_000  # the API's bound
 
 
 def happened_at(url: str, most_evictions: int) -> Happened:
@@ -85,7 +85,7 @@ def _minutes(misses: Mapping[str, Any], size: int) -> Iterator[Minute]:
 
 def graph_at(url: str) -> GraphView:
     """The graph of a running sidecar, as far as one answer holds it; raises RemoteError."""
-    return GraphView.model_validate(ask_patiently(url, f"/v1/graph?limit={_MOST_NODES}", 60.0))
+    return GraphView.model_validate(ask_patiently(url, f"/v1/graph?limit={MOST_NODES}", 60.0))
 
 
 def _paged(url: str, path: str, what: str) -> Iterator[dict[str, Any]]:

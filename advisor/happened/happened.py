@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ...dashboards.api.evictions import EvictionView
 from ...dashboards.api.misses import RequestView
+
+_LONGEST_RECORDING_S: Final = 1e6
+"""Times beyond are Unix seconds: eleven days, and 1970. Chosen."""
 
 NOT_RECORDED = "not recorded"
 """Stands for the rule of an eviction in a recording: it holds no rankings."""
@@ -91,6 +95,11 @@ class Happened:
     unknown: Sequence[str]
     minutes: Sequence[Minute] = ()
     since: float = 0.0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its times are Unix seconds, and not those of a recording."""
+        return self.begin > _LONGEST_RECORDING_S
 
     def between(self, begin: float, end: float, name: str) -> Happened:
         """What of it happened from ``begin`` until before ``end``."""

@@ -13,15 +13,14 @@ from ...graph.errors import ConfigError
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.snapshot import load
 from ..page.graph_columns import graph_view
-from ..remote import RemoteError, sidecar_urls
+from ..remote import only_sidecar_url
 from ..replay.traces.lines import read_lines
 from .from_raw_log import PlayedLog
-from .from_sidecar import graph_at, happened_at
+from .from_sidecar import MOST_NODES, graph_at, happened_at
 from .from_trace import happened_in_trace
 from .happened import Happened
 
 MOST_EVICTIONS: Final = 200_000  # that are read at most; chosen
-_MOST_NODES: Final = 200_000  # of a graph, as from a sidecar
 _SNAPSHOT: Final = b"KVGSNAP"
 
 
@@ -92,10 +91,7 @@ def origin_of(name: str | None) -> Origin:
     """
     if name is not None and not name.startswith(("http://", "https://")):
         return Origin(_kind_of(Path(name)), name)
-    urls = sidecar_urls(name)
-    if len(urls) > 1:
-        raise RemoteError(f"{len(urls)} sidecars are running; name one of {', '.join(urls)}")
-    return Origin(Kind.SIDECAR, urls[0])
+    return Origin(Kind.SIDECAR, only_sidecar_url(name))
 
 
 def _kind_of(path: Path) -> Kind:
@@ -111,4 +107,4 @@ def _kind_of(path: Path) -> Kind:
 
 
 def _view(graph: KVCacheGraph) -> GraphView:
-    return graph_view(graph, _MOST_NODES, None, float)
+    return graph_view(graph, MOST_NODES, None, float)

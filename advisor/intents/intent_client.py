@@ -9,17 +9,11 @@ kv.waiting("chat-7", tool="bash", expected_return_s=4)
 from __future__ import annotations
 
 import json
-import urllib.error
 import urllib.request
-from http.client import HTTPException
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from ...dashboards.page_tokens import EDIT_HEADER, edit_token
-from ..remote import TIMEOUT_S, RemoteError, secret_of, sidecar_urls
-
-_MAX_ANSWER: Final = 1 << 20  # bytes; chosen
-# Never through a proxy: the sidecar is on this machine, or named on purpose.
-_opener: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+from ..remote import answer_to, only_sidecar_url, secret_of
 
 Reply = dict[str, Any]
 """``answer``, ``reason``, ``blocks``, ``asked`` and ``seconds``; see ``/v1/openapi.json``."""
@@ -43,15 +37,14 @@ class IntentClient:
         token: The sidecar's; None: that of its runtime note, or the environment's.
 
     Raises:
-        RemoteError: None is running, or several are.
+        RemoteError: None is running, or several are. Every method raises it, too: where the
+            sidecar refuses, or does not answer.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None) -> None:
-        urls = sidecar_urls(url)
-        if len(urls) > 1:
-            raise RemoteError(f"{len(urls)} sidecars are running; name one of {', '.join(urls)}")
-        secret = secret_of(urls[0]) if token is None else token
-        self._url = f"{urls[0]}/v1/intents"
+        url = only_sidecar_url(url)
+        secret = secret_of(url) if token is None else token
+        self._url = f"{url}/v1/intents"
         self._headers = {
             "Authorization": f"Bearer {secret}",
             EDIT_HEADER: edit_token(secret),
@@ -103,23 +96,11 @@ class IntentClient:
         wish = {"kind": kind, **of, **{k: v for k, v in fields.items() if v is not None}}
         if "block" in wish:
             wish["block"] = str(wish["block"])
-        (reply,) = self._ask({"intents": [wish]})["answers"]
+        body = json.dumps({"intents": [wish]}).encode()
+        request = urllib.request.Request(self._url, body, self._headers, method="POST")
+        (reply,) = answer_to(request)["answers"]
         answered: Reply = reply
         return answered
-
-    def _ask(self, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(
-            self._url, json.dumps(body).encode(), self._headers, method="POST"
-        )
-        try:
-            with _opener.open(request, timeout=TIMEOUT_S) as answer:
-                return json.loads(answer.read(_MAX_ANSWER))
-        except urllib.error.HTTPError as error:
-            with error:
-                detail = error.read(4096).decode("utf-8", "replace")
-            raise RemoteError(f"{self._url} answered {error.code}: {detail}") from None
-        except (OSError, HTTPException, ValueError) as error:
-            raise RemoteError(f"no sidecar answers at {self._url}: {error}") from None
 
 
 def _of(session: str, tenant: str | None) -> Of:

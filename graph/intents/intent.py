@@ -53,7 +53,7 @@ class Target:
     tenant: str | None = None
 
     @property
-    def names(self) -> int:
+    def named(self) -> int:
         """How many of the four are given; it has to be one."""
         given = (self.block, self.session, self.identity, self.memory)
         return sum(each is not None for each in given)

@@ -55,7 +55,7 @@ class IntentBook:
         try:
             rows = target_rows(self._tables, intent.target)
         except GraphError as error:
-            known = intent.target.names == 1
+            known = intent.target.named == 1
             return IntentAnswer(Verdict.MISSING if known else Verdict.REJECTED, str(error))
         if not len(rows):
             return NOTHING

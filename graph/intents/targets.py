@@ -19,8 +19,11 @@ def target_rows(tables: Tables, target: Target) -> Rows:
     Raises:
         GraphError: The target names none or several things, or no such block is known.
     """
-    if target.names != 1:
-        raise GraphError("a target is one of block, session, identity and memory")
+    if target.named != 1:
+        raise GraphError(
+            "a target names one of block, session, identity and memory; "
+            f"{target.named} of them were named"
+        )
     rows = _named(tables, target)
     blocks = tables.blocks
     tenant = NO_ROW if target.tenant is None else tables.tenants.find(target.tenant)

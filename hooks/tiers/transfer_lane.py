@@ -17,13 +17,13 @@ from ..thread_name import shown
 _CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
 _MOST_QUEUED: Final = 16  # moves that a device has before the first is waited for; chosen
 
-Told = Callable[[float, Exception | None], None]
+OnDone = Callable[[float, Exception | None], None]
 
 
 class _Order(NamedTuple):
     fence: Fence
     move: Callable[[], None]
-    told: Told
+    told: OnDone
 
 
 class TransferLane:
@@ -41,11 +41,11 @@ class TransferLane:
     def __init__(self, name: str, device: torch.device, first: bool = False) -> None:
         self._stream = TransferStream(device, first)
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
-        self._queued: deque[tuple[Ticket, Told]] = deque()
+        self._queued: deque[tuple[Ticket, OnDone]] = deque()
         self._thread = threading.Thread(target=shown(self._run), name=name, daemon=True)
         self._thread.start()
 
-    def put(self, fence: Fence, move: Callable[[], None], told: Told) -> None:
+    def put(self, fence: Fence, move: Callable[[], None], told: OnDone) -> None:
         """Do ``move`` behind ``fence``; ``told`` hears how many seconds it took, and why it failed.
 
         It hears that on the lane's thread, once nothing of the move is under way any more.
@@ -105,6 +105,6 @@ def _is_over(ticket: Ticket) -> bool:
         return True
 
 
-def _tell(told: Told, seconds: float, error: Exception | None) -> None:
+def _tell(told: OnDone, seconds: float, error: Exception | None) -> None:
     with contextlib.suppress(Exception):  # the lane goes on, whoever asked for this move
         told(seconds, error)

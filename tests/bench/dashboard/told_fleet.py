@@ -22,7 +22,7 @@ from ...advisor.config.config import Config
 from ...advisor.planner import GraphEvictionAdvisor
 from ...graph.messages.events import AnyEvent, BlocksResident
 from ..closed.closed_users import ClosedTurn, Script
-from ..closed.on_paper.closed_paper import larger, step_s
+from ..closed.on_paper.closed_paper import forced_step, larger
 from ..closed.on_paper.closed_paper_link import PaperLink
 from ..paper.paper_engine import PaperEngine, Shape
 from ..paper.paper_model import runner_output
@@ -169,18 +169,10 @@ class _Engine:
     def step(self, rng: random.Random) -> list[tuple[float, int]]:
         """One step; when whose next turn is due."""
         order = self.scheduler.schedule()
-        tokens: dict[str, list[int]] = {}
-        prefilled, decodes = 0, False
-        for name, count in order.num_scheduled_tokens.items():
-            request = self.scheduler.requests[name]
-            said = request.num_tokens - request.num_prompt_tokens
-            decodes = decodes or said > 0
-            prefilled += count if not said else 0
-            whole = request.num_computed_tokens >= request.num_tokens
-            tokens[name] = [self._open[name].turn.request.answer[said]] if whole else []
+        tokens, seconds = forced_step(self.scheduler, order, self._open)
         if self._link is not None:
             self._link.order(order, self.at)
-        self.at += step_s(prefilled, decodes)
+        self.at += seconds
         done = runner_output(tokens)
         if self._link is not None:
             done = self._link.reported(order, tokens, self.at)

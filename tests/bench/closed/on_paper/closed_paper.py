@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ....advisor.replay.closed.loop import AGENTS_SERVICE
 from ...paper.paper_engine import PaperEngine, Shape
@@ -128,18 +128,10 @@ class _PaperLoop:
 
     def _step(self) -> None:
         order = self._scheduler.schedule()
-        tokens: dict[str, list[int]] = {}
-        prefilled, decodes = 0, False
-        for name, count in order.num_scheduled_tokens.items():
-            request = self._scheduler.requests[name]
-            said = request.num_tokens - request.num_prompt_tokens
-            decodes = decodes or said > 0
-            prefilled += count if not said else 0
-            whole = request.num_computed_tokens >= request.num_tokens
-            tokens[name] = [self._open[name].turn.request.answer[said]] if whole else []
+        tokens, seconds = forced_step(self._scheduler, order, self._open)
         if self._link is not None:
             self._link.order(order, self.now)
-        self.now += step_s(prefilled, decodes)
+        self.now += seconds
         if self._link is None:
             done = runner_output(tokens)
         else:
@@ -178,7 +170,31 @@ class _Open:
     cached: int = 0
 
 
-def step_s(prefilled: int, decodes: bool) -> float:
+class Asked(Protocol):
+    """A request whose answer is known."""
+
+    @property
+    def turn(self) -> ClosedTurn:
+        """What it asks, and what is answered."""
+
+
+def forced_step(
+    scheduler: Any, order: Any, asked: Mapping[str, Asked]
+) -> tuple[dict[str, list[int]], float]:
+    """The tokens that a step says, by request, as the answers have them; the seconds it takes."""
+    tokens: dict[str, list[int]] = {}
+    prefilled, decodes = 0, False
+    for name, count in order.num_scheduled_tokens.items():
+        request = scheduler.requests[name]
+        said = request.num_tokens - request.num_prompt_tokens
+        decodes = decodes or said > 0
+        prefilled += count if not said else 0
+        whole = request.num_computed_tokens >= request.num_tokens
+        tokens[name] = [asked[name].turn.request.answer[said]] if whole else []
+    return tokens, _step_s(prefilled, decodes)
+
+
+def _step_s(prefilled: int, decodes: bool) -> float:
     if not prefilled and not decodes:
         return _IDLE_S
     return max(prefilled / PREFILL, DECODE_S if decodes else 0.0)
