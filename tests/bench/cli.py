@@ -359,28 +359,21 @@ def demo_for_people(
     if as_json:
         demo(True, model, out, part)
         return
-    cliff, hits = _run_demo(model, out, part)
-    if cliff is not None:
-        from .demo.cliff_report import print_cliff
-
-        print_cliff(cliff)
-    if hits is not None:
-        from .demo.demo_report import print_report
-
-        print_report(hits)
+    _run_demo(model, out, part, printed=True)
 
 
 def _run_demo(
-    model: str | None, out: Path, part: str
+    model: str | None, out: Path, part: str, printed: bool = False
 ) -> tuple[CliffResult | None, DemoResult | None]:
+    """Run one half or both; ``printed``: each one's table as soon as it is there."""
     if part not in ("all", "cliff", "hits"):
         raise typer.BadParameter(f"{part!r}; allowed: all, cliff, hits, page", param_hint="--part")
     with _explained():
         out = out.resolve()
         out.mkdir(parents=True, exist_ok=True)
         return (
-            _run_cliff(out) if part != "hits" else None,
-            _run_hits(model, out) if part != "cliff" else None,
+            _run_cliff(out, printed) if part != "hits" else None,
+            _run_hits(model, out, printed) if part != "cliff" else None,
         )
 
 
@@ -391,25 +384,29 @@ def _run_page() -> None:
         run_page()
 
 
-def _run_cliff(out: Path) -> CliffResult:
+def _run_cliff(out: Path, printed: bool) -> CliffResult:
     from .demo.cliff import run_cliff
-    from .demo.cliff_report import save_cliff
+    from .demo.cliff_report import print_cliff, save_cliff
     from .serving.progress import DemoProgress
 
     with DemoProgress(0) as shown:
         result = run_cliff(out, shown)
     save_cliff(result)
+    if printed:
+        print_cliff(result)
     return result
 
 
-def _run_hits(model: str | None, out: Path) -> DemoResult:
+def _run_hits(model: str | None, out: Path, printed: bool) -> DemoResult:
     from .demo.demo import run_demo
-    from .demo.demo_report import save_figures
+    from .demo.demo_report import print_report, save_figures
     from .demo.picture import draw
 
     result = run_demo(model, out, progress=True)
     save_figures(result)
     draw(result)
+    if printed:
+        print_report(result)
     return result
 
 

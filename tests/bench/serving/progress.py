@@ -37,6 +37,7 @@ class DemoProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._complete()
         self._progress.stop()
 
     def starting(self, arm: str) -> None:
@@ -56,10 +57,14 @@ class DemoProgress:
         self._progress.update(self._task, advance=1, note=f"{share:.0%} of prompt from cache")
 
     def _begin(self, description: str, total: int | None) -> None:
-        self._progress.stop_task(self._task)
-        if self._progress.tasks[-1].total is None:
-            self._progress.update(self._task, total=1, completed=1)
+        self._complete()
         if self._plain:
             self._progress.console.print(description)
         self._prompt = self._cached = 0
         self._task = self._progress.add_task(description, total=total, note="")
+
+    def _complete(self) -> None:
+        """End the present line; one whose requests nobody could count is complete."""
+        self._progress.stop_task(self._task)
+        if self._progress.tasks[-1].total is None:
+            self._progress.update(self._task, total=1, completed=1)
