@@ -64,7 +64,7 @@ def _say(tables: Tables, engine: int, valve: Valve, advice: AdmissionAdvice) -> 
         return
     logger.info(
         "engine %s computes %d %% of its prompts again: %d sessions are live and %d fit; new ones "
-        "wait for room unless %s=0",
+        "wait for room where %s is on",
         name, round(100 * valve.regret), advice.live_sessions, advice.fitting_sessions,
         "AITHER_KVCACHE_ADMISSION",
     )  # fmt: skip

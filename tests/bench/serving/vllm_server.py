@@ -25,7 +25,7 @@ from .workload import BLOCK
 
 SWITCH: Final = "AITHER_KVCACHE_GRAPH"
 HINTS: Final = "AITHER_KVCACHE_HINTS"
-GRAPH_SETTINGS: Final = ("AITHER_KVCACHE_SIDECAR", "KVGRAPH_CONFIG")
+GRAPH_SETTINGS: Final = ("AITHER_KVCACHE_SIDECAR", "KVGRAPH_CONFIG", "AITHER_KVCACHE_ADMISSION")
 """What the graph arm, and only it, takes over from the caller's environment."""
 
 PEER: Final = "aither-kvcache"

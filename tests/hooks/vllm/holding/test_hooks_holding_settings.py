@@ -50,7 +50,7 @@ def test_the_switch(
 
 def test_what_people_are_told_of_the_default_is_so() -> None:
     told = (Path(__file__).parents[4] / "README.md").read_text()
-    assert ("unset or 1: hold" in told) is settings.ADMISSION_BY_DEFAULT
+    assert ("unset or 0: never" in told) is not settings.ADMISSION_BY_DEFAULT
 
 
 @pytest.mark.parametrize(
