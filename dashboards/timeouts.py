@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
 import struct
+import termios
 from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-DEADLINE_S: Final = 10.0
+DEADLINE_S: Final = 8.0
 """For a whole request to arrive, and for its answer to be read: chosen, far above any need."""
+
+_ORPHAN_MS: Final = int(2e3 * DEADLINE_S)
+"""After so long, the kernel drops what it holds for a client of a connection that we have closed.
+"""
 
 MAX_CONNECTIONS: Final = 256
 MAX_OF_A_CLIENT: Final = 64
@@ -36,6 +42,9 @@ class TimeoutProtocol(H11Protocol):
         """Take the connection, if there is room or a silent one to cut."""
         super().connection_made(transport)
         self._since = self.loop.time()
+        connection = transport.get_extra_info("socket")
+        if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _ORPHAN_MS)
         self._watch()
         self._make_room()
 
@@ -50,14 +59,29 @@ class TimeoutProtocol(H11Protocol):
         self._since = self.loop.time()
         super().on_response_complete()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Close a connection that asks nothing more, unless its answer is not read: the kernel
+        would hold the answer, and the client not notice. Such a one is cut at its deadline."""
+        if not self._unread:
+            super().timeout_keep_alive_handler()
+
     @property
     def _is_computing(self) -> bool:
         """Whether the connection waits for our answer, rather than we for the client."""
         asked = self.cycle is not None and not self.cycle.response_complete
-        return asked and not self.cycle.more_body and not self.transport.get_write_buffer_size()
+        return asked and not self.cycle.more_body and not self._unread
+
+    @property
+    def _unread(self) -> int:
+        """Bytes of answers that have not reached the client's machine, in the kernel too: its
+        buffer takes in megabytes."""
+        return self.transport.get_write_buffer_size() + _held_by_kernel(
+            self.transport.get_extra_info("socket")
+        )
 
     def _watch(self) -> None:
-        self._timer = self.loop.call_later(self.deadline_s / 4, self._judge)
+        left = self._since + self.deadline_s - self.loop.time()
+        self._timer = self.loop.call_later(max(0.0, min(left, self.deadline_s / 4)), self._judge)
 
     def _judge(self) -> None:
         if self._is_computing:
@@ -86,3 +110,10 @@ class TimeoutProtocol(H11Protocol):
             return
         idle = [each for each in others if not each._is_computing]
         min(idle or [self], key=lambda each: each._since)._cut()
+
+
+def _held_by_kernel(connection: socket.socket | None) -> int:
+    """Bytes that were written to a connection and are not acknowledged by its peer."""
+    if connection is None or connection.fileno() < 0:
+        return 0
+    return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), "little")

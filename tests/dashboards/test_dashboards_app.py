@@ -492,6 +492,30 @@ def test_a_client_that_does_not_read_is_cut(
     assert received < 20_000_000, "the rest is gone with the connection"
 
 
+def test_a_client_is_cut_though_the_kernel_took_its_whole_answer_in(
+    impatient: HttpServer, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TimeoutProtocol, "deadline_s", 6.0)  # longer than an idle connection lasts
+    monkeypatch.setattr(source, "subgraph", lambda *_: {"nodes": ["x" * 1000] * 1_000})
+    question = (
+        f"GET /blocks/1/subgraph HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}"
+    )
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = impatient.url.removeprefix("http://").split(":")
+        slow.connect((host, int(port)))
+        slow.sendall(f"{question}\r\n\r\n".encode())
+        deadline = time.monotonic() + 10
+        while is_established(slow) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not is_established(slow), "it would wait for an answer that nobody sends"
+
+
+def is_established(connection: socket.socket) -> bool:
+    """Whether its peer has neither closed nor cut it, without reading from it."""
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 1
+
+
 def test_hundreds_of_silent_clients_keep_nobody_out(source: Source) -> None:
     server = serving(source)
     with contextlib.ExitStack() as stack:
