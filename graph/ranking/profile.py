@@ -49,6 +49,8 @@ class Rules:
             lose their protection. Chosen: half of a pool still serves those who protect nothing.
         tenant_share: Share of a pool that one named tenant may protect. Chosen: two tenants cannot
             take all that may be protected from a third.
+        reserved: Blocks of each pool that are kept for sessions which come back; below 1 a share of
+            the pool.
         horizon_s: A session that is expected back within these seconds is due.
     """
 
@@ -57,6 +59,7 @@ class Rules:
     protected_layers: frozenset[SourceLayer] = PROTECTED_LAYERS
     protected_share: float = 0.5
     tenant_share: float = 0.25
+    reserved: float = 0.0
     horizon_s: float = 3.0
 
 

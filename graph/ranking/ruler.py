@@ -19,14 +19,15 @@ def rank_by_ruler(
 ) -> EvictionRanking:
     """What the view's engine should lose first, by the policy or by LRU.
 
-    The policy learns in either case. Where LRU rules, the ranking has no order: the engine then
-    evicts by itself.
+    The policy learns in either case. Where LRU rules, the ranking has no order, and the engine
+    evicts by itself; but where room is reserved for sessions, it has LRU's order under the rules.
     """
     policy.observe(view)
     if referee is not None and not isinstance(policy, LruPolicy):
         referee.watch(view, partial(whole_scores, view, policy))
     if is_under_lru(view.engine, policy, referee):
-        return replace(rank(view, LruPolicy(), limit), order=as_keys([]))
+        ranking = rank(view, LruPolicy(), limit)
+        return ranking if view.rules.reserved > 0 else replace(ranking, order=as_keys([]))
     return rank(view, policy, limit)
 
 

@@ -19,6 +19,7 @@ from ..types import BlockFlag, Rows, SessionState
 from .copy_worth import COPIES
 from .policy import Scores
 from .protection import over_share
+from .reservation import is_reserved
 from .view import View
 
 _T = TypeVar("_T", bound=np.generic)
@@ -87,8 +88,9 @@ RULES: Final = (
     Rule("superseded", 4, is_superseded),
     Rule("session_over", 2, is_over),
     Rule("due", -1, is_due, with_copies=True),
-    Rule("pinned", -8, is_pinned),
-    Rule("protected_layer", -16, is_protected, bounded=True),
+    Rule("reserved", -8, is_reserved),
+    Rule("pinned", -16, is_pinned),
+    Rule("protected_layer", -32, is_protected, bounded=True),
 )
 """Higher ranks go first. This list is all there is: rankings and explanations walk it."""
 
