@@ -66,10 +66,12 @@ class ReturnModel:
     ) -> None:
         self.scales = scales
         self._rng = np.random.default_rng(0)
-        self.weights = [each.copy() for each in prior or self._blank()]
-        self._prior = [each.copy() for each in self.weights]
-        self._mean = [np.zeros_like(weight) for weight in self.weights]
-        self._square = [np.zeros_like(weight) for weight in self.weights]
+        start = prior or self._blank()
+        # One array of all, and a view of each: a step of learning takes them all alike.
+        self._flat, self.weights = _joined(start)
+        self._slope, self._slopes = _joined(start)
+        self._prior = self._flat.copy()
+        self._mean, self._square = np.zeros((2, *self._flat.shape), dtype=np.float32)
         self.step, self.pull = step, pull
         self._taken = 0
 
@@ -102,8 +104,8 @@ class ReturnModel:
             batch = self._rng.integers(0, len(features), _BATCH)
             spent, events = exposure(age[batch], returned[batch])
             share = (weight[batch, None] / weight[batch].sum()).astype(np.float32)
-            inputs = self._inputs(features[batch])
-            self._descend(self._gradients(inputs, spent * share, events * share), waits)
+            self._differentiate(self._inputs(features[batch]), spent * share, events * share)
+            self._descend(waits)
 
     def _blank(self) -> Weights:
         sizes = (2 * self.scales.shape[1], _HIDDEN, _HIDDEN, len(_WIDTHS))
@@ -135,42 +137,64 @@ class ReturnModel:
         log_rates = np.clip(twice @ out + base, _LEAST_LOG_RATE, _MOST_LOG_RATE)
         return first, bent, second, twice, log_rates
 
-    def _gradients(self, inputs: Singles, spent: Singles, events: Singles) -> Weights:
-        _, _, across, _, out, _ = self.weights
-        first, bent, second, twice, log_rates = self._forward(inputs)
-        slope = np.exp(log_rates) * spent - events
-        rough = np.diff(log_rates, axis=2) * np.float32(2 * _SMOOTH / len(inputs))
+    def _differentiate(self, inputs: Singles, spent: Singles, events: Singles) -> None:
+        """Note the loss's slope along each weight."""
+        into, bias, across, offset, out, base = self.weights
+        bent, first_slope = _swish_and_slope(inputs @ into + bias)
+        twice, second_slope = _swish_and_slope(bent @ across + offset)
+        log_rates = np.clip(twice @ out + base, _LEAST_LOG_RATE, _MOST_LOG_RATE)
+        rough = np.diff(log_rates, axis=2)
+        rough *= np.float32(2 * _SMOOTH / len(inputs))
+        slope = np.exp(log_rates, out=log_rates)
+        slope *= spent
+        slope -= events
         slope[..., 1:] += rough
         slope[..., :-1] -= rough
-        inner = slope @ out.swapaxes(1, 2) * _swish_slope(second)
-        outer = inner @ across.swapaxes(1, 2) * _swish_slope(first)
-        layers = ((inputs[None], outer), (bent, inner), (twice, slope))
-        gradients: Weights = []
-        for before, after in layers:
-            into = np.asarray(before.swapaxes(1, 2) @ after, dtype=np.float32)
-            gradients += [into, after.sum(axis=1, keepdims=True)]
-        return gradients
+        second_slope *= slope @ out.swapaxes(1, 2)
+        first_slope *= second_slope @ across.swapaxes(1, 2)
+        layers = ((inputs[None], first_slope), (bent, second_slope), (twice, slope))
+        for (before, after), into_it, of_base in zip(
+            layers, self._slopes[::2], self._slopes[1::2], strict=True
+        ):
+            np.matmul(before.swapaxes(1, 2), after, out=into_it)
+            np.sum(after, axis=1, keepdims=True, out=of_base)
 
-    def _descend(self, gradients: Weights, waits: float) -> None:
+    def _descend(self, waits: float) -> None:
         """One step of Adam (Kingma & Ba, ICLR 2015), and of the pull, apart from it."""
         self._taken += 1
         warm = (1.0 - 0.9**self._taken, 1.0 - 0.999**self._taken)
-        for weight, prior, mean, square, gradient in zip(
-            self.weights, self._prior, self._mean, self._square, gradients, strict=True
-        ):
-            mean += 0.1 * (gradient - mean)
-            square += 0.001 * (gradient * gradient - square)
-            weight -= self.step * (mean / warm[0]) / (np.sqrt(square / warm[1]) + 1e-8)
-            weight -= np.float32(self.step * self.pull / waits) * (weight - prior)
+        slope, mean, square = self._slope, self._mean, self._square
+        mean += 0.1 * (slope - mean)
+        square += 0.001 * (slope * slope - square)
+        self._flat -= self.step * (mean / warm[0]) / (np.sqrt(square / warm[1]) + 1e-8)
+        self._flat -= np.float32(self.step * self.pull / waits) * (self._flat - self._prior)
+
+
+def _joined(weights: Weights) -> tuple[Singles, Weights]:
+    """One array of all weights, one behind the other, and a view of each by its shape."""
+    flat = np.concatenate([each.ravel() for each in weights])
+    ends = np.cumsum([each.size for each in weights])
+    parts = np.split(flat, ends[:-1])
+    return flat, [part.reshape(each.shape) for part, each in zip(parts, weights, strict=True)]
 
 
 def _swish(values: Singles) -> Singles:
     return np.asarray(values / (1.0 + np.exp(-np.clip(values, -_BENT, _BENT))), dtype=np.float32)
 
 
-def _swish_slope(values: Singles) -> Singles:
-    gate = 1.0 / (1.0 + np.exp(-np.clip(values, -_BENT, _BENT)))
-    return np.asarray(gate * (1.0 + values * (1.0 - gate)), dtype=np.float32)
+def _swish_and_slope(values: Singles) -> tuple[Singles, Singles]:
+    """Swish of the values, and its derivative there."""
+    gate = np.clip(values, -_BENT, _BENT)
+    np.negative(gate, out=gate)
+    np.exp(gate, out=gate)
+    gate += np.float32(1.0)
+    bent = values / gate
+    np.divide(np.float32(1.0), gate, out=gate)
+    slope = np.subtract(np.float32(1.0), gate)
+    slope *= values
+    slope += np.float32(1.0)
+    slope *= gate
+    return bent, slope
 
 
 def exposure(age: Floats, returned: npt.NDArray[np.bool_]) -> tuple[Singles, Singles]:

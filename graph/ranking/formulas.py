@@ -18,8 +18,6 @@ from .view import View
 Term = list[tuple[float, npt.NDArray[Any]]]
 Values = Callable[[EdgeType, Selection], npt.NDArray[Any]]
 
-_GRAPH_TERMS: Final = ("degree", "edge_weight", "importance")
-
 
 class ClassicPolicy:
     """The weighted sum of ``Weights``."""
@@ -72,13 +70,10 @@ class LruPolicy:
 def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Term]:
     """The score's terms: per term a list of weights and of the values, ``[n]``, that they
     multiply."""
-    blocks, edges = view.blocks, view.tables.all_edges
     return {
         "age": [(weights.age, view.now - picked.last_used())],
-        "degree": _over_types(weights.degree, edges.degree, view, picked),
-        "edge_weight": _over_types(weights.edge_weight, edges.weight, view, picked),
-        "importance": [(weights.importance, picked.of(blocks.importance))],
-        "hit_count": [(weights.hit_count, picked.of(blocks.hit_count))],
+        **_graph_terms(view, weights, picked),
+        "hit_count": [(weights.hit_count, picked.of(view.blocks.hit_count))],
         "session_credit": [(weights.session_credit, _credit(view, picked))],
     }
 
@@ -87,11 +82,19 @@ def graph_worth(view: View, weights: Weights, picked: Selection) -> npt.NDArray[
     """float64 ``[len(picked)]``: points for what the graph knows besides time: edges and
     importance."""
     worth = np.zeros(len(picked))
-    terms = score_terms(view, weights, picked)
-    for name in _GRAPH_TERMS:
-        for weight, values in terms[name]:
+    for term in _graph_terms(view, weights, picked).values():
+        for weight, values in term:
             worth -= weight * values
     return worth
+
+
+def _graph_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Term]:
+    edges = view.tables.all_edges
+    return {
+        "degree": _over_types(weights.degree, edges.degree, view, picked),
+        "edge_weight": _over_types(weights.edge_weight, edges.weight, view, picked),
+        "importance": [(weights.importance, picked.of(view.blocks.importance))],
+    }
 
 
 def _over_types(factor: float, values: Values, view: View, picked: Selection) -> Term:

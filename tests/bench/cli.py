@@ -153,10 +153,16 @@ def policies(
     ] = False,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     raw: Annotated[Path | None, typer.Option(help="Save all hit rates here, as JSON.")] = None,
+    journal: Annotated[
+        Path | None, typer.Option(help="Where results go as they come; else .bench/policies.jsonl.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with that file where a run was interrupted.")
+    ] = False,
 ) -> None:
     """Play the default policy on fleets of recorded agents: how far from LRU to Belady it goes."""
     with _explained():
-        from .policies.policies import run
+        from .policies.policies import DEFAULT, run
 
         figures: Figures = run(
             progress=not as_json,
@@ -165,6 +171,8 @@ def policies(
             quick=quick,
             processes=processes,
             raw=raw,
+            journal=journal or DEFAULT,
+            resume=resume,
         )
     figures.print(as_json)
 

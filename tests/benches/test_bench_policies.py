@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from kvgraph.advisor.replay.traces.trace import Trace
 from kvgraph.bench.errors import BenchError
 from kvgraph.bench.policies import policies
 from kvgraph.bench.policies.policies_cells import NONSENSE_ARM, Cell, Rates, hit_rate, play
+from kvgraph.bench.policies.policies_course import Course
 from kvgraph.bench.policies.policies_fleets import FAST, faster, fleet, halves
+from kvgraph.bench.policies.policies_journal import Journal, fingerprint
 from kvgraph.bench.policies.policies_loop import ADMITTED, PLAIN_TIER, TIERED, LoopScale, cliff
 from kvgraph.bench.policies.policies_nonsense import NONSENSE
+from rich.console import Console
 
 LOOP = LoopScale({20: (1, 2)}, {20: (1, 3)}, 0.2, 0.1)
 TINY = policies.Scale(0.6, 4, (8,), (30, 60), (30, 60, 5000), (20,), (40,), 1.0, LOOP)
@@ -64,7 +68,10 @@ def test_every_figure_is_measured_and_every_rate_saved(
     monkeypatch.setattr(policies, "QUICK", TINY)
     raw = tmp_path / "raw.json"
     trace = mooncake(tmp_path / "m.jsonl")
-    found = policies.run(False, recorded, trace, quick=True, processes=1, raw=raw).figures
+    journal = tmp_path / "deep" / "journal.jsonl"
+    found = policies.run(
+        False, recorded, trace, quick=True, processes=1, raw=raw, journal=journal
+    ).figures
     assert list(found) == [
         "gap_inferred", "gap_inferred_least", "gap_stops", "gap_signalled",
         "worst_points_vs_lru", "fast_clock_gap", "nonsense_points",
@@ -116,6 +123,65 @@ def test_a_missing_trace_is_one_sentence(recorded: Path, tmp_path: Path) -> None
         policies.run(False, recorded, tmp_path / "nowhere", quick=True)
 
 
+def one_cell(shared: list[int], cell: tuple[str, int]) -> float:
+    shared.append(cell[1])
+    return cell[1] / 8
+
+
+def course(
+    path: Path, of: str = "this", resume: bool = False, to: StringIO | None = None
+) -> Course:
+    console = Console(file=to, width=200) if to else Console(quiet=True)
+    return Course(Journal(path, of, resume), 1, console)
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    path, played = tmp_path / "journal.jsonl", list[int]()
+    cells = [("a", number) for number in range(4)]
+    course(path).play("kind", one_cell, played, cells[:2])
+    with path.open("a") as journal:
+        journal.write('{"cell": "[\\"kind\\", \\"a\\", 2')  # killed while it wrote
+    found = course(path, resume=True).play("kind", one_cell, played, cells)
+    assert played == [0, 1, 2, 3]
+    assert found == {cell: cell[1] / 8 for cell in cells}
+    again = course(path, resume=True)
+    assert again.play("kind", one_cell, played, cells) == found
+    assert len(played) == 4
+    again.play("another", one_cell, played, cells[:1])
+    course(path).play("kind", one_cell, played, cells[:1])
+    assert len(played) == 6, "without --resume everything is played"
+
+
+def test_a_journal_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    course(path)
+    with pytest.raises(BenchError, match="--resume"):
+        course(path, of="that", resume=True)
+    path.write_text("no journal\n")
+    with pytest.raises(BenchError, match="no journal"):
+        course(path, resume=True)
+    with pytest.raises(BenchError, match="cannot be written"):
+        course(tmp_path)
+
+
+def test_a_journal_is_of_its_traffic(small: Trace) -> None:
+    own = fingerprint({"t": small})
+    assert own == fingerprint({"t": small})
+    assert own != fingerprint({"t": small.unnamed()})
+    assert own != fingerprint({"t": faster(small, FAST)})
+    assert own != fingerprint({"t": small}, "another scale")
+
+
+def test_each_result_and_the_time_that_is_left_are_said(tmp_path: Path) -> None:
+    said = StringIO()
+    course(tmp_path / "j", to=said).play("kind", one_cell, [], [("a", 2), ("b", 4)])
+    first, second = said.getvalue().splitlines()
+    assert "50%" in first
+    assert "left" in first
+    assert first.endswith("done: a 2: 0.2500")
+    assert "100%" in second
+
+
 def test_halves_share_no_session(sessions: list[Session]) -> None:
     one, other = ({session.name for session in half} for half in halves(sessions))
     assert not one & other
@@ -154,11 +220,9 @@ def test_nonsense_is_played_to_the_end(small: Trace, name: str) -> None:
     assert rate == hit_rate({"small": small}, cell), "the same numbers every time"
 
 
-def test_each_cell_is_played_once_beside_its_bounds(small: Trace) -> None:
-    told: list[tuple[int, int]] = []
-    rates = play(
-        {"small": small}, [Cell("small", "classic", 60)] * 2, 1,
-        lambda done, total: told.append((done, total)),
-    )  # fmt: skip
+def test_each_cell_is_played_once_beside_its_bounds(small: Trace, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", "this", resume=False)
+    cells = [Cell("small", "classic", 60)] * 2
+    rates = play({"small": small}, cells, Course(journal, 1, Console(quiet=True)))
     assert {cell.arm for cell in rates.rates} == {"classic", "lru", "belady"}
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert len(journal) == 3

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ...advisor.replay.fast.lru import lru_hits
 from ...advisor.replay.lab.arms import BY_DEFAULT, HINTS
 from ...advisor.replay.recordings.signals import Signals
+from ...advisor.replay.recordings.weka import Session
 from ...advisor.replay.traces.reader import load_trace
 from ...advisor.replay.traces.trace import Trace
 from ..errors import BenchError
 from ..figures import Figures
 from ..replay import SHARED as CONVERSATIONS
 from .policies_cells import NONSENSE_ARM, Cell, Rates, play
+from .policies_course import Course
 from .policies_fleets import FAST, default_sessions, faster, fleet, halves, sessions_in
+from .policies_journal import DEFAULT, Journal, fingerprint
 from .policies_loop import FULL as FULL_LOOP
 from .policies_loop import QUICK as QUICK_LOOP
 from .policies_loop import LoopScale, add_loop
@@ -64,6 +65,7 @@ class _Plan:
     """What is to be played, and what of it each figure is made of."""
 
     scale: Scale
+    sessions: list[Session] = field(default_factory=list)
     traces: dict[str, Trace] = field(default_factory=dict)
     cells: set[Cell] = field(default_factory=set)
     fleets: list[str] = field(default_factory=list)
@@ -86,6 +88,8 @@ def run(
     quick: bool = False,
     processes: int = 2,
     raw: Path | None = None,
+    journal: Path = DEFAULT,
+    resume: bool = False,
 ) -> Figures:
     """Measure every figure.
 
@@ -95,32 +99,37 @@ def run(
             it is there.
         quick: A short version, whose figures are no claims.
         raw: Where all hit rates go, as JSON.
+        journal: Where each result goes as soon as it is there.
+        resume: Whether to go on from that file: an earlier run was interrupted.
 
     Raises:
-        BenchError: There are no sessions, or the file named does not exist.
+        BenchError: There are no sessions, the file named does not exist, or the journal is of
+            something else.
     """
     plan = _Plan(QUICK if quick else FULL)
     console = Console(stderr=True, quiet=not progress)
     with console.status("reading sessions") as status:
         _plan_fleets(plan, sessions or default_sessions(), status.update)
         _plan_conversations(plan, conversations)
-    with _bar(console) as update:
-        rates = play(plan.traces, sorted(plan.cells), processes, update)
+    course = Course(_journal(plan, journal, resume), processes, console)
+    rates = play(plan.traces, sorted(plan.cells), course)
     figures = _figures(plan, rates)
-    with _bar(console) as update:
-        found = sessions_in(sessions or default_sessions(), lambda files: None)
-        loops = add_loop(figures, found, plan.scale.loop, processes, update)
+    loops = add_loop(figures, plan.sessions, plan.scale.loop, course)
     if raw is not None:
         facts = {**_raw(plan, rates, figures), "loops": loops}
         raw.write_text(json.dumps(facts, indent=1) + "\n")
     return figures
 
 
+def _journal(plan: _Plan, path: Path, resume: bool) -> Journal:
+    return Journal(path, fingerprint(plan.traces, repr(plan.scale)), resume)
+
+
 def _plan_fleets(plan: _Plan, directory: Path, say: Callable[[str], None]) -> None:
     scale = plan.scale
-    found = sessions_in(directory, lambda files: say(f"reading sessions: {files}"))
+    plan.sessions = sessions_in(directory, lambda files: say(f"reading sessions: {files}"))
     say("laying sessions over users")
-    for letter, half in zip("AB", halves(found), strict=True):
+    for letter, half in zip("AB", halves(plan.sessions), strict=True):
         name = f"{scale.main_users} users {letter}"
         told = fleet(name, half, scale.main_users, scale.hours, Signals.ALL)
         stops = fleet(f"{name}, stops", half, scale.main_users, scale.hours, Signals.STOPS)
@@ -135,7 +144,7 @@ def _plan_fleets(plan: _Plan, directory: Path, say: Callable[[str], None]) -> No
         for nonsense in NONSENSE if letter == "A" else ():
             plan.add(told, NONSENSE_ARM + nonsense, scale.main)
     for users in scale.other_users:
-        other = fleet(f"{users} users", found, users, scale.hours, Signals.NONE)
+        other = fleet(f"{users} users", plan.sessions, users, scale.hours, Signals.NONE)
         plan.add(other, BY_DEFAULT, standing_among(other, scale.capacities(users)))
 
 
@@ -200,18 +209,3 @@ def _raw(plan: _Plan, rates: Rates, figures: Figures) -> dict[str, Any]:
 
 def _sizes(plan: _Plan) -> dict[str, int]:
     return {name: len(trace) for name, trace in plan.traces.items()}
-
-
-@contextmanager
-def _bar(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar; where there is no terminal, a line now and then."""
-    columns = (TextColumn("simulations"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=console.quiet) as bar:
-        task = bar.add_task("", total=None)
-
-        def update(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-            if not console.is_terminal and done % 10 == 0:
-                console.print(f"{done} of {total} simulations")
-
-        yield update

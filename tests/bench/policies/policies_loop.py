@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ...advisor.replay.closed.cli import Part, part_of
@@ -15,11 +15,12 @@ from ...advisor.replay.closed.loop_arms import (
     ClosedCell,
     ClosedRow,
     Plan,
-    closed_rows,
+    run_cell,
 )
 from ...advisor.replay.lab.arms import BY_DEFAULT
 from ...advisor.replay.recordings.weka import Session
 from ..figures import Figures
+from .policies_course import Course
 
 ADMITTED: Final = BY_DEFAULT + ADMISSION
 """Nothing is said by callers: sessions are inferred, and nobody knows which are over."""
@@ -31,6 +32,7 @@ LOST: Final = 0.25
 UNDER: Final = 0.75
 OVER: Final = 1.5
 """Of the agents at LRU's cliff."""
+_STOCK: Final = 0.15  # of an advised arm's time; chosen
 _FURTHER: Final = (1.2, 1.3, 1.4, 1.6)  # of the agents at LRU's cliff: where is the other's?
 
 
@@ -71,8 +73,7 @@ def add_loop(
     figures: Figures,
     sessions: Sequence[Session],
     scale: LoopScale,
-    processes: int,
-    progress: Callable[[int, int], None],
+    course: Course,
 ) -> list[dict[str, Any]]:
     """Measure, add the figures, and give every row."""
     plan, stocks = scale.plan(sessions), {"lru": scale.ladders, PLAIN_TIER: scale.tiered}
@@ -82,7 +83,7 @@ def add_loop(
         for capacity, rungs in ladders.items()
         for users in rungs
     ]
-    rows = closed_rows(plan, ladder, processes, progress)
+    rows = _played(course, plan, ladder)
     cliffs, tiered = (
         {capacity: cliff(rows, stock, capacity) for capacity in ladders}
         for stock, ladders in stocks.items()
@@ -90,7 +91,7 @@ def add_loop(
     cells = [cell for each in cliffs.items() for cell in _beyond(*each)]
     cells += [cell for each in tiered.items() for cell in _beyond_tiers(*each)]
     new = [cell for cell in dict.fromkeys(cells) if cell not in ladder]
-    rows += closed_rows(plan, new, processes, progress)
+    rows += _played(course, plan, new)
     known = {(row.arm, row.capacity, row.users): row for row in rows}
     _add(figures, known, cliffs)
     _add_tiers(figures, known, tiered)
@@ -98,6 +99,20 @@ def add_loop(
     figures.add("lab_longest_hold_s", max(row.longest_hold for row in ours), "s", "≤ 300")
     figures.add("lab_starved", sum(row.starved for row in ours), "requests", "0")
     return [row.as_dict() for row in rows]
+
+
+def found_in(plan: Plan, cell: ClosedCell) -> dict[str, Any]:
+    """What a cell found, as a journal keeps it."""
+    return asdict(run_cell(plan, cell))
+
+
+def _played(course: Course, plan: Plan, cells: Sequence[ClosedCell]) -> list[ClosedRow]:
+    found = course.play("closed loops", found_in, plan, cells, _effort)
+    return [ClosedRow(**found[cell]) for cell in cells]
+
+
+def _effort(cell: ClosedCell) -> float:
+    return cell.users * (1.0 if cell.arm.startswith(BY_DEFAULT) else _STOCK)
 
 
 def cliff(rows: Iterable[ClosedRow], arm: str, capacity: int) -> int:
