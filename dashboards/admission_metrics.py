@@ -17,6 +17,7 @@ _LEVELS: Final = (
     ("waiting_blocks", "waiting_blocks", "Blocks of context that they want"),
     ("oldest_seconds", "oldest_s", "How long the first of them waits"),
     ("longest_seconds", "longest_s", "The longest that any was held since the engine's start"),
+    ("queued_share", "queued_share", "Share of the latest requests that met others in the queue"),
 )
 _COUNTS: Final = (
     ("held", "held", "Requests that were held"),

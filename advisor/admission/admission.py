@@ -63,8 +63,8 @@ def _say(tables: Tables, engine: int, valve: Valve, advice: AdmissionAdvice) -> 
         logger.info("engine %s: all sessions have room again: nobody needs to wait", name)
         return
     logger.info(
-        "engine %s computes %d %% of its prompts again: %d sessions are live and %d fit; new ones "
-        "wait for room where %s is on",
+        "engine %s computes %d %% of its prompts again: %d sessions are live and %d fit; while "
+        "prompts queue, new ones wait for room where %s is on",
         name, round(100 * valve.regret), advice.live_sessions, advice.fitting_sessions,
         "AITHER_KVCACHE_ADMISSION",
     )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...graph.messages.events import HOLD_ENDS
+from ...graph.waiting.saturation import SATURATED
 
 
 def fit_and_live(fitting: int, live: int) -> str:
@@ -43,4 +44,6 @@ def _held(report: Mapping[str, Any]) -> dict[str, str]:
         "held": now,
         "held so far": f"{report['held']:,} of {total:,}, {longest:.0f} s at most",
         "wait no longer": why,
+        "meet a queue": f"{report['queued_share']:.0%} of the latest requests; below "
+        f"{SATURATED:.0%}, nobody has to wait",
     }

@@ -241,7 +241,10 @@ class RequestReleased(Event, tag=19, frozen=True):
 
 
 class AdmissionReport(Event, tag=20, frozen=True):
-    """What the engine holds and held; every number but the first three counts from its start."""
+    """What the engine holds and held.
+
+    Every number but the first three and the last counts from its start.
+    """
 
     waiting: Count  # requests that are held now
     waiting_blocks: Total  # that they want
@@ -251,6 +254,7 @@ class AdmissionReport(Event, tag=20, frozen=True):
     waited_s: Seconds  # in all
     longest_s: Seconds
     not_held: Total  # requests that started without being held
+    queued_share: Unit = 0.0  # of the latest requests: they met others in the engine's queue
 
 
 HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone", "patience")

@@ -14,6 +14,7 @@ from ..messages.advice import HOLD_PATIENCE_S, AdmissionAdvice
 from .pacing import Pacing
 from .release_order import Held, HoldingOrder
 from .room_left import RoomLedger
+from .saturation import Saturation
 
 _ABOUT_TO_RUN_S: Final = 0.5
 """An engine that ran so short a time ago is between two requests rather than idle: agents' tools
@@ -59,8 +60,12 @@ class HoldingRule:
     """Decides which requests wait, for how long, and in which order they start.
 
     A request does not wait if it brings no new context, and none waits while the sidecar is silent
-    or sees room for all, while nothing else runs, or longer than the bound. All times are seconds
-    of one clock.
+    or sees room for all, while nothing else runs, or longer than the bound. While few prompts
+    queue, nobody begins to wait but behind others who do, and these start one at a time without
+    being patient first. All times are seconds of one clock.
+
+    Attributes:
+        saturation: Whether prompts queue so often that the engine gains by letting some wait.
     """
 
     def __init__(self, bounds: HoldingBounds) -> None:
@@ -68,6 +73,7 @@ class HoldingRule:
         self._order = HoldingOrder()
         self._room = RoomLedger()
         self._pacing = Pacing()
+        self.saturation = Saturation()
         self._ran_at = -math.inf
 
     def __len__(self) -> int:
@@ -75,12 +81,16 @@ class HoldingRule:
 
     # Requests -----------------------------------------------------------------------------------
 
-    def arrives(self, asks: Held, advice: AdmissionAdvice | None, idle: bool) -> bool:
+    def arrives(
+        self, asks: Held, advice: AdmissionAdvice | None, *, idle: bool, queued: bool
+    ) -> bool:
         """Decide on a request that came in at ``asks.since``. True: hold it.
 
         Args:
             idle: The engine has no work but held requests.
+            queued: Other requests stand in its queue, those that are held not counted.
         """
+        self.saturation.came(queued=queued)
         resting = idle and asks.since - self._ran_at >= _ABOUT_TO_RUN_S
         if resting and not len(self._order):
             return self._let_in(asks)
@@ -125,9 +135,9 @@ class HoldingRule:
     ) -> list[tuple[Held, str]]:
         """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
 
-        If there is no room, a request that has waited ``HOLD_PATIENCE_S`` starts once no other
-        is queued, one at a time and as ``Pacing`` allows: a prefill that stands before a resident
-        session's turn may evict that session's blocks.
+        If there is no room, a request that has waited ``HOLD_PATIENCE_S`` (or at all, while few
+        prompts queue) starts once no other is queued, one at a time and as ``Pacing`` allows: a
+        prefill that stands before a resident session's turn may evict that session's blocks.
 
         Args:
             idle: The engine has no work but held requests.
@@ -148,7 +158,9 @@ class HoldingRule:
     def _must_wait(self, asks: Held, advice: AdmissionAdvice) -> bool:
         if advice.room_blocks is None or asks.blocks >= self._bounds.pool_blocks:
             return False
-        return len(self._order) > 0 or self._room.remaining(advice) <= 0  # behind those that wait
+        if len(self._order):
+            return True  # behind those that wait
+        return self.saturation.is_reached and self._room.remaining(advice) <= 0
 
     def _all(self, reason: str) -> Iterator[tuple[Held, str]]:
         while (held := self._order.oldest()) is not None:
@@ -174,7 +186,8 @@ class HoldingRule:
         oldest = self._order.oldest()
         if oldest is None or not self._pacing.may_start(now, hurries=oldest.since <= due):
             return []
-        patient = self._order.pop_patient(now - HOLD_PATIENCE_S, due, now)
+        patience = HOLD_PATIENCE_S if self.saturation.is_reached else 0.0
+        patient = self._order.pop_patient(now - patience, due, now)
         if patient is None:
             return []
         self._pacing.begin(now)

@@ -10,7 +10,7 @@ from kvgraph.graph.messages.advice import AdmissionAdvice
 
 REPORT = {
     "waiting": 7, "waiting_blocks": 210, "oldest_s": 12.4, "held": 40, "released": [20, 10, 3],
-    "waited_s": 900.0, "longest_s": 119.6, "not_held": 960,
+    "waited_s": 900.0, "longest_s": 119.6, "not_held": 960, "queued_share": 0.414,
 }  # fmt: skip
 
 
@@ -25,6 +25,7 @@ def test_a_closed_engine_says_who_waits_and_why() -> None:
         "held": "7, the first for 12 s, 210 blocks",
         "held so far": "40 of 1,000, 120 s at most",
         "wait no longer": "room 20, bound 10, idle 3",
+        "meet a queue": "41% of the latest requests; below 30%, nobody has to wait",
     }
 
 

@@ -22,10 +22,17 @@ def asks(name: str, since: float, blocks: int = 10, **facts: object) -> Held:
     return Held(name, since, blocks, **facts)  # type: ignore[arg-type]
 
 
+def meets(rule: HoldingRule, requests: int, *, queued: bool) -> None:
+    """So many requests come, and others stand in the queue then, or do not."""
+    for _ in range(requests):
+        rule.saturation.came(queued=queued)
+
+
 @pytest.fixture
 def rule() -> HoldingRule:
-    """Of an engine that ran a moment ago."""
+    """Of an engine that ran a moment ago, and had a long queue."""
     rule = HoldingRule(HoldingBounds(POOL, MOST_S))
+    meets(rule, 100, queued=True)
     step(rule, 0.0, None)
     return rule
 
@@ -46,28 +53,48 @@ def test_what_a_request_brings_is_nothing_where_half_of_a_session_is_there() -> 
 
 
 def test_who_brings_nothing_or_would_never_fit_is_not_held(rule: HoldingRule) -> None:
-    assert not rule.arrives(asks("warm", 1.0, 0), word(0), False)
-    assert not rule.arrives(asks("huge", 1.0, POOL), word(0), False)
-    assert rule.arrives(asks("new", 1.0), word(0), False)
+    assert not rule.arrives(asks("warm", 1.0, 0), word(0), idle=False, queued=True)
+    assert not rule.arrives(asks("huge", 1.0, POOL), word(0), idle=False, queued=True)
+    assert rule.arrives(asks("new", 1.0), word(0), idle=False, queued=True)
 
 
 def test_nobody_is_held_without_a_word_or_with_room_for_all(rule: HoldingRule) -> None:
-    assert not rule.arrives(asks("a", 1.0), None, False)
-    assert not rule.arrives(asks("b", 1.0), word(None), False)
+    assert not rule.arrives(asks("a", 1.0), None, idle=False, queued=True)
+    assert not rule.arrives(asks("b", 1.0), word(None), idle=False, queued=True)
 
 
 def test_nobody_is_held_by_an_engine_that_has_been_at_rest(rule: HoldingRule) -> None:
-    assert rule.arrives(asks("a", 0.4), word(0), True), "it ran a moment ago"
+    assert rule.arrives(asks("a", 0.4), word(0), idle=True, queued=True), "it ran a moment ago"
     assert step(rule, 0.45, 0, idle=True) == []
     assert step(rule, 0.6, 0, idle=True) == ["a idle"]
-    assert not rule.arrives(asks("b", 1.2), word(0), True)
+    assert not rule.arrives(asks("b", 1.2), word(0), idle=True, queued=True)
+
+
+def test_nobody_is_held_by_an_engine_that_keeps_up() -> None:
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
+    meets(rule, 100, queued=False)
+    for number in range(100):
+        asked = asks(str(number), 1.0)
+        assert not rule.arrives(asked, word(0), idle=False, queued=number % 4 == 0)
+
+
+def test_once_few_prompts_queue_those_that_wait_start_one_at_a_time(rule: HoldingRule) -> None:
+    for name in "abc":
+        assert rule.arrives(asks(name, 1.0), word(0), idle=False, queued=True)
+    assert step(rule, 2.0, 0, free=True) == []
+    meets(rule, 50, queued=False)
+    assert step(rule, 3.0, 0, free=True) == ["a patience"]
+    assert rule.arrives(asks("d", 3.1), word(0), idle=False, queued=False), "behind the others"
+    assert step(rule, 3.2, 0) == [], "its prompt is under way"
+    assert step(rule, 4.0, 0, free=True) == [], "the engine rests for a tenth of that time"
+    assert step(rule, 4.2, 0, free=True) == ["b patience"]
 
 
 def test_what_was_let_in_is_off_the_room_until_a_word_knows_of_it(rule: HoldingRule) -> None:
-    assert not rule.arrives(asks("a", 1.0), word(15, 1.0), False)
-    assert not rule.arrives(asks("b", 1.0), word(15, 1.0), False)
+    assert not rule.arrives(asks("a", 1.0), word(15, 1.0), idle=False, queued=True)
+    assert not rule.arrives(asks("b", 1.0), word(15, 1.0), idle=False, queued=True)
     assert rule.is_full(word(15, 1.0))
-    assert rule.arrives(asks("c", 1.0), word(15, 1.0), False)
+    assert rule.arrives(asks("c", 1.0), word(15, 1.0), idle=False, queued=True)
     assert step(rule, 9.0, 15) == [], "let in, and waiting for the engine ever since"
     rule.started("a", 9.0)
     rule.ended("b")
@@ -105,22 +132,22 @@ def test_the_ledger_keeps_what_a_word_cannot_know_of_and_nothing_else() -> None:
 def test_who_came_with_its_context_and_lost_it_in_the_line_is_held_at_its_turn(
     rule: HoldingRule,
 ) -> None:
-    assert not rule.arrives(asks("warm", 1.0, 0), word(0), False)
+    assert not rule.arrives(asks("warm", 1.0, 0), word(0), idle=False, queued=True)
     assert rule.turn_comes(asks("warm", 60.0, 10), word(0))
     assert step(rule, 61.0, 10) == ["warm room"]
     assert not rule.turn_comes(asks("warm", 90.0, 10), word(0)), "room was taken for it"
 
 
 def test_nobody_is_held_beyond_the_bound(rule: HoldingRule) -> None:
-    assert rule.arrives(asks("early", 0.0), word(0), False)
-    assert rule.arrives(asks("late", 50.0), word(0), False)
+    assert rule.arrives(asks("early", 0.0), word(0), idle=False, queued=True)
+    assert rule.arrives(asks("late", 50.0), word(0), idle=False, queued=True)
     assert step(rule, 97.0, 0) == []
     assert step(rule, 98.0, 0) == ["early bound"], "a little ahead of it: a step takes its time"
 
 
 def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: HoldingRule) -> None:
-    assert rule.arrives(asks("oldest", 0.0), word(0), False)
-    assert rule.arrives(asks("returning", 1.0, returning=True), word(0), False)
+    assert rule.arrives(asks("oldest", 0.0), word(0), idle=False, queued=True)
+    assert rule.arrives(asks("returning", 1.0, returning=True), word(0), idle=False, queued=True)
     assert step(rule, HOLD_PATIENCE_S - 1.0, 0, free=True) == []
     assert step(rule, HOLD_PATIENCE_S, 0) == []
     assert step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True) == ["oldest patience"]
@@ -133,10 +160,10 @@ def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: Hold
 def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ever(
     rule: HoldingRule,
 ) -> None:
-    rule.arrives(asks("long", 1.0, 40), word(0), False)
+    rule.arrives(asks("long", 1.0, 40), word(0), idle=False, queued=True)
     for now in range(1, 95):
         if now % 2:  # there always is a short one that has waited for long enough
-            rule.arrives(asks(f"short at {now}", float(now), 10), word(0), False)
+            rule.arrives(asks(f"short at {now}", float(now), 10), word(0), idle=False, queued=True)
         found = step(rule, float(now), 0, free=now > 12)
         assert now > 13 or found in ([], ["short at 1 patience"])
         if "long patience" in found:
@@ -146,9 +173,9 @@ def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ev
 
 
 def test_whoever_waited_for_half_of_the_bound_starts_without_a_rest(rule: HoldingRule) -> None:
-    rule.arrives(asks("a", 0.0), word(0), False)
-    rule.arrives(asks("b", 25.0), word(0), False)
-    rule.arrives(asks("c", 50.0), word(0), False)
+    rule.arrives(asks("a", 0.0), word(0), idle=False, queued=True)
+    rule.arrives(asks("b", 25.0), word(0), idle=False, queued=True)
+    rule.arrives(asks("c", 50.0), word(0), idle=False, queued=True)
     assert step(rule, 61.0, 0, free=True) == ["a patience"]
     assert step(rule, 81.0, 0, free=True) == ["b patience"], "a's prompt took twenty seconds"
     assert step(rule, 91.0, 0, free=True) == [], "b's took ten, and c has waited for less than half"
@@ -157,18 +184,22 @@ def test_whoever_waited_for_half_of_the_bound_starts_without_a_rest(rule: Holdin
 
 def test_tenants_take_turns_where_there_is_no_room(rule: HoldingRule) -> None:
     for number in range(500):
-        rule.arrives(asks(f"greedy {number}", 1.0, 10, tenant="greedy"), word(0), False)
+        rule.arrives(
+            asks(f"greedy {number}", 1.0, 10, tenant="greedy"), word(0), idle=False, queued=True
+        )
     for number in range(3):
-        rule.arrives(asks(f"modest {number}", 2.0, 50, tenant="modest"), word(0), False)
+        rule.arrives(
+            asks(f"modest {number}", 2.0, 50, tenant="modest"), word(0), idle=False, queued=True
+        )
     started = [name for now in range(20, 60) for name in step(rule, float(now), 0, free=True)]
     assert sum("modest" in name for name in started) == 3
     assert sum("greedy" in name for name in started[: started.index("modest 2 patience")]) <= 11
 
 
 def test_urgent_ones_start_first_then_returning_sessions_then_new_ones(rule: HoldingRule) -> None:
-    assert rule.arrives(asks("new", 1.0), word(0), False)
-    assert rule.arrives(asks("returning", 2.0, returning=True), word(0), False)
-    assert rule.arrives(asks("urgent", 3.0, priority=-1), word(0), False)
+    assert rule.arrives(asks("new", 1.0), word(0), idle=False, queued=True)
+    assert rule.arrives(asks("returning", 2.0, returning=True), word(0), idle=False, queued=True)
+    assert rule.arrives(asks("urgent", 3.0, priority=-1), word(0), idle=False, queued=True)
     assert step(rule, 4.0, 5) == ["urgent room"], "its context is more than the room"
     assert step(rule, 4.1, 5) == []
     assert step(rule, 4.2, 30) == ["returning room", "new room"]
@@ -177,16 +208,17 @@ def test_urgent_ones_start_first_then_returning_sessions_then_new_ones(rule: Hol
 def test_all_start_when_the_sidecar_is_silent_or_sees_room_for_all(rule: HoldingRule) -> None:
     for reason, said in (("silence", None), ("open", word(None))):
         for name in "ab":
-            assert rule.arrives(asks(name + reason, 1.0), word(0), False)
+            assert rule.arrives(asks(name + reason, 1.0), word(0), idle=False, queued=True)
         found = rule.released(said, 2.0, idle=False, free=False)
         assert [(held.request_id, why) for held, why in found] == [
             (f"a{reason}", reason), (f"b{reason}", reason),
         ]  # fmt: skip
 
 
-def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest() -> None:
+def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest(
+    rule: HoldingRule,
+) -> None:
     rng = random.Random(11)
-    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
     now, number, rest, waiting = 0.0, 0, 0.0, dict[str, Held]()
     for _ in range(20_000):
         now += rng.expovariate(5.0)
@@ -198,7 +230,8 @@ def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest() 
                 str(number), now, rng.choice([0, 5, 90, POOL]), returning=rng.random() < 0.5,
                 priority=rng.choice([0, 0, 1]), tenant=rng.choice("ab"),
             )  # fmt: skip
-            if rule.arrives(held, word(room, now), idle):
+            queued = rng.random() < 0.6
+            if rule.arrives(held, word(room, now), idle=idle, queued=queued):
                 assert 0 < held.blocks < POOL
                 waiting[held.request_id] = held
         if waiting and rng.random() < 0.02:

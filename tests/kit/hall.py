@@ -24,18 +24,20 @@ class Clock:
 
 
 class Hall:
-    """One engine, made with a ``Clock`` of its own.
+    """One engine, made with a ``Clock`` of its own; by default it has met a long queue before.
 
     Attributes:
         started: Ids of requests in the order in which they were first scheduled.
     """
 
-    def __init__(self, engine: PaperEngine) -> None:
+    def __init__(self, engine: PaperEngine, *, keeps_up: bool = False) -> None:
         assert isinstance(engine.clock, Clock)
         self.engine, self.clock = engine, engine.clock
         bind_scheduler(engine.scheduler)
         self.side = engine.side
         self.holding = self.side.holding
+        if not keeps_up:
+            self.saturate()
         self.started: list[str] = []
         scheduled = self.side.request_scheduled
         self.side.request_scheduled = lambda request, *rest: (
@@ -47,6 +49,11 @@ class Hall:
     def held(self) -> list[str]:
         """Who is held, in the order of arrival."""
         return held_of(self.engine)
+
+    def saturate(self) -> None:
+        """As if many requests had come and had met others in vLLM's queue."""
+        for _ in range(100):
+            self.holding.saturation.came(queued=True)
 
     def say(self, room: int | None, known_of: float | None = None) -> None:
         """The sidecar says now that so many blocks may start."""

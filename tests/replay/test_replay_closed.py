@@ -192,11 +192,15 @@ def asked(*, opens: bool = True, brings: int = 10) -> Asked:
 def test_a_request_is_asked_about_when_it_comes_and_when_its_turn_comes() -> None:
     room = 15
     held = hold(lambda now: advice(room))
+    for _ in range(100):
+        assert not held.arrives(asked(brings=0), 0.0, idle=False, queued=True)
     early, warm, late = asked(), asked(opens=False, brings=0), asked(opens=False)
-    assert not held.arrives(early, 1.0, False)
-    assert not held.arrives(warm, 1.0, False)
-    assert not held.arrives(asked(), 1.5, False), "the one that takes it may be larger"
-    assert held.arrives(late, 2.0, False), "what was let in is off the room"
+    assert not held.arrives(early, 1.0, idle=False, queued=True)
+    assert not held.arrives(warm, 1.0, idle=False, queued=True)
+    assert not held.arrives(asked(), 1.5, idle=False, queued=True), (
+        "the one that takes it may be larger"
+    )
+    assert held.arrives(late, 2.0, idle=False, queued=True), "what was let in is off the room"
     assert not held.turn_comes(early, 60.0), "room was taken for it"
     warm.brings = 10
     assert held.turn_comes(warm, 60.0), "its context was lost in the line"
@@ -208,7 +212,7 @@ def test_a_request_is_asked_about_when_it_comes_and_when_its_turn_comes() -> Non
 
 def test_without_a_word_nobody_is_held() -> None:
     held = Hold(None, HoldingBounds(1000, 100.0))
-    assert not held.arrives(asked(), 1.0, False)
+    assert not held.arrives(asked(), 1.0, idle=False, queued=True)
     assert not held.turn_comes(asked(), 1.0)
     assert held.released(2.0, idle=False, free=True) == []
 

@@ -62,17 +62,17 @@ class Hold:
     def __len__(self) -> int:
         return len(self._held)
 
-    def arrives(self, asked: Asked, now: float, idle: bool) -> bool:
+    def arrives(self, asked: Asked, now: float, *, idle: bool, queued: bool) -> bool:
         """A request came; whether it must wait for room.
 
         Args:
             idle: Nothing runs, and nobody else waits for the engine.
+            queued: Somebody else waits for the engine.
         """
         if self._word is None:
             return False
-        return self._noted(
-            asked, now, self._rule.arrives(asked.as_held(now), self._word(now), idle)
-        )
+        held = self._rule.arrives(asked.as_held(now), self._word(now), idle=idle, queued=queued)
+        return self._noted(asked, now, held)
 
     def turn_comes(self, asked: Asked, now: float) -> bool:
         """It is a request's turn to start; whether it must wait for room after all."""

@@ -172,7 +172,7 @@ class _Play:
             return
         asked = Asked(request, user, run, request == self._first[run])
         asked.brings = self._brings(asked)
-        if not self._hold.arrives(asked, now, self._idle):
+        if not self._hold.arrives(asked, now, idle=self._idle, queued=bool(self._line)):
             self._line.append(asked)
 
     @property

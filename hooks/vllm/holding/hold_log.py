@@ -98,7 +98,7 @@ class HoldingLog:
         """What was emitted of those that are held now; read on another thread, in one call."""
         return list(self._waiting.values())
 
-    def report(self, now: float) -> AdmissionReport:
+    def report(self, now: float, queued_share: float) -> AdmissionReport:
         """Levels and counters; read on another thread, one attribute at a time."""
         since = self._oldest_since
         return AdmissionReport(
@@ -110,4 +110,5 @@ class HoldingLog:
             waited_s=self._waited_s,
             longest_s=self._longest_s,
             not_held=self._not_held,
+            queued_share=queued_share,
         )

@@ -27,6 +27,9 @@ class Holding:
     Requests are held by not standing in the scheduler's queue: a step costs the same whether ten
     wait or a thousand.
 
+    Attributes:
+        saturation: How many of the latest requests met others in vLLM's queue.
+
     Args:
         queue: Where they wait.
         sessions: Knows which sessions are live here.
@@ -50,6 +53,7 @@ class Holding:
         self._advice = advice
         self._clock = clock
         self._rule = HoldingRule(bounds)
+        self.saturation = self._rule.saturation
         self._log = HoldingLog(emit, bounds.most_s)
         self._asked_at = -math.inf
 
@@ -58,7 +62,8 @@ class Holding:
     def arrived(self, request: Request) -> bool:
         """Decide on a new request. True: hold it."""
         asks, advice = self._asks(request, self._sessions.arrived(request)), self._advice()
-        if not self._rule.arrives(asks, advice, self.queue.idle):
+        queue = self.queue
+        if not self._rule.arrives(asks, advice, idle=queue.idle, queued=queue.has_queued):
             self._log.not_held()
             return False
         assert advice is not None
@@ -105,7 +110,7 @@ class Holding:
 
     def report(self) -> AdmissionReport:
         """Counts for the sidecar; called on the client's thread."""
-        return self._log.report(self._clock())
+        return self._log.report(self._clock(), self.saturation.share)
 
     def told(self) -> list[AnyEvent]:
         """What the sidecar was told of those that wait now; called on the client's thread."""

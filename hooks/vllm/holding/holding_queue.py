@@ -67,10 +67,15 @@ class HoldingQueue:
         return moving <= at_rest
 
     @property
+    def has_queued(self) -> bool:
+        """Whether requests that are not held wait to be scheduled."""
+        queued = len(self._queue) + len(self._scheduler.kv_holding_waiting)
+        return bool(queued > self._scheduler.num_waiting_for_streaming_input)
+
+    @property
     def prefill_idle(self) -> bool:
         """Whether no request is queued and the prompt of the last one released is computed."""
-        queued = len(self._queue) + len(self._scheduler.kv_holding_waiting)
-        if queued > self._scheduler.num_waiting_for_streaming_input:
+        if self.has_queued:
             return False
         last = self._last
         if last is None or last.is_finished():

@@ -23,6 +23,24 @@ def hall(request: pytest.FixtureRequest, paper: Callable[..., Any]) -> Hall:
     return Hall(paper(shape(asynchronous=request.param), clock=Clock()))
 
 
+def test_an_engine_that_keeps_up_holds_nobody(paper: Callable[..., Any]) -> None:
+    hall = Hall(paper(shape(), clock=Clock()), keeps_up=True)
+    hall.say(0)
+    for number in range(40):
+        hall.ask(6, 50 + number)
+        assert hall.held == []
+        hall.step(20, room=0)
+
+
+def test_a_burst_that_makes_a_queue_is_held(paper: Callable[..., Any]) -> None:
+    hall = Hall(paper(shape(), clock=Clock()), keeps_up=True)
+    hall.say(0)
+    hall.busy()
+    names = [hall.ask(6, 50 + number) for number in range(40)]
+    assert 0 < len(hall.held) < 40
+    assert hall.held == names[-len(hall.held) :], "those who came while there was no queue went in"
+
+
 def test_new_sessions_wait_while_the_room_is_used_up(hall: Hall) -> None:
     busy = hall.busy()
     hall.say(0)

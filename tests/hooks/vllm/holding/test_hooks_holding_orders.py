@@ -109,6 +109,7 @@ def test_an_id_for_each_request_holds_no_conversation_back(hall: Hall) -> None:
     hall.say(None)
     for number in range(400):
         hall.abort(hall.ask(1, 1000 + number, session_id=f"early-{number}"))
+    hall.saturate()
     hall.ask(4, 1, session_id="request-1")
     hall.engine.settle()
     hall.busy()

@@ -39,7 +39,10 @@ def suggest(hall: Hall) -> None:
 def test_a_full_hall_takes_no_room_from_prefetches(hall: Hall, waiting: int) -> None:
     hall.busy()
     hall.say(0)
-    names = [hall.ask(6, 50 + number) for number in range(waiting)]
+    names = []
+    for number in range(waiting):
+        hall.saturate()
+        names.append(hall.ask(6, 50 + number))
     assert hall.held == names
     suggest(hall)
     for _ in range(10):
