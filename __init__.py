@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from .graph.types import EdgeType, SourceLayer, Tier
     from .hooks.client import AdvisorClient, ClientOptions, EngineEnd
     from .hooks.fake import FakeEngine
+    from .hooks.transformers.conf_cache import ConfKVCache
+    from .hooks.transformers.conf_settings import ConfKVSettings
 
 __version__ = "0.1.0"
 
@@ -49,6 +51,8 @@ __all__ = [
     "BlocksStored",
     "ClassicPolicy",
     "ClientOptions",
+    "ConfKVCache",
+    "ConfKVSettings",
     "EdgeType",
     "EngineEnd",
     "EngineHello",
@@ -99,6 +103,8 @@ _ROOMS: Final = {
     "graph.types": "EdgeType SourceLayer Tier",
     "hooks.client": "AdvisorClient ClientOptions EngineEnd",
     "hooks.fake": "FakeEngine",
+    "hooks.transformers.conf_cache": "ConfKVCache",
+    "hooks.transformers.conf_settings": "ConfKVSettings",
 }
 _ROOM_OF: Final = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

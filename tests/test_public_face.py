@@ -10,7 +10,8 @@ import pytest
 
 PUBLIC = {
     "AdmissionAdvice", "AdvisorClient", "BlocksCleared", "BlocksRemoved", "BlocksStored",
-    "ClassicPolicy", "ClientOptions", "EdgeType", "EngineEnd", "EngineHello", "EvictionRanking",
+    "ClassicPolicy", "ClientOptions", "ConfKVCache", "ConfKVSettings", "EdgeType",
+    "EngineEnd", "EngineHello", "EvictionRanking",
     "FakeEngine", "GraphLimits", "IntentClient", "KVCacheGraph", "KvEventSource", "KvGraphError",
     "ObserveConfig", "Policy", "RequestFinished", "RequestStarted", "Rules", "ScoreProfile",
     "Segment",

@@ -192,6 +192,55 @@ def meaning(
 
 
 @app.command()
+def confkv(
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    model: Annotated[
+        Path | None, typer.Option(help="Folder of a model; else those that ship with the bench.")
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Text file or folder; else held-out documents that ship.")
+    ] = None,
+    texts: Annotated[int | None, typer.Option(min=3, help="Windows of text; else 48.")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=200, help="Tokens of a window; else 1,024.")
+    ] = None,
+    part: Annotated[str, typer.Option(help="all, text, hidden or needles.")] = "all",
+) -> None:
+    """Read text with caches that forget: by confidence, and the rivals at the same memory."""
+    with _explained():
+        from .confkv.confkv import FULL, PARTS, QUICK, run
+
+        if part not in PARTS:
+            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        scale = QUICK if quick else FULL
+        length = length or scale.length
+        scale = replace(
+            scale, texts=texts or scale.texts, length=length, prompt=length // 4, part=part
+        )
+        figures: Figures = run(progress=not as_json, scale=scale, model=model, text=text)
+    figures.print(as_json)
+
+
+@app.command()
+def teach(
+    name: Annotated[str, typer.Argument(help="recall, text-1m, text-2m, text-4m or text-gpt2.")],
+    text: Annotated[
+        Path | None, typer.Option(help="Folder of *.rst.txt; recall needs none.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where the model goes.")] = Path(".taught"),
+    steps: Annotated[int | None, typer.Option(min=1, help="Batches; else the model's own.")] = None,
+    pause: Annotated[Path | None, typer.Option(help="Rest while this file exists.")] = None,
+) -> None:
+    """Make a small model that ships with the bench again: one thread; a second call goes on."""
+    with _explained():
+        from .teaching.teach import teach as make
+
+        folder = make(name, out, text, pause, steps, typer.echo)
+    typer.echo(folder)
+
+
+@app.command()
 def kernels(as_json: Json = False, model: Model = None) -> None:
     """Measure moving KV, on a GPU if there is one, else on the CPU, beside copies and prefill."""
     with _explained():

@@ -1,0 +1,156 @@
+"""``ConfKVCache``: what ``model.generate(..., past_key_values=…)`` is given."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+
+from ...kernels.backends.confidence_score import confidence_score
+from . import conf_attention
+from .conf_budget import Budgets, ByConfidence, layer_shares
+from .conf_layer import ConfLayer
+from .conf_settings import ConfKVSettings
+from .errors import SettingsError, UnsupportedError
+from .logits_watch import LogitsWatch
+from .victims import AttentionAndRecency, Ranker
+
+_REMEMBERED: Final = 65_536  # steps of the trace; chosen: a day of one chat
+
+
+class Step(NamedTuple):
+    """One step of a run.
+
+    Attributes:
+        confidence: Of each row of the batch.
+        budgets: Tokens that each row may keep in a layer of mean depth.
+        held: Slots of a layer, averaged over layers, after eviction.
+    """
+
+    confidence: tuple[float, ...]
+    budgets: tuple[int, ...]
+    held: float
+
+
+class ConfKVCache(Cache):  # type: ignore[misc]
+    """A cache that keeps few tokens while the model is sure of its next one, and more while not.
+
+    ``model.generate(**inputs, past_key_values=ConfKVCache(model.config))`` is all there is to it.
+    From then on the model's attention runs through a function of ours, which does what ``sdpa``
+    does for every other cache, and for this one as long as nothing was evicted.
+
+    Attributes:
+        trace: The latest steps.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        settings: ConfKVSettings | None = None,
+        *,
+        budgets: Budgets | None = None,
+        ranker: Ranker | None = None,
+    ) -> None:
+        """Make the cache of a model.
+
+        Args:
+            config: The model's own ``config``, not a copy.
+            budgets: Who decides how many tokens stay, in the place of confidence.
+            ranker: Who decides which, in the place of attention and recency.
+
+        Raises:
+            UnsupportedError: The model has attention that the cache cannot serve; names it.
+            SettingsError: The pyramid leaves the last layer less than its window.
+        """
+        self.settings = it = settings or ConfKVSettings()
+        _check_model(config)
+        _check_pyramid(it)
+        self._budgets = budgets or ByConfidence(it)
+        ranker = ranker or AttentionAndRecency(it.alpha, it.gamma, it.window)
+        layers = DynamicCache(config=config.get_text_config(decoder=True)).layers
+        shares = layer_shares(len(layers), it.pyramid)
+        super().__init__(
+            layers=[
+                _served(layer, ConfLayer(it, share, ranker))
+                for layer, share in zip(layers, shares, strict=True)
+            ]
+        )
+        if not self._ours():
+            raise UnsupportedError(f"every layer of {config.model_type} has a sliding window")
+        self.trace: deque[Step] = deque(maxlen=_REMEMBERED)
+        self._adopt(config)
+
+    def observe(self, logits: Tensor) -> None:
+        """Choose budgets by a step's logits [batch, tokens, vocabulary] and evict; by itself.
+
+        A model tells the cache through a hook; call it where a model is run without its head.
+        """
+        confidence = confidence_score(logits[:, -1]).tolist()
+        budgets = self._budgets.choose(confidence)
+        ours = self._ours()
+        for layer in ours:
+            layer.shrink(budgets)
+        held = sum(layer.table.held for layer in ours) / len(ours)
+        self.trace.append(Step(tuple(confidence), tuple(budgets), held))
+
+    def held(self) -> list[int]:
+        """Tokens that each layer of ours holds, of the row that holds most."""
+        return [max(layer.table.valid) if layer.is_initialized else 0 for layer in self._ours()]
+
+    def room(self) -> float:
+        """What a layer's tokens take on average, in tokens of the model's type at two bytes."""
+        ours = [layer for layer in self._ours() if layer.is_initialized]
+        rows = [layer.store.room(held) for layer in ours for held in layer.table.valid]
+        return sum(rows) / len(rows) if rows else 0.0
+
+    def bytes(self) -> int:
+        """Bytes that keys and values take now, as allocated."""
+        return sum(layer.store.bytes() for layer in self._ours() if layer.is_initialized)
+
+    def schedule(self) -> list[tuple[int, ...]]:
+        """The budgets of each step, for ``Replayed``."""
+        return [step.budgets for step in self.trace]
+
+    def _ours(self) -> Sequence[ConfLayer]:
+        return [layer for layer in self.layers if isinstance(layer, ConfLayer)]
+
+    def _adopt(self, config: Any) -> None:
+        """Let the model's attention run through ours, and hear of its logits."""
+        conf_attention.register()
+        config.get_text_config(decoder=True)._attn_implementation = conf_attention.NAME
+        self._watch = LogitsWatch(self, ConfKVCache.observe)
+
+
+def _served(layer: Any, ours: ConfLayer) -> Any:
+    """Our layer in the place of a plain one; one with a sliding window stays transformers' own."""
+    if type(layer) is DynamicLayer:
+        return ours
+    if type(layer) is DynamicSlidingWindowLayer:
+        return layer
+    raise UnsupportedError(f"ConfKVCache does not know a layer like {type(layer).__name__}")
+
+
+def _check_model(config: Any) -> None:
+    kind = config.model_type
+    if config.is_encoder_decoder or getattr(config, "add_cross_attention", False):
+        raise UnsupportedError(f"ConfKVCache does not serve {kind}: it has cross-attention")
+    if getattr(config, "reorder_and_upcast_attn", False):
+        raise UnsupportedError(f"ConfKVCache does not serve {kind} with reorder_and_upcast_attn")
+    chosen = config._attn_implementation
+    if chosen not in (None, conf_attention.REPLACED, conf_attention.NAME):
+        raise UnsupportedError(
+            f"ConfKVCache stands in for sdpa attention, and {kind} runs {chosen}: load the model "
+            "with attn_implementation='sdpa'"
+        )
+
+
+def _check_pyramid(it: ConfKVSettings) -> None:
+    least = it.low * (1.0 - it.pyramid)
+    if least < it.window + it.slack:
+        raise SettingsError(
+            f"pyramid = {it.pyramid} leaves the last layer {least:.0f} tokens; allowed: "
+            f"{it.window + it.slack} and more (window + slack)"
+        )

@@ -1,0 +1,18 @@
+"""What the cache for transformers refuses, and why.
+
+ConfKVError
+├── SettingsError     a setting has no sense; names it, its value and what is allowed
+└── UnsupportedError  a model, an engine or a call that the cache cannot serve; names it
+"""
+
+
+class ConfKVError(Exception):
+    """Base of every deliberate error of ``ConfKVCache``."""
+
+
+class SettingsError(ConfKVError, ValueError):
+    """A setting has a value that makes no sense; the message says what is allowed."""
+
+
+class UnsupportedError(ConfKVError):
+    """A model, a way to run it or a call that the cache cannot serve; the message names it."""

@@ -1,0 +1,83 @@
+"""The arms of the bench: each says how many tokens stay, and who goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from ...hooks.transformers.conf_budget import Replayed
+from ...hooks.transformers.conf_cache import ConfKVCache
+from ...hooks.transformers.conf_settings import ConfKVSettings
+from ...hooks.transformers.victims import AttentionAndRecency, Ranker
+from .rivals import STREAMING, WINDOW, HeavyHitters, Random, Scissorhands, SnapKV
+
+STEEP: Final = 0.4  # how much a pyramid's first layer has above the mean
+
+
+@dataclass(frozen=True, slots=True)
+class StaticArm:
+    """A budget that is always the same.
+
+    Attributes:
+        recent: Share of the budget that the newest tokens have for certain; None: the window.
+    """
+
+    name: str
+    ranker: Ranker
+    recent: float | None = None
+    pyramid: float = 0.0
+
+    def cache(self, config: Any, it: ConfKVSettings, budget: int) -> ConfKVCache:
+        """A cache with about ``budget`` tokens a layer, the slack counted by its mean."""
+        least = it.window + it.slack
+        budget = max(least + (least // 2 if self.pyramid else 0), budget - it.slack // 2)
+        window = it.window
+        if self.recent is not None:
+            window = max(1, min(budget - it.slack, round(self.recent * budget)))
+        pyramid = min(self.pyramid, 1.0 - least / budget)
+        settings = replace(it, low=budget, high=budget, window=window, int8=False, pyramid=pyramid)
+        return ConfKVCache(config, settings, ranker=self.ranker)
+
+
+STATIC: Final = (
+    StaticArm("window", WINDOW),
+    StaticArm("streaming", STREAMING),
+    StaticArm("h2o", HeavyHitters(), recent=0.5),
+    StaticArm("scissorhands", Scissorhands()),
+    StaticArm("snapkv", SnapKV()),
+    StaticArm("pyramidkv", SnapKV(), pyramid=STEEP),
+)
+
+
+def victims(it: ConfKVSettings, seed: int) -> dict[str, Ranker]:
+    """Who goes first where all else is the same, from the worst to the best of the paper."""
+    return {
+        "random": Random(seed),
+        "recency": AttentionAndRecency(0.0, it.gamma, it.window),
+        "attention": AttentionAndRecency(1.0, it.gamma, it.window),
+        "both": AttentionAndRecency(it.alpha, it.gamma, it.window),
+    }
+
+
+def confident(config: Any, it: ConfKVSettings) -> ConfKVCache:
+    """Ours."""
+    return ConfKVCache(config, it)
+
+
+def in_int8(it: ConfKVSettings) -> ConfKVSettings:
+    """Settings with int8 that hold about as many bytes: half a token each behind the window."""
+    return replace(it, int8=True, low=2 * it.low - it.window, high=2 * it.high - it.window)
+
+
+def with_pyramid(it: ConfKVSettings) -> ConfKVSettings:
+    """Settings with falling budgets, as steep as the last layer's window allows."""
+    steep = min(STEEP, 1.0 - (it.window + it.slack) / it.low)
+    return replace(it, pyramid=steep)
+
+
+def replayed(
+    config: Any, it: ConfKVSettings, schedule: Sequence[Sequence[int]], ranker: Ranker
+) -> ConfKVCache:
+    """A cache that evicts when an earlier one did, and as many, by another order."""
+    return ConfKVCache(config, it, budgets=Replayed(schedule), ranker=ranker)

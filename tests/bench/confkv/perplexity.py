@@ -1,0 +1,122 @@
+"""How much of what a window forgets each arm remembers, at the same memory, on held-out text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from torch import Tensor
+
+from ...hooks.transformers.conf_cache import ConfKVCache
+from ...hooks.transformers.conf_settings import ConfKVSettings
+from ..figures import Figures
+from .confkv_arms import (
+    STATIC,
+    confident,
+    in_int8,
+    replayed,
+    victims,
+    with_pyramid,
+)
+from .followed import Floats, Followed, follow, read_at_once
+from .resampled import apart, difference, gap_closed
+from .rivals import WINDOW
+
+LEAST_GAP: Final = 0.05  # nats between window and full; below, there is nothing to close
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Perplexity:
+    """The arms on one model and the same texts.
+
+    Attributes:
+        texts: [texts, tokens].
+        prompt: Tokens that are read at once.
+        surprise: Of each arm, mean nats of each text.
+        room: Of each arm, the mean room that a layer took.
+        peak: Of each arm, the most bytes that were allocated.
+    """
+
+    model: Any
+    texts: Tensor
+    prompt: int
+    settings: ConfKVSettings
+    say: Say
+    surprise: dict[str, Floats] = field(default_factory=dict)
+    room: dict[str, float] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """All arms: ours first, then the static ones with what ours took on average."""
+        it, config = self.settings, self.model.config
+        nats, _ = read_at_once(self.model, self.texts, self.prompt)
+        self._note("full", nats, float(self.texts.shape[1]), 0)
+        ours = self._follow("ours", confident(config, it))
+        self._follow("ours_same_int8", confident(config, _int8(it)))
+        self._follow("ours_int8", confident(config, in_int8(it)))
+        self._follow("ours_l", confident(config, with_pyramid(in_int8(it))))
+        budget = round(float(ours.room.mean()))
+        for arm in STATIC:
+            self._follow(arm.name, arm.cache(config, it, budget))
+
+    def isolate(self, seed: int) -> None:
+        """The schedule of ours again, with other victims."""
+        schedule = self._schedule
+        for name, ranker in victims(self.settings, seed).items():
+            cache = replayed(self.model.config, self.settings, schedule, ranker)
+            self._follow(f"victims_{name}", cache)
+
+    def add_to(self, figures: Figures, prefix: str) -> None:
+        """Gaps closed (medians of resampled texts), and what each arm took."""
+        full, window = self.surprise["full"], self.surprise["window"]
+        lost = difference(window, full)
+        figures.add(f"{prefix}window_gap", list(lost), "nats", f"≥ {LEAST_GAP}")
+        for name in self.surprise:
+            figures.add(f"{prefix}room_{name}", self.room[name], "tokens a layer")
+            if name not in ("full", "window"):
+                figures.add(f"{prefix}gap_{name}", self.closed(name), "of window → full")
+
+    def closed(self, arm: str) -> list[float]:
+        """The share of the gap that an arm closes, resampled; 0 where a draw has no gap."""
+        found = gap_closed(self.surprise["window"], self.surprise[arm], self.surprise["full"])
+        return list(np.nan_to_num(found, nan=0.0))
+
+    def median(self, arm: str) -> float:
+        """The median of those."""
+        return float(np.median(self.closed(arm)))
+
+    def peak_ratio(self) -> float:
+        """The most bytes of ours over those of a window as large as the high budget."""
+        high = max(self.settings.high, 1)
+        wide = replace(self.settings, low=high)
+        cache = ConfKVCache(self.model.config, wide, ranker=WINDOW)
+        return self.peak["ours"] / follow(self.model, self.texts, self.prompt, cache).peak
+
+    def order(self) -> tuple[bool, bool]:
+        """Whether the victims' arms stand in the paper's order, and whether intervals agree."""
+        rows = [self.surprise[f"victims_{name}"] for name in victims(self.settings, 0)]
+        pairs = list(pairwise(rows))
+        return (
+            all(float(worse.mean()) > float(better.mean()) for worse, better in pairs),
+            all(apart(worse, better) for worse, better in pairs),
+        )
+
+    def _follow(self, name: str, cache: ConfKVCache) -> Followed:
+        done = follow(self.model, self.texts, self.prompt, cache)
+        if name == "ours":
+            self._schedule = cache.schedule()
+        self._note(name, done.surprise, float(done.room.mean()), done.peak)
+        return done
+
+    def _note(self, name: str, nats: Floats, room: float, peak: int) -> None:
+        self.surprise[name], self.room[name], self.peak[name] = nats.mean(1), room, peak
+        self.say(f"{name}: {nats.mean():.4f} nats, {room:.1f} tokens a layer")
+
+
+def _int8(it: ConfKVSettings) -> ConfKVSettings:
+    return replace(it, int8=True)

@@ -1,0 +1,212 @@
+"""The cache under transformers' own ``generate``, on models of three families."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from itertools import pairwise
+from typing import Any
+
+import kvgraph
+import pytest
+import torch
+from kvgraph.bench.confkv.small_models import FAMILIES, random_model
+from kvgraph.hooks.transformers.conf_settings import ConfKVSettings
+from kvgraph.hooks.transformers.errors import UnsupportedError
+from kvgraph.hooks.transformers.logits_watch import LogitsWatch
+from transformers import DynamicCache, MistralConfig, MistralForCausalLM, Qwen2Config, T5Config
+from transformers import Qwen2ForCausalLM as Qwen2
+
+TIGHT = ConfKVSettings(low=24, high=40, window=8, slack=4)
+NEVER_SURE, ALWAYS_SURE = ConfKVSettings(tau=1.0), ConfKVSettings(tau=0.0)
+
+
+@pytest.fixture
+def llama() -> Any:
+    return random_model("llama")
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def model(request: pytest.FixtureRequest) -> Any:
+    return random_model(request.param)
+
+
+@pytest.fixture
+def prompt() -> torch.Tensor:
+    return torch.randint(1, 97, (2, 20), generator=torch.Generator().manual_seed(4))
+
+
+def generated(model: Any, prompt: torch.Tensor, cache: Any, tokens: int = 60, **more: Any) -> Any:
+    return model.generate(
+        prompt, past_key_values=cache, max_new_tokens=tokens, do_sample=False, pad_token_id=0,
+        return_dict_in_generate=True, output_logits=True, **more,
+    )  # fmt: skip
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    return torch.equal(one.sequences, other.sequences) and all(
+        torch.equal(a, b) for a, b in zip(one.logits, other.logits, strict=True)
+    )
+
+
+@pytest.mark.parametrize("settings", [ConfKVSettings(), NEVER_SURE, ALWAYS_SURE])
+def test_below_the_budget_every_bit_is_that_of_a_plain_cache(
+    model: Any, prompt: torch.Tensor, settings: ConfKVSettings
+) -> None:
+    plain = generated(model, prompt, DynamicCache(config=model.config))
+    cache = kvgraph.ConfKVCache(model.config, settings)
+    assert same_bits(generated(model, prompt, cache), plain)
+    assert cache.held() == [79, 79, 79]
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_long_answer_stays_within_the_high_budget(
+    model: Any, prompt: torch.Tensor, int8: bool
+) -> None:
+    settings = ConfKVSettings(low=24, high=40, window=8, slack=4, int8=int8)
+    cache = kvgraph.ConfKVCache(model.config, settings)
+    answer = generated(model, prompt, cache, 120)
+    assert answer.sequences.shape == (2, 140)
+    assert cache.get_seq_length() == 139  # positions go on
+    assert max(step.held for step in cache.trace) <= 44
+    assert len(cache.trace) == 120
+
+
+def test_a_sure_model_keeps_the_low_budget(llama: Any, prompt: torch.Tensor) -> None:
+    settings = ConfKVSettings(tau=0.0, low=24, high=40, window=8, slack=4)
+    cache = kvgraph.ConfKVCache(llama.config, settings)
+    generated(llama, prompt, cache, 120)
+    held = [step.held for step in cache.trace]
+    assert max(held) <= 28
+    assert {step.budgets for step in cache.trace} == {(24, 24)}
+    assert any(later < earlier for earlier, later in pairwise(held))  # sawtooth
+
+
+def test_a_prompt_longer_than_the_budget_is_cut_to_it(llama: Any) -> None:
+    prompt = torch.arange(1, 91)[None]
+    cache = kvgraph.ConfKVCache(llama.config, TIGHT)
+    small = kvgraph.ConfKVCache(llama.config, TIGHT)
+    generated(llama, prompt, cache, 30)
+    generated(llama, prompt[:, :20], small, 30)
+    assert max(cache.held()) <= 44
+    assert cache.bytes() == small.bytes()  # the room for the prompt was given back
+
+
+def test_rows_of_a_batch_do_not_know_of_each_other(llama: Any) -> None:
+    long = torch.arange(1, 41)[None]
+    short = torch.arange(50, 75)[None]
+    padded = torch.cat([torch.zeros(1, 15, dtype=torch.long), short], 1)
+    both = torch.cat([long, padded])
+    mask = (both != 0).long()
+    cache = kvgraph.ConfKVCache(llama.config, TIGHT)
+    together = generated(llama, both, cache, 60, attention_mask=mask)
+    for row, alone in ((0, long), (1, short)):
+        own = kvgraph.ConfKVCache(llama.config, TIGHT)
+        answer = generated(llama, alone, own, 60)
+        assert torch.equal(answer.sequences[0, alone.shape[1] :], together.sequences[row, 40:])
+        shift = 40 - alone.shape[1]
+        kept = cache.layers[1].table.position[row]
+        assert torch.equal(kept[kept >= 0] - shift, own.layers[1].table.position[0])
+
+
+def test_beams_take_their_tokens_with_them(llama: Any, prompt: torch.Tensor) -> None:
+    plain = generated(llama, prompt, DynamicCache(config=llama.config), num_beams=3)
+    cache = kvgraph.ConfKVCache(llama.config)
+    assert torch.equal(generated(llama, prompt, cache, num_beams=3).sequences, plain.sequences)
+    tight = kvgraph.ConfKVCache(llama.config, TIGHT)
+    generated(llama, prompt, tight, num_beams=3)
+    assert max(tight.held()) <= 44
+
+
+def test_a_chat_goes_on_with_the_cache_it_has(llama: Any, prompt: torch.Tensor) -> None:
+    cache = kvgraph.ConfKVCache(llama.config, TIGHT)
+    first = generated(llama, prompt, cache, 60).sequences
+    second = generated(llama, torch.cat([first, prompt], 1), cache, 20)
+    assert second.sequences.shape == (2, 120)
+    assert cache.get_seq_length() == 119
+    assert max(cache.held()) <= 44
+
+
+def test_sliding_layers_stay_what_they_are(prompt: torch.Tensor) -> None:
+    torch.manual_seed(3)
+    config = Qwen2Config(
+        vocab_size=97, hidden_size=64, num_hidden_layers=4, intermediate_size=96,
+        num_attention_heads=4, num_key_value_heads=2, use_sliding_window=True, sliding_window=16,
+        max_window_layers=2,
+    )  # fmt: skip
+    model = Qwen2(config).eval()
+    plain = generated(model, prompt, DynamicCache(config=model.config))
+    cache = kvgraph.ConfKVCache(model.config)
+    assert same_bits(generated(model, prompt, cache), plain)
+    assert len(cache.held()) == 2
+
+
+def test_other_caches_run_as_before_on_a_model_that_had_ours(
+    llama: Any, prompt: torch.Tensor
+) -> None:
+    plain = generated(llama, prompt, DynamicCache(config=llama.config))
+    generated(llama, prompt, kvgraph.ConfKVCache(llama.config, TIGHT))
+    assert same_bits(generated(llama, prompt, DynamicCache(config=llama.config)), plain)
+
+
+def test_hooks_go_with_the_cache(llama: Any, prompt: torch.Tensor) -> None:
+    cache = kvgraph.ConfKVCache(llama.config, TIGHT)
+    generated(llama, prompt, cache, 10)
+    gone = weakref.ref(cache)
+    del cache
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_watch_ends_with_what_it_watches(llama: Any, prompt: torch.Tensor) -> None:
+    heard: list[torch.Size] = []
+    cache = DynamicCache(config=llama.config)
+    watch = LogitsWatch(cache, lambda cache, logits: heard.append(logits.shape))
+    with torch.no_grad():
+        llama(prompt, past_key_values=DynamicCache(config=llama.config))
+        llama(prompt, past_key_values=cache)
+        llama(prompt[:, :1], past_key_values=cache)
+    assert heard == [(2, 20, 97), (2, 1, 97)]
+    assert watch.listening
+    del cache
+    gc.collect()
+    assert not watch.listening
+
+
+def test_what_it_cannot_serve_is_refused_by_name(llama: Any, prompt: torch.Tensor) -> None:
+    with pytest.raises(UnsupportedError, match="t5: it has cross-attention"):
+        kvgraph.ConfKVCache(T5Config())
+    llama.set_attn_implementation("eager")
+    with pytest.raises(UnsupportedError, match="llama runs eager"):
+        kvgraph.ConfKVCache(llama.config)
+    all_slide = MistralForCausalLM(
+        MistralConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2, intermediate_size=96,
+                      num_attention_heads=4, num_key_value_heads=2, sliding_window=16)
+    )  # fmt: skip
+    with pytest.raises(UnsupportedError, match="every layer of mistral has a sliding window"):
+        kvgraph.ConfKVCache(all_slide.config)
+
+
+def test_calls_it_cannot_serve_are_refused_by_name(llama: Any, prompt: torch.Tensor) -> None:
+    cache = kvgraph.ConfKVCache(llama.config, TIGHT)
+    with pytest.raises(UnsupportedError, match="no_grad"):
+        llama(prompt, past_key_values=cache)
+    with pytest.raises(UnsupportedError, match="cropped"):
+        cache.crop(-1)
+
+
+def test_a_compiled_model_reads_the_same(llama: Any, prompt: torch.Tensor) -> None:
+    plain = generated(llama, prompt, kvgraph.ConfKVCache(llama.config, TIGHT), 40)
+    llama.compile(backend="eager")
+    cache = kvgraph.ConfKVCache(llama.config, TIGHT)
+    compiled = generated(llama, prompt, cache, 40)
+    assert torch.equal(compiled.sequences, plain.sequences)
+    assert len(cache.trace) == 40
+
+
+def test_a_cache_of_a_copied_configuration_is_refused(llama: Any, prompt: torch.Tensor) -> None:
+    with torch.no_grad():
+        cache = kvgraph.ConfKVCache(type(llama.config)(**llama.config.to_dict()), TIGHT)
+        llama(prompt, past_key_values=cache)
+        with pytest.raises(UnsupportedError, match="own configuration object"):
+            llama(prompt, past_key_values=cache)

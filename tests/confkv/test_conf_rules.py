@@ -1,0 +1,168 @@
+"""What the cache's parts promise each by itself: scores, budgets, victims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kvgraph
+import pytest
+import torch
+from kvgraph.bench.confkv.small_models import random_model
+from kvgraph.hooks.transformers.conf_budget import Replayed, layer_shares
+from kvgraph.hooks.transformers.conf_settings import ConfKVSettings
+from kvgraph.hooks.transformers.errors import SettingsError
+from kvgraph.hooks.transformers.survivors import survivors
+from kvgraph.hooks.transformers.token_table import TokenTable
+from kvgraph.hooks.transformers.victims import AttentionAndRecency
+from kvgraph.kernels.backends.confidence_score import confidence_score
+
+INF = float("inf")
+
+
+@pytest.fixture
+def llama() -> Any:
+    return random_model("llama")
+
+
+@pytest.fixture
+def prompt() -> torch.Tensor:
+    return torch.randint(1, 97, (2, 20), generator=torch.Generator().manual_seed(4))
+
+
+def test_scores_are_bounded_whatever_the_logits() -> None:
+    one_hot = torch.full((1, 50), -INF)
+    one_hot[0, 7] = 3.0
+    two = one_hot.clone()
+    two[0, 8] = 3.0
+    nothing, unknown = torch.full((1, 50), -INF), torch.full((1, 50), float("nan"))
+    rows = torch.cat([one_hot, torch.zeros(1, 50), nothing, unknown, two, one_hot * 1e4])
+    sure, uniform, none, nan, pair, huge = confidence_score(rows).tolist()
+    assert sure == pytest.approx(1.0)
+    assert huge == pytest.approx(1.0)
+    assert uniform == pytest.approx(0.02 * 0.5, abs=1e-3)
+    assert none == 0.0
+    assert nan == 0.0
+    assert uniform < pair < sure
+
+
+def test_sharper_logits_score_higher() -> None:
+    logits = torch.randn(200, generator=torch.Generator().manual_seed(1))
+    scores = confidence_score(torch.stack([logits * heat for heat in (0.0, 0.5, 1, 2, 4, 8)]))
+    assert scores.tolist() == sorted(scores.tolist())
+    assert ((scores >= 0) & (scores <= 1)).all()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"tau": 1.5}, "tau = 1.5; allowed: 0.0 to 1.0"),
+        ({"low": 70}, "low = 70; allowed: 80 and more"),
+        ({"high": 100}, "high = 100; allowed: 128 and more"),
+        ({"gamma": 1.0}, "gamma = 1.0"),
+        ({"window": 0}, "window = 0"),
+    ],
+)
+def test_settings_without_sense_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        ConfKVSettings(**values)
+
+
+def test_a_pyramid_falls_with_depth_and_keeps_the_sum(llama: Any, prompt: torch.Tensor) -> None:
+    for layers in (1, 2, 5, 30):
+        shares = layer_shares(layers, 0.4)
+        assert sum(shares) == pytest.approx(layers)
+        assert shares == sorted(shares, reverse=True)
+    settings = ConfKVSettings(tau=0.0, low=40, high=60, window=8, slack=4, pyramid=0.5)
+    cache = kvgraph.ConfKVCache(llama.config, settings)
+    with torch.no_grad():
+        llama(prompt.repeat(1, 5), past_key_values=cache)
+    assert cache.held() == [60, 40, 20]
+    with pytest.raises(SettingsError, match=r"pyramid = 0\.8 leaves the last layer 8 tokens"):
+        kvgraph.ConfKVCache(llama.config, ConfKVSettings(low=40, window=8, slack=4, pyramid=0.8))
+
+
+class Hostile:
+    """Scores that would evict the newest."""
+
+    queries = 8
+
+    def first(self, mass: torch.Tensor) -> torch.Tensor:
+        return mass.mean(1)
+
+    def next(self, memory: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+        return memory
+
+    def scores(
+        self, memory: torch.Tensor, position: torch.Tensor, open_to: torch.Tensor
+    ) -> torch.Tensor:
+        return -position.to(torch.float32)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_the_newest_survive_any_score(llama: Any, prompt: torch.Tensor, int8: bool) -> None:
+    settings = ConfKVSettings(tau=0.0, low=24, high=40, window=8, slack=4, int8=int8)
+    cache = kvgraph.ConfKVCache(llama.config, settings, ranker=Hostile())
+    kept = []
+    for _ in range(60):
+        with torch.no_grad():
+            llama(prompt[:, :1], past_key_values=cache)
+        kept.append(cache.layers[2].table.position[0].tolist())
+    for step, positions in enumerate(kept):
+        newest = list(range(max(0, step - 7), step + 1))
+        assert positions[-len(newest) :] == newest
+    assert kept[-1][:10] == list(range(10))  # and of the rest the hostile choice: the oldest
+
+
+def test_the_same_schedule_evicts_the_same(llama: Any, prompt: torch.Tensor) -> None:
+    def run(budgets: Replayed | None) -> tuple[Any, list[list[int]]]:
+        settings = ConfKVSettings(tau=0.045, low=24, high=40, window=8, slack=4)
+        cache = kvgraph.ConfKVCache(llama.config, settings, budgets=budgets)
+        llama.generate(prompt, past_key_values=cache, max_new_tokens=80, do_sample=False,
+                       pad_token_id=0)  # fmt: skip
+        return cache, [layer.table.position.tolist() for layer in cache.layers]
+
+    first, kept = run(None)
+    assert {budget for step in first.schedule() for budget in step} == {24, 40}
+    again, kept_again = run(Replayed(first.schedule()))
+    assert kept_again == kept
+    assert again.schedule() == first.schedule()
+
+
+def test_attention_and_recency_are_weighed_over_what_may_go() -> None:
+    ranker = AttentionAndRecency(alpha=0.5, gamma=0.9)
+    memory = torch.tensor([[9.0, 0.1, 0.3, 0.2]])
+    position = torch.tensor([[0, 10, 20, 30]])
+    open_to = torch.tensor([[False, True, True, True]])
+    scores = ranker.scores(memory, position, open_to)[0, 1:]
+    torch.testing.assert_close(scores, torch.tensor([0.0, 0.75, 0.75]))
+
+
+def test_the_moving_average_follows_what_is_looked_at() -> None:
+    ranker = AttentionAndRecency(alpha=1.0, gamma=0.5)
+    memory = ranker.first(torch.tensor([[[0.2, 0.8], [0.6, 0.4]]]))
+    torch.testing.assert_close(memory, torch.tensor([[0.4, 0.6]]))
+    memory = ranker.next(memory, torch.tensor([[1.0, 0.0]]))
+    torch.testing.assert_close(memory, torch.tensor([[0.7, 0.3]]))
+
+
+def test_nobody_goes_before_the_slack_is_used_up() -> None:
+    table = TokenTable(1, torch.device("cpu"))
+    table.append(20, None)
+    ranker = AttentionAndRecency(alpha=0.0, gamma=0.9)
+    assert survivors(table, [16], 4, 4, ranker) is None
+    table.append(1, None)
+    chosen = survivors(table, [16], 4, 4, ranker)
+    assert chosen is not None
+    assert chosen.slots.tolist() == [list(range(5, 21))]
+
+
+def test_a_row_that_keeps_fewer_has_empty_slots_in_front() -> None:
+    table = TokenTable(2, torch.device("cpu"))
+    table.append(30, None)
+    chosen = survivors(table, [30, 10], 2, 4, AttentionAndRecency(alpha=0.0, gamma=0.9))
+    assert chosen is not None
+    table.keep(*chosen)
+    assert table.valid == [30, 10]
+    assert table.position[1, -10:].tolist() == list(range(20, 30))
+    assert (table.position[1, :20] == -1).all()
+    assert not table.full
