@@ -34,9 +34,12 @@ def keys_in_pool(hashes: Sequence[bytes]) -> list[int]:
 
 def array_in_pool(hashes: Sequence[bytes]) -> Keys:
     """``key_in_pool`` of hashes of one length, at least one."""
-    width = len(hashes[0])
-    table = np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(len(hashes), width)
-    keys = table[:, width - KEY_BYTES - GROUP_BYTES : width - GROUP_BYTES]
+    return keys_in_table(np.frombuffer(b"".join(hashes), np.uint8).reshape(len(hashes), -1))
+
+
+def keys_in_table(table: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> Keys:
+    """``key_in_pool`` of hashes of one length: uint8 ``[hashes, length]``."""
+    keys = table[:, -KEY_BYTES - GROUP_BYTES : -GROUP_BYTES]
     return np.ascontiguousarray(keys).view(">u8").ravel().astype(np.uint64)
 
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from ...graph.messages.advice import EvictionRanking
+from ...graph.types import Keys
+
+Places = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""Numbers of blocks in an engine's pool; 0 is its null block, which holds no key."""
+Finds = Callable[[Keys], Places]
+"""Finds the blocks that hold keys."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -14,16 +23,24 @@ class HeldRanking(EvictionRanking):
     Attributes:
         worth: Keys of ``spill_first``.
         places: Keys of ``protected``, each with its place.
+        blocks: That held the keys of ``order`` when it arrived; None where nobody could say.
     """
 
     worth: frozenset[int] = frozenset()
     places: dict[int, int] | None = None
+    blocks: Places | None = None
 
     @classmethod
-    def of(cls, ranking: EvictionRanking) -> HeldRanking:
+    def of(cls, ranking: EvictionRanking, finds: Finds | None = None) -> HeldRanking:
         """``ranking``, with its marks."""
         values = {each.name: getattr(ranking, each.name) for each in fields(EvictionRanking)}
-        return cls(**values, worth=worth_of(ranking), places=places_of(ranking))
+        blocks = None if finds is None else finds(ranking.order)
+        return cls(**values, worth=worth_of(ranking), places=places_of(ranking), blocks=blocks)
+
+
+def blocks_of(ranking: EvictionRanking) -> Places | None:
+    """Numbers of the blocks that hold the keys of its order, if they were found before."""
+    return ranking.blocks if isinstance(ranking, HeldRanking) else None
 
 
 def worth_of(ranking: EvictionRanking) -> frozenset[int]:

@@ -6,42 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...graph.messages.events import (
-    AnyEvent,
-    BlocksStored,
-    Event,
-    RequestFinished,
-    RequestStarted,
-)
-from ..keys import key_of, pack_hashes
+from ...graph.messages.events import AnyEvent, Event, RequestFinished, RequestStarted
+from ..keys import pack_hashes
 from .outbox import Later
-
-Run = tuple[bytes, bytes | None, str | None]
-"""Packed keys of consecutive blocks, the hash of the block before them, and their session."""
-
-
-class LateRuns:
-    """What entered the prefix cache in a step; see ``hooks.link.outbox.Later``.
-
-    Args:
-        runs: In order; not changed any more.
-        block_size: Tokens.
-    """
-
-    __slots__ = ("_block_size", "_runs")
-
-    def __init__(self, runs: Sequence[Run], block_size: int) -> None:
-        self._runs = runs
-        self._block_size = block_size
-
-    def events(self) -> Sequence[AnyEvent]:
-        """One event for each run."""
-        return [
-            BlocksStored(
-                packed, None if parent is None else key_of(parent), self._block_size, session
-            )
-            for packed, parent, session in self._runs
-        ]
 
 
 class LateHashes:

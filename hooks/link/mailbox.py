@@ -18,7 +18,7 @@ from ...graph.messages.advice import (
     StillValid,
 )
 from ...graph.types import Keys, as_keys
-from .held_ranking import HeldRanking
+from .held_ranking import Finds, HeldRanking
 
 Clock = Callable[[], float]
 AnyOpinion = RankingMessage | AdmissionMessage | StillValid | PrefetchMessage | SendTips
@@ -37,7 +37,12 @@ class Mailbox:
         max_stale_s: How long a ranking is acted on, in seconds.
         protect_stale_s: How long what it protects is kept, in seconds.
         clock: Monotonic seconds.
+
+    Attributes:
+        finds: Finds a ranking's blocks when it arrives; None: whoever applies it does.
     """
+
+    finds: Finds | None = None
 
     def __init__(self, max_stale_s: float, protect_stale_s: float, clock: Clock) -> None:
         self._clock = clock
@@ -115,7 +120,7 @@ class Mailbox:
             case RankingMessage():
                 ranking = advice.at(self._clock())
                 dated = replace(ranking, known_of=self._known_of(ranking.heard))
-                self._ranking = HeldRanking.of(dated)
+                self._ranking = HeldRanking.of(dated, self.finds)
             case AdmissionMessage():
                 word = advice.at(self._clock())
                 self._admission = replace(word, known_of=self._known_of(word.heard))

@@ -96,6 +96,7 @@ class SchedulerSide:
             pool, self.index, most_blocks_per_step(config, group), protect_stale_s(), clock
         )
         self.client = surroundings.connect(self)
+        self.client.finds = self.index.holders
         self._emit = self.client.outbox.emit
         self.holding: Holding | NoHolding = NoHolding()
         self.bridge = bridge = new_bridge(
@@ -104,7 +105,7 @@ class SchedulerSide:
         )  # fmt: skip
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, bridge], self._emit, arranger.stated,
-            bridge.adapted, engine_ends(config),
+            bridge.adapted, engine_ends(config), arranger.evicted,
         )  # fmt: skip
         self._prefill = PrefillMeter.of(config)
         self._reports = [self._prefill.told_with(self.observer.pressure), *bridge.reports]
@@ -242,6 +243,7 @@ class SchedulerSide:
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
+        self.index.catch_up()  # and so does what is counted of evictions
         pressure, *others = [report() for report in self._reports]
         return [pressure, self.arranger.report(dropped), *others]
 

@@ -108,24 +108,33 @@ def engine(
         int | None, typer.Option(min=1, help="Rounds between two starts of all servers.")
     ] = None,
     fleets: Annotated[
-        int | None, typer.Option(min=1, help="How often the servers are started; else 3, quick 1.")
+        int | None, typer.Option(min=1, help="How often the servers are started; else 2, quick 1.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=1, help="For all of it; else 14: fewer pairs if need be.")
     ] = None,
     part: Annotated[str, typer.Option(help="all, engine or sidecar.")] = "all",
     raw: Annotated[Path | None, typer.Option(help="Save every round here, as JSON.")] = None,
     model: Model = None,
 ) -> None:
-    """Run a real vLLM without memory pressure, on and off in turn: CPU time, throughput."""
+    """Run a real vLLM without memory pressure, on and off in turn: CPU time, throughput.
+
+    Under fifteen minutes. What was measured is kept as it comes (--raw), also after Ctrl-C.
+    """
     with _explained():
         from .engine.engine import QUICK, Part, Scale, run
 
         if part not in tuple(Part):
             raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
         scale = QUICK if quick else Scale()
-        scale = replace(scale, pairs=pairs or scale.pairs, fleets=fleets or scale.fleets)
+        given = {"pairs": pairs, "fleets": fleets, "minutes": minutes}
+        scale = replace(scale, **{name: value for name, value in given.items() if value})
         figures: Figures = run(
             progress=not as_json, scale=scale, model=model, raw=raw, part=Part(part)
         )
     figures.print(as_json)
+    if not figures.figures["complete"].value:
+        raise typer.Exit(1)
 
 
 @app.command()

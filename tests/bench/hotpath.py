@@ -19,6 +19,7 @@ from ..graph.messages.advice import EvictionRanking
 from ..graph.types import Keys, as_keys
 from ..hooks.client import AdvisorClient, EngineEnd
 from ..hooks.keys import pack_hashes, unpack
+from ..hooks.link.held_ranking import HeldRanking
 from ..hooks.vllm.free_queue.arranger import FreeQueueArranger
 from ..hooks.vllm.observe.index import BlockIndex
 from .figures import Figures
@@ -66,6 +67,7 @@ def _measure_apply(figures: Figures) -> None:
     for epoch in range(1, 4 * REPEATS):
         order = shuffled.permutation(keys)
         ranking = a_ranking(order[512:], epoch, protected=order[:512])
+        ranking = HeldRanking.of(ranking, index.holders)  # as the client's thread does
         moved, start = arranger.moved, time.thread_time()
         arranger.step(ranking)
         samples.append((time.thread_time() - start) / (arranger.moved - moved) * 1e6)

@@ -10,21 +10,26 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kvgraph.bench.engine import engine
 from kvgraph.bench.engine.engine import (
     GRAPH,
     STOCK,
     TIERS,
+    Record,
+    Scale,
     add_engine_figures,
     floor,
     ratios,
     verdict,
 )
+from kvgraph.bench.engine.engine_course import Course
 from kvgraph.bench.engine.engine_feed import SESSIONS, SessionFeed
 from kvgraph.bench.engine.engine_rounds import Round, Rounds
 from kvgraph.bench.engine.engine_threads import EngineThreads
 from kvgraph.bench.errors import ServerError
 from kvgraph.bench.figures import Figures
 from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
+from rich.console import Console
 
 BUSY = """
 import sys, threading, time
@@ -107,6 +112,47 @@ def test_the_figures_have_the_names_that_are_to_be_reached() -> None:
     assert shown["engine_cpu_ratio_stock"]["value"] == 1
     assert shown["graph_engine_cpu"]["unit"] == "CPU s / 1,000 tok"
     assert "throughput_ratio" in shown
+
+
+def test_what_was_measured_is_kept_as_it_comes(tmp_path: Path) -> None:
+    raw = tmp_path / "engine.json"
+    record = Record(Scale(), Course(60, Console(quiet=True)), raw)
+    for arm in (STOCK[0], GRAPH, STOCK[1], TIERS, STOCK[0]):
+        record.note(arm, Round(1000, 2.0, 1.0))
+    kept = json.loads(raw.read_text())
+    assert kept["figures"]["complete"]["value"] is False
+    assert kept["figures"]["engine_cpu_ratio"]["n"] == 1, "of whole pairs only"
+    assert len(kept["rounds"][STOCK[0]]) == 2
+    record.feeds["sidecar_cpu_250"] = [7.0], ""
+    record.is_complete = True
+    record.save()
+    kept = json.loads(raw.read_text())["figures"]
+    assert (kept["sidecar_cpu_250"]["value"], kept["complete"]["value"]) == (7.0, True)
+
+
+def test_an_interrupted_run_gives_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> list[float]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "sidecar_cpu_percent", interrupted)
+    raw = tmp_path / "engine.json"
+    figures = engine.run(progress=False, raw=raw, part=engine.Part.SIDECAR)
+    assert figures.figures["complete"].value is False
+    assert (
+        "a sidecar hears of 200 requests/s of 250 blocks" in json.loads(raw.read_text())["seconds"]
+    )
+
+
+def test_what_is_repeated_ends_with_its_share_of_the_time() -> None:
+    times = iter([0.0, 10.0, 40.0, 41.0, 85.0])
+    course = Course(100.0, Console(quiet=True), lambda: next(times))
+    with course.part("rounds"):
+        pass
+    assert course.took == {"rounds": 30.0}
+    assert course.has_time_for(8.0, share=0.5)
+    assert not course.has_time_for(20.0)
 
 
 # What a sidecar is fed --------------------------------------------------------------------------

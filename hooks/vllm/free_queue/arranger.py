@@ -21,11 +21,14 @@ from ..settings import PROTECT_STALE_S
 from .blanks import Blanks
 from .head_guard import HeadGuard
 from .protected_keys import ProtectedKeys
-from .window import Victim, Window
+from .victims import Victims
+from .window import Window
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+    from ..observe.tap import Changes
 
 _REACH_STEP: Final = 64  # blocks: one request more is no reason to look again; chosen
 _STEPS_CARRIED: Final = 2  # a copy is there two steps after its block was laid, if it is fast
@@ -75,6 +78,7 @@ class FreeQueueArranger:
         self._guard = HeadGuard(pool, index, blocks_per_step, self._protection)
         self._blanks = Blanks(pool, blocks_per_step)
         self._window = Window(pool, index, blocks_per_step, self._protection.stated_among)
+        self._guard.relaid = self._window.forget
 
     def copies_first(self, copier: Copier) -> None:
         """From now on, tell ``copier`` what it must know of the queue, and let some victims of the
@@ -127,13 +131,17 @@ class FreeQueueArranger:
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a prefix hit took ``blocks`` out of the queue, from wherever they stood: what
         stands at the head may no longer be enough for what the same step takes next."""
-        if self._copier is not None:
-            self._copier.touched(blocks)
-        if not (self._window.has_victims or self._guard.stands):
+        copier = self._copier
+        if copier is None and not (self._window.has_victims or self._guard.stands):
             return
-        ids = [block.block_id for block in blocks]
-        fewer = self._window.touched(ids)
-        if self._guard.touched(ids) or (fewer and not self._window.suffices):
+        was_free = [block for block in blocks if block.ref_cnt == 1]
+        if not was_free:
+            return
+        if copier is not None:
+            copier.touched(was_free)
+        ids = [block.block_id for block in was_free]
+        fewer = self._window.forget(ids)
+        if self._guard.touched(ids) or (fewer and not self._window.still_suffices()):
             self._guard.step()
 
     def step(
@@ -189,6 +197,11 @@ class FreeQueueArranger:
             dropped=dropped,
         )
 
+    def changed(self, changes: Changes) -> None:
+        """Note whether the prefix cache was reset."""
+        if changes.then_reset:
+            self.clear()
+
     def clear(self) -> None:
         """Forget the ranking: the prefix cache was reset."""
         self._window.reset()
@@ -202,20 +215,29 @@ class FreeQueueArranger:
         window = self._window
         if not window.follows(ranking):  # also where blanks suffice: they may not for long
             self.epoch = max(0, ranking.epoch)  # below 0: not of a sidecar's making
-            window.adopt(ranking, self._carried(ranking))
+            self._forget_protected(window.adopt(ranking, self._carried(ranking)))
         self._as_of = ranking.ts
         if self._blanks.still_suffice():
             return True
-        blanks = self._blanks.count() if window.falls_due() else None
-        if blanks is not None and window.lay(blanks, ranking.known_of):
-            self._guard.forget_head()  # victims may have stood among what it relies on
-        return self._blanks.suffice or window.suffices
+        if window.falls_due() and (place := self._place_for_more(ranking)) is not None:
+            self._guard.touched(window.lay(place, ranking.known_of))  # it may rely on some of them
+        return self._blanks.suffice or window.still_suffices()
 
-    def _carried(self, ranking: EvictionRanking) -> list[Victim]:
-        """Victims that go before those of ``ranking``: the last one is about as young."""
-        if self._copier is None or not ranking.ts - self._as_of <= _YOUNG_S:
-            return []
-        carried = self._window.next(_STEPS_CARRIED)
-        if self._protection:
-            return [each for each in carried if self._protection.rank_of(each[0]) is None]
-        return carried
+    def _place_for_more(self, ranking: EvictionRanking) -> KVCacheBlock | None:
+        """Behind which block more victims belong; None: there are blank blocks enough."""
+        if (last := self._window.find_anchor(ranking.known_of)) is not None:
+            return last
+        blanks = self._blanks.count()
+        return None if blanks is None else self._window.last_blank(blanks)
+
+    def _carried(self, ranking: EvictionRanking) -> int:
+        """For how many steps victims of the last ranking go before those of ``ranking``: it is
+        about as young."""
+        young = ranking.ts - self._as_of <= _YOUNG_S
+        return _STEPS_CARRIED if young and self._copier is not None else 0
+
+    def _forget_protected(self, carried: Victims) -> None:
+        """Rely on no victim of the last ranking's that is protected by now."""
+        if self._protection and (protected := carried.holding(self._protection.marks)):
+            carried.forget(protected)
+            self._guard.step()

@@ -6,7 +6,7 @@ there are gone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..observe.index import BlockIndex
@@ -32,12 +32,14 @@ class HeadGuard:
     Attributes:
         moved: Blocks moved since the engine's start.
         reach: The most blocks that the next step can take.
+        relaid: Told the numbers of blocks that were moved.
     """
 
     def __init__(
         self, pool: BlockPool, index: BlockIndex, blocks_per_step: int, protection: ProtectedKeys
     ) -> None:
         self.moved = 0
+        self.relaid: Callable[[Sequence[int]], object] = len
         self._ready: set[int] = set()  # ids of those that stand from the marker on
         self._ready_for = 0  # so many blocks, from the marker on, can go first
         self._pool = pool
@@ -134,7 +136,7 @@ class HeadGuard:
                 taken.append(block)
         finally:  # whatever happens, no block that left the queue stays out of it
             queue.append_n(taken)
-        self.moved += len(taken)
+        self._told_moved(taken)
 
     def _least_precious_first(self, others: list[KVCacheBlock]) -> None:
         """Lay as many protected blocks as two steps can take behind ``others``, in their order."""
@@ -180,4 +182,8 @@ class HeadGuard:
                 taken.append(block)
         finally:
             queue.prepend_n(taken)
-        self.moved += len(taken)
+        self._told_moved(taken)
+
+    def _told_moved(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self.moved += len(blocks)
+        self.relaid([block.block_id for block in blocks])

@@ -90,6 +90,11 @@ class ProtectedKeys:
         hashes = [(block, block.block_hash) for block in blocks]
         return [block for block, has in hashes if has and key_in_pool(has) in stated]
 
+    def marks(self, keys: Sequence[int]) -> Sequence[bool]:
+        """Which of ``keys`` are protected; none at all if no key is."""
+        place, stated = self._place, self._stated
+        return [key in place or key in stated for key in keys] if self else ()
+
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> None:
         """Leave to ``ranking`` the statements that its sidecar knows, and forget those of long ago.
 

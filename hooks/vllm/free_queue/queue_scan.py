@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import compress, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
+
+from ..observe.found_blocks import hash_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
 _LEAST: Final = 64  # blocks looked at per step at least, and; chosen
 _TIMES_TAKEN: Final = 3  # so many per block that the step took: faster than the queue moves
 _MOST_BLANKS: Final = 1024  # empty blocks passed over in one step; chosen
+_id_of: Final = attrgetter("block_id")
 
 
 class QueueScan:
@@ -44,7 +49,7 @@ class QueueScan:
     def touched(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Note that a hit took ``blocks`` out of the queue; they may come back at its end."""
         if self._last is not None:
-            hit = self._seen.intersection([block.block_id for block in blocks])
+            hit = self._seen.intersection(map(_id_of, blocks))
             self._seen -= hit
             self.reached = max(0, self.reached - len(hit))
             self._is_lost |= self._last.block_id in hit
@@ -65,21 +70,23 @@ class QueueScan:
             taken: Blocks that this step took from the head.
         """
         count = min(ahead - self.reached, _LEAST + _TIMES_TAKEN * taken)
-        found: list[KVCacheBlock] = []
-        blanks, last = _MOST_BLANKS, self._last
-        self._before = last
-        if count > 0:
-            for block in self._pool.free_block_queue.iter_blocks_after(last):
-                last = block
-                if block.block_hash is not None:
-                    found.append(block)
-                elif blanks := blanks - 1:
-                    continue
-                if len(found) == count or not blanks:
-                    break
-        self._last = last
+        self._before = self._last
+        found = self._next_cached(count) if count > 0 else []
         self.reached += len(found)
-        self._seen.update([block.block_id for block in found])
+        self._seen.update(map(_id_of, found))
+        return found
+
+    def _next_cached(self, count: int) -> list[KVCacheBlock]:
+        found: list[KVCacheBlock] = []
+        blanks, walk = _MOST_BLANKS, self._pool.free_block_queue.iter_blocks_after(self._last)
+        while len(found) < count and blanks:
+            passed = list(islice(walk, min(count - len(found), blanks)))
+            if not passed:
+                break
+            self._last = passed[-1]
+            cached = list(compress(passed, map(hash_of, passed)))
+            blanks -= len(passed) - len(cached)
+            found += cached
         return found
 
     def back_behind(self, block: KVCacheBlock | None, place: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -10,8 +10,11 @@ import numpy as np
 
 from ....graph.messages.advice import EvictionRanking
 from ....graph.types import Keys
+from ...link.held_ranking import Places, blocks_of
+from ..observe.found_blocks import FoundBlocks
 from ..observe.index import BlockIndex
 from .splice import move_behind
+from .victims import Victims
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -19,18 +22,18 @@ if TYPE_CHECKING:
 
 MAX_WINDOW: Final = 4096  # blocks; chosen
 _LEAST: Final = 512  # victims, however few a step takes: laid anew once in many steps; chosen
+_AT_ONCE: Final = 128  # victims that a step lays at least, if more are due; chosen
 _STEPS: Final = 1.5  # that it suffices for: a ranking comes every few of them; chosen
 _FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
-_SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim of a window, at most; chosen
+_SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim that is due, at most; chosen
 _LOOKED_AT_ONCE: Final = 64  # ranked keys at least: one pass costs as much as 30 of them; chosen
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 
 
-Victim = tuple["KVCacheBlock", object]  # and its hash, as it was when it was laid
-
-
 class Window:
-    """The victims that stand at the head; laid anew for a new ranking, or when few are left.
+    """The victims that stand at the head: a new ranking's, and more of them when few are left.
+
+    What the next step may take is laid at once, the others a part in each step.
 
     Args:
         pool: The live block pool.
@@ -64,10 +67,9 @@ class Window:
         self._index = index
         self._stated = stated
         self._order = _NO_KEYS
+        self._holders: Places | None = None  # numbers of the blocks that held these keys
         self._next = 0  # place in the order of the next victim
-        self._victims: dict[int, Victim] = {}  # by block id
-        self._marker: Victim | None = None  # the first of the last victims
-        self._last: set[int] = set()  # those that stand there still, by block id
+        self._victims = Victims()
         self._due = False
         self.steps = _STEPS
         self.laid_behind: Callable[[KVCacheBlock | None, int], None] = _nobody_asks
@@ -86,82 +88,77 @@ class Window:
         """Whether the victims are this ranking's."""
         return ranking.order is self._order  # not the epoch: a restarted sidecar counts anew
 
-    def adopt(self, ranking: EvictionRanking, before: Sequence[Victim] = ()) -> None:
-        """Follow ``ranking`` from now on; its victims go behind those of ``before``."""
-        self._order, self._next = ranking.order, 0
-        self._victims = {victim[0].block_id: victim for victim in before}
-        self._marker = None
+    def adopt(self, ranking: EvictionRanking, carried: int = 0) -> Victims:
+        """Follow ``ranking`` from now on; its victims go behind those of the last one that
+        ``carried`` steps take, which are returned."""
+        self._order, self._holders, self._next = ranking.order, blocks_of(ranking), 0
+        self._victims.drop_taken()
+        self._victims.keep_first(carried * max(self.prompts, int(self._largest_step)))
         self._due = True
-
-    def next(self, steps: int) -> list[Victim]:
-        """The victims that so many steps take."""
-        standing = filter(_stands, self._victims.values())
-        return list(islice(standing, steps * max(self.reach, int(self._largest_step))))
+        return self._victims
 
     def reset(self) -> None:
         """Follow no ranking."""
-        self._order, self._next = _NO_KEYS, 0
-        self._victims, self._marker, self._due = {}, None, False
-
-    @property
-    def stands(self) -> bool:
-        """Whether the last of its victims were seen at the head, and not to be gone."""
-        return self._marker is not None
+        self._order, self._holders, self._next = _NO_KEYS, None, 0
+        self._victims, self._due = Victims(), False
 
     @property
     def has_victims(self) -> bool:
         """Whether any block was laid, and may be there."""
-        return bool(self._victims)
+        return len(self._victims) > 0
 
-    @property
-    def suffices(self) -> bool:
-        """Whether no step takes more blocks than the window has."""
-        return self._marker is not None and len(self._last) >= self.reach
+    def still_suffices(self) -> bool:
+        """Whether no step takes more blocks than the window has; forgets those that are gone."""
+        self._victims.drop_taken()
+        return len(self._victims) >= self.reach
 
-    def touched(self, ids: Sequence[int]) -> bool:
-        """Note that blocks were used again, wherever in the queue they stood; returns whether
-        fewer of the last victims are left."""
-        for block_id in ids:
-            self._victims.pop(block_id, None)
-        before = len(self._last)
-        self._last.difference_update(ids)
-        fewer = len(self._last) < before and self._marker is not None
-        self._due = self._due or (fewer and not self.suffices)
-        return fewer
+    def forget(self, ids: Sequence[int]) -> bool:
+        """Note that blocks were used again or moved, wherever in the queue they stood; returns
+        whether fewer victims are left."""
+        return self._victims.forget(ids) > 0
 
     def falls_due(self) -> bool:
-        """Whether the window is due to be laid: notes it if most of the victims are gone."""
-        if self._marker is not None and not _stands(self._marker):
-            self._marker = None
-            self._due = True
-        more = self.prompts > len(self._victims) and self._next < len(self._order)
-        return self._due or more
+        """Whether more victims are due to be laid."""
+        if self._next >= len(self._order):
+            return False
+        self._victims.drop_taken()
+        left = len(self._victims)
+        self._due = self._due or left < self.size // 2 or left < self.prompts
+        return self._due
 
-    def lay(self, blanks: int, known_of: float) -> bool:
-        """Move the next victims to the head, behind those that are left there and ``blanks`` blank
-        blocks; returns whether any moved.
+    def find_anchor(self, known_of: float) -> KVCacheBlock | None:
+        """The last victim, if it stands at the head still, where a ranking that knows the events
+        before ``known_of`` left it."""
+        victims, freed_at = self._victims, self._index.freed_at
+        while len(victims):
+            last = victims.last
+            if last is not None and freed_at(last) <= known_of:
+                return last
+            victims.drop_last()
+        return None
+
+    def lay(self, place: KVCacheBlock, known_of: float) -> list[int]:
+        """Move the next victims to behind ``place``; returns their numbers.
 
         Args:
+            place: The last victim that stands, else the last block that goes before any.
             known_of: The ranking knows the events before this time.
         """
-        window = self._left(known_of)
-        kept, size = len(window), self.size
-        last_kept = next(reversed(window.values()))[0] if window else None
-        self._fill(window, size, known_of)
-        self._victims = window
-        self._due = self._next < len(self._order) and len(window) < size // 2
-        if len(window) == kept:
-            return False  # nothing new: what is left of the window stands where it stood
-        new = [block for block, _ in islice(window.values(), kept, None)]
-        move_behind(last_kept or self._last_blank(blanks), new)
-        self.laid_behind(last_kept, kept)
-        self.laid += len(new)
-        last = min((len(window) + 1) // 2, max(1, 2 * int(self._largest_step)))
-        self._last = set(islice(window, len(window) - last, None))
-        self._marker = next(islice(window.values(), len(window) - last, None))
-        return True
+        victims, laid = self._victims, list[int]()
+        left = len(victims)
+        at_once = max(_AT_ONCE, self.prompts - left, int(self.steps * self._largest_step) - left)
+        for found in self._next_victims(min(self.size - left, at_once), known_of):
+            move_behind(place, found.blocks)
+            if not laid:
+                self.laid_behind(place if left else None, left)
+            victims.add(found)
+            laid += found.ids
+            place = found.blocks[-1]
+        self.laid += len(laid)
+        self._due = len(victims) < self.size and self._next < len(self._order)
+        return laid
 
-    def _last_blank(self, blanks: int) -> KVCacheBlock:
+    def last_blank(self, blanks: int) -> KVCacheBlock:
         """The last of the blank blocks at the head, or the queue's fake head."""
         queue = self._pool.free_block_queue
         blank: KVCacheBlock = queue.fake_free_list_head
@@ -169,57 +166,32 @@ class Window:
             blank = block
         return blank
 
-    def _left(self, known_of: float) -> dict[int, Victim]:
-        """Victims that stand there still, and that a ranking which knows the events before
-        ``known_of`` may move.
-
-        A block that was used since stays where its use put it: the ranking does not know of that
-        use. Nor does a ranking overrule a caller's statement that it does not know of.
-        """
-        freed_at = self._index.freed_at
-        left = {
-            victim[0].block_id: victim
-            for victim in filter(_stands, self._victims.values())
-            if freed_at(victim[0]) <= known_of
-        }
-        for block in self._stated([block for block, _ in left.values()]):
-            del left[block.block_id]
-        return left
-
-    def _fill(self, window: dict[int, Victim], size: int, known_of: float) -> None:
-        """Add the ranking's next free blocks to ``window``, up to ``size``."""
-        most = _SCAN_PER_VICTIM * size
-        while len(window) < size and most > 0:
-            count = min(most, max(size - len(window), _LOOKED_AT_ONCE))
-            keys = self._order[self._next : self._next + count]
+    def _next_victims(self, count: int, known_of: float) -> Iterator[FoundBlocks]:
+        """The ranking's next free blocks, ``count`` in all, if there are so many."""
+        most = _SCAN_PER_VICTIM * count
+        while count > 0 and most > 0:
+            keys = self._order[self._next : self._next + min(most, max(count, _LOOKED_AT_ONCE))]
             if not len(keys):
                 return
-            looked_at = self._add(window, size, keys, known_of)
+            found, looked_at = self._of_next(keys, count, known_of)
             self._next += looked_at
+            self.recycled += looked_at - len(found.ids)
             most -= looked_at
+            count -= len(found.ids)
+            if found.ids:
+                yield found
 
-    def _add(self, window: dict[int, Victim], size: int, keys: Keys, known_of: float) -> int:
-        """Add the free blocks of ``keys``, until there are ``size``; returns how many keys that
+    def _of_next(self, keys: Keys, count: int, known_of: float) -> tuple[FoundBlocks, int]:
+        """At most ``count`` victims among the blocks of the next ``keys``; how many keys that
         took."""
-        found, before = self._index.find_unused(keys, known_of), len(window)
-        stated = {block.block_id for block in self._stated([block for _, block in found])}
-        looked_at = len(keys)
-        for place, block in found:
-            if block.block_id not in stated:
-                window.setdefault(block.block_id, (block, block.block_hash))
-                if len(window) == size:
-                    looked_at = place + 1
-                    break
-        self.recycled += looked_at - (len(window) - before)
-        return looked_at
-
-
-def _stands(victim: Victim) -> bool:
-    """Whether a victim is free still, with the same content."""
-    block, block_hash = victim
-    return (
-        not block.ref_cnt and block.next_free_block is not None and block.block_hash is block_hash
-    )
+        holders = self._holders
+        at = None if holders is None else holders[self._next : self._next + len(keys)]
+        found = self._index.find_unused(keys, known_of, at)
+        stated = {block.block_id for block in self._stated(found.blocks)}
+        found = found.without(self._victims.ids | stated if stated else self._victims.ids)
+        if len(found.ids) <= count:
+            return found, len(keys)
+        return found.first(count), found.places[count - 1] + 1
 
 
 def _nobody_asks(block: KVCacheBlock | None, place: int) -> None:

@@ -12,22 +12,26 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ....graph.types import Keys
-from ...keys import array_in_pool, key_in_pool
+from ...keys import key_in_pool
+from ...link.held_ranking import Places
+from .found_blocks import FoundBlocks
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 _NOBODY: Final = 0  # id of vLLM's null block, which never holds a key
-_NO_KEY: Final = 0  # that blank bytes read as
+_FOUND_AT_ONCE: Final = 1024  # keys, while the engine's thread waits; chosen
+_MOST_BEHIND: Final = 512  # steps; of far fewer the client's thread has not told yet; chosen
 _MOST_PER_BLOCK: Final = 2  # entries: those of blocks that vLLM skipped are never evicted; chosen
 
 
 class BlockIndex:
     """Blocks that entered the prefix cache, by key.
 
-    An entry may be outdated, and is checked before use: ``find`` returns a block only while it
-    still carries the key that it was noted with.
+    What steps change is noted later, on the client's thread, or when a key is looked up here. An
+    entry may be outdated, and is checked before use: ``find`` returns a block only while it still
+    carries the key that it was noted with.
 
     Args:
         pool: The live block pool.
@@ -47,11 +51,30 @@ class BlockIndex:
         self._clock = clock
         self._ids: dict[int, int] = {}
         self._twice: set[int] = set()  # keys that more than one block may hold
-        self._freed_at: list[float] = [-math.inf] * len(pool.blocks)  # by block id
+        self._freed_at = np.full(len(pool.blocks), -math.inf)  # seconds, by block id
         self._most = _MOST_PER_BLOCK * len(pool.blocks)
+        self._behind: deque[Callable[[], None]] = deque()
 
     def __len__(self) -> int:
+        self.catch_up()
         return len(self._ids)
+
+    def is_behind(self, note: Callable[[], None]) -> None:
+        """Note that something changed; ``note``, the same each time it is called, notes what."""
+        self._behind.append(note)
+        if len(self._behind) > _MOST_BEHIND and (oldest := self._next_note()):
+            oldest()
+
+    def catch_up(self) -> None:
+        """Note all that changed until now, but what another thread is noting."""
+        while self._behind and (note := self._next_note()):
+            note()
+
+    def _next_note(self) -> Callable[[], None] | None:
+        try:
+            return self._behind.popleft()
+        except IndexError:  # also where another thread was faster
+            return None
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
         """Note which blocks hold ``keys`` from now on."""
@@ -64,9 +87,7 @@ class BlockIndex:
 
     def freed(self, block_ids: Iterable[int]) -> None:
         """Note that a request gives these blocks back now."""
-        now, freed_at = self._clock(), self._freed_at
-        for block_id in block_ids:
-            freed_at[block_id] = now
+        self._freed_at[list(block_ids)] = self._clock()
 
     def remember(self, keys: Sequence[int], block_ids: Sequence[int]) -> None:
         """Note a chain of cached blocks that is freed now.
@@ -75,52 +96,59 @@ class BlockIndex:
             keys: Of the chain's blocks, from its start.
             block_ids: As many, or more.
         """
-        self.cached(keys, block_ids)
+        self.is_behind(lambda: self.cached(keys, block_ids))
         self.freed(block_ids[: len(keys)])
 
     def find(self, key: int) -> KVCacheBlock | None:
         """The free block that holds ``key``, or None if it is gone, reused or referenced."""
+        self.catch_up()
         block = self._pool.blocks[self._ids.get(key, _NOBODY)]
         if block.ref_cnt or block.next_free_block is None:
             return None
         block_hash = block.block_hash
         return None if block_hash is None or key_in_pool(block_hash) != key else block
 
-    def find_unused(self, keys: Keys, since: float) -> list[tuple[int, KVCacheBlock]]:
-        """The free blocks that hold ``keys`` and that no request gave back after ``since``, each
-        with its key's place; checked as in ``find``."""
-        blocks, freed_at = self._pool.blocks, self._freed_at
-        ids = list(map(self._ids.get, keys.tolist(), repeat(_NOBODY)))
-        held = [blocks[at] for at in ids]
-        hashes = [
-            None if block.ref_cnt or block.next_free_block is None else block.block_hash
-            for block in held
-        ]
-        blank = bytes(len(next(filter(None, hashes), b"")))
-        if not blank:
-            return []
-        same = (array_in_pool([each or blank for each in hashes]) == keys) & (keys != _NO_KEY)
-        places = np.flatnonzero(same).tolist()
-        return [(place, held[place]) for place in places if freed_at[ids[place]] <= since]
+    def holders(self, keys: Keys) -> Places:
+        """Numbers of the blocks that hold ``keys``, or held them last; 0 where none is known.
 
-    def rediscover(self, hashes: Sequence[bytes]) -> None:
-        """Remember what the prefix cache holds of a chain that was freed without a report.
+        A part at a time, so that the engine's thread can run in between.
+        """
+        self.catch_up()
+        found = np.zeros(len(keys), dtype=np.int64)
+        for start in range(0, len(keys), _FOUND_AT_ONCE):
+            some = keys[start : start + _FOUND_AT_ONCE].tolist()
+            found[start : start + len(some)] = list(map(self._ids.get, some, repeat(_NOBODY)))
+            time.sleep(0)
+        return found
+
+    def find_unused(self, keys: Keys, since: float, at: Places | None = None) -> FoundBlocks:
+        """The free blocks that hold ``keys`` and that no request gave back after ``since``; checked
+        as in ``find``.
+
+        Args:
+            at: Numbers of the blocks that held these keys a moment ago, if they are known.
+        """
+        ids = self.holders(keys) if at is None else at
+        unused = (self._freed_at[ids] <= since) & (ids != _NOBODY)
+        if unused.all():
+            return FoundBlocks.of(keys, ids, self._pool.blocks)
+        found = FoundBlocks.of(keys[unused], ids[unused], self._pool.blocks)
+        places = np.flatnonzero(unused)[found.places].tolist()
+        return found._replace(places=places)
+
+    def freed_without_a_word(self, hashes: Sequence[bytes]) -> None:
+        """Note that a chain was freed, of which nobody told which blocks hold it.
 
         Args:
             hashes: Of the chain's blocks, from its start, as the prefix cache keeps them: with the
                 group's id.
         """
-        now, block_of = self._clock(), self._pool.cached_block_hash_to_block.get_one_block
-        for block_hash in hashes:
-            block = block_of(block_hash)
-            if block is not None and not block.is_null:
-                self._ids[key_in_pool(block_hash)] = block.block_id
-                self._freed_at[block.block_id] = now
+        held = map(self._pool.cached_block_hash_to_block.get_one_block, hashes)
+        self.freed([block.block_id for block in held if block is not None])
 
     def freed_at(self, block: KVCacheBlock) -> float:
         """When a request that used ``block`` last gave it back; -inf if none ever did."""
-        freed_at: float = self._freed_at[block.block_id]
-        return freed_at
+        return float(self._freed_at[block.block_id])
 
     def forget(self, hashes: Sequence[bytes], keys: Sequence[int]) -> Sequence[int]:
         """Take note that a block of each hash was evicted; returns the keys that are gone.
@@ -157,6 +185,6 @@ class BlockIndex:
     def _forget_outdated(self) -> None:
         """Forget keys of blocks that do not hold them; those that are left fit the pool."""
         blocks = self._pool.blocks
-        held = ((key, at, blocks[at].block_hash) for key, at in self._ids.items())
+        held = ((key, at, blocks[at].block_hash) for key, at in list(self._ids.items()))
         self._ids = {key: at for key, at, has in held if has and key_in_pool(has) == key}
         self._twice &= self._ids.keys()

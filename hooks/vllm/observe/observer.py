@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from ....graph.messages.events import (
     MAX_NAME,
     AnyEvent,
-    BlocksCleared,
-    BlocksRemoved,
     Pressure,
     RequestFinished,
     RequestStarted,
 )
 from ....graph.types import PROTECTED_LAYERS
-from ...keys import key_of, keys_in_pool, pack_keys, pack_run, unpack
-from ...link.late_events import LateHashes, LateRuns, Run
+from ...keys import key_of, pack_run, unpack
+from ...link.late_events import LateHashes
 from .group import ObservedGroup
 from .hints import hint_policy
 from .index import BlockIndex
+from .late_changes import ChangeReporter, LateChanges
 from .resident import resident_keys
-from .returned import returned
 from .tags import Meaning, TagReader
-from .tap import Cached, Changes
+from .tap import Changes
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -34,14 +31,11 @@ if TYPE_CHECKING:
     from ...link.outbox import Later
 
 
-class EvictionListener(Protocol):
-    """Is told what left the prefix cache."""
+class ChangeListener(Protocol):
+    """Is told in the step itself what entered and left the prefix cache."""
 
-    def evicted(self, keys: Sequence[int]) -> None:
-        """Note that the engine evicted ``keys``."""
-
-    def clear(self) -> None:
-        """Note that the prefix cache was reset."""
+    def changed(self, changes: Changes) -> None:
+        """Note what a step cached and evicted, and whether the prefix cache was reset then."""
 
 
 def _nobody_asks(keys: Sequence[int]) -> None:
@@ -59,11 +53,12 @@ class EngineObserver:
         pool: The live block pool.
         group: The KV cache group to observe.
         index: Learns which block holds which key.
-        listeners: Are told of evictions.
+        listeners: Are told of changes in the step itself; all others learn of them later.
         emit: Takes each event; must not wait.
         stated: Is told which keys a caller says are protected.
         adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache.
         ended: What to emit at a request's end, for what callers say of it.
+        gone: Is told which keys the engine evicted, when that is worked through.
     """
 
     def __init__(
@@ -71,17 +66,17 @@ class EngineObserver:
         pool: BlockPool,
         group: ObservedGroup,
         index: BlockIndex,
-        listeners: Sequence[EvictionListener],
+        listeners: Sequence[ChangeListener],
         emit: Callable[[AnyEvent | Later], None],
         stated: Callable[[Sequence[int]], None] = _nobody_asks,
         adapted: Callable[[Sequence[int]], None] = _nobody_asks,
         ended: Callable[[RequestFinished, Request], AnyEvent | Later] = _as_told,
+        gone: Callable[[Sequence[int]], None] = _nobody_asks,
     ) -> None:
         self.stored = 0  # blocks, since the start
         self._pool = pool
         self._group = group
-        self._scale, self._suffix, self._block_size = group.scale, group.suffix, group.block_size
-        self._alone = group.groups_take == 1  # so every eviction is its own
+        self._reporter = ChangeReporter(group, index, gone)
         self._index, self._listeners = index, listeners
         self._emit = emit
         self._stated, self._adapted, self._ended = stated, adapted, ended
@@ -124,7 +119,7 @@ class EngineObserver:
             hashes=b"",
             prompt_tokens=prompt,
             cached_tokens=self._waiting.pop(request.request_id, 0),
-            block_size=self._block_size,
+            block_size=self._group.block_size,
             session=meaning.session,
             tenant=meaning.tenant,
             segments=meaning.segments,
@@ -164,7 +159,7 @@ class EngineObserver:
             request, _ = self.running.get(request_id, (None, None))
             if request is not None:
                 hashes = self._group.hashes(request, request.num_tokens)
-                self._index.rediscover([each + self._group.suffix for each in hashes])
+                self._index.freed_without_a_word([each + self._group.suffix for each in hashes])
 
     def _read(self, request: Request) -> Meaning:
         return self._tags.read(
@@ -184,54 +179,25 @@ class EngineObserver:
         return hashes if count == len(hashes) else hashes[:count]
 
     def blocks_changed(self, changes: Changes) -> int:
-        """Report what a step cached, then the evicted keys that are not cached again, at once.
+        """Queue what a step cached and evicted, to be worked through when it is told.
 
         Returns how many blocks of any group were evicted.
         """
-        if changes.cached:
-            self._stored(changes.cached)
-        evicted = list(chain.from_iterable(changes.evicted))
-        if evicted:
-            self._removed(evicted, changes.cached)
-        if changes.then_reset:
-            self._cleared()
-        return len(evicted)
-
-    def _stored(self, cached: Sequence[Cached]) -> None:
-        scale, sessions = self._scale, self._sessions
-        runs: list[Run] = []
-        ids: list[int] = []
-        for request, blocks, first, end in cached:
-            hashes = request.block_hashes
-            packed = pack_run(hashes, first, end, scale)
-            parent = hashes[scale * first - 1] if first else None
-            runs.append((packed, parent, sessions.get(request.request_id)))
-            ids += [block.block_id for block in blocks[first:end]]
+        cached, names = changes.cached, self._sessions
+        sessions = [names.get(run[0].request_id) for run in cached] if names else ()
+        for request, _, first, end in cached:
+            self.stored += end - first
             if request.lora_request is not None:
-                self._adapted(unpack(packed))
-        self.stored += len(ids)
-        self._index.cached(unpack(b"".join([packed for packed, _, _ in runs])), ids)
-        self._emit(LateRuns(runs, self._block_size))
-
-    def _removed(self, hashes: list[bytes], cached: Sequence[Cached]) -> None:
-        if not self._alone:
-            hashes = [each for each in hashes if each.endswith(self._suffix)]
-        keys = keys_in_pool(hashes)
-        gone = self._index.forget(hashes, keys)
-        if gone:
-            self._emit(BlocksRemoved(pack_keys(gone)))
-            for listener in self._listeners:
-                listener.evicted(gone)
-        for run in returned(cached, keys, gone, self._scale):
-            request, _, first, end = run
-            self._emit(BlocksRemoved(pack_run(request.block_hashes, first, end, self._scale)))
-            self._stored([run])
-
-    def _cleared(self) -> None:
-        self._index.clear()
+                self._note_adapted(request, first, end)
+        late = LateChanges(changes, sessions, self._reporter)
+        self._index.is_behind(late.note)
+        self._emit(late)
         for listener in self._listeners:
-            listener.clear()
-        self._emit(BlocksCleared())
+            listener.changed(changes)
+        return len(changes.evicted)
+
+    def _note_adapted(self, request: Request, first: int, end: int) -> None:
+        self._adapted(unpack(pack_run(request.block_hashes, first, end, self._group.scale)))
 
     # Asked from the client's thread -------------------------------------------------------------
 

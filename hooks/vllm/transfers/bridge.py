@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from ..observe.group import ObservedGroup
     from ..observe.index import BlockIndex
+    from ..observe.tap import Changes
 
 _NO_JOB: Final = 0  # names no job and no copy: both are numbered from one
 
@@ -208,10 +209,15 @@ class TierCacheBridge:
         """Note that the engine cached ``keys``, which a LoRA adapter computed."""
         self.ledger.adapted.update(keys)
 
-    def evicted(self, keys: Sequence[int]) -> None:
-        """Note that the engine evicted ``keys``."""
-        self.spiller.evicted(keys)
-        self._prefetcher.evicted(keys)
+    def changed(self, changes: Changes) -> None:
+        """Note what a step cached and evicted, and whether the prefix cache was reset then."""
+        evicted = changes.evicted
+        if evicted:
+            keys = evicted.keys.tolist()
+            self.spiller.evicted(evicted, keys)
+            self._prefetcher.evicted(keys)
+        if changes.then_reset:
+            self.clear()
 
     def clear(self) -> None:
         """Drop all copies: the prefix cache was reset, perhaps for new weights."""

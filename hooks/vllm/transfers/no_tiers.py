@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
+    from ..observe.tap import Changes
+
 
 class NoTiers:
     """The bridge of an engine whose blocks have no copies; see ``TierCacheBridge``."""
@@ -73,10 +75,7 @@ class NoTiers:
     def adapted(self, keys: Sequence[int]) -> None:
         """Do nothing."""
 
-    def evicted(self, keys: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def clear(self) -> None:
+    def changed(self, changes: Changes) -> None:
         """Do nothing."""
 
     def lend(self) -> list[KVCacheBlock]:

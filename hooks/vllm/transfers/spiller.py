@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat, takewhile
+from itertools import compress, islice, repeat, takewhile
+from operator import not_
 from typing import TYPE_CHECKING, Final
 
 from ....graph.messages.advice import EvictionRanking
@@ -16,6 +17,7 @@ from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Spill
 from ...tiers.ledger import TierLedger
 from ..free_queue.queue_scan import QueueScan
+from ..observe.found_blocks import hash_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -99,17 +101,24 @@ class Spiller:
             self._copy(blocks, now, ranking if step.tokens else None)
         return self._spare(wanted) if wanted else 0
 
-    def evicted(self, keys: Sequence[int]) -> None:
-        """Note that the engine evicted ``keys``, and whether copies are left."""
+    def evicted(self, full_hashes: Sequence[bytes], keys: Sequence[int]) -> None:
+        """Note that the engine evicted blocks, and whether copies are left.
+
+        Args:
+            full_hashes: With the group's id.
+            keys: Those of ``full_hashes``.
+        """
         ledger, worth = self._ledger, self._worth
         if ledger.adapted:
-            ledger.adapted.difference_update(keys)
+            block_of = self._pool.cached_block_hash_to_block.get_one_block
+            held = zip(full_hashes, keys, strict=True)
+            ledger.adapted.difference_update(key for each, key in held if block_of(each) is None)
         hashes = ledger.directory.hashes_of(keys)
-        for block_hash in filter(None, hashes):
-            if ledger.directory.stands_twice(block_hash):
+        if copied := list(filter(None, hashes)):
+            for block_hash in filter(ledger.directory.stands_twice, copied):
                 ledger.directory.leaves(block_hash)
-        lost = [key for key, has in zip(keys, hashes, strict=True) if has is None]
-        worthy = len(lost) if worth is None else sum(map(worth.__contains__, lost))
+        lost = list(compress(keys, map(not_, hashes))) if copied else keys
+        worthy = len(lost) if worth is None else len(worth.intersection(lost))
         ledger.counts.spill_lost += worthy
         ledger.counts.passed_over += len(lost) - worthy
 
@@ -159,16 +168,18 @@ class Spiller:
         """Which of ``blocks`` are worth a copy and have none, nor one under way; ``first`` is the
         place of the first of them."""
         directory, worth, under_way = self._ledger.directory, self._worth, self._under_way
-        keys = keys_in_pool([block.block_hash for block in blocks])
-        wanted: list[int] = []
-        for at, copied in enumerate(directory.hashes_of(keys)):
-            if copied is not None:
-                directory.leaves(copied)
-            elif keys[at] in under_way:
-                under_way[keys[at]] = first + at
-            elif worth is None or keys[at] in worth:
-                wanted.append(at)
-        return wanted
+        keys = keys_in_pool(list(map(hash_of, blocks)))
+        hashes = directory.hashes_of(keys)
+        for copied in filter(None, hashes):
+            directory.leaves(copied)
+        if under_way:
+            places = {key: at for at, key in enumerate(keys, first) if key in under_way}
+            under_way.update(places)
+        return [
+            at
+            for at, (key, copied) in enumerate(zip(keys, hashes, strict=True))
+            if copied is None and key not in under_way and (worth is None or key in worth)
+        ]
 
     def _spare(self, wanted: int) -> int:
         """How many blocks at the head the next step leaves that can go without a loss, as far as is

@@ -12,7 +12,7 @@ import datetime
 import json
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,8 @@ from ..faults.faults_record import device
 from ..figures import Figures
 from ..serving.model import ensure_model
 from ..serving.vllm_server import ServerPlan
-from .engine_feed import sidecar_cpu_percent
+from .engine_course import Course
+from .engine_feed import TURNS, sidecar_cpu_percent
 from .engine_rounds import CONCURRENCY, Round, Rounds, rounds_in_turns
 
 STOCK: Final = ("stock", "stock_again")
@@ -52,16 +53,20 @@ class Scale:
         fleets: How often all servers are started: two processes that are alike differ too.
         tiers: Whether a server with tiers takes part.
         feed_rounds, feed_s: Of each feed to a sidecar, and seconds of each.
+        minutes: For all of it: on a slow machine, fewer pairs are made.
     """
 
-    pairs: int = 3
-    fleets: int = 3
+    pairs: int = 5
+    fleets: int = 2
     tiers: bool = True
     feed_rounds: int = 3
-    feed_s: float = 10.0
+    feed_s: float = 8.0
+    minutes: float = 14.0
 
 
-QUICK: Final = Scale(pairs=3, fleets=1, tiers=False, feed_rounds=1, feed_s=6.0)
+QUICK: Final = Scale(pairs=3, fleets=1, tiers=False, feed_rounds=1, feed_s=6.0, minutes=3.0)
+_FEEDS: Final = 3
+_FEED_START_S: Final = 10.0  # of a sidecar, until it is asked; chosen
 
 
 def run(
@@ -71,34 +76,39 @@ def run(
     raw: Path | None = None,
     part: Part = Part.ALL,
 ) -> Figures:
-    """Measure ``part``; every round is kept in ``raw``, if that is given.
+    """Measure ``part``; every round is kept in ``raw``, if that is given, as soon as it is over.
+
+    Interrupted, it gives what it has until then; the figure ``complete`` says whether it is all.
 
     Raises:
         BenchError: A server did not start, or refused a request; a sidecar could not keep up.
     """
     scale, console = scale or Scale(), Console(stderr=True, quiet=not progress)
-    figures, rounds = Figures("engine"), Rounds()
-    if part is not Part.SIDECAR:
-        rounds = _rounds(model or str(ensure_model()), scale, console)
-        add_engine_figures(figures, rounds)
-    if part is not Part.ENGINE:
-        _add_sidecar_figures(figures, scale, console)
-    if rounds:
-        console.print(verdict(rounds))
-    if raw is not None:
-        _save(raw, figures, rounds, scale)
-    return figures
+    record = Record(scale, Course(60 * scale.minutes, console), raw)
+    try:
+        if part is not Part.SIDECAR:
+            _make_rounds(record, model or str(ensure_model()), part is Part.ALL)
+        if part is not Part.ENGINE:
+            _feed_sidecars(record)
+        record.is_complete = True
+    except (KeyboardInterrupt, SystemExit):
+        console.print("interrupted: the figures are those of what was measured until now")
+    finally:
+        record.save()
+    if said := verdict(record.whole_pairs()):
+        console.print(said)
+    return record.figures()
 
 
-def _rounds(model: str, scale: Scale, console: Console) -> Rounds:
-    """All rounds of all fleets."""
-    rounds = Rounds()
-    for _ in range(scale.fleets):
+def _make_rounds(record: Record, model: str, sidecars_follow: bool) -> None:
+    """All rounds of all fleets; each fleet has the same part of the time."""
+    scale = record.scale
+    feeds_s = _FEEDS * (_FEED_START_S + scale.feed_rounds * scale.feed_s) * sidecars_follow
+    for fleet in range(scale.fleets):
+        share = (1 - feeds_s / (60 * scale.minutes)) * (fleet + 1) / scale.fleets
         with tempfile.TemporaryDirectory(prefix="kvgraph-engine-") as directory:
             plans = _plans(model, Path(directory), scale.tiers)
-            for arm, more in rounds_in_turns(plans, scale.pairs, console).items():
-                rounds.setdefault(arm, []).extend(more)
-    return rounds
+            rounds_in_turns(plans, scale.pairs, record.course, share, record.note)
 
 
 def _plans(model: str, directory: Path, tiers: bool) -> list[ServerPlan]:
@@ -111,6 +121,58 @@ def _plans(model: str, directory: Path, tiers: bool) -> list[ServerPlan]:
 
     plans = [plan(STOCK[0]), plan(GRAPH), plan(STOCK[1])]
     return [*plans, plan(TIERS, _WARM)] if tiers else plans
+
+
+@dataclass
+class Record:
+    """What was measured until now, and where it is kept.
+
+    Attributes:
+        feeds: By the figure's name, a sidecar's samples and its target.
+        is_complete: Whether nothing is to come any more.
+    """
+
+    scale: Scale
+    course: Course
+    raw: Path | None = None
+    rounds: Rounds = field(default_factory=dict)
+    feeds: dict[str, tuple[list[float], str]] = field(default_factory=dict)
+    is_complete: bool = False
+
+    def note(self, arm: str, done: Round) -> None:
+        """Keep a round."""
+        self.rounds.setdefault(arm, []).append(done)
+        self.save()
+
+    def whole_pairs(self) -> Rounds:
+        """The rounds of pairs in which every server had its turn."""
+        pairs = min(map(len, self.rounds.values()), default=0)
+        return {arm: done[:pairs] for arm, done in self.rounds.items()} if pairs else {}
+
+    def figures(self) -> Figures:
+        """Of what was measured until now."""
+        figures = Figures("engine")
+        if (rounds := self.whole_pairs()) and set(STOCK) <= rounds.keys():
+            add_engine_figures(figures, rounds)
+        for name, (samples, target) in self.feeds.items():
+            figures.add(name, samples, "% of a core", target)
+        figures.add("complete", self.is_complete, "bool")
+        return figures
+
+    def save(self) -> None:
+        """Write everything that was measured, with date, machine and times, if that is wanted."""
+        if self.raw is None:
+            return
+        record = {
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
+            "machine": device(),
+            "scale": asdict(self.scale),
+            "seconds": {name: round(took, 1) for name, took in self.course.took.items()},
+            "verdict": verdict(self.whole_pairs()).splitlines(),
+            **self.figures().as_dict(),
+            "rounds": {arm: [asdict(each) for each in done] for arm, done in self.rounds.items()},
+        }
+        self.raw.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def add_engine_figures(figures: Figures, rounds: Rounds) -> None:
@@ -131,15 +193,18 @@ def add_engine_figures(figures: Figures, rounds: Rounds) -> None:
         figures.add(f"{arm}_output_tokens_per_s", [_rate(each) for each in done], "tok/s")
 
 
-def _add_sidecar_figures(figures: Figures, scale: Scale, console: Console) -> None:
-    rounds, seconds = scale.feed_rounds, scale.feed_s
-    for blocks, target in ((250, "≤ 10"), (2000, "≤ 40")):
-        console.print(f"a sidecar hears of 200 requests/s of {blocks} blocks")
-        samples = sidecar_cpu_percent(blocks, rounds=rounds, seconds=seconds)
-        figures.add(f"sidecar_cpu_{blocks}", samples, "% of a core", target)
-    console.print("the same, every block new")
-    samples = sidecar_cpu_percent(2000, turns=1, rounds=rounds, seconds=seconds)
-    figures.add("sidecar_cpu_2000_new", samples, "% of a core")
+def _feed_sidecars(record: Record) -> None:
+    feeds = (
+        ("sidecar_cpu_250", 250, TURNS, "≤ 10"),
+        ("sidecar_cpu_2000", 2000, TURNS, "≤ 40"),
+        ("sidecar_cpu_2000_new", 2000, 1, ""),  # every block is new
+    )
+    scale = record.scale
+    for name, blocks, turns, target in feeds:
+        with record.course.part(f"a sidecar hears of 200 requests/s of {blocks} blocks"):
+            samples = sidecar_cpu_percent(blocks, turns, scale.feed_rounds, scale.feed_s)
+        record.feeds[name] = samples, target
+        record.save()
 
 
 def ratios(
@@ -166,6 +231,8 @@ def floor(rounds: Rounds) -> float:
 
 def verdict(rounds: Rounds) -> str:
     """In a sentence for each arm, what can be said and what cannot."""
+    if not set(STOCK) <= rounds.keys():
+        return ""
     lines, least = [], floor(rounds)
     for arm in (GRAPH, TIERS):
         if arm in rounds:
@@ -174,19 +241,6 @@ def verdict(rounds: Rounds) -> str:
             shown = "this is a difference" if abs(cost) > least else "no difference is shown"
             lines.append(said + shown)
     return "\n".join(lines)
-
-
-def _save(raw: Path, figures: Figures, rounds: Rounds, scale: Scale) -> None:
-    """Everything that was measured, with date and machine."""
-    record = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
-        "machine": device(),
-        "scale": asdict(scale),
-        "verdict": verdict(rounds).splitlines() if rounds else [],
-        **figures.as_dict(),
-        "rounds": {arm: [asdict(each) for each in done] for arm, done in rounds.items()},
-    }
-    raw.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _cpu(each: Round) -> float:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Final
@@ -21,6 +22,7 @@ from ..serving.completions import complete, open_client
 from ..serving.model import vocabulary_size
 from ..serving.vllm_server import Server, ServerPlan, check_advised
 from ..serving.workload import Span, Turn
+from .engine_course import Course
 from .engine_threads import EngineThreads
 
 REQUESTS: Final = 32
@@ -58,28 +60,52 @@ Rounds = dict[str, list[Round]]
 """By arm, the rounds in the order of the pairs."""
 
 
-def rounds_in_turns(plans: Sequence[ServerPlan], pairs: int, console: Console) -> Rounds:
+def rounds_in_turns(
+    plans: Sequence[ServerPlan],
+    pairs: int,
+    course: Course,
+    share: float = 1.0,
+    note: Callable[[str, Round], None] | None = None,
+) -> Rounds:
     """Start all servers, and give each one round a pair.
+
+    Args:
+        pairs: Rounds of each, if there is time for so many; the first pair is always made.
+        share: Of the course's time that may be over in the end.
+        note: Told of each round at once: what was measured counts, whatever comes after it.
 
     Raises:
         BenchError: A server did not start, or refused a request.
     """
     turns = _turns(vocabulary_size(plans[0].model))
     rounds: Rounds = {plan.arm: [] for plan in plans}
-    console.print(f"{len(plans)} servers start")
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(_started(plan)) for plan in plans]
+        with course.part(f"{len(plans)} servers start"):
+            servers = [stack.enter_context(_started(plan)) for plan in plans]
         for pair in range(pairs):
-            # Who goes first changes from pair to pair.
-            first = pair % len(servers)
-            for server in (*servers[first:], *servers[:first]):
-                done = _round(server, turns, pair)
-                rounds[server.plan.arm].append(done)
-                console.print(
-                    f"pair {pair + 1}/{pairs}  {server.plan.arm}: {done.rate:,.0f} tok/s, "
-                    f"{done.cpu_per_1000:.3f} CPU s per 1,000 tokens"
-                )
+            began = perf_counter()
+            with course.part("rounds"):
+                for server in _in_order(servers, pair):
+                    done = _round(server, turns, pair)
+                    rounds[server.plan.arm].append(done)
+                    course.say(_told(pair, pairs, server.plan.arm, done))
+                    if note is not None:
+                        note(server.plan.arm, done)
+            if pair + 1 < pairs and not course.has_time_for(perf_counter() - began, share):
+                course.say(f"no time for more than {pair + 1} of {pairs} pairs")
+                break
     return rounds
+
+
+def _in_order(servers: Sequence[Server], pair: int) -> Sequence[Server]:
+    """Who goes first changes from pair to pair."""
+    first = pair % len(servers)
+    return (*servers[first:], *servers[:first])
+
+
+def _told(pair: int, pairs: int, arm: str, done: Round) -> str:
+    measured = f"{done.rate:,.0f} tok/s, {done.cpu_per_1000:.3f} CPU s per 1,000 tokens"
+    return f"pair {pair + 1}/{pairs}  {arm}: {measured}"
 
 
 def throughput_pairs(
@@ -90,7 +116,7 @@ def throughput_pairs(
     Raises:
         BenchError: A server did not start, or refused a request.
     """
-    rounds = rounds_in_turns([stock, other], pairs, console)
+    rounds = rounds_in_turns([stock, other], pairs, Course(math.inf, console))
     one, two = ([each.rate for each in rounds[plan.arm]] for plan in (stock, other))
     return one, two
 

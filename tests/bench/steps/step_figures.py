@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from ...hooks.link.held_ranking import HeldRanking
 from ...hooks.vllm.free_queue.arranger import FreeQueueArranger
 from ..figures import Figures
 from ..hotpath import BLOCK_SIZE, cached_pool, connected, new_pool, request_maker
@@ -122,7 +123,7 @@ def measure_apply() -> list[float]:
     shuffled, samples = np.random.default_rng(7), []
     for epoch in itertools.count(1):
         order = shuffled.permutation(keys)[:8192]
-        ranking = a_ranking(order, epoch)
+        ranking = HeldRanking.of(a_ranking(order, epoch), index.holders)  # as it arrives
         moved, began = arranger.moved, time.thread_time()
         arranger.step(ranking)
         samples.append((time.thread_time() - began) / max(1, arranger.moved - moved) * 1e6)

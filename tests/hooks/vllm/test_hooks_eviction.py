@@ -212,7 +212,7 @@ def test_blocks_survive_a_failure_half_way(monkeypatch: pytest.MonkeyPatch) -> N
     def one_is_not_as_we_know_it(*args: Any) -> Any:
         found = find(*args)
         strange = SimpleNamespace(block_id=1000, block_hash=b"", prev_free_block=None)
-        return [*found[:7], (7, strange), *found[8:]]
+        return found._replace(blocks=[*found.blocks[:7], strange, *found.blocks[8:]])
 
     monkeypatch.setattr(index, "find_unused", one_is_not_as_we_know_it)
     with pytest.raises(AttributeError):

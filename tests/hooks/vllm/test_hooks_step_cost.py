@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -13,8 +14,11 @@ from kvgraph.bench.hotpath import BLOCK_SIZE, STEP, cached_pool, connected, new_
 from kvgraph.graph.messages.advice import EvictionRanking, RankingMessage
 from kvgraph.graph.messages.events import BlocksRemoved, BlocksStored
 from kvgraph.hooks.client import AdvisorClient
+from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.link.held_ranking import HeldRanking, places_of, worth_of
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
+from kvgraph.hooks.vllm.free_queue.splice import move_behind
+from kvgraph.hooks.vllm.observe.late_changes import ChangeReporter
 from kvgraph.hooks.vllm.observe.prompt_demand import PromptDemand
 from pool_engine import Engine, prompt
 
@@ -109,6 +113,124 @@ def test_what_a_prompt_needs_is_counted_until_it_is_computed() -> None:
     demand.looked_up(make(list(range(64))), 0)
     demand.finished("request-1")
     assert demand.prompts == 0
+
+
+def busy_arranger(pool: Any, index: Any, usual: int) -> FreeQueueArranger:
+    """One whose steps took so many blocks of late."""
+    arranger = FreeQueueArranger(pool, index, blocks_per_step=MOST)
+    for _ in range(400):
+        arranger.expect(usual, 0)
+        arranger.step_ended(usual)
+    return arranger
+
+
+def test_a_new_ranking_is_laid_a_part_in_each_step() -> None:
+    pool, keys, index = cached_pool(BLOCKS)
+    arranger = busy_arranger(pool, index, 40)
+    order = np.random.default_rng(4).permutation(keys)
+    ranking, before = ranked(order), 0
+    for _ in range(8):
+        arranger.step(ranking)
+        assert arranger.moved - before <= 128, "and not all that a window holds"
+        before = arranger.moved
+    assert arranger.moved == 512
+    gone = take(arranger, pool, index, 512)
+    assert [int.from_bytes(each[-12:-4], "big") for each in gone] == order[:512].tolist()
+
+
+def test_victims_that_were_found_when_the_ranking_arrived_are_checked_all_the_same() -> None:
+    pool, keys, index = cached_pool(BLOCKS)
+    arranger = busy_arranger(pool, index, 40)
+    held = HeldRanking.of(ranked(keys.copy()), index.holders)
+    assert held.blocks is not None
+    assert (held.blocks > 0).all()
+    recycled, in_use = (index.find(key) for key in keys[:2].tolist())
+    pool.evict_blocks({recycled.block_id})
+    pool.touch([in_use])
+    arranger.step(held)
+    head = pool.free_block_queue.get_all_free_blocks()
+    assert [int.from_bytes(b.block_hash[-12:-4], "big") for b in head[:100]] == keys[2:102].tolist()
+
+
+def test_a_hit_on_blocks_in_use_changes_nothing_at_the_head() -> None:
+    pool, keys, index = cached_pool(BLOCKS)
+    arranger = busy_arranger(pool, index, 64)
+    arranger.step(ranked(keys[::-1].copy()))
+    blocks = [index.find(key) for key in keys[-300:].tolist()]
+    pool.touch(blocks)
+    pool.touch(blocks)
+    looks: list[object] = []
+    pool.free_block_queue.iter_blocks_after = looks.append
+    arranger.touched(blocks)
+    assert not looks
+
+
+@pytest.mark.parametrize("noted_first", [False, True])
+def test_what_a_step_changed_is_worked_through_when_it_is_told(
+    noted_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worked: list[object] = []
+    work = ChangeReporter.events
+    monkeypatch.setattr(
+        ChangeReporter, "events", lambda *given: worked.append(given) or work(*given)
+    )
+    pool, make = new_pool(9), request_maker()
+    connector = connected(pool)
+    requests = [make([number, *range(6 * BLOCK_SIZE - 1)]) for number in (0, 1)]
+    for request in requests:
+        blocks = pool.get_new_blocks(6)
+        pool.cache_full_blocks(request, blocks, 0, 6, BLOCK_SIZE, 0)
+        pool.free_blocks(reversed(blocks))
+        connector.build_connector_meta(STEP)
+    assert not worked, "the step itself only keeps them"
+    if noted_first:  # as where the engine's thread must find a key
+        connector.side.index.catch_up()
+    stored, again, removed = connector.side.client.outbox.take_all()
+    assert len(worked) == 2
+    assert stored.hashes == pool_keys(requests[0].block_hashes)
+    assert again.hashes == pool_keys(requests[1].block_hashes)
+    assert removed.hashes == pool_keys(reversed(requests[0].block_hashes[2:]))
+    keys = np.frombuffer(stored.hashes + again.hashes, dtype="<u8").astype(np.uint64)
+    assert [at > 0 for at in connector.side.index.holders(keys)] == [True] * 2 + [False] * 4 + [
+        True
+    ] * 6
+
+
+def test_changes_that_nobody_is_told_of_are_noted_all_the_same() -> None:
+    pool, make = new_pool(9), request_maker()
+    connector = connected(pool)
+    connector.side.client.outbox.shut()  # as without a sidecar
+    request = make(list(range(4 * BLOCK_SIZE)))
+    blocks = pool.get_new_blocks(4)
+    pool.cache_full_blocks(request, blocks, 0, 4, BLOCK_SIZE, 0)
+    pool.free_blocks(reversed(blocks))
+    connector.build_connector_meta(STEP)
+    found = [connector.side.index.find(key_of(each)) for each in request.block_hashes]
+    assert found == blocks
+
+
+def test_blocks_that_follow_one_another_are_moved_as_one_in_any_order() -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    rng = random.Random(seed)
+    pool, _, _ = cached_pool(41)
+    queue = pool.free_block_queue
+    for _ in range(400):
+        free = queue.get_all_free_blocks()
+        place = rng.choice([queue.fake_free_list_head, *free])
+        rest = [block for block in free if block is not place]
+        start, cut = rng.randrange(len(rest)), rng.randrange(1, 9)
+        moved = rest[start : start + cut] + rng.sample(rest[:start], min(start, rng.randrange(5)))
+        move_behind(place, moved)
+        others = [block for block in free if block not in moved]
+        at = others.index(place) + 1 if place in others else 0
+        expected = others[:at] + moved + others[at:]
+        assert queue.get_all_free_blocks() == expected
+        backwards, block = [], queue.fake_free_list_tail.prev_free_block
+        while block is not queue.fake_free_list_head:
+            backwards.append(block)
+            block = block.prev_free_block
+        assert backwards[::-1] == expected
 
 
 def test_what_is_evicted_and_cached_again_in_one_step_is_told_as_back() -> None:

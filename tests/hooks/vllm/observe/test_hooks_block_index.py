@@ -56,8 +56,10 @@ def test_many_keys_are_found_as_one_is() -> None:
             (at, block) for at, block in one_by_one if block and index.freed_at(block) <= since
         ]
         found = index.find_unused(asked, since)
-        assert [at for at, _ in found] == [at for at, _ in expected]
-        assert all(one is other for (_, one), (_, other) in zip(found, expected, strict=True))
+        assert list(found.places) == [at for at, _ in expected]
+        assert all(one is other for one, (_, other) in zip(found.blocks, expected, strict=True))
+        assert found.ids == [block.block_id for block in found.blocks]
+        assert found.hashes == [block.block_hash for block in found.blocks]
 
 
 def test_keys_that_no_block_holds_do_not_pile_up() -> None:

@@ -1,0 +1,70 @@
+"""``FoundBlocks``: free blocks that hold wanted keys, found many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from itertools import compress
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from ....graph.types import Keys
+from ...keys import array_in_pool
+from ...link.held_ranking import Places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_HASH: Final = "_block_hash"  # behind a property, which is a call of Python's for each block
+hash_of: Final[Callable[[KVCacheBlock], bytes]] = attrgetter(
+    _HASH if hasattr(KVCacheBlock, _HASH) else "block_hash"
+)
+_users_of: Final[Callable[[KVCacheBlock], int]] = attrgetter("ref_cnt")
+
+
+class FoundBlocks(NamedTuple):
+    """Free blocks that hold wanted keys.
+
+    Attributes:
+        places: Of their keys among those that were asked for.
+        ids, blocks, hashes: Of each, its number, itself, and its hash with the group's id.
+    """
+
+    places: Sequence[int]
+    ids: list[int]
+    blocks: list[KVCacheBlock]
+    hashes: list[bytes]
+
+    @classmethod
+    def of(cls, keys: Keys, ids: Places, blocks: Sequence[KVCacheBlock]) -> FoundBlocks:
+        """Of ``blocks``, those numbered ``ids`` that are free and hold the key beside it."""
+        numbers = ids.tolist()
+        held = list(map(blocks.__getitem__, numbers))
+        hashes = list(map(hash_of, held))
+        found = cls(range(len(held)), numbers, held, hashes)
+        if not all(hashes) or any(map(_users_of, held)):
+            full = [
+                bool(each) and not block.ref_cnt for each, block in zip(hashes, held, strict=True)
+            ]
+            found, keys = found.only(full), keys[full]
+        if not found.blocks:
+            return found
+        same = array_in_pool(found.hashes) == keys
+        return found if same.all() else found.only(same.tolist())
+
+    def only(self, marks: Sequence[bool]) -> FoundBlocks:
+        """Those that are marked."""
+        return FoundBlocks(*(list(compress(column, marks)) for column in self))
+
+    def first(self, count: int) -> FoundBlocks:
+        """The first ones."""
+        return FoundBlocks(*(column[:count] for column in self))
+
+    def without(self, ids: Set[int]) -> FoundBlocks:
+        """Those whose numbers are not in ``ids``, each once."""
+        if len(set(self.ids)) == len(self.ids) and ids.isdisjoint(self.ids):
+            return self
+        seen = set(ids)
+        new = [not (at in seen or seen.add(at)) for at in self.ids]  # type: ignore[func-returns-value]
+        return self.only(new)

@@ -1,0 +1,125 @@
+"""What a step cached and evicted, worked through on the thread that sends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
+
+from ....graph.messages.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
+from ...keys import key_of, pack_keys, pack_run, unpack
+from .returned import returned
+from .tap import Cached, Changes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .group import ObservedGroup
+    from .index import BlockIndex
+
+_A_MOMENT_S: Final = 1e-4  # chosen
+
+
+class LateChanges:
+    """A step's changes, until they are noted in the index and told.
+
+    Is a ``hooks.link.outbox.Later``.
+
+    Args:
+        changes: Not changed any more.
+        sessions: Of each run that was cached; none where no request has a session.
+        reporter: Notes and tells them.
+    """
+
+    __slots__ = ("_changes", "_events", "_reporter", "_sessions")
+
+    def __init__(
+        self, changes: Changes, sessions: Sequence[str | None], reporter: ChangeReporter
+    ) -> None:
+        self._changes: Changes | None = changes
+        self._sessions = sessions
+        self._reporter = reporter
+        self._events: list[AnyEvent] | None = None
+
+    def note(self) -> None:
+        """Note the changes in the index, unless that was done or begun."""
+        changes, self._changes = self._changes, None
+        if changes is None:
+            return
+        events: list[AnyEvent] = []
+        try:
+            events += self._reporter.events(changes, self._sessions)
+        finally:  # whoever waits for them waits no longer
+            self._events = events
+
+    def events(self) -> list[AnyEvent]:
+        """Take what is told of the changes; they are in the index from then on.
+
+        Only the client's thread asks, and waits if the engine's thread is about to note them.
+        """
+        self.note()
+        while (events := self._events) is None:
+            time.sleep(_A_MOMENT_S)
+        self._events = []
+        return events
+
+
+class ChangeReporter:
+    """Notes changes in the index of blocks, and makes their events.
+
+    Works beside the engine's steps, and reads what these only add to: a request's hashes, and its
+    list of blocks.
+
+    Args:
+        group: The observed KV cache group.
+        index: Learns which block holds which key.
+        gone: Is told which keys the engine evicted.
+    """
+
+    def __init__(
+        self, group: ObservedGroup, index: BlockIndex, gone: Callable[[Sequence[int]], None]
+    ) -> None:
+        self._scale, self._suffix, self._block_size = group.scale, group.suffix, group.block_size
+        self._alone = group.groups_take == 1  # so every eviction is its own
+        self._index = index
+        self._gone = gone
+
+    def events(self, changes: Changes, sessions: Sequence[str | None]) -> Iterator[AnyEvent]:
+        """What was cached, then the evicted keys that are not cached again, at once."""
+        if changes.cached:
+            yield from self._stored(changes.cached, sessions or repeat(None))
+        if changes.evicted:
+            yield from self._removed(changes)
+        if changes.then_reset:
+            self._index.clear()
+            yield BlocksCleared()
+
+    def _stored(
+        self, cached: Sequence[Cached], sessions: Sequence[str | None] | repeat[None]
+    ) -> list[AnyEvent]:
+        scale, size = self._scale, self._block_size
+        events: list[AnyEvent] = []
+        runs: list[bytes] = []
+        ids: list[int] = []
+        for (request, blocks, first, end), session in zip(cached, sessions, strict=False):
+            hashes = request.block_hashes
+            packed = pack_run(hashes, first, end, scale)
+            parent = key_of(hashes[scale * first - 1]) if first else None
+            runs.append(packed)
+            ids += [block.block_id for block in blocks[first:end]]
+            events.append(BlocksStored(packed, parent, size, session))
+        self._index.cached(unpack(b"".join(runs)), ids)
+        return events
+
+    def _removed(self, changes: Changes) -> Iterator[AnyEvent]:
+        hashes = changes.evicted if self._alone else changes.evicted.of_group(self._suffix)
+        keys = hashes.keys.tolist()
+        gone = self._index.forget(hashes, keys)
+        if gone:
+            self._gone(gone)
+            yield BlocksRemoved(pack_keys(gone))
+        for run in returned(changes.cached, keys, gone, self._scale):
+            request, _, first, end = run
+            yield BlocksRemoved(pack_run(request.block_hashes, first, end, self._scale))
+            yield from self._stored([run], repeat(None))
