@@ -28,12 +28,12 @@ from .holding.holding_queue import HoldingQueue
 from .holding.no_holding import NoHolding
 from .observe.change_feed import ChangeFeed
 from .observe.group import most_blocks_per_step, observed_group
-from .observe.index import BlockIndex
 from .observe.observer import EngineObserver
 from .observe.prefill_meter import PrefillMeter
 from .observe.pressing_news import PressingNews
 from .observe.prompt_demand import PromptDemand
-from .observe.tap import PoolTap
+from .pool.index import BlockIndex
+from .pool.tap import PoolTap
 from .settings import hold_max_s, protect_stale_s
 from .transfers.no_tiers import NoTiers
 from .transfers.spiller import StepTaken
@@ -88,8 +88,7 @@ class SchedulerSide:
         tiers: TierSettings | None = None,
         manager: KVCacheManager | None = None,
     ) -> None:
-        clock = surroundings.clock
-        self._config, self._pool, self._clock = config, pool, clock
+        self._config, self._pool, self._clock = config, pool, (clock := surroundings.clock)
         self.group = group = observed_group(kv_cache, pool)
         self.index = BlockIndex(pool, clock, hears_all=group.alone)
         self.arranger = arranger = FreeQueueArranger(
@@ -243,7 +242,6 @@ class SchedulerSide:
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
-        self.index.catch_up()  # and so does what is counted of evictions
         pressure, *others = [report() for report in self._reports]
         return [pressure, self.arranger.report(dropped), *others]
 

@@ -21,7 +21,7 @@ from ..hooks.client import AdvisorClient, EngineEnd
 from ..hooks.keys import pack_hashes, unpack
 from ..hooks.link.held_ranking import HeldRanking
 from ..hooks.vllm.free_queue.arranger import FreeQueueArranger
-from ..hooks.vllm.observe.index import BlockIndex
+from ..hooks.vllm.pool.index import BlockIndex
 from .figures import Figures
 
 BLOCK_SIZE: Final = 16

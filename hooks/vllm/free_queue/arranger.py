@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from ....graph.messages.advice import EvictionRanking
 from ....graph.messages.events import AdviceApplied
-from ..observe.index import BlockIndex
+from ..pool.index import BlockIndex
 from ..settings import PROTECT_STALE_S
 from .blanks import Blanks
 from .head_guard import HeadGuard
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-    from ..observe.tap import Changes
+    from ..pool.tap import Changes
 
 _REACH_STEP: Final = 64  # blocks: one request more is no reason to look again; chosen
 _STEPS_CARRIED: Final = 2  # a copy is there two steps after its block was laid, if it is fast
@@ -72,7 +72,7 @@ class FreeQueueArranger:
         self.epoch = 0
         self._as_of = -math.inf  # of the ranking that was followed last
         self._copier: Copier | None = None
-        self._blocks_per_step = blocks_per_step
+        self._index, self._blocks_per_step = index, blocks_per_step
         self.stale = 0
         self._protection = ProtectedKeys(len(pool.blocks), protect_stale_s, clock)
         self._guard = HeadGuard(pool, index, blocks_per_step, self._protection)
@@ -188,6 +188,7 @@ class FreeQueueArranger:
 
     def report(self, dropped: int) -> AdviceApplied:
         """What was done with the advice; ``dropped`` events were never sent."""
+        self._index.catch_up()  # and so does what is counted of evictions
         return AdviceApplied(
             epoch=self.epoch,
             moved=self.moved,

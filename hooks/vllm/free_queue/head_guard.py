@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..observe.index import BlockIndex
+from ..pool.index import BlockIndex
 from .protected_keys import ProtectedKeys
 
 if TYPE_CHECKING:

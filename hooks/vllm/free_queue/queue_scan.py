@@ -7,7 +7,7 @@ from itertools import compress, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from ..observe.found_blocks import hash_of
+from ..pool.found_blocks import hash_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

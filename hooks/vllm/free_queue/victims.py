@@ -8,7 +8,7 @@ from operator import is_
 from typing import TYPE_CHECKING
 
 from ...keys import keys_in_pool
-from ..observe.found_blocks import FoundBlocks, hash_of
+from ..pool.found_blocks import FoundBlocks, hash_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock

@@ -11,8 +11,8 @@ import numpy as np
 from ....graph.messages.advice import EvictionRanking
 from ....graph.types import Keys
 from ...link.held_ranking import Places, blocks_of
-from ..observe.found_blocks import FoundBlocks
-from ..observe.index import BlockIndex
+from ..pool.found_blocks import FoundBlocks
+from ..pool.index import BlockIndex
 from .splice import move_behind
 from .victims import Victims
 

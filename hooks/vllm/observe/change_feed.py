@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..pool.tap import PoolTap
 from .observer import EngineObserver
 from .prompt_demand import PromptDemand
-from .tap import PoolTap
 
 
 class ChangeFeed:

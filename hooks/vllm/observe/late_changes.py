@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from ....graph.messages.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
 from ...keys import key_of, pack_keys, pack_run, unpack
-from .returned import returned
-from .tap import Cached, Changes
+from ..pool.returned import returned
+from ..pool.tap import Cached, Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..pool.index import BlockIndex
     from .group import ObservedGroup
-    from .index import BlockIndex
 
 _A_MOMENT_S: Final = 1e-4  # chosen
 
@@ -95,9 +95,7 @@ class ChangeReporter:
             self._index.clear()
             yield BlocksCleared()
 
-    def _stored(
-        self, cached: Sequence[Cached], sessions: Sequence[str | None] | repeat[None]
-    ) -> list[AnyEvent]:
+    def _stored(self, cached: Sequence[Cached], sessions: Iterable[str | None]) -> list[AnyEvent]:
         scale, size = self._scale, self._block_size
         events: list[AnyEvent] = []
         runs: list[bytes] = []

@@ -16,13 +16,13 @@ from ....graph.messages.events import (
 from ....graph.types import PROTECTED_LAYERS
 from ...keys import key_of, pack_run, unpack
 from ...link.late_events import LateHashes
+from ..pool.index import BlockIndex
+from ..pool.tap import Changes
 from .group import ObservedGroup
 from .hints import hint_policy
-from .index import BlockIndex
 from .late_changes import ChangeReporter, LateChanges
 from .resident import resident_keys
 from .tags import Meaning, TagReader
-from .tap import Changes
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

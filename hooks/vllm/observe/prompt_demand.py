@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .tap import Cached
+from ..pool.tap import Cached
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ..observe.group import ObservedGroup
-    from ..observe.index import BlockIndex
-    from ..observe.tap import Changes
+    from ..pool.index import BlockIndex
+    from ..pool.tap import Changes
 
 _NO_JOB: Final = 0  # names no job and no copy: both are numbered from one
 
@@ -54,6 +54,7 @@ class TierCacheBridge:
         reports: Reports the state of the tiers to the sidecar.
         spiller: Copies blocks before they go.
         needs: Blocks that requests wait for, by their ids.
+        adapted: Told which keys, that the engine cached, a LoRA adapter computed.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TierCacheBridge:
         workers: int,
         manager: KVCacheManager | None = None,
     ) -> None:
-        self.ledger = ledger
+        self.ledger, self.adapted = ledger, ledger.adapted.update
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group = group
         self._settings = settings
@@ -205,16 +206,11 @@ class TierCacheBridge:
         """Void the loads under way: the prefix cache was reset."""
         self.promises.renewed()
 
-    def adapted(self, keys: Sequence[int]) -> None:
-        """Note that the engine cached ``keys``, which a LoRA adapter computed."""
-        self.ledger.adapted.update(keys)
-
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""
-        evicted = changes.evicted
-        if evicted:
-            keys = evicted.keys.tolist()
-            self.spiller.evicted(evicted, keys)
+        if changes.evicted:
+            keys = changes.evicted.keys.tolist()
+            self.spiller.evicted(changes.evicted, keys)
             self._prefetcher.evicted(keys)
         if changes.then_reset:
             self.clear()

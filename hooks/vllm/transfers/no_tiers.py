@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-    from ..observe.tap import Changes
+    from ..pool.tap import Changes
 
 
 class NoTiers:

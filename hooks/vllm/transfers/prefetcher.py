@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ....graph.messages.events import AnyEvent
     from ..observe.group import ObservedGroup
-    from ..observe.index import BlockIndex
+    from ..pool.index import BlockIndex
 
 _MOST_AT_ONCE: Final = 64  # blocks begun per step; chosen
 _MOST_UNUSED_SHARE: Final = 2  # at most 1/2 of the pool may hold blocks not yet hit; chosen

@@ -17,7 +17,7 @@ from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Spill
 from ...tiers.ledger import TierLedger
 from ..free_queue.queue_scan import QueueScan
-from ..observe.found_blocks import hash_of
+from ..pool.found_blocks import hash_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

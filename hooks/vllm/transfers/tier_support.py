@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
     from ..observe.group import ObservedGroup
-    from ..observe.index import BlockIndex
+    from ..pool.index import BlockIndex
 
 logger = logging.getLogger(__name__)
 

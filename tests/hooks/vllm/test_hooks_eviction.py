@@ -13,7 +13,7 @@ from kvgraph.bench.hotpath import BLOCK_SIZE, cached_pool, new_pool, request_mak
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
-from kvgraph.hooks.vllm.observe.index import BlockIndex
+from kvgraph.hooks.vllm.pool.index import BlockIndex
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 

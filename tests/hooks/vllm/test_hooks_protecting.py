@@ -23,7 +23,7 @@ from kvgraph.hooks.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
 from kvgraph.hooks.vllm.free_queue.protected_keys import ProtectedKeys
-from kvgraph.hooks.vllm.observe.index import BlockIndex
+from kvgraph.hooks.vllm.pool.index import BlockIndex
 from kvgraph.hooks.vllm.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE, protect_stale_s
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

@@ -13,7 +13,7 @@ from kvgraph.bench.paper.paper_engine import PaperEngine, Shape
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.hooks.keys import key_in_pool
 from kvgraph.hooks.vllm.free_queue.arranger import FreeQueueArranger
-from kvgraph.hooks.vllm.observe.tap import PoolTap
+from kvgraph.hooks.vllm.pool.tap import PoolTap
 from paper import text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")

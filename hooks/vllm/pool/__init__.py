@@ -1,0 +1,5 @@
+"""What happens in vLLM's block pool, and which of its blocks holds which key.
+
+``tap`` notes what the pool caches and evicts. ``index`` leads from keys to blocks, and
+``found_blocks`` checks many at once. ``packed_hashes`` and ``returned`` belong to the notes.
+"""
