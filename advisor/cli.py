@@ -19,10 +19,12 @@ from ..dashboards.page_tokens import page_address
 from ..graph.errors import ConfigError, KvGraphError
 from .compared.diff_cli import diff
 from .export.export_cli import export
+from .fleet.proxy.route_cli import route
 from .page_cli import open_page, why
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 from .replay.cli import record, replay, tune
 from .replay.closed.cli import closed
+from .replay.fleets.plan_cli import plan
 from .replay.lab.prior_cli import prior
 from .replay.recordings.cli import traffic
 from .terminal import facts_report, status_report
@@ -36,7 +38,7 @@ _WHOLE_KEY: Final = (
     "a block is named by its whole key: a decimal number, or 0x and up to 16 hexadecimal digits"
 )
 
-_LAB: Final = (replay, closed, tune, traffic, prior, record)
+_LAB: Final = (replay, closed, plan, tune, traffic, prior, record)
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -60,7 +62,7 @@ def build_app(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for function in (serve, status, top, why, explain, diff, export, *_LAB):
+    for function in (serve, status, top, why, explain, diff, export, route, *_LAB):
         app.command()(function)
     app.command("open")(open_page)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):

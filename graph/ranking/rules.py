@@ -18,8 +18,7 @@ from ..tables.blocks import Selection
 from ..types import BlockFlag, Rows, SessionState
 from .copy_worth import COPIES
 from .policy import Scores
-from .protection import over_share
-from .reservation import is_reserved
+from .protection import is_reserved, over_share
 from .view import View
 
 _T = TypeVar("_T", bound=np.generic)

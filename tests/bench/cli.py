@@ -232,6 +232,21 @@ def confkv(
 
 
 @app.command()
+def fleet(
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
+    raw: Annotated[Path | None, typer.Option(help="Save what each arm found, as JSON.")] = None,
+) -> None:
+    """Many engines: homes, a shared store, eviction by lifecycle; and what the router costs."""
+    with _explained():
+        from .fleet.fleet_bench import run
+
+        figures: Figures = run(progress=not as_json, quick=quick, processes=processes, raw=raw)
+    figures.print(as_json)
+
+
+@app.command()
 def teach(
     name: Annotated[str, typer.Argument(help="recall, text-1m, text-2m, text-4m or text-gpt2.")],
     text: Annotated[

@@ -24,9 +24,11 @@ class HostTier:
     Args:
         capacity: Blocks that it holds.
         plain: Give up the least recently used copy first; otherwise as a live engine's tiers do.
+        selective: Take only blocks that the evicting order considers worth a copy, as live.
     """
 
-    def __init__(self, capacity: int, *, plain: bool = True) -> None:
+    def __init__(self, capacity: int, *, plain: bool = True, selective: bool = False) -> None:
+        self.selective = selective
         self._capacity = capacity
         self._held: CopyOrder[int] = CopyOrder(plain)
 
@@ -140,7 +142,8 @@ class Instance:
         if evicted:
             self._order.evicted(evicted, now)
             if self._host is not None:
-                self._order.copied(*self._host.store(evicted), now)
+                worthy = self._order.worth_copying(evicted) if self._host.selective else evicted
+                self._order.copied(*self._host.store(worthy), now)
         return Admission(hit, warmed, len(new))
 
     def finish(self, request: int, chain: Sequence[int], now: float) -> None:

@@ -27,17 +27,20 @@ class PrefixAffinity:
     Args:
         share: Share of the prompt that must be cached for a match to count: otherwise every prompt
             would follow the system prompt that all share to one instance.
+        below: Whether copies in the tier below count; those that all instances share tell nothing.
     """
 
-    def __init__(self, trace: Trace, share: float = 0.5) -> None:
+    def __init__(self, trace: Trace, share: float = 0.5, below: bool = True) -> None:
         self._chains = trace.chains()
         self._limits = trace.matchable.tolist()
         self._share = share
+        self._below = below
         self._sent: dict[int, int] = {}
 
     def __call__(self, request: int, instances: Sequence[Instance]) -> int:
         chain, limit = self._chains[request], self._limits[request]
-        matches = [instance.reach(chain, limit) for instance in instances]
+        reach = Instance.reach if self._below else Instance.match
+        matches = [reach(instance, chain, limit) for instance in instances]
         enough = max(matches) >= self._share * max(1, limit)
 
         def merit(number: int) -> tuple[int, int, int]:

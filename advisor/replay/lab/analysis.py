@@ -58,11 +58,11 @@ class LossAnalysis:
 def analyze(trace: Trace, capacity: int) -> LossAnalysis:
     """Analyse the losses of LRU with ``capacity`` blocks."""
     best, found = infinite_hits(trace), lru_hits(trace, capacity)
-    own = _own_history(trace)
+    own = own_history(trace)
     lost = best - found
     lost_own = np.maximum(0, np.minimum(best, own) - found)
     between_requests, between_s = _gaps(trace)
-    needed, budget = _needed(trace)
+    needed, budget = needed_at_once(trace)
     total = max(1, trace.prompt_blocks)
     all_lost = max(1, int(lost.sum()))
     turns = np.bincount(trace.session)
@@ -79,10 +79,10 @@ def analyze(trace: Trace, capacity: int) -> LossAnalysis:
         gap_requests_p90=_percentile(between_requests, 90),
         gap_s_p50=_percentile(between_s, 50),
         gap_s_p90=_percentile(between_s, 90),
-        session_blocks_p50=_percentile(_session_blocks(trace), 50),
+        session_blocks_p50=_percentile(session_blocks(trace), 50),
         needed_sessions_p50=_percentile(needed, 50),
         needed_sessions_max=int(needed.max(initial=0)),
-        budget_blocks=budget,
+        budget_blocks=int(budget.max(initial=0)),
     )
 
 
@@ -98,7 +98,7 @@ def losses_table(trace: Trace, capacities: list[int], losses: list[LossAnalysis]
     return table
 
 
-def _own_history(trace: Trace) -> Any:
+def own_history(trace: Trace) -> Any:
     """Blocks of each prompt, from its start, that an earlier turn of its session walked."""
     walked: dict[int, set[int]] = {}
     own = np.zeros(len(trace), dtype=np.int32)
@@ -121,19 +121,20 @@ def _gaps(trace: Trace) -> tuple[Any, Any]:
     return np.diff(order)[same] - 1, np.diff(trace.at[order])[same]
 
 
-def _session_blocks(trace: Trace) -> Any:
+def session_blocks(trace: Trace) -> Any:
+    """Blocks of each session at its largest."""
     largest = np.zeros(int(trace.session.max(initial=-1)) + 1, dtype=np.int64)
     np.maximum.at(largest, trace.session, np.diff(trace.starts))
     return largest[largest > 0]
 
 
-def _needed(trace: Trace) -> tuple[Any, int]:
-    """Sessions between two of their turns at each arrival, and the most blocks that they hold."""
+def needed_at_once(trace: Trace) -> tuple[Any, Any]:
+    """Sessions between two of their turns at each arrival, and the distinct blocks that they
+    hold."""
     last, session, chains = trace.last.tolist(), trace.session.tolist(), trace.chains()
     held: dict[int, list[int]] = {}
     holders: dict[int, int] = {}
-    needed = np.zeros(len(trace), dtype=np.int64)
-    budget = 0
+    needed, budget = np.zeros((2, len(trace)), dtype=np.int64)
     for request, chain in enumerate(chains):
         for block in held.pop(session[request], ()):
             holders[block] -= 1
@@ -144,7 +145,7 @@ def _needed(trace: Trace) -> tuple[Any, int]:
             for block in chain:
                 holders[block] = holders.get(block, 0) + 1
         needed[request] = len(held)
-        budget = max(budget, len(holders))
+        budget[request] = len(holders)
     return needed, budget
 
 

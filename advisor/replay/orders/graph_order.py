@@ -13,9 +13,10 @@ import numpy as np
 from ....graph.kvcache_graph import KVCacheGraph
 from ....graph.messages.advice import PRESSING_SHARE, AdmissionAdvice
 from ....graph.messages.events import AnyEvent, BlocksStored, EngineHello
+from ....graph.ranking.copy_worth import worth_spilling
 from ....graph.ranking.policy import Policy
 from ....graph.ranking.profile import Rules
-from ....graph.types import Keys
+from ....graph.types import NO_ROW, Keys
 from ...admission.admission import Admission
 from ...policies.guard import Guard
 from ..traces.trace import Trace
@@ -118,6 +119,12 @@ class GraphOrder(EvictionOrder):
 
     def evicted(self, blocks: Sequence[int], now: float) -> None:
         self._news.append(_News(now, None, blocks))
+
+    def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
+        tables, keys = self._graph.tables, self._trace_events.keys[list(blocks)]
+        rows = tables.blocks.find(keys, tables.salt(0))
+        worthy = (rows == NO_ROW) | worth_spilling(tables, rows, self._now)
+        return [block for block, worth in zip(blocks, worthy.tolist(), strict=True) if worth]
 
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:
         if made:

@@ -36,6 +36,10 @@ class EvictionOrder(ABC):
     def evicted(self, blocks: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that the blocks which ``victims`` gave are gone."""
 
+    def worth_copying(self, blocks: Sequence[int]) -> Sequence[int]:
+        """Those of the blocks just evicted that are worth a copy in a tier below."""
+        return blocks
+
     def copied(self, made: Sequence[int], gone: Sequence[int], now: float) -> None:  # noqa: B027
         """Note that the tier below holds copies of the blocks ``made``, and none of ``gone`` any
         more."""

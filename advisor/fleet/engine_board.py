@@ -1,0 +1,122 @@
+"""What a router knows of its engines, in columns: who takes requests, how fast, and how much waits
+there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_NEWEST: Final = 0.1  # weight of the newest measurement in a mean; chosen
+_GROWTH: Final = 64  # engines for which a column has room at first
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What an engine is taken to do until it is measured.
+
+    Attributes:
+        prefill_tokens_per_s: Prompt tokens computed per second.
+        load_bytes_per_s: Bandwidth of its own host memory.
+        store_bytes_per_s: Bandwidth of a store that engines share.
+        bytes_per_token: KV of one token, all layers: an 8B model's in bf16 has 131,072.
+        pool_tokens: Tokens that its pool holds; 0: unknown.
+    """
+
+    prefill_tokens_per_s: float = 20_000.0
+    load_bytes_per_s: float = 50e9
+    store_bytes_per_s: float = 5e9
+    bytes_per_token: int = 131_072
+    pool_tokens: int = 0
+
+
+class EngineBoard:
+    """Columns over engines; an engine's number is its place in them, for good.
+
+    Attributes:
+        names: One per engine.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._floats = np.zeros((4, _GROWTH))
+        self._tokens = np.zeros((3, _GROWTH), dtype=np.int64)
+        self._marks = np.zeros((2, _GROWTH), dtype=np.bool_)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add(self, name: str, speed: Speed | None = None) -> int:
+        """Add an engine that takes requests; returns its number."""
+        number = len(self.names)
+        if number == self._floats.shape[1]:
+            self._grow()
+        speed = speed or Speed()
+        self.names.append(name)
+        per_token = speed.bytes_per_token
+        self._floats[:, number] = (
+            1 / speed.prefill_tokens_per_s,
+            per_token / speed.load_bytes_per_s,
+            per_token / speed.store_bytes_per_s,
+            0.0,
+        )
+        self._tokens[:, number] = (0, 0, speed.pool_tokens)
+        self._marks[:, number] = (True, False)
+        return number
+
+    @property
+    def compute_s(self) -> Floats:
+        """float64 ``[engines]``: seconds to compute a token of a prompt."""
+        return self._floats[0, : len(self)]
+
+    @property
+    def load_s(self) -> Floats:
+        """float64 ``[engines]``: seconds to load a token's KV from the engine's own copies."""
+        return self._floats[1, : len(self)]
+
+    @property
+    def fetch_s(self) -> Floats:
+        """float64 ``[engines]``: seconds to fetch a token's KV from the shared store."""
+        return self._floats[2, : len(self)]
+
+    @property
+    def waiting(self) -> Tokens:
+        """int64 ``[engines]``: tokens of requests that are queued or running there."""
+        return self._tokens[0, : len(self)]
+
+    @property
+    def live(self) -> Tokens:
+        """int64 ``[engines]``: tokens of the live sessions whose home it is."""
+        return self._tokens[1, : len(self)]
+
+    @property
+    def pool(self) -> Tokens:
+        """int64 ``[engines]``: tokens that its pool holds; 0: unknown."""
+        return self._tokens[2, : len(self)]
+
+    @property
+    def up(self) -> Mask:
+        """bool ``[engines]``: whether it answers."""
+        return self._marks[0, : len(self)]
+
+    @property
+    def draining(self) -> Mask:
+        """bool ``[engines]``: whether it shall get no further requests."""
+        return self._marks[1, : len(self)]
+
+    def measured(self, number: int, tokens: int, seconds: float) -> None:
+        """Note that an engine computed ``tokens`` prompt tokens in ``seconds``; the newest
+        measurement counts a tenth."""
+        if tokens > 0 and seconds > 0:
+            self.compute_s[number] += _NEWEST * (seconds / tokens - self.compute_s[number])
+
+    def _grow(self) -> None:
+        for name in ("_floats", "_tokens", "_marks"):
+            column = getattr(self, name)
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)], axis=1))

@@ -1,0 +1,177 @@
+"""``FleetRouter``: which engine a request goes to. The lab, the proxy and Ray Serve run this
+object."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from .engine_board import EngineBoard, Floats, Tokens
+from .homes import Homes
+
+_NOTHING: Final = np.zeros(1, dtype=np.int64)
+
+
+class Reason(StrEnum):
+    """Why a request goes where it goes."""
+
+    HOME = "home"
+    NEW = "new"
+    HOME_DOWN = "home_down"
+    HOME_DRAINS = "home_drains"
+    HOME_OVERLOADED = "home_overloaded"
+
+
+YIELDS: Final = frozenset({Reason.HOME_DOWN, Reason.HOME_DRAINS, Reason.HOME_OVERLOADED})
+"""A later turn goes elsewhere."""
+
+
+class Holdings(NamedTuple):
+    """What engines hold of one prompt, in tokens from its start.
+
+    Attributes:
+        pool: int64 ``[engines]`` (or ``[1]``, for all), found in an engine's pool.
+        copied: The same, in its pool or its own copies; at least ``pool``.
+        shared: Tokens that a store which engines share holds.
+    """
+
+    pool: Tokens = _NOTHING
+    copied: Tokens = _NOTHING
+    shared: int = 0
+
+
+class Wanted(NamedTuple):
+    """A request: its session, if that is known, and its prompt's tokens."""
+
+    session: Hashable | None
+    tokens: int
+
+
+class Choice(NamedTuple):
+    """Where a request goes, and why.
+
+    Attributes:
+        engine: Its number.
+        seconds: What the request is expected to take there until its first token.
+        reason: Why it goes there.
+        tokens: What it adds to that engine's queue: prompt tokens that it does not hold.
+    """
+
+    engine: int
+    seconds: float
+    reason: Reason
+    tokens: int
+
+
+class NoEngineError(Exception):
+    """No engine takes requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stickiness:
+    """When a later turn yields.
+
+    Attributes:
+        overload_s: Seconds by which its home may cost more than the best other engine. Chosen: more
+            than a queue that is merely uneven, less than people wait for.
+    """
+
+    overload_s: float = 2.0
+
+
+class FleetRouter:
+    """Costs each engine in seconds; sends later turns home unless that is down or overloaded.
+
+    The cost of a request at an engine is the time to compute what the engine does not hold, to load
+    what it holds below its pool, and until the tokens that wait there are done. A new session also
+    costs what it displaces: beyond the pool, KV of live sessions has to be computed again. Among
+    engines that cost the same, it goes to the one whose live sessions have the least KV.
+
+    Attributes:
+        board: The engines.
+        homes: Where sessions live.
+        counts: Decisions by reason.
+    """
+
+    def __init__(self, board: EngineBoard, stickiness: Stickiness | None = None) -> None:
+        self.board = board
+        self.homes = Homes(board)
+        self.counts: Counter[Reason] = Counter()
+        self._stickiness = stickiness or Stickiness()
+
+    def route(self, wanted: Wanted, holdings: Holdings, now: float) -> Choice:
+        """Choose the engine of a request, and note that it waits there.
+
+        Raises:
+            NoEngineError: No engine is up that is not draining.
+        """
+        choice = self.choose(wanted, holdings)
+        self.take(choice, wanted, now)
+        return choice
+
+    def take(self, choice: Choice, wanted: Wanted, now: float) -> None:
+        """Note that a request went where it was chosen to go, and waits there."""
+        self.counts[choice.reason] += 1
+        self.board.waiting[choice.engine] += choice.tokens
+        if wanted.session is not None:
+            self.homes.settle(wanted.session, choice.engine, wanted.tokens, now)
+
+    def computed(self, choice: Choice) -> None:
+        """Note that an engine computed a request's prompt, or never got the request."""
+        self.board.waiting[choice.engine] -= choice.tokens
+
+    def choose(self, wanted: Wanted, holdings: Holdings) -> Choice:
+        """Choose the engine of a request; changes nothing.
+
+        Raises:
+            NoEngineError: No engine is up that is not draining.
+        """
+        board = self.board
+        takes = board.up & ~board.draining
+        if not takes.any():
+            raise NoEngineError("no engine takes requests: all are down or draining")
+        costs = np.where(takes, self.costs(wanted, holdings), np.inf)
+        home = self.homes.of(wanted.session) if wanted.session is not None else None
+        if home is None:
+            engine, reason = self._for_newcomer(wanted, costs), Reason.NEW
+        else:
+            best = int(costs.argmin())
+            reason = self._reason(home.engine, float(costs[home.engine] - costs[best]))
+            engine = home.engine if reason is Reason.HOME else best
+        left = wanted.tokens - max(_at(holdings.copied, engine), holdings.shared)
+        return Choice(engine, float(costs[engine]), reason, max(0, left))
+
+    def costs(self, wanted: Wanted, holdings: Holdings) -> Floats:
+        """float64 ``[engines]``: seconds that a request takes at each, whether it is up or not."""
+        board = self.board
+        far = np.maximum(holdings.copied, holdings.shared)
+        seconds: Floats = (wanted.tokens - far + board.waiting) * board.compute_s
+        seconds += (holdings.copied - holdings.pool) * board.load_s
+        seconds += (far - holdings.copied) * board.fetch_s
+        return seconds
+
+    def _for_newcomer(self, wanted: Wanted, costs: Floats) -> int:
+        board = self.board
+        beyond = np.clip(board.live + wanted.tokens - board.pool, 0, wanted.tokens)
+        displaced = np.where(board.pool > 0, beyond, 0) * board.compute_s
+        total = costs + displaced
+        cheapest = np.flatnonzero(total <= total.min())
+        return int(cheapest[board.live[cheapest].argmin()])
+
+    def _reason(self, home: int, dearer_s: float) -> Reason:
+        if not self.board.up[home]:
+            return Reason.HOME_DOWN
+        if self.board.draining[home]:
+            return Reason.HOME_DRAINS
+        if dearer_s > self._stickiness.overload_s:
+            return Reason.HOME_OVERLOADED
+        return Reason.HOME
+
+
+def _at(tokens: Tokens, engine: int) -> int:
+    return int(tokens[engine if len(tokens) > 1 else 0])

@@ -1,0 +1,73 @@
+"""Where sessions live: each one's engine, and how much KV live sessions have on each."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final, NamedTuple
+
+from .engine_board import EngineBoard
+
+LIVE_S: Final = 600.0
+"""Idle seconds after which a session no longer counts as live, as for admission."""
+MOST_SESSIONS: Final = 1_000_000
+"""Sessions whose home is remembered; the longest idle are forgotten first. Chosen: 300 MB."""
+
+
+class Home(NamedTuple):
+    """A session's engine, the tokens of its last context, and when it was last heard of."""
+
+    engine: int
+    tokens: int
+    seen: float
+
+
+class Homes:
+    """Homes of sessions, the longest idle first; keeps the board's ``live`` column.
+
+    Args:
+        board: Whose engines they are.
+        live_s: Idle seconds after which a session's KV no longer counts.
+        most: Sessions that are remembered.
+    """
+
+    def __init__(
+        self, board: EngineBoard, live_s: float = LIVE_S, most: int = MOST_SESSIONS
+    ) -> None:
+        self._board = board
+        self._live_s = live_s
+        self._most = most
+        self._live: OrderedDict[Hashable, Home] = OrderedDict()
+        self._idle: OrderedDict[Hashable, Home] = OrderedDict()  # their KV does not count
+
+    def __len__(self) -> int:
+        return len(self._live) + len(self._idle)
+
+    def of(self, session: Hashable) -> Home | None:
+        """A session's home; None for a session that is not known."""
+        return self._live.get(session) or self._idle.get(session)
+
+    def settle(self, session: Hashable, engine: int, tokens: int, now: float) -> None:
+        """Note that a session's newest context, of ``tokens``, is at this engine."""
+        self.forget(session)
+        self._live[session] = Home(engine, tokens, now)
+        self._board.live[engine] += tokens
+        self._let_go(now)
+
+    def forget(self, session: Hashable) -> None:
+        """Forget a session: it has ended."""
+        if (home := self._live.pop(session, None)) is not None:
+            self._board.live[home.engine] -= home.tokens
+        else:
+            self._idle.pop(session, None)
+
+    def _let_go(self, now: float) -> None:
+        """No longer count who is idle for too long, and forget whom there is no room for."""
+        while self._live:
+            session, home = next(iter(self._live.items()))
+            if home.seen > now - self._live_s and len(self._live) <= self._most:
+                break
+            self.forget(session)
+            self._idle[session] = home
+        while len(self) > self._most:
+            self._idle.popitem(last=False)

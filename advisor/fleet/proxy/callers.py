@@ -1,0 +1,159 @@
+"""What a request says of itself: whose it is, which session it continues, how long it is."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from .prompt_chains import Prompt, PromptMemory, PromptReader
+
+Headers = list[tuple[bytes, bytes]]
+
+MOST_BODY: Final = 64 << 20
+"""Bytes of a request's body; chosen: several times the longest context in JSON."""
+MOST_NAME: Final = 128
+"""Characters of a session's name: vLLM's own bound."""
+_NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
+_GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+# Of one connection, not of a request; lengths change with the body, and the host is the engine.
+_HOP_BY_HOP: Final = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade host content-length expect".split()
+)
+
+
+class BadRequestError(Exception):
+    """A request that no engine gets; the text says why."""
+
+
+class Call(NamedTuple):
+    """A request as it is sent on."""
+
+    method: str
+    path: str
+    headers: Headers
+    body: bytes
+
+
+class Turn(NamedTuple):
+    """What is known of a request with a prompt.
+
+    Attributes:
+        session: A name that no other caller's sessions have.
+        name: As the engine is told.
+        ends: Whether the session does not return after this answer.
+    """
+
+    session: str
+    name: str
+    prompt: Prompt
+    ends: bool
+
+
+class Asked(NamedTuple):
+    """A request, and its turn of a session; None: it has no prompt."""
+
+    call: Call
+    turn: Turn | None
+
+
+class Callers:
+    """Reads requests; infers the session of those that name none from prompts that extend others.
+
+    Args:
+        memory: Of the prompts so far.
+    """
+
+    def __init__(self, memory: PromptMemory) -> None:
+        self._memory = memory
+        self._reader = PromptReader()
+        self._inferred = 0
+        self._names = f"route-{secrets.token_hex(4)}"  # those of another start are not these
+
+    def read(self, method: str, path: str, headers: Headers, body: bytes) -> Asked:
+        """What a request asks for.
+
+        Raises:
+            BadRequestError: Its session's name cannot be one.
+        """
+        sent = [(key, value) for key, value in headers if key.lower() not in _HOP_BY_HOP]
+        call = Call(method, path, sent, body)
+        fields = _fields(body) if method == "POST" else None
+        if fields is None:
+            return Asked(call, None)
+        turn = self.turn(fields, headers)
+        if path.partition("?")[0] in _GENERATES and not fields.get("session_id"):
+            call = call._replace(body=_with_session(body, turn.name))
+        return Asked(call, turn)
+
+    def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
+        """Whose turn a request is, and what it asks about.
+
+        Args:
+            named: The session's name, from elsewhere than the request.
+
+        Raises:
+            BadRequestError: Its session's name cannot be one.
+        """
+        scope, hints = _scope(headers, fields), _hints(fields)
+        prompt = self._reader.read(fields, scope)
+        name = (
+            _checked(named, "session")
+            or _in_header(headers)
+            or _checked(fields.get("session_id"), "session_id")
+            or _checked(hints.get("session"), "session")
+        )
+        session = f"{scope.hex()} {name}" if name else self._memory.session(prompt.links)
+        if session is None:
+            self._inferred += 1
+            session = f"~ {self._names}-{self._inferred}"
+        return Turn(session, session.partition(" ")[2], prompt, hints.get("session_ended") is True)
+
+
+def _fields(body: bytes) -> dict[str, Any] | None:
+    """The fields of a JSON object; None for anything else, which the engine will judge."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return fields if isinstance(fields, dict) and fields else None
+
+
+def _with_session(body: bytes, name: str) -> bytes:
+    """A body that is a JSON object with fields, and otherwise as it came, with the session."""
+    return body.rstrip()[:-1] + b',"session_id":' + orjson.dumps(name) + b"}"
+
+
+def _in_header(headers: Headers) -> str | None:
+    names = [value for key, value in headers if key.lower() == b"x-session-id"]
+    if len(names) > 1:
+        raise BadRequestError("X-Session-ID is given more than once")
+    return _checked(names[0].decode("latin-1"), "X-Session-ID") if names else None
+
+
+def _hints(fields: Mapping[str, Any]) -> dict[str, Any]:
+    params = fields.get("kv_transfer_params")
+    hints = params.get("kvgraph") if isinstance(params, dict) else None
+    return hints if isinstance(hints, dict) else {}
+
+
+def _checked(name: Any, field: str) -> str | None:
+    if name is None or name == "":
+        return None
+    if not isinstance(name, str) or len(name) > MOST_NAME or _NOT_IN_NAMES & set(name):
+        raise BadRequestError(
+            f"{field} is no name of a session: allowed are 1 to {MOST_NAME} characters without "
+            "@ / \\ and NUL"
+        )
+    return name
+
+
+def _scope(headers: Headers, fields: Mapping[str, Any]) -> bytes:
+    """Whose sessions and prompts these are: the caller's key, the cache's salt, and the model."""
+    said = [value for key, value in headers if key.lower() == b"authorization"]
+    parts = [*said, *(orjson.dumps(fields.get(name)) for name in ("cache_salt", "model"))]
+    return hashlib.blake2b(b"\0".join(parts), digest_size=8).digest()

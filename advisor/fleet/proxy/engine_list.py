@@ -1,0 +1,61 @@
+"""The engines that the proxy is told of: by the command line, or by a file that may change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from ....graph.errors import ConfigError
+
+MOST_ENGINES: Final = 1024
+
+
+class Listed(NamedTuple):
+    """An engine's address, and whether it shall get no further requests."""
+
+    url: str
+    drains: bool = False
+
+
+def listed(words: str) -> Listed:
+    """An engine as a line says it: ``URL``, or ``URL drain``.
+
+    Raises:
+        ConfigError: It says something else.
+    """
+    url, *rest = words.split()
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or rest not in ([], ["drain"]):
+        raise ConfigError(
+            f"engine {words!r}: allowed: http://HOST:PORT, and behind it the word drain"
+        )
+    return Listed(url.rstrip("/").removesuffix("/v1"), bool(rest))
+
+
+def engines_in(path: Path) -> list[Listed]:
+    """The engines that a file lists, one a line; empty lines and those after # say nothing.
+
+    Raises:
+        ConfigError: It cannot be read, or a line is none.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"engines {str(path)!r}: {error}") from None
+    found = [listed(line) for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    return checked(found)
+
+
+def checked(engines: list[Listed]) -> list[Listed]:
+    """The same engines.
+
+    Raises:
+        ConfigError: There is none, there are too many, or one is listed twice.
+    """
+    urls = [each.url for each in engines]
+    twice = {url for url in urls if urls.count(url) > 1}
+    if not urls or len(urls) > MOST_ENGINES or twice:
+        listed_twice = f"; listed twice: {', '.join(sorted(twice))}" if twice else ""
+        raise ConfigError(f"{len(urls)} engines: allowed: 1 to {MOST_ENGINES}{listed_twice}")
+    return engines

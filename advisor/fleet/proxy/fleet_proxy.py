@@ -1,0 +1,187 @@
+"""``FleetProxy``: sends each request to the engine that the router chooses, and to another one if
+that answers nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Final
+
+from ..engine_board import EngineBoard, Speed
+from ..fleet_router import Choice, FleetRouter, Holdings, Wanted
+from .callers import Asked, Callers
+from .engine_list import Listed
+from .health import HealthWatch
+from .prompt_chains import PromptMemory
+from .residency import ResidencyView
+from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, Upstream
+
+DECISIONS: Final = 10_000
+"""Of which the times are kept, for their percentiles."""
+MOST_TRIES: Final = 3
+"""Engines that one request may see fail; chosen: one that kills engines must not get them all."""
+_LEAST_TIMED: Final = 512  # tokens of a prompt from which an engine's speed is measured; chosen
+
+
+@dataclass
+class Counts:
+    """What happened to requests.
+
+    Attributes:
+        answered: To the end.
+        retried: Sent to another engine, since the first answered nothing.
+        broken: An engine was gone in the middle of its answer.
+        left: The client was gone before the end.
+    """
+
+    answered: int = 0
+    retried: int = 0
+    broken: int = 0
+    left: int = 0
+    refused: int = 0
+    unserved: int = 0
+    decided_s: list[float] = field(default_factory=list)
+
+
+class FleetProxy:
+    """Several engines as one.
+
+    Args:
+        engines: At first; ``list_again`` changes them.
+        residency: What sidecars say; None: the proxy goes by its own memory alone.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Listed],
+        residency: ResidencyView | None = None,
+        speed: Speed | None = None,
+    ) -> None:
+        self.board = EngineBoard()
+        self.router = FleetRouter(self.board)
+        self.memory = PromptMemory()
+        self.callers = Callers(self.memory)
+        self.residency = residency
+        self.health = HealthWatch(self.board, lambda engine: self.memory.forget(engine.number))
+        self.upstreams: list[Upstream] = []
+        self.counts = Counts()
+        self._speed = speed
+        self._watching: list[asyncio.Task[None]] = []
+        self.list_again(engines)
+
+    def list_again(self, engines: Sequence[Listed]) -> None:
+        """Take over a list of engines: new ones are added, missing ones get no further requests."""
+        known = {upstream.url: upstream.number for upstream in self.upstreams}
+        for each in engines:
+            if each.url not in known:
+                known[each.url] = number = self.board.add(each.url, self._speed)
+                self.board.up[number] = False  # until it says that it is well
+                self.upstreams.append(Upstream(number, each.url))
+                if self._watching:
+                    self._watch(self.upstreams[-1])
+        self.board.draining[:] = True
+        for each in engines:
+            self.board.draining[known[each.url]] = each.drains
+
+    async def start(self) -> None:
+        """Look at all engines once, and then for ever; the first one's models count."""
+        await self.health.look(self.upstreams[0])
+        await asyncio.gather(*(self.health.look(each) for each in self.upstreams[1:]))
+        for each in self.upstreams:
+            self._watch(each)
+        if self.residency is not None:
+            self._watching.append(asyncio.create_task(self.residency.watch()))
+
+    async def close(self) -> None:
+        """Stop looking, and close all connections."""
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in self.upstreams))
+        if self.residency is not None:
+            await self.residency.close()
+
+    async def begin(self, asked: Asked) -> tuple[Reply, Upstream]:
+        """The beginning of an answer, from the first engine that begins one.
+
+        Raises:
+            NoEngineError: No engine takes requests.
+            NothingAnsweredError: So many engines in turn were gone that this request may be why.
+        """
+        for tries in count(1):
+            choice = self._choose(asked)
+            upstream = self.upstreams[choice.engine]
+            start = time.monotonic()
+            try:
+                reply = await upstream.begin(asked.call)
+            except NothingAnsweredError as error:
+                self.health.dropped(upstream, str(error))
+                if tries == MOST_TRIES:
+                    raise
+                self.counts.retried += 1
+                continue
+            finally:
+                self.router.computed(choice)
+            self._measure(choice, time.monotonic() - start)
+            return reply, upstream
+        raise AssertionError("unreachable")
+
+    async def rest(self, reply: Reply, upstream: Upstream) -> AsyncIterator[bytes]:
+        """All bytes of an answer that has begun.
+
+        Raises:
+            BrokenAnswerError: The engine is gone before the end.
+        """
+        upstream.running += 1
+        try:
+            async with contextlib.aclosing(reply.chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except BrokenAnswerError as error:
+            self.counts.broken += 1
+            self.health.dropped(upstream, f"in the middle of an answer: {error}")
+            raise
+        finally:
+            upstream.running -= 1
+        self.counts.answered += 1
+        self.health.served(upstream)
+
+    def finished(self, asked: Asked) -> None:
+        """Note that a request was answered to its end."""
+        if asked.turn is not None and asked.turn.ends:
+            self.router.homes.forget(asked.turn.session)
+
+    def _choose(self, asked: Asked) -> Choice:
+        start = time.perf_counter()
+        turn, now = asked.turn, time.monotonic()
+        if turn is None:
+            return self.router.route(Wanted(None, 1), Holdings(), now)
+        held = self.memory.held(turn.prompt.links, len(self.board))
+        holdings = Holdings(held, held)
+        if self.residency is not None:
+            holdings = self.residency.corrected(turn.name, held)
+        wanted = Wanted(turn.session, max(turn.prompt.tokens, 1))
+        choice = self.router.route(wanted, holdings, now)
+        self.memory.sent(turn.prompt.links, turn.session, choice.engine)
+        if self.residency is not None:
+            self.residency.sent(turn.name, choice.engine)
+        self._note(time.perf_counter() - start)
+        return choice
+
+    def _note(self, seconds: float) -> None:
+        times = self.counts.decided_s
+        times.append(seconds)
+        if len(times) > 2 * DECISIONS:
+            del times[:DECISIONS]
+
+    def _measure(self, choice: Choice, seconds: float) -> None:
+        """Learn an engine's speed from prompts that nothing waited before."""
+        if choice.tokens >= _LEAST_TIMED and not self.board.waiting[choice.engine]:
+            self.board.measured(choice.engine, choice.tokens, seconds)
+
+    def _watch(self, upstream: Upstream) -> None:
+        self._watching.append(asyncio.create_task(self.health.watch(upstream)))

@@ -1,0 +1,122 @@
+"""Which engines are up: asked twice a second, and believed less the more often that was wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+import httpx
+import orjson
+
+from ..engine_board import EngineBoard
+from .upstream import Upstream
+
+INTERVAL_S: Final = 0.5
+TIMEOUT_S: Final = 2.0
+SLOW: Final = 3
+"""Questions in a row that a silent engine may leave unanswered: a busy one is slow. Chosen."""
+_LONGEST_DOUBT_S: Final = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class HealthWatch:
+    """Marks engines up and down on the board.
+
+    An engine is down as soon as it refuses a connection or drops a request, and after ``SLOW``
+    unanswered questions. It is up again when it says that it is well, serves the same models as
+    the others, and some time has passed: twice as long after each time that it said so and then
+    dropped a request.
+
+    Args:
+        came_back: Told of an engine that was down and is up.
+    """
+
+    def __init__(
+        self,
+        board: EngineBoard,
+        came_back: Callable[[Upstream], None] = lambda upstream: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._board = board
+        self._came_back = came_back
+        self._clock = clock
+        self._unanswered: dict[int, int] = {}
+        self._doubt_s: dict[int, float] = {}
+        self._not_before: dict[int, float] = {}
+        self._models: list[str] | None = None
+        self.refused: dict[int, str] = {}
+
+    async def watch(self, upstream: Upstream) -> None:
+        """Ask one engine for ever."""
+        while True:
+            await self.look(upstream)
+            await asyncio.sleep(INTERVAL_S)
+
+    async def look(self, upstream: Upstream) -> None:
+        """Ask one engine how it is, and believe it or not."""
+        number = upstream.number
+        try:
+            well = (await upstream.ask("/health", TIMEOUT_S)).status_code == 200
+        except httpx.TimeoutException:
+            self._unanswered[number] = self._unanswered.get(number, 0) + 1
+            if self._unanswered[number] >= SLOW:
+                self._down(upstream, f"no answer to {SLOW} questions after its health")
+            return
+        except httpx.TransportError as error:
+            self._down(upstream, type(error).__name__)
+            return
+        self._unanswered[number] = 0
+        if not well:
+            self._down(upstream, "it says that it is not well")
+        elif not self._board.up[number] and self._clock() >= self._not_before.get(number, 0.0):
+            await self._admit(upstream)
+
+    def dropped(self, upstream: Upstream, why: str) -> None:
+        """Note that an engine dropped a request: whatever it says, it is down for a while."""
+        number = upstream.number
+        doubt = min(_LONGEST_DOUBT_S, 2 * self._doubt_s.get(number, INTERVAL_S / 2))
+        self._doubt_s[number] = doubt
+        self._not_before[number] = self._clock() + doubt
+        self._down(upstream, why)
+
+    def served(self, upstream: Upstream) -> None:
+        """Note that an engine answered a request to its end: it is believed again."""
+        self._doubt_s.pop(upstream.number, None)
+
+    def _down(self, upstream: Upstream, why: str) -> None:
+        if self._board.up[upstream.number]:
+            self._board.up[upstream.number] = False
+            _log.warning("engine %s is down: %s", upstream.url, why)
+        upstream.is_gone()
+
+    async def _admit(self, upstream: Upstream) -> None:
+        number = upstream.number
+        try:
+            models = _models((await upstream.ask("/v1/models", TIMEOUT_S)).content)
+        except httpx.TransportError:
+            return
+        if self._models is None or not self._board.up.any():
+            self._models = models
+        if models is None or models != self._models:
+            said = f"serves {models}, the others {self._models}: no request goes there"
+            if self.refused.get(number) != said:
+                _log.error("engine %s %s", upstream.url, said)
+            self.refused[number] = said
+            return
+        self.refused.pop(number, None)
+        self._board.up[number] = True
+        self._came_back(upstream)
+        _log.info("engine %s is up", upstream.url)
+
+
+def _models(content: bytes) -> list[str] | None:
+    """What an engine serves, each with the longest context; None: that is no list of models."""
+    with contextlib.suppress(orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        models = orjson.loads(content)["data"]
+        return sorted(f"{each['id']} ({each.get('max_model_len')})" for each in models) or None
+    return None

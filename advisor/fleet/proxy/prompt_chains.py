@@ -1,0 +1,137 @@
+"""Prompts as chains of digests: which session a prompt continues, and who got its beginning."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+MOST_LINKS: Final = 2048
+"""Of one prompt; what is longer is known by its beginning. Chosen."""
+MOST_KNOWN: Final = 200_000
+"""Links that are remembered, the longest unused are forgotten first. Chosen: 50 MB."""
+PIECE: Final = 1024
+"""Characters of a prompt without messages that one link stands for; chosen."""
+PIECE_TOKENS: Final = 256
+"""The same for a prompt of token ids; chosen."""
+CHARACTERS_PER_TOKEN: Final = 4
+"""Of English text, roughly; only costs depend on it."""
+
+
+class Link(NamedTuple):
+    """A prompt up to some point: its digest, and about how many tokens that is."""
+
+    digest: bytes
+    tokens: int
+
+
+class Prompt(NamedTuple):
+    """A prompt in links, and about how many tokens all of it is."""
+
+    links: list[Link]
+    tokens: int
+
+
+class PromptReader:
+    """Makes chains of prompts; digests are keyed, so that nobody can make two prompts look equal.
+
+    Only digests of prompts are kept.
+    """
+
+    def __init__(self) -> None:
+        self._key = secrets.token_bytes(32)
+
+    def read(self, body: dict[str, Any], scope: bytes) -> Prompt:
+        """The prompt of a completion, a chat or a response; without links if it has none.
+
+        Args:
+            scope: Whose prompt it is: equal prompts of other scopes are other prompts.
+        """
+        links: list[Link] = []
+        digest, tokens = scope, 0
+        for piece, whole in _pieces(body):
+            tokens += _tokens(piece)
+            if whole and len(links) < MOST_LINKS:
+                data = piece if isinstance(piece, bytes) else orjson.dumps(piece)
+                digest = hashlib.blake2b(digest + data, key=self._key, digest_size=16).digest()
+                links.append(Link(digest, tokens))
+        return Prompt(links, tokens)
+
+
+class PromptMemory:
+    """Remembers which session a prompt ended in, and which engines got which beginnings."""
+
+    def __init__(self, most: int = MOST_KNOWN) -> None:
+        self._most = most
+        self._ends: OrderedDict[bytes, str] = OrderedDict()
+        self._sent: OrderedDict[bytes, int] = OrderedDict()  # engines, one bit each
+
+    def session(self, links: Sequence[Link]) -> str | None:
+        """The session whose last prompt this one extends; None if it extends none."""
+        for link in reversed(links[:-1]):
+            if (session := self._ends.get(link.digest)) is not None:
+                return session
+        return None
+
+    def held(self, links: Sequence[Link], engines: int) -> npt.NDArray[np.int64]:
+        """int64 ``[engines]``: tokens of the longest beginning that each got before.
+
+        It may have forgotten them since: only its graph knows.
+        """
+        tokens = np.zeros(engines, dtype=np.int64)
+        missing = (1 << engines) - 1
+        for link in reversed(links):
+            new = self._sent.get(link.digest, 0) & missing
+            missing &= ~new
+            while new:
+                tokens[(new & -new).bit_length() - 1] = link.tokens
+                new &= new - 1
+        return tokens
+
+    def sent(self, links: Sequence[Link], session: str, engine: int) -> None:
+        """Note that a session's prompt went to an engine."""
+        for link in links:
+            self._sent[link.digest] = self._sent.pop(link.digest, 0) | 1 << engine
+        if links:
+            self._ends.pop(links[-1].digest, None)
+            self._ends[links[-1].digest] = session
+        for kept in (self._sent, self._ends):
+            while len(kept) > self._most:
+                kept.popitem(last=False)
+
+    def forget(self, engine: int) -> None:
+        """Forget what an engine got: it has started anew."""
+        for digest, engines in self._sent.items():
+            self._sent[digest] = engines & ~(1 << engine)
+
+
+def _pieces(body: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
+    """Pieces of a prompt, and whether each is one that a longer prompt would have too."""
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, list):
+        yield from ((message, True) for message in messages)
+        return
+    prompt = body.get("prompt", messages)
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        data = prompt.encode(errors="surrogatepass")
+        yield from (
+            (data[at : at + PIECE], at + PIECE <= len(data)) for at in range(0, len(data), PIECE)
+        )
+    elif isinstance(prompt, list):
+        for at in range(0, len(prompt), PIECE_TOKENS):
+            yield prompt[at : at + PIECE_TOKENS], at + PIECE_TOKENS <= len(prompt)
+
+
+def _tokens(piece: Any) -> int:
+    if isinstance(piece, list):
+        return len(piece)
+    size = len(piece) if isinstance(piece, bytes) else len(orjson.dumps(piece))
+    return -(-size // CHARACTERS_PER_TOKEN)

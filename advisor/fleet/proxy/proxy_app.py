@@ -1,0 +1,152 @@
+"""The proxy's HTTP surface: ``/v1/…`` is passed on, the rest is about the proxy itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, Final
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from ..fleet_router import NoEngineError
+from .callers import MOST_BODY, Asked, BadRequestError
+from .fleet_proxy import FleetProxy
+from .proxy_metrics import exposition, proxy_status
+from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, Upstream
+
+BODY_S: Final = 60.0
+"""For a whole body to arrive; chosen."""
+_JSON: Final = (b"content-type", b"application/json")
+
+
+class LeftError(Exception):
+    """The client is gone."""
+
+
+class ProxyApp:
+    """An ASGI application before a ``FleetProxy``."""
+
+    def __init__(self, proxy: FleetProxy) -> None:
+        self._proxy = proxy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or run the proxy for as long as the server runs."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            with contextlib.suppress(LeftError):
+                await self._answer(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self._proxy.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._proxy.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path == "/healthz":
+            up = bool((self._proxy.board.up & ~self._proxy.board.draining).any())
+            await _say(send, 200 if up else 503, {"status": "ok" if up else "no engine is up"})
+        elif path == "/fleet":
+            await _say(send, 200, proxy_status(self._proxy))
+        elif path == "/metrics":
+            await _send(send, 200, [(b"content-type", b"text/plain; version=0.0.4")],
+                        exposition(self._proxy))  # fmt: skip
+        elif path.startswith("/v1/") or path in ("/tokenize", "/detokenize", "/version"):
+            await self._pass_on(scope, receive, send)
+        else:
+            await _refuse(send, 404, "not served here; requests go to /v1/…")
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["raw_path"].decode("latin-1")
+        if scope["query_string"]:
+            path += "?" + scope["query_string"].decode("latin-1")
+        try:
+            async with asyncio.timeout(BODY_S):
+                body = await _body(receive)
+            asked = self._proxy.callers.read(scope["method"], path, scope["headers"], body)
+        except (BadRequestError, TimeoutError) as error:
+            self._proxy.counts.refused += 1
+            await _refuse(send, 400, str(error) or f"the body did not arrive in {BODY_S:g} s")
+            return
+        answering = asyncio.ensure_future(self._relay(asked, send))
+        leaving = asyncio.ensure_future(_left(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                self._proxy.counts.left += 1
+        finally:
+            leaving.cancel()
+            if not answering.done():
+                answering.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await answering
+
+    async def _relay(self, asked: Asked, send: Send) -> None:
+        try:
+            reply, upstream = await self._proxy.begin(asked)
+        except NoEngineError as error:
+            self._proxy.counts.unserved += 1
+            await _refuse(send, 503, str(error), [(b"retry-after", b"1")])
+            return
+        except NothingAnsweredError as error:
+            self._proxy.counts.unserved += 1
+            await _refuse(send, 502, f"engines dropped this request one after the other: {error}")
+            return
+        try:
+            await self._forward(reply, upstream, send)
+        except BrokenAnswerError:
+            return  # without its end the server cuts the connection: the client sees that it broke
+        finally:
+            await reply.response.aclose()
+        self._proxy.finished(asked)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _forward(self, reply: Reply, upstream: Upstream, send: Send) -> None:
+        start = {"type": "http.response.start", "status": reply.status, "headers": reply.headers}
+        await send(start)
+        async with contextlib.aclosing(self._proxy.rest(reply, upstream)) as chunks:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+async def _body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise LeftError
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MOST_BODY:
+            raise BadRequestError(f"the body has more than {MOST_BODY >> 20} MiB")
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _say(send: Send, status: int, answer: dict[str, Any]) -> None:
+    await _send(send, status, [_JSON], orjson.dumps(answer))
+
+
+async def _refuse(
+    send: Send, status: int, why: str, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    kind = "invalid_request_error" if status < 500 else "service_unavailable"
+    error = {"message": why, "type": kind, "code": status}
+    await _send(send, status, [_JSON, *(headers or [])], orjson.dumps({"error": error}))
+
+
+async def _send(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+    await send({"type": "http.response.body", "body": body})

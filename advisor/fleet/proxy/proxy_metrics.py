@@ -1,0 +1,88 @@
+"""What the proxy counts, for people and for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .fleet_proxy import FleetProxy
+
+_COUNTS = ("answered", "retried", "broken", "left", "refused", "unserved")
+
+
+def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
+    """Engines, decisions and what happened to requests, for people; no session is named."""
+    board, health = proxy.board, proxy.health
+    engines = [
+        {
+            "url": each.url,
+            "up": bool(board.up[each.number]),
+            "drains": bool(board.draining[each.number]),
+            "running": each.running,
+            "waiting_tokens": int(board.waiting[each.number]),
+            "live_tokens": int(board.live[each.number]),
+            "prefill_tokens_per_s": round(1 / float(board.compute_s[each.number])),
+            "refused": health.refused.get(each.number),
+        }
+        for each in proxy.upstreams
+    ]
+    return {
+        "engines": engines,
+        "decisions": {str(reason): number for reason, number in proxy.router.counts.items()},
+        "requests": {name: getattr(proxy.counts, name) for name in _COUNTS},
+        "sessions": len(proxy.router.homes),
+        "sessions_of_sidecars": 0 if proxy.residency is None else len(proxy.residency),
+        "decision_p99_ms": decision_ms(proxy, 99),
+    }
+
+
+def decision_ms(proxy: FleetProxy, percentile: float) -> float:
+    """A percentile of the time that the newest decisions took."""
+    times = proxy.counts.decided_s
+    return 1e3 * float(np.percentile(times, percentile)) if times else 0.0
+
+
+def exposition(proxy: FleetProxy) -> bytes:
+    """The metrics in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_ProxyCollector(proxy))
+    return generate_latest(registry)
+
+
+class _ProxyCollector(Collector):
+    def __init__(self, proxy: FleetProxy) -> None:
+        self._proxy = proxy
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._engines()
+        decisions = CounterMetricFamily(
+            "kvgraph_route_decisions", "Requests by why they went where.", labels=["reason"]
+        )
+        for reason, number in self._proxy.router.counts.items():
+            decisions.add_metric([str(reason)], number)
+        yield decisions
+        requests = CounterMetricFamily(
+            "kvgraph_route_requests", "Requests by what happened to them.", labels=["outcome"]
+        )
+        for name in _COUNTS:
+            requests.add_metric([name], getattr(self._proxy.counts, name))
+        yield requests
+
+    def _engines(self) -> Iterator[Metric]:
+        board = self._proxy.board
+        columns = {
+            "up": ("Whether the engine answers.", board.up),
+            "draining": ("Whether it gets no further requests.", board.draining),
+            "waiting_tokens": ("Prompt tokens that wait there.", board.waiting),
+            "live_tokens": ("Tokens of live sessions at home there.", board.live),
+        }
+        for name, (words, column) in columns.items():
+            gauge = GaugeMetricFamily(f"kvgraph_route_engine_{name}", words, labels=["engine"])
+            for each in self._proxy.upstreams:
+                gauge.add_metric([each.url], float(column[each.number]))
+            yield gauge

@@ -1,0 +1,66 @@
+"""``kvgraph route``."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from ....graph.errors import ConfigError
+
+STOP_S: Final = 30
+"""For requests that run when the proxy is told to stop."""
+_MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
+
+
+def route(
+    engines: Annotated[
+        list[str] | None, typer.Argument(help="Engines' addresses: http://127.0.0.1:8001 …")
+    ] = None,
+    listed: Annotated[
+        Path | None,
+        typer.Option(
+            "--engines",
+            help="A file with an address a line, reread when it changes; 'URL drain' sends no "
+            "further requests there.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    allow_remote: Annotated[
+        bool, typer.Option(help="Listen beyond loopback: whoever reaches it may use the engines.")
+    ] = False,
+    sidecars: Annotated[
+        bool, typer.Option(help="Ask this user's sidecars what engines really hold.")
+    ] = True,
+) -> None:
+    """One OpenAI-compatible address before several engines: sessions go where their KV is."""
+    try:
+        from .route_server import serve_route
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is missing; install it with pip install 'kvgraph[route]'"
+        ) from None
+    from .engine_list import checked, engines_in
+    from .engine_list import listed as parsed
+
+    if not (is_loopback(host) or allow_remote):
+        raise ConfigError(f"--host {host}: listens beyond loopback; --allow-remote permits it")
+    if (listed is None) == (not engines):
+        raise ConfigError("name engines either by their addresses or by --engines FILE")
+    given = engines_in(listed) if listed else checked([parsed(each) for each in engines or []])
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    asyncio.run(serve_route(given, listed, host, port, sidecars, _MOST_HEADERS, STOP_S))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

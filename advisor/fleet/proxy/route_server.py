@@ -1,0 +1,79 @@
+"""Serves the proxy, and rereads its list of engines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from ....dashboards.hosts import TrustedHosts
+from ....graph.errors import ConfigError
+from .engine_list import Listed, engines_in
+from .fleet_proxy import FleetProxy
+from .proxy_app import ProxyApp
+from .residency import ResidencyView
+
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+_REREAD_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+async def serve_route(
+    engines: Sequence[Listed],
+    listed: Path | None,
+    host: str,
+    port: int,
+    sidecars: bool,
+    most_headers: int,
+    stop_s: int,
+) -> None:
+    """Serve until told to stop, and then finish what runs.
+
+    Args:
+        listed: The file that lists the engines, if one does.
+        most_headers: Bytes of one request's headers.
+        stop_s: Seconds for what runs when the proxy is told to stop.
+    """
+    proxy = FleetProxy(engines, ResidencyView() if sidecars else None)
+    app = ProxyApp(proxy)
+    # A page of another origin must not reach engines through a browser on this machine.
+    guarded = TrustedHosts(app, _LOOPBACK) if host in _LOOPBACK else app
+    config = uvicorn.Config(
+        guarded, host=host, port=port, http="h11", ws="none", lifespan="on", log_config=None,
+        access_log=False, server_header=False, h11_max_incomplete_event_size=most_headers,
+        timeout_graceful_shutdown=stop_s,
+    )  # fmt: skip
+    rereading = asyncio.create_task(_reread(proxy, listed)) if listed else None
+    _log.info("%d engines behind http://%s:%d", len(engines), host, port)
+    try:
+        await uvicorn.Server(config).serve()
+    finally:
+        if rereading is not None:
+            rereading.cancel()
+
+
+async def _reread(proxy: FleetProxy, listed: Path) -> None:
+    """Take over the file whenever it has changed; a bad one is named, and changes nothing."""
+    seen = _stamp(listed)
+    while True:
+        await asyncio.sleep(_REREAD_S)
+        if (stamp := _stamp(listed)) == seen:
+            continue
+        seen = stamp
+        try:
+            proxy.list_again(engines_in(listed))
+        except ConfigError as error:
+            _log.error("%s; the list stays as it was", error)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size

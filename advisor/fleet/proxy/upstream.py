@@ -1,0 +1,146 @@
+"""One engine as the proxy sees it: its connections, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+
+import httpx
+
+from .callers import Call
+
+CONNECT_S: Final = 2.0
+"""Until a connection stands; chosen: engines are on this machine or beside it."""
+IDLE_S: Final = 3.0
+"""For which an idle connection is kept: uvicorn closes one after five seconds."""
+_DROPPED: Final = frozenset(b"connection keep-alive transfer-encoding te trailer upgrade".split())
+
+
+class NothingAnsweredError(Exception):
+    """An engine is gone and has answered nothing: another one may be asked."""
+
+
+class BrokenAnswerError(Exception):
+    """An engine is gone in the middle of its answer."""
+
+
+class Reply(NamedTuple):
+    """An answer that has begun.
+
+    Attributes:
+        first: Its first bytes; empty where it has none.
+    """
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    first: bytes
+    response: httpx.Response
+    rest: AsyncIterator[bytes]
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Its bytes as they come.
+
+        Raises:
+            BrokenAnswerError: The engine is gone before the end.
+        """
+        try:
+            if self.first:
+                yield self.first
+            async for chunk in self.rest:
+                yield chunk
+        except httpx.TransportError as error:
+            raise BrokenAnswerError(type(error).__name__) from None
+        finally:
+            await self.response.aclose()
+
+
+class Upstream:
+    """An engine behind the proxy.
+
+    Args:
+        number: Of the router's board.
+        url: Where it answers, without ``/v1``.
+
+    Attributes:
+        running: Requests that it has and has not answered to the end.
+    """
+
+    def __init__(self, number: int, url: str) -> None:
+        self.number, self.url = number, url
+        self.running = 0
+        self._gone = asyncio.Event()
+        self._client = httpx.AsyncClient(
+            base_url=url,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            limits=httpx.Limits(max_keepalive_connections=256, keepalive_expiry=IDLE_S),
+            trust_env=False,
+        )
+        self._client.headers.clear()  # what the client sent, and nothing more
+
+    async def begin(self, call: Call) -> Reply:
+        """Send a request and wait for the first bytes of its answer.
+
+        Raises:
+            NothingAnsweredError: The engine cannot be reached, or is gone before it answered.
+        """
+        asking = asyncio.ensure_future(self._begin(call))
+        gone = asyncio.ensure_future(self._gone.wait())
+        try:
+            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+        except asyncio.CancelledError:
+            await _dismiss(asking)
+            raise
+        finally:
+            gone.cancel()
+        await _dismiss(asking)
+        raise NothingAnsweredError(f"{self.url} does not answer any more")
+
+    async def ask(self, path: str, timeout_s: float) -> httpx.Response:
+        """The answer to a question of our own.
+
+        Raises:
+            httpx.TransportError: There is none.
+        """
+        return await self._client.get(path, timeout=timeout_s)
+
+    def is_gone(self) -> None:
+        """Give up requests that it has not answered yet."""
+        self._gone.set()
+        self._gone = asyncio.Event()
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
+
+    async def _begin(self, call: Call) -> Reply:
+        request = self._client.build_request(
+            call.method, call.path, headers=call.headers, content=call.body
+        )
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx.TransportError as error:
+            raise NothingAnsweredError(f"{self.url}: {type(error).__name__}") from None
+        rest = response.aiter_raw()
+        try:
+            first = await anext(rest, b"")
+        except httpx.TransportError as error:
+            await response.aclose()
+            raise NothingAnsweredError(f"{self.url}: {type(error).__name__}") from None
+        except asyncio.CancelledError:
+            await response.aclose()
+            raise
+        headers = [
+            (key, value) for key, value in response.headers.raw if key.lower() not in _DROPPED
+        ]
+        return Reply(response.status_code, headers, first, response, rest)
+
+
+async def _dismiss(asking: asyncio.Future[Reply]) -> None:
+    """Give up an answer, whether it has begun or not."""
+    asking.cancel()
+    with contextlib.suppress(asyncio.CancelledError, NothingAnsweredError):
+        await (await asking).response.aclose()

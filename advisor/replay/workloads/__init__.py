@@ -1,0 +1,1 @@
+"""Workloads that are made, to a description of traffic: for what no recording shows."""

@@ -1,0 +1,90 @@
+"""``kvgraph bench fleet``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from ...advisor.replay.fleets.fleet_arms import FleetSize
+from ...advisor.replay.recordings.signals import Signals
+from ...advisor.replay.traces.reader import load_trace
+from ...advisor.replay.traces.trace import Trace
+from ...advisor.replay.workloads.seed_workload import seed_workload
+from ..figures import Figures
+from ..policies.policies_fleets import default_sessions, fleet, sessions_in
+from ..replay import SHARED as CONVERSATIONS
+from .fleet_lab import SEED_SIZE, add_arms, add_generator
+from .fleet_latency import add_latency
+from .fleet_scale import add_imbalance, add_times
+
+PREFILL: Final = 9_000.0
+"""Prompt tokens per second of an engine of the recorded agents', as in the closed loops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is played.
+
+    Attributes:
+        users, hours, agents: Recorded agents, and the fleet that serves them.
+        conversations, share: The fleet that serves the conversations, and how many of these.
+        sessions: That the router of 1,000 engines knows.
+        requests: Sent through the proxy.
+    """
+
+    users: int
+    hours: float
+    agents: FleetSize
+    conversations: FleetSize
+    share: float
+    sessions: int
+    requests: int
+
+
+FULL: Final = Scale(40, 3.0, FleetSize(8, 250), FleetSize(8, 1250), 1.0, 1_000_000, 2000)
+QUICK: Final = Scale(25, 1.0, FleetSize(4, 250), FleetSize(4, 1000), 0.2, 100_000, 200)
+
+
+def run(
+    progress: bool, quick: bool = False, processes: int = 2, raw: Path | None = None
+) -> Figures:
+    """Measure every figure.
+
+    Args:
+        quick: A short version, whose figures are no claims.
+        raw: Where all that each arm found goes, as JSON.
+
+    Raises:
+        BenchError: There are no recorded sessions.
+    """
+    scale, figures = QUICK if quick else FULL, Figures("fleet")
+    console = Console(stderr=True, quiet=not progress)
+    facts: dict[str, Any] = {"generator": add_generator(figures)}
+    add_times(figures, scale.sessions)
+    add_latency(figures, scale.requests)
+    agents = _agents(scale)
+    add_imbalance(figures, agents, scale.agents, PREFILL)
+    plays = [("", seed_workload(), SEED_SIZE), ("agents_", agents, scale.agents)]
+    if CONVERSATIONS.exists():
+        conversations = load_trace(CONVERSATIONS).head(scale.share)
+        plays.append(("mooncake_", conversations, scale.conversations))
+    for name, trace, size in plays:
+        say = _told(console, trace.name)
+        facts[name or "seed"] = add_arms(figures, trace, size, name, processes, say)
+    if raw is not None:
+        raw.write_text(json.dumps({**figures.as_dict(), **facts}, indent=1) + "\n")
+    return figures
+
+
+def _agents(scale: Scale) -> Trace:
+    sessions = sessions_in(default_sessions(), lambda files: None)
+    return fleet(f"{scale.users} users", sessions, scale.users, scale.hours, Signals.ALL)
+
+
+def _told(console: Console, name: str) -> Callable[[int, int], None]:
+    return lambda done, total: console.print(f"{name}: {done} of {total} arms")

@@ -1,0 +1,162 @@
+"""``kvgraph route`` before two real engines: sessions find their KV at home, and one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from kvgraph.bench.serving.vllm_server import Server, ServerPlan, check_advised
+
+pytestmark = pytest.mark.engine
+
+
+class Route:
+    """The command, as a process."""
+
+    def __init__(self, urls: list[str], env: dict[str, str], log: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "kvgraph", "route", *urls, "--port", str(port)]
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(command, env=env, stdout=file, stderr=file)
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                status = self.status()
+            except httpx.TransportError:
+                time.sleep(0.1)
+                continue
+            if all(each["up"] for each in status["engines"]):
+                return
+        raise AssertionError("the proxy did not find its engines")
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{self.url}/fleet", trust_env=False).json()
+        return found
+
+    def stop(self) -> int:
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(40)
+
+
+@pytest.fixture(scope="module")
+def fleet(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+    directory = tmp_path_factory.mktemp("route")
+    runtime = directory / "run"
+    runtime.mkdir(mode=0o700)
+    settings = (("XDG_RUNTIME_DIR", str(runtime)), ("OMP_NUM_THREADS", "1"))
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(
+                Server(
+                    ServerPlan(
+                        str(tiny_model),
+                        True,
+                        directory / f"e{number}",
+                        blocks=400,
+                        max_model_len=1024,
+                        settings=settings,
+                    )
+                )
+            )
+            for number in range(2)
+        ]
+        for server in servers:
+            check_advised(server)
+        env = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
+        route = Route([server.url for server in servers], env, directory / "route.log")
+        stack.callback(route.stop)
+        route.wait()
+        yield servers, route
+
+
+def words(number: int, count: int) -> str:
+    return " ".join(f"w{(number * 37 + place) % 400}" for place in range(count))
+
+
+def complete(route: Route, prompt: str, session: str, tokens: int = 8) -> dict[str, Any]:
+    body = {"model": "demo", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    answer = httpx.post(
+        f"{route.url}/v1/completions", json=body, headers={"X-Session-ID": session},
+        timeout=120, trust_env=False,
+    )  # fmt: skip
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_later_turns_find_their_context_and_the_sidecars_tell_what_is_resident(
+    fleet: tuple[list[Server], Route],
+) -> None:
+    _, route = fleet
+    prompts = {f"s{number}": words(number, 200) for number in range(4)}
+    cached = []
+    for turn in range(3):
+        for session, prompt in prompts.items():
+            answer = complete(route, prompt, session)
+            details = answer["usage"]["prompt_tokens_details"] or {}
+            cached.append(details.get("cached_tokens") or 0)
+            prompts[session] = f"{prompt} {answer['choices'][0]['text']} {words(turn, 30)}"
+    assert cached[:4] == [0, 0, 0, 0]
+    assert min(cached[4:]) >= 160
+    deadline = time.monotonic() + 20
+    while (status := route.status())["sessions_of_sidecars"] < 4 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert status["sessions_of_sidecars"] == 4
+    assert status["decisions"] == {"new": 4, "home": 8}
+    assert status["requests"]["answered"] == 12
+
+
+def test_no_request_fails_when_an_engine_dies_but_those_it_had_begun_to_answer(
+    fleet: tuple[list[Server], Route],
+) -> None:
+    servers, route = fleet
+    outcomes = asyncio.run(_killed(servers[0], route))
+    assert len(outcomes) == 20
+    assert outcomes.count("failed before its answer") == 0
+    assert outcomes.count("whole") >= 10
+    status = route.status()
+    assert [each["up"] for each in status["engines"]] == [False, True]
+    assert status["requests"]["broken"] == outcomes.count("cut")
+    for number in range(4):
+        complete(route, words(number, 210), f"s{number}")
+
+
+async def _killed(victim: Server, route: Route) -> list[str]:
+    """Twenty answers in flight while an engine is killed: ``whole``, ``cut`` or worse."""
+    async with httpx.AsyncClient(timeout=120, trust_env=False) as client:
+        asked = [asyncio.create_task(_stream(client, route, number)) for number in range(20)]
+        await asyncio.sleep(0.5)
+        for pid in victim.process_ids():
+            os.kill(pid, signal.SIGKILL)
+        return await asyncio.gather(*asked)
+
+
+async def _stream(client: httpx.AsyncClient, route: Route, number: int) -> str:
+    body = {
+        "model": "demo", "prompt": words(100 + number, 300), "max_tokens": 200, "stream": True,
+        "ignore_eos": True,
+    }  # fmt: skip
+    text = ""
+    try:
+        async with client.stream("POST", f"{route.url}/v1/completions", json=body) as answer:
+            async for chunk in answer.aiter_text():
+                text += chunk
+    except httpx.TransportError:
+        return "cut" if text else "failed before its answer"
+    return "whole" if "[DONE]" in text else f"failed before its answer: {text[:200]}"

@@ -1,0 +1,73 @@
+"""``kvgraph plan``: what each plan does, and which is the cheapest that is fast enough."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvgraph.advisor.cli import main
+from kvgraph.advisor.replay.errors import ReplayError
+from kvgraph.advisor.replay.fleets.fleet_plans import (
+    Plan,
+    PlanTerms,
+    cheapest,
+    compare_plans,
+    plans_of,
+    waits,
+)
+from kvgraph.advisor.replay.fleets.plan_cli import plan
+from made_trace import chat_trace
+
+
+def test_requests_wait_for_those_before_them_at_their_engine() -> None:
+    at, needs = np.array([0.0, 1.0, 1.0, 9.0]), np.array([3.0, 2.0, 1.0, 1.0])
+    ttft, busiest = waits(at, needs, [0, 0, 1, 0])
+    assert ttft.tolist() == [3.0, 4.0, 1.0, 1.0]
+    assert busiest == pytest.approx(0.6)
+
+
+def test_more_engines_and_more_memory_cost_more_and_wait_less() -> None:
+    trace = chat_trace(300)
+    terms = PlanTerms(blocks=60, prefill_tokens_per_s=300.0, host_cost=0.1)
+    found = {row.plan: row for row in compare_plans(trace, plans_of([1, 4], [0, 2]), terms)}
+    alone, four = found[Plan(1, 0, "home")], found[Plan(4, 0, "home")]
+    tiered = found[Plan(1, 2, "home")]
+    assert (alone.cost, four.cost, tiered.cost) == (1.0, 4.0, pytest.approx(1.2))
+    assert four.ttft_p95_s < alone.ttft_p95_s
+    assert tiered.host_rate > 0
+    assert alone.host_rate == 0
+    assert found[Plan(4, 0, "home")].hit_rate > found[Plan(4, 0, "round-robin")].hit_rate
+
+
+def test_the_cheapest_that_is_fast_enough_is_found_or_none() -> None:
+    trace = chat_trace(200)
+    found = compare_plans(trace, plans_of([1, 2], [0]), PlanTerms(60, 2000.0))
+    assert [row.cost for row in found] == sorted(row.cost for row in found)
+    assert cheapest(found, 1e-9) is None
+    assert cheapest(found, 1e9) == found[0]
+
+
+def test_the_command_prints_plans_and_saves_a_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, picture = tmp_path / "trace.jsonl", tmp_path / "plan.png"
+    lines = [
+        {"timestamp": 500 * n, "input_length": 1024, "output_length": 5, "hash_ids": [n % 7, n]}
+        for n in range(40)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ["--blocks", "20", "--engines", "1,2", "--host", "0,1", "--processes", "1"]
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(path), *options, "--picture", str(picture)])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "cheapest with a TTFT of 2 s at p95: 1 engines" in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_that_are_none_are_named(tmp_path: Path) -> None:
+    for engines, host in (("0", "0"), ("1.5", "0"), ("1", "x"), ("1", "-1")):
+        with pytest.raises(ReplayError, match=r"--(engines|host) .*allowed"):
+            plan(tmp_path / "none", 10, engines, host)

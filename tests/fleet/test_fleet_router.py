@@ -1,0 +1,148 @@
+"""The router: costs in seconds, homes, and why a later turn goes elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kvgraph.advisor.fleet.engine_board import EngineBoard, Speed
+from kvgraph.advisor.fleet.fleet_router import (
+    FleetRouter,
+    Holdings,
+    NoEngineError,
+    Reason,
+    Stickiness,
+    Wanted,
+)
+
+SPEED = Speed(
+    prefill_tokens_per_s=1000.0,
+    load_bytes_per_s=1e6,
+    store_bytes_per_s=1e5,
+    bytes_per_token=100,
+    pool_tokens=10_000,
+)
+NOWHERE = Holdings()
+
+
+def router_of(engines: int, speed: Speed = SPEED) -> FleetRouter:
+    board = EngineBoard()
+    for number in range(engines):
+        board.add(f"#{number}", speed)
+    return FleetRouter(board, Stickiness(overload_s=2.0))
+
+
+def held(*tokens: int) -> np.ndarray:
+    return np.array(tokens, dtype=np.int64)
+
+
+def test_a_cost_is_what_is_computed_loaded_fetched_and_waited_for() -> None:
+    router = router_of(4)
+    router.board.waiting[3] = 500
+    holdings = Holdings(held(0, 400, 0, 0), held(0, 400, 600, 0), shared=800)
+    costs = router.costs(Wanted("s", 1000), holdings)
+    # 200 tokens computed everywhere; 100 µs a token from own copies, 1 ms from the store.
+    assert costs == pytest.approx([0.2 + 0.8, 0.2 + 0.4, 0.2 + 0.06 + 0.2, 0.2 + 0.8 + 0.5])
+
+
+def test_a_later_turn_goes_home_though_another_engine_is_a_little_cheaper() -> None:
+    router = router_of(2)
+    first = router.route(Wanted("s", 1000), NOWHERE, 0.0)
+    assert first.reason is Reason.NEW
+    again = router.route(Wanted("s", 1500), NOWHERE, 1.0)
+    assert (again.engine, again.reason) == (first.engine, Reason.HOME)
+
+
+def test_a_later_turn_yields_beyond_the_stated_overload_and_its_home_moves() -> None:
+    router = router_of(2)
+    home = router.route(Wanted("s", 1000), NOWHERE, 0.0).engine
+    router.board.waiting[home] = 10_000
+    away = router.route(Wanted("s", 1500), NOWHERE, 1.0)
+    assert (away.engine, away.reason) == (1 - home, Reason.HOME_OVERLOADED)
+    router.board.waiting[home] = 0
+    assert router.route(Wanted("s", 1600), NOWHERE, 2.0).engine == 1 - home
+    assert router.counts == {Reason.NEW: 1, Reason.HOME_OVERLOADED: 1, Reason.HOME: 1}
+
+
+@pytest.mark.parametrize(("mark", "reason"), [("up", "home_down"), ("draining", "home_drains")])
+def test_a_later_turn_yields_when_its_home_takes_no_requests(mark: str, reason: str) -> None:
+    router = router_of(2)
+    home = router.route(Wanted("s", 1000), NOWHERE, 0.0).engine
+    getattr(router.board, mark)[home] = mark == "draining"
+    away = router.route(Wanted("s", 1000), NOWHERE, 1.0)
+    assert (away.engine, away.reason) == (1 - home, reason)
+
+
+def test_where_nobody_takes_requests_this_is_said() -> None:
+    router = router_of(2)
+    router.board.up[0], router.board.draining[1] = False, True
+    with pytest.raises(NoEngineError, match="all are down or draining"):
+        router.route(Wanted("s", 1000), NOWHERE, 0.0)
+
+
+def test_new_sessions_go_where_live_sessions_have_the_least_kv() -> None:
+    router = router_of(3)
+    router.homes.settle("large", 0, 3000, 0.0)
+    router.homes.settle("small", 1, 1000, 0.0)
+    router.homes.settle("other", 2, 2000, 0.0)
+    assert router.route(Wanted("new", 500), NOWHERE, 1.0).engine == 1
+
+
+def test_a_shared_prefix_draws_a_new_session_unless_it_displaces_more() -> None:
+    router = router_of(2)
+    router.homes.settle("live", 0, 5000, 0.0)
+    holdings = Holdings(held(600, 0), held(600, 0))
+    assert router.choose(Wanted("new", 1000), holdings).engine == 0
+    router.homes.settle("another", 0, 4900, 0.0)
+    assert router.choose(Wanted("new", 1000), holdings).engine == 1
+
+
+def test_what_waits_is_what_an_engine_must_compute_until_it_is_done() -> None:
+    router = router_of(1)
+    choice = router.route(Wanted("s", 1000), Holdings(held(300), held(400), 0), 0.0)
+    assert router.board.waiting.tolist() == [600]
+    router.computed(choice)
+    assert router.board.waiting.tolist() == [0]
+
+
+def test_live_kv_counts_until_a_session_is_idle_for_long_ends_or_moves() -> None:
+    router = router_of(2)
+    homes, live = router.homes, router.board.live
+    homes.settle("s", 0, 1000, 0.0)
+    homes.settle("s", 1, 1200, 1.0)
+    assert live.tolist() == [0, 1200]
+    homes.settle("t", 0, 10, 602.0)
+    assert live.tolist() == [10, 0]
+    assert homes.of("s") is not None
+    homes.settle("s", 1, 1300, 603.0)
+    homes.forget("s")
+    assert live.tolist() == [10, 0]
+    assert homes.of("s") is None
+
+
+def test_sessions_that_are_remembered_are_bounded_the_longest_idle_go_first() -> None:
+    from kvgraph.advisor.fleet.homes import Homes
+
+    board = EngineBoard()
+    board.add("#0")
+    homes = Homes(board, most=3)
+    for number in range(5):
+        homes.settle(number, 0, 10, float(number))
+    assert len(homes) == 3
+    assert homes.of(1) is None
+    assert board.live.tolist() == [30]
+
+
+def test_a_measured_rate_moves_the_cost() -> None:
+    router = router_of(2)
+    for _ in range(60):
+        router.board.measured(0, 1000, 4.0)
+    costs = router.costs(Wanted("s", 1000), NOWHERE)
+    assert costs[0] == pytest.approx(4.0, rel=0.02)
+    assert costs[1] == pytest.approx(1.0)
+
+
+def test_engines_are_added_without_bound() -> None:
+    router = router_of(200)
+    assert len(router.board) == 200
+    assert router.board.pool.tolist() == [10_000] * 200
+    assert router.route(Wanted("s", 10), NOWHERE, 0.0).engine < 200

@@ -1,0 +1,161 @@
+"""Prompts as chains of digests, lists of engines, and what sidecars say of sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from kvgraph.advisor.fleet.proxy.engine_list import Listed, checked, engines_in, listed
+from kvgraph.advisor.fleet.proxy.prompt_chains import (
+    MOST_LINKS,
+    PIECE,
+    PromptMemory,
+    PromptReader,
+)
+from kvgraph.advisor.fleet.proxy.residency import ResidencyView
+from kvgraph.graph.errors import ConfigError
+from kvgraph.graph.ipc.runtime import RunningSidecar
+
+SCOPE = b"scope"
+
+
+def chat(*texts: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": text} for text in texts]}
+
+
+def test_a_longer_chat_begins_with_the_links_of_the_shorter() -> None:
+    reader = PromptReader()
+    short, long = reader.read(chat("a", "b"), SCOPE), reader.read(chat("a", "b", "c"), SCOPE)
+    assert long.links[:2] == short.links
+    assert long.tokens > short.tokens
+    assert reader.read(chat("a", "x", "c"), SCOPE).links[1:] != long.links[1:]
+
+
+def test_prompts_of_other_scopes_and_other_readers_share_no_link() -> None:
+    reader = PromptReader()
+    own = {link.digest for link in reader.read(chat("a"), SCOPE).links}
+    assert not own & {link.digest for link in reader.read(chat("a"), b"other").links}
+    assert not own & {link.digest for link in PromptReader().read(chat("a"), SCOPE).links}
+
+
+def test_text_and_token_ids_are_cut_in_pieces_of_which_the_last_may_still_grow() -> None:
+    reader = PromptReader()
+    short = reader.read({"prompt": "x" * (2 * PIECE + 5)}, SCOPE)
+    assert len(short.links) == 2
+    assert short.tokens == 2 * PIECE // 4 + 2
+    assert reader.read({"prompt": "x" * (3 * PIECE)}, SCOPE).links[:2] == short.links
+    ids = reader.read({"prompt": list(range(600))}, SCOPE)
+    assert (len(ids.links), ids.tokens) == (2, 600)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"prompt": None}, {"prompt": []}, {"messages": "x"}, {"prompt": [["a"], ["b"]]}]
+)
+def test_bodies_without_a_prompt_do_no_harm(body: dict[str, object]) -> None:
+    prompt = PromptReader().read(body, SCOPE)
+    assert prompt.links == []
+
+
+def test_a_prompt_of_any_length_has_bounded_links() -> None:
+    prompt = PromptReader().read(chat(*(str(number) for number in range(3000))), SCOPE)
+    assert len(prompt.links) == MOST_LINKS
+
+
+def test_a_session_is_known_by_the_whole_of_its_last_prompt() -> None:
+    reader, memory = PromptReader(), PromptMemory()
+    first = reader.read(chat("system", "hello"), SCOPE)
+    memory.sent(first.links, "s", 0)
+    assert memory.session(reader.read(chat("system", "hello", "yes", "go"), SCOPE).links) == "s"
+    assert memory.session(first.links) is None, "a prompt that is only repeated begins anew"
+    assert memory.session(reader.read(chat("system", "bye"), SCOPE).links) is None
+
+
+def test_each_engine_holds_the_longest_beginning_that_it_got() -> None:
+    reader, memory = PromptReader(), PromptMemory()
+    long = reader.read(chat("system", "a", "b"), SCOPE).links
+    memory.sent(long, "s", 2)
+    memory.sent(long[:1], "t", 0)
+    assert memory.held(long, 3).tolist() == [long[0].tokens, 0, long[2].tokens]
+    memory.forget(2)
+    assert memory.held(long, 3).tolist() == [long[0].tokens, 0, 0]
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    reader, memory = PromptReader(), PromptMemory(most=10)
+    old = reader.read(chat("old"), SCOPE).links
+    memory.sent(old, "s", 0)
+    for number in range(20):
+        memory.sent(reader.read(chat(str(number)), SCOPE).links, "t", 0)
+    assert memory.held(old, 1).tolist() == [0]
+
+
+def test_a_list_of_engines_is_read_and_bad_lines_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "engines"
+    path.write_text("# ours\nhttp://127.0.0.1:1\n\nhttp://127.0.0.1:2/v1 drain\n")
+    assert engines_in(path) == [
+        Listed("http://127.0.0.1:1"),
+        Listed("http://127.0.0.1:2", drains=True),
+    ]
+    for words in ("ftp://x", "http://", "http://a b", "127.0.0.1:80"):
+        with pytest.raises(ConfigError, match="allowed: http://HOST:PORT"):
+            listed(words)
+    with pytest.raises(ConfigError, match="listed twice: http://a"):
+        checked([Listed("http://a"), Listed("http://a")])
+    path.write_text("")
+    with pytest.raises(ConfigError, match="0 engines"):
+        engines_in(path)
+
+
+def session(name: str, engine: str | None, pool: int, warm: int = 0) -> dict[str, object]:
+    return {"session": name, "engine": engine, "pool": pool, "warm": warm, "cold": 0,
+            "blocks": 10, "tokens": 1000}  # fmt: skip
+
+
+class Sidecar:
+    """Answers the question after sessions."""
+
+    def __init__(self, *sessions: dict[str, object]) -> None:
+        self.answer = json.dumps({"sessions": sessions}).encode()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"Bearer secret" in head
+        length = len(self.answer)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % length + self.answer)
+        await writer.drain()
+        writer.close()
+
+
+def looked(view_of: Sidecar) -> ResidencyView:
+    async def look() -> ResidencyView:
+        server = await asyncio.start_server(view_of.serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        note = RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret")
+        gone = RunningSidecar(2, "", "http://127.0.0.1:1", "secret")
+        view = ResidencyView(lambda: [gone, note])
+        await view.look()
+        await view.close()
+        server.close()
+        return view
+
+    return asyncio.run(look())
+
+
+def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> None:
+    view = looked(Sidecar(session("s", "host:1", 4, 3), session("t", "host:1", 0)))
+    remembered = np.array([1200, 300], dtype=np.int64)
+    assert view.corrected("s", remembered).pool.tolist() == [1200, 300], "who is host:1?"
+    view.sent("s", 0)
+    told = view.corrected("s", remembered)
+    assert told.pool.tolist() == [480, 300]
+    assert told.copied.tolist() == [840, 300]
+    assert view.corrected("t", remembered).pool.tolist() == [0, 300]
+    assert view.corrected("unknown", remembered).pool.tolist() == [1200, 300]
+
+
+def test_a_name_that_two_tenants_use_tells_nothing() -> None:
+    view = looked(Sidecar(session("s", "a", 4), session("s", "b", 9), session("t", None, 1)))
+    assert len(view) == 0

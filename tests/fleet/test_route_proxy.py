@@ -1,0 +1,328 @@
+"""The proxy before stand-ins for engines: streams, sessions, and what fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+from kvgraph.advisor.fleet.proxy import health
+from kvgraph.advisor.fleet.proxy.engine_list import Listed
+from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+
+Scene = Callable[[Routed], Awaitable[None]]
+
+
+def play(scene: Scene, *engines: StandInEngine) -> None:
+    """Run a scene before a proxy of these engines; of two, if none is given."""
+
+    async def run() -> None:
+        async with routed(list(engines) or [StandInEngine(), StandInEngine()]) as fleet:
+            await scene(fleet)
+
+    asyncio.run(run())
+
+
+def served(fleet: Routed) -> list[int]:
+    return [len(engine.got) for engine in fleet.engines]
+
+
+def test_an_answer_is_passed_on_as_it_comes() -> None:
+    async def scene(fleet: Routed) -> None:
+        for engine in fleet.engines:
+            engine.hold = asyncio.Event()
+        body = {"model": "m", "prompt": "hello", "stream": True}
+        async with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
+            chunks = answer.aiter_text()
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == "text/event-stream"
+            early = await anext(chunks)
+            assert early.startswith("one ")
+            for engine in fleet.engines:
+                assert engine.hold is not None
+                engine.hold.set()
+            assert early + "".join([text async for text in chunks]) == "one two three"
+
+    play(scene)
+
+
+def test_a_session_stays_at_home_whoever_names_it() -> None:
+    async def scene(fleet: Routed) -> None:
+        for number in range(6):
+            for turn in range(3):
+                if number % 2:
+                    await fleet.complete(f"{turn}", headers={"X-Session-ID": f"s{number}"})
+                else:
+                    await fleet.complete(f"{turn}", session_id=f"s{number}")
+        homes = [{body["session_id"] for body in engine.got} for engine in fleet.engines]
+        assert not homes[0] & homes[1]
+        assert [len(names) for names in homes] == [3, 3]
+        assert fleet.proxy.router.counts == {"new": 6, "home": 12}
+
+    play(scene)
+
+
+def test_a_chat_that_nobody_names_is_known_by_its_messages() -> None:
+    async def scene(fleet: Routed) -> None:
+        chats = [[{"role": "user", "content": f"chat {number}"}] for number in range(4)]
+        for turn in range(3):
+            for chat in chats:
+                body = {"model": "m", "messages": chat}
+                await fleet.client.post("/v1/chat/completions", json=body)
+                chat.append({"role": "assistant", "content": "one two three"})
+                chat.append({"role": "user", "content": f"turn {turn}"})
+        said = [{body["session_id"] for body in engine.got} for engine in fleet.engines]
+        assert [len(names) for names in said] == [2, 2]
+        assert fleet.proxy.router.counts == {"new": 4, "home": 8}
+
+    play(scene)
+
+
+def test_callers_with_other_keys_have_other_sessions() -> None:
+    async def scene(fleet: Routed) -> None:
+        for key in ("a", "b"):
+            for _ in range(2):
+                headers = {"X-Session-ID": "same", "Authorization": f"Bearer {key}"}
+                await fleet.complete(headers=headers)
+        assert fleet.proxy.router.counts == {"new": 2, "home": 2}
+
+    play(scene)
+
+
+def test_a_body_reaches_the_engine_as_it_came_but_for_the_session() -> None:
+    async def scene(fleet: Routed) -> None:
+        body = '{"model": "m", "prompt": "é", "seed": 123456789012345678901234567890, "t": 1.10} \n'
+        await fleet.client.post("/v1/completions", content=body.encode())
+        got = fleet.engines[0].got + fleet.engines[1].got
+        name = got[0].pop("session_id")
+        assert name.startswith("route-")
+        assert got[0] == json.loads(body)
+
+    play(scene)
+
+
+def test_what_is_not_json_is_the_engines_to_judge() -> None:
+    async def scene(fleet: Routed) -> None:
+        fleet.engines[0].healthy = fleet.engines[1].healthy = True
+        answer = await fleet.client.get("/v1/models")
+        assert answer.json() == {"data": [{"id": "m"}]}
+
+    play(scene)
+
+
+def test_an_engine_that_is_gone_before_it_answered_is_replaced() -> None:
+    """Twenty in flight, none fails."""
+
+    async def scene(fleet: Routed) -> None:
+        for engine in fleet.engines:
+            engine.hangs = asyncio.Event()
+        asked = [asyncio.create_task(fleet.complete(f"prompt {n}")) for n in range(20)]
+        while sum(served(fleet)) < 20:
+            await asyncio.sleep(0.01)
+        assert min(served(fleet)) > 4
+        fleet.engines[0].kill()
+        assert fleet.engines[1].hangs is not None
+        fleet.engines[1].hangs.set()
+        answers = await asyncio.gather(*asked)
+        assert Counter(answer.text for answer in answers) == {"one two three": 20}
+        assert fleet.proxy.counts.retried == served(fleet)[0]
+        assert fleet.proxy.counts.broken == 0
+
+    play(scene)
+
+
+def test_an_answer_that_had_begun_is_cut_and_not_begun_again() -> None:
+    async def scene(fleet: Routed) -> None:
+        for engine in fleet.engines:
+            engine.cut = True
+        with pytest.raises(httpx.RemoteProtocolError):
+            await fleet.complete()
+        assert sum(served(fleet)) == 1
+        assert fleet.proxy.counts.broken == 1
+
+    play(scene)
+
+
+def test_sessions_of_a_dead_engine_get_new_homes_at_once() -> None:
+    async def scene(fleet: Routed) -> None:
+        for number in range(6):
+            await fleet.complete(session_id=f"s{number}")
+        fleet.engines[0].kill()
+        before = served(fleet)[0]
+        for number in range(6):
+            assert (await fleet.complete(session_id=f"s{number}")).text == "one two three"
+        assert fleet.proxy.router.counts["home_down"] == before
+        assert fleet.proxy.board.up.tolist() == [False, True]
+
+    play(scene)
+
+
+def test_an_engine_that_hangs_is_given_up_after_unanswered_questions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process is stopped: connections stand, and nothing answers."""
+    monkeypatch.setattr(health, "TIMEOUT_S", 0.1)
+
+    async def scene(fleet: Routed) -> None:
+        hanging = fleet.engines[0]
+        hanging.hangs, hanging.silent = asyncio.Event(), True
+        asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
+        answers = await asyncio.gather(*asked)
+        assert [answer.text for answer in answers] == ["one two three"] * 2
+        assert len(hanging.got) == 1
+        assert fleet.proxy.board.up.tolist() == [False, True]
+
+    play(scene)
+
+
+def test_an_engine_that_comes_back_is_used_again() -> None:
+    async def scene(fleet: Routed) -> None:
+        fleet.engines[0].kill()
+        await fleet.until(False, True)
+        await fleet.engines[0].start()
+        await fleet.until(True, True)
+        for number in range(4):
+            await fleet.complete(session_id=f"s{number}")
+        assert min(served(fleet)) == 2
+
+    play(scene)
+
+
+def test_a_lying_health_endpoint_is_believed_less_and_less() -> None:
+    """It says that it is well and drops every request: no request fails, and few are tried."""
+
+    async def scene(fleet: Routed) -> None:
+        fleet.engines[0].drops = True
+        for number in range(40):
+            assert (await fleet.complete(session_id=f"s{number}")).status_code == 200
+            await asyncio.sleep(0.02)
+        assert served(fleet)[0] <= 3
+        assert served(fleet)[1] == 40
+
+    play(scene)
+
+
+def test_an_engine_with_another_model_gets_nothing_and_is_named() -> None:
+    async def scene(fleet: Routed) -> None:
+        for number in range(6):
+            await fleet.complete(session_id=f"s{number}")
+        status = (await fleet.client.get("/fleet")).json()
+        assert served(fleet) == [6, 0]
+        assert "serves ['other" in status["engines"][1]["refused"]
+
+    play(scene, StandInEngine(), StandInEngine("other"))
+
+
+def test_a_request_that_kills_engines_does_not_get_them_all() -> None:
+    async def scene(fleet: Routed) -> None:
+        for engine in fleet.engines:
+            engine.drops = True
+        answer = await fleet.complete()
+        assert answer.status_code == 502
+        assert served(fleet).count(0) == 2
+
+    play(scene, *(StandInEngine() for _ in range(5)))
+
+
+def test_where_no_engine_is_up_the_answer_says_so() -> None:
+    async def scene(fleet: Routed) -> None:
+        for engine in fleet.engines:
+            engine.healthy = False
+        await fleet.until(False, False)
+        answer = await fleet.complete()
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        assert "no engine takes requests" in answer.json()["error"]["message"]
+        assert (await fleet.client.get("/healthz")).status_code == 503
+
+    play(scene)
+
+
+def test_a_client_that_leaves_is_told_to_the_engine() -> None:
+    async def scene(fleet: Routed) -> None:
+        for engine in fleet.engines:
+            engine.hangs = asyncio.Event()
+        asked = asyncio.create_task(fleet.complete())
+        while not sum(served(fleet)):
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        async with asyncio.timeout(5):
+            while not sum(engine.left for engine in fleet.engines):
+                await asyncio.sleep(0.01)
+        assert fleet.proxy.counts.left == 1
+        assert fleet.proxy.board.waiting.tolist() == [0, 0]
+
+    play(scene)
+
+
+def test_a_client_that_leaves_in_the_middle_is_told_too() -> None:
+    async def scene(fleet: Routed) -> None:
+        for engine in fleet.engines:
+            engine.hold = asyncio.Event()
+        body = {"model": "m", "prompt": "hello", "stream": True}
+        async with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
+            await anext(answer.aiter_text())
+        async with asyncio.timeout(5):
+            while not sum(engine.left for engine in fleet.engines):
+                await asyncio.sleep(0.01)
+        assert [each.running for each in fleet.proxy.upstreams] == [0, 0]
+
+    play(scene)
+
+
+def test_a_drained_engine_gets_no_further_requests_and_finishes_its_own() -> None:
+    async def scene(fleet: Routed) -> None:
+        for number in range(4):
+            await fleet.complete(session_id=f"s{number}")
+        first, second = (Listed(engine.url) for engine in fleet.engines)
+        fleet.proxy.list_again([first._replace(drains=True), second])
+        for number in range(4):
+            await fleet.complete(session_id=f"s{number}")
+        assert served(fleet) == [2, 6]
+        assert fleet.proxy.router.counts["home_drains"] == 2
+        fleet.proxy.list_again([first])
+        await fleet.complete(session_id="s9")
+        assert served(fleet) == [3, 6]
+
+    play(scene)
+
+
+@pytest.mark.parametrize("name", ["x" * 129, "a@b", "a/b", "a\\b"])
+def test_a_name_that_is_none_is_refused_in_words(name: str) -> None:
+    async def scene(fleet: Routed) -> None:
+        by_header = await fleet.complete(headers={"X-Session-ID": name})
+        by_body = await fleet.complete(session_id=name)
+        for answer, field in ((by_header, "X-Session-ID"), (by_body, "session_id")):
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"].startswith(f"{field} is no name")
+        assert served(fleet) == [0, 0]
+
+    play(scene)
+
+
+def test_a_header_of_ten_megabytes_is_refused_and_costs_nothing() -> None:
+    async def scene(fleet: Routed) -> None:
+        try:
+            answer = await fleet.complete(headers={"X-Session-ID": "x" * (10 << 20)})
+            assert answer.status_code == 400
+        except httpx.TransportError:
+            pass  # it was cut while it still sent
+        assert (await fleet.complete()).text == "one two three"
+        assert sum(served(fleet)) == 1
+
+    play(scene)
+
+
+def test_a_thousand_sessions_of_one_home_do_not_stay_there_when_it_is_overloaded() -> None:
+    async def scene(fleet: Routed) -> None:
+        router = fleet.proxy.router
+        for number in range(1000):
+            router.homes.settle(f"pinned {number}", 0, 100, 0.0)
+        fleet.proxy.board.waiting[0] = 10_000_000
+        await fleet.complete(session_id="s")
+        assert served(fleet) == [0, 1]
+
+    play(scene)
