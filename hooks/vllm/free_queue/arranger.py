@@ -84,7 +84,7 @@ class FreeQueueArranger:
         """From now on, tell ``copier`` what it must know of the queue, and let some victims of the
         last ranking go before those of a new one, which have no copies yet."""
         self._copier = copier
-        self._window.steps, self._window.laid_behind = 1 + _STEPS_CARRIED, copier.laid_behind
+        self._window.ahead, self._window.laid_behind = 1 + _STEPS_CARRIED, copier.laid_behind
 
     @property
     def held_back(self) -> int:

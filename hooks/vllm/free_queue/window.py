@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 MAX_WINDOW: Final = 4096  # blocks; chosen
 _LEAST: Final = 512  # victims, however few a step takes: laid anew once in many steps; chosen
 _AT_ONCE: Final = 128  # victims that a step lays at least, if more are due; chosen
-_STEPS: Final = 1.5  # that it suffices for: a ranking comes every few of them; chosen
 _FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
 _SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim that is due, at most; chosen
 _LOOKED_AT_ONCE: Final = 64  # ranked keys at least: one pass costs as much as 30 of them; chosen
@@ -44,7 +43,8 @@ class Window:
     Attributes:
         reach: The most blocks that the next step can take.
         prompts: Of them, those of prompts that it can begin or go on with.
-        steps: Steps as large as those of late that it suffices for.
+        ahead: Steps as large as those of late for which victims are laid beforehand. What one takes
+            for prompts is known when these are looked up, and early enough to lay it.
         laid_behind: Told behind which victim new ones were laid, None at the head, and how many
             victims stand there then.
         laid: Blocks moved to the head since the engine's start.
@@ -66,19 +66,19 @@ class Window:
         self._pool = pool
         self._index = index
         self._stated = stated
-        self._order = _NO_KEYS
+        self._followed = self._order = _NO_KEYS  # of its keys, those that are left to look for
         self._holders: Places | None = None  # numbers of the blocks that held these keys
         self._next = 0  # place in the order of the next victim
         self._victims = Victims()
         self._due = False
-        self.steps = _STEPS
+        self.ahead = 0
         self.laid_behind: Callable[[KVCacheBlock | None, int], None] = _nobody_asks
 
     @property
     def size(self) -> int:
-        """Victims that it holds at most: what ``steps`` of late took, or what prompts need."""
-        most = min(MAX_WINDOW, int(max(2, self.steps) * self._blocks_per_step))
-        return min(most, max(_LEAST, int(self.steps * self._largest_step), self.prompts))
+        """Victims that it holds at most: what steps ``ahead`` take, or what prompts need."""
+        most = min(MAX_WINDOW, max(2, self.ahead) * self._blocks_per_step)
+        return min(most, max(_LEAST, int(self.ahead * self._largest_step), self.prompts))
 
     def step_ended(self, evicted: int) -> None:
         """Note that a step has taken all its blocks, and evicted so many by that."""
@@ -86,20 +86,30 @@ class Window:
 
     def follows(self, ranking: EvictionRanking) -> bool:
         """Whether the victims are this ranking's."""
-        return ranking.order is self._order  # not the epoch: a restarted sidecar counts anew
+        return ranking.order is self._followed  # not the epoch: a restarted sidecar counts anew
 
     def adopt(self, ranking: EvictionRanking, carried: int = 0) -> Victims:
         """Follow ``ranking`` from now on; its victims go behind those of the last one that
         ``carried`` steps take, which are returned."""
-        self._order, self._holders, self._next = ranking.order, blocks_of(ranking), 0
+        self._followed = self._order = ranking.order
+        self._holders, self._next, self._due = blocks_of(ranking), 0, True
         self._victims.drop_taken()
         self._victims.keep_first(carried * max(self.prompts, int(self._largest_step)))
-        self._due = True
+        if len(self._victims) and self._holders is not None:
+            self._leave_out(list(self._victims.ids), self._holders)
         return self._victims
+
+    def _leave_out(self, ids: list[int], holders: Places) -> None:
+        """Look for none of the victims that stand already; a ranking may name all of them again."""
+        stands = np.zeros(len(self._pool.blocks), dtype=bool)
+        stands[ids] = True
+        new = ~stands[holders]
+        self._order, self._holders = self._order[new], holders[new]
 
     def reset(self) -> None:
         """Follow no ranking."""
-        self._order, self._holders, self._next = _NO_KEYS, None, 0
+        self._followed = self._order = _NO_KEYS
+        self._holders, self._next = None, 0
         self._victims, self._due = Victims(), False
 
     @property
@@ -146,7 +156,7 @@ class Window:
         """
         victims, laid = self._victims, list[int]()
         left = len(victims)
-        at_once = max(_AT_ONCE, self.prompts - left, int(self.steps * self._largest_step) - left)
+        at_once = max(_AT_ONCE, self.prompts - left, int(self.ahead * self._largest_step) - left)
         for found in self._next_victims(min(self.size - left, at_once), known_of):
             move_behind(place, found.blocks)
             if not laid:

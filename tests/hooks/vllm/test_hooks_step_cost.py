@@ -138,6 +138,22 @@ def test_a_new_ranking_is_laid_a_part_in_each_step() -> None:
     assert [int.from_bytes(each[-12:-4], "big") for each in gone] == order[:512].tolist()
 
 
+def test_victims_that_stand_already_are_not_looked_for_again() -> None:
+    pool, keys, index = cached_pool(BLOCKS)
+    arranger = busy_arranger(pool, index, 100)
+    arranger.copies_first(SimpleNamespace(touched=len, laid_behind=lambda block, place: None))
+    order = np.random.default_rng(5).permutation(keys)
+    arranger.step(HeldRanking.of(ranked(order), index.holders))
+    asked: list[int] = []
+    find = index.find_unused
+    index.find_unused = lambda keys, *rest: asked.extend(keys.tolist()) or find(keys, *rest)
+    arranger.step(HeldRanking.of(ranked(order.copy(), epoch=2), index.holders))
+    assert asked
+    assert set(order[:200].tolist()).isdisjoint(asked), "two steps' victims are carried over"
+    head = pool.free_block_queue.get_all_free_blocks()[:300]
+    assert [int.from_bytes(b.block_hash[-12:-4], "big") for b in head] == order[:300].tolist()
+
+
 def test_victims_that_were_found_when_the_ranking_arrived_are_checked_all_the_same() -> None:
     pool, keys, index = cached_pool(BLOCKS)
     arranger = busy_arranger(pool, index, 40)
