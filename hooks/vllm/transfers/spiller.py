@@ -175,10 +175,12 @@ class Spiller:
         if under_way:
             places = {key: at for at, key in enumerate(keys, first) if key in under_way}
             under_way.update(places)
+        if worth is not None and worth.isdisjoint(keys):
+            return []
         return [
             at
             for at, (key, copied) in enumerate(zip(keys, hashes, strict=True))
-            if copied is None and key not in under_way and (worth is None or key in worth)
+            if copied is None and (worth is None or key in worth) and key not in under_way
         ]
 
     def _spare(self, wanted: int) -> int:
