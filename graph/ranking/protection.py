@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from ..tables.blocks import Selection
 from ..types import NO_ROW, BlockFlag, Rows, SessionState, Tier
+from .chains import Mask, keep_chains_whole
 from .view import View
 
-Mask = npt.NDArray[np.bool_]
+_APART: Final = 1024.0  # more than chains lower a score by, however long they are
 
 _CHANCE: Final = 0.05
 """Of a return, below which a session holds no room any more. Chosen: with the chances that
@@ -22,9 +23,10 @@ conversations teach, a session has it for ten minutes after its second turn."""
 def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
     """bool ``[len(picked)]``: protected blocks beyond the share that may be protected.
 
-    The most precious keep their protection: by layer, then importance, then last use, then from the
-    start of their chain on. Blocks that no named tenant raised count towards the whole only. An
-    engine that never reported the size of its pool has no bound.
+    A protected block keeps all that stand before it in its chain, so these count too. The most
+    precious keep their protection: by layer, then importance, then last use, then from the start of
+    their chain on. Blocks that no named tenant raised count towards the whole only. An engine that
+    never reported the size of its pool has no bound.
 
     Args:
         protected: bool ``[len(picked)]``: which of them a protected layer names.
@@ -33,18 +35,41 @@ def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
     pool = view.tables.pool_blocks.get(view.engine)
     if pool is None:
         return beyond
-    blocks, rules = view.blocks, view.rules
-    hot = protected & ((picked.of(blocks.tiers[view.engine]) & int(Tier.HOT)) != 0)
+    rules = view.rules
+    hot = (picked.of(view.blocks.tiers[view.engine]) & int(Tier.HOT)) != 0
     most, each = int(rules.protected_share * pool), int(rules.tenant_share * pool)
-    places = np.flatnonzero(hot)
-    if len(places) <= min(most, each):
+    places = np.flatnonzero(hot & protected)
+    if _kept_at_most(view, picked.rows[places]) <= min(most, each):
         return beyond
-    places = places[_most_precious_first(view, Selection(blocks, picked.rows[places]))]
-    tenants = _tenants(view, picked.rows[places])
-    kept = (tenants == NO_ROW) | (_number_of_its_kind(tenants) < each)
-    kept &= np.cumsum(kept) <= most
+    places = places[_most_precious_first(view, Selection(view.blocks, picked.rows[places]))]
+    tenants, costs = _tenants(view, picked.rows[places]), _costs(picked, hot, places)
+    kept = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)
+    kept &= np.cumsum(costs * kept) <= most
     beyond[places[~kept]] = True
     return beyond
+
+
+def _kept_at_most(view: View, rows: Rows) -> int:
+    """Blocks that these keep, themselves among them: as many, if sessions share none."""
+    blocks = view.blocks
+    deepest = np.zeros(view.sessions.size + 1, dtype=np.int64)  # the last stands for NO_ROW
+    session = blocks.session[rows]
+    np.maximum.at(deepest, session, blocks.depth[rows] + 1)
+    nobodys = blocks.depth[rows[session == NO_ROW]] + 1
+    return int(deepest[:-1].sum() + nobodys.sum())
+
+
+def _costs(picked: Selection, hot: Mask, places: Rows) -> npt.NDArray[np.int64]:
+    """int64 ``[len(places)]``: blocks of the pool that each keeps and none before it does.
+
+    Args:
+        places: Of protected blocks among the picked ones, the most precious first.
+    """
+    nobody = len(places)
+    keeper = np.full(len(picked), nobody * _APART)
+    keeper[places] = np.arange(nobody) * _APART
+    first = np.ceil(keep_chains_whole(keeper, picked.parents())[hot] / _APART)
+    return np.bincount(first.astype(np.int64), minlength=nobody + 1)[:nobody]
 
 
 def _most_precious_first(view: View, picked: Selection) -> npt.NDArray[np.intp]:
@@ -61,15 +86,15 @@ def _tenants(view: View, rows: Rows) -> Rows:
     return np.where(raised_by == NO_ROW, NO_ROW, view.sessions.tenant[raised_by])
 
 
-def _number_of_its_kind(values: Rows) -> npt.NDArray[np.int64]:
-    """int64 ``[n]``: how many equal values stand before each."""
-    order = np.argsort(values, kind="stable")
-    in_order = values[order]
+def _sums_of_its_kind(kinds: Rows, costs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """int64 ``[n]``: the costs of those of its kind up to each, its own among them."""
+    order = np.argsort(kinds, kind="stable")
+    in_order, sums = kinds[order], np.cumsum(costs[order])
     starts = np.flatnonzero(np.diff(in_order, prepend=in_order[0] - 1))
-    numbers = np.empty(len(values), dtype=np.int64)
-    lengths = np.diff(starts, append=len(values))
-    numbers[order] = np.arange(len(values)) - np.repeat(starts, lengths)
-    return numbers
+    before = sums[starts] - costs[order][starts]
+    found = np.empty(len(kinds), dtype=np.int64)
+    found[order] = sums - np.repeat(before, np.diff(starts, append=len(kinds)))
+    return found
 
 
 def is_reserved(view: View, picked: Selection) -> Mask:

@@ -77,10 +77,10 @@ def is_pinned(view: View, picked: Selection) -> Mask:
 
 
 def is_protected(view: View, picked: Selection) -> Mask:
-    """Whether the block's layer is protected."""
+    """Whether the block's layer is protected, and a session may still want it."""
     protected = np.zeros(256, dtype=np.bool_)
     protected[[int(layer) for layer in view.rules.protected_layers]] = True
-    return np.take(protected, picked.of(view.blocks.layer))
+    return np.asarray(np.take(protected, picked.of(view.blocks.layer)) & ~is_over(view, picked))
 
 
 RULES: Final = (

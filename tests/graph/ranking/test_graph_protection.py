@@ -19,6 +19,7 @@ from kvgraph.graph.types import Authority, SourceLayer
 SIZE = 16
 RULES, IDENTITY, AXIOMS = SourceLayer.RULES, SourceLayer.IDENTITY, SourceLayer.AXIOMS
 GENERATION, CONTEXT = SourceLayer.GENERATION, SourceLayer.CONTEXT
+TOOLS = SourceLayer.CAPABILITIES
 
 
 def pack(*keys: int) -> bytes:
@@ -48,6 +49,17 @@ class World:
         started = RequestStarted("r", packed, tokens, 0, SIZE, session, tenant, (segment,))
         finished = RequestFinished(
             "r", packed, tokens, tokens, "stop", session, tenant, session_ended=ended
+        )
+        self.graph.apply("e", [started, BlocksStored(packed, None, SIZE), finished])
+
+    def head(self, session: str, *keys: int, ended: bool = False) -> None:
+        """A prompt whose first half are tools and whose second half are rules."""
+        self.now += 1.0
+        packed, tokens = pack(*keys), len(keys) * SIZE
+        segments = (Segment(TOOLS, 0, tokens // 2), Segment(RULES, tokens // 2, tokens))
+        started = RequestStarted("r", packed, tokens, 0, SIZE, session, None, segments)
+        finished = RequestFinished(
+            "r", packed, tokens, tokens, "stop", session, None, session_ended=ended
         )
         self.graph.apply("e", [started, BlocksStored(packed, None, SIZE), finished])
 
@@ -134,6 +146,32 @@ def test_the_most_precious_keep_their_protection(world: World) -> None:
     assert world.graph.explain(120)["standing"] == ["protected_layer"]
     assert world.graph.explain(120)["over_share_on"] == ["e"]
     assert world.graph.explain(200)["over_share_on"] == []
+
+
+def test_what_stands_before_a_protected_block_is_kept_with_it_and_counts_too(world: World) -> None:
+    for number in range(4):
+        world.head(str(number), *range(100 * number, 100 * number + 20))
+    kept = world.protected()
+    assert len(kept) <= 50, "half of the pool, tools among them"
+    assert kept == {*range(300, 320), *range(200, 220)}, "the third would keep ten tools with it"
+
+
+def test_what_sessions_share_is_counted_once(world: World) -> None:
+    world.head("one", *range(20), *range(100, 120))
+    world.head("two", *range(20), *range(200, 220))
+    assert len(world.protected()) == 50
+    assert set(range(20)) < world.protected()
+
+
+def test_what_only_an_ended_session_used_is_protected_no_longer(world: World) -> None:
+    world.head("one", *range(20))
+    world.head("two", *range(100, 120))
+    world.head("three", *range(100, 120))
+    world.graph.apply("e", [SessionSignal(name, ended=True) for name in ("one", "two", "three")])
+    assert world.protected() == set(range(100, 120)), "others may come who share it"
+    assert world.graph.stats().engines["e"].protected == 10
+    world.head("four", *range(20))
+    assert set(range(20)) < world.protected()
 
 
 def test_one_named_tenant_cannot_take_all_of_it(world: World) -> None:
