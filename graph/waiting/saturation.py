@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-_REMEMBERED: Final = 32
+_REMEMBERED: Final = 64
 """Requests over which what they met fades to 1/e. Chosen."""
-SATURATED: Final = 0.3
+SATURATED: Final = 0.4
 """Share of requests that met others in the queue. Chosen in the closed loop of the replay lab, on
-other sessions than those of the figures: an engine that keeps up shows .2 there, one whose cache
-thrashes 1, and one that is kept from it by holding .4 to .6."""
+other sessions than those of the figures: there an engine that keeps up shows at most .2, one whose
+cache thrashes 1, and one that is kept from it by holding .6. From .3 to .5 nothing changes."""
 
 
 class Saturation:

@@ -53,6 +53,9 @@ def thrash(engine: PaperEngine) -> None:
         engine.serve(text(LARGE, seed % 8), session_id=f"agent-{seed % 8}")
         seed += 1
         time.sleep(0.02)
+    for _ in range(100):  # prompts queue, of less than a block each: none of them can be held
+        engine.ask(list(text(1, 9001))[:4], 1)
+    engine.settle()
 
 
 def play(engine: PaperEngine, done: Callable[[], object], seconds: float = 20.0) -> bool:
