@@ -7,8 +7,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ...graph.columns.whole_chains import DEPTH_TIE
 from ...graph.ranking.formulas import graph_worth
-from ...graph.ranking.policy import DEPTH_TIE, Scores
+from ...graph.ranking.policy import Scores
 from ...graph.ranking.profile import Weights
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection

@@ -8,9 +8,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..columns.whole_chains import DEPTH_TIE
 from ..tables.blocks import Selection
 from ..types import BlockFlag, EdgeType
-from .policy import DEPTH_TIE, Scores
+from .policy import Scores
 from .profile import Weights
 from .rules import flagged
 from .view import View

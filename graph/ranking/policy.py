@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,6 @@ from .profile import Weights
 from .view import View
 
 Scores = npt.NDArray[np.float64]
-
-DEPTH_TIE: Final = 1e-5
-"""Of a score, for each block before one in its chain: of equals the deeper goes first, as when vLLM
-frees a request tail first."""
 
 
 class Policy(Protocol):

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..columns.whole_chains import Mask, keep_chains_whole
 from ..tables.blocks import Selection
 from ..types import NO_ROW, BlockFlag, Rows, SessionState, Tier
-from .chains import Mask, keep_chains_whole
 from .view import View
 
 _APART: Final = 1024.0  # more than chains lower a score by, however long they are

@@ -11,11 +11,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..columns.whole_chains import keep_chains_whole
 from ..errors import GraphError
 from ..messages.advice import EvictionRanking
 from ..tables.blocks import BlockTable, Places, Selection
 from ..types import Rows, Tier
-from .chains import keep_chains_whole
 from .copy_worth import COPIES, worth_spilling
 from .policy import Policy, Scores
 from .rules import PROTECTED_BELOW, Mask, lay_rules

@@ -7,11 +7,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..tables.blocks import Places
-from .policy import DEPTH_TIE, Scores
-
 Mask = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.intp]
+Scores = npt.NDArray[np.float64]
 
+DEPTH_TIE: Final = 1e-5
+"""Of a score, for each block before one in its chain: of equals the deeper goes first, as when vLLM
+frees a request tail first."""
 _AT_ONCE: Final = 1 << 14  # scores that are lowered together: they stay in a core's cache; chosen
 
 
