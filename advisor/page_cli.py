@@ -17,9 +17,9 @@ import typer
 from ..dashboards.page_tokens import page_address
 from ..graph.errors import ConfigError
 from ..graph.ipc.runtime import runtime_dir
-from .page.miss_words import seconds
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 from .terminal_tables import plain
+from .times.spoken_times import seconds
 
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]

@@ -144,6 +144,7 @@ class Service:
     def _publish(self) -> None:
         planner, peers = self.parts.planner, self.parts.subscriber.peers
         self.parts.publisher.publish(peers, planner.latest, planner.wanted, planner.admissions)
+        self.parts.publisher.give_key(peers)
         if self.parts.intake.busy.overloaded:
             self.parts.publisher.ask_for_tips(peers)
 

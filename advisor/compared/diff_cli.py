@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..page.miss_words import seconds
 from ..terminal_tables import FirstThatFits, facts_table, plain
+from ..times.spoken_times import seconds
 
 if TYPE_CHECKING:
     from .difference import Row

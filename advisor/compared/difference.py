@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ...graph.logs.reasons import REASON_TEXTS
-from ..page.miss_words import seconds
+from ..times.spoken_times import seconds
 from .sums import Sums
 
 _MOVERS: Final = 5  # shown at most; chosen
@@ -109,7 +109,7 @@ def _mover(what: str, mine: int | None, theirs: int | None, before: Sums, after:
 
 def words(before: Sums, after: Sums) -> list[str]:
     """The comparison in sentences."""
-    said = [_found(before, after)]
+    said = [_found(before, after), *_sizes(before, after)]
     if before.regret is not None and after.regret is not None:
         said.append(
             f"Of the blocks that left, {before.regret:.1%} were wanted again within ten minutes in "
@@ -137,6 +137,20 @@ def _found(before: Sums, after: Sums) -> str:
     cost = f"{after.computed_tokens:,} tokens were computed in {seconds(after.seconds)}"
     was = f"{before.computed_tokens:,} in {seconds(before.seconds)}"
     return f"{head}: {abs(ahead):.1f} points {than}; {cost}, before {was}."
+
+
+def _sizes(before: Sums, after: Sums) -> Iterator[str]:
+    """A warning where a block of the one is not a block of the other."""
+    mine, theirs = before.block_sizes, after.block_sizes
+    if len(mine | theirs) > 1:
+        yield (
+            f"Blocks have {_either(mine)} tokens in {before.name}, and {_either(theirs)} in "
+            f"{after.name}: compare shares and tokens, not counts of blocks."
+        )
+
+
+def _either(sizes: frozenset[int]) -> str:
+    return " or ".join(map(str, sorted(sizes))) or "an unknown number of"
 
 
 def _meaning(what: str) -> str:

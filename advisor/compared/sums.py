@@ -20,6 +20,7 @@ class Sums:
         evicted: Blocks that left; ``wanted``: those of them that were wanted again.
         left_by_layer, left_by_rule: Evictions.
         computed_by: Computed blocks by session.
+        block_sizes: Tokens of a block, of each size that the requests' engines have.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Sums:
     left_by_layer: Mapping[str, int] | None
     left_by_rule: Mapping[str, int] | None
     computed_by: Mapping[str, int] | None
+    block_sizes: frozenset[int]
 
     @property
     def computed_tokens(self) -> int:
@@ -79,6 +81,7 @@ def _of_records(happened: Happened) -> Sums:
         left_by_layer=None if left is None else Counter(each.layer for each in left),
         left_by_rule=None if left is None else Counter(each.rule for each in left),
         computed_by=_by_session(happened),
+        block_sizes=_sizes(happened),
     )
 
 
@@ -103,7 +106,12 @@ def _of_minutes(happened: Happened) -> Sums:
         left_by_layer=None,
         left_by_rule=None,
         computed_by=None,
+        block_sizes=_sizes(happened),
     )
+
+
+def _sizes(happened: Happened) -> frozenset[int]:
+    return frozenset(each.block_size for each in happened.requests)
 
 
 def _reasons(happened: Happened) -> dict[str, tuple[int, int]] | None:

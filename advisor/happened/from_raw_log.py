@@ -14,8 +14,8 @@ from ...graph.logs.eviction_log import EvictionLog
 from ...graph.logs.request_log import LIMIT as REQUESTS_KEPT
 from ...graph.messages.events import EngineHello
 from ..page.log_views import eviction_view, request_view
-from ..page.miss_words import seconds
 from ..replay.traces.raw_events import RawBatch, read_raw_log
+from ..times.spoken_times import seconds
 from .block_lives import LifeBook
 from .happened import NOT_RECORDED, Happened
 

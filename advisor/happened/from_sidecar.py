@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
@@ -11,8 +10,8 @@ from urllib.parse import quote
 from ...dashboards.api.evictions import EvictionView
 from ...dashboards.api.graph_view import GraphView
 from ...dashboards.api.misses import RequestView
-from ..page.miss_words import seconds
 from ..remote import ask_patiently
+from ..times.spoken_times import seconds, time_of_day
 from .happened import BlockLife, Happened, Minute
 
 _PAGE: Final = 1_000  # records of one answer: the API's bound
@@ -39,7 +38,6 @@ def happened_at(url: str, most_evictions: int) -> Happened:
         )
         evictions += found
     evictions.sort(key=lambda each: each.at)
-    size = requests[-1].block_size if requests else 1
     return Happened(
         name=url,
         begin=min((*(r.at for r in requests[:1]), *(e.at for e in evictions[:1])), default=now),
@@ -51,7 +49,7 @@ def happened_at(url: str, most_evictions: int) -> Happened:
         pools=[],
         has_reasons=True,
         unknown=[_reach(what, at, now) for what, at in cut.items() if at is not None],
-        minutes=list(_minutes(ask_patiently(url, "/v1/misses"), size)),
+        minutes=list(_minutes(ask_patiently(url, "/v1/misses"))),
         since=max((at for at in cut.values() if at is not None), default=0.0),
     )
 
@@ -69,13 +67,13 @@ def _evictions(url: str, engine: str, most: int) -> tuple[list[EvictionView], fl
     return found, found[-1].at if found and found[-1].id else None
 
 
-def _minutes(misses: Mapping[str, Any], size: int) -> Iterator[Minute]:
+def _minutes(misses: Mapping[str, Any]) -> Iterator[Minute]:
     for place, at in enumerate(misses["starts"]):
         yield Minute(
             at=at,
             asked=misses["asked"][place],
             found=misses["found"][place],
-            asked_blocks=misses["asked"][place] // size,
+            asked_blocks=misses["asked_blocks"][place],
             evicted=misses["evicted"][place],
             wanted=misses["wanted"][place],
             requests={reason: steps[place] for reason, steps in misses["requests"].items()},
@@ -98,10 +96,9 @@ def _paged(url: str, path: str, what: str) -> Iterator[dict[str, Any]]:
 
 
 def _reach(what: str, at: float, now: float) -> str:
-    clock = time.strftime("%H:%M:%S", time.localtime(at))
     return (
-        f"The log of {what} reaches back {seconds(now - at)}, to {clock}; of what was before, sums "
-        "by the minute are known."
+        f"The log of {what} reaches back {seconds(now - at)}, to {time_of_day(at)}; of what was "
+        "before, sums by the minute are known."
     )
 
 

@@ -52,7 +52,7 @@ class Minute:
 
     Attributes:
         asked, found: Tokens of prompts.
-        asked_blocks: The first of them in blocks, partial ones left out.
+        asked_blocks: Their full blocks, each of its own engine's size.
         evicted, wanted: Blocks that left, and blocks that were wanted again by then.
         requests, blocks: By reason: requests, and what they computed.
     """

@@ -6,6 +6,7 @@ from typing import Final
 
 from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, Detail, Reason
 from ...graph.types import SessionState
+from ..times.spoken_times import seconds
 
 _STATES: Final = (
     "idle between turns", "running", "waiting for a tool", "over", "of no session that is known"
@@ -82,7 +83,7 @@ def _diverged(detail: int, ago_s: float | None, session: str | None) -> str:
 
 
 def _evicted(detail: int, ago_s: float | None, session: str | None) -> str:
-    return f"{_left(ago_s)}; the rule: {RULE_TEXTS[detail]}.{_whose(session)}"
+    return f"{_left(ago_s)}. Why: {RULE_TEXTS[detail]}.{_whose(session)}"
 
 
 def _copy_lost(detail: int, ago_s: float | None, session: str | None) -> str:
@@ -103,6 +104,14 @@ def _reset(detail: int, ago_s: float | None, session: str | None) -> str:
     return "was in the pool until the prefix cache was reset."
 
 
+def _other_salt(detail: int, ago_s: float | None, session: str | None) -> str:
+    whose = f"session {session}'s prompt says" if session else "a prompt of another tenant says"
+    return (
+        f"is new under this cache salt, though {whose} the same up to there under another one: "
+        f"salts keep tenants apart, and requests that may share need one salt."
+    )
+
+
 def _unknown(detail: int, ago_s: float | None, session: str | None) -> str:
     if detail == Detail.UNHEARD:
         return "left the pool while news of its engine were lost: nobody told why."
@@ -120,6 +129,7 @@ _WHY: Final = {
     Reason.COPY_LOST: _copy_lost,
     Reason.RESET: _reset,
     Reason.UNKNOWN: _unknown,
+    Reason.OTHER_SALT: _other_salt,
 }
 
 
@@ -139,13 +149,6 @@ def eviction_sentence(rule: int, place: int | None, idle_s: float | None, state:
     words.append(f"its session was {_STATES[min(state, len(SessionState))]}")
     said = ", ".join(words)
     return f"{said[0].upper()}{said[1:]}."
-
-
-def seconds(value: float) -> str:
-    """A duration as people say it."""
-    if value < 90:
-        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-    return f"{value / 60:.0f} min" if value < 5400 else f"{value / 3600:.1f} h"
 
 
 def _left(ago_s: float | None) -> str:

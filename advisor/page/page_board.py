@@ -24,6 +24,7 @@ from ..intents.intent_replies import intent_replies
 from ..questions import Questions, RecentAnswers
 from ..shadows.shadow_runner import ShadowRunner
 from ..shadows.shadow_views import lru_tokens, shadows_view
+from ..times.unix_time import UnixTime
 from .block_history import block_history
 from .engine_pages import engines_view
 from .graph_columns import graph_view
@@ -66,7 +67,7 @@ class PageBoard:
         self._latest = latest
         self._shadows = shadows or ShadowRunner(graph, graph.clock)
         self._watch = watch or ConfigWatch(Config(), None, {}, graph.clock)
-        self._wall = wall
+        self._unix = UnixTime(graph.clock, wall)
         self._recent = RecentAnswers(graph.clock)
 
     def now(self) -> Now:
@@ -91,7 +92,7 @@ class PageBoard:
             history = self._graph.tables.history
             found = list(request_views(history, limit, before, session, self._unix))
             more = len(found) == limit and found[-1].id > history.requests.first
-        return Requests(at=self._wall(), requests=found, next=found[-1].id if more else None)
+        return Requests(at=self._unix.now(), requests=found, next=found[-1].id if more else None)
 
     def misses(self) -> Misses:
         """Totals by reason, and over time."""
@@ -141,7 +142,9 @@ class PageBoard:
         with self._questions.turn():
             explained = self._graph.explain(key, self._latest())
             history = block_history(self._graph.tables, key, self._unix)
-        return BlockView(at=self._wall(), key=explained["id"], explain=explained, history=history)
+        return BlockView(
+            at=self._unix.now(), key=explained["id"], explain=explained, history=history
+        )
 
     def sessions(self, limit: int, search: str = "") -> Sessions:
         """Sessions whose name or tenant contains ``search``."""
@@ -162,40 +165,38 @@ class PageBoard:
 
     def engines(self) -> Engines:
         """All engines."""
-        return engines_view(self._status(), self._graph.tables.history, self._wall())
+        return engines_view(self._status(), self._graph.tables.history, self._unix.now())
 
     def shadows(self, engine: str | None) -> Shadows:
         """What others would have found."""
-        now = self._graph.clock()
-        return shadows_view(self._shadows, engine, now, self._wall() - now)
+        return shadows_view(self._shadows, engine, self._graph.clock(), self._unix)
 
     def weights(self) -> Weights:
         """What decides the ranking."""
-        return weights_view(self._watch, None, self._wall())
+        return weights_view(self._watch, None, self._unix.now())
 
     def preview(self, change: WeightChange, engine: str | None) -> WeightEffect:
         """What a change of weights would do."""
         score = self._watch.editor.tried(_by_section(change))
         with self._questions.turn():
-            return weight_effect(self._graph, score, engine, self._unix)
+            effect, played = weight_effect(
+                self._graph, score, engine, self._unix, self._shadows.remembered
+            )
+        return effect.model_copy(update={"window": played()})
 
     def change_weights(self, change: WeightChange) -> Weights:
         """Write a change to the configuration file, from which it takes effect within a second."""
         score = self._watch.editor.apply(_by_section(change), "edit")
-        return weights_view(self._watch, score, self._wall())
+        return weights_view(self._watch, score, self._unix.now())
 
     def undo_weights(self) -> Weights:
         """Take the last change back."""
-        return weights_view(self._watch, self._watch.editor.undo("edit"), self._wall())
+        return weights_view(self._watch, self._watch.editor.undo("edit"), self._unix.now())
 
     def intend(self, wishes: IntentWishes) -> IntentReplies:
         """Do what is wanted of blocks and sessions; every wish is answered."""
         with self._questions.turn():
-            return IntentReplies(at=self._wall(), answers=intent_replies(self._graph, wishes))
-
-    def _unix(self, moment: float) -> float:
-        """A time of the graph's clock, in Unix seconds."""
-        return round(self._wall() - (self._graph.clock() - moment), 3)
+            return IntentReplies(at=self._unix.now(), answers=intent_replies(self._graph, wishes))
 
 
 def _by_section(change: WeightChange) -> dict[str, dict[str, Any]]:

@@ -1,47 +1,86 @@
-"""What a change of weights would do to an engine's ranking, before it is made."""
+"""What a change of weights would do, and would have done, before it is made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
 
-from ...dashboards.api.what_if import Mover, WeightEffect
+from ...dashboards.api.what_if import Mover, WeightEffect, WindowEffect
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.queries.views import block_name
-from ...graph.ranking.policy import Policy, Weighted
+from ...graph.ranking.policy import Policy, Scores, Weighted
 from ...graph.ranking.profile import Weights
 from ...graph.ranking.scoring import resident_scores
 from ...graph.ranking.view import View
 from ...graph.types import LAYER_NAMES, NO_ROW
 from ..config.sections import ScoreConfig
+from ..shadows.ceiling import Asked
+from ..shadows.window_play import WindowPlay
 from .log_views import Unix, chosen
 
 FIRST: Final = 1_000  # blocks of each list that are compared; chosen
 _MOVERS: Final = 50  # that are told
 
 
+def _nothing(engine: str) -> tuple[list[Asked], int]:
+    return [], 0
+
+
 def weight_effect(
-    graph: KVCacheGraph, score: ScoreConfig, engine: str | None, unix: Unix
-) -> WeightEffect:
-    """The live policy's order now, and with other weights and rules; nothing is changed."""
+    graph: KVCacheGraph,
+    score: ScoreConfig,
+    engine: str | None,
+    unix: Unix,
+    remembered: Callable[[str], tuple[list[Asked], int]] = _nothing,
+) -> tuple[WeightEffect, Callable[[], WindowEffect | None]]:
+    """The live policy's order now, and with other weights and rules; nothing is changed.
+
+    Args:
+        remembered: Gives an engine's last requests, and the pool to play them in.
+
+    Returns:
+        The effect on the ranking; and what works out the effect on the remembered requests, which
+        takes longer and needs no lock.
+    """
     now, name = graph.clock(), chosen(graph.tables, engine)
-    column = graph.tables.engines[name] if name is not None else NO_ROW
     if name is None:
-        return _effect(
-            None, "No engine is connected: there is nothing to rank.", 0, 0, [], unix(now)
-        )
+        said = "No engine is connected: there is nothing to rank."
+        return _effect(None, said, 0, 0, [], unix(now)), lambda: None
+    column = graph.tables.engines[name]
     before = View(graph.tables, graph.rules, column, now)
     after = View(graph.tables, score.rules(graph.rules.horizon_s), column, now)
-    old = _first(before, graph.policy)
+    play = WindowPlay(*remembered(name))
+    old, scored = _first(before, graph.policy), play.scores(before, graph.policy)
     with _weighing(graph.policy, score.weights()):
-        new = _first(after, graph.policy)
+        new, otherwise = _first(after, graph.policy), play.scores(after, graph.policy)
     entering = len(set(new) - set(old))
-    movers = _movers(graph, old, new)
-    return _effect(
-        name, _sentence(len(old), entering, graph), len(old), entering, movers, unix(now)
+    said = _sentence(len(old), entering, graph)
+    effect = _effect(name, said, len(old), entering, _movers(graph, old, new), unix(now))
+    return effect, lambda: _played(play, scored, otherwise)
+
+
+def _played(play: WindowPlay, before: Scores, after: Scores) -> WindowEffect | None:
+    """The remembered requests under both scores."""
+    if not play.requests:
+        return None
+    now, then = play.found(before), play.found(after)
+    return WindowEffect(
+        sentence=_told(play, now, then),
+        requests=play.requests, asked=play.asked, found_now=now, found_then=then,
+    )  # fmt: skip
+
+
+def _told(play: WindowPlay, now: int, then: int) -> str:
+    head = f"The last {play.requests:,} requests, played again by today's scores, would find "
+    if now == then:
+        return f"{head}as many blocks: {now / play.asked:.1%} of {play.asked:,}."
+    way = "more" if then > now else "fewer"
+    return (
+        f"{head}{abs(then - now):,} blocks {way}: {then / play.asked:.1%} of {play.asked:,}, where "
+        f"the present weights find {now / play.asked:.1%}."
     )
 
 
@@ -96,5 +135,5 @@ def _effect(
 ) -> WeightEffect:
     return WeightEffect(
         at=at, engine=engine, sentence=sentence, looked_at=looked_at, entering=entering,
-        movers=movers,
+        movers=movers, window=None,
     )  # fmt: skip

@@ -16,7 +16,9 @@ from ..replay.traces.trace import Trace
 MOST_BLOCKS: Final = 400_000  # that are remembered; chosen: 3 MB, and a second to look at
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
+    """One request; ``reach``: how many of its blocks a prefix match could have covered."""
+
     keys: Keys
     reach: int
     found: int  # by the live pool
@@ -26,22 +28,22 @@ class RequestWindow:
     """The last requests, as many as have ``MOST_BLOCKS`` blocks."""
 
     def __init__(self) -> None:
-        self._asked: deque[_Asked] = deque()
+        self._asked: deque[Asked] = deque()
         self._blocks = 0
 
     def add(self, keys: Keys, reach: int, found: int) -> None:
         """Add a request for these blocks, the first ``found`` of which the live pool had."""
-        self._asked.append(_Asked(keys, reach, found))
+        self._asked.append(Asked(keys, reach, found))
         self._blocks += len(keys)
         while self._blocks > MOST_BLOCKS and len(self._asked) > 1:
             self._blocks -= len(self._asked.popleft().keys)
 
-    def taken(self) -> list[_Asked]:
+    def taken(self) -> list[Asked]:
         """The present content, for ``ceiling``, which may take its time elsewhere."""
         return list(self._asked)
 
 
-def ceiling(window: Sequence[_Asked], capacity: int) -> tuple[int, int]:
+def ceiling(window: Sequence[Asked], capacity: int) -> tuple[int, int]:
     """Blocks asked for in the window, and how many of them Belady's algorithm would have found.
 
     Blocks that the live pool had at their first use here were there when the window began: Belady's

@@ -14,7 +14,7 @@ from ...graph.ranking.policy import Policy
 from ...graph.ranking.view import View
 from ..policies.lifecycle import LifecyclePolicy
 from ..process.notices import Notices
-from .ceiling import ceiling
+from .ceiling import Asked, ceiling
 from .shadow_set import ShadowSet
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,12 @@ class ShadowRunner:
         """Note that the results are being looked at."""
         self._looked = self._clock()
 
+    def remembered(self, engine: str) -> tuple[list[Asked], int]:
+        """The requests of an engine that are remembered, and the pool that its shadows have."""
+        with self.lock:
+            shadows = self.sets.get(engine)
+            return ([], 0) if shadows is None else shadows.remembered()
+
     def tick(self) -> None:
         """Take what happened since the last tick, and rank again."""
         began = self._cpu()
@@ -116,13 +122,19 @@ class ShadowRunner:
             blocks = tables.pool_blocks.get(column, 0) - 1  # vLLM keeps one for itself
             if blocks < 1:
                 continue
+            copies = self._copies(column)
             before = self.sets.get(engine)
-            if before is None or before.blocks != blocks:
-                before = ShadowSet(blocks, self._policies())
+            if before is None or (before.blocks, before.copies) != (blocks, copies):
+                before = ShadowSet(blocks, self._policies(), copies)
                 before.hold_what_is_there(self._view(column))
             kept[engine] = before
         with self.lock:
             self.sets = kept
+
+    def _copies(self, column: int) -> int:
+        """How many copies fit into an engine's colder tiers."""
+        tiers = self._graph.tables.words[column].tiers
+        return 0 if tiers is None else tiers.warm_capacity + tiers.cold_capacity
 
     def _policies(self) -> list[Policy]:
         """The live policy (where that is LRU: the default from its prior) and the classic one."""
@@ -144,7 +156,7 @@ class ShadowRunner:
         began = self._cpu()
         for shadows in list(self.sets.values()):
             with self.lock:
-                window, capacity = shadows.window.taken(), shadows.pools[0].pool.capacity
+                window, capacity = shadows.remembered()
             shadows.belady = ceiling(window, capacity)
         took_s = self._cpu() - began
         self._next_ceiling = now + max(_CEILING_EVERY_S, took_s / _CEILINGS_SHARE)

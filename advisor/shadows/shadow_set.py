@@ -15,7 +15,7 @@ from ...graph.ranking.scoring import whole_scores
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ..policies.shadow import LruShadow, RankedShadow
-from .ceiling import RequestWindow
+from .ceiling import Asked, RequestWindow
 from .session_sample import SessionSample
 
 CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
@@ -33,6 +33,7 @@ class ShadowPool:
     Attributes:
         policy: Ranks its blocks; None: LRU, which needs no rankings.
         capacity: Its size, as a factor of the live pool's.
+        has_tiers: Whether copies in colder tiers count: as so many blocks more.
     """
 
     name: str
@@ -40,6 +41,7 @@ class ShadowPool:
     capacity: float
     pool: LruShadow | RankedShadow
     found: int = 0
+    has_tiers: bool = False
 
 
 class ShadowSet:
@@ -48,12 +50,15 @@ class ShadowSet:
     Args:
         blocks: The live pool's size.
         policies: Those that rank shadows, the live one first.
+        copies: That fit into the engine's colder tiers.
     """
 
-    def __init__(self, blocks: int, policies: Sequence[Policy]) -> None:
-        self.blocks = blocks
+    def __init__(self, blocks: int, policies: Sequence[Policy], copies: int = 0) -> None:
+        self.blocks, self.copies = blocks, copies
         self.sample = SessionSample()
         self.pools = [*_of_lru(blocks), *_of_policies(blocks, policies)]
+        if copies:
+            self.pools += _with_tiers(blocks, copies, policies[:1])
         self.window = RequestWindow()
         self.asked = self.ours = 0
         self.belady: tuple[int, int] = 0, 0  # asked, found
@@ -67,7 +72,7 @@ class ShadowSet:
         self.sample.walked(heard.session, heard.rows, heard.keys)
         counts = [self._ask(pool, heard) for pool in self.pools]
         if heard.found >= 0:
-            ours = min(heard.found, heard.reach)
+            ours = min(heard.found + heard.loaded, heard.reach)
             self.asked, self.ours = self.asked + len(heard.rows), self.ours + ours
             self.steps.add([heard.tokens, len(heard.rows), ours, *counts], heard.at)
             self.window.add(heard.keys, heard.reach, ours)
@@ -80,6 +85,10 @@ class ShadowSet:
         found = shadow.pool.found(heard.rows[: heard.reach], heard.keys[: heard.reach])
         shadow.found += found
         return found
+
+    def remembered(self) -> tuple[list[Asked], int]:
+        """The last requests of the sample, and how large a pool is for it."""
+        return self.window.taken(), self.pools[0].pool.capacity
 
     def halve(self) -> bool:
         """Follow half as many sessions from now on; False if there is nothing left to halve."""
@@ -125,6 +134,20 @@ def _of_policies(blocks: int, policies: Sequence[Policy]) -> list[ShadowPool]:
         for capacity in CAPACITIES if place == 0 else CAPACITIES[:1]:
             pool = RankedShadow(round(blocks * capacity))
             found.append(ShadowPool(_name(policy.name, capacity), policy, capacity, pool))
+    return found
+
+
+def _with_tiers(blocks: int, copies: int, policies: Sequence[Policy]) -> list[ShadowPool]:
+    """Stock's order and the live policy, with room for copies of what leaves the pool.
+
+    What leaves the pool and is copied is found as if it had stayed: so pool and tiers are one pool,
+    as large as both.
+    """
+    both = blocks + copies
+    found = [ShadowPool("lru + tiers", None, both / blocks, LruShadow(both), has_tiers=True)]
+    for policy in policies:
+        name = f"{policy.name} + tiers"
+        found.append(ShadowPool(name, policy, both / blocks, RankedShadow(both), has_tiers=True))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -11,7 +11,8 @@ from ...dashboards.api.what_if import Shadows, ShadowView
 from .shadow_runner import ShadowRunner
 from .shadow_set import STEP_S, ShadowPool, ShadowSet
 
-_OURS: Final = "the live pool: what the engine's requests found"
+_OURS: Final = "the live engine: what its requests found in its pool, or loaded from its tiers"
+_AS_TIERS: Final = 2.0  # a pool so much larger holds what host memory as large as the pool adds
 _BELADY: Final = (
     "the ceiling: what would have been found by whoever knows the future, on the requests that are "
     "remembered; worked out at most once a minute while somebody looks"
@@ -19,13 +20,13 @@ _BELADY: Final = (
 
 
 def shadows_view(
-    runner: ShadowRunner, engine: str | None, now: float, unix_offset: float
+    runner: ShadowRunner, engine: str | None, now: float, unix: Callable[[float], float]
 ) -> Shadows:
     """Shadows of one engine, or of the first that has some.
 
     Args:
         now: By the graph's clock.
-        unix_offset: What makes Unix seconds of it.
+        unix: Makes Unix seconds of it.
     """
     runner.looked()
     with runner.lock:
@@ -33,13 +34,13 @@ def shadows_view(
         found = runner.sets.get(name) if name is not None else None
         starts, sums = found.steps.series_by_name(now) if found is not None else ([], {})
         return Shadows(
-            at=now + unix_offset,
+            at=unix(now),
             engine=name,
             engines=list(runner.sets),
             sampled_share=found.sample.share if found is not None else 0.0,
             sessions=len(found.sample.sessions) if found is not None else 0,
             step_s=STEP_S,
-            starts=[round(start + unix_offset, 3) for start in starts],
+            starts=[unix(start) for start in starts],
             shadows=_views(found, sums) if found is not None else [],
         )
 
@@ -48,13 +49,14 @@ def _views(found: ShadowSet, sums: Mapping[str, np.ndarray]) -> list[ShadowView]
     asked, ours, blocks = sums["asked"], sums["ours"], found.blocks
     views = [_view("ours", _OURS, "live", 1.0, blocks, found.asked, found.ours, asked, ours)]
     for pool in found.pools:
-        views.append(
-            _view(
-                pool.name, _sentence(pool), pool.policy.name if pool.policy else "lru",
-                pool.capacity, round(blocks * pool.capacity), found.asked, pool.found, asked,
-                sums[pool.name],
-            )
+        view = _view(
+            pool.name, _sentence(pool), pool.policy.name if pool.policy else "lru",
+            pool.capacity, round(blocks * pool.capacity), found.asked, pool.found, asked,
+            sums[pool.name], tiers=pool.has_tiers,
         )  # fmt: skip
+        views.append(view)
+        if pool.capacity == _AS_TIERS and not found.copies:
+            views.append(_as_tiers(view))
     of_window, ceiling = found.belady
     views.append(
         _view("belady", _BELADY, "belady", 1.0, blocks, of_window, ceiling, asked[:0], asked[:0])
@@ -72,6 +74,7 @@ def _view(
     found: int,
     asked_by_step: np.ndarray,
     found_by_step: np.ndarray,
+    tiers: bool = False,
 ) -> ShadowView:
     steps = zip(asked_by_step.tolist(), found_by_step.tolist(), strict=True)
     return ShadowView(
@@ -79,6 +82,7 @@ def _view(
         sentence=sentence,
         policy=policy,
         capacity=capacity,
+        tiers=tiers,
         blocks=blocks,
         asked=asked,
         found=found,
@@ -87,8 +91,24 @@ def _view(
     )
 
 
+def _as_tiers(twice: ShadowView) -> ShadowView:
+    """What a pool twice as large found, told as what this one would find with host memory.
+
+    A block that leaves the pool and is copied is found as if it had stayed.
+    """
+    name = f"{twice.policy} + host memory"
+    said = f"{_who(twice.policy)} in a pool as large, with host memory for as many copies"
+    return twice.model_copy(update={"name": name, "sentence": said, "tiers": True})
+
+
+def _who(policy: str) -> str:
+    return "stock vLLM's order" if policy == "lru" else f"the policy {policy}"
+
+
 def _sentence(pool: ShadowPool) -> str:
-    who = "stock vLLM's order" if pool.policy is None else f"the policy {pool.policy.name}"
+    who = _who(pool.policy.name if pool.policy else "lru")
+    if pool.has_tiers:
+        return f"{who} in a pool as large, with copies in all tiers that this engine has"
     size = {1.0: "in a pool as large", 2.0: "in a pool twice as large"}.get(pool.capacity)
     return f"{who} {size or f'in a pool of {pool.capacity:.0%} of the size'}"
 

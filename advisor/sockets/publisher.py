@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -14,6 +15,7 @@ from ...graph.messages.advice import (
     AdmissionAdvice,
     AdmissionMessage,
     AnyAdvice,
+    ContentKey,
     EvictionRanking,
     PrefetchMessage,
     RankingMessage,
@@ -53,6 +55,8 @@ class AdvicePublisher:
         self._wanted: dict[bytes, PrefetchOrder] = {}  # the last that an engine was sent
         self._admitted: dict[bytes, float] = {}  # when the last word on room was true
         self._tips_asked = float("-inf")
+        self._content_key = ContentKey(secrets.token_bytes(32))
+        self._keyed: dict[bytes, bool] = {}  # engines, and whether they took the key
         self.counters: Counter[str] = Counter()
 
     def publish(
@@ -93,6 +97,12 @@ class AdvicePublisher:
             for peer in peers:
                 self._send(peer.identity, SendTips(TIPS_S))
             self.counters["tips_asked"] += 1
+
+    def give_key(self, peers: Iterable[Peer]) -> None:
+        """Send engines the key for digests of what salted prompts say, each once."""
+        for peer in peers:
+            if peer.synced and not self._keyed.get(peer.identity):
+                self._keyed[peer.identity] = self._send(peer.identity, self._content_key)
 
     def refuse(self, identity: bytes, reason: str) -> None:
         """Tell the engine at ``identity`` why it gets no advice."""
@@ -149,6 +159,7 @@ class AdvicePublisher:
         return True
 
     def _forget_all_but(self, live: set[bytes]) -> None:
-        for table in (self._seq, self._epoch, self._ts, self._wanted, self._admitted):
+        tables = self._seq, self._epoch, self._ts, self._wanted, self._admitted, self._keyed
+        for table in tables:
             for identity in [known for known in table if known not in live]:
                 del table[identity]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -11,8 +10,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from ..page.miss_words import seconds
 from ..terminal_tables import FirstThatFits, facts_table, plain
+from ..times.spoken_times import seconds, time_of_day
 from .watched import Watched
 
 _SHADES: Final = " ▁▂▃▄▅▆▇█"
@@ -49,7 +48,7 @@ def _sidecar(watched: Watched) -> Iterable[RenderableType]:
 
 
 def _clock(now: Mapping[str, Any] | None) -> str:
-    return "" if now is None else time.strftime(", %H:%M:%S", time.localtime(now["at"]))
+    return "" if now is None else f", {time_of_day(now['at'])}"
 
 
 def _notice(notice: Mapping[str, Any]) -> Text:

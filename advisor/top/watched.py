@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ..remote import RemoteError, ask, sidecar_urls
+from ..times.spoken_times import time_of_day
 
 _MISSES_EVERY: Final = 5  # looks; chosen
 
@@ -99,10 +99,6 @@ def _asked(before: Watched, anew: bool) -> Watched:
         now = ask(before.url, "/v1/now")
         misses = ask(before.url, "/v1/misses") if anew or not before.misses else before.misses
     except RemoteError as error:
-        since = f"; this is as of {_clock(before.now['at'])}" if before.now else ""
+        since = f"; this is as of {time_of_day(before.now['at'])}" if before.now else ""
         return replace(before, trouble=f"{error}{since}")
     return Watched(before.url, now, misses)
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))

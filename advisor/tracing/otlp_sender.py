@@ -15,7 +15,7 @@ from opentelemetry.trace import set_span_in_context
 
 from ... import __version__
 from ...dashboards.api.misses import RequestView
-from .request_spans import Told, spans_of
+from .request_spans import SpanRecord, spans_of
 
 _NS: Final = 1_000_000_000
 
@@ -69,7 +69,7 @@ class OtlpSender:
         """End what is under way, retries included."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def _make(self, told: Sequence[Told]) -> None:
+    def _make(self, told: Sequence[SpanRecord]) -> None:
         """Make spans: the first is the parent of the others."""
         first, *children = told
         parent = self._tracer.start_span(

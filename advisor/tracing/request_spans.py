@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ...dashboards.api.misses import Miss, RequestView
 
 
-class Told(NamedTuple):
+class SpanRecord(NamedTuple):
     """One span; times are Unix seconds, and an attribute that is None is not known."""
 
     name: str
@@ -17,7 +17,7 @@ class Told(NamedTuple):
     attributes: Mapping[str, Any]
 
 
-def spans_of(request: RequestView) -> list[Told]:
+def spans_of(request: RequestView) -> list[SpanRecord]:
     """The request's own span, and then those within it.
 
     Names and keys are those that the API shows. vLLM's own traces have the beginning of
@@ -37,21 +37,21 @@ def spans_of(request: RequestView) -> list[Told]:
         "kvgraph.finished": request.finished,
         "kvgraph.expected_pause_s": request.expected_pause_s,
     }
-    return [Told("request", request.at, ended, attributes), *_within(request)]
+    return [SpanRecord("request", request.at, ended, attributes), *_within(request)]
 
 
-def _within(request: RequestView) -> Iterator[Told]:
+def _within(request: RequestView) -> Iterator[SpanRecord]:
     """What happened when it was first scheduled, which takes no time by the engine's account."""
     at, blocks = request.at, request.blocks
-    yield Told("lookup", at, at, {
+    yield SpanRecord("lookup", at, at, {
         "kvgraph.blocks.asked": blocks.asked,
         "kvgraph.blocks.pool": blocks.pool,
         "kvgraph.blocks.prefetched": blocks.prefetched,
     })  # fmt: skip
     if blocks.loaded:
-        yield Told("load", at, at, {"kvgraph.blocks.loaded": blocks.loaded})
+        yield SpanRecord("load", at, at, {"kvgraph.blocks.loaded": blocks.loaded})
     if request.miss is not None:
-        yield Told("miss", at, at, _of_miss(request.miss))
+        yield SpanRecord("miss", at, at, _of_miss(request.miss))
 
 
 def _of_miss(miss: Miss) -> dict[str, Any]:

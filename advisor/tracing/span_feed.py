@@ -15,6 +15,7 @@ from ...dashboards.api.misses import RequestView
 from ...graph.kvcache_graph import KVCacheGraph
 from ..page.log_views import request_view
 from ..process.notices import Notices
+from ..times.unix_time import UnixTime
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class SpanFeed:
     ) -> None:
         self._graph = graph
         self._sender = sender
-        self._clock, self._wall = clock, wall
+        self._unix = UnixTime(clock, wall)
         self._notices = Notices(logger, clock)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvgraph-traces", daemon=True)
@@ -104,9 +105,6 @@ class SpanFeed:
         taken = set(ended)
         self._running = [number for number in known if number not in taken]
         return views
-
-    def _unix(self, moment: float) -> float:
-        return self._wall() - (self._clock() - moment)
 
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY_S):

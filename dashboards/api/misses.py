@@ -22,7 +22,8 @@ class Miss(Part):
     Attributes:
         index: Which block of the prompt it is, from 0.
         reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``,
-            ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``.
+            ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
+            ``other_salt``.
         sentence: The reason in words, with names, times and rules.
         key: The block; None for one that has no key (a partial block).
         session: The other session that it is about: from which this one diverged, or whose the
@@ -112,6 +113,7 @@ class Misses(Answer):
         requests: By reason: how many requests in each step.
         blocks: By reason: how many blocks they computed in each step.
         asked, found: Tokens of prompts in each step, and how many of them were found.
+        asked_blocks: Full blocks of prompts in each step, each of its own engine's size.
         evicted: Blocks that left a pool in each step.
         wanted: Blocks that were wanted again in each step, within ten minutes after they had left.
     """
@@ -123,6 +125,7 @@ class Misses(Answer):
     requests: dict[str, list[int]]
     blocks: dict[str, list[int]]
     asked: list[int]
+    asked_blocks: list[int]
     found: list[int]
     evicted: list[int]
     wanted: list[int]

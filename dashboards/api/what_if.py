@@ -14,7 +14,9 @@ class ShadowView(Part):
         name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
         sentence: The same in words.
         policy: Who ranks there.
-        capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0.
+        capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
+        tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
+            engine has.
         blocks: Its size, of the whole pool.
         asked, found: Blocks of the sampled requests; ``hit_rate`` is their ratio, None before any.
         history: Hit rates by step, the oldest first; None where nothing was asked.
@@ -24,6 +26,7 @@ class ShadowView(Part):
     sentence: str
     policy: str
     capacity: float
+    tiers: bool
     blocks: int
     asked: int
     found: int
@@ -99,6 +102,22 @@ class Mover(Part):
     then: int | None
 
 
+class WindowEffect(Part):
+    """The remembered requests, played again with every block's score as it is now.
+
+    Attributes:
+        sentence: The same in words.
+        requests, asked: Requests, and their blocks.
+        found_now, found_then: Blocks found with the present weights, and with the others.
+    """
+
+    sentence: str
+    requests: int
+    asked: int
+    found_now: int
+    found_then: int
+
+
 class WeightEffect(Answer):
     """What a change would do to an engine's ranking, before it is made.
 
@@ -107,6 +126,7 @@ class WeightEffect(Answer):
         looked_at: Blocks in both lists: those to go first.
         entering: Of these: only after the change.
         movers: The blocks that move furthest.
+        window: On the remembered requests; None where none are.
     """
 
     engine: str | None
@@ -114,3 +134,4 @@ class WeightEffect(Answer):
     looked_at: int
     entering: int
     movers: list[Mover]
+    window: WindowEffect | None

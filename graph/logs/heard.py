@@ -21,6 +21,7 @@ class Heard(NamedTuple):
         reach: How many of them a prefix match could have covered.
         found: How many of them the engine's pool held; -1 at the request's end.
         tokens: Tokens of its prompt; at the request's end, of its answer too.
+        loaded: How many more blocks a load from a colder tier is to bring.
     """
 
     engine: int
@@ -31,6 +32,7 @@ class Heard(NamedTuple):
     found: int
     tokens: int
     at: float
+    loaded: int = 0
 
 
 class HeardQueue:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ..types import NO_ROW, BlockFlag, Rows, Tier
+from .content_index import ContentIndex
 from .departures import Departures
 from .eviction_log import Way
 from .heard import Heard, HeardQueue
-from .miss_judge import judge, named
+from .miss_judge import by_content, judge, named
 from .reasons import REASON_NAMES, Detail, Reason
 from .request_log import Asked, Miss, RequestLog, RequestNames
 from .running_requests import Running, RunningRequests
@@ -29,7 +30,7 @@ TOKEN_COLUMNS: Final = ("requests", "asked", "pool", "loaded", "prefetched")
 REASON_COLUMNS: Final = tuple(
     f"{what}_{name}" for what in ("requests", "blocks") for name in REASON_NAMES
 )
-MINUTE_COLUMNS: Final = ("asked", "found", "evicted", "wanted")
+MINUTE_COLUMNS: Final = ("asked", "asked_blocks", "found", "evicted", "wanted")
 LOST_WAYS: Final = ("multi_turn", "cross_session")
 _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
@@ -52,13 +53,14 @@ class History(Departures):
         unsettled: Of these, by their ids: those whose missing block the pool has by the books.
         tokens: Of prompts, in steps of ten seconds for an hour.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
-        minutes: In the same steps: tokens of prompts, those of them that were found, blocks that
-            left, and blocks that were wanted again by then.
+        minutes: In the same steps: tokens of prompts, their full blocks, tokens that were found,
+            blocks that left, and blocks that were wanted again by then.
         totals: The same since the start.
         given: Sums of ``tokens`` since the start.
         lost: Blocks computed again, by whose they were: own turns or shared prefixes.
         beyond: By whose they were, and by powers of two: how many blocks had left between a lost
             block's eviction and its return, which is by how many the pool was too small for it.
+        contents: What prompts say, where callers use salts.
     """
 
     def __init__(self, tables: Tables) -> None:
@@ -70,6 +72,7 @@ class History(Departures):
         self._heard: HeardQueue | None = None  # nobody listens
         self.unsettled: dict[int, _Unsettled] = {}  # by request
         self.requests = RequestLog()
+        self.contents = ContentIndex()
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 360)
         self.reasons = StepSums(REASON_COLUMNS, 60.0, 720)
         self.minutes = StepSums(MINUTE_COLUMNS, 60.0, 720)
@@ -82,7 +85,7 @@ class History(Departures):
         """Bytes of all logs; without the graph's lock, too."""
         evictions = sum(log.nbytes for log in list(self.evictions.values()))
         sums = self.requests.nbytes + self.tokens.nbytes + self.reasons.nbytes
-        sums += self.minutes.nbytes
+        sums += self.minutes.nbytes + self.contents.nbytes
         heard = self._heard.nbytes if self._heard is not None else 0
         return evictions + sums + heard + self.running.nbytes
 
@@ -109,7 +112,7 @@ class History(Departures):
         """Note that blocks left the pool."""
         super().evicted(engine, rows, now)
         if len(rows):
-            self.minutes.add((0, 0, len(rows), 0), now)
+            self.minutes.add((0, 0, 0, len(rows), 0), now)
         if self.unsettled:
             self._settle(engine, now)
 
@@ -131,19 +134,20 @@ class History(Departures):
             event.prompt_tokens, size, len(rows), found - prefetched, loaded, prefetched, again
         )
         miss = self._miss(engine, event, session, rows, found + loaded, now)
+        miss = by_content(self._tables, engine, event, rows, miss)
         log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
         self.running.add(event.request_id, Running(number, engine, rows, whose, found + loaded))
-        self._tell(engine, whose, rows, max(reach, found), found, asked.tokens, now)
+        self._tell(engine, whose, rows, max(reach, found), found, asked.tokens, now, loaded)
         while (surplus := self.running.surplus()) is not None:  # we never heard of their ends
             self._drop(*surplus)
         self._found[engine] += (found + loaded) * size
         self._asked[engine] += asked.tokens
         given = (1, asked.tokens, asked.pool * size, loaded * size, prefetched * size)
         self.tokens.add(given, now)
-        self.minutes.add((asked.tokens, (found + loaded) * size, 0, 0), now)
+        self.minutes.add((asked.tokens, len(rows), (found + loaded) * size, 0, 0), now)
         self.given += given
         computed = max(0, reach - found - loaded)
         if miss.reason is Reason.UNKNOWN and miss.detail == Detail.IN_POOL:
@@ -179,11 +183,12 @@ class History(Departures):
         return self._heard.take()
 
     def _tell(
-        self, engine: int, session: str, rows: Rows, reach: int, found: int, tokens: int, now: float
-    ) -> None:
+        self, engine: int, session: str, rows: Rows, reach: int, found: int, tokens: int,
+        now: float, loaded: int = 0,
+    ) -> None:  # fmt: skip
         if self._heard is not None:
             keys = self._tables.blocks.keys[rows]
-            self._heard.add(Heard(engine, session, rows, keys, reach, found, tokens, now))
+            self._heard.add(Heard(engine, session, rows, keys, reach, found, tokens, now, loaded))
 
     def _miss(
         self, engine: int, event: RequestStarted, session: int, rows: Rows, index: int, now: float
@@ -212,7 +217,7 @@ class History(Departures):
             bucket = np.minimum(np.ceil(np.log2(since)).astype(np.int64), _BUCKETS - 1)
             self.beyond[way] += np.bincount(bucket, minlength=_BUCKETS)
         regretted = log.note_wanted(ids[known], now, WINDOW_S)
-        self.minutes.add((0, 0, 0, len(regretted)), now)
+        self.minutes.add((0, 0, 0, 0, len(regretted)), now)
         return len(rows)
 
     def _settle(self, engine: int, now: float) -> None:

@@ -3,7 +3,7 @@
 A copy that was not loaded; a pool that has it by the books; a request that is computing it; how the
 block left this pool (by an eviction, whose copy may be lost since; by a reset; unknown); another
 engine that has it; and for a block that no request asked for before, where the prompt differs from
-a known one.
+a known one. Where callers use salts, such a block may be known under another one (``by_content``).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ..types import NO_ROW, Rows, Tier
+from ..types import NO_ROW, Rows, Tier, as_keys
 from .eviction_log import EvictionLog, Way
 from .reasons import Cause, Detail, Reason, Rule
 from .request_log import Miss
 
 if TYPE_CHECKING:
+    from ..messages.events import RequestStarted
     from ..tables.tables import Tables
 
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
@@ -138,6 +139,32 @@ def _sibling(tables: Tables, session: int, rows: Rows, index: int, now: float) -
     if session != NO_ROW and (theirs == session).any():
         return session
     return int(theirs[np.argmax(blocks.last_attended[others])])
+
+
+def by_content(tables: Tables, engine: int, event: RequestStarted, rows: Rows, miss: Miss) -> Miss:
+    """The same miss, or why it is the salt's doing; notes what the request says, where it is told.
+
+    Args:
+        rows: int32, the whole prompt's.
+    """
+    if not event.contents or len(event.contents) != 8 * len(rows):
+        return miss
+    told, index = as_keys(event.contents) ^ tables.salt(engine), tables.history.contents
+    if miss.reason in (Reason.NEVER_SEEN, Reason.DIVERGED):
+        key = index.elsewhere(told[miss.index], event.salt)
+        miss = miss if key is None else _apart(tables, miss, key)
+    index.add(told, tables.blocks.keys[rows], event.salt)
+    return miss
+
+
+def _apart(tables: Tables, miss: Miss, key: int) -> Miss:
+    """A miss of what another salt's block says as well: ``key`` is the graph's, of that block."""
+    row = int(tables.blocks.find(as_keys([key]))[0])
+    if row == NO_ROW:
+        return Miss(miss.index, miss.key, Reason.OTHER_SALT, Detail.APART)
+    owner, holds = named(tables, int(tables.blocks.session[row])), holder(tables, NO_ROW, row)
+    detail = Detail.APART if holds is None else Detail.NONE
+    return Miss(miss.index, miss.key, Reason.OTHER_SALT, detail, session=owner, engine=holds)
 
 
 def named(tables: Tables, session: int) -> tuple[str | None, str | None]:

@@ -18,6 +18,7 @@ class Reason(IntEnum):
     RESET = 6
     NOT_CACHEABLE = 7
     UNKNOWN = 8
+    OTHER_SALT = 9
 
 
 REASON_NAMES: Final = tuple(reason.name.lower() for reason in Reason)
@@ -33,6 +34,7 @@ REASON_TEXTS: Final = {
     "another request was just computing, or the request reads no cache",
     "unknown": "the sidecar cannot tell: news of it were lost, or what was heard does not explain "
     "it",
+    "other_salt": "another tenant asked for the same, under another cache salt",
 }
 
 
@@ -50,9 +52,9 @@ class Rule(IntEnum):
 
 RULE_NAMES: Final = tuple(rule.name.lower() for rule in Rule)
 RULE_TEXTS: Final = (
-    "the engine's own order: it was the longest unused",
-    "the policy's score: the ranking named it",
-    "superseded: only a branch of the history that its session left behind used it",
+    "by the engine's own order it was the longest unused",
+    "the policy ranked it among the first to go",
+    "only a branch of the history that its session left behind used it",
     "its session is over",
     "it was protected, but nothing else was left, or more was protected than may be",
     "no ranking named it: it was younger than the last one, or there was none",
@@ -91,3 +93,4 @@ class Detail(IntEnum):
     UNCOMPUTED = 6  # UNKNOWN: somebody asked for it, and no engine that is known ever kept it
     ELSEWHERE = 7  # OTHER_ENGINE: another one had it, and has it no more
     READS_NONE = 8  # NOT_CACHEABLE: the request reads no cache
+    APART = 9  # OTHER_SALT: its block left the pool meanwhile

@@ -181,6 +181,17 @@ class SendTips(Advice, tag=7, frozen=True):
     seconds: Seconds
 
 
+class ContentKey(Advice, tag=8, frozen=True):
+    """The sidecar's own key, with which an engine digests what salted prompts say.
+
+    Prompts of two salts that say the same have different hashes, but the same digest. So the
+    sidecar can tell that a miss is the salt's doing; without the key nobody can try out prompts
+    against digests. It is made anew by every sidecar, and kept in memory only.
+    """
+
+    key: Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+
+
 AnyAdvice = (
     RankingMessage
     | StillValid
@@ -189,6 +200,7 @@ AnyAdvice = (
     | Refused
     | AdmissionMessage
     | SendTips
+    | ContentKey
 )
 
 

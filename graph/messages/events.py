@@ -95,6 +95,8 @@ class RequestStarted(Event, tag=6, frozen=True):
     )
     reads_cache: bool = True  # False: it computes its whole prompt, whatever is cached
     skipped: Count = 0  # blocks before ``hashes[0]``, left out: see ``SendTips``
+    contents: Hashes = b""  # of what the prompt says up to each block's end: see ``ContentKey``
+    salt: Hash = 0  # a digest of its cache salt, where ``contents`` are told; 0: it has none
 
 
 CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it

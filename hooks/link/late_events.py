@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from ...graph.messages.events import AnyEvent, Event, RequestFinished, RequestStarted
 from ..keys import pack_hashes
 from .outbox import Later
+from .prompt_digests import PromptDigests
 
 
 class LateHashes:
@@ -17,20 +19,29 @@ class LateHashes:
     Args:
         event: The rest of it.
         hashes: Of its full blocks; not changed any more.
+        contents: What a prompt that starts says, where that is to be told.
     """
 
-    __slots__ = ("_event", "_hashes")
+    __slots__ = ("_contents", "_event", "_hashes")
 
-    def __init__(self, event: AnyEvent | Later, hashes: Sequence[bytes]) -> None:
+    def __init__(
+        self,
+        event: AnyEvent | Later,
+        hashes: Sequence[bytes],
+        contents: PromptDigests | None = None,
+    ) -> None:
         self._event = event
         self._hashes = hashes
+        self._contents = contents
 
     def events(self) -> Sequence[AnyEvent]:
         """The whole event."""
         made = [self._event] if isinstance(self._event, Event) else self._event.events()
-        packed = pack_hashes(self._hashes)
+        whole: dict[str, Any] = {"hashes": pack_hashes(self._hashes)}
+        if self._contents is not None:
+            whole |= {"contents": self._contents.digests(), "salt": self._contents.salt()}
         return [
-            msgspec.structs.replace(event, hashes=packed)
+            msgspec.structs.replace(event, **whole)
             if isinstance(event, RequestStarted | RequestFinished)
             else event
             for event in made

@@ -11,6 +11,7 @@ from typing import Final
 from ...graph.messages.advice import (
     AdmissionAdvice,
     AdmissionMessage,
+    ContentKey,
     EvictionRanking,
     PrefetchMessage,
     RankingMessage,
@@ -21,7 +22,9 @@ from ...graph.types import Keys, as_keys
 from .held_ranking import Finds, HeldRanking
 
 Clock = Callable[[], float]
-AnyOpinion = RankingMessage | AdmissionMessage | StillValid | PrefetchMessage | SendTips
+AnyOpinion = (
+    RankingMessage | AdmissionMessage | StillValid | PrefetchMessage | SendTips | ContentKey
+)
 
 _TOLD: Final = (
     512  # sendings remembered: those of the 2 s that a ranking is valid, and more; chosen
@@ -40,6 +43,7 @@ class Mailbox:
 
     Attributes:
         finds: Finds a ranking's blocks when it arrives; None: whoever applies it does.
+        content_key: The sidecar's, to digest what salted prompts say; None before it is known.
     """
 
     finds: Finds | None = None
@@ -52,6 +56,7 @@ class Mailbox:
         self._admission: AdmissionAdvice | None = None
         self._wanted: Keys | None = None
         self._tips_until = -math.inf
+        self.content_key: bytes | None = None
         self._told: deque[tuple[int, float]] = deque(maxlen=_TOLD)  # see ``mark_sent``
 
     def ranking(self) -> EvictionRanking | None:
@@ -130,6 +135,8 @@ class Mailbox:
                 self._wanted = as_keys(advice.order)
             case SendTips():
                 self._tips_until = self._clock() + advice.seconds
+            case ContentKey():
+                self.content_key = advice.key
 
     def _redate(self, valid: StillValid) -> None:
         held = self._ranking

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -29,4 +29,7 @@ def _cut(event: RequestStarted | RequestFinished, blocks: int) -> AnyEvent:
     """Only the last of the first ``blocks`` of its chain."""
     first = max(0, blocks - 1)
     tip = event.hashes[_KEY * first : _KEY * blocks]
-    return replace(event, hashes=tip, skipped=event.skipped + first if tip else 0)
+    whole: dict[str, Any] = {"hashes": tip, "skipped": event.skipped + first if tip else 0}
+    if isinstance(event, RequestStarted):
+        whole["contents"] = b""
+    return replace(event, **whole)

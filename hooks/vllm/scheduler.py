@@ -17,6 +17,7 @@ from ...graph.messages.events import MAX_NAME, AnyEvent, EngineHello
 from ...graph.waiting.holding_rule import HoldingBounds
 from ..client import AdvisorClient, EngineEnd
 from ..link.mailbox import Clock
+from ..link.salted import SaltedContents
 from ..tiers.budget import TierSettings
 from ..tiers.costs import TransferCosts
 from ..tiers.jobs import TierAnswer, TierWork
@@ -105,6 +106,7 @@ class SchedulerSide:
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, bridge], self._emit, arranger.stated,
             bridge.adapted, engine_ends(config), arranger.evicted,
+            SaltedContents(self.client, group.block_size).of,
         )  # fmt: skip
         self._prefill = PrefillMeter.of(config)
         self._reports = [self._prefill.told_with(self.observer.pressure), *bridge.reports]

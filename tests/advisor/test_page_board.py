@@ -97,6 +97,7 @@ def test_minutes_tell_tokens_and_what_left(world: World, board: PageBoard) -> No
     steps = (misses.asked, misses.found, misses.evicted, misses.wanted)
     assert {len(each) for each in steps} == {len(misses.starts)}
     assert [sum(each) for each in steps] == [3 * 53, 16 + 48, 2, 2]
+    assert sum(misses.asked_blocks) == 3 * 3
     assert (misses.asked[0], misses.asked[-1], misses.found[-1]) == (53, 53, 48)
 
 

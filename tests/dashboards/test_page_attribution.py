@@ -36,13 +36,14 @@ class Log:
 
     def start(
         self, *keys: int, found: int = 0, loading: int = 0, session: str | None = "s",
-        engine: str = "e",
+        engine: str = "e", says: tuple[int, ...] = (), salt: int = 0,
     ) -> Verdict:  # fmt: skip
         self.number += 1
         self.say(
             "RequestStarted", engine, request_id=f"r{self.number}", hashes=hexed(*keys),
             prompt_tokens=SIZE * len(keys) + 1, cached_tokens=SIZE * found, block_size=SIZE,
             session=session, tenant=None, loading_tokens=SIZE * loading,
+            contents=hexed(*says), salt=salt,
         )  # fmt: skip
         return self.oracle.verdicts[-1]
 
@@ -109,6 +110,12 @@ def test_others_had_it_or_never_computed_it(log: Log) -> None:
     gone = log.start(3, 4)
     log.say("RequestFinished", request_id=gone.request, hashes=[], session="s", tenant=None)
     assert log.start(3, 4).reason == "unknown:uncomputed"
+
+
+def test_the_same_under_another_salt_is_the_salts_doing(log: Log) -> None:
+    assert log.serve(1, 2, says=(91, 92), salt=5).reason == "never_seen"
+    assert log.serve(11, 12, says=(91, 92), salt=6, session="t").reason == "other_salt"
+    assert log.serve(21, 22, says=(95, 96), salt=5, session="u").reason == "never_seen"
 
 
 def test_resets_and_lost_news_are_told_apart(log: Log) -> None:

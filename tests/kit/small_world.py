@@ -57,13 +57,20 @@ class World:
         engine: str = "a",
         tail: int = 5,
         segments: tuple[Segment, ...] = (),
+        says: tuple[int, ...] = (),
+        salt: int = 0,
     ) -> str:
-        """A request of these blocks and a partial one; its blocks enter the pool."""
+        """A request of these blocks and a partial one; its blocks enter the pool.
+
+        Args:
+            says: Digests of what the blocks say, where the engine tells them.
+            salt: A digest of its cache salt.
+        """
         self.number += 1
         name = f"r{self.number}"
         prompt = RequestStarted(
             name, pack(*keys), SIZE * len(keys) + tail, SIZE * found, SIZE, session,
-            segments=segments, loading_tokens=SIZE * loading,
+            segments=segments, loading_tokens=SIZE * loading, contents=pack(*says), salt=salt,
         )  # fmt: skip
         self.tell(prompt, engine=engine)
         return name

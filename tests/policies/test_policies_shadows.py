@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kvgraph.advisor.config.sections import ScoreConfig
+from kvgraph.advisor.page.weight_preview import weight_effect
 from kvgraph.advisor.replay.fast.bounds import belady_hits
 from kvgraph.advisor.replay.fast.lru import lru_hits
 from kvgraph.advisor.replay.traces.trace import Trace
@@ -21,11 +23,13 @@ from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S, ShadowRunner
 from kvgraph.advisor.shadows.shadow_set import ShadowSet
 from kvgraph.advisor.shadows.shadow_views import lru_tokens, shadows_view
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import EngineHello
+from kvgraph.graph.messages.events import EngineHello, RequestStarted, TierReport
+from kvgraph.graph.ranking.formulas import ClassicPolicy
 from made_traffic import agents, chats, made
 
 POINT = 0.01
 CAPACITY = 400
+SMALL = 80  # much of the trace is lost
 
 
 class Live:
@@ -143,7 +147,7 @@ def test_a_sample_is_nested_and_about_its_share() -> None:
 def test_shadows_reach_the_page(trace: Trace) -> None:
     live = Live(trace, CAPACITY)
     live.play()
-    view = shadows_view(live.runner, None, live.now, 1e9)
+    view = shadows_view(live.runner, None, live.now, lambda at: round(at + 1e9, 3))
     names = [shadow.name for shadow in view.shadows]
     assert (names[0], names[-1], view.engine) == ("ours", "belady", "e")
     assert {"lru", "lru ×2", "classic"} <= set(names)
@@ -152,6 +156,59 @@ def test_shadows_reach_the_page(trace: Trace) -> None:
     tokens = lru_tokens(live.runner, live.graph.tables.history.asked(live.now), live.now)
     heard = live.graph.tables.history.tokens.last(3600.0, live.now)
     assert sum(tokens.values()) == pytest.approx(heard["pool"], rel=0.05)
+
+
+def test_tiers_are_as_much_more_pool(trace: Trace) -> None:
+    live = Live(trace, SMALL)
+    report = dict.fromkeys(TierReport.__struct_fields__, 0)
+    live.graph.apply("e", [TierReport(**{**report, "warm_capacity": 60, "cold_capacity": 20})])
+    live.runner.tick()
+    live.play()
+    pools = {pool.name: pool for pool in live.set.pools}
+    full = lru_hits(trace, SMALL + 80).sum()
+    assert pools["lru + tiers"].found == pytest.approx(full, abs=POINT * live.set.asked)
+    assert pools["lru + tiers"].found > pools["lru"].found
+    view = shadows_view(live.runner, None, live.now, float)
+    assert next(s.name for s in view.shadows if s.tiers) == "lru + tiers"
+    assert all(s.blocks == SMALL + 80 for s in view.shadows if s.tiers)
+
+
+def test_what_host_memory_would_bring_is_told_of_an_engine_without_tiers(trace: Trace) -> None:
+    live = Live(trace, CAPACITY)
+    live.play()
+    shadows = {each.name: each for each in shadows_view(live.runner, None, 0.0, float).shadows}
+    with_memory, twice = shadows["lru + host memory"], shadows["lru ×2"]
+    assert (with_memory.found, with_memory.tiers, twice.tiers) == (twice.found, True, False)
+
+
+def test_what_a_load_brought_is_ours(trace: Trace) -> None:
+    live = Live(trace, CAPACITY)
+    keys = np.arange(1, 5, dtype="<u8").tobytes()
+    live.runner.tick()
+    started = RequestStarted("r", keys, 70, 16, 16, "s", loading_tokens=32)
+    live.graph.apply("e", [started])
+    live.runner.tick()
+    assert live.set.ours == 3
+
+
+def test_a_change_of_weights_is_played_on_the_remembered_requests(trace: Trace) -> None:
+    live = Live(trace, CAPACITY)
+    live.graph.policy = ClassicPolicy()
+    live.play()
+    same, nonsense = ScoreConfig(), ScoreConfig(hit_count=50.0, age=-1.0)
+    told = {}
+    for name, score in (("same", same), ("nonsense", nonsense)):
+        effect, played = weight_effect(live.graph, score, None, float, live.runner.remembered)
+        assert effect.engine == "e"
+        told[name] = played()
+    first, second = told["same"], told["nonsense"]
+    assert first is not None
+    assert second is not None
+    assert 0 < first.found_now == first.found_then <= first.asked
+    assert "as many blocks" in first.sentence
+    assert second.found_now == first.found_now
+    assert second.found_then < second.found_now
+    assert "fewer" in second.sentence
 
 
 def test_shadows_that_take_too_long_follow_fewer(trace: Trace) -> None:

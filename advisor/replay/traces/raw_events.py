@@ -14,6 +14,7 @@ import numpy as np
 from ....graph.messages.events import KINDS, AnyEvent, EngineHello, Event
 from ..errors import TraceError
 from .lines import read_lines
+from .raw_log import PACKED
 
 _WRONG: Final = (
     ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
@@ -61,7 +62,8 @@ def _typed(kind: type[Event], fields: dict[str, Any]) -> Any:
     """An event within the wire's bounds; raises one of ``_WRONG``."""
     if kind is EngineHello:
         fields["engine"] = fields.pop("name")
-    if isinstance(keys := fields.get("hashes"), list):
-        fields["hashes"] = np.array([int(key, 16) for key in keys], dtype="<u8").tobytes()
+    for name in PACKED:
+        if isinstance(keys := fields.get(name), list):
+            fields[name] = np.array([int(key, 16) for key in keys], dtype="<u8").tobytes()
     tag, known = kind.__struct_config__.tag, takewhile(fields.__contains__, kind.__struct_fields__)
     return msgspec.convert([tag, *(fields[name] for name in known)], kind)

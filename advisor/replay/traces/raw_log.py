@@ -21,6 +21,7 @@ from .lines import new_file
 
 logger = logging.getLogger(__name__)
 
+PACKED: Final = ("hashes", "contents")  # fields of eight bytes each, one after the other
 _LEFT_OUT: Final = (BlocksAttended, BlocksEmbedded)  # numbers of every step, and no fact of a block
 
 
@@ -28,7 +29,7 @@ class RawLog:
     """Shown a sidecar's events, writes a line for each: ``{"at", "engine", "event", …fields}``.
 
     ``at`` is in seconds since the log began, ``engine`` is an engine's id (what it calls itself in
-    its hello is ``name``), ``hashes`` are a list of ``0x…`` in chain order.
+    its hello is ``name``), ``hashes`` and ``contents`` are lists of ``0x…`` in chain order.
 
     Args:
         path: The file to write, gzipped if it ends in ``.gz``; must not exist.
@@ -71,7 +72,8 @@ def _worded(event: AnyEvent) -> dict[str, Any]:
     fields = msgspec.to_builtins(msgspec.structs.asdict(event), builtin_types=(bytes,))
     if isinstance(event, EngineHello):
         fields["name"] = fields.pop("engine")
-    if isinstance(hashes := fields.get("hashes"), bytes):
-        whole = hashes[: len(hashes) // 8 * 8]
-        fields["hashes"] = [f"{key:#018x}" for key in as_keys(whole).tolist()]
+    for name in PACKED:
+        if isinstance(packed := fields.get(name), bytes):
+            whole = packed[: len(packed) // 8 * 8]
+            fields[name] = [f"{key:#018x}" for key in as_keys(whole).tolist()]
     return {"event": type(event).__name__, **fields}

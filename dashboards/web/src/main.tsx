@@ -7,11 +7,16 @@ import { MantineProvider } from "@mantine/core";
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 
+import { askEarly } from "./api/client";
 import { takeEditToken } from "./api/editToken";
+import { parseRoute } from "./route";
 import { Shell } from "./shell/Shell";
 import { theme } from "./styles/theme";
+import { graphPath } from "./views/graph/graphPath";
 
 takeEditToken();
+const { view, params } = parseRoute(window.location.hash);
+if (view === "graph") askEarly(graphPath(params));
 const root = document.getElementById("page");
 if (root === null) throw new Error("index.html has no #page");
 

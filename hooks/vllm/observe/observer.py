@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ...link.outbox import Later
+    from ...link.prompt_digests import PromptDigests
 
 
 class ChangeListener(Protocol):
@@ -46,6 +47,10 @@ def _as_told(event: RequestFinished, request: Request) -> AnyEvent | Later:
     return event
 
 
+def _nothing(request: Request) -> PromptDigests | None:
+    return None
+
+
 class EngineObserver:
     """Turns a scheduler's calls and a pool's changes into our events.
 
@@ -59,6 +64,7 @@ class EngineObserver:
         adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache.
         ended: What to emit at a request's end, for what callers say of it.
         gone: Is told which keys the engine evicted, when that is worked through.
+        contents: What a request says, where that is to be told apart from its salt.
     """
 
     def __init__(
@@ -72,14 +78,15 @@ class EngineObserver:
         adapted: Callable[[Sequence[int]], None] = _nobody_asks,
         ended: Callable[[RequestFinished, Request], AnyEvent | Later] = _as_told,
         gone: Callable[[Sequence[int]], None] = _nobody_asks,
+        contents: Callable[[Request], PromptDigests | None] = _nothing,
     ) -> None:
         self.stored = 0  # blocks, since the start
         self._pool = pool
         self._group = group
         self._reporter = ChangeReporter(group, index, gone)
         self._index, self._listeners = index, listeners
-        self._emit = emit
-        self._stated, self._adapted, self._ended = stated, adapted, ended
+        self._emit, self._stated, self._adapted = emit, stated, adapted
+        self._ended, self._contents = ended, contents
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
@@ -126,7 +133,7 @@ class EngineObserver:
             loading_tokens=to_load,
             reads_cache=not getattr(request, "skip_reading_prefix_cache", False),
         )
-        self._emit(LateHashes(event, hashes))
+        self._emit(LateHashes(event, hashes, self._contents(request)))
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """Note that a request ended, and that its blocks are about to be freed."""

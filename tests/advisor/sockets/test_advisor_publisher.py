@@ -20,6 +20,7 @@ from kvgraph.graph.messages.advice import (
     AdmissionAdvice,
     AdmissionMessage,
     AnyAdvice,
+    ContentKey,
     EvictionRanking,
     PrefetchMessage,
     RankingMessage,
@@ -134,6 +135,19 @@ def test_after_a_resync_the_ranking_is_sent_whole_again(bench: Bench) -> None:
     bench.clock.now += 0.5
     bench.publish([peer], {peer.engine: bench.ranking(7, 1)})
     assert isinstance(read(socket), RankingMessage)
+
+
+def test_each_engine_gets_the_sidecars_key_once(bench: Bench) -> None:
+    (one, first), (two, second) = bench.engine(), bench.engine()
+    two.synced = False
+    bench.publisher.give_key([one, two])
+    key = read(first)
+    assert isinstance(key, ContentKey)
+    assert len(key.key) == 32
+    two.synced = True
+    bench.publisher.give_key([one, two])
+    assert read(second) == key
+    assert not first.poll(20)
 
 
 def test_a_prefetch_is_said_each_round_until_it_is_over(bench: Bench) -> None:

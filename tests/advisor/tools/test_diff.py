@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,15 @@ def test_minutes_tell_where_records_do_not_reach() -> None:
     assert figures["… pool"] == (None, None)
     last = sums_of(whole.between(end - 600, end, "last"))
     assert (last.requests, last.session_count) == (0, 0)
+
+
+def test_blocks_of_two_sizes_are_not_compared_in_silence(
+    both: tuple[str, str], tmp_path: Path
+) -> None:
+    small, large = sums(both[0]), sums(both[0])
+    large = replace(large, name="large", block_sizes=frozenset({512}))
+    assert "Blocks have 16 tokens in kept, and 512 in large" in words(small, large)[1]
+    assert not any(each.startswith("Blocks have") for each in words(small, small))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

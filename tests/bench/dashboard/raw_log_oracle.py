@@ -68,6 +68,7 @@ class RawLogOracle:
         # After which block which others came, and which sessions walked them.
         self._after: dict[Block, dict[Block, set[Who]]] = defaultdict(lambda: defaultdict(set))
         self._turns: set[Who] = set()
+        self._salts: dict[tuple[str, str], set[int]] = defaultdict(set)  # by model and content
         self._readers: dict[str, Callable[[str, _Engine, Line], None]] = {
             "EngineHello": self._greeted,
             "BlocksStored": self._stored,
@@ -169,6 +170,9 @@ class RawLogOracle:
             verdict.reason = "not_cacheable:reads_none"
         else:
             self._judge(verdict, engine, blocks, who)
+            self._say_salted(verdict, engine, line)
+        for content in line.get("contents", ()):
+            self._salts[engine.model, content].add(line["salt"])
         engine.awaited[verdict.request] = set(blocks[index:])
         self._walk(blocks, {who})
         self._turns.add(who)
@@ -219,6 +223,14 @@ class RawLogOracle:
         if siblings:
             verdict.reason = "diverged"
             verdict.others = frozenset({who} if who[0] and who in walkers else walkers)
+
+    def _say_salted(self, verdict: Verdict, engine: _Engine, line: Line) -> None:
+        """Nobody asked for it under this salt: whether somebody did under another one."""
+        if verdict.reason not in ("never_seen", "diverged") or not line.get("contents"):
+            return
+        salts = self._salts.get((engine.model, line["contents"][verdict.index]), set())
+        if salts - {line["salt"]}:
+            verdict.reason, verdict.others = "other_salt", frozenset()
 
     def _walk(self, blocks: list[Block], who: set[Who]) -> None:
         self._known |= set(blocks)

@@ -20,6 +20,7 @@ import msgspec
 from ...advisor.assembly import new_graph
 from ...advisor.config.config import Config
 from ...advisor.planner import GraphEvictionAdvisor
+from ...graph.messages.advice import ContentKey
 from ...graph.messages.events import AnyEvent, BlocksResident
 from ..closed.closed_users import ClosedTurn, Script
 from ..closed.on_paper.closed_paper import forced_step, larger
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 Told = Callable[[str, Sequence[AnyEvent]], None]
 
 ROUND_S: Final = 0.5  # between rounds of news; the sidecar's own interval
+_KEY: Final = bytes(32)  # a sidecar has a random one
 _IDLE_S: Final = 0.25
 _QUEUE: Final = 1 << 20  # events: none is dropped between two rounds
 _MOVES: Final = 0.1  # share of turns for which a user goes to any engine; chosen, as the others
@@ -152,6 +154,7 @@ class _Engine:
             costs.worth_loading = lambda *_: rng.random() < _LOADS
         client = self.paper.side.client
         client.outbox.open(_QUEUE)
+        client.put(ContentKey(_KEY))
         client.linked_since = 0.0
 
     def ask(self, name: str, user: int, turn: ClosedTurn, salt: str | None, hinted: bool) -> None:

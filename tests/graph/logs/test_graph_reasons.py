@@ -78,6 +78,48 @@ def test_of_two_requests_of_one_batch_the_later_diverged_from_the_other(world: W
     assert int(record["reason"]) == Reason.NEVER_SEEN
 
 
+def test_the_same_content_under_another_salt(world: World) -> None:
+    world.serve(1, 2, 3, session="theirs", says=(91, 92, 93), salt=5)
+    world.serve(11, 12, 30, session="ours", says=(91, 92, 99), salt=6)
+    assert world.last() == (Reason.OTHER_SALT, Detail.NONE, 0)
+    assert world.other() == ("theirs", None)
+    assert world.history.requests.names(1).other_engine == "a"
+
+
+def test_the_same_content_under_a_salt_and_under_none(world: World) -> None:
+    world.serve(1, 2, says=(91, 92))
+    world.serve(11, 12, session="salted", says=(91, 92), salt=6)
+    assert world.last()[0] == Reason.OTHER_SALT
+
+
+def test_the_same_content_under_another_salt_that_left_the_pool(world: World) -> None:
+    world.serve(1, 2, session="theirs", says=(91, 92), salt=5)
+    world.evict(1, 2)
+    world.serve(11, 12, session="ours", says=(91, 92), salt=6)
+    assert world.last() == (Reason.OTHER_SALT, Detail.APART, 0)
+
+
+def test_the_same_content_under_the_same_salt_is_no_salts_doing(world: World) -> None:
+    world.serve(1, 2, session="a", says=(91, 92), salt=5)
+    world.serve(11, 12, session="b", says=(91, 92), salt=5)  # hashed with another seed
+    assert world.last()[0] == Reason.NEVER_SEEN
+
+
+def test_what_was_evicted_is_told_as_evicted_whoever_else_has_it(world: World) -> None:
+    world.serve(11, 12, session="ours", says=(91, 92), salt=6)
+    world.evict(11, 12)
+    world.serve(1, 2, session="theirs", says=(91, 92), salt=5)
+    world.serve(11, 12, session="ours", says=(91, 92), salt=6)
+    assert world.last()[0] == Reason.EVICTED
+
+
+def test_another_model_that_says_the_same_is_another_content(world: World) -> None:
+    world.tell(EngineHello("host:c", "other", SIZE, 100, "vllm"), engine="c")
+    world.serve(1, 2, session="theirs", says=(91, 92), salt=5, engine="c")
+    world.serve(11, 12, session="ours", says=(91, 92), salt=6)
+    assert world.last()[0] == Reason.NEVER_SEEN
+
+
 def test_evicted_by_the_engines_own_order(world: World) -> None:
     world.serve(1, 2, 3)
     world.evict(3, 2)

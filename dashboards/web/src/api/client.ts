@@ -15,6 +15,16 @@ export class ApiError extends Error {
 const kept = new Map<string, { readonly tag: string; readonly data: unknown }>();
 const MOST_KEPT = 4;
 
+/** Questions that were sent before anybody asked them. */
+const early = new Map<string, Promise<Response>>();
+
+/** Send a question that is about to be asked, so that its answer travels while the page starts. */
+export function askEarly(path: string) {
+  const answer = fetchFrom(path, {});
+  answer.catch(() => {}); // whoever asks is told
+  early.set(path, answer);
+}
+
 /** The JSON answer to a question or a change with a body; rejects with ApiError. */
 export async function send<T>(method: "POST" | "PUT", path: string, body: unknown): Promise<T> {
   const token = editToken();
@@ -31,7 +41,8 @@ export async function send<T>(method: "POST" | "PUT", path: string, body: unknow
 export async function ask<T>(path: string): Promise<T> {
   const known = kept.get(path);
   const headers = known === undefined ? {} : { "If-None-Match": known.tag };
-  const answer = await fetchFrom(path, { headers });
+  const answer = await (early.get(path) ?? fetchFrom(path, { headers }));
+  early.delete(path);
   if (answer.status === 304 && known !== undefined) return known.data as T;
   if (!answer.ok) throw new ApiError(answer.status, await detailOf(answer));
   const data = (await answer.json()) as T;

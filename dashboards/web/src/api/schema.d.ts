@@ -649,7 +649,8 @@ export interface components {
          *     Attributes:
          *         index: Which block of the prompt it is, from 0.
          *         reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``,
-         *             ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``.
+         *             ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
+         *             ``other_salt``.
          *         sentence: The reason in words, with names, times and rules.
          *         key: The block; None for one that has no key (a partial block).
          *         session: The other session that it is about: from which this one diverged, or whose the
@@ -688,6 +689,7 @@ export interface components {
          *         requests: By reason: how many requests in each step.
          *         blocks: By reason: how many blocks they computed in each step.
          *         asked, found: Tokens of prompts in each step, and how many of them were found.
+         *         asked_blocks: Full blocks of prompts in each step, each of its own engine's size.
          *         evicted: Blocks that left a pool in each step.
          *         wanted: Blocks that were wanted again in each step, within ten minutes after they had left.
          */
@@ -716,6 +718,8 @@ export interface components {
             };
             /** Asked */
             asked: number[];
+            /** Asked Blocks */
+            asked_blocks: number[];
             /** Found */
             found: number[];
             /** Evicted */
@@ -1143,7 +1147,9 @@ export interface components {
          *         name: What it is called; ``ours`` is the live pool, ``belady`` the ceiling.
          *         sentence: The same in words.
          *         policy: Who ranks there.
-         *         capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0.
+         *         capacity: Its size beside the live pool's: 1.0, 0.75, 1.25 or 2.0, or with tiers.
+         *         tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
+         *             engine has.
          *         blocks: Its size, of the whole pool.
          *         asked, found: Blocks of the sampled requests; ``hit_rate`` is their ratio, None before any.
          *         history: Hit rates by step, the oldest first; None where nothing was asked.
@@ -1157,6 +1163,8 @@ export interface components {
             policy: string;
             /** Capacity */
             capacity: number;
+            /** Tiers */
+            tiers: boolean;
             /** Blocks */
             blocks: number;
             /** Asked */
@@ -1348,6 +1356,7 @@ export interface components {
          *         looked_at: Blocks in both lists: those to go first.
          *         entering: Of these: only after the change.
          *         movers: The blocks that move furthest.
+         *         window: On the remembered requests; None where none are.
          */
         WeightEffect: {
             /** At */
@@ -1362,6 +1371,7 @@ export interface components {
             entering: number;
             /** Movers */
             movers: components["schemas"]["Mover"][];
+            window: components["schemas"]["WindowEffect"] | null;
         };
         /**
          * Weights
@@ -1412,6 +1422,27 @@ export interface components {
             why_not: string | null;
             /** Undoable */
             undoable: number;
+        };
+        /**
+         * WindowEffect
+         * @description The remembered requests, played again with every block's score as it is now.
+         *
+         *     Attributes:
+         *         sentence: The same in words.
+         *         requests, asked: Requests, and their blocks.
+         *         found_now, found_then: Blocks found with the present weights, and with the others.
+         */
+        WindowEffect: {
+            /** Sentence */
+            sentence: string;
+            /** Requests */
+            requests: number;
+            /** Asked */
+            asked: number;
+            /** Found Now */
+            found_now: number;
+            /** Found Then */
+            found_then: number;
         };
     };
     responses: never;

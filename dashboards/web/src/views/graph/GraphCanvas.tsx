@@ -15,7 +15,8 @@ const PAINTED = "kvgraph:painted"; // a mark in the browser's own timings
 
 interface Props {
   readonly data: GraphData;
-  readonly layout: Layout;
+  /** Of `data`; null until there is one. */
+  readonly layout: Layout | null;
   readonly emphasis: Uint8Array;
   readonly shown: readonly boolean[];
   readonly selected: number;
@@ -42,6 +43,7 @@ export function GraphCanvas(props: Props) {
       onMissing();
       return;
     }
+    made.onBroken = onMissing;
     made.onFrame = () => frame((count) => count + 1);
     const observer = new ResizeObserver(() => made.resize());
     observer.observe(target);
@@ -60,9 +62,11 @@ export function GraphCanvas(props: Props) {
     };
   }, [onMissing]);
 
-  useEffect(() => stage?.place(layout), [stage, layout]);
   useEffect(() => {
-    if (stage === null || layout.data !== data) return;
+    if (layout !== null) stage?.place(layout);
+  }, [stage, layout]);
+  useEffect(() => {
+    if (stage === null || layout?.data !== data) return;
     stage.paint(data, emphasis, paletteOf(colors, data), shown);
     if (performance.getEntriesByName(PAINTED).length === 0) {
       requestAnimationFrame(() => requestAnimationFrame(() => performance.mark(PAINTED)));
@@ -76,8 +80,8 @@ export function GraphCanvas(props: Props) {
   };
   useEffect(() => {
     const isElsewhere = props.selected >= 0 && props.selected !== chosen.current;
-    if (stage !== null && layout.settled && isElsewhere) stage.show(props.selected);
-    if (layout.settled) chosen.current = props.selected;
+    if (stage !== null && layout?.settled && isElsewhere) stage.show(props.selected);
+    if (layout?.settled) chosen.current = props.selected;
   }, [stage, layout, props.selected]);
   const pointer = usePinch(stage, choose, CLICK);
   const point = (event: PointerEvent) => {
@@ -99,7 +103,7 @@ export function GraphCanvas(props: Props) {
         onPointerLeave={() => hover(-1)}
         onKeyDown={(event) => stage !== null && onKey(event, stage, props)}
       />
-      {layout.name === "timeline" && <TimeScale stage={stage} />}
+      {layout?.name === "timeline" && <TimeScale stage={stage} />}
       <Halo stage={stage} node={props.selected} />
       <Halo
         stage={stage}

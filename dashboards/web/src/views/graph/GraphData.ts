@@ -39,6 +39,29 @@ export interface GraphData {
   readonly names: GraphView["names"];
 }
 
+const EMPTY: GraphView = {
+  at: 0,
+  version: -1,
+  blocks: 0,
+  edges: 0,
+  nodes: {
+    key: [],
+    parent: [],
+    depth: [],
+    layer: [],
+    importance: [],
+    tiers: [],
+    engines: [],
+    flags: [],
+    hits: [],
+    idle_s: [],
+    session: [],
+    tenant: [],
+  },
+  links: { source: [], target: [], type: [], weight: [] },
+  names: { layers: [], types: [], sessions: [], tenants: [], engines: [], memories: [] },
+};
+
 export function toColumns(view: GraphView): GraphData {
   const { nodes, names } = view;
   const blocks = nodes.key.length;
@@ -95,6 +118,9 @@ const PRIME = 7919; // far from any neighbour, and a divisor of few counts
 function strewn(nth: number, count: number): number {
   return count % PRIME === 0 ? nth : (nth * PRIME) % count;
 }
+
+/** What stands for a graph until there is one. */
+export const NOTHING: GraphData = toColumns(EMPTY);
 
 /** How many edges there are of a type. */
 export function edgesOf(data: GraphData, type: number): number {

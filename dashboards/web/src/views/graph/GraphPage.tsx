@@ -10,26 +10,30 @@ import { BlockPanel } from "./BlockPanel";
 import { emphasisOf } from "./emphasis";
 import { GraphCanvas } from "./GraphCanvas";
 import { GraphControls } from "./GraphControls";
-import { type GraphData, placesOf, toColumns } from "./GraphData";
+import { type GraphData, NOTHING, placesOf, toColumns } from "./GraphData";
+import { graphPath, MOST_NODES } from "./graphPath";
 import { GraphTable } from "./GraphTable";
 import type { LayoutName } from "./layouts/shape";
 import { useLayout } from "./layouts/useLayout";
 
-const NODES = 20_000; // asked for unless the address says otherwise
-const MOST_NODES = 200_000; // the API gives no more
 const EVERY_MS = 4000;
 
-/** What the cache holds: blocks, how they relate, and where they are. */
+/**
+ * What the cache holds: blocks, how they relate, and where they are.
+ *
+ * The screen is there before its blocks: drawing begins by compiling, which takes as long as they do.
+ */
 export function GraphPage() {
   const { params } = useRoute();
-  const limit = Number(params.get("limit")) || NODES;
-  const view = useResource<GraphView>(`v1/graph?limit=${limit}`, EVERY_MS);
+  const view = useResource<GraphView>(graphPath(params), EVERY_MS);
   const data = useMemo(() => view.data && toColumns(view.data), [view.data]);
-  return <Await of={{ data, error: view.error }}>{(columns) => <Loaded data={columns} />}</Await>;
+  if (data === undefined && view.error !== undefined)
+    return <Await of={{ data, error: view.error }}>{() => null}</Await>;
+  if (data?.size === 0) return <NoBlocks />;
+  return <Screen data={data ?? NOTHING} />;
 }
 
-function Loaded({ data }: { data: GraphData }) {
-  if (data.size > 0) return <Screen data={data} />;
+function NoBlocks() {
   return (
     <Empty title="The cache holds nothing yet">
       Send a request to an engine: its blocks appear here as soon as they are stored.
@@ -53,6 +57,7 @@ function Screen({ data }: { data: GraphData }) {
   const layout = useLayout(data, name);
   const select = (node: number) =>
     change({ block: (node < data.blocks && data.key[node]) || null });
+  const drawn = layout?.data ?? NOTHING;
   const missing = useCallback(() => setMissing(true), []);
   return (
     <div className="graph" data-panel={block !== null}>
@@ -68,17 +73,15 @@ function Screen({ data }: { data: GraphData }) {
         {asTable ? (
           <GraphTable data={data} search={search} selected={selected} onSelect={select} />
         ) : (
-          layout && (
-            <GraphCanvas
-              data={layout.data}
-              layout={layout}
-              emphasis={layout.data === data ? emphasis : emphasisOf(layout.data, -1, "")}
-              shown={shown}
-              selected={selected}
-              onSelect={select}
-              onMissing={missing}
-            />
-          )
+          <GraphCanvas
+            data={drawn}
+            layout={layout}
+            emphasis={drawn === data ? emphasis : emphasisOf(drawn, -1, "")}
+            shown={shown}
+            selected={selected}
+            onSelect={select}
+            onMissing={missing}
+          />
         )}
         {!asTable && <Status data={data} settled={layout?.settled ?? false} />}
       </div>
@@ -90,6 +93,12 @@ function Screen({ data }: { data: GraphData }) {
 function Status({ data, settled }: { data: GraphData; settled: boolean }) {
   const { known, blocks, ends } = data;
   const cut = known.blocks > blocks ? ` of ${known.blocks.toLocaleString("en")}` : "";
+  if (data === NOTHING)
+    return (
+      <p className="status" aria-busy="true">
+        asking for blocks
+      </p>
+    );
   return (
     <p className="status" role="status">
       {blocks.toLocaleString("en")}

@@ -15,6 +15,8 @@ export class GraphStage {
   readonly camera = new Camera();
   /** Called after each frame, with what was drawn. */
   onFrame: () => void = () => {};
+  /** Called where the driver refuses what is to be drawn. */
+  onBroken: () => void = () => {};
 
   private readonly renderer: GraphRenderer;
   private layout: Layout | null = null;
@@ -119,8 +121,14 @@ export class GraphStage {
     const blend = part * part * (3 - 2 * part);
     if (part < 1) this.pace.moved();
     const look = { shown: this.shown, isDimmed: this.dimEdges, share: this.pace.next() };
-    if (this.pace.isMoving && part === 1) this.renderer.drawMoved(this.camera, this.palette, look);
-    else this.renderer.draw(this.camera, this.palette, look, blend);
+    try {
+      const asIs = this.pace.isMoving && part === 1;
+      if (asIs) this.renderer.drawMoved(this.camera, this.palette, look);
+      else this.renderer.draw(this.camera, this.palette, look, blend);
+    } catch {
+      this.onBroken();
+      return;
+    }
     this.onFrame();
     if (part < 1) this.redraw();
   }

@@ -1,8 +1,9 @@
 import { useEffect, useRef } from "react";
 
 import { useEngineNames } from "../../api/engineNames";
+import { useNews } from "../../api/heartbeat";
 import type { Miss, RequestView } from "../../api/types";
-import { clock, percent, whole, words } from "../../format";
+import { clock, duration, percent, whole, words } from "../../format";
 import { Bar } from "../../parts/Bar";
 import { Facts } from "../../parts/Facts";
 import { BlockLink, SessionLink } from "../../parts/links";
@@ -56,6 +57,7 @@ export function RequestRow({ request, widest, isOpen }: Props) {
 function Opened({ request }: { request: RequestView }) {
   const { blocks, miss } = request;
   const nameOf = useEngineNames();
+  const rate = useNews()?.now.prefill_tokens_per_s ?? null;
   const from = slicesOf(request).filter(({ value }) => value > 0);
   return (
     <div className="opened">
@@ -72,11 +74,19 @@ function Opened({ request }: { request: RequestView }) {
           engine: nameOf(request.engine),
           prompt: `${whole(request.prompt_tokens)} tokens, ${whole(blocks.asked)} full blocks of ${request.block_size}`,
           blocks: from.map(({ label, value }) => `${whole(value)} ${label}`).join(", "),
-          ended: request.finished ?? "it runs",
+          cost: costOf(request, rate),
+          ended: request.finished === null ? "it runs" : words(request.finished),
         }}
       />
     </div>
   );
+}
+
+/** What was computed, and about how long that takes by the engines' measured speed. */
+function costOf({ prompt_tokens, blocks, block_size }: RequestView, rate: number | null): string {
+  const computed = prompt_tokens - (blocks.asked - blocks.computed) * block_size;
+  const took = rate ? `, about ${duration(computed / rate)} at the speed that was measured` : "";
+  return `${whole(computed)} tokens were computed${took}`;
 }
 
 function Why({ miss, engine }: { miss: Miss; engine: string }) {

@@ -9,6 +9,7 @@ const COLORS: Record<string, string> = {
   reset: "axioms",
   not_cacheable: "computed",
   unknown: "shadow",
+  other_salt: "affect",
 };
 
 export function colorOf(reason: string): string {

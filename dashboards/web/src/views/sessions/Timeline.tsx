@@ -8,7 +8,9 @@ import { Legend } from "../../parts/Legend";
 import { Moments } from "../../parts/Moments";
 import { Await } from "../../parts/states";
 import { TimeChart } from "../../parts/TimeChart";
-import { change, linkTo } from "../../route";
+import { change, linkTo, useRoute } from "../../route";
+import { reachOf, thatTime } from "./thatTime";
+import { TimeTravel } from "./TimeTravel";
 import { Turns } from "./Turns";
 
 /** One session: its turns and pauses, what it held, and what happened to it. */
@@ -25,7 +27,10 @@ export function Timeline(props: { session: string; tenant: string | null }) {
         <span>
           <a href={linkTo("misses", { session: props.session })}>its requests</a>{" "}
           <a href={linkTo("graph", { q: props.session })}>its blocks</a>
-          <CloseButton aria-label="Close" onClick={() => change({ session: null, tenant: null })} />
+          <CloseButton
+            aria-label="Close"
+            onClick={() => change({ session: null, tenant: null, at: null })}
+          />
         </span>
       </header>
       <Await of={timeline}>{(data) => <Opened timeline={data} />}</Await>
@@ -35,6 +40,10 @@ export function Timeline(props: { session: string; tenant: string | null }) {
 
 function Opened({ timeline }: { timeline: SessionTimeline }) {
   const { session, residency, turns, moments } = timeline;
+  const wanted = useRoute().params.get("at");
+  const reach = reachOf(timeline);
+  const then = wanted === null || reach === null ? null : thatTime(timeline, Number(wanted));
+  const past = then === null ? moments : moments.filter(({ at }) => at <= then.at);
   return (
     <div className="stack">
       <dl className="figures">
@@ -60,7 +69,8 @@ function Opened({ timeline }: { timeline: SessionTimeline }) {
           note={due(session.expected_return_in_s)}
         />
       </dl>
-      <Turns turns={turns} />
+      <Turns turns={turns} at={then?.at ?? null} />
+      {reach !== null && <TimeTravel reach={reach} then={then} />}
       {residency.starts.length > 1 && (
         <div>
           <h3>What it held, in blocks</h3>
@@ -75,8 +85,8 @@ function Opened({ timeline }: { timeline: SessionTimeline }) {
         </div>
       )}
       <div>
-        <h3>What happened</h3>
-        <Moments moments={moments.slice(0, 30)} />
+        <h3>{then === null ? "What happened" : "What had happened by then"}</h3>
+        <Moments moments={past.slice(0, 30)} />
       </div>
     </div>
   );

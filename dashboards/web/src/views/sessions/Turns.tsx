@@ -5,8 +5,11 @@ import { linkTo } from "../../route";
 
 const [WIDTH, HEIGHT] = [1000, 64];
 
-/** Turns as bars over time, as tall as what they found; between them the pauses, expected and real. */
-export function Turns({ turns }: { turns: readonly Turn[] }) {
+/**
+ * Turns as bars over time, as tall as what they found; between them the pauses, expected and real;
+ * a line at a moment that is looked at.
+ */
+export function Turns({ turns, at }: { turns: readonly Turn[]; at: number | null }) {
   const first = turns[0];
   if (first === undefined) return <p className="dim">The log remembers no turn of it.</p>;
   const end = Math.max(
@@ -24,6 +27,9 @@ export function Turns({ turns }: { turns: readonly Turn[] }) {
         {turns.map((turn) => (
           <One key={turn.request} turn={turn} x={x} />
         ))}
+        {at !== null && (
+          <line x1={x(at)} x2={x(at)} y1="0" y2={HEIGHT} stroke="var(--text)" strokeWidth="2" />
+        )}
       </svg>
       <Legend
         entries={[

@@ -43,6 +43,7 @@ function Effect({ effect }: { effect: WeightEffect }) {
   return (
     <>
       <p className="lead wrap">{effect.sentence}</p>
+      {effect.window && <p className="wrap">{effect.window.sentence}</p>}
       {effect.movers.length > 0 && (
         <Rows columns={["block", "layer", "session", right("place now"), right("then")]}>
           {effect.movers.map((mover) => (

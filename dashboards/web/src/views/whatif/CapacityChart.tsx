@@ -7,7 +7,7 @@ const [WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP] = [520, 260, 44, 26, 16, 12];
 
 /** Hit rate over capacity, a line a policy; the ceiling stands as a mark of its own. */
 export function CapacityChart({ shadows }: { shadows: readonly ShadowView[] }) {
-  const known = shadows.filter(({ hit_rate }) => hit_rate !== null);
+  const known = shadows.filter(({ hit_rate, tiers }) => hit_rate !== null && !tiers);
   const colors = colorsOf(shadows);
   const policies = [
     ...new Set(known.map(({ name, policy }) => (name === CEILING ? CEILING : policy))),

@@ -5,7 +5,7 @@ import { boundsOf } from "./bounds";
 import type { Camera } from "./Camera";
 import { Picture, type Rect } from "./Picture";
 import { PositionTexture } from "./PositionTexture";
-import { Program } from "./Program";
+import { ATTRIBUTE, Program } from "./Program";
 import { EDGE_FRAGMENT, EDGE_VERTEX, NODE_FRAGMENT, NODE_VERTEX } from "./shaders";
 
 const LOOK_BYTES = 4;
@@ -30,8 +30,13 @@ export class GraphRenderer {
   private readonly lookBuffer: WebGLBuffer;
   private data: GraphData | null = null;
   private inks: readonly number[] = [];
+  private isChecked = false;
 
-  /** @throws Error There is no WebGL2 here. */
+  /**
+   * Begins to compile; the first `draw` waits for the end.
+   *
+   * @throws Error There is no WebGL2 here.
+   */
   constructor(private readonly canvas: HTMLCanvasElement) {
     const gl = canvas.getContext("webgl2", { antialias: false, alpha: true, depth: false });
     if (gl === null) throw new Error("this browser has no WebGL2");
@@ -41,22 +46,10 @@ export class GraphRenderer {
     this.from = new PositionTexture(gl);
     this.to = new PositionTexture(gl);
     this.picture = new Picture(gl);
-    // Only once all are begun: they are compiled side by side.
-    for (const program of [this.edges, this.nodes, this.picture.program]) program.check();
     this.edgeArray = gl.createVertexArray();
     this.nodeArray = gl.createVertexArray();
-    this.edgeBuffer = this.attribute(
-      this.edgeArray,
-      this.edges.attribute("aNode"),
-      1,
-      gl.UNSIGNED_INT,
-    );
-    this.lookBuffer = this.attribute(
-      this.nodeArray,
-      this.nodes.attribute("aLook"),
-      4,
-      gl.UNSIGNED_BYTE,
-    );
+    this.edgeBuffer = this.attribute(this.edgeArray, 1, gl.UNSIGNED_INT);
+    this.lookBuffer = this.attribute(this.nodeArray, 4, gl.UNSIGNED_BYTE);
     gl.enable(gl.BLEND);
     gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
   }
@@ -94,6 +87,7 @@ export class GraphRenderer {
   /** One frame: edges of the `shown` types, then nodes; kept as the picture for `drawMoved`. */
   draw(camera: Camera, colors: Palette, look: Look, blend: number) {
     this.clear();
+    this.check();
     this.drawGraph(camera, colors, look, blend);
     if (blend === 1) this.picture.take(camera, [this.canvas.width, this.canvas.height]);
     else this.picture.forget();
@@ -118,6 +112,13 @@ export class GraphRenderer {
 
   dispose() {
     this.gl.getExtension("WEBGL_lose_context")?.loseContext();
+  }
+
+  /** @throws Error What the driver said of the shaders; only once all are begun, which compile side by side. */
+  private check() {
+    if (this.isChecked) return;
+    for (const program of [this.edges, this.nodes, this.picture.program]) program.check();
+    this.isChecked = true;
   }
 
   private clear() {
@@ -193,18 +194,14 @@ export class GraphRenderer {
     return this.canvas.width / Math.max(1, this.canvas.clientWidth);
   }
 
-  private attribute(
-    array: WebGLVertexArrayObject,
-    place: number,
-    parts: number,
-    kind: number,
-  ): WebGLBuffer {
+  /** A buffer for the one attribute that a program has. */
+  private attribute(array: WebGLVertexArrayObject, parts: number, kind: number): WebGLBuffer {
     const { gl } = this;
     const buffer = gl.createBuffer();
     gl.bindVertexArray(array);
     gl.bindBuffer(gl.ARRAY_BUFFER, buffer);
-    gl.enableVertexAttribArray(place);
-    gl.vertexAttribIPointer(place, parts, kind, 0, 0);
+    gl.enableVertexAttribArray(ATTRIBUTE);
+    gl.vertexAttribIPointer(ATTRIBUTE, parts, kind, 0, 0);
     return buffer;
   }
 }

@@ -1,3 +1,6 @@
+/** Where the one attribute of a program's vertices stands. */
+export const ATTRIBUTE = 0;
+
 /** A linked WebGL2 program with its uniforms by name. */
 export class Program {
   private readonly program: WebGLProgram;
@@ -33,10 +36,6 @@ export class Program {
       this.places.set(name, this.gl.getUniformLocation(this.program, name));
     }
     return this.places.get(name) ?? null;
-  }
-
-  attribute(name: string): number {
-    return this.gl.getAttribLocation(this.program, name);
   }
 }
 

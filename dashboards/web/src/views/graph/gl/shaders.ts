@@ -19,7 +19,7 @@ vec4 onScreen(vec2 place) {
 export const EDGE_VERTEX = `#version 300 es
 precision highp float;
 ${PLACE}
-in uint aNode;
+layout(location = 0) in uint aNode;
 void main() {
   gl_Position = onScreen(placeOf(int(aNode)));
 }`;
@@ -40,7 +40,7 @@ uniform vec3 uLayers[11];
 uniform vec3 uWarm;
 uniform vec3 uCold;
 uniform float uSize;
-in uvec4 aLook;
+layout(location = 0) in uvec4 aLook;
 flat out vec3 vFill;
 flat out vec3 vRing;
 flat out vec4 vShape;

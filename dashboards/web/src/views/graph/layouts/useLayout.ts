@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "react";
 
-import { type GraphData, placesOf } from "../GraphData";
+import { type GraphData, NOTHING, placesOf } from "../GraphData";
 import type { Answer, LayoutName, Positions, Question, Shape } from "./shape";
 
 /** Positions of `data`'s nodes, and whether they are final. */
@@ -12,13 +12,14 @@ export interface Layout {
 }
 
 /** Where the nodes stand, from a worker; null until there is an answer. */
-export function useLayout(data: GraphData | undefined, name: LayoutName): Layout | null {
+export function useLayout(data: GraphData, name: LayoutName): Layout | null {
   const [layout, setLayout] = useState<Layout | null>(null);
   const worker = useRef<Worker | null>(null);
   const latest = useRef<Layout | null>(null);
   const asked = useRef(0);
 
   useEffect(() => {
+    worker.current ??= newWorker(); // it starts while the graph is asked for
     return () => {
       worker.current?.terminate();
       worker.current = null;
@@ -26,7 +27,7 @@ export function useLayout(data: GraphData | undefined, name: LayoutName): Layout
   }, []);
 
   useEffect(() => {
-    if (data === undefined) return;
+    if (data === NOTHING) return;
     const at = (worker.current ??= newWorker());
     const id = ++asked.current;
     at.onmessage = ({ data: answer }: MessageEvent<Answer>) => {
