@@ -84,10 +84,9 @@ class History(Departures):
     def nbytes(self) -> int:
         """Bytes of all logs; without the graph's lock, too."""
         evictions = sum(log.nbytes for log in list(self.evictions.values()))
-        sums = self.requests.nbytes + self.tokens.nbytes + self.reasons.nbytes
-        sums += self.minutes.nbytes + self.contents.nbytes
         heard = self._heard.nbytes if self._heard is not None else 0
-        return evictions + sums + heard + self.running.nbytes
+        others = self.requests, self.tokens, self.reasons, self.minutes, self.contents, self.running
+        return evictions + heard + sum(each.nbytes for each in others)
 
     def asked(self, now: float) -> dict[float, int]:
         """Tokens of all prompts, by the starts of the steps of ``tokens``."""

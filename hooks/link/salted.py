@@ -10,12 +10,10 @@ from .prompt_digests import PromptDigests
 
 
 class Prompt(Protocol):
-    """A request, as an engine has it."""
+    """A request, as an engine has it; one without ``prompt_token_ids`` is not told."""
 
     cache_salt: str | None
-    prompt_token_ids: Sequence[int] | None
     lora_request: Any
-    mm_features: Any
 
 
 class SaltedContents:
@@ -39,9 +37,9 @@ class SaltedContents:
         """
         salt, key = request.cache_salt, self._mailbox.content_key
         self._has_salts = self._has_salts or salt is not None
-        tokens = request.prompt_token_ids
+        tokens: Sequence[int] | None = getattr(request, "prompt_token_ids", None)
         if not self._has_salts or key is None or tokens is None:
             return None
-        if request.lora_request is not None or request.mm_features:
+        if request.lora_request is not None or getattr(request, "mm_features", None):
             return None
         return PromptDigests(key, tokens, self._block_size, salt)

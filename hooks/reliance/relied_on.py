@@ -97,7 +97,6 @@ _CONNECTOR: Final = (  # what vLLM's scheduler calls, and what it hands over
     *_read(f"{_V1}.request", "Request", "request_id status block_hashes num_tokens"),
     *_read(f"{_V1}.request", "Request", "num_prompt_tokens num_computed_tokens cache_salt"),
     *_read(f"{_V1}.request", "Request", "kv_transfer_params session_id lora_request"),
-    *_read(f"{_V1}.request", "Request", "prompt_token_ids mm_features"),
 )
 _POOL: Final = (  # observe, free_queue
     *_read(f"{_CORE}.block_pool", "BlockPool", "blocks num_gpu_blocks hash_block_size"),
