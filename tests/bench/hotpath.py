@@ -68,10 +68,18 @@ def _measure_apply(figures: Figures) -> None:
         order = shuffled.permutation(keys)
         ranking = a_ranking(order[512:], epoch, protected=order[:512])
         ranking = HeldRanking.of(ranking, index.holders)  # as the client's thread does
-        moved, start = arranger.moved, time.thread_time()
-        arranger.step(ranking)
-        samples.append((time.thread_time() - start) / (arranger.moved - moved) * 1e6)
+        samples.append(apply_us_per_block(arranger, ranking))
     figures.add("apply_us_per_block", samples, "us", "≤ 1")
+
+
+def apply_us_per_block(arranger: FreeQueueArranger, ranking: EvictionRanking) -> float:
+    """Microseconds for each block that a new ranking moves, in all the steps that this takes."""
+    before, start = arranger.moved, time.thread_time()
+    moved = -1
+    while moved != arranger.moved:
+        moved = arranger.moved
+        arranger.step(ranking)
+    return (time.thread_time() - start) / max(1, moved - before) * 1e6
 
 
 def _measure_observe(figures: Figures) -> None:

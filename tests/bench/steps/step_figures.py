@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,20 +115,16 @@ def _timed(call: Callable[[], object]) -> float:
 
 def measure_apply() -> list[float]:
     """Microseconds for each block that a new ranking moves in a pool of 100,000."""
-    from ..hotpath import a_ranking
+    from ..hotpath import a_ranking, apply_us_per_block
 
     pool, keys, index = cached_pool(APPLY_POOL)
     arranger = FreeQueueArranger(pool, index, blocks_per_step=768)
     shuffled, samples = np.random.default_rng(7), []
-    for epoch in itertools.count(1):
+    for epoch in range(1, 4 * REPEATS):
         order = shuffled.permutation(keys)[:8192]
         ranking = HeldRanking.of(a_ranking(order, epoch), index.holders)  # as it arrives
-        moved, began = arranger.moved, time.thread_time()
-        arranger.step(ranking)
-        samples.append((time.thread_time() - began) / max(1, arranger.moved - moved) * 1e6)
-        if len(samples) == 4 * REPEATS:
-            return samples
-    raise AssertionError
+        samples.append(apply_us_per_block(arranger, ranking))
+    return samples
 
 
 def add_steps(figures: Figures, say: Callable[[str], None]) -> None:
