@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
@@ -130,7 +130,7 @@ class FleetProxy:
             return reply, upstream
         raise AssertionError("unreachable")
 
-    async def rest(self, reply: Reply, upstream: Upstream) -> AsyncIterator[bytes]:
+    async def rest(self, reply: Reply, upstream: Upstream) -> AsyncGenerator[bytes, None]:
         """All bytes of an answer that has begun.
 
         Raises:

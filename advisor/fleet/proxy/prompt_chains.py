@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ class PromptReader:
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
 
-    def read(self, body: dict[str, Any], scope: bytes) -> Prompt:
+    def read(self, body: Mapping[str, Any], scope: bytes) -> Prompt:
         """The prompt of a completion, a chat or a response; without links if it has none.
 
         Args:
@@ -111,7 +111,7 @@ class PromptMemory:
             self._sent[digest] = engines & ~(1 << engine)
 
 
-def _pieces(body: dict[str, Any]) -> Iterator[tuple[Any, bool]]:
+def _pieces(body: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
     """Pieces of a prompt, and whether each is one that a longer prompt would have too."""
     messages = body.get("messages", body.get("input"))
     if isinstance(messages, list):

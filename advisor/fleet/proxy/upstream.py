@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final, NamedTuple
 
 import httpx
@@ -39,7 +39,7 @@ class Reply(NamedTuple):
     response: httpx.Response
     rest: AsyncIterator[bytes]
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Its bytes as they come.
 
         Raises:

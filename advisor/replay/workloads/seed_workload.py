@@ -44,20 +44,20 @@ class SeedShape:
     engines: int = 8
     block_size: int = 512
     several: float = 0.098
-    more_turns: float = 4.82
-    gap: float = 3.56
-    gap_sigma: float = 1.19
-    context: float = 48.8
-    context_sigma: float = 0.917
-    first: float = 111.0
-    first_sigma: float = 0.604
-    growth: float = 18.5
-    growth_sigma: float = 0.685
+    more_turns: float = 4.85
+    gap: float = 3.53
+    gap_sigma: float = 1.21
+    context: float = 48.0
+    context_sigma: float = 0.757
+    first: float = 116.0
+    first_sigma: float = 0.592
+    growth: float = 16.1
+    growth_sigma: float = 0.665
     longest: int = 512
-    prefixes: int = 27
-    prefix_blocks: float = 24.8
-    prefix_sigma: float = 0.47
-    zipf: float = 1.06
+    prefixes: int = 31
+    prefix_blocks: float = 27.3
+    prefix_sigma: float = 0.591
+    zipf: float = 1.2
     interval_s: float = 1.0
 
 

@@ -107,7 +107,8 @@ class StandInEngine:
 
     async def _unless(self, gone: asyncio.Future[bytes], event: asyncio.Event) -> None:
         waiting = asyncio.ensure_future(event.wait())
-        await asyncio.wait({waiting, gone}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {waiting, gone}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if gone.done():
             self.left += 1
