@@ -145,6 +145,26 @@ def test_an_interrupted_run_gives_what_it_has(
     )
 
 
+def test_servers_are_not_started_again_where_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, started = [0.0], []
+
+    def slow(plans: object, pairs: int, course: Course, share: float, note: object) -> None:
+        started.append(share)
+        with course.part("servers start"):
+            now[0] += 250.0
+
+    monkeypatch.setattr(engine, "rounds_in_turns", slow)
+    for minutes, starts in ((8.0, 1), (14.0, 2)):
+        now[0] = 0.0
+        started.clear()
+        course = Course(60 * minutes, Console(quiet=True), lambda: now[0])
+        record = Record(Scale(minutes=minutes), course)
+        engine._make_rounds(record, "no model", sidecars_follow=True)
+        assert len(started) == starts
+
+
 def test_what_is_repeated_ends_with_its_share_of_the_time() -> None:
     times = iter([0.0, 10.0, 40.0, 41.0, 85.0])
     course = Course(100.0, Console(quiet=True), lambda: next(times))

@@ -101,14 +101,19 @@ def run(
 
 
 def _make_rounds(record: Record, model: str, sidecars_follow: bool) -> None:
-    """All rounds of all fleets; each fleet has the same part of the time."""
-    scale = record.scale
+    """All rounds of all fleets; each has the same part of the time, and the last ones none if it
+    is over."""
+    scale, course = record.scale, record.course
     feeds_s = _FEEDS * (_FEED_START_S + scale.feed_rounds * scale.feed_s) * sidecars_follow
+    for_rounds = 1 - feeds_s / (60 * scale.minutes)
     for fleet in range(scale.fleets):
-        share = (1 - feeds_s / (60 * scale.minutes)) * (fleet + 1) / scale.fleets
+        if fleet and not course.has_time_for(sum(course.took.values()) / fleet, for_rounds):
+            course.say(f"no time for more than {fleet} of {scale.fleets} starts of all servers")
+            return
+        share = for_rounds * (fleet + 1) / scale.fleets
         with tempfile.TemporaryDirectory(prefix="kvgraph-engine-") as directory:
             plans = _plans(model, Path(directory), scale.tiers)
-            rounds_in_turns(plans, scale.pairs, record.course, share, record.note)
+            rounds_in_turns(plans, scale.pairs, course, share, record.note)
 
 
 def _plans(model: str, directory: Path, tiers: bool) -> list[ServerPlan]:
