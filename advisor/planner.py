@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from ..graph.kvcache_graph import KVCacheGraph
 from ..graph.messages.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
-from ..graph.types import Keys
+from ..graph.types import NO_ROW, Keys
 from .admission.admission import Admission
 from .config.sections import PrefetchConfig
 from .process.notices import Notices
@@ -26,6 +26,7 @@ RERANK_AFTER_S: Final = 10.0
 blocks by the same amount and reorders nothing."""
 
 
+_ROOMY: Final = 0.25  # blank share of a pool, from which on no ranking is needed; chosen
 _REST: Final = 4.0  # seconds of rest per second of ranking; chosen
 
 
@@ -202,7 +203,7 @@ class GraphEvictionAdvisor:
         if previous and before and basis.is_as_good_as(before):
             self.counters["redated"] += 1
             return replace(previous, ts=now, heard=self._heard[engine])
-        ranking = self._graph.rank(engine, self._max_ranked)
+        ranking = self._ranked(engine)
         self._ranked_at[engine] = self._graph.tables.turnover(engine)[0]
         self._epoch += 1
         self._bases[engine] = basis
@@ -211,6 +212,30 @@ class GraphEvictionAdvisor:
         if engine in tables.engines:
             tables.history.ranked(tables.engines[engine], ranking.order, self._epoch, now)
         return replace(ranking, epoch=self._epoch, ts=now, heard=self._heard[engine])
+
+    def _ranked(self, engine: str) -> EvictionRanking:
+        """A new ranking; an empty one for an engine that evicts nothing for long."""
+        if not self._has_room(engine):
+            return self._graph.rank(engine, self._max_ranked)
+        self.counters["roomy"] += 1
+        return self._graph.rank(engine, 0)
+
+    def _has_room(self, engine: str) -> bool:
+        """Whether an engine without tiers and protected blocks has many blanks.
+
+        What it says of them is half a second old, and what it stored since counts as well.
+        """
+        tables = self._graph.tables
+        words = tables.words.get(tables.engines.get(engine, NO_ROW))
+        if words is None or words.pressure is None:
+            return False
+        if words.tiers is not None or self._protected_seen:
+            return False
+        pressure = words.pressure
+        least = _ROOMY * pressure.total_blocks
+        if pressure.free_blocks - pressure.cached_blocks <= least:  # as nearly always
+            return False
+        return pressure.total_blocks - self._graph.resident_count(engine) > least
 
     def _run(self) -> None:
         while not self._stopping:

@@ -17,7 +17,7 @@ PUBLIC = {
     "Segment",
     "Selection",
     "SessionSignal", "SourceLayer", "Tables", "Tier", "Trace", "View", "Weights",
-    "hints", "hit_rate", "load_trace",
+    "hit_rate", "load_trace",
 }  # fmt: skip
 
 

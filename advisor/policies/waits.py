@@ -105,6 +105,9 @@ class News(NamedTuple):
     prompts: Floats
 
 
+_NO_NEWS: Final = News(np.empty(0), np.empty(0))
+
+
 class Waits:
     """Remembers, for every session, the wait that it is in, and the last waits that ended.
 
@@ -120,10 +123,15 @@ class Waits:
         self._done_since = np.full(_KEPT, -np.inf)
         self._done_age = np.zeros(_KEPT)
         self._done = 0
+        self._seen: tuple[SessionTable, int] | None = None  # the sessions, and their changes
         self.begun = 0  # waits ever seen
 
     def observe(self, sessions: SessionTable) -> News:
-        """Take in what changed."""
+        """Take in what changed; of many engines' looks at one moment, the first does."""
+        seen = (sessions, sessions.changes)
+        if seen == self._seen:
+            return _NO_NEWS
+        self._seen = seen
         self._grow(sessions.size)
         size = sessions.size
         started, last_seen = sessions.started[:size], sessions.last_seen[:size]

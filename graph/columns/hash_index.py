@@ -81,7 +81,7 @@ class HashIndex:
         """Add distinct keys that are not in the map yet."""
         self.keys[rows] = keys
         if self._is_crowded(len(rows)):
-            self._rebuild(len(rows))
+            self.rebuild(len(rows))
         self._slots.place(rows, keys)
         self._size += len(rows)
 
@@ -183,13 +183,13 @@ class HashIndex:
         if self._is_crowded(len(keys)):
             new = int(np.count_nonzero(self.find(keys) == NO_ROW))
             if self._is_crowded(new):
-                self._rebuild(new)
+                self.rebuild(new)
 
     def _is_crowded(self, new: int) -> bool:
         return self._size + self._tombstones + new > _FULL * len(self._slots)
 
-    def _rebuild(self, new: int) -> None:
-        """Rebuild the map, without removed rows, with room for so many new keys."""
+    def rebuild(self, new: int) -> None:
+        """Rebuild the map at once, without removed rows, with room for so many new keys."""
         rows = self.rows()
         self._slots, self._tombstones = Slots(_slots_for(len(rows) + new)), 0
         self._slots.place(rows, self.keys[rows])

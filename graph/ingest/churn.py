@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..messages.events import BlocksRemoved, BlocksResident, BlocksStored
+from ..slices.event_runs import SLICE_KEYS
 from ..tables.blocks import as_slice
 from ..tables.tables import Tables
 from ..types import LAYER_NAMES, NO_ROW, PROTECTED_LAYERS, Keys, Rows, Tier, as_keys
@@ -22,7 +23,6 @@ from .tier_copies import CopyRecorder
 
 Churn = BlocksStored | BlocksRemoved
 
-_LISTED: Final = 1 << 15  # blocks of a listing that are noted in one slice; chosen
 _IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 
 
@@ -57,9 +57,10 @@ class ChurnRecorder:
         self._copies.forget(engine)
         self._tables.listing.add(engine)
         keys, found = as_keys(event.hashes), list[Rows]()
-        for start in range(0, len(keys), _LISTED):
-            found.append(self._list(engine, keys[start : start + _LISTED], now))
+        for start in range(0, len(keys), SLICE_KEYS):
+            found.append(self._list(engine, keys[start : start + SLICE_KEYS], now))
             yield
+            yield from self._tables.blocks.tidying()
         self._keep_only(engine, found)
         self._tables.listing.discard(engine)
 
@@ -113,7 +114,7 @@ class ChurnRecorder:
         self._claim(sessions, rows, counts, now)
         self._tables.changed[engine] += len(rows)
         self._counters["blocks_stored"] += len(rows)
-        self._counters["blocks_protected"] += int(self._protected(at).sum())
+        self._counters["blocks_protected"] += int(_IS_PROTECTED[blocks.layer[at]].sum())
 
     def _rows_before(self, parents: Sequence[int | None], now: float, salt: np.uint64) -> Rows:
         """The row before each run's first block; an unknown block becomes a ghost."""
@@ -153,17 +154,12 @@ class ChurnRecorder:
             self._copies.count_evicted(engine, rows, now)
         self._count_removed(rows)
 
-    def _protected(self, at: Rows | slice) -> npt.NDArray[np.bool_]:
-        """Whether somebody said that blocks are of a protected layer."""
-        blocks = self._tables.blocks
-        return np.asarray(_IS_PROTECTED[blocks.layer[at]] & (blocks.stated[at] != 0))
-
     def _count_removed(self, rows: Rows) -> None:
         layers = self._tables.blocks.layer[rows]
         by_layer = np.bincount(layers, minlength=len(LAYER_NAMES)).tolist()
         for name, count in zip(LAYER_NAMES, by_layer, strict=True):
             self._counters[f"evicted_{name}"] += count
-        self._counters["protected_evicted"] += int(self._protected(rows).sum())
+        self._counters["protected_evicted"] += sum(by_layer[each] for each in PROTECTED_LAYERS)
         self._counters["blocks_removed"] += len(rows)
 
 

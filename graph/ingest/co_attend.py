@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Final
 
@@ -15,7 +16,8 @@ from ..tables.tables import Tables
 from ..types import NO_ROW, EdgeType, Rows, as_keys
 
 _MAX_BLOCKS_A_STEP: Final = 16  # the most attended ones: 120 pairs; chosen
-_SWEEP_S: Final = 60.0
+_FADES_S: Final = 60.0  # seconds from one fading of all edges to the next; chosen
+_PART: Final = 1 << 16  # edges that fade in one slice; chosen
 _FLOOR: Final = 0.05
 _EMA_SHARE: Final = 0.2  # of the newest sample in the mean of attention; chosen
 _KIND: Final = EdgeType.CO_ATTEND
@@ -29,7 +31,7 @@ class CoAttendance:
         self._tables = tables
         self._counters = counters
         self._counts: dict[tuple[int, int], int] = {}
-        self._swept: float | None = None
+        self._faded: float | None = None
 
     def attended(self, engine: int, event: BlocksAttended, now: float) -> None:
         """A sampled decode step read these blocks, each with its share of the attention."""
@@ -49,7 +51,6 @@ class CoAttendance:
 
     def observe(self, rows: Rows, mass: npt.NDArray[np.float32], now: float) -> None:
         """Count one sampled step that read these block rows (distinct) with this softmax mass."""
-        self._sweep(now)
         top = np.sort(rows[np.argsort(-mass, kind="stable")[:_MAX_BLOCKS_A_STEP]])
         pairs = np.array(list(combinations(top.tolist(), 2)), dtype=np.int32).reshape(-1, 2)
         weights = self._tables.edges.weight_between(_KIND, pairs[:, 0], pairs[:, 1])
@@ -62,6 +63,19 @@ class CoAttendance:
             np.full(len(ripe), after, dtype=np.float32),
             now,
         )
+
+    def fading(self, now: float) -> Iterator[None]:
+        """Once a minute, let all edges fade, slice by slice; no event may be applied meanwhile."""
+        if self._faded is None:
+            self._faded = now
+        elapsed = now - self._faded
+        if elapsed < _FADES_S:
+            return
+        self._faded, edges = now, self._tables.edges
+        factor = 0.5 ** (elapsed / self._tables.limits.co_attend_half_life_s)
+        for start in range(0, edges.size if edges.counts[_KIND] else 0, _PART):
+            edges.decay(_KIND, factor, _FLOOR, now, slice(start, start + _PART))
+            yield
 
     def forget(self, gone: Mask) -> None:
         """The rows of which ``gone``, bool ``[blocks.size]``, is true are about to be reused."""
@@ -86,12 +100,3 @@ class CoAttendance:
     def _write(self, pairs: Rows, weights: npt.NDArray[np.float32], now: float) -> None:
         if len(pairs):
             self._tables.edges.upsert(_KIND, pairs[:, 0], pairs[:, 1], weights, now)
-
-    def _sweep(self, now: float) -> None:
-        if self._swept is None:
-            self._swept = now
-        elapsed = now - self._swept
-        if elapsed >= _SWEEP_S:
-            factor = 0.5 ** (elapsed / self._tables.limits.co_attend_half_life_s)
-            self._tables.edges.decay(_KIND, factor, _FLOOR, now)
-            self._swept = now

@@ -85,7 +85,9 @@ class Ingest:
             if keys >= SLICE_KEYS:
                 keys = 0
                 yield
+                yield from self._tables.blocks.tidying()
         yield from self._ghosts.releasing()
+        yield from self._co_attendance.fading(now)
         yield from self._tables.blocks.tidying()
         yield from self._tables.edges.tidying()
 

@@ -68,8 +68,7 @@ class BlocksResident(Event, tag=5, frozen=True):
 
 
 class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The meaning of prompt tokens ``[start, end)``, as somebody stated it, or
-    as it is inferred."""
+    """The meaning of prompt tokens ``[start, end)``, as the caller stated it."""
 
     layer: Annotated[int, msgspec.Meta(ge=0, le=9)]  # types.SourceLayer
     start: Count
@@ -77,8 +76,7 @@ class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
     importance: Unit | None = None
     name: Name | None = None
     memory_id: Name | None = None
-    authority: Annotated[int, msgspec.Meta(ge=0, le=2)] = 1  # types.Authority: who states it
-    pinned_s: Seconds | None = None  # a lease on its blocks
+    authority: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1  # types.Authority: who states it
 
 
 class RequestStarted(Event, tag=6, frozen=True):

@@ -19,16 +19,24 @@ def rank_by_ruler(
 ) -> EvictionRanking:
     """What the view's engine should lose first, by the policy or by LRU.
 
-    The policy learns in either case. Where LRU rules, the ranking has no order, and the engine
-    evicts by itself; but where room is reserved for sessions, it has LRU's order under the rules.
+    The policy learns in any case; with a ``limit`` of 0 that is all. Where LRU rules, the ranking
+    has no order, and the engine evicts by itself; but where room is reserved for sessions, it has
+    LRU's order under the rules.
     """
-    policy.observe(view)
-    if referee is not None and not isinstance(policy, LruPolicy):
-        referee.watch(view, partial(whole_scores, view, policy))
+    _learn(view, policy, referee)
+    if limit <= 0:
+        return EvictionRanking.empty(view.now)
     if is_under_lru(view.engine, policy, referee):
         ranking = rank(view, LruPolicy(), limit)
         return ranking if view.rules.reserved > 0 else replace(ranking, order=as_keys([]))
     return rank(view, policy, limit)
+
+
+def _learn(view: View, policy: Policy, referee: Referee | None) -> None:
+    """Let the policy learn from what happened, and the referee compare it with LRU."""
+    policy.observe(view)
+    if referee is not None and not isinstance(policy, LruPolicy):
+        referee.watch(view, partial(whole_scores, view, policy))
 
 
 def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:

@@ -18,7 +18,7 @@ from ..tables.blocks import Selection
 from ..types import BlockFlag, Rows, SessionState
 from .copy_worth import COPIES
 from .policy import Scores
-from .protection import INFERRED_S, is_inferred, is_reserved, over_share
+from .protection import is_reserved, over_share
 from .view import View
 
 _T = TypeVar("_T", bound=np.generic)
@@ -58,6 +58,8 @@ def is_over(view: View, picked: Selection) -> Mask:
     """Whether only sessions that ended used the block."""
     sessions = view.sessions
     ended = sessions.state[: sessions.size] == SessionState.ENDED
+    if not ended.any():
+        return np.zeros(len(picked), dtype=np.bool_)
     over = of_session(ended, picked.of(view.blocks.session))
     over &= ~flagged(view, picked, BlockFlag.SHARED)
     return over
@@ -77,21 +79,10 @@ def is_pinned(view: View, picked: Selection) -> Mask:
 
 
 def is_protected(view: View, picked: Selection) -> Mask:
-    """Whether the block's layer is protected, somebody said which it is, and a session may still
-    want it.
-
-    Of a block whose layer is inferred: whether it was used lately, and not once only, where such
-    may be protected.
-    """
-    layers = np.zeros(256, dtype=np.bool_)
-    layers[[int(layer) for layer in view.rules.protected_layers]] = True
-    protected = np.take(layers, picked.of(view.blocks.layer))
-    inferred = protected & is_inferred(view, picked)
-    if inferred.any():
-        lately = picked.last_used() >= view.now - INFERRED_S
-        again = picked.of(view.blocks.walkers) > 1
-        protected &= ~inferred | (lately & again & (view.rules.inferred_share > 0))
-    return np.asarray(protected & ~is_over(view, picked))
+    """Whether the block's layer is protected, and a session may still want it."""
+    protected = np.zeros(256, dtype=np.bool_)
+    protected[[int(layer) for layer in view.rules.protected_layers]] = True
+    return np.asarray(np.take(protected, picked.of(view.blocks.layer)) & ~is_over(view, picked))
 
 
 RULES: Final = (
@@ -117,7 +108,8 @@ def lay_rules(scores: Scores, view: View, picked: Selection) -> Scores:
     ruled = _in_band(scores)
     ranks = _ranks(view, picked)
     if ranks.any():
-        ruled += np.multiply(ranks, _STEP)
+        places = np.flatnonzero(ranks)  # few: most blocks are like most others
+        ruled[places] += ranks[places] * _STEP
     return ruled
 
 
@@ -150,7 +142,8 @@ def _in_band(scores: npt.NDArray[Any]) -> Scores:
 def _ranks(view: View, picked: Selection) -> Ranks:
     """int8 ``[len(picked)]``: the weights of the rules that apply to each, summed."""
     ranks = np.zeros(len(picked), dtype=np.int8)
-    has_copies = bool((picked.of(view.blocks.tiers[view.engine]) & COPIES).any())
+    has_copies = view.blocks.had_copies
+    has_copies &= bool((picked.of(view.blocks.tiers[view.engine]) & COPIES).any())
     for rule in RULES:
         if rule.with_copies and not has_copies:
             continue

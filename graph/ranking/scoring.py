@@ -6,7 +6,7 @@ or visits a block at a time.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from .view import View
 Tiers = npt.NDArray[np.uint8]
 
 _NEVER: Final = -np.inf
+_NOBODY: Final = np.zeros(0, dtype=np.bool_)
+_FEW: Final = 8  # one of so many is few; chosen
 
 
 def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
@@ -84,7 +86,7 @@ def _demoting(
     scores: Scores, blocks: BlockTable, held: Selection, tiers: Tiers, limit: int
 ) -> Places:
     """Places with a WARM copy and out of the pool, least worth keeping first."""
-    idle = (tiers & int(Tier.HOT | Tier.WARM)) == int(Tier.WARM)
+    idle = (tiers & int(Tier.HOT | Tier.WARM)) == int(Tier.WARM) if blocks.had_copies else _NOBODY
     if not idle.any():
         return np.empty(0, dtype=np.intp)
     return _highest(_tail_first(scores, blocks, held, idle), idle, limit)
@@ -93,14 +95,25 @@ def _demoting(
 def _highest(scores: Scores, among: Mask, limit: int) -> Places:
     """Places of the ``limit`` highest scores where ``among`` is true, highest first; of equals the
     first place."""
-    places = np.flatnonzero(among)
-    if places.size == 0 or limit <= 0:
-        return places[:0]
-    values = scores[places]
+    count = int(np.count_nonzero(among))
+    if count == 0 or limit <= 0:
+        return np.empty(0, dtype=np.intp)
+    if count <= limit or count <= len(scores) // _FEW:
+        places = np.flatnonzero(among)
+        values = scores[places]
+    else:
+        values = np.where(among, scores, _NEVER)  # less work than to move so many together
+        places = np.flatnonzero(values >= _bar(values, limit))
+        values = values[places]
     if limit < len(places):
-        bar = np.partition(values, len(places) - limit)[len(places) - limit]
-        places, values = places[values >= bar], values[values >= bar]
+        high = values >= _bar(values, limit)
+        places, values = places[high], values[high]
     return places[_falling(values)][:limit]
+
+
+def _bar(values: Scores, limit: int) -> Any:
+    """The ``limit``-th highest value."""
+    return np.partition(values, len(values) - limit)[len(values) - limit]
 
 
 def _falling(values: Scores) -> Places:

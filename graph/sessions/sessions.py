@@ -27,6 +27,9 @@ class SessionTable(SessionOutlook):
     Args:
         limit: Sessions kept at most.
         clear: Is told of rows that are about to be reused: nothing may name them any more.
+
+    Attributes:
+        changes: Rises whenever a session appears, begins or ends a turn, or is over.
     """
 
     def __init__(self, limit: int, clear: Callable[[Rows], None] = lambda rows: None) -> None:
@@ -36,6 +39,7 @@ class SessionTable(SessionOutlook):
         self._quiet = QuietRows()
         self._rows: dict[tuple[int, str], int] = {}
         self._name_bytes = 0
+        self.changes = 0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -55,6 +59,7 @@ class SessionTable(SessionOutlook):
         self.names = list(names)
         self._name_bytes = sum(map(sys.getsizeof, names))
         self.fill(columns, self.size)
+        self.changes += 1
         self._rows = {
             (int(tenant), name): row
             for row, (tenant, name) in enumerate(zip(self.tenant.tolist(), names, strict=False))
@@ -78,6 +83,7 @@ class SessionTable(SessionOutlook):
         self.names[row] = name
         self._rows[tenant, name] = row
         self.refresh(row)
+        self.changes += 1
         self.tenant[row] = tenant
         self.inferred[row] = name.startswith(INFERRED)
         self.created[row] = self.last_seen[row] = now
@@ -85,6 +91,7 @@ class SessionTable(SessionOutlook):
 
     def begin_turn(self, row: int, engine: int, now: float, prompt_tokens: int = 0) -> None:
         """Note that a request of the session entered an engine."""
+        self.changes += 1
         if self.running[row] == 0:
             self.note_gap(row, now)
             self.started[row] = now
@@ -105,6 +112,7 @@ class SessionTable(SessionOutlook):
             prompt: Tokens of its prompt.
             total: Tokens of its prompt and its answer.
         """
+        self.changes += 1
         self.written[row] = max(0, total - prompt)
         note_answer(self, row, int(self.written[row]))
         self.stop[row] = StopReason.UNKNOWN
@@ -119,6 +127,7 @@ class SessionTable(SessionOutlook):
         """Note that the session is paused (a tool runs); ``expected_return`` is a time, or
         NEVER."""
         if self.running[row] == 0:
+            self.changes += 1
             self.stop[row] = StopReason.TOOL_CALL
             self.tool[row] = tool
             self.state[row] = SessionState.WAITING_FOR_TOOL
@@ -137,10 +146,12 @@ class SessionTable(SessionOutlook):
     def end(self, row: int) -> None:
         """Note that the session does not return."""
         if self.running[row] == 0:
+            self.changes += 1
             self.state[row] = SessionState.ENDED
 
     def interrupt(self, engine: int | None = None) -> None:
         """Note that none of an engine's requests (or of all engines') is known to run any more."""
+        self.changes += 1
         state, running = self.state[: self.size], self.running[: self.size]
         there = running > 0
         if engine is not None:

@@ -66,6 +66,8 @@ class AllEdges:
 
     def may_have(self, kind: EdgeType) -> bool:
         """Whether there may be an edge of a type; False only if there is none."""
+        if kind is EdgeType.SPILL_LINK:
+            return self._blocks.had_copies
         return kind not in STORED or bool(self._stored.counts[kind])
 
     def degree(self, kind: EdgeType, picked: Selection) -> npt.NDArray[Any]:
@@ -78,7 +80,7 @@ class AllEdges:
             case EdgeType.PREFIX_SHARE:
                 return picked.of(blocks.shared_children) + _is_shared(blocks, picked)
             case EdgeType.SPILL_LINK:
-                return _copies_of(blocks.tiers[:, picked.rows])
+                return _copies_of(picked.of_engines(blocks.tiers))
             case _:
                 return self._stored.degree(kind, picked)
 

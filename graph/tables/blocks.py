@@ -20,6 +20,7 @@ _T = TypeVar("_T", bound=np.generic)
 Places = npt.NDArray[np.intp]
 
 _INITIAL_ROWS: Final = 1024  # chosen
+_COPIES: Final = int(Tier.WARM | Tier.COLD)
 
 
 class BlockTable(BlockColumns):
@@ -29,6 +30,7 @@ class BlockTable(BlockColumns):
         keys: uint64, the engine's block hash with the model's salt in it; see ``wire_keys``.
         tiers: uint8 ``[engine columns, capacity]``, types.Tier bits of each engine.
         sums: By type, for types that ever had a stored edge.
+        had_copies: Whether a colder tier of any engine ever held a block.
     """
 
     def __init__(self) -> None:
@@ -38,6 +40,7 @@ class BlockTable(BlockColumns):
         self._index = HashIndex(_INITIAL_ROWS)
         self.tiers = np.zeros((1, _INITIAL_ROWS), dtype=np.uint8)
         self.sums: dict[EdgeType, EdgeSums] = {}
+        self.had_copies = False
 
     def __len__(self) -> int:
         return len(self._index)
@@ -70,6 +73,7 @@ class BlockTable(BlockColumns):
         self.fill(columns, size)
         self.reserve_engines(len(columns["tiers"]))
         self.tiers[: len(columns["tiers"]), :size] = columns["tiers"]
+        self.had_copies = bool((columns["tiers"] & _COPIES).any())
         live = self.live_rows()
         self._index.insert(columns["keys"][live], live)
 
@@ -122,8 +126,7 @@ class BlockTable(BlockColumns):
         self._rows.give_back(rows)
 
     def tidying(self) -> Iterator[None]:
-        """Make more room ahead of need, part by part, in a table so large that making it at once
-        would take long; no block may be added or released meanwhile."""
+        """Make more room in a large table ahead of need; no block may come or go meanwhile."""
         yield from self._index.tidying()
         yield from self.growing_ahead(self.size)
 
@@ -153,6 +156,7 @@ class BlockTable(BlockColumns):
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine holds these blocks in this tier."""
         self.tiers[engine, rows] |= np.uint8(tier)
+        self.had_copies |= tier is not Tier.HOT
 
     def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine no longer holds these blocks in this tier."""
@@ -242,6 +246,10 @@ class Selection:
     def of(self, column: npt.NDArray[_T]) -> npt.NDArray[_T]:
         """``[n]``: the rows' values in a column of the table; read only, since it may be a view."""
         return column[: len(self.rows)] if self._all else np.take(column, self.rows)
+
+    def of_engines(self, columns: npt.NDArray[_T]) -> npt.NDArray[_T]:
+        """``[engines, n]``: the rows' values of each engine; read only, since it may be a view."""
+        return columns[:, : len(self.rows)] if self._all else columns[:, self.rows]
 
     def last_used(self) -> Times:
         """float64 ``[n]``: the last time that each was read."""

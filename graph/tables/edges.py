@@ -24,6 +24,7 @@ from .edge_list import BLOCK_TO_BLOCK, EdgeList, Weights
 STORED: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC, EdgeType.MEMORY_REF)
 _INITIAL_EDGES: Final = 1024  # chosen
 _MAX_DEGREE: Final = np.iinfo(np.uint16).max  # a count that has reached it stays
+_ALL: Final = slice(None)
 Places = npt.NDArray[np.intp]
 
 
@@ -99,10 +100,11 @@ class EdgeStore(Columns):
         rows = self.at(among, 0, self.size)
         return EdgeList(self.kind[rows], self.source[rows], self.target[rows], self.weight[rows])
 
-    def of_kind(self, kind: EdgeType) -> Rows:
-        """int32: the edges of one type."""
-        mask = self.alive[: self.size] & (self.kind[: self.size] == int(kind))
-        return np.flatnonzero(mask).astype(np.int32)
+    def of_kind(self, kind: EdgeType, part: slice = _ALL) -> Rows:
+        """int32: the edges of one type, in a part of the store or in all of it."""
+        start, end, _ = part.indices(self.size)
+        mask = self.alive[start:end] & (self.kind[start:end] == int(kind))
+        return (start + np.flatnonzero(mask)).astype(np.int32)
 
     def weight_between(self, kind: EdgeType, sources: Rows, targets: Rows) -> Weights:
         """float32 ``[n]``: the weight of each edge, 0 where there is none."""
@@ -121,9 +123,9 @@ class EdgeStore(Columns):
             return np.zeros(len(picked), dtype=np.float32)
         return picked.of(self._blocks.sums[kind].weight)
 
-    def decay(self, kind: EdgeType, factor: float, floor: float, now: float) -> None:
-        """Multiply a type's weights by ``factor``; edges that fall below ``floor`` go."""
-        rows = self.of_kind(kind)
+    def decay(self, kind: EdgeType, factor: float, floor: float, now: float, part: slice) -> None:
+        """Multiply a type's weights in ``part``; edges that fall below ``floor`` go."""
+        rows = self.of_kind(kind, part)
         if rows.size == 0:
             return
         decayed = self.weight[rows] * np.float32(factor)

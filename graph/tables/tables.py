@@ -10,8 +10,7 @@ import numpy as np
 from ..columns.interner import Interner, TenantNames
 from ..errors import GraphError
 from ..logs.history import History
-from ..sessions.forks import ForkBook
-from ..sessions.memory_facts import MemoryFacts
+from ..logs.no_history import NoHistory
 from ..sessions.sessions import SessionTable
 from ..types import MAX_ENGINES, NO_ROW
 from .all_edges import AllEdges
@@ -42,6 +41,7 @@ class GraphLimits:
         co_attend_half_life_s: After which an untouched CO_ATTEND weight has halved.
         semantic_threshold: Cosine above which two blocks get a SEMANTIC edge.
         semantic_neighbors: Neighbours looked up for each embedded block.
+        logs: Whether ``Tables.history`` keeps anything.
     """
 
     max_ghosts: int = 65_536
@@ -53,6 +53,7 @@ class GraphLimits:
     co_attend_half_life_s: float = 300.0
     semantic_threshold: float = 0.8
     semantic_neighbors: int = 8
+    logs: bool = True
 
 
 @dataclass(slots=True)
@@ -68,8 +69,6 @@ class Tables:
     segment_names: Interner = field(init=False)
     tenants: TenantNames = field(init=False)
     memories: Interner = field(init=False)
-    forks: ForkBook = field(init=False)
-    memory_facts: dict[int, MemoryFacts] = field(default_factory=dict)  # by their numbers
     engines: dict[str, int] = field(default_factory=dict)  # engine id → residency column
     models: dict[int, str] = field(default_factory=dict)  # residency column → model
     pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
@@ -86,11 +85,10 @@ class Tables:
         self.edges = EdgeStore(self.blocks)
         self.all_edges = AllEdges(self.blocks, self.edges)
         self.sessions = SessionTable(self.limits.max_sessions, self.blocks.forget_sessions)
-        self.forks = ForkBook(self.sessions)
         self.segment_names = Interner(self.limits.max_names)
         self.tenants = TenantNames(self.limits.max_names)
         self.memories = Interner(self.limits.max_names)
-        self.history = History(self)
+        self.history = History(self) if self.limits.logs else NoHistory(self)
 
     def salt(self, engine: int) -> np.uint64:
         """What the model of a residency column adds to the keys of its blocks."""

@@ -16,6 +16,8 @@ from kvgraph.graph.messages.events import (
     BlocksResident,
     BlocksSpilled,
     BlocksStored,
+    EngineHello,
+    Pressure,
     RequestFinished,
     RequestStarted,
     Segment,
@@ -125,6 +127,28 @@ def test_new_rules_are_ranked_by_at_once() -> None:
     planned.graph.configure(Rules(protected_share=0.1))
     planned.tick()
     assert planned.planner.latest["a"].epoch > before
+
+
+def test_an_engine_with_many_blanks_needs_no_ranking() -> None:
+    planned = Planned()
+    roomy = Pressure(total_blocks=100, free_blocks=90, cached_blocks=10, running=0, waiting=0)
+    planned.graph.apply("a", [EngineHello("a", "", 16, 100, "v"), roomy])
+    planned.tick()
+    ranking, other = planned.planner.latest["a"], planned.planner.latest["b"]
+    assert not len(ranking.order)
+    assert ranking.ts == planned.clock.now, "fresh: the engine keeps its own order"
+    assert len(other.order) == 10, "nothing is known of its room"
+    planned.graph.apply("a", [BlocksStored(np.arange(5000, 5070, dtype="<u8").tobytes(), None, 16)])
+    planned.tick()
+    assert len(planned.planner.latest["a"].order) == 80, "its word is older than what it stored"
+
+
+def test_protected_blocks_are_named_however_much_room_there_is() -> None:
+    planned = Planned()
+    planned.graph.apply("a", [Pressure(100, 90, 10, 0, 0)])
+    planned.protect()
+    planned.tick()
+    assert len(planned.planner.latest["a"].protected) == 1
 
 
 def test_even_an_unchanged_graph_is_ranked_again_in_the_end() -> None:

@@ -8,10 +8,11 @@ import pytest
 from kvgraph.advisor.replay.engine.instance import HostTier, Instance
 from kvgraph.advisor.replay.engine.simulator import Load, Outcome, simulate
 from kvgraph.advisor.replay.fast.bounds import belady_hits, infinite_hits
-from kvgraph.advisor.replay.lab.arms import Settings, new_order, order_names
+from kvgraph.advisor.replay.lab.arms import Settings, new_order, order_names, run_arm
 from kvgraph.advisor.replay.orders.orders import EvictionOrder
 from kvgraph.advisor.replay.traces.duration import ServiceModel
 from kvgraph.advisor.replay.traces.trace import Trace
+from kvgraph.graph.logs.history import History
 from made_trace import chat_trace, make_trace
 
 SMALL, LARGE = 30, 120
@@ -154,3 +155,12 @@ def plain_names() -> list[str]:
 def test_all_that_are_called_lru_are_lru(other: str, chats: Trace) -> None:
     plain = replayed("lru", chats, SMALL).hits
     assert replayed(other, chats, SMALL).hits.tolist() == plain.tolist()
+
+
+def test_a_graph_without_logs_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = chat_trace()
+    found = [run_arm("default", trace, SMALL, Settings()).tolist()]
+    monkeypatch.setattr("kvgraph.graph.tables.tables.NoHistory", History)
+    found.append(run_arm("default", trace, SMALL, Settings()).tolist())
+    assert found[0] == found[1]
+    assert sum(found[0]) > 0

@@ -16,6 +16,7 @@ from ....graph.messages.events import AnyEvent, BlocksStored, EngineHello
 from ....graph.ranking.copy_worth import worth_spilling
 from ....graph.ranking.policy import Policy
 from ....graph.ranking.profile import Rules
+from ....graph.tables.tables import GraphLimits
 from ....graph.types import NO_ROW, Keys
 from ...admission.admission import Admission
 from ...policies.guard import Guard
@@ -75,7 +76,11 @@ class GraphOrder(EvictionOrder):
         self._block_size = trace.block_size
         self._trace_events = TraceEvents(trace, hints)
         self._graph = KVCacheGraph(
-            policy=policy, rules=rules, referee=Guard(policy.name), clock=lambda: self._now
+            policy=policy,
+            rules=rules,
+            referee=Guard(policy.name),
+            limits=GraphLimits(logs=False),
+            clock=lambda: self._now,
         )
         self._news: deque[_News] = deque()  # that the graph has not heard yet
         self._free: OrderedDict[int, float] = OrderedDict()

@@ -15,15 +15,17 @@ from ...graph.messages.events import (
     BlocksSpilled,
     BlocksStored,
     EngineHello,
+    Pressure,
     RequestFinished,
     RequestStarted,
 )
 from ...graph.types import Tier
-from .graphs import BLOCK_SIZE, ENGINE, build_graph, random_keys
+from .graphs import BLOCK_SIZE, ENGINE, add_random_edges, build_graph, random_keys
 
-_BLOCKS, _SESSIONS, _COPIES = 1_000_000, 100_000, 260_000
+_BLOCKS, _SESSIONS, _COPIES, _LINKS = 1_000_000, 100_000, 260_000, 500_000
 _SHORT = BLOCK_SIZE // 2  # tokens
 _BATCH = 8_192  # blocks that an engine stores and evicts between two batches
+_LATER_S = 100.0  # after which links fade
 _CHURN = 80  # of those batches: until ghosts were released, and tables grew and were rebuilt
 
 
@@ -44,6 +46,7 @@ def lock_seconds() -> dict[str, float]:
     """
     rng = np.random.default_rng(4)
     graph = build_graph(_BLOCKS, 0)
+    add_random_edges(graph, _LINKS, rng)
     add_sessions(graph, _SESSIONS)
     packed = graph.tables.blocks.keys[: graph.tables.blocks.size].astype("<u8").tobytes()
     hello = EngineHello(ENGINE, "synthetic", BLOCK_SIZE, _BLOCKS, "bench")
@@ -55,6 +58,10 @@ def lock_seconds() -> dict[str, float]:
             _longest(graph, batch) for batch in _pressure(rng, packed, _CHURN)
         ),
     }
+    graph.clock = lambda: time.monotonic() + _LATER_S
+    found["links fading"] = _longest(graph, [Pressure(_BLOCKS, 0, _BLOCKS, 0, 0)])
+    first = random_keys(rng, _BLOCKS // 2).astype("<u8").tobytes()
+    found["another's first list"] = _longest(graph, [BlocksResident(first)], "another")
     started = time.perf_counter()
     graph.forget_engine(ENGINE)
     found["an engine gone"] = time.perf_counter() - started
@@ -73,9 +80,9 @@ def _pressure(rng: np.random.Generator, packed: bytes, count: int) -> Iterator[l
         yield [BlocksStored(fresh, None, BLOCK_SIZE), BlocksRemoved(packed[start : start + size])]
 
 
-def _longest(graph: KVCacheGraph, events: list[AnyEvent]) -> float:
+def _longest(graph: KVCacheGraph, events: list[AnyEvent], engine: str = ENGINE) -> float:
     """Seconds that the longest slice takes."""
-    longest, slices, more = 0.0, graph.slices(ENGINE, events), True
+    longest, slices, more = 0.0, graph.slices(engine, events), True
     while more:
         started = time.perf_counter()
         more = next(slices, False) is not False

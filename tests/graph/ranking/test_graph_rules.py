@@ -52,7 +52,7 @@ def standings(graph: KVCacheGraph) -> None:
     sessions.state[blocks.session[row[OVER]]] = SessionState.ENDED
     blocks.for_writing("pinned_until")[row[PINNED]] = NOW + 60
     sessions.wait(int(blocks.session[row[DUE]]), NOW + 1)
-    blocks.tiers[0, row[PLAIN]] |= int(Tier.WARM)  # an engine with copies: who is due counts
+    blocks.mark(0, row[PLAIN], Tier.WARM)  # an engine with copies: who is due counts
 
 
 @dataclass

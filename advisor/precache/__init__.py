@@ -1,3 +1,0 @@
-"""``kvgraph precache``: stable prefixes are computed before anybody asks, on any OpenAI-compatible
-server.
-"""
