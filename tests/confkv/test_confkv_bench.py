@@ -15,7 +15,7 @@ from kvgraph.bench.confkv.followed import follow, read_at_once
 from kvgraph.bench.confkv.perplexity import Perplexity
 from kvgraph.bench.confkv.resampled import apart, falls_over_bins, gap_closed, pearson
 from kvgraph.bench.confkv.rivals import HeavyHitters, Random
-from kvgraph.bench.confkv.small_models import load, random_model
+from kvgraph.bench.confkv.small_models import load, random_model, shipped
 from kvgraph.bench.teaching.lessons import IGNORED, RecallLessons, copying
 from kvgraph.bench.teaching.pupils import PUPILS, make_model
 from kvgraph.bench.teaching.recall_exam import examine
@@ -165,3 +165,10 @@ def test_turning_a_block_there_and_back_is_turning_nothing() -> None:
     assert marks.n == 16
     assert 0 < marks.n_repeated < 16
     assert marks.replaced == marks.repeated
+
+
+def test_the_shipped_model_remembers_and_a_wrong_place_misleads_it() -> None:
+    marks = examine(load(shipped("recall")[0]).model, 512, 32, 48)
+    assert marks.plain >= 0.85 * marks.n
+    assert marks.replaced == marks.repeated
+    assert marks.misplaced <= 0.4 * marks.repeated

@@ -22,7 +22,7 @@ from .ablation import ablate
 from .confkv_arms import STATIC, confident
 from .confkv_texts import documents, windows
 from .mixed_cost import attention_ratios, eviction_share, int8_errors
-from .needles import add_needles
+from .needles import add_needles, add_recalled
 from .perplexity import Perplexity
 from .resampled import falls_over_bins, pearson, wilson
 from .small_models import FAMILIES, Loaded, load, random_model, shipped
@@ -74,7 +74,8 @@ def run(
     figures = Figures("confkv")
     with only_errors():
         _add_exactness(figures)
-        _add_recall(figures)
+        if model is None:
+            _add_recall(figures, console.print)
         folders = [model] if model else shipped("text")
         if not folders:
             console.print("no model to read with: name one with --model")
@@ -91,10 +92,12 @@ def _add_exactness(figures: Figures) -> None:
     figures.add("attention_ratio", attention_ratios(), "× dense", "≤ 1.3")
 
 
-def _add_recall(figures: Figures) -> None:
-    """What the model remembers that is there to be spliced, and what a wrong place does to it."""
+def _add_recall(figures: Figures, say: Say) -> None:
+    """What the model remembers, what a wrong place does to it, and what is left after eviction."""
     for folder in shipped("recall"):
-        marks = examine(load(folder).model, _LONGEST, _FACTS, _QUESTIONS)
+        taught = load(folder).model
+        marks = examine(taught, _LONGEST, _FACTS, _QUESTIONS)
+        add_recalled(figures, taught, _LONGEST, _FACTS, say)
         low, high = wilson(marks.plain, marks.n)
         figures.add("recall_full", marks.plain / marks.n, f"of answers, {low:.3f} – {high:.3f}")
         figures.add("recall_repeated", marks.repeated / marks.n_repeated, "of answers")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...hooks.transformers.conf_cache import ConfKVCache
 from ...hooks.transformers.conf_settings import ConfKVSettings
 from ..figures import Figures
+from ..teaching.recall_language import SAID, make_quiz
 from .confkv_arms import STATIC, confident
 from .confkv_texts import haystacks
 from .followed import follow, read_at_once
@@ -21,6 +23,7 @@ _DEPTHS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
 _CAUTIOUS: Final = 0.8  # the tau that recovers over-confident failures, by the paper
 _ASKING: Final = 96  # tokens that told and asked codes may add to a text
 _PROMPT: Final = 64  # tokens that are read at once; the rest is followed, and evicted on the way
+_QUIZZES: Final = 96
 _NAMES: Final = {"niah_window": "window", "niah_h2o": "h2o"}
 
 Say = Callable[[str], None]
@@ -46,6 +49,23 @@ def add_needles(
         found, _ = _said(loaded, texts, lambda each=static: each.cache(config, it, round(room)))
         figures.add(f"{prefix}{name}", found, "of codes")
     say(f"needles of {type(model).__name__}: full {known:.2f}, ours {ours:.2f}")
+
+
+def add_recalled(figures: Figures, model: Any, length: int, facts: int, say: Say) -> None:
+    """The same in the language of recall, at a quarter of the text and less."""
+    quiz = make_quiz(_QUIZZES, length, facts, 1, np.random.default_rng(2))
+    texts, config = torch.from_numpy(quiz.ids), model.config
+    it = ConfKVSettings(low=length // 8, high=length // 4, window=length // 16, slack=8)
+    ours = follow(model, texts, _PROMPT, confident(config, it))
+    room = round(float(ours.room.mean()))
+    rights = {"full": read_at_once(model, texts, _PROMPT)[1], "conf": ours.right}
+    for arm in STATIC:
+        rights[arm.name] = follow(model, texts, _PROMPT, arm.cache(config, it, room)).right
+    for name, right in rights.items():
+        share = float(np.mean(right[:, -SAID:].all(1)))
+        say(f"recalled, {name}: {share:.3f} with {room} of {length} tokens")
+        figures.add(f"recall_niah_{name}", share, f"of answers, {len(texts)} texts")
+    figures.add("recall_niah_room", room, f"tokens a layer, of {length}")
 
 
 def _said(loaded: Loaded, texts: Tensor, make: Make | None) -> tuple[float, float]:

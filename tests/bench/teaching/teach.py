@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -14,8 +14,11 @@ from ..errors import BenchError
 from .corpus import Corpus, read_corpus
 from .lessons import Lessons, RecallLessons, TextLessons
 from .pupils import PUPILS, Pupil
+from .recall_exam import examine
 from .recall_language import SIZE
 from .teacher import Teacher
+
+_EXAMINED: Final = 96  # texts
 
 Say = Callable[[str], None]
 
@@ -44,6 +47,8 @@ def teach(
     model = teacher.teach(say, steps)
     say(f"{name}: {time.monotonic() - began:.0f} s")
     write_model(model, corpus.tokenizer if corpus else recall_tokenizer(), folder)
+    if pupil.course == "recall":
+        say(str(examine(model.float().eval(), pupil.longest, pupil.longest // 16, _EXAMINED)))
     return folder
 
 
