@@ -43,7 +43,7 @@ def windows(tokenizer: Any, texts: list[str], count: int, length: int, seed: int
         BenchError: No document is.
     """
     random = np.random.default_rng(seed)
-    numbered = [tokenizer(text, verbose=False)["input_ids"] for text in texts]
+    numbered = [tokenizer(text)["input_ids"] for text in texts]
     long = [ids for ids in numbered if len(ids) >= length]
     if not long:
         raise BenchError(f"no document has {length} tokens")

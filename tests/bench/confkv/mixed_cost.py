@@ -59,10 +59,10 @@ def eviction_share(
 ) -> float:
     """Share of a step that goes into eviction and what is known of tokens, timed in place."""
     cache = make()
-    spent = [0.0]
+    spent, inside = [0.0], [False]
     for layer in [each for each in cache.layers if isinstance(each, ConfLayer)]:
         for name in ("note", "shrink", "arrived"):
-            setattr(layer, name, _timed(getattr(layer, name), spent))
+            setattr(layer, name, _timed(getattr(layer, name), spent, inside))
     with torch.inference_mode():
         model(texts[:, :prompt], past_key_values=cache)
         spent[0], began = 0.0, time.perf_counter()
@@ -91,9 +91,10 @@ def _rms(error: Tensor) -> float:
     return float(error.square().mean().sqrt())
 
 
-def _timed(action: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+def _timed(
+    action: Callable[..., Any], spent: list[float], inside: list[bool]
+) -> Callable[..., Any]:
     """The action; what it takes is added up, once where one calls another."""
-    inside = [False]
 
     def run(*args: Any) -> Any:
         if inside[0]:
