@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from .jobs import Job, JobDone, Load, TierAnswer, TierWork, WorkerStart
+from .jobs import Job, JobDone, Load, TierAnswer, TierWork, WorkerStart, positions
 
 
 class Answers:
@@ -28,12 +28,12 @@ class Answers:
             self._done.append(JobDone(job.id, failed, seconds, size))
             if isinstance(job, Load) and job.request is not None:
                 self._finished.add(job.request)
-                self._failed_blocks.update(job.blocks[at] for at in failed)
+                self._failed_blocks.update(job.targets[at] for at in failed)
 
     def refuse(self, work: TierWork) -> None:
         """Report all of ``work`` as failed."""
         for job in work.jobs:
-            self.report(job, frozenset(range(len(job.copies))), 0.0, 0)
+            self.report(job, frozenset(range(positions(job))), 0.0, 0)
 
     def take_answer(self) -> TierAnswer:
         """Take what was reported since the last call."""

@@ -26,6 +26,7 @@ class TransferCosts:
             sample.
         disk_bytes_per_s: From disk to host memory.
         spill_bytes_per_s: From the pool to host memory.
+        splice_bytes_per_s: From host memory to other positions of the pool, of whole records.
         prefill_tokens_per_s: In steps that do not only decode.
         queued_bytes: Bytes of loads under way.
 
@@ -37,6 +38,7 @@ class TransferCosts:
         self.load_bytes_per_s = 0.0
         self.disk_bytes_per_s = 0.0
         self.spill_bytes_per_s = 0.0
+        self.splice_bytes_per_s = 0.0
         self.prefill_tokens_per_s = 0.0
         self.queued_bytes = 0
         self._clock = clock
@@ -56,6 +58,16 @@ class TransferCosts:
         self.disk_bytes_per_s /= _FADE
         return False
 
+    def worth_splicing(self, tokens: int, record_bytes: int) -> bool:
+        """The same for splicing ``tokens`` tokens out of records of so many bytes."""
+        if not self.prefill_tokens_per_s:
+            return True
+        takes_s = _over(self.queued_bytes + record_bytes, self.splice_bytes_per_s)
+        if takes_s <= tokens / self.prefill_tokens_per_s:
+            return True
+        self.splice_bytes_per_s /= _FADE
+        return False
+
     def load_s(self, warm_bytes: int, cold_bytes: int) -> float:
         """Seconds that a load takes, behind those under way; 0 if nothing was measured yet."""
         load_s = _over(self.queued_bytes + warm_bytes, self.load_bytes_per_s)
@@ -67,6 +79,10 @@ class TransferCosts:
             self.disk_bytes_per_s = _speed(self.disk_bytes_per_s, size, transfer_s)
         else:
             self.load_bytes_per_s = _speed(self.load_bytes_per_s, size, transfer_s)
+
+    def spliced(self, size: int, transfer_s: float) -> None:
+        """Note that a load that splices, and moves ``size`` bytes, took ``transfer_s`` seconds."""
+        self.splice_bytes_per_s = _speed(self.splice_bytes_per_s, size, transfer_s)
 
     def spilled(self, size: int, transfer_s: float) -> None:
         """Note that a spill of ``size`` bytes took ``transfer_s`` seconds."""

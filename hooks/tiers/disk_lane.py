@@ -11,7 +11,7 @@ from typing import Final
 from ...kernels.store.arena import Arena
 from ...kernels.store.disk import DiskTier
 from .disk_watch import DiskWatch
-from .jobs import Demote, Job
+from .jobs import Demote, Job, positions
 from .task_thread import TaskThread
 
 DISK_KEY_BYTES: Final = 32
@@ -152,8 +152,8 @@ class DiskLane:
 
 
 def all_of(job: Job) -> frozenset[int]:
-    """Every position of a job's lists."""
-    return frozenset(range(len(job.copies)))
+    """Every position that an answer to a job can name."""
+    return frozenset(range(positions(job)))
 
 
 def _return(failed: Set[int]) -> Set[int]:

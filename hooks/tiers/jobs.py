@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +20,33 @@ class Spill:
     copies: tuple[int, ...]
 
 
+class Run(NamedTuple):
+    """Adjoining tokens of one copy that go to adjoining slots of the engine's cache.
+
+    Attributes:
+        copy: Which copy.
+        first: The first of them, counted from the copy's first token.
+        slot: Where that one goes: block · tokens of a block + token.
+        tokens: How many they are.
+        delta: Δ: the new position minus the old one.
+    """
+
+    copy: int
+    first: int
+    slot: int
+    tokens: int
+    delta: int
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Copy ``copies`` back into the engine's ``blocks``.
+    """Copy ``copies`` back into the engine's ``blocks``, and splice ``runs`` into ``spliced``.
 
     Attributes:
         from_disk: Copies that are not in memory yet: by position, the hash to read.
         request: The request that waits for the load; None for a prefetch.
+        runs: What is spliced.
+        spliced: The engine's blocks that the runs write to.
     """
 
     id: int
@@ -33,6 +54,13 @@ class Load:
     blocks: tuple[int, ...]
     from_disk: dict[int, bytes]
     request: str | None
+    runs: tuple[Run, ...] = ()
+    spliced: tuple[int, ...] = ()
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """All blocks that it writes to, in the order of the positions that an answer names."""
+        return self.blocks + self.spliced
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +73,11 @@ class Demote:
 
 
 Job = Spill | Load | Demote
+
+
+def positions(job: Job) -> int:
+    """How many positions an answer to ``job`` can name."""
+    return len(job.targets) if isinstance(job, Load) else len(job.copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +102,8 @@ class TierWork:
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """One worker's answer; ``failed`` are positions in the job's lists."""
+    """One worker's answer; ``failed`` are positions in the job's lists (of a load, in its
+    ``targets``)."""
 
     id: int
     failed: frozenset[int]

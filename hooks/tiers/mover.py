@@ -14,13 +14,15 @@ from ...kernels.errors import KernelError, StorageError
 from ...kernels.gpu.streams import Fence, mark
 from ...kernels.layout.addressed import Blocks
 from ...kernels.layout.layout import PagedKv
+from ...kernels.maths.rope import Rope
 from ...kernels.store.arena import Arena
 from ...kernels.store.disk import DiskTier
 from ..once import Once
+from ..recall.splicer import splicer
 from .answers import Answers
 from .disk_lane import DISK_KEY_BYTES, DiskLane, Outcome, all_of
 from .disk_watch import DiskWatch
-from .jobs import Demote, Job, Load, Spill, TierWork, WorkerStart
+from .jobs import Demote, Job, Load, Spill, TierWork, WorkerStart, positions
 from .task_thread import TaskThread
 from .transfer_lane import TransferLane
 
@@ -54,6 +56,7 @@ class TierMover:
         disk: The disk tier, if there is one.
         hash_bytes: Length of a block hash; the disk's keys are padded with zeros.
         watch: Whether the disk still answers.
+        rope: How keys are moved to other positions; None where they cannot be.
     """
 
     def __init__(
@@ -63,8 +66,9 @@ class TierMover:
         disk: DiskTier | None = None,
         hash_bytes: int = DISK_KEY_BYTES,
         watch: DiskWatch | None = None,
+        rope: Rope | None = None,
     ) -> None:
-        self.cache, self._arena = cache, arena
+        self.cache, self._arena, self._rope = cache, arena, rope
         self._handles: dict[int, int] = {}  # copy → record of the arena; the memory's thread's own
         self._loads = TransferLane("kvgraph-loads", cache.memory.device, first=True)
         self._spills = TransferLane("kvgraph-spills", cache.memory.device)
@@ -195,9 +199,15 @@ class TierMover:
         slots = torch.from_numpy(self._arena.slots([records[at] for at in good]))
         copies = Blocks(self._arena.kv, slots)
         blocks = Blocks(self.cache, torch.tensor([job.blocks[at] for at in good]).long())
+        splice = splicer(job.runs, self._handles, self._arena, self.cache, self._rope)
+
+        def move() -> None:
+            ops.load(copies, blocks)
+            splice()
+
         self._loads.put(
             fence,
-            lambda: ops.load(copies, blocks),
+            move,
             lambda seconds, error: self._over(job, failed, before + seconds, error),
         )
 
@@ -218,7 +228,7 @@ class TierMover:
     ) -> None:
         if error is not None:
             self._say_once(type(job).__name__.lower(), error)
-        moved = len(job.copies) - len(failed)
+        moved = positions(job) - len(failed)
         self.answers.report(job, failed, seconds, moved * self._arena.record_bytes)
 
     def _say_once(self, what: str, error: Exception) -> None:

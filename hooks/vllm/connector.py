@@ -195,8 +195,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Note that a request ended; its blocks are freed right after, as in stock vLLM."""
-        self.side.request_finished(request, block_ids)
-        return False, None
+        return False, self.side.request_finished(request, block_ids)
 
     def request_finished(
         self, request: Request, block_ids: list[int]

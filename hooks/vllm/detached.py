@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..tiers.jobs import TierAnswer, TierWork
 from .holding.no_holding import NoHolding
@@ -55,9 +55,11 @@ class Detached:
         """Note that a request runs, perhaps after a load that it was promised."""
         self.bridge.request_resumed(request.request_id)
 
-    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
+    def request_finished(
+        self, request: Request, block_ids: Sequence[Sequence[int]]
+    ) -> dict[str, Any] | None:
         """Note that a request ended, perhaps before a load that it was promised."""
-        self.bridge.request_finished(request.request_id)
+        return self.bridge.request_finished(request.request_id)
 
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
         """Return the orders that the workers still need."""

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import vllm
 
@@ -35,6 +35,7 @@ from .observe.pressing_news import PressingNews
 from .observe.prompt_demand import PromptDemand
 from .pool.index import BlockIndex
 from .pool.tap import PoolTap
+from .recall.recall_support import attach_recall
 from .settings import hold_max_s, protect_stale_s
 from .transfers.no_tiers import NoTiers
 from .transfers.spiller import StepTaken
@@ -49,6 +50,9 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger(__name__)
+
+
+Told = dict[str, Any] | None  # to the caller of a request that ended: its ``kv_transfer_params``
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class SchedulerSide:
         self.tap.freed, self.tap.touched = arranger.freed, arranger.touched
         if not isinstance(bridge, NoTiers):
             arranger.copies_first(bridge.spiller)
+        attach_recall(config, group, bridge, manager, self.observer.meaning)
         self._changes = ChangeFeed(self.tap, self.observer, self._demand)
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
@@ -149,8 +154,6 @@ class SchedulerSide:
         _attempt(self.bridge.drop_copies)  # a reset that was not caught up with yet is, by this
         _attempt(lambda: self.client.close(wait_s))
 
-    # Requests -----------------------------------------------------------------------------------
-
     def request_queued(self, request: Request) -> None:
         """Note that a request arrived."""
         self.observer.request_queued(request)
@@ -171,14 +174,15 @@ class SchedulerSide:
         self.holding.scheduled(request)
         self.bridge.request_scheduled(request, blocks, to_load)
 
-    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
+    def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> Told:
         """Note that a request ended, and that its blocks are about to be freed."""
         self.observer.request_finished(request, block_ids)
         self.holding.finished(request)
-        self.bridge.request_finished(request.request_id)
+        told = self.bridge.request_finished(request.request_id)
         self._demand.finished(request.request_id)
         if not self.observer.running:
             self._news.at_rest(self.observer.stored)
+        return told
 
     def step(self, tokens: int, preempted: Iterable[str] = ()) -> TierWork | None:
         """Report what changed and apply advice; called once per engine step, after its allocations.
@@ -216,8 +220,6 @@ class SchedulerSide:
     def drop_copies(self) -> bool:
         """Give up what the colder tiers hold; False while a request waits for some of it."""
         return self.bridge.drop_copies()
-
-    # For the client, on its thread --------------------------------------------------------------
 
     def hello(self) -> EngineHello:
         """See ``EngineEnd``."""

@@ -265,6 +265,23 @@ def teach(
 
 
 @app.command()
+def recall(
+    as_json: Json = False,
+    part: Annotated[str, typer.Option(help="all, mixed, exact or speed.")] = "all",
+    quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
+    seed: int = 1,
+) -> None:
+    """What comes back at another position, how fast, and whether anybody else ever meets it."""
+    with _explained():
+        from .recall.recall_bench import PARTS, run
+
+        if part not in PARTS:
+            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        figures: Figures = run(progress=not as_json, part=part, quick=quick, seed=seed)
+    figures.print(as_json)
+
+
+@app.command()
 def kernels(as_json: Json = False, model: Model = None) -> None:
     """Measure moving KV, on a GPU if there is one, else on the CPU, beside copies and prefill."""
     with _explained():

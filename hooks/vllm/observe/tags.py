@@ -4,7 +4,7 @@
                    "name": "policy.md", "memory_id": "m-17"}],
      "tenant": "acme", "session": "chat-7",
      "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash",
-     "session_ended": false}
+     "session_ended": false, "recall": true}
 
 Every key is optional; ranges are prompt tokens; the signals describe the session once this request
 has finished. What is malformed, unknown or not allowed (``hints.py``; ``"secret"`` may allow it) is
@@ -42,6 +42,7 @@ class Meaning:
     expected_return_s: float | None = None
     session_ended: bool = False
     tool: str | None = None
+    recall: bool | None = None
 
 
 NO_MEANING: Final = Meaning()
@@ -199,7 +200,7 @@ def _layer(value: object) -> int:
 
 
 _OF_A_SESSION: Final = frozenset(
-    {"session", "waiting_for_tool", "expected_return_s", "tool", "session_ended"}
+    {"session", "waiting_for_tool", "expected_return_s", "tool", "session_ended", "recall"}
 )
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "tenant": _name,
@@ -208,4 +209,5 @@ _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "expected_return_s": _seconds,
     "tool": _name,
     "session_ended": _flag,
+    "recall": _flag,
 }

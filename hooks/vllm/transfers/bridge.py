@@ -4,7 +4,7 @@ when."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ....graph.messages.advice import EvictionRanking
 from ....graph.messages.events import AnyEvent
@@ -14,6 +14,7 @@ from ...tiers.jobs import Load, TierAnswer, TierWork
 from ...tiers.ledger import TierLedger
 from .first_words import FirstWords
 from .loader import Loader
+from .no_tiers import NoRecall
 from .prefetcher import Prefetcher
 from .promises import NoPromises, Promises
 from .spiller import Spiller, StepTaken
@@ -49,6 +50,7 @@ class TierCacheBridge:
         manager: vLLM's record of which request holds which blocks.
 
     Attributes:
+        loader, recall: Bring copies back, where they were computed and at other positions.
         keeps_promises: Whether resets are followed for the sake of loads that vLLM waits for.
         promises: Those loads.
         reports: Reports the state of the tiers to the sidecar.
@@ -72,22 +74,24 @@ class TierCacheBridge:
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group = group
         self._settings = settings
-        self._loader = Loader(group, ledger)
+        self.loader = Loader(group, ledger)
         self.spiller = Spiller(pool, ledger, settings.spill_all)
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit)
         self.keeps_promises = manager is not None
         self.promises: Promises | NoPromises = (
-            NoPromises(self._loader, self._prefetcher)
+            NoPromises(self.loader, self._prefetcher)
             if manager is None
             else Promises(pool, manager)
         )
         self._broken: list[Load] = []  # loads that nobody ordered, and vLLM waits for
         self.needs: dict[str, int] = {}
+        self.recall = NoRecall()
         self._found: dict[str, int] = {}  # and how many of them the pool held when it last asked
         self._first_words = FirstWords(workers, with_disk=settings.cold_bytes > 0)
 
     def request_queued(self, request: Request) -> None:
         """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
+        self.recall.request_queued(request)
         self.needs[request.request_id] = 1 + request.num_tokens // self._group.block_size
 
     def request_unqueued(self, request_id: str) -> None:
@@ -99,11 +103,12 @@ class TierCacheBridge:
         if self._first_words.is_worth_waiting():
             return None, False
         first = self._found[request.request_id] = computed_tokens // self._group.block_size
-        if answer := self._loader.remembered(request.request_id, first):
-            return answer
+        if answer := self.loader.remembered(request.request_id, first):
+            return self.recall.looked_up(request, first, answer)
         # The last token is always computed: its logits are what the request wants.
         hashes = self._group.hashes(request, request.num_tokens - 1)
-        return self._loader.request_looked_up(request.request_id, hashes[first:], first)
+        found = self.loader.request_looked_up(request.request_id, hashes[first:], first)
+        return self.recall.looked_up(request, first, found)
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """Note that a request was given blocks; a load fills ``to_load`` tokens of them."""
@@ -118,29 +123,25 @@ class TierCacheBridge:
             self.ledger.directory.used(hashes)
         ids = blocks.get_block_ids()[self._group.index] if to_load else ()
         # Last: once a load is ordered, nothing of ours may fail.
-        self._loader.request_scheduled(request, ids, to_load)
+        begun = self.recall.request_scheduled(request, ids, to_load)
+        self.loader.request_scheduled(request, ids, 0 if begun else to_load)
 
     def request_resumed(self, request_id: str) -> None:
         """Note that a request runs which we did not schedule: its promise is kept."""
         self.promises.request_resumed(request_id)
 
-    def request_finished(self, request_id: str) -> None:
-        """Note that a request ended."""
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Note that a request ended; returns what its caller is to know of its cache."""
         self.needs.pop(request_id, None)
         self._found.pop(request_id, None)
-        self._loader.request_finished(request_id)
+        self.loader.request_finished(request_id)
         self.promises.request_finished(request_id)
+        return self.recall.request_finished(request_id)
 
     def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
-        """Fail the load that ``request`` waits for and nobody ordered.
-
-        Only the blocks that it was to fill are named: what the prefix cache held is sound, and vLLM
-        would set back every request that shares it.
-        """
+        """Fail the load that ``request`` waits for and nobody ordered."""
         self.promises.made(request)
-        (group,) = blocks.blocks
-        empty = tuple(block.block_id for block in group if block.block_hash is None)
-        self._broken.append(Load(_NO_JOB, (_NO_JOB,) * len(empty), empty, {}, request.request_id))
+        self._broken.append(_broken_load(request, blocks))
 
     def step(
         self, ranking: EvictionRanking | None, wanted: Keys | None, step: StepTaken
@@ -154,10 +155,11 @@ class TierCacheBridge:
         """
         ledger, tokens = self.ledger, step.tokens
         ledger.costs.step_began(tokens)
-        taken = 1 + tokens // self._group.block_size + self._loader.take_begun()
+        taken = 1 + tokens // self._group.block_size + self.loader.take_begun()
         suggested = wanted if self._settings.prefetch else None
         more = self._prefetcher.offered(suggested) if suggested is not None else 0
         spare = self.spiller.step(ranking, max(taken, step.evicted), more, step)
+        self.spiller.copy(self.recall.take_due(), self._group.suffix)
         if more:
             self._prefetcher.step(spare, sum(self.needs.values()))
         return self.outstanding()
@@ -192,7 +194,7 @@ class TierCacheBridge:
 
         A write to the disk does not count: no request waits for it, and a disk may hang.
         """
-        return bool(self._broken) or self.ledger.book.pressing > 0
+        return bool(self._broken) or self.ledger.book.pressing > 0 or self.recall.busy
 
     def copied(self, hashes: Sequence[bytes]) -> int:
         """How many of ``hashes``, from the first on, can be brought back."""
@@ -223,11 +225,21 @@ class TierCacheBridge:
     def drop_copies(self) -> bool:
         """Give up what the colder tiers hold; False while a request waits for some of it."""
         self.ledger.clear()
+        self.recall.clear()
         self.spiller.look_again()
         return not self.promises.binding
 
-    # For the sidecar, from the client's thread --------------------------------------------------
-
     def copies(self) -> list[AnyEvent]:
-        """Return every copy."""
+        """Return every copy, for the sidecar, from the client's thread."""
         return self.ledger.all_copies()
+
+
+def _broken_load(request: Request, blocks: KVCacheBlocks) -> Load:
+    """Return a load that is to fail.
+
+    Only the blocks that it was to fill are named: what the prefix cache held is sound, and vLLM
+    would set back every request that shares it.
+    """
+    (group,) = blocks.blocks
+    empty = tuple(block.block_id for block in group if block.block_hash is None)
+    return Load(_NO_JOB, (_NO_JOB,) * len(empty), empty, {}, request.request_id)

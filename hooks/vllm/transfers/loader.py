@@ -4,18 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ....graph.logs.reasons import Cause
 from ....graph.types import Tier
 from ...tiers.directory import Copy
-from ...tiers.jobs import JobDone, Load
+from ...tiers.jobs import JobDone, Load, Run
 from ...tiers.ledger import TierLedger
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ..observe.group import ObservedGroup
+
+
+class Splice(NamedTuple):
+    """What a load brings to other positions, besides what it copies.
+
+    Attributes:
+        runs: Which tokens go where.
+        blocks: The blocks that they fill, the last perhaps in part.
+        copies: The copies that they are read from, pinned.
+    """
+
+    runs: tuple[Run, ...] = ()
+    blocks: tuple[int, ...] = ()
+    copies: tuple[Copy, ...] = ()
+
+
+NO_SPLICE: Final = Splice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +112,7 @@ class Loader:
         assert match is not None, "a load that nobody offered"
         count = tokens // self._group.block_size
         hashes = match.hashes[:count]
-        self._begin(request.request_id, hashes, block_ids[match.first : match.first + count])
+        self.begin(request.request_id, hashes, block_ids[match.first : match.first + count])
 
     def request_finished(self, request_id: str) -> None:
         """Note that a request ended before it was allocated."""
@@ -121,32 +138,42 @@ class Loader:
         ledger.counts.recomputed += len(hashes)
         return False
 
-    def _begin(self, request_id: str, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def begin(
+        self,
+        request_id: str,
+        hashes: Sequence[bytes],
+        blocks: Sequence[int],
+        splice: Splice = NO_SPLICE,
+    ) -> None:
+        """Begin a load: copies of ``hashes`` to ``blocks``, and ``splice`` behind them."""
         ledger = self._ledger
         copies, from_disk = take_copies(ledger, hashes)
+        ids = tuple(copy.id for copy in copies)
         job = Load(
-            ledger.book.number(),
-            tuple(copy.id for copy in copies),
-            tuple(blocks),
-            from_disk,
-            request_id,
-        )
-        began, size = ledger.clock(), len(copies) * ledger.block_bytes
+            ledger.book.number(), ids, tuple(blocks), from_disk, request_id,
+            splice.runs, splice.blocks,
+        )  # fmt: skip
+        began, size = ledger.clock(), (len(copies) + len(splice.copies)) * ledger.block_bytes
         cold = len(from_disk) * ledger.block_bytes
         ledger.expect(hashes, size - cold, cold)
         ledger.counts.stalls += 1
         ledger.costs.queued_bytes += size
         self.under_way += 1
-        self._begun += len(hashes)
+        self._begun += len(job.targets)
 
         def ended(done: JobDone) -> None:
             waited = ledger.clock() - began
             ledger.costs.queued_bytes -= size
-            ledger.costs.loaded(done.bytes, done.seconds, bool(from_disk))
+            if splice.runs:
+                ledger.costs.spliced(size, done.seconds)
+            else:
+                ledger.costs.loaded(done.bytes, done.seconds, bool(from_disk))
             ledger.counts.stall_s += waited
-            ledger.counts.loaded += len(copies) - len(done.failed)
+            ledger.counts.loaded += len(job.targets) - len(done.failed)
             ledger.arrived(hashes)
             self.under_way -= 1
+            for copy in splice.copies:
+                ledger.directory.unpin(copy)
             settle_copies(ledger, copies, from_disk, done)
 
         ledger.book.open(job, ended)

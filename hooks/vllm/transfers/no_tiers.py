@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....graph.messages.advice import EvictionRanking
@@ -42,8 +42,9 @@ class NoTiers:
     def request_resumed(self, request_id: str) -> None:
         """Do nothing: no load was promised."""
 
-    def request_finished(self, request_id: str) -> None:
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
         """Do nothing."""
+        return None
 
     def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
         """Do nothing: the user's own connector promised the load."""
@@ -84,6 +85,41 @@ class NoTiers:
 
     def renewed(self) -> None:
         """Do nothing: no load is under way."""
+
+
+class NoRecall:
+    """An engine in which nothing comes back at another position; see ``Recall``."""
+
+    wanted: Container[int] = ()
+
+    @property
+    def busy(self) -> bool:
+        """False: there is nothing to do in another step."""
+        return False
+
+    def request_queued(self, request: Request) -> None:
+        """Do nothing."""
+
+    def looked_up(
+        self, request: Request, first: int, answer: tuple[int | None, bool]
+    ) -> tuple[int | None, bool]:
+        """Leave the answer as it is."""
+        return answer
+
+    def request_scheduled(self, request: Request, ids: Sequence[int], to_load: int) -> bool:
+        """Begin nothing."""
+        return False
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Keep nothing."""
+        return None
+
+    def take_due(self) -> list[bytes]:
+        """No blocks."""
+        return []
+
+    def clear(self) -> None:
+        """Do nothing."""
 
 
 class NoWorker:

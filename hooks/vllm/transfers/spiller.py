@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice, repeat, takewhile
 from operator import not_
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from ....graph.messages.advice import EvictionRanking
 from ....graph.types import Tier
-from ...keys import GROUP_BYTES, keys_in_pool
+from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
 from ...link.held_ranking import worth_of
 from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Spill
@@ -32,6 +32,7 @@ _REST_S: Final = (
     1.0  # seconds without spills after a failed copy, so that an engine can fall idle; chosen
 )
 
+Placed = tuple[int | None, "KVCacheBlock"]  # with its place among all that ever left, if known
 Begun = tuple[int, "KVCacheBlock", bytes, Copy]  # with its key, and its hash as it was then
 
 
@@ -61,12 +62,16 @@ class Spiller:
         pool: The live block pool, of one KV cache group.
         ledger: Where copies are recorded.
         spill_all: Whether blocks that the sidecar considers not worth a copy get one all the same.
+
+    Attributes:
+        wanted: Keys of blocks that are worth a copy whatever the sidecar considers.
     """
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, spill_all: bool) -> None:
         self._pool = pool
         self._ledger = ledger
         self._spill_all = spill_all
+        self.wanted: Container[int] = ()
         self._under_way: dict[int, int | None] = {}  # key → place among all that ever left
         self._scan = QueueScan(pool)
         self._gone = self._gone_then = 0  # blocks that left by the queue's head, now and then
@@ -100,6 +105,13 @@ class Spiller:
             # would replace each other for ever, and the engine would never rest.
             self._copy(blocks, now, ranking if step.tokens else None)
         return self._spare(wanted) if wanted else 0
+
+    def copy(self, hashes: Sequence[bytes], group: bytes) -> None:
+        """Begin to copy blocks of the pool now, as far as there is room; ``group`` ends their keys
+        in the prefix cache."""
+        if hashes and self._ledger.clock() >= self._rest_until:
+            blocks = _without_copy(self._pool, self._ledger, [each + group for each in hashes])
+            self._begin([(None, each) for each, key in blocks if key not in self._under_way], None)
 
     def evicted(self, full_hashes: Sequence[bytes], keys: Sequence[int]) -> None:
         """Note that the engine evicted blocks, and whether copies are left.
@@ -175,6 +187,8 @@ class Spiller:
         if under_way:
             places = {key: at for at, key in enumerate(keys, first) if key in under_way}
             under_way.update(places)
+        if worth is not None and self.wanted:
+            worth = worth.intersection(keys).union(filter(self.wanted.__contains__, keys))
         if worth is not None and worth.isdisjoint(keys):
             return []
         return [
@@ -193,18 +207,10 @@ class Spiller:
         safe = min([*places, self._gone + self._scan.reached]) - self._gone
         return blanks + max(0, safe) - step
 
-    def _demote_first(self, advice: EvictionRanking | None, count: int) -> list[bytes]:
-        """Return hashes of copies that should make room, the least worth keeping first."""
-        if advice is None:
-            return []
-        keys = advice.demote_first[: 2 * count].tolist()
-        hashes = self._ledger.directory.hashes_of(keys)
-        return [block_hash for block_hash in hashes if block_hash is not None]
-
-    def _begin(self, placed: list[tuple[int, KVCacheBlock]], advice: EvictionRanking | None) -> int:
+    def _begin(self, placed: Sequence[Placed], advice: EvictionRanking | None) -> int:
         """Begin to copy as many blocks as there is room for; returns how many."""
         ledger = self._ledger
-        room = ledger.make_room(len(placed), self._demote_first(advice, len(placed)))
+        room = ledger.make_room(len(placed), _demote_first(ledger, advice, len(placed)))
         if not room:
             return 0
         blocks = [block for _, block in placed[:room]]
@@ -242,3 +248,23 @@ class Spiller:
         copied = ledger.directory.complete_all(whole)
         ledger.counts.spilled += len(copied)
         ledger.announce(copied, Tier.WARM)
+
+
+def _without_copy(
+    pool: BlockPool, ledger: TierLedger, full_hashes: Sequence[bytes]
+) -> list[tuple[KVCacheBlock, int]]:
+    """Return blocks of the prefix cache that have no copy, with their keys."""
+    found = map(pool.cached_block_hash_to_block.get_one_block, full_hashes)
+    return [
+        (block, key_in_pool(full_hash))
+        for full_hash, block in zip(full_hashes, found, strict=True)
+        if block is not None and full_hash[:-GROUP_BYTES] not in ledger.directory
+    ]
+
+
+def _demote_first(ledger: TierLedger, advice: EvictionRanking | None, count: int) -> list[bytes]:
+    """Return hashes of copies that should make room, the least worth keeping first."""
+    if advice is None:
+        return []
+    hashes = ledger.directory.hashes_of(advice.demote_first[: 2 * count].tolist())
+    return [block_hash for block_hash in hashes if block_hash is not None]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
     from ....kernels.layout.layout import PagedKv
+    from ....kernels.maths.rope import Rope
     from ...tiers.mover import TierMover
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ class WorkerSide:
         arena = Arena.for_cache(cache.layout, given)
         ops.prepare(cache, arena.kv)  # compiled and measured now, where it holds up no request
         disk = open_disk(self._config, self._settings, cache, arena.record_bytes)
-        mover = TierMover(cache, arena, disk, hash_bytes(self._config))
+        mover = TierMover(cache, arena, disk, hash_bytes(self._config), rope=rope_of(self._config))
         logger.info(
             "kvgraph: tiers on: %d blocks of %d bytes in host memory%s",
             arena.capacity,
@@ -128,6 +129,18 @@ class WorkerSide:
             f", {disk.capacity} on disk" if disk is not None else "",
         )
         return mover
+
+
+def rope_of(config: VllmConfig) -> Rope | None:
+    """How keys of this model are moved to other positions; None where they cannot be."""
+    from ....kernels.errors import RopeError
+    from ....kernels.maths.rope import rope_from_config
+
+    model = config.model_config
+    try:
+        return rope_from_config(model.hf_config, model.max_model_len)
+    except RopeError:
+        return None
 
 
 def granted_bytes(settings: TierSettings) -> int:

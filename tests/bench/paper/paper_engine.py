@@ -347,7 +347,9 @@ def request_maker() -> Callable[..., Request]:
     hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
 
     def make(name: str, tokens: list[int], output: int, **fields: Any) -> Request:
-        sampling = SamplingParams(max_tokens=output, ignore_eos=True)
+        params = fields.pop("kv_transfer_params", None)
+        extra = {"kv_transfer_params": params} if params else None
+        sampling = SamplingParams(max_tokens=output, ignore_eos=True, extra_args=extra)
         return Request(name, tokens, sampling, None, block_hasher=hasher, **fields)
 
     return make

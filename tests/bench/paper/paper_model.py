@@ -136,15 +136,16 @@ class PaperModel:
         real = count - len(drafts)
         # A step that was scheduled before drafts were rejected counts from too far on.
         start = min(_computed(name, order), len(text.tokens) - real)
-        self._read(name, text, start)
+        self.read(name, text, start)
         end = start + real
         notes = text.notes(end)[start:]
         for token in drafts:
             notes.append(noted(notes[-1], token))
-        self._write(text, start, notes)
+        self.write(text, start, notes)
         return self._sample(text, drafts) if end == len(text.tokens) else []
 
-    def _read(self, name: str, text: Text, end: int) -> None:
+    def read(self, name: str, text: Text, end: int) -> None:
+        """Compare what stands at the positions before ``end``."""
         expected = np.array(text.notes(end), dtype=np.uint64)
         for group, window in enumerate(self._windows):
             start = 0 if window is None else max(0, end - window + 1)
@@ -164,7 +165,8 @@ class PaperModel:
                     f"wrong on worker {number}, the first at {start + first} in block {held[first]}"
                 )
 
-    def _write(self, text: Text, start: int, notes: list[int]) -> None:
+    def write(self, text: Text, start: int, notes: list[int]) -> None:
+        """Leave ``notes`` at the positions from ``start`` on."""
         places = np.arange(start, start + len(notes))
         for group, window in enumerate(self._windows):
             if window == 0:

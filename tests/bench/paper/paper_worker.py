@@ -134,6 +134,8 @@ class PaperWorker:
                 continue  # torn: its first half moved, the second never does
             if not self._copy(move, at, copy, part):
                 move.failed.add(at)
+        if move.halves and isinstance(move.job, Load):
+            self._splice(move.job)
         move.halves += 1
 
     def _copy(self, move: _Move, at: int, copy: int, part: slice) -> bool:
@@ -150,6 +152,14 @@ class PaperWorker:
                 record = move.records.setdefault(at, np.full_like(self.memory[0], TORN))
                 record[part] = self.copies[copy][part]
         return True
+
+    def _splice(self, job: Load) -> None:
+        """Bring tokens to other positions; each keeps the note of where it was computed."""
+        size = self.memory.shape[1]
+        for run in job.runs:
+            block, at = divmod(run.slot, size)
+            record = self.copies[run.copy]
+            self.memory[block, at : at + run.tokens] = record[run.first : run.first + run.tokens]
 
     def _record(self, copy: int) -> Notes:
         return self.copies.setdefault(copy, np.full_like(self.memory[0], TORN))

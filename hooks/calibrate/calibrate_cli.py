@@ -1,0 +1,160 @@
+"""``kvgraph calibrate``: measures a model and keeps the result where engines look for it."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ...graph.errors import ConfigError
+from ...kernels.errors import KernelError
+from ..recall.gate import Calibration, calibration_file, save
+from .verdict import Bar
+
+app = typer.Typer(add_completion=False)
+
+
+@app.callback(
+    # Options may stand behind the model: there are no sub-commands.
+    invoke_without_command=True,
+    context_settings={"allow_interspersed_args": True},
+)
+def calibrate(
+    model: Annotated[str, typer.Argument(help="As `vllm serve` is given it.")],
+    text: Annotated[Path | None, typer.Option(help="Text to measure with; else sources.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = 8,
+    most_kl: Annotated[float, typer.Option(min=0, help="Mean divergence allowed, nats.")] = 0.1,
+    least_agreement: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of tokens that must stay the same.")
+    ] = 0.9,
+    max_model_len: Annotated[int | None, typer.Option(help="As the engine is given it.")] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer lengths and distances.")] = False,
+    seed: int = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure what MODEL says behind text that was moved to other positions, and keep the verdict.
+
+    Without a calibration that passed, an engine brings nothing back at another position.
+    """
+    try:
+        bar = Bar(most_kl, least_agreement)
+        calibration, kind = run(
+            model, text, samples, bar, max_model_len, device, quick, random.Random(seed)
+        )
+    except ImportError as error:
+        raise _given_up(f"{error.name} is not installed: pip install 'kvgraph[cpu]'") from None
+    except (ConfigError, KernelError, OSError, ValueError) as error:
+        raise _given_up(str(error)) from None
+    path = calibration_file(calibration.identity)
+    save(calibration, path)
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "text": kind, **_plain(calibration)}))
+    else:
+        _print(calibration, kind, path)
+    if not calibration.passed:
+        raise typer.Exit(1)
+
+
+def run(
+    name: str, text: Path | None, samples: int, bar: Bar, max_model_len: int | None, device: str,
+    quick: bool, rng: random.Random,
+) -> tuple[Calibration, str]:  # fmt: skip
+    """Measure a model; returns the calibration, and what text it was measured with.
+
+    Raises:
+        ConfigError: The model cannot be calibrated.
+        KernelError: Its keys cannot be moved, or its weights not be told from others.
+    """
+    import torch
+
+    from ..vllm.recall.model_identity import model_identity
+    from .texts import texts_for
+    from .trials import grid, measure
+    from .verdict import judge
+
+    loaded, tokenizer = _load(name, device, max_model_len)
+    config = loaded.model.config
+    longest = min(max_model_len or 1 << 20, int(config.max_position_embeddings))
+    described: Any = SimpleNamespace(model=name, hf_config=config)
+    identity = model_identity(described, max_model_len or int(config.max_position_embeddings))
+    texts = texts_for(tokenizer, int(config.vocab_size), longest, text, rng, torch.device(device))
+    loaded.check_rotation(texts.draw(64))
+    measured = [measure(loaded, cell, samples, texts.draw) for cell in grid(longest, quick)]
+    verdict = judge(measured, bar)
+    cells = tuple(each.plain() for each in measured)
+    return (
+        Calibration(name, identity, verdict.passed, verdict.reason, verdict.limits, cells),
+        texts.kind,
+    )
+
+
+def _load(name: str, device: str, max_model_len: int | None) -> tuple[Any, Any]:
+    """The model and its tokenizer; the latter is None if there is none."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ...kernels.maths.rope import rope_from_config
+    from .spliced_model import SplicedModel
+
+    model: Any = AutoModelForCausalLM.from_pretrained(name, dtype="auto").to(device).eval()
+    if getattr(model.config, "kv_lora_rank", None):
+        raise ConfigError(f"{name} keeps latent vectors (MLA), which cannot be calibrated yet")
+    longest = max_model_len or int(model.config.max_position_embeddings)
+    rope = rope_from_config(model.config, longest)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError):
+        tokenizer = None
+    return SplicedModel(model, rope), tokenizer
+
+
+def _plain(calibration: Calibration) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(calibration)
+
+
+def _print(calibration: Calibration, kind: str, path: Path) -> None:
+    console = Console()
+    console.print(_table(calibration.cells))
+    console.print(f"text: {kind}", markup=False)
+    verdict = "passed" if calibration.passed else "FAILED"
+    console.print(f"{verdict}: {calibration.reason}", markup=False)
+    console.print(f"kept in {path}", markup=False, soft_wrap=True)
+
+
+def _table(cells: Sequence[Any]) -> Table:
+    table = Table(title="spliced beside computed, over the tokens that follow")
+    heads = (
+        "tokens",
+        "moved by",
+        "pieces",
+        "int8",
+        "KL mean",
+        "p95",
+        "same",
+        "wrong Δ",
+        "left out",
+    )
+    for head in heads:
+        table.add_column(head, justify="right")
+    for cell in cells:
+        table.add_row(
+            str(cell["tokens"]), str(cell["distance"]), str(cell["joints"]),
+            "yes" if cell["int8"] else "", f"{cell['kl']:.4f}", f"{cell['kl_p95']:.4f}",
+            f"{100 * cell['agreement']:.1f} %", f"{cell['wrong_kl']:.3f}",
+            f"{cell['without_kl']:.3f}",
+        )  # fmt: skip
+    return table
+
+
+def _given_up(problem: str) -> typer.Exit:
+    Console(stderr=True).print(f"kvgraph: {problem}", style="red", markup=False, soft_wrap=True)
+    return typer.Exit(1)

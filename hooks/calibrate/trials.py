@@ -1,0 +1,141 @@
+"""Measures what a model says behind spliced tokens, beside what it says where all is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch
+
+from .spliced_model import Layers, SplicedModel, Tensor, joined, part
+
+TAIL: Final = 24  # tokens whose distributions are compared; chosen
+HEAD: Final = 48  # tokens of the prompt that are exact, before what is spliced; chosen
+_WRONG: Final = 37  # positions by which Δ is wrong in the control; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One kind of splice.
+
+    Attributes:
+        tokens: Of each span.
+        distance: |Δ|, in tokens; spans come from further behind.
+        joints: How many spans follow each other, each from a text of its own.
+        int8: Whether copies are kept in int8.
+    """
+
+    tokens: int
+    distance: int
+    joints: int = 1
+    int8: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that it needs."""
+        return max(
+            HEAD + self.joints * self.tokens + TAIL,
+            HEAD + self.distance + self.tokens * self.joints,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a cell showed.
+
+    Attributes:
+        n: Tokens whose distributions were compared.
+        kl: Mean Kullback-Leibler divergence, in nats, of the spliced distributions from those
+            where all was computed.
+        kl_p95: 95 % of them are below.
+        agreement: Share of tokens of which both say the same first.
+        wrong_kl: The mean where Δ is wrong: whether the model notices positions at all.
+        without_kl: The mean where the spans are left out: what they are worth.
+    """
+
+    cell: Cell
+    n: int
+    kl: float
+    kl_p95: float
+    agreement: float
+    wrong_kl: float
+    without_kl: float
+
+    def plain(self) -> dict[str, Any]:
+        """As plain numbers, for a file."""
+        values = asdict(self)
+        return {**values.pop("cell"), **values}
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A prompt: its exact head, spans with the texts that they were computed behind, a tail."""
+
+    head: Tensor
+    spans: list[Tensor]
+    befores: list[Tensor]
+    tail: Tensor
+
+
+def grid(longest: int, quick: bool = False) -> list[Cell]:
+    """The cells to measure on a model that takes sequences of ``longest`` tokens."""
+    lengths, distances = (32, 128, 512), (64, 256, 1024)
+    if quick:
+        lengths, distances = (32, 128), (64, 256)
+    cells = [Cell(tokens, distance) for tokens in lengths for distance in distances]
+    cells += [Cell(64, 256, joints) for joints in (2, 4, 8)]
+    cells += [Cell(128, 256, int8=True)]
+    return [cell for cell in cells if cell.longest <= longest]
+
+
+def measure(
+    model: SplicedModel, cell: Cell, samples: int, text: Callable[[int], Tensor]
+) -> Measured:
+    """Measure ``cell`` on ``samples`` prompts of ``text``, which draws so many tokens of one
+    text."""
+    rows = [_row(model, cell, trial) for trial in _trials(cell, samples, text)]
+    kl, wrong, without, agree = (torch.cat(column) for column in zip(*rows, strict=True))
+    return Measured(
+        cell, len(kl), float(kl.mean()), float(kl.quantile(0.95)), float(agree.mean()),
+        float(wrong.mean()), float(without.mean()),
+    )  # fmt: skip
+
+
+def _trials(cell: Cell, samples: int, text: Callable[[int], Tensor]) -> Iterator[_Trial]:
+    for _ in range(samples):
+        spans = [text(cell.tokens) for _ in range(cell.joints)]
+        # Each stood further behind by the distance, in a prompt of other text.
+        places = [HEAD + number * cell.tokens for number in range(cell.joints)]
+        befores = [text(place + cell.distance) for place in places]
+        yield _Trial(text(HEAD), spans, befores, text(TAIL))
+
+
+def _row(model: SplicedModel, cell: Cell, trial: _Trial) -> tuple[Tensor, ...]:
+    whole = torch.cat([trial.head, *trial.spans, trial.tail])
+    truth = model.logits(whole)[-TAIL:]
+    head = model.states(trial.head)
+    read = [_read(model, *each) for each in zip(trial.befores, trial.spans, strict=True)]
+    spliced = _behind(model, cell, head, read, trial.tail, -cell.distance)
+    wrong = _behind(model, cell, head, read, trial.tail, -cell.distance + _WRONG)
+    without = model.logits(torch.cat([trial.head, trial.tail]))[-TAIL:]
+    agree = (truth.argmax(-1) == spliced.argmax(-1)).float()
+    return _kl(truth, spliced), _kl(truth, wrong), _kl(truth, without), agree
+
+
+def _read(model: SplicedModel, before: Tensor, span: Tensor) -> Layers:
+    return part(model.states(torch.cat([before, span])), len(before), len(before) + len(span))
+
+
+def _behind(
+    model: SplicedModel, cell: Cell, head: Layers, read: Sequence[Layers], tail: Tensor, delta: int
+) -> Tensor:
+    """Logits of the tail behind the head and what was read, moved by ``delta``."""
+    moved = [model.moved(each, delta, cell.int8) for each in read]
+    return model.logits(tail, joined([head, *moved]))
+
+
+def _kl(truth: Tensor, other: Tensor) -> Tensor:
+    """Divergence of ``other`` from ``truth``, in nats, by row."""
+    p, q = truth.log_softmax(-1), other.log_softmax(-1)
+    return (p.exp() * (p - q)).sum(-1).cpu()

@@ -1,0 +1,67 @@
+"""Lays spans that are held along a prompt, from where its exact prefix ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .fingerprints import Tokens
+from .span_index import Domain, Piece, SpanIndex
+
+
+@dataclass(frozen=True, slots=True)
+class SpliceLimits:
+    """What a model's calibration allows.
+
+    Attributes:
+        least_tokens: A shorter piece is not worth its joint.
+        most_distance: The largest |Δ|, in tokens.
+        most_joints: Pieces in a row.
+        margin: Tokens at the end of what is covered that are computed all the same, so that what is
+            computed next stands behind text that has read all before it.
+    """
+
+    least_tokens: int = 32
+    most_distance: int = 1 << 20
+    most_joints: int = 8
+    margin: int = 8
+
+
+def cover(
+    index: SpanIndex,
+    domain: Domain,
+    tokens: Tokens,
+    start: int,
+    usable: Callable[[bytes], bool],
+    limits: SpliceLimits,
+) -> list[Piece]:
+    """Cover ``tokens`` from ``start`` on without a gap, the longest piece first at each joint.
+
+    The engine computes a prompt from one position to its end. So what is covered must adjoin the
+    exact prefix, and tokens inside of it cannot be computed: only the last ``margin`` are.
+
+    Args:
+        index: What the blocks that are held say.
+        domain: Whose text may be used.
+        tokens: The prompt, without the tokens that must be computed.
+        start: Where the exact prefix ends.
+        usable: Whether a block can be read now.
+        limits: What is allowed.
+    """
+    pieces: list[Piece] = []
+    at = start
+    while len(pieces) < limits.most_joints and len(tokens) - at >= limits.least_tokens:
+        piece = index.longest(domain, tokens, at, usable, limits.most_distance)
+        if piece is None or piece.tokens < limits.least_tokens:
+            break
+        pieces.append(piece)
+        at += piece.tokens
+    return _without_margin(pieces, limits)
+
+
+def _without_margin(pieces: list[Piece], limits: SpliceLimits) -> list[Piece]:
+    """Give the last tokens back; a piece that is too short then goes as a whole."""
+    if not pieces:
+        return pieces
+    last = pieces[-1].cut(pieces[-1].tokens - limits.margin)
+    return [*pieces[:-1], last] if last.tokens >= limits.least_tokens else pieces[:-1]

@@ -1,0 +1,84 @@
+"""What the calibration of a model says about moving its keys, and where it is kept.
+
+A file per model, in the user's cache directory; without one that passed, nothing is spliced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from ...graph.errors import ConfigError
+from .cover import SpliceLimits
+
+DIRECTORY_VARIABLE: Final = "AITHER_KVCACHE_CALIBRATIONS"
+_VERSION: Final = 1  # of the file's form
+_DIGITS: Final = 24  # 96 bits in a file name; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured on one model.
+
+    Attributes:
+        model: Its name, for people.
+        identity: All that the result depends on; see ``identity_of``.
+        passed: Whether splicing is allowed at all.
+        reason: Why not, or how far, in words.
+        limits: What is allowed if it passed.
+        cells: The measured cells, as ``kvgraph calibrate`` prints them.
+    """
+
+    model: str
+    identity: str
+    passed: bool
+    reason: str
+    limits: SpliceLimits = field(default_factory=SpliceLimits)
+    cells: tuple[Mapping[str, Any], ...] = ()
+
+
+def identity_of(weights: object, rotation: object) -> str:
+    """Digest of a model's weights and of the rotation of its keys, whichever objects say them."""
+    return hashlib.sha256(repr((weights, rotation)).encode()).hexdigest()
+
+
+def calibration_file(identity: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where the calibration of a model is kept."""
+    named = environment.get(DIRECTORY_VARIABLE, "").strip()
+    cache = environment.get("XDG_CACHE_HOME", "").strip()
+    below = Path(cache) if cache else Path.home() / ".cache"
+    directory = Path(named) if named else below / "kvgraph" / "calibrations"
+    return directory / f"{identity[:_DIGITS]}.json"
+
+
+def save(calibration: Calibration, path: Path) -> None:
+    """Write a calibration; the file appears complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False) as file:
+        json.dump({"version": _VERSION, **asdict(calibration)}, file, indent=1)
+    Path(file.name).replace(path)
+
+
+def load(identity: str, path: Path) -> Calibration:
+    """Read the calibration of the model with this identity.
+
+    Raises:
+        ConfigError: There is none, it cannot be read, or it is another model's; says what to do.
+    """
+    try:
+        read = json.loads(path.read_text("utf-8"))
+        version, limits = read.pop("version"), SpliceLimits(**read.pop("limits"))
+        calibration = Calibration(**read, limits=limits)
+    except FileNotFoundError:
+        raise ConfigError("this model is not calibrated: run `kvgraph calibrate MODEL`") from None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"the calibration in {path} cannot be read ({error})") from None
+    if version != _VERSION or calibration.identity != identity:
+        raise ConfigError(f"the calibration in {path} is not of this model: calibrate it again")
+    return calibration

@@ -1,0 +1,231 @@
+"""``SpanIndex``: which blocks say which tokens, at any alignment.
+
+Tokens are kept in the engine's process only, for the blocks that were added last.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from .fingerprints import Fingerprints, Tokens
+
+Domain: TypeAlias = tuple[str, ...]
+"""Whose text it is: spans never cross from one domain to another."""
+
+WINDOW: Final = 16  # tokens; chosen: a common block size, and more than a phrase
+_MOST_PLACES: Final = 4  # of one window: the same text may stand in many prompts; chosen
+_MOST_CHILDREN: Final = 8  # of one block that are tried; chosen
+
+
+class Segment(NamedTuple):
+    """Adjoining tokens inside of one block.
+
+    Attributes:
+        block_hash: Hash of the block.
+        first: The first of them, counted from the block's first token.
+        tokens: How many they are.
+    """
+
+    block_hash: bytes
+    first: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens of a prompt that blocks of one sequence say, one after the other.
+
+    Attributes:
+        at: Position of the first of them in the prompt.
+        delta: Δ: that position minus the one at which the blocks were computed.
+        segments: Where they are, in order.
+    """
+
+    at: int
+    delta: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens it covers."""
+        return sum(segment.tokens for segment in self.segments)
+
+    def cut(self, tokens: int) -> Piece:
+        """The piece's first ``tokens`` tokens."""
+        kept: list[Segment] = []
+        for segment in self.segments:
+            if tokens > 0:
+                kept.append(segment._replace(tokens=min(segment.tokens, tokens)))
+            tokens -= segment.tokens
+        return Piece(self.at, self.delta, tuple(kept))
+
+
+@dataclass(slots=True, eq=False)
+class _Said:
+    """What one block says.
+
+    Attributes:
+        start: Position of its first token.
+        before: Hash of the block before it; empty at the beginning.
+    """
+
+    block_hash: bytes
+    domain: Domain
+    start: int
+    tokens: Tokens
+    before: bytes
+    prints: list[int]
+
+
+class SpanIndex:
+    """Finds spans of tokens among the blocks that were added last.
+
+    Args:
+        block_size: Tokens of a block.
+        most_blocks: How many blocks are kept; then the one that was added or found longest ago
+            goes.
+        rng: See ``Fingerprints``.
+
+    Attributes:
+        version: Grows with every change.
+    """
+
+    def __init__(self, block_size: int, most_blocks: int, rng: np.random.Generator) -> None:
+        self.version = 0
+        self._size, self._most = block_size, most_blocks
+        window = next(w for w in (WINDOW, 8, 4, 2, 1) if block_size % w == 0)
+        self._prints = Fingerprints(window, rng)
+        self._blocks: OrderedDict[bytes, _Said] = OrderedDict()
+        self._places: dict[int, list[tuple[_Said, int]]] = {}  # block and offset, oldest first
+        self._after: dict[bytes, list[_Said]] = {}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._blocks
+
+    def add(self, domain: Domain, hashes: Sequence[bytes], tokens: Tokens) -> None:
+        """Add the full blocks of a sequence from its beginning; ``tokens`` holds all of them."""
+        size, before = self._size, b""
+        for at, block_hash in enumerate(hashes):
+            if block_hash in self._blocks:
+                self._blocks.move_to_end(block_hash)
+            else:
+                part = tokens[at * size : (at + 1) * size].copy()
+                prints = self._prints.apart(part)
+                self._enter(_Said(block_hash, domain, at * size, part, before, prints))
+            before = block_hash
+        while len(self._blocks) > self._most:
+            self._forget(next(iter(self._blocks.values())))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.version += 1
+        for table in (self._blocks, self._places, self._after):
+            table.clear()
+
+    def longest(
+        self,
+        domain: Domain,
+        tokens: Tokens,
+        at: int,
+        usable: Callable[[bytes], bool],
+        most_distance: int,
+    ) -> Piece | None:
+        """The longest piece that covers ``tokens`` from ``at`` on; None if there is none.
+
+        What it finds is as long as a window at least, and all that is as long as two is found.
+
+        Args:
+            domain: Whose text may be used.
+            tokens: A prompt, up to where it may be covered.
+            at: Where the piece begins.
+            usable: Whether a block can be read now.
+            most_distance: The largest |Δ| that is allowed.
+        """
+        best: Piece | None = None
+        window = self._prints.window
+        for ahead, fingerprint in enumerate(self._prints.of(tokens[at : at + 2 * window - 1])):
+            for said, offset in self._places.get(fingerprint, ()):
+                delta = at + ahead - said.start - offset
+                if said.domain != domain or abs(delta) > most_distance:
+                    continue
+                segments = tuple(self._along(said, offset - ahead, tokens, at, usable))
+                piece = Piece(at, delta, segments)
+                if best is None or piece.tokens > best.tokens:
+                    best = piece
+        return best if best is not None and best.tokens >= window else None
+
+    def _along(
+        self, said: _Said, first: int, tokens: Tokens, at: int, usable: Callable[[bytes], bool]
+    ) -> Iterator[Segment]:
+        """Follow a sequence's blocks, from the token ``first`` after ``said``'s first one on."""
+        block: _Said | None = said
+        while first < 0:
+            block = self._blocks.get(block.before) if block is not None else None
+            first += self._size
+        # The next block may be another domain's, whose prompt began alike.
+        while block is not None and block.domain == said.domain and usable(block.block_hash):
+            same = _common(block.tokens[first:], tokens[at:])
+            if same:
+                self._blocks.move_to_end(block.block_hash)
+                yield Segment(block.block_hash, first, same)
+            if first + same < self._size:
+                return
+            at, first = at + same, 0
+            block = self._next(block, tokens[at : at + self._size])
+
+    def _next(self, block: _Said, wanted: Tokens) -> _Said | None:
+        after = self._after.get(block.block_hash, ())[-_MOST_CHILDREN:]
+        if len(after) < 2:
+            return after[0] if after else None
+        return max(after, key=lambda said: _common(said.tokens, wanted))
+
+    def _enter(self, said: _Said) -> None:
+        self.version += 1
+        self._blocks[said.block_hash] = said
+        if said.before:
+            self._after.setdefault(said.before, []).append(said)
+        for number, fingerprint in enumerate(said.prints):
+            places = self._places.setdefault(fingerprint, [])
+            places.append((said, number * self._prints.window))
+            del places[:-_MOST_PLACES]
+
+    def _forget(self, said: _Said) -> None:
+        self.version += 1
+        del self._blocks[said.block_hash]
+        if siblings := self._after.get(said.before):
+            siblings[:] = [each for each in siblings if each is not said]
+            if not siblings:
+                del self._after[said.before]
+        for fingerprint in said.prints:
+            places = [each for each in self._places.get(fingerprint, ()) if each[0] is not said]
+            if places:
+                self._places[fingerprint] = places
+            else:
+                self._places.pop(fingerprint, None)
+
+    def check_integrity(self) -> None:
+        """Assert the invariants; for tests."""
+        assert len(self._blocks) <= self._most
+        for fingerprint, places in self._places.items():
+            assert 0 < len(places) <= _MOST_PLACES
+            assert all(fingerprint in said.prints for said, _ in places)
+            assert all(self._blocks.get(said.block_hash) is said for said, _ in places)
+        for before, after in self._after.items():
+            assert after
+            assert all(said.before == before for said in after)
+            assert all(self._blocks.get(said.block_hash) is said for said in after)
+
+
+def _common(one: Tokens, other: Tokens) -> int:
+    """How many tokens both begin with."""
+    count = min(len(one), len(other))
+    differ = np.flatnonzero(one[:count] != other[:count])
+    return int(differ[0]) if len(differ) else count

@@ -1,0 +1,80 @@
+"""``OptIn``: which requests' text is kept and brought back, and whose text it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from ...recall.span_index import Domain
+from ..settings import OFF
+from .own_branch import Owner
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from ..observe.tags import Meaning
+
+RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
+
+
+class Switch(Enum):
+    """Whose requests are approximate where spans are held."""
+
+    NOBODY = "0"
+    WHO_ASKS = ""
+    EVERYBODY = "1"
+
+
+def recall_switch() -> Switch:
+    """What the environment says; whatever neither is empty nor switches off is for everybody."""
+    value = os.environ.get(RECALL_VARIABLE, "").strip().lower()
+    if not value:
+        return Switch.WHO_ASKS
+    return Switch.NOBODY if value in OFF else Switch.EVERYBODY
+
+
+class OptIn:
+    """Knows of each request under way whether it opted in.
+
+    Args:
+        everybody: Whether a request that says nothing opted in.
+        meaning: What a request's caller says.
+    """
+
+    def __init__(self, everybody: bool, meaning: Callable[[Request], Meaning]) -> None:
+        self._everybody, self._meaning = everybody, meaning
+        self._domains: dict[str, Domain | None] = {}
+        self._owners: dict[str, Owner] = {}
+
+    def owner(self, request: Request) -> Owner | None:
+        """Which named session an opted-in request belongs to; None without."""
+        return self._owners.get(request.request_id) if self.domain(request) else None
+
+    def domain(self, request: Request) -> Domain | None:
+        """Whose text a request may use and leave; None if it did not opt in.
+
+        It is asked for the first time before the request is scheduled.
+        """
+        if request.request_id not in self._domains:
+            self._domains[request.request_id] = self._read(request)
+        return self._domains[request.request_id]
+
+    def forget(self, request_id: str) -> None:
+        """Note that a request ended."""
+        self._domains.pop(request_id, None)
+        self._owners.pop(request_id, None)
+
+    def _read(self, request: Request) -> Domain | None:
+        # Tokens say all of the content only where plain weights were given nothing else than text.
+        if request.mm_features or request.prompt_embeds is not None or request.lora_request:
+            return None
+        if request.skip_reading_prefix_cache:
+            return None
+        meaning = self._meaning(request)
+        wanted = self._everybody if meaning.recall is None else meaning.recall
+        domain = (request.cache_salt or "", meaning.tenant or "")
+        if wanted and meaning.session is not None:
+            self._owners[request.request_id] = domain, meaning.session
+        return domain if wanted else None

@@ -1,0 +1,245 @@
+"""``Recall``: what a request's prompt says again comes back at its new position."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ...keys import key_of
+from ...recall.cover import SpliceLimits, cover
+from ...recall.fingerprints import Tokens
+from ...recall.span_index import Domain, Piece, SpanIndex
+from ...tiers.ledger import TierLedger
+from ..transfers.loader import Loader
+from ..transfers.no_tiers import NoRecall
+from .exact_only import ExactOnly
+from .opt_in import OptIn
+from .own_branch import OwnBranches
+from .splicing import splice_of
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+    from ..observe.group import ObservedGroup
+
+_COPIED_PER_STEP: Final = 256  # blocks; chosen
+_MOST_DUE: Final = 65_536  # blocks whose copies were not begun yet; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What a load brings for a request that was looked up.
+
+    Attributes:
+        first: Blocks that the pool holds.
+        loaded: Blocks behind them with exact copies.
+        pieces: What is spliced behind those.
+        lost, version: How many copies were given up until then, and what was known of text.
+    """
+
+    first: int
+    loaded: int
+    pieces: tuple[Piece, ...]
+    lost: int
+    version: int
+
+    @property
+    def spliced(self) -> int:
+        """Tokens that are spliced."""
+        return sum(piece.tokens for piece in self.pieces)
+
+
+class Recall(NoRecall):
+    """Covers the front of opted-in prompts: exact prefix, exact copies, then spans of other copies.
+
+    Args:
+        group: The observed KV cache group.
+        ledger: Where copies are recorded.
+        loader: Begins loads.
+        index: What blocks of opted-in requests say.
+        limits: What the model's calibration allows.
+        opt_in: Who asked for it.
+        exact_only: Keeps what is approximate out of the prefix cache.
+
+    Attributes:
+        exact: Of approximate requests under way, how many tokens are exact.
+        exact_only: As given.
+        wanted: Keys of blocks that opted-in requests left: each is worth a copy.
+    """
+
+    def __init__(
+        self,
+        group: ObservedGroup,
+        ledger: TierLedger,
+        loader: Loader,
+        index: SpanIndex,
+        limits: SpliceLimits,
+        opt_in: OptIn,
+        exact_only: ExactOnly,
+    ) -> None:
+        self._group, self._ledger, self._loader = group, ledger, loader
+        self._index, self._limits = index, limits
+        self._opt_in, self.exact_only = opt_in, exact_only
+        self._plans: dict[str, _Plan] = {}
+        self._running: dict[str, Request] = {}
+        self._usage: dict[str, dict[str, int]] = {}
+        self._branches = OwnBranches(group.block_size)
+        self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
+        self.exact: dict[str, int] = {}
+        self._due: deque[bytes] = deque(maxlen=_MOST_DUE)
+        self.wanted: dict[int, None] = {}
+
+    def request_queued(self, request: Request) -> None:
+        """Let a session's request find what its last one left, before anything is looked up."""
+        owner = self._opt_in.owner(request)
+        if owner is not None and request.request_id not in self.exact:
+            exact = self._branches.follow(request, owner)
+            if exact is not None:
+                self.exact[request.request_id] = exact * self._group.block_size
+
+    def looked_up(
+        self, request: Request, first: int, answer: tuple[int | None, bool]
+    ) -> tuple[int | None, bool]:
+        """Return what a load can bring, with what can be spliced behind what is exact.
+
+        Args:
+            first: Blocks that the pool holds.
+            answer: What the exact lookup says of the rest.
+        """
+        exact, _ = answer
+        domain = self._opt_in.domain(request)
+        if exact is None or domain is None or request.request_id in self._tried:
+            return answer
+        size, known = self._group.block_size, self._plans.get(request.request_id)
+        loaded, lost = exact // size, self._ledger.directory.lost
+        now = (first, loaded, lost, self._index.version)
+        if known is None or (known.first, known.loaded, known.lost, known.version) != now:
+            pieces = self._cover(request, domain, (first + loaded) * size, exact)
+            known = self._plans[request.request_id] = _Plan(first, loaded, pieces, *now[2:])
+        return (exact + known.spliced, True) if known.pieces else answer
+
+    def request_scheduled(self, request: Request, ids: Sequence[int], to_load: int) -> bool:
+        """Note that a request was given its blocks; whether its load is begun here.
+
+        Args:
+            ids: Its blocks.
+            to_load: Tokens that vLLM expects from the load.
+        """
+        if self._opt_in.domain(request) is None:
+            return False
+        self._running[request.request_id] = request
+        plan = self._plans.pop(request.request_id, None)
+        if plan is None:
+            return False
+        size, exact = self._group.block_size, plan.first + plan.loaded
+        spliced = plan.spliced if to_load > plan.loaded * size else 0
+        whose = self.exact.get(request.request_id, exact * size)
+        usage = _usage(request, min(whose, exact * size), exact * size, spliced)
+        self._usage.setdefault(request.request_id, usage)
+        if not spliced:
+            return False
+        self._set_apart(request, exact)
+        self._tried.add(request.request_id)
+        hashes = self._group.hashes(request, exact * size)[plan.first :]
+        splice = splice_of(plan.pieces, ids, size, self._ledger.directory)
+        self._loader.begin(request.request_id, hashes, ids[plan.first : exact], splice)
+        return True
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Keep what an ended request's exact blocks say; returns its usage, if it opted in."""
+        request = self._running.pop(request_id, None)
+        if request is not None:
+            self._keep(request)
+        self._plans.pop(request_id, None)
+        self._opt_in.forget(request_id)
+        self.exact_only.forget(request_id)
+        self.exact.pop(request_id, None)
+        self._tried.discard(request_id)
+        usage = self._usage.pop(request_id, None)
+        return None if usage is None else {"kvgraph": {"recall": usage}}
+
+    def take_due(self) -> list[bytes]:
+        """Take hashes of blocks that are to be copied now, while they are sure to be there."""
+        count = min(_COPIED_PER_STEP, len(self._due))
+        return list(dict.fromkeys(self._due.popleft() for _ in range(count)))
+
+    @property
+    def busy(self) -> bool:
+        """Whether blocks are to be copied in another step."""
+        return bool(self._due)
+
+    def clear(self) -> None:
+        """Forget all text: the bytes that said it no longer count."""
+        self._index.clear()
+        self._branches.clear()
+        self._due.clear()
+        self.wanted.clear()
+        self._plans.clear()
+
+    def _cover(self, request: Request, domain: Domain, start: int, exact: int) -> tuple[Piece, ...]:
+        """Find what can be spliced from ``start`` on, if that is faster than to compute it."""
+        directory, last = self._ledger.directory, request.num_tokens - 1
+        behind = self._group.hashes(request, last)[start // self._group.block_size :]
+        if last - start < self._limits.least_tokens or (not exact and directory.run(behind)):
+            return ()  # the latter: there are exact copies, and computing was found to be faster
+
+        def usable(block_hash: bytes) -> bool:
+            return directory.warm(block_hash) is not None
+
+        tokens = _tokens(request, last)
+        pieces = cover(self._index, domain, tokens, start, usable, self._limits)
+        read = sum(len(piece.segments) for piece in pieces) * self._ledger.block_bytes
+        spliced = sum(piece.tokens for piece in pieces)
+        worth = self._ledger.costs.worth_splicing(spliced, read)
+        return tuple(pieces) if pieces and worth else ()
+
+    def _keep(self, request: Request) -> None:
+        size = self._group.block_size
+        computed = min(request.num_computed_tokens, request.num_tokens - 1)
+        exact = self.exact.get(request.request_id)
+        if exact is not None:
+            self._keep_branch(request, exact // size, computed // size)
+        whole = (computed if exact is None else min(computed, exact)) // size
+        hashes = self._group.hashes(request, whole * size)
+        domain = self._opt_in.domain(request)
+        if not hashes or domain is None:
+            return
+        self._index.add(domain, hashes, _tokens(request, whole * size))
+        self.wanted.update(dict.fromkeys(map(key_of, hashes)))
+        excess = len(self.wanted) - _MOST_DUE
+        for key in list(islice(self.wanted, max(0, excess))):
+            del self.wanted[key]
+        self._due.extend(each for each in hashes if each not in self._ledger.directory)
+
+    def _set_apart(self, request: Request, exact: int) -> None:
+        """Keep blocks from ``exact`` on from all others: for the session alone, or for nobody."""
+        tokens, before = exact * self._group.block_size, self.exact.get(request.request_id)
+        if before is not None and before <= tokens:
+            return  # it was approximate before, from an earlier block on
+        self.exact[request.request_id] = tokens
+        mine = before is None and self._opt_in.owner(request) is not None
+        if not mine or not self._branches.begin(request, exact):
+            self.exact_only.limit(request.request_id, tokens)
+
+    def _keep_branch(self, request: Request, exact: int, whole: int) -> None:
+        owner = self._opt_in.owner(request)
+        if owner is None or self.exact_only.exact_tokens(request.request_id) is not None:
+            return
+        self._branches.keep(request, owner, exact, whole)
+        # No copy of these may outlive this process.
+        self._ledger.adapted.update(map(key_of, request.block_hashes[exact:whole]))
+
+
+def _tokens(request: Request, count: int) -> Tokens:
+    return np.array(request.all_token_ids[:count], dtype=np.int64)
+
+
+def _usage(request: Request, exact: int, found: int, spliced: int) -> dict[str, int]:
+    """Prompt tokens: found exactly, found among the session's approximate blocks, and the rest."""
+    computed = max(0, request.num_prompt_tokens - found - spliced)
+    return {"exact": exact, "own": found - exact, "spliced": spliced, "computed": computed}

@@ -1,0 +1,118 @@
+"""Which engines can have recall; makes it for one that can."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from ....graph.errors import ConfigError
+from ....kernels.errors import RopeError, StorageError
+from ...once import Once
+from ...recall.gate import Calibration, calibration_file, load
+from ...recall.span_index import SpanIndex
+from ..transfers.bridge import TierCacheBridge
+from ..transfers.no_tiers import NoRecall, NoTiers
+from .exact_only import ExactOnly
+from .model_identity import model_identity
+from .opt_in import OptIn, Switch, recall_switch
+from .recall import Recall
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.request import Request
+
+    from ..observe.group import ObservedGroup
+    from ..observe.tags import Meaning
+
+logger = logging.getLogger(__name__)
+
+MOST_BLOCKS: Final = 262_144  # whose text is kept: some 150 MiB at 16 tokens; chosen
+_REFUSED: Final = "kvgraph: no recall in this engine: %s"
+
+
+class RefusedRecall(NoRecall):
+    """An engine that cannot have recall: the first request that asks for it leaves a warning.
+
+    Args:
+        reason: Why not.
+        opt_in: Who asks for it.
+    """
+
+    def __init__(self, reason: str, opt_in: OptIn) -> None:
+        self._reason, self._opt_in, self._once = reason, opt_in, Once(logger)
+        self._refused: set[str] = set()
+
+    def looked_up(
+        self, request: Request, first: int, answer: tuple[int | None, bool]
+    ) -> tuple[int | None, bool]:
+        """Leave the answer as it is."""
+        if self._opt_in.domain(request) is not None:
+            self._once.warn("refused", _REFUSED, self._reason)
+            self._refused.add(request.request_id)
+        return answer
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Say that it was refused, and why."""
+        self._opt_in.forget(request_id)
+        if request_id not in self._refused:
+            return None
+        self._refused.discard(request_id)
+        return {"kvgraph": {"recall": {"refused": self._reason}}}
+
+
+def attach_recall(
+    config: VllmConfig,
+    group: ObservedGroup,
+    bridge: TierCacheBridge | NoTiers,
+    manager: KVCacheManager | None,
+    meaning: Callable[[Request], Meaning],
+) -> None:
+    """Give an engine's tiers recall, if that is possible and not switched off.
+
+    Whoever asked for it where it is not possible is told why.
+    """
+    switch = recall_switch()
+    if switch is Switch.NOBODY:
+        return
+    if isinstance(bridge, NoTiers):
+        if switch is Switch.EVERYBODY:
+            logger.warning(_REFUSED, "it has no tiers, and what comes back is read from copies")
+        return
+    opt_in = OptIn(switch is Switch.EVERYBODY, meaning)
+    try:
+        if manager is None:
+            raise ConfigError("vLLM's record of requests is not to be had")
+        calibration = _calibration(config)
+    except (ConfigError, RopeError, StorageError) as error:
+        if switch is Switch.EVERYBODY:
+            logger.warning(_REFUSED, error)
+        bridge.recall = RefusedRecall(str(error), opt_in)
+        return
+    index = SpanIndex(group.block_size, MOST_BLOCKS, np.random.default_rng())
+    recall = Recall(
+        group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
+    )
+    bridge.recall, bridge.spiller.wanted = recall, recall.wanted
+    logger.info("kvgraph: recall is possible: %s", calibration.reason)
+
+
+def _calibration(config: VllmConfig) -> Calibration:
+    """Return the model's calibration, which allows recall.
+
+    Raises:
+        ConfigError: It does not, there is none, or the engine is of a kind that was not measured.
+        RopeError: Keys of this model cannot be moved.
+        StorageError: The model's weights cannot be told from others.
+    """
+    if config.speculative_config is not None:
+        raise ConfigError("it drafts tokens, and what drafts read is not calibrated")
+    identity = model_identity(config.model_config, config.model_config.max_model_len)
+    calibration = load(identity, calibration_file(identity, os.environ))
+    if not calibration.passed:
+        raise ConfigError(f"the model did not pass its calibration: {calibration.reason}")
+    return calibration

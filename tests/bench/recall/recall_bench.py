@@ -1,0 +1,80 @@
+"""``kvgraph bench recall``: what comes back, how fast, and that nobody else meets it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from ..figures import Figures
+from .cross_hits import REQUESTS, run_crossed
+from .recall_stage import LENGTHS, start
+
+PARTS: Final = ("all", "mixed", "exact", "speed")
+ROUNDS: Final = 9  # of each length; the medians are reported
+PLAIN: Final = 120  # requests of the real engine, half of them plain
+
+
+def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -> Figures:
+    """Run the parts that are asked for.
+
+    Args:
+        progress: Whether to say what is being done.
+        part: One of ``PARTS``.
+        quick: A short version, whose figures claim nothing.
+        seed: Of the random requests.
+    """
+    say: Callable[[str], None] = Console(stderr=True).print if progress else _nothing
+    figures = Figures("recall")
+    with tempfile.TemporaryDirectory(prefix="kvg-") as scratch:
+        if part in ("all", "mixed"):
+            say("mixed requests of several tenants, above vLLM's scheduler")
+            _add_crossed(figures, REQUESTS // 20 if quick else REQUESTS, seed)
+        if part in ("all", "exact"):
+            say("plain requests beside those with recall, on a real engine, and on stock")
+            _add_exact(figures, Path(scratch), PLAIN // 4 if quick else PLAIN)
+        if part in ("all", "speed"):
+            say("saved, loaded and computed again, through requests of a real engine")
+            _add_speed(figures, Path(scratch), 3 if quick else ROUNDS)
+    return figures
+
+
+def _add_crossed(figures: Figures, requests: int, seed: int) -> None:
+    seen = run_crossed(requests, seed)
+    figures.add("mixed_requests", seen.requests, "requests")
+    figures.add("cross_hits", seen.cross_hits, "requests", "0")
+    figures.add("mixed_spliced_requests", seen.spliced, "requests")
+    figures.add("mixed_exact_share", seen.exact / max(1, seen.prompt), "of opted-in tokens")
+    figures.add("mixed_recovered_share", seen.recovered / max(1, seen.prompt), "of opted-in tokens")
+
+
+def _add_exact(figures: Figures, scratch: Path, requests: int) -> None:
+    ours, stock = (start("exact", recall, scratch, count=requests) for recall in (True, False))
+    plain = [(mine, theirs) for mine, theirs in zip(ours, stock, strict=True) if not mine["asks"]]
+    asked = [row for row in ours if row["asks"]]
+    same = sum(mine["tokens"] == theirs["tokens"] for mine, theirs in plain)
+    figures.add("exact_identical", same / len(plain), "of plain answers", "1")
+    figures.add("plain_requests", len(plain), "requests")
+    recovered = sum(row.get("spliced", 0) for row in asked)
+    prompt = sum(row["prompt"] for row in asked)
+    figures.add("tokens_recovered", recovered, "tokens")
+    figures.add("tokens_recovered_share", recovered / prompt, "of opted-in tokens")
+
+
+def _add_speed(figures: Figures, scratch: Path, rounds: int) -> None:
+    rows: list[dict[str, Any]] = start("speed", True, scratch, count=rounds)
+    for length in LENGTHS:
+        of = [row for row in rows if row["tokens"] == length]
+        figures.add(f"recalled_ms_{length}", [1e3 * row["recalled_s"] for row in of], "ms")
+        figures.add(f"computed_ms_{length}", [1e3 * row["computed_s"] for row in of], "ms")
+        ratios = [row["computed_s"] / row["recalled_s"] for row in of if row["spliced"] == length]
+        target = "≥ 20" if length == 640 else ""
+        if ratios:
+            figures.add(f"splice_vs_prefill_{length}", ratios, "×", target)
+
+
+def _nothing(text: str) -> None:
+    pass

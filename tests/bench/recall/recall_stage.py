@@ -1,0 +1,160 @@
+"""A real vLLM engine in a process of its own, with recall or stock; what it served, as JSON.
+
+Called as ``python -m kvgraph.bench.recall.recall_stage OPTIONS``; prints a line ``RESULT {json}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import ServerError
+from ..serving.model import ModelShape, ensure_model, vocabulary_size
+
+BLOCK: Final = 32
+LENGTHS: Final = (20, 40, 160, 640, 1280)
+LARGE: Final = ModelShape(
+    hidden=768, layers=12, heads=12, kv_heads=12, intermediate=2048, vocab=8192, max_tokens=4096
+)  # 97 M parameters
+_TAIL: Final = 4  # tokens behind what is spliced: what is always computed
+_GIB: Final = 1 << 30
+
+
+def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
+    """Run one engine to its end; returns what it reports.
+
+    Raises:
+        ServerError: It failed; says where its log is.
+    """
+    given = json.dumps({"part": part, "recall": recall, "scratch": str(scratch), **options})
+    log = scratch / f"{part}-{'recall' if recall else 'stock'}.log"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("AITHER_")}
+    environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": "kvgraph"}
+    environment |= {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_COLOR": "0"}
+    if recall:
+        environment |= {
+            "AITHER_KVCACHE_GRAPH": "1", "AITHER_KVCACHE_WARM_GIB": "2",
+            "AITHER_KVCACHE_SIDECAR": f"ipc://{scratch}/nobody",
+            "AITHER_KVCACHE_CALIBRATIONS": str(scratch),
+        }  # fmt: skip
+    with log.open("w") as output:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "kvgraph.bench.recall.recall_stage", given],
+            env=environment, stdout=output, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+    lines = [each for each in log.read_text().splitlines() if each.startswith("RESULT ")]
+    if done.returncode or not lines:
+        raise ServerError(f"the engine for {part} failed; its log: {log}")
+    return json.loads(lines[-1].removeprefix("RESULT "))
+
+
+class Stage:
+    """The engine, and how its requests are served.
+
+    Args:
+        model: What to load.
+        recall: Whether copies come back at other positions.
+        scratch: Where the calibration is kept.
+    """
+
+    def __init__(self, model: Path, recall: bool, scratch: Path) -> None:
+        from vllm import LLM
+
+        from ...hooks.recall.cover import SpliceLimits
+        from .calibrated import keep_calibration
+
+        if recall:
+            from vllm.config import ModelConfig
+
+            limits = SpliceLimits(least_tokens=16, margin=0)
+            keep_calibration(ModelConfig(str(model), max_model_len=2048), scratch, limits)
+        self.recall, self.vocabulary = recall, vocabulary_size(str(model))
+        self._llm = LLM(
+            str(model), dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
+            max_model_len=2048, num_gpu_blocks_override=256, enforce_eager=True, max_num_seqs=8,
+        )  # fmt: skip
+        self._scheduler = scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
+        self.costs: Any = None
+        if recall:
+            self.costs = scheduler.connector.side.bridge.ledger.costs
+            self.costs.worth_splicing = lambda *_: True  # what it costs is what is measured
+
+    def serve(self, prompt: list[int], asks: bool, tokens: int) -> dict[str, Any]:
+        """Serve a prompt alone: what it answered, what was found of it, and the seconds."""
+        from vllm import SamplingParams, TokensPrompt
+
+        tag = {"kv_transfer_params": {"kvgraph": {"recall": True}}}
+        sampling = SamplingParams(
+            max_tokens=tokens, temperature=0, ignore_eos=True,
+            extra_args=tag if asks and self.recall else None,
+        )  # fmt: skip
+        given = TokensPrompt(prompt_token_ids=prompt)
+        began = time.perf_counter()
+        (out,) = self._llm.generate(given, sampling, use_tqdm=False)
+        took = time.perf_counter() - began
+        while self._scheduler.has_requests():  # copies of what this one left; a server steps on
+            self._llm.llm_engine.step()
+        told = (out.kv_transfer_params or {}).get("kvgraph", {})
+        return {
+            "tokens": list(out.outputs[0].token_ids),
+            "cached": out.num_cached_tokens,
+            "seconds": took,
+            **told.get("recall", {}),
+        }
+
+    def words(self, rng: random.Random, count: int) -> list[int]:
+        """Text that no other prompt has."""
+        return [rng.randrange(3, self.vocabulary) for _ in range(count)]
+
+
+def speed(stage: Stage, rounds: int) -> list[dict[str, float]]:
+    """Time requests whose text is held at another position, beside the same size of new text."""
+    rng, rows = random.Random(5), list[dict[str, float]]()
+    for round_ in range(rounds + 1):
+        for length in LENGTHS:
+            document, head = stage.words(rng, length), stage.words(rng, BLOCK)
+            tail = stage.words(rng, _TAIL)
+            saved = [*head, *document, *stage.words(rng, BLOCK)]
+            stage.serve(saved, True, 1)
+            recalled = stage.serve([*document, *tail], True, 1)
+            computed = stage.serve([*stage.words(rng, length), *tail], False, 1)
+            if round_:  # the first is for compilers and caches
+                rows.append({
+                    "tokens": length, "spliced": recalled.get("spliced", 0),
+                    "recalled_s": recalled["seconds"], "computed_s": computed["seconds"],
+                })  # fmt: skip
+    return rows
+
+
+def mixed(stage: Stage, requests: int) -> list[dict[str, Any]]:
+    """Plain requests and ones with recall in turn, over the same documents; what they say.
+
+    Half of the plain ones repeat the prompt of the one before, whose blocks are approximate.
+    """
+    rng, rows, prompt = random.Random(9), list[dict[str, Any]](), list[int]()
+    documents = [stage.words(rng, rng.randrange(60, 200)) for _ in range(8)]
+    for at in range(requests):
+        asks = at % 2 == 0
+        if asks or rng.random() < 0.5:
+            first, second = rng.choice(documents), rng.choice(documents)
+            prompt = [*first[rng.randrange(30) :], *second, *stage.words(rng, 6)]
+        rows.append({**stage.serve(prompt, asks, 8), "asks": asks, "prompt": len(prompt)})
+    return rows
+
+
+def main(part: str, recall: bool, scratch: str, count: int) -> Any:
+    """Run one part on its model."""
+    model = ensure_model(LARGE if part == "speed" else None)
+    stage = Stage(model, recall, Path(scratch))
+    return speed(stage, count) if part == "speed" else mixed(stage, count)
+
+
+if __name__ == "__main__":
+    result = main(**json.loads(sys.argv[1]))
+    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")

@@ -1,0 +1,166 @@
+"""What a calibration measures, and what it allows."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kvgraph.graph.errors import ConfigError
+from kvgraph.hooks.calibrate import app
+from kvgraph.hooks.calibrate.spliced_model import SplicedModel, joined, part
+from kvgraph.hooks.calibrate.trials import Cell, Measured, grid, measure
+from kvgraph.hooks.calibrate.verdict import Bar, judge
+from kvgraph.hooks.recall.gate import calibration_file, load, save
+from kvgraph.kernels.maths.rope import rope_from_config
+from typer.testing import CliRunner
+
+GOOD, BAD = (0.01, 0.99), (0.5, 0.6)
+
+
+def measured(tokens: int, distance: int, joints: int, result: tuple[float, float]) -> Measured:
+    return Measured(Cell(tokens, distance, joints), 100, *result[:1], 1.0, result[1], 5.0, 6.0)
+
+
+def table(**bad: Any) -> list[Measured]:
+    """Cells that pass, but for those for which a function in ``bad`` says otherwise."""
+    cells = [(tokens, distance, 1) for tokens in (32, 128, 512) for distance in (64, 256, 1024)]
+    cells += [(64, 256, joints) for joints in (2, 4, 8)]
+    return [
+        measured(*cell, BAD if any(says(*cell) for says in bad.values()) else GOOD)
+        for cell in cells
+    ]
+
+
+def test_what_passes_everywhere_is_allowed_as_far_as_it_was_measured() -> None:
+    verdict = judge(table())
+    assert verdict.passed
+    limits = verdict.limits
+    assert (limits.least_tokens, limits.most_distance, limits.most_joints) == (32, 1024, 8)
+
+
+def test_what_fails_is_not_allowed() -> None:
+    short = judge(table(short=lambda tokens, distance, joints: tokens < 128 and joints == 1))
+    assert (short.passed, short.limits.least_tokens) == (True, 128)
+    far = judge(table(far=lambda tokens, distance, joints: distance > 256))
+    assert far.limits.most_distance == 256
+    many = judge(table(many=lambda tokens, distance, joints: joints > 2))
+    assert many.limits.most_joints == 2
+    nothing = judge(table(all=lambda *cell: True))
+    assert not nothing.passed
+    assert "0.500 nats (allowed: 0.1), 60 % of the tokens" in nothing.reason
+    assert not judge([]).passed
+
+
+def test_a_model_that_takes_only_short_sequences_is_measured_on_short_ones() -> None:
+    assert {cell.tokens for cell in grid(300)} == {32, 64, 128} - {64}
+    assert all(cell.longest <= 512 for cell in grid(512))
+    assert grid(100) == []
+
+
+@pytest.fixture(scope="module")
+def small() -> SplicedModel:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=300, hidden_size=64, intermediate_size=128, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
+        rope_theta=10_000.0, initializer_range=0.2,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        model = LlamaForCausalLM(config).eval()
+    return SplicedModel(model, rope_from_config(config, 2048))
+
+
+def ids(count: int, seed: int) -> Any:
+    return torch.randint(3, 300, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+def test_what_is_moved_with_all_before_it_says_the_same(small: SplicedModel) -> None:
+    """A sequence as a whole, at other positions: attention only sees distances."""
+    text, tail = ids(90, 1), ids(20, 2)
+    there = small.states(torch.cat([text, tail]), 50)
+    moved = small.moved(small.states(torch.cat([text, tail])), 50)
+    for (got, _), (wanted, _) in zip(moved, there, strict=True):
+        assert torch.allclose(got, wanted, atol=1e-4)
+
+
+def test_reading_the_own_states_again_changes_nothing(small: SplicedModel) -> None:
+    text, tail = ids(90, 1), ids(20, 2)
+    truth = small.logits(torch.cat([text, tail]))[-20:]
+    states = small.states(text)
+    again = small.logits(tail, joined([part(states, 0, 40), part(states, 40, 90)]))
+    assert torch.allclose(again, truth, atol=1e-4)
+
+
+def test_keys_that_turn_otherwise_than_the_configuration_says_are_noticed(
+    small: SplicedModel,
+) -> None:
+    small.check_rotation(ids(64, 3))
+    for wrong in (small.rope.inv_freq * 1.1, torch.zeros_like(small.rope.inv_freq)):
+        other = SplicedModel(small.model, replace(small.rope, inv_freq=wrong))
+        with pytest.raises(ConfigError, match="keys of layer 0 do not rotate"):
+            other.check_rotation(ids(64, 3))
+
+
+def test_a_splice_is_measured_beside_a_wrong_one_and_none(small: SplicedModel) -> None:
+    rng = random.Random(5)
+
+    def text(count: int) -> Any:
+        return torch.tensor([rng.randrange(3, 300) for _ in range(count)])
+
+    plain = measure(small, Cell(64, 64), 2, text)
+    assert plain.n == 2 * 24
+    assert 0 < plain.kl < plain.without_kl
+    assert 0 <= plain.agreement <= 1
+    kept = measure(small, Cell(64, 64, int8=True), 2, text)
+    assert kept.kl > 0
+
+
+def test_the_command_keeps_what_engines_look_for(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_CALIBRATIONS", str(tmp_path))
+    arguments = [str(tiny_model), "--quick", "--samples", "1", "--json"]
+    runner = CliRunner()
+    strict = runner.invoke(app, [*arguments, "--most-kl", "0"])
+    assert strict.exit_code == 1
+    told = json.loads(strict.stdout)
+    assert not told["passed"]
+    assert "random tokens" in told["text"]
+    lax = runner.invoke(app, [*arguments, "--most-kl", "99", "--least-agreement", "0"])
+    assert lax.exit_code == 0
+    told = json.loads(lax.stdout)
+    kept = load(told["identity"], calibration_file(told["identity"]))
+    assert (kept.passed, kept.limits.least_tokens) == (True, 32)
+    assert len(kept.cells) == len(told["cells"]) >= 5
+    shown = runner.invoke(app, [str(tiny_model), "--quick", "--samples", "1", "--most-kl", "0"])
+    assert "FAILED" in shown.stdout
+
+
+def test_a_model_that_is_not_there_is_told_in_one_line() -> None:
+    ended = CliRunner().invoke(app, ["/nowhere/model"])
+    assert ended.exit_code == 1
+    assert "Traceback" not in ended.output
+
+
+def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
+    from kvgraph.hooks.recall.cover import SpliceLimits
+    from kvgraph.hooks.recall.gate import Calibration
+
+    calibration = Calibration("m", "id", True, "why", SpliceLimits(64, 128, 2, 9), ({"kl": 1.0},))
+    save(calibration, tmp_path / "deep" / "c.json")
+    read = load("id", tmp_path / "deep" / "c.json")
+    assert replace(read, cells=calibration.cells) == calibration
+    assert list(read.cells) == [{"kl": 1.0}]
+    with pytest.raises(ConfigError, match="run `kvgraph calibrate MODEL`"):
+        load("id", tmp_path / "none.json")
+
+
+def test_the_bar_is_what_the_caller_says() -> None:
+    assert judge(table(all=lambda *cell: True), Bar(1.0, 0.5)).passed

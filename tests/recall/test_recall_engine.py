@@ -1,0 +1,275 @@
+"""Recall above vLLM's own scheduler: what comes back where, and that nobody else ever reads it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
+from kvgraph.bench.recall.approximate import recalling
+from kvgraph.bench.recall.calibrated import keep_calibration
+from kvgraph.hooks.recall.cover import SpliceLimits
+from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+LIMITS = SpliceLimits(least_tokens=32, margin=4)
+ASKS: dict[str, Any] = {"kv_transfer_params": {"kvgraph": {"recall": True}}}
+
+
+def calibrated(
+    config: Any, directory: Path, patch: pytest.MonkeyPatch, passed: bool = True
+) -> None:
+    """Engines with this configuration find a calibration of their model in ``directory``."""
+    patch.setenv(DIRECTORY_VARIABLE, str(directory))
+    keep_calibration(config.model_config, directory, LIMITS, passed)
+
+
+def words(count: int, seed: int) -> list[int]:
+    """Text of the seed's own, of tokens that a model on paper knows."""
+    return np.random.default_rng(seed).integers(3, 190, count).tolist()  # type: ignore[no-any-return]
+
+
+def joined(*parts: Sequence[int]) -> list[int]:
+    """Texts one after the other."""
+    return [token for part in parts for token in part]
+
+
+HEAD, DOCUMENT, ASK = words(40, 1), words(100, 2), words(20, 3)
+OTHER_HEAD = words(55, 4)
+SALTED = {**ASKS, "cache_salt": "theirs"}
+
+
+@pytest.fixture
+def engine(
+    paper: Callable[..., Any],
+    paper_config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    calibrated(paper_config, tmp_path, monkeypatch)
+    return recalling(paper(Shape(blocks=97)))
+
+
+def used(engine: Any, tokens: list[int], output: int = 1, **fields: Any) -> dict[str, int]:
+    """Serve a request alone; what it says of its recall."""
+    told: list[Any] = []
+    finished = engine.side.bridge.recall.request_finished
+
+    def request_finished(request_id: str) -> Any:
+        told.append(finished(request_id))
+        return told[-1]
+
+    engine.side.bridge.recall.request_finished = request_finished
+    engine.serve(tokens, output, **fields)
+    engine.side.bridge.recall.request_finished = finished
+    return {} if told[0] is None else told[0]["kvgraph"]["recall"]
+
+
+def test_text_comes_back_at_another_position(engine: Any) -> None:
+    first = used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    assert first == {"exact": 0, "own": 0, "spliced": 0, "computed": 160}
+    # The document is behind 40 tokens of the prompt's own, which must be computed.
+    assert used(engine, joined(OTHER_HEAD, DOCUMENT, ASK), **ASKS)["spliced"] == 0
+    assert used(engine, joined(DOCUMENT, ASK), **ASKS)["spliced"] == 120 - 4 - 1
+    engine.side.bridge.ledger.book.answer_all(())
+
+
+def test_survivors_of_a_cut_move_forward_behind_the_exact_head(engine: Any) -> None:
+    """A dropped part in the middle: what stays is exact before it and spliced behind it."""
+    dropped = words(64, 9)
+    used(engine, joined(HEAD, words(8, 8), dropped, DOCUMENT), **ASKS)
+    told = used(engine, joined(HEAD, words(8, 8), DOCUMENT, ASK), **ASKS)
+    assert told["exact"] == 48
+    copied = (48 + 64 + 100 - 1) // BLOCK_SIZE * BLOCK_SIZE - 48 - 64  # whole blocks, of the first
+    assert told["spliced"] == copied - 4
+    assert told["computed"] == 168 - 48 - copied + 4
+
+
+def test_who_did_not_ask_gets_and_gives_nothing(engine: Any) -> None:
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    assert used(engine, joined(DOCUMENT, ASK)) == {}
+    used(engine, joined(words(100, 11), ASK))
+    assert used(engine, joined(words(100, 11)[7:], ASK), **ASKS)["spliced"] == 0
+
+
+def test_another_tenants_text_is_never_spliced(engine: Any) -> None:
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    assert used(engine, joined(DOCUMENT, ASK), **SALTED)["spliced"] == 0
+    assert used(engine, joined(DOCUMENT[3:], ASK), **SALTED)["spliced"] > 0
+
+
+def test_nothing_approximate_is_registered(engine: Any) -> None:
+    """The model raises if anybody reads what was computed behind spliced tokens."""
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    prompt = joined(DOCUMENT, ASK, words(100, 5))
+    request = engine.ask(prompt, 70, **ASKS)
+    engine.settle()
+    assert engine.model.exact == {request.request_id: 0}
+    cached = engine.pool.cached_block_hash_to_block
+    assert all(cached.get_one_block(each + bytes(4)) is None for each in request.block_hashes)
+    engine.serve(prompt, 70)
+    assert engine.model.spliced_read > 0
+
+
+def test_it_stays_unregistered_when_the_rest_of_us_left(engine: Any) -> None:
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    prompt = joined(DOCUMENT, ASK, words(100, 5))
+    request = engine.ask(prompt, 70, **ASKS)
+    engine.until(lambda: request.num_output_tokens > 3)
+    engine.connector.disable("a test", RuntimeError())
+    engine.settle()
+    cached = engine.pool.cached_block_hash_to_block
+    assert all(cached.get_one_block(each + bytes(4)) is None for each in request.block_hashes)
+
+
+def test_what_opted_in_is_copied_as_soon_as_its_turn_ends(engine: Any) -> None:
+    request = engine.ask(joined(HEAD, DOCUMENT, ASK), 1, **ASKS)
+    engine.settle()
+    assert all(each in engine.side.bridge.ledger.directory for each in request.block_hashes)
+
+
+def test_a_failed_splice_is_computed(engine: Any) -> None:
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    (worker,) = engine.workers
+    worker.failing = lambda job: range(2) if getattr(job, "runs", ()) else ()
+    engine.serve(joined(DOCUMENT, ASK), **ASKS)
+    assert engine.side is not None
+    engine.serve(joined(DOCUMENT, ASK))
+
+
+def test_a_reset_forgets_all_text(engine: Any) -> None:
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    assert engine.reset()
+    assert used(engine, joined(DOCUMENT, ASK), **ASKS)["spliced"] == 0
+
+
+def test_a_preempted_request_is_never_registered_beyond_what_is_exact(
+    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrated(paper_config, tmp_path, monkeypatch)
+    engine = recalling(paper(Shape(blocks=33)))
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    for seed in range(4):
+        engine.ask(joined(DOCUMENT, ASK, words(30, 20 + seed)), 90, **ASKS)
+        engine.ask(joined(words(60, 30 + seed)), 90)
+    engine.settle()
+    engine.serve(joined(DOCUMENT, ASK, words(30, 20)), 90)
+    assert engine.side is not None
+
+
+@pytest.mark.parametrize("passed", [None, False])
+def test_without_a_calibration_that_passed_it_is_refused_in_words(
+    passed: bool | None,
+    paper: Callable[..., Any],
+    paper_config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_CALIBRATIONS", str(tmp_path))
+    if passed is not None:
+        calibrated(paper_config, tmp_path, monkeypatch, passed=passed)
+    caplog.set_level(logging.WARNING)
+    engine = paper(Shape(blocks=97))
+    used(engine, joined(HEAD, DOCUMENT, ASK))
+    assert "no recall" not in caplog.text
+    told = used(engine, joined(DOCUMENT, ASK), **ASKS)
+    reason = "not calibrated" if passed is None else "did not pass its calibration"
+    assert reason in told["refused"]
+    assert caplog.text.count("kvgraph: no recall in this engine") == 1
+
+
+def test_an_engine_without_tiers_says_so_if_it_is_told_to_recall(
+    paper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_RECALL", "1")
+    caplog.set_level(logging.WARNING)
+    paper(Shape(warm=None))
+    assert "no recall in this engine: it has no tiers" in caplog.text
+
+
+def test_the_endpoint_can_ask_for_all_and_switch_off_for_all(
+    paper: Callable[..., Any], paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrated(paper_config, tmp_path, monkeypatch)
+    monkeypatch.setenv("AITHER_KVCACHE_RECALL", "1")
+    engine = recalling(paper(Shape(blocks=97)))
+    used(engine, joined(HEAD, DOCUMENT, ASK))
+    assert used(engine, joined(DOCUMENT, ASK))["spliced"] > 0
+    refuses = {"kv_transfer_params": {"kvgraph": {"recall": False}}}
+    assert used(engine, joined(DOCUMENT, ASK, [7]), **refuses) == {}
+    monkeypatch.setenv("AITHER_KVCACHE_RECALL", "0")
+    assert used(paper(Shape(blocks=97)), joined(DOCUMENT, ASK), **ASKS) == {}
+
+
+def test_a_calibration_of_another_model_is_refused(
+    paper_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvgraph.graph.errors import ConfigError
+    from kvgraph.hooks.recall.gate import calibration_file, load
+    from kvgraph.hooks.vllm.recall.model_identity import model_identity
+
+    calibrated(paper_config, tmp_path, monkeypatch)
+    model = paper_config.model_config
+    path = calibration_file(model_identity(model, model.max_model_len))
+    assert load(model_identity(model, model.max_model_len), path).passed
+    with pytest.raises(ConfigError, match="not of this model"):
+        load("another", path)
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(model_identity(model, model.max_model_len), path)
+
+
+def session(name: str, **fields: Any) -> dict[str, Any]:
+    tag = {"kvgraph": {"recall": True, "session": name}}
+    return {"kv_transfer_params": tag, **fields}
+
+
+def test_a_sessions_next_turn_finds_what_it_computed_behind_spliced_text(engine: Any) -> None:
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    turn = joined(DOCUMENT, ASK, words(100, 5))
+    assert used(engine, turn, output=30, **session("mine"))["spliced"] > 0
+    said = engine.outputs[max(engine.outputs, key=lambda name: int(name[1:]))]
+    again = joined(turn, said, words(40, 6))
+    told = used(engine, again, output=5, **session("mine"))
+    whole = (len(turn) + 30 - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert (told["exact"], told["own"], told["spliced"]) == (0, whole, 0)
+    third = used(engine, joined(again, words(20, 7)), **session("mine"))
+    assert third["own"] > whole
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [session("other"), ASKS, {}, session("mine", cache_salt="theirs")],
+    ids=["another session", "no session", "plain", "another tenant"],
+)
+def test_nobody_else_finds_it(engine: Any, fields: dict[str, Any]) -> None:
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    turn = joined(DOCUMENT, ASK, words(100, 5))
+    used(engine, turn, output=30, **session("mine"))
+    assert used(engine, joined(turn, words(40, 6)), output=5, **fields).get("own", 0) == 0
+
+
+def test_what_a_session_left_is_given_up_with_a_reset(engine: Any) -> None:
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    turn = joined(DOCUMENT, ASK, words(100, 5))
+    used(engine, turn, **session("mine"))
+    assert engine.reset()
+    told = used(engine, joined(turn, words(40, 6)), **session("mine"))
+    assert (told["own"], told["spliced"]) == (0, 0)
+
+
+def test_a_sessions_approximate_blocks_never_reach_the_disk(engine: Any) -> None:
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    request = engine.ask(joined(DOCUMENT, ASK, words(100, 5)), 30, **session("mine"))
+    engine.settle()
+    directory, copies = engine.side.bridge.ledger.directory, list[Any]()
+    for seed in range(40):
+        engine.serve(words(100, 100 + seed))
+        copies += [copy for copy in map(directory.warm, request.block_hashes) if copy is not None]
+    assert copies
+    assert not any(copy.may_demote for copy in copies)

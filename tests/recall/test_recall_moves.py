@@ -1,0 +1,105 @@
+"""A worker brings tokens to other positions: the bytes are those of a rotation, and no others."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from kvgraph.hooks.tiers.jobs import JobDone, Load, Run, Spill, TierWork
+from kvgraph.hooks.tiers.mover import TierMover
+from kvgraph.kernels.layout.engines import cpu_layout
+from kvgraph.kernels.layout.layout import PagedKv, new_memory
+from kvgraph.kernels.maths.rope import Rope
+from kvgraph.kernels.store.arena import Arena
+
+LAYERS, BLOCKS, HEADS, TOKENS, DIMS = 2, 12, 2, 32, 32
+ROPE = Rope(1.0 / (10_000 ** (torch.arange(0, DIMS, 2, dtype=torch.float64) / DIMS)))
+
+
+def new_mover(
+    isa: str = "vec", dtype: torch.dtype = torch.float32, rope: Rope | None = ROPE
+) -> Any:
+    cache = new_memory(cpu_layout(isa, LAYERS, BLOCKS, HEADS, TOKENS, DIMS, dtype))
+    cache.memory.normal_(generator=torch.Generator().manual_seed(3))
+    arena = Arena.for_cache(cache.layout, 8 * cache.layout.block_bytes)
+    return TierMover(cache, arena, rope=rope)
+
+
+def done(mover: TierMover, *jobs: Any) -> list[JobDone]:
+    """Do ``jobs``, and what became of them."""
+    mover.submit(TierWork(jobs))
+    answers: list[JobDone] = []
+    deadline = time.monotonic() + 20
+    while len(answers) < len(jobs) and time.monotonic() < deadline:
+        answers += mover.answers.take_answer().done
+    return answers
+
+
+def tokens_at(cache: PagedKv, slots: list[int], plane: str) -> Any:
+    """What stands at token slots: [layers, slots, heads, dims]."""
+    layout = cache.layout
+    layer, head = torch.arange(layout.layers), torch.arange(layout.heads)
+    at = layout.address(
+        getattr(layout, plane), layer[:, None, None, None],
+        torch.tensor(slots)[None, :, None, None], head[None, None, :, None],
+        torch.arange(DIMS)[None, None, None, :],
+    )  # fmt: skip
+    return cache.memory[at].float()
+
+
+@pytest.mark.parametrize(
+    ("isa", "dtype"),
+    [("vec", torch.float32), ("vec", torch.bfloat16), ("amx", torch.bfloat16)],
+)
+def test_exact_blocks_and_moved_tokens_come_in_one_load(isa: str, dtype: torch.dtype) -> None:
+    mover = new_mover(isa, dtype)
+    before = PagedKv(mover.cache.memory.clone(), mover.cache.layout)
+    (spilled,) = done(mover, Spill(1, (1, 2, 3), (11, 12, 13)))
+    assert not spilled.failed
+    # Tokens 5 to 41 of blocks 2 and 3 go behind the exact block 1, 30 positions to the front.
+    runs = (
+        Run(12, 5, 7 * TOKENS, 27, -30),
+        Run(13, 0, 7 * TOKENS + 27, 5, -30),
+        Run(13, 5, 8 * TOKENS, 5, -30),
+    )
+    (loaded,) = done(mover, Load(2, (11,), (6,), {}, "r", runs, (7, 8)))
+    assert not loaded.failed
+    exact = [6 * TOKENS + at for at in range(TOKENS)]
+    source = [2 * TOKENS + at for at in range(5, 32)] + [3 * TOKENS + at for at in range(10)]
+    target = [7 * TOKENS + at for at in range(37)]
+    for plane in ("key", "value"):
+        there = tokens_at(mover.cache, exact, plane)
+        assert torch.equal(there, tokens_at(before, [1 * TOKENS + at for at in range(32)], plane))
+    cos, sin = ROPE.rotation(torch.full((37,), -30))
+    for layer, keys in enumerate(tokens_at(before, source, "key")):
+        turned = ROPE.rotate(keys, cos, sin).to(dtype).float()
+        assert torch.equal(tokens_at(mover.cache, target, "key")[layer], turned)
+    values = tokens_at(mover.cache, target, "value")
+    assert torch.equal(values, tokens_at(before, source, "value"))
+    untouched = [at for at in range(BLOCKS * TOKENS) if at not in (*exact, *target)]
+    for plane in ("key", "value"):
+        after = tokens_at(mover.cache, untouched, plane)
+        assert torch.equal(after, tokens_at(before, untouched, plane))
+    mover.close()
+
+
+def test_a_model_whose_keys_cannot_be_moved_fails_the_load_alone() -> None:
+    mover = new_mover(rope=None)
+    done(mover, Spill(1, (1,), (11,)))
+    runs = (Run(11, 0, 7 * TOKENS, 8, 3),)
+    (loaded,) = done(mover, Load(2, (11,), (6,), {}, "r", runs, (7,)))
+    assert loaded.failed == {0, 1}
+    assert mover.answers.take_loaded() == ({"r"}, {6, 7})
+    (again,) = done(mover, Load(3, (11,), (6,), {}, "s"))
+    assert not again.failed
+    mover.close()
+
+
+def test_a_copy_that_is_not_there_fails_the_load() -> None:
+    mover = new_mover()
+    done(mover, Spill(1, (1,), (11,)))
+    (loaded,) = done(mover, Load(2, (), (), {}, "r", (Run(99, 0, 7 * TOKENS, 8, 3),), (7,)))
+    assert loaded.failed == {0}
+    mover.close()

@@ -1,0 +1,182 @@
+"""Spans are found at any alignment, in their own domain, and laid along a prompt without a gap."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.hooks.recall.cover import SpliceLimits, cover
+from kvgraph.hooks.recall.span_index import SpanIndex
+
+SIZE = 16
+ANY = 1 << 30
+OURS, THEIRS = ("ours",), ("theirs",)
+
+
+def everything(block_hash: bytes) -> bool:
+    return True
+
+
+def new_index(most: int = 1000) -> SpanIndex:
+    return SpanIndex(SIZE, most, np.random.default_rng(7))
+
+
+def text(tokens: int, seed: int) -> Any:
+    return np.random.default_rng(seed).integers(0, 50_000, tokens)
+
+
+def hashes(tokens: Any, name: str = "") -> list[bytes]:
+    """A chain's hashes: each stands for all before it."""
+    return [
+        f"{name}{tuple(tokens[: end + SIZE])!r}".encode()
+        for end in range(0, len(tokens) - SIZE + 1, SIZE)
+    ]
+
+
+def added(index: SpanIndex, tokens: Any, domain: tuple[str, ...] = OURS) -> list[bytes]:
+    chain = hashes(tokens, "/".join(domain))
+    index.add(domain, chain, tokens)
+    index.check_integrity()
+    return chain
+
+
+def reads(pieces: list[Any], chain: list[bytes], tokens: Any) -> Any:
+    """What the segments of pieces say, read from their blocks."""
+    parts = []
+    for piece in pieces:
+        for block_hash, first, count in piece.segments:
+            start = chain.index(block_hash) * SIZE + first
+            parts.append(tokens[start : start + count])
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("shift", range(SIZE))
+def test_text_is_found_at_every_alignment(shift: int) -> None:
+    index, source = new_index(), text(160, 1)
+    chain = added(index, source)
+    prompt = np.concatenate([text(shift, 2), source[37:121], text(20, 3)])
+    piece = index.longest(OURS, prompt, shift, everything, ANY)
+    assert piece is not None
+    assert (piece.tokens, piece.delta) == (84, shift - 37)
+    assert (reads([piece], chain, source) == source[37:121]).all()
+
+
+def test_a_block_that_cannot_be_read_ends_a_span() -> None:
+    index, source = new_index(), text(160, 1)
+    chain = added(index, source)
+    piece = index.longest(OURS, source[16:], 0, lambda each: each != chain[5], ANY)
+    assert piece is not None
+    assert piece.tokens == 4 * SIZE
+    assert index.longest(OURS, source[16:], 0, lambda each: each != chain[1], ANY) is None
+
+
+def test_another_domains_text_is_not_found_behind_a_common_beginning() -> None:
+    index, head, ours, theirs = new_index(), text(32, 1), text(64, 2), text(64, 3)
+    for domain, tail in ((OURS, ours), (THEIRS, theirs)):
+        tokens = np.concatenate([head, tail])
+        index.add(domain, hashes(tokens), tokens)  # no salt: one head, under one hash
+    prompt = np.concatenate([text(5, 9), head, theirs])
+    piece = index.longest(OURS, prompt, 5, everything, ANY)
+    assert piece is not None
+    assert piece.tokens == 32
+    assert index.longest(OURS, theirs, 0, everything, ANY) is None
+    assert index.longest(("nobody",), prompt, 5, everything, ANY) is None
+
+
+def test_of_branches_the_one_that_goes_on_is_followed() -> None:
+    index, head, one, other = new_index(), text(32, 1), text(64, 2), text(64, 3)
+    added(index, np.concatenate([head, one]))
+    added(index, np.concatenate([head, other]))
+    for tail in (one, other):
+        piece = index.longest(OURS, np.concatenate([head, tail]), 0, everything, ANY)
+        assert piece is not None
+        assert piece.tokens == 96
+
+
+def test_what_was_added_longest_ago_is_forgotten_first() -> None:
+    index, first, second = new_index(most=8), text(96, 1), text(96, 2)
+    added(index, first)
+    added(index, second)
+    assert len(index) == 8
+    assert index.longest(OURS, second, 0, everything, ANY) is not None
+    assert index.longest(OURS, first[:48], 0, everything, ANY) is None
+
+
+def test_tokens_that_lie_too_far_apart_are_not_moved() -> None:
+    index, source = new_index(), text(160, 1)
+    added(index, source)
+    assert index.longest(OURS, source[100:], 0, everything, 99) is None
+    assert index.longest(OURS, source[100:], 0, everything, 100) is not None
+
+
+def test_a_prompt_is_covered_piece_by_piece_up_to_its_first_gap() -> None:
+    index, one, other = new_index(), text(160, 1), text(160, 2)
+    added(index, one)
+    added(index, other)
+    parts = [one[3:80], other[50:120], text(10, 5), one[80:160]]
+    prompt = np.concatenate(parts)
+    pieces = cover(index, OURS, prompt, 0, everything, SpliceLimits(32, ANY, 8, margin=0))
+    assert [(piece.at, piece.tokens, piece.delta) for piece in pieces] == [
+        (0, 77, -3),
+        (77, 70, 27),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "covered"),
+    [
+        (SpliceLimits(32, ANY, 8, margin=8), [77, 62]),
+        (SpliceLimits(32, ANY, 8, margin=39), [77]),
+        (SpliceLimits(32, ANY, 1, margin=0), [77]),
+        (SpliceLimits(71, ANY, 8, margin=0), [77]),
+        (SpliceLimits(78, ANY, 8, margin=0), []),
+    ],
+)
+def test_limits_bind(limits: SpliceLimits, covered: list[int]) -> None:
+    index, one, other = new_index(), text(160, 1), text(160, 2)
+    added(index, one)
+    added(index, other)
+    prompt = np.concatenate([one[3:80], other[50:120]])
+    pieces = cover(index, OURS, prompt, 0, everything, limits)
+    assert [piece.tokens for piece in pieces] == covered
+
+
+def brute_force(sources: list[Any], prompt: Any, at: int) -> int:
+    """The longest that any source says of the prompt from ``at`` on."""
+    best = 0
+    for source in sources:
+        whole = len(source) // SIZE * SIZE
+        for start in range(whole):
+            same = 0
+            while (
+                start + same < whole
+                and at + same < len(prompt)
+                and source[start + same] == prompt[at + same]
+            ):
+                same += 1
+            best = max(best, same)
+    return best
+
+
+def test_whatever_is_as_long_as_two_windows_is_found() -> None:
+    """Texts of few tokens, so that windows repeat; beside a search of all places."""
+    rng = random.Random(11)
+    make: Callable[[int], Any] = lambda count: np.array([rng.randrange(6) for _ in range(count)])  # noqa: E731
+    for _ in range(60):
+        index, sources = new_index(), [make(rng.randrange(16, 120)) for _ in range(3)]
+        for source in sources:
+            added(index, source)
+        chosen = rng.choice(sources)
+        start = rng.randrange(len(chosen))
+        prompt = np.concatenate([make(rng.randrange(20)), chosen[start:], make(5)])
+        at = len(prompt) - 5 - len(chosen[start:])
+        longest = brute_force(sources, prompt, at)
+        piece = index.longest(OURS, prompt, at, everything, ANY)
+        if longest >= 31:
+            assert piece is not None
+            assert piece.tokens == longest
+        elif piece is not None:
+            assert 16 <= piece.tokens <= longest
