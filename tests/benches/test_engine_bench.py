@@ -175,6 +175,19 @@ def test_what_is_repeated_ends_with_its_share_of_the_time() -> None:
     assert not course.has_time_for(20.0)
 
 
+@pytest.mark.usefixtures("vllm_loaded")
+def test_a_core_whose_wake_up_was_lost_looks_again(tmp_path: Path) -> None:
+    import zmq
+    from kvgraph.bench.engine.sleeping_executor import sleep_briefly
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    context = zmq.Context()
+    condition = SpinCondition(True, context, f"ipc://{tmp_path}/nobody-writes")
+    sleep_briefly(condition)
+    condition.wait()  # as vLLM waits: for ever
+    context.destroy(linger=0)
+
+
 # What a sidecar is fed --------------------------------------------------------------------------
 
 
