@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .advisor.config.sections import ObserveConfig
+    from .advisor.intents.client_hints import hints
     from .advisor.intents.intent_client import IntentClient
     from .advisor.replay.lab.hit_rate import hit_rate
     from .advisor.replay.traces.reader import load_trace
@@ -78,12 +79,14 @@ __all__ = [
     "Trace",
     "View",
     "Weights",
+    "hints",
     "hit_rate",
     "load_trace",
 ]
 
 _ROOMS: Final = {
     "advisor.config.sections": "ObserveConfig",
+    "advisor.intents.client_hints": "hints",
     "advisor.intents.intent_client": "IntentClient",
     "advisor.replay.lab.hit_rate": "hit_rate",
     "advisor.replay.traces.reader": "load_trace",

@@ -21,6 +21,7 @@ from .compared.diff_cli import diff
 from .export.export_cli import export
 from .fleet.proxy.route_cli import route
 from .page_cli import open_page, why
+from .precache.precache_cli import precache
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
 from .replay.cli import record, replay, tune
 from .replay.closed.cli import closed
@@ -62,7 +63,7 @@ def build_app(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for function in (serve, status, top, why, explain, diff, export, route, *_LAB):
+    for function in (serve, status, top, why, explain, diff, export, precache, route, *_LAB):
         app.command()(function)
     app.command("open")(open_page)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
@@ -112,12 +113,14 @@ def status(url: UrlOption = None, as_json: JsonOption = False) -> None:
 
 
 def explain(
-    target: Annotated[str, typer.Argument(help="A block (decimal or 0x…) or a session.")],
+    target: Annotated[
+        str, typer.Argument(help="A block (decimal or 0x…), a session, or memory:ID.")
+    ],
     url: UrlOption = None,
     tenant: Annotated[str | None, typer.Option(help="Whose session it is.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a block ranks where it does, or what a session holds."""
+    """Say why a block ranks where it does, what a session holds, or who recalls a memory."""
     try:
         answer = _first_answer(sidecar_urls(url), _explain_paths(target, tenant))
     except UnknownError as error:
@@ -128,6 +131,9 @@ def explain(
         typer.echo(json.dumps(answer))
     else:
         Console().print(facts_report(target, answer))
+
+
+_MEMORY: Final = "memory:"
 
 
 def _print_version(wanted: bool) -> None:
@@ -152,7 +158,10 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _explain_paths(target: str, tenant: str | None) -> list[str]:
-    """Where to ask about ``target``: as a block if it is a block's key, then as a session."""
+    """Where to ask about ``target``: as a memory if it is called one, as a block if it is a
+    block's key, then as a session."""
+    if target.startswith(_MEMORY):
+        return [f"/memories/{quote(target.removeprefix(_MEMORY), safe='')}/explain"]
     name = quote(target, safe="")
     query = f"?tenant={quote(tenant, safe='')}" if tenant is not None else ""
     session = f"/sessions/{name}/explain{query}"

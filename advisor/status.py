@@ -124,6 +124,11 @@ class StatusBoard:
                 facts = {"session": name, "tenant": tenant, "state": "held"}
             return {**facts, "why": held} if held else facts
 
+    def explain_memory(self, name: str) -> dict[str, Any]:
+        """What is known of a memory; raises GraphError for an unknown one."""
+        with self._questions.turn():
+            return self._graph.explain_memory(name)
+
     def _why_held(self, engine: str, seconds: float) -> str:
         room = self._planner.admissions.get(engine)
         why = fit_and_live(room.fitting_sessions, room.live_sessions) if room else "for room"

@@ -35,6 +35,7 @@ _CONTENTS: Final = {
     "/blocks/KEY/explain": "why a block ranks where it does; needs the token",
     "/blocks/KEY/subgraph": "what is around a block; needs the token",
     "/sessions/NAME/explain": "what a session does and holds; needs the token",
+    "/memories/ID/explain": "who recalls a memory, and which blocks hold it; needs the token",
     "/waiting": "requests that engines hold until there is room; needs the token",
     "/v1/": "all that the page shows, see /v1/docs; needs the token",
     "/open?token=…": "opens the page in a browser; `kvgraph open` gives the address",
@@ -142,6 +143,10 @@ def _queries(source: StatusSource) -> APIRouter:
     @router.get("/sessions/{name:anything}/explain")
     def explain_session(name: NameParam, tenant: TenantParam = None) -> Response:
         return _json(source.explain_session(name, tenant))
+
+    @router.get("/memories/{name:anything}/explain")
+    def explain_memory(name: NameParam) -> Response:
+        return _json(source.explain_memory(name))
 
     return router
 

@@ -118,6 +118,9 @@ class StatusSource(Protocol):
     def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
         """What a session is doing and holds; raises GraphError for an unknown one."""
 
+    def explain_memory(self, name: str) -> dict[str, Any]:
+        """What is known of a memory; raises GraphError for an unknown one."""
+
     def waiting(self) -> dict[str, float]:
         """Requests that engines hold until there is room, by their engines' names; seconds."""
 

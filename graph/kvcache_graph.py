@@ -14,6 +14,7 @@ import numpy.typing as npt
 from .change_counts import ChangeCounts
 from .ingest.ingest import Ingest
 from .intents.intent_book import IntentBook
+from .memories import memory_view
 from .messages.advice import EvictionRanking
 from .messages.events import (
     AdmissionReport,
@@ -200,12 +201,12 @@ class KVCacheGraph:
         return views.explain(self._view(), order, row_of(self.tables, key))
 
     def explain_session(self, name: str, tenant: str | None = None) -> dict[str, Any]:
-        """What a session is doing, and what it holds in which tier.
-
-        Raises:
-            GraphError: No such session, or several tenants have one and none was named.
-        """
+        """What a session is doing and holds; raises GraphError if none or several are meant."""
         return views.explain_session(self._view(), name, tenant)
+
+    def explain_memory(self, name: str) -> dict[str, Any]:
+        """Who recalls a memory; raises GraphError if no block ever named it."""
+        return memory_view.explain_memory(self._view(), name)
 
     def held(self, session: str, tenant: str | None = None) -> dict[str, float]:
         """Engines that hold a request of this session until there is room, and seconds since."""

@@ -17,7 +17,7 @@ PUBLIC = {
     "Segment",
     "Selection",
     "SessionSignal", "SourceLayer", "Tables", "Tier", "Trace", "View", "Weights",
-    "hit_rate", "load_trace",
+    "hints", "hit_rate", "load_trace",
 }  # fmt: skip
 
 

@@ -159,6 +159,7 @@ class ScoreConfig(Section):
     edge_types: EdgeTypesConfig = EdgeTypesConfig()
     protected_share: Share = _PROFILE.protected_share
     tenant_share: Share = _PROFILE.tenant_share
+    inferred_share: Share = _PROFILE.inferred_share
     reserved: Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)] = _PROFILE.reserved
     protected_layers: frozenset[LayerName] = frozenset(
         layer.name.lower() for layer in _PROFILE.protected_layers
@@ -180,6 +181,7 @@ class ScoreConfig(Section):
             protected_layers=frozenset(SourceLayer[n.upper()] for n in self.protected_layers),
             protected_share=self.protected_share,
             tenant_share=self.tenant_share,
+            inferred_share=self.inferred_share,
             reserved=self.reserved,
             horizon_s=horizon_s,
         )

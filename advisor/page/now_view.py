@@ -24,6 +24,7 @@ from .needs_attention import notices
 
 WINDOWS_S: Final = (60.0, 600.0, 3600.0)
 _NO_SESSION: Final = "none"
+_IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 _STATES: Final = (*(state.name.lower() for state in SessionState), _NO_SESSION)
 
 
@@ -138,7 +139,7 @@ def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolVi
             cached=len(rows),
             layers=dict(zip(LAYER_NAMES, layers, strict=True)),
             states=dict(zip(_STATES, by_state, strict=True)),
-            protected=sum(layers[int(layer)] for layer in PROTECTED_LAYERS),
+            protected=int((_IS_PROTECTED[blocks.layer[rows]] & (blocks.stated[rows] != 0)).sum()),
         )
 
 

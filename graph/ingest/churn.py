@@ -114,7 +114,7 @@ class ChurnRecorder:
         self._claim(sessions, rows, counts, now)
         self._tables.changed[engine] += len(rows)
         self._counters["blocks_stored"] += len(rows)
-        self._counters["blocks_protected"] += int(_IS_PROTECTED[blocks.layer[at]].sum())
+        self._counters["blocks_protected"] += int(self._protected(at).sum())
 
     def _rows_before(self, parents: Sequence[int | None], now: float, salt: np.uint64) -> Rows:
         """The row before each run's first block; an unknown block becomes a ghost."""
@@ -154,12 +154,17 @@ class ChurnRecorder:
             self._copies.count_evicted(engine, rows, now)
         self._count_removed(rows)
 
+    def _protected(self, at: Rows | slice) -> npt.NDArray[np.bool_]:
+        """Whether somebody said that blocks are of a protected layer."""
+        blocks = self._tables.blocks
+        return np.asarray(_IS_PROTECTED[blocks.layer[at]] & (blocks.stated[at] != 0))
+
     def _count_removed(self, rows: Rows) -> None:
         layers = self._tables.blocks.layer[rows]
         by_layer = np.bincount(layers, minlength=len(LAYER_NAMES)).tolist()
         for name, count in zip(LAYER_NAMES, by_layer, strict=True):
             self._counters[f"evicted_{name}"] += count
-        self._counters["protected_evicted"] += sum(by_layer[each] for each in PROTECTED_LAYERS)
+        self._counters["protected_evicted"] += int(self._protected(rows).sum())
         self._counters["blocks_removed"] += len(rows)
 
 

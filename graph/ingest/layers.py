@@ -32,6 +32,8 @@ class LayerBook:
         if not len(rows):
             return
         blocks = self._tables.blocks
+        if authority is Authority.INFERRED:  # seen again: what was said of its worth stands
+            rows = rows[blocks.layer[rows] != layer]
         worth = np.float32(DEFAULT_IMPORTANCE[layer] if importance is None else importance)
         rows = rows[self._may_state(rows, layer, worth, authority, session)]
         blocks.layer[rows] = int(layer)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+import numpy as np
+
 from ..messages.events import RequestStarted
 from ..sessions.sessions import INFERRED
 from ..tables.tables import Tables
-from ..types import NO_ROW, BlockFlag, Rows
+from ..types import NO_ROW, BlockFlag, Rows, SessionState
 from .chains import ChainLinker
 from .lineage import continued, owners
 
@@ -24,6 +26,7 @@ class RequestSessions:
         self._counters = counters
         # Running request, by its engine's column and its id → the session guessed for it.
         self._inferred: dict[tuple[int, str], int] = {}
+        self.forks = tables.forks
 
     def tenant(self, name: str | None) -> int:
         """The number of a tenant; ``NO_ROW`` for none."""
@@ -46,7 +49,10 @@ class RequestSessions:
         session = self._continued(rows, tenant)
         if session == NO_ROW:
             name = f"{INFERRED}{self._tables.name_of(engine)}/{event.request_id}"
+            parent = self._forked_from(rows, tenant)
             session = self._tables.sessions.ensure(name, tenant, now)
+            if parent != NO_ROW:
+                self.forks.forked(session, parent)
             self._take_over(session, rows)
         self._inferred[engine, event.request_id] = session
         if len(self._inferred) > _MAX_INFERRED:  # requests whose end we never heard of
@@ -64,6 +70,19 @@ class RequestSessions:
         if session == NO_ROW or sessions.tenant[session] != tenant or sessions.running[session]:
             return NO_ROW
         return NO_ROW if len(self._left_behind(rows)) else session
+
+    def _forked_from(self, rows: Rows, tenant: int) -> int:
+        """The session that alone walked the deepest block that was seen before, if it is at work
+        or waits for a tool; ``NO_ROW`` for none."""
+        sessions = self._tables.sessions
+        walked = owners(self._tables.blocks, rows)
+        unseen = np.flatnonzero(walked == NO_ROW)
+        known = int(unseen[0]) if len(unseen) else len(walked)
+        parent = int(walked[known - 1]) if known else NO_ROW
+        if parent < 0 or sessions.tenant[parent] != tenant:
+            return NO_ROW
+        at_work = sessions.state[parent] in (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
+        return parent if at_work else NO_ROW
 
     def _take_over(self, session: int, rows: Rows) -> None:
         """Assign what another session left behind of ``rows`` to this one alone."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
+from ..intents.leases import LeaseBounds, leasable
+from ..memories.recalls import MemoryBook
 from ..messages.events import RequestStarted, Segment
 from ..tables.tables import Tables
-from ..types import NO_ROW, PROTECTED_LAYERS, Authority, EdgeType, Rows, SourceLayer
+from ..types import PROTECTED_LAYERS, Authority, Rows, SourceLayer
 from .layers import LayerBook
-
-_MEMORIES_A_BLOCK: Final = 4  # MEMORY_REF edges per block; more add nothing. Chosen
 
 
 class SegmentTagger:
@@ -23,8 +22,9 @@ class SegmentTagger:
         self._tables = tables
         self._layers = layers
         self._counters = counters
+        self._memories = MemoryBook(tables)
 
-    def tag(self, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
+    def tag(self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
         """Set layers from segments, the most precious last, so that it wins a block that
         two share."""
         size = event.block_size
@@ -36,24 +36,24 @@ class SegmentTagger:
             covered = rows[first:last] if segment.end > segment.start else rows[:0]
             layer, authority = SourceLayer(segment.layer), Authority(segment.authority)
             self._layers.state(covered, layer, segment.importance, authority, session)
-            if segment.layer in PROTECTED_LAYERS:
+            if segment.layer in PROTECTED_LAYERS and authority is not Authority.INFERRED:
                 self._counters["blocks_protected"] += len(covered)
             if segment.name is not None:
                 blocks = self._tables.blocks
                 blocks.identity[covered] = self._tables.segment_names.intern(segment.name)
                 blocks.chunk[covered] = np.minimum(np.arange(len(covered)), 65_535)
+            if segment.pinned_s:
+                self._lease(engine, covered, segment.pinned_s, now)
             if segment.memory_id is not None:
-                self._refer_to_memory(covered, segment, now)
+                self._memories.refer(covered, segment, session, now)
 
-    def _refer_to_memory(self, rows: Rows, segment: Segment, now: float) -> None:
-        memory = self._tables.memories.intern(segment.memory_id or "")
-        known = self._tables.blocks.sums_of(EdgeType.MEMORY_REF).degree[rows]
-        rows = rows[known < _MEMORIES_A_BLOCK]
-        if memory == NO_ROW or not len(rows):
-            return
-        targets = np.full(len(rows), memory, dtype=np.int32)
-        weights = self._tables.blocks.importance[rows].astype(np.float32)
-        self._tables.edges.upsert(EdgeType.MEMORY_REF, rows, targets, weights, now)
+    def _lease(self, engine: int, rows: Rows, seconds: float, now: float) -> None:
+        """Lease blocks that a request states, as far as leases may; a longer lease stands."""
+        bounds = LeaseBounds()
+        kept = leasable(self._tables, bounds, rows, now, arriving=engine) if len(rows) else rows
+        until = now + min(seconds, bounds.longest_s)
+        pinned = self._tables.blocks.for_writing("pinned_until")
+        pinned[kept] = np.maximum(pinned[kept], until)
 
 
 def _affordable(segments: Sequence[Segment], blocks: int, size: int) -> list[Segment]:

@@ -75,13 +75,14 @@ class TurnRecorder:
         session = self._sessions.of_request(engine, event, rows, now)
         self._note_regret(engine, event, rows, session, now)
         self._tables.history.started(engine, event, session, rows, now)
-        self._segments.tag(event, rows, session, now)
+        self._segments.tag(engine, event, rows, session, now)
         if not _is_tip(event, rows):
             self._sessions.supersede(session, rows)
             self._tables.sessions.reach[session] = len(rows)
         self._sessions.own(session, rows, event.tenant)
         self._tables.sessions.begin_turn(session, engine, now, event.prompt_tokens)
         self._mark_tip(session, rows)
+        self._sessions.forks.works(session, now)
 
     def _finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
         """Apply a request's end: its new blocks are generated text, its session is as it says."""
@@ -107,6 +108,7 @@ class TurnRecorder:
         if event.reason == CUT_AT_A_LENGTH:
             self._tables.sessions.cut_short(session)
         self._signal(session, event.session_ended, event, now)
+        self._sessions.forks.works(session, now)
 
     def signalled(self, event: SessionSignal, now: float) -> bool:
         """Apply what a caller says a session is doing; False if it is unknown."""

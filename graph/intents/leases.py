@@ -28,15 +28,18 @@ class LeaseBounds:
     longest_s: float = 900.0
 
 
-def leasable(tables: Tables, bounds: LeaseBounds, rows: Rows, now: float) -> Rows:
+def leasable(
+    tables: Tables, bounds: LeaseBounds, rows: Rows, now: float, arriving: int | None = None
+) -> Rows:
     """The first of ``rows``, all of one tenant, that may be leased together.
 
-    Blocks that are in no pool are left out. In each pool that holds some of them, the leases of
+    Blocks that are in no pool are left out, unless they are about to be in that of the engine
+    ``arriving``. In each pool that holds some of them, the leases of
     others count, and so do those of the same tenant.
     """
     blocks = tables.blocks
-    resident = (blocks.tiers[:, rows] & int(Tier.HOT)).any(axis=0)
-    rows = rows[resident]
+    if arriving is None:
+        rows = rows[(blocks.tiers[:, rows] & int(Tier.HOT)).any(axis=0)]
     if not len(rows):
         return rows
     tenant = int(blocks.tenant[rows[0]])
@@ -45,6 +48,7 @@ def leasable(tables: Tables, bounds: LeaseBounds, rows: Rows, now: float) -> Row
     fitting = np.ones(len(rows), dtype=np.bool_)
     for engine, pool in tables.pool_blocks.items():
         here = (blocks.tiers[engine, rows] & int(Tier.HOT)) != 0
+        here |= engine == arriving
         fitting &= ~here | (np.cumsum(here) <= _room(tables, bounds, engine, pool, others, tenant))
     leased: Rows = rows[fitting]
     return leased

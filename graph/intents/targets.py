@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import GraphError
+from ..memories.memory_blocks import blocks_of_memory
 from ..queries.lookup import row_of
 from ..tables.tables import Tables
-from ..types import NO_ROW, EdgeType, Rows
+from ..types import NO_ROW, Rows
 from .intent import Target
 
 
@@ -67,8 +68,5 @@ def _of_identity(tables: Tables, name: str) -> Rows:
 
 
 def _of_memory(tables: Tables, name: str) -> Rows:
-    number, edges = tables.memories.find(name), tables.edges
-    if number == NO_ROW or not edges.counts[EdgeType.MEMORY_REF]:
-        return np.empty(0, dtype=np.int32)
-    links = edges.of_kind(EdgeType.MEMORY_REF)
-    return np.unique(edges.source[links[edges.target[links] == number]]).astype(np.int32)
+    number = tables.memories.find(name)
+    return blocks_of_memory(tables.edges, number)

@@ -121,7 +121,7 @@ class Departures:
             rule[named & (state == SessionState.ENDED) & ~shared] = Rule.SESSION_OVER
             superseded = (blocks.flags[rows] & int(BlockFlag.SUPERSEDED)) != 0
             rule[named & superseded] = Rule.SUPERSEDED
-        rule[_IS_PROTECTED[blocks.layer[rows]]] = Rule.PROTECTED_LAYER
+        rule[_IS_PROTECTED[blocks.layer[rows]] & (blocks.stated[rows] != 0)] = Rule.PROTECTED_LAYER
         return rule
 
     def reset(self, engine: int) -> None:

@@ -68,7 +68,8 @@ class BlocksResident(Event, tag=5, frozen=True):
 
 
 class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The meaning of prompt tokens ``[start, end)``, as the caller stated it."""
+    """The meaning of prompt tokens ``[start, end)``, as somebody stated it, or
+    as it is inferred."""
 
     layer: Annotated[int, msgspec.Meta(ge=0, le=9)]  # types.SourceLayer
     start: Count
@@ -76,7 +77,8 @@ class Segment(msgspec.Struct, array_like=True, frozen=True, gc=False):
     importance: Unit | None = None
     name: Name | None = None
     memory_id: Name | None = None
-    authority: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1  # types.Authority: who states it
+    authority: Annotated[int, msgspec.Meta(ge=0, le=2)] = 1  # types.Authority: who states it
+    pinned_s: Seconds | None = None  # a lease on its blocks
 
 
 class RequestStarted(Event, tag=6, frozen=True):

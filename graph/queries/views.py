@@ -156,6 +156,7 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
         "state": SessionState(int(sessions.state[row])).name.lower(),
         "turns": int(sessions.turns[row]),
         "last_stop": StopReason(int(sessions.stop[row])).name.lower(),
+        "forked_from": _parent(tables, row),
         "waits_for": sessions.tools.name(int(sessions.tool[row])),
         "mean_gap_s": round(float(sessions.gap[row]), 3),
         "idle_s": round(now - float(sessions.last_seen[row]), 3),
@@ -170,6 +171,11 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
         "blocks_superseded": int(is_superseded(view, mine).sum()),
         "tip": None if tip == NO_ROW else _block(tables, tip),
     }
+
+
+def _parent(tables: Tables, row: int) -> str | None:
+    parent = tables.forks.parent_of(row)
+    return None if parent == NO_ROW else tables.sessions.names[parent]
 
 
 def session_row(tables: Tables, name: str, tenant: str | None) -> int:

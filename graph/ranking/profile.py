@@ -49,6 +49,8 @@ class Rules:
             lose their protection. Chosen: half of a pool still serves those who protect nothing.
         tenant_share: Share of a pool that one named tenant may protect. Chosen: two tenants cannot
             take all that may be protected from a third.
+        inferred_share: Share of a pool that system texts may protect of which nobody said so, each
+            that several requests began with, for ``INFERRED_S`` after its last use.
         reserved: Blocks of each pool that are kept for sessions which come back; below 1 a share of
             the pool.
         horizon_s: A session that is expected back within these seconds is due.
@@ -59,6 +61,7 @@ class Rules:
     protected_layers: frozenset[SourceLayer] = PROTECTED_LAYERS
     protected_share: float = 0.5
     tenant_share: float = 0.25
+    inferred_share: float = 0.0
     reserved: float = 0.0
     horizon_s: float = 3.0
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..columns.whole_chains import Mask, keep_chains_whole
 from ..tables.blocks import Selection
-from ..types import NO_ROW, BlockFlag, Rows, SessionState, Tier
+from ..types import NO_ROW, Authority, BlockFlag, Rows, SessionState, Tier
 from .view import View
 
 _APART: Final = 1024.0  # more than chains lower a score by, however long they are
@@ -18,6 +18,9 @@ _APART: Final = 1024.0  # more than chains lower a score by, however long they a
 _CHANCE: Final = 0.05
 """Of a return, below which a session holds no room any more. Chosen: with the chances that
 conversations teach, a session has it for ten minutes after its second turn."""
+INFERRED_S: Final = 600.0
+"""How long after its last use a system text is protected of which nobody said so: as long as a
+session counts as live."""
 
 
 def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
@@ -33,6 +36,10 @@ def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
     """
     beyond = np.zeros(len(picked), dtype=np.bool_)
     pool = view.tables.pool_blocks.get(view.engine)
+    inferred = protected & is_inferred(view, picked)
+    if inferred.any():
+        beyond |= inferred & ~_inferred_within(view, picked, inferred, pool or 0)
+        protected = protected & ~inferred
     if pool is None:
         return beyond
     rules = view.rules
@@ -70,6 +77,22 @@ def _costs(picked: Selection, hot: Mask, places: Rows) -> npt.NDArray[np.int64]:
     keeper[places] = np.arange(nobody) * _APART
     first = np.ceil(keep_chains_whole(keeper, picked.parents())[hot] / _APART)
     return np.bincount(first.astype(np.int64), minlength=nobody + 1)[:nobody]
+
+
+def _inferred_within(view: View, picked: Selection, inferred: Mask, pool: int) -> Mask:
+    """bool ``[len(picked)]``: those within the share of the pool that what is inferred may keep."""
+    hot = (picked.of(view.blocks.tiers[view.engine]) & int(Tier.HOT)) != 0
+    places = np.flatnonzero(hot & inferred)
+    places = places[_most_precious_first(view, Selection(view.blocks, picked.rows[places]))]
+    kept = np.cumsum(_costs(picked, hot, places)) <= int(view.rules.inferred_share * pool)
+    within = np.zeros(len(picked), dtype=np.bool_)
+    within[places[kept]] = True
+    return within
+
+
+def is_inferred(view: View, picked: Selection) -> Mask:
+    """Whether nobody said which layer the block is of."""
+    return np.asarray(picked.of(view.blocks.stated) == int(Authority.INFERRED))
 
 
 def _most_precious_first(view: View, picked: Selection) -> npt.NDArray[np.intp]:

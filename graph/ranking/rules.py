@@ -18,7 +18,7 @@ from ..tables.blocks import Selection
 from ..types import BlockFlag, Rows, SessionState
 from .copy_worth import COPIES
 from .policy import Scores
-from .protection import is_reserved, over_share
+from .protection import INFERRED_S, is_inferred, is_reserved, over_share
 from .view import View
 
 _T = TypeVar("_T", bound=np.generic)
@@ -79,10 +79,21 @@ def is_pinned(view: View, picked: Selection) -> Mask:
 
 
 def is_protected(view: View, picked: Selection) -> Mask:
-    """Whether the block's layer is protected, and a session may still want it."""
-    protected = np.zeros(256, dtype=np.bool_)
-    protected[[int(layer) for layer in view.rules.protected_layers]] = True
-    return np.asarray(np.take(protected, picked.of(view.blocks.layer)) & ~is_over(view, picked))
+    """Whether the block's layer is protected, somebody said which it is, and a session may still
+    want it.
+
+    Of a block whose layer is inferred: whether it was used lately, and not once only, where such
+    may be protected.
+    """
+    layers = np.zeros(256, dtype=np.bool_)
+    layers[[int(layer) for layer in view.rules.protected_layers]] = True
+    protected = np.take(layers, picked.of(view.blocks.layer))
+    inferred = protected & is_inferred(view, picked)
+    if inferred.any():
+        lately = picked.last_used() >= view.now - INFERRED_S
+        again = picked.of(view.blocks.walkers) > 1
+        protected &= ~inferred | (lately & again & (view.rules.inferred_share > 0))
+    return np.asarray(protected & ~is_over(view, picked))
 
 
 RULES: Final = (

@@ -11,6 +11,8 @@ from ..columns.interner import Interner, TenantNames
 from ..errors import GraphError
 from ..logs.history import History
 from ..logs.no_history import NoHistory
+from ..sessions.forks import ForkBook
+from ..sessions.memory_facts import MemoryFacts
 from ..sessions.sessions import SessionTable
 from ..types import MAX_ENGINES, NO_ROW
 from .all_edges import AllEdges
@@ -69,6 +71,8 @@ class Tables:
     segment_names: Interner = field(init=False)
     tenants: TenantNames = field(init=False)
     memories: Interner = field(init=False)
+    forks: ForkBook = field(init=False)
+    memory_facts: dict[int, MemoryFacts] = field(default_factory=dict)  # by their numbers
     engines: dict[str, int] = field(default_factory=dict)  # engine id → residency column
     models: dict[int, str] = field(default_factory=dict)  # residency column → model
     pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
@@ -85,6 +89,7 @@ class Tables:
         self.edges = EdgeStore(self.blocks)
         self.all_edges = AllEdges(self.blocks, self.edges)
         self.sessions = SessionTable(self.limits.max_sessions, self.blocks.forget_sessions)
+        self.forks = ForkBook(self.sessions)
         self.segment_names = Interner(self.limits.max_names)
         self.tenants = TenantNames(self.limits.max_names)
         self.memories = Interner(self.limits.max_names)

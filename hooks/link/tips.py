@@ -16,10 +16,12 @@ def as_tip(event: AnyEvent) -> AnyEvent:
 
     At its start that is the last block that the prefix cache holds: those behind it are told as
     they are stored. At its end it is the last of all. A start that says what its blocks are (some
-    may be protected) is told whole.
+    may be protected) is told whole; what is inferred of them is left out.
     """
     if isinstance(event, RequestStarted):
-        return event if event.segments else _cut(event, event.cached_tokens // event.block_size)
+        if any(segment.authority for segment in event.segments):
+            return event
+        return _cut(replace(event, segments=()), event.cached_tokens // event.block_size)
     if isinstance(event, RequestFinished):
         return _cut(event, len(event.hashes) // _KEY)
     return event

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .settings import CONNECTOR, CONNECTOR_MODULE, ENDPOINT_KEY, ENDS_KEY, TIERS_KEY
+from .settings import CONNECTOR, CONNECTOR_MODULE, ENDPOINT_KEY, ENDS_KEY, LAYERS_KEY, TIERS_KEY
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 
 def own_transfer_config(
-    endpoint: str, tiers: TierSettings | None = None, ends: str = ""
+    endpoint: str, tiers: TierSettings | None = None, ends: str = "", layers: str = ""
 ) -> KVTransferConfig:
     """A transfer configuration with our connector.
 
     Args:
         ends: By which marks answers end, as ``EndMarks.text``; empty: nobody knows.
+        layers: With which borders messages begin, as ``BorderTable.text``; empty: nobody knows.
     """
     from vllm.config import KVTransferConfig
 
@@ -27,6 +28,8 @@ def own_transfer_config(
         extra[TIERS_KEY] = tiers.plain()
     if ends:
         extra[ENDS_KEY] = ends
+    if layers:
+        extra[LAYERS_KEY] = layers
     config = KVTransferConfig(
         kv_connector=CONNECTOR,
         kv_connector_module_path=CONNECTOR_MODULE,

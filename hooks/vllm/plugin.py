@@ -25,9 +25,11 @@ from .scheduler_hook import follow_schedulers
 from .settings import (
     CHILD_VARIABLE,
     ENDS_VARIABLE,
+    LAYERS_VARIABLE,
     PLUGIN_GROUP,
     RESERVED_CPUS_VARIABLE,
     SIDECAR_VARIABLE,
+    reads_layers,
     switched_on,
 )
 from .shapes import reason_for_no_tiers, reason_to_decline
@@ -48,7 +50,7 @@ def register() -> None:
         return
     for install in (
         _wrap_engine_config, remember_templates, follow_connectors, spare_aggregation,
-        follow_schedulers,
+        follow_schedulers, _mark_chats,
     ):  # fmt: skip
         try:
             install()
@@ -80,6 +82,17 @@ def _wrap_engine_config() -> None:
     EngineArgs.create_engine_config = create_engine_config
 
 
+def _mark_chats() -> None:
+    if not reads_layers():
+        return
+    from .chats.marked_chats import mark_chats  # not above: switched off, nothing of ours is loaded
+
+    try:
+        mark_chats()
+    except Exception as error:  # chats are then told apart by their tokens alone
+        logger.warning("kvgraph: chats are not marked (%s: %s)", type(error).__name__, error)
+
+
 def attach(config: VllmConfig, chat_template: str | None = None) -> None:
     """Have an engine with this configuration observed, by a running sidecar or one started now.
 
@@ -90,18 +103,21 @@ def attach(config: VllmConfig, chat_template: str | None = None) -> None:
     Args:
         chat_template: The one that a server was given in place of the model's.
     """
-    from .api.engine_marks import engine_marks  # not above: switched off, nothing of ours is loaded
+    from .api.engine_borders import engine_borders  # not above: switched off, nothing is loaded
+    from .api.engine_marks import engine_marks
 
     if reason := reason_to_decline(config):
         logger.warning("kvgraph: not attached: %s", reason)
         return
     tiers, endpoint = tiers_asked_for(config), sidecar_endpoint()
     user, marks = config.kv_transfer_config, engine_marks(config, chat_template)
+    borders = engine_borders(config, chat_template)
     if user is None or user.kv_connector is None:
         keep_cpu_threads(config)
-        config.kv_transfer_config = own_transfer_config(endpoint, tiers, marks)
-    elif marks:
-        os.environ[ENDS_VARIABLE] = marks  # what the user says of a transfer stays as it is
+        config.kv_transfer_config = own_transfer_config(endpoint, tiers, marks, borders)
+        return
+    handed = {ENDS_VARIABLE: marks, LAYERS_VARIABLE: borders}  # the user's configuration stays
+    os.environ.update({name: text for name, text in handed.items() if text})
 
 
 def tiers_asked_for(config: VllmConfig) -> TierSettings | None:

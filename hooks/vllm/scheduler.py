@@ -27,6 +27,7 @@ from .holding.arrivals import LiveSessions
 from .holding.holding import Holding
 from .holding.holding_queue import HoldingQueue
 from .holding.no_holding import NoHolding
+from .layers.engine_layers import engine_layers
 from .observe.change_feed import ChangeFeed
 from .observe.group import most_blocks_per_step, observed_group
 from .observe.observer import EngineObserver
@@ -110,7 +111,7 @@ class SchedulerSide:
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, bridge], self._emit, arranger.stated,
             bridge.adapted, engine_ends(config), arranger.evicted,
-            SaltedContents(self.client, group.block_size).of,
+            SaltedContents(self.client, group.block_size).of, engine_layers(config),
         )  # fmt: skip
         self._prefill = PrefillMeter.of(config)
         self._reports = [self._prefill.told_with(self.observer.pressure), *bridge.reports]

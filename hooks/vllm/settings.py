@@ -18,6 +18,13 @@ ENDS_KEY: Final = "kvgraph_ends"
 ENDS_VARIABLE: Final = "AITHER_KVCACHE_ENDS"
 """Says by which marks answers end, as JSON, or 0: nobody reads why they end. Where it is not set,
 the marks are learned from the chat template."""
+LAYERS_KEY: Final = "kvgraph_layers"
+LAYERS_VARIABLE: Final = "AITHER_KVCACHE_LAYERS"
+"""1: prompts' layers are read, and hints about messages are understood. Our own processes hand the
+borders of messages over in it, beside a connector of the user's."""
+LAYERS_BY_DEFAULT: Final = False
+SECTIONS_VARIABLE: Final = "AITHER_KVCACHE_SECTIONS"
+"""Which lines begin sections of a system text, and their layers, as a JSON object."""
 CONNECTOR: Final = "KvGraphConnector"
 CONNECTOR_MODULE: Final = "kvgraph.hooks.vllm.connector"
 PLUGIN_GROUP: Final = "vllm.general_plugins"
@@ -52,6 +59,11 @@ def admission_switched_on() -> bool:
 def reads_ends() -> bool:
     """Whether the engine may read why answers end off their last tokens."""
     return os.environ.get(ENDS_VARIABLE, "").strip().lower() not in OFF
+
+
+def reads_layers() -> bool:
+    """Whether prompts' parts are told apart by the borders of their messages."""
+    return _is_on(LAYERS_VARIABLE, LAYERS_BY_DEFAULT)
 
 
 def protect_stale_s() -> float:

@@ -129,6 +129,9 @@ class Source:
     def explain_block(self, key: int) -> dict[str, Any]:
         return self.graph.explain(key)
 
+    def explain_memory(self, name: str) -> dict[str, Any]:
+        return {"memory": name}
+
     def explain_session(self, name: str, tenant: str | None) -> dict[str, Any]:
         return self.graph.explain_session(name, tenant)
 
@@ -383,6 +386,7 @@ def test_a_server_that_is_stopped_at_once_ends(source: Source) -> None:
         "/blocks/1/explain",
         "/blocks/1/subgraph",
         "/sessions/chat/explain",
+        "/memories/m-17/explain",
         "/waiting",
         "/blocks/nonsense/explain",
     ],

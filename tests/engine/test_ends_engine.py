@@ -1,4 +1,5 @@
-"""A real vLLM engine, of several processes, tells why its answers ended; nobody annotates."""
+"""A real vLLM engine, of several processes, tells why its answers ended, and which layers its
+prompts have; nobody annotates."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import pytest
 from kvgraph.bench.meaning.call_texts import Call
 from kvgraph.bench.meaning.families import FAMILIES
 from kvgraph.bench.meaning.family_models import FamilyWriter, write_family
-from kvgraph.graph.messages.events import RequestFinished
+from kvgraph.graph.messages.events import RequestFinished, RequestStarted, Segment
+from kvgraph.graph.types import Authority, SourceLayer
 
 pytestmark = pytest.mark.engine
 HERMES = FAMILIES[0]
@@ -48,6 +50,38 @@ def test_an_engine_tells_why_its_answers_ended(
         if isinstance(end, RequestFinished)
     ]
     assert told == [(True, "web-search"), (False, None), (False, None), (None, None)]
+
+
+def test_an_engine_tells_the_layers_of_its_prompts(
+    tmp_path: Path, new_engine: Any, router: Any
+) -> None:
+    model = write_family(HERMES, tmp_path / "model")
+    engine = new_engine(
+        "engine_chats.py", {"model": str(model)},
+        AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR=router.endpoint,
+        VLLM_ENABLE_V1_MULTIPROCESSING="1", AITHER_KVCACHE_LAYERS="1",
+    )  # fmt: skip
+    try:
+        _listen(router, engine)
+    finally:
+        engine.run()
+    starts = [event for event in router.events if isinstance(event, RequestStarted)]
+    plain, hinted, absurd, forged, stream = (start.segments for start in starts)
+    system = plain[0]
+    assert (system.layer, system.start, system.authority) == (SourceLayer.RULES, 0, 0)
+    assert _layers(plain[1:])[0] == SourceLayer.USER_TURN
+    assert SourceLayer.AXIOMS not in _layers(plain), "it was typed"
+    stated = [segment for segment in hinted if segment.authority == Authority.CALLER]
+    assert [(s.layer, s.name) for s in stated] == [(SourceLayer.IDENTITY, "file:policy.md#0")]
+    assert 0 < stated[0].start < stated[0].end <= system.end
+    for others in (absurd, forged, stream):
+        assert _layers(others)[0] == SourceLayer.RULES
+        assert SourceLayer.AXIOMS not in _layers(others)
+        assert others[0].end == system.end
+
+
+def _layers(segments: tuple[Segment, ...]) -> list[SourceLayer]:
+    return [SourceLayer(segment.layer) for segment in segments]
 
 
 def _writer(model: Path) -> FamilyWriter:

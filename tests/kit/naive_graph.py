@@ -56,6 +56,8 @@ class NaiveBlocks:
         self.blocks: dict[int, NaiveBlock] = {}
         self.edges: dict[tuple[str, Any, Any], float] = {}
         self.pairs: dict[tuple[int, int], int] = {}
+        self.recalled: dict[str, dict[str, int]] = {}
+        self.recalls: dict[str, int] = {}
         self.swept: float | None = None
 
     def block(self, key: int) -> NaiveBlock:
@@ -132,8 +134,8 @@ class NaiveTurns(NaiveBlocks):
             if block.walkers >= 2:  # the first of a chain is linked to the root, written as itself
                 before = key if block.parent is None else block.parent
                 self.edges["prefix_share", before, key] = block.walkers
-        self.tag(event, keys)
         name = event.session or self.infer(engine, event, keys)
+        self.tag(event, keys, name)
         session = self.session(name)
         for key in keys:
             self.block(key).superseded = False
@@ -147,16 +149,37 @@ class NaiveTurns(NaiveBlocks):
         session.state = SessionState.RUNNING
         self.mark_tip(name, keys)
 
-    def tag(self, event: RequestStarted, keys: list[int]) -> None:
+    def tag(self, event: RequestStarted, keys: list[int], name: str) -> None:
         whole = [segment for segment in event.segments if segment.start < segment.end]
         for segment in sorted(whole, key=lambda each: -each.layer):
-            for key in keys[segment.start // SIZE : -(-segment.end // SIZE)]:
+            covered = keys[segment.start // SIZE : -(-segment.end // SIZE)]
+            for key in covered:
                 block = self.block(key)
                 block.layer = segment.layer
                 default = float(DEFAULT_IMPORTANCE[segment.layer])
                 block.importance = default if segment.importance is None else segment.importance
-                if segment.memory_id:
-                    self.edges["memory_ref", key, segment.memory_id] = block.importance
+            if segment.memory_id and covered:
+                self.recall(segment.memory_id, covered, segment.importance is None, name)
+
+    def recall(self, memory: str, keys: list[int], gains: bool, name: str) -> None:
+        """Another session, or another place, makes all blocks of a memory dearer."""
+        refer = [(key, target) for kind, key, target in self.edges if kind == "memory_ref"]
+        linked = {key for key, target in refer if target == memory}
+        sessions = self.recalled.setdefault(memory, {})
+        carried = name in sessions and {key for key, _ in refer}.issuperset(keys)
+        if not carried and (name not in sessions or not linked.issuperset(keys)):
+            sessions[name] = sessions.pop(name, 0)
+            self.recalls[memory] = self.recalls.get(memory, 0) + 1
+            self.value(memory, linked)
+        if gains:
+            self.value(memory, set(keys))
+        for key in keys:
+            self.edges["memory_ref", key, memory] = self.block(key).importance
+
+    def value(self, memory: str, keys: set[int]) -> None:
+        worth = 1 - 0.5 * 0.9 ** (self.recalls[memory] - 1)
+        for key in keys if self.recalls[memory] > 1 else ():
+            self.block(key).importance = max(self.block(key).importance, worth)
 
     def infer(self, engine: str, event: RequestStarted, keys: list[int]) -> str:
         name = self.continued(keys)

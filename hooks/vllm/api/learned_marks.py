@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from ..ends.end_marks import BRACKETS, EndMarks
-from .probes import ANSWER, CALL_IDS, KEY, RESULT, TOOL, VALUE, Probes
+from .probes import ANSWER, CALL_IDS, KEY, RESULT, TOOL, VALUE, Probes, text_place
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -71,11 +71,11 @@ class _Call(NamedTuple):
         """Where the call differs from ``prose``; None if it does not show the tool's name."""
         tokens = probes.called(call_id)
         first = _parting(tokens, prose)
-        closed = _token_of(probes, tokens, VALUE, first, end=True)
-        result = _token_of(probes, tokens, RESULT, first)
+        closed = text_place(probes, tokens, VALUE, first, end=True)
+        result = text_place(probes, tokens, RESULT, first)
         if closed is None or result is None or closed > result:
             return None
-        named = _token_of(probes, tokens[:closed], TOOL, first, last=True)  # schemas name it too
+        named = text_place(probes, tokens[:closed], TOOL, first, last=True)  # schemas name it too
         return None if named is None else _Call(tokens, first, named, closed, result)
 
 
@@ -102,7 +102,7 @@ def _marks(
 def _turn_ends(probes: Probes, prose: Sequence[int]) -> tuple[int, ...]:
     """The tokenizer's end, and the special token that the template puts behind an answer."""
     ends = [] if probes.end is None else [probes.end]
-    said = _token_of(probes, prose, ANSWER, 0, end=True)
+    said = text_place(probes, prose, ANSWER, 0, end=True)
     behind = [] if said is None else [token for token in prose[said:] if token in probes.special]
     return tuple(dict.fromkeys([*ends, *behind[:1]]))
 
@@ -120,7 +120,7 @@ def _opening(probes: Probes, call: _Call) -> tuple[int | None, str, str]:
 
 def _divider(probes: Probes, call: _Call) -> int | None:
     """The last special token between the tool's name and the arguments."""
-    value = _token_of(probes, call.tokens, KEY, call.named) or call.closed
+    value = text_place(probes, call.tokens, KEY, call.named) or call.closed
     tokens = call.tokens[call.named : value]
     return next((token for token in reversed(tokens) if token in probes.special), None)
 
@@ -173,32 +173,3 @@ def _parting(one: Sequence[int], other: Sequence[int]) -> int:
         if token != theirs:
             return place
     return min(len(one), len(other))
-
-
-def _token_of(
-    probes: Probes,
-    tokens: Sequence[int],
-    text: str,
-    first: int,
-    end: bool = False,
-    last: bool = False,
-) -> int | None:
-    """The place of the token in which ``text`` begins, or with ``end`` the one behind it; None if
-    it does not stand in ``tokens[first:]``.
-
-    Args:
-        last: Whether its last place is meant, not its first.
-    """
-    whole = probes.text(tokens[first:])
-    at = whole.rfind(text) if last else whole.find(text)
-    if at < 0:
-        return None
-    wanted = at + (len(text) if end else 1)
-    low, high = first + 1, len(tokens)
-    while low < high:
-        middle = (low + high) // 2
-        if len(probes.text(tokens[first:middle])) < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    return low if end else low - 1

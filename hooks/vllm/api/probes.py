@@ -20,6 +20,7 @@ KEY: Final = "zqkey"
 VALUE: Final = "zqvalue"
 ANSWER: Final = "Zqanswer"
 RESULT: Final = "Zqresult"
+DESCRIPTION: Final = "A probe."
 CALL_IDS: Final = ("zqcall001", f"functions.{TOOL}:0")
 """Names of a call: some templates want nine letters and digits, some write no other name."""
 
@@ -28,12 +29,12 @@ _TOOLS: Final[list[Message]] = [
         "type": "function",
         "function": {
             "name": TOOL,
-            "description": "A probe.",
+            "description": DESCRIPTION,
             "parameters": {"type": "object", "properties": {KEY: {"type": "string"}}},
         },
     }
 ]
-_ASKED: Final[Message] = {"role": "user", "content": "Zqquestion"}
+ASKED: Final[Message] = {"role": "user", "content": "Zqquestion"}
 
 
 class Probes:
@@ -73,23 +74,18 @@ class Probes:
     def answered(self) -> list[int]:
         """Tokens of a conversation that goes on behind an answer in prose."""
         answer = {"role": "assistant", "content": ANSWER}
-        return self._render([_ASKED, answer, {"role": "user", "content": RESULT}])
+        return self.render([ASKED, answer, {"role": "user", "content": RESULT}])
 
     def called(self, call_id: str, with_result: bool = True) -> list[int]:
         """Tokens of a conversation with a tool call, and its result if that is wanted."""
-        function = {"name": TOOL, "arguments": f'{{"{KEY}": "{VALUE}"}}'}
-        call = {"id": call_id, "type": "function", "function": function}
-        messages = [_ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
-        if with_result:
-            result = {"role": "tool", "tool_call_id": call_id, "name": TOOL, "content": RESULT}
-            messages.append(result)
-        return self._render(messages)
+        return self.render([ASKED, *called(call_id)[: None if with_result else 1]])
 
-    def _render(self, messages: Sequence[Message]) -> list[int]:
+    def render(self, messages: Sequence[Message], tools: bool = True) -> list[int]:
+        """Tokens of a conversation, with a description of the tool if ``tools``."""
         from vllm.renderers import ChatParams
 
         asked = {
-            "tools": copy.deepcopy(_TOOLS), "tokenize": True,
+            "tools": copy.deepcopy(_TOOLS) if tools else None, "tokenize": True,
             "add_generation_prompt": False, "continue_final_message": False,
         }  # fmt: skip
         params = ChatParams(chat_template=self._template, chat_template_kwargs=asked)
@@ -99,6 +95,45 @@ class Probes:
         if tokens is None:
             tokens = self._tokenizer.encode(prompt["prompt"], add_special_tokens=False)
         return list(tokens)
+
+
+def called(call_id: str) -> list[Message]:
+    """A call of the tool, and its result."""
+    function = {"name": TOOL, "arguments": f'{{"{KEY}": "{VALUE}"}}'}
+    call = {"id": call_id, "type": "function", "function": function}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call_id, "name": TOOL, "content": RESULT},
+    ]
+
+
+def text_place(
+    probes: Probes,
+    tokens: Sequence[int],
+    text: str,
+    first: int,
+    end: bool = False,
+    last: bool = False,
+) -> int | None:
+    """The place of the token in which ``text`` begins, or with ``end`` the one behind it; None if
+    it does not stand in ``tokens[first:]``.
+
+    Args:
+        last: Whether its last place is meant, not its first.
+    """
+    whole = probes.text(tokens[first:])
+    at = whole.rfind(text) if last else whole.find(text)
+    if at < 0:
+        return None
+    wanted = at + (len(text) if end else 1)
+    low, high = first + 1, len(tokens)
+    while low < high:
+        middle = (low + high) // 2
+        if len(probes.text(tokens[first:middle])) < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low if end else low - 1
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:

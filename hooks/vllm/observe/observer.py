@@ -43,7 +43,7 @@ def _nobody_asks(keys: Sequence[int]) -> None:
     pass
 
 
-def _as_told(event: RequestFinished, request: Request) -> AnyEvent | Later:
+def _as_told(event: AnyEvent, request: Request) -> AnyEvent | Later:
     return event
 
 
@@ -65,6 +65,7 @@ class EngineObserver:
         ended: What to emit at a request's end, for what callers say of it.
         gone: Is told which keys the engine evicted, when that is worked through.
         contents: What a request says, where that is to be told apart from its salt.
+        began: What to emit at its start, likewise.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class EngineObserver:
         ended: Callable[[RequestFinished, Request], AnyEvent | Later] = _as_told,
         gone: Callable[[Sequence[int]], None] = _nobody_asks,
         contents: Callable[[Request], PromptDigests | None] = _nothing,
+        began: Callable[[RequestStarted, Request], AnyEvent | Later] = _as_told,
     ) -> None:
         self.stored = 0  # blocks, since the start
         self._pool = pool
@@ -86,7 +88,7 @@ class EngineObserver:
         self._reporter = ChangeReporter(group, index, gone)
         self._index, self._listeners = index, listeners
         self._emit, self._stated, self._adapted = emit, stated, adapted
-        self._ended, self._contents = ended, contents
+        self._ended, self._began, self._contents = ended, began, contents
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
@@ -133,7 +135,7 @@ class EngineObserver:
             loading_tokens=to_load,
             reads_cache=not getattr(request, "skip_reading_prefix_cache", False),
         )
-        self._emit(LateHashes(event, hashes, self._contents(request)))
+        self._emit(LateHashes(self._began(event, request), hashes, self._contents(request)))
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """Note that a request ended, and that its blocks are about to be freed."""

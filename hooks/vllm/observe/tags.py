@@ -1,7 +1,7 @@
 """What a caller says of a request in ``kv_transfer_params["kvgraph"]``.
 
     {"segments": [{"layer": "rules", "start": 0, "end": 96, "importance": 0.9,
-                   "name": "policy.md", "memory_id": "m-17"}],
+                   "name": "policy.md", "memory_id": "m-17", "pinned": 60}],
      "tenant": "acme", "session": "chat-7",
      "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash",
      "session_ended": false, "recall": true}
@@ -46,7 +46,9 @@ class Meaning:
 
 
 NO_MEANING: Final = Meaning()
-_SEGMENT_KEYS: Final = frozenset({"layer", "start", "end", "importance", "name", "memory_id"})
+_SEGMENT_KEYS: Final = frozenset(
+    {"layer", "start", "end", "importance", "name", "memory_id", "pinned"}
+)
 
 
 class TagReader:
@@ -142,6 +144,7 @@ class TagReader:
             self._optional("segments.name", item.get("name"), _name),
             self._optional("segments.memory_id", item.get("memory_id"), _name),
             int(authority),
+            self._optional("segments.pinned", item.get("pinned"), _lease),
         )
 
     def _optional(self, name: str, value: object, read: Callable[[object], T]) -> T | None:
@@ -174,6 +177,12 @@ def _flag(value: object) -> bool:
 
 def _seconds(value: object) -> float:
     return _number(value, MAX_SECONDS)
+
+
+def _lease(value: object) -> float | None:
+    if isinstance(value, bool):
+        return MAX_SECONDS if value else None
+    return _seconds(value)
 
 
 def _unit(value: object) -> float:

@@ -11,11 +11,18 @@ from rich.console import Console
 
 from ..figures import Figures
 from ..paper.quiet import only_errors
+from .chat_layers import Labelled, judge_layers
 from .families import FAMILIES
+from .forgery_judge import believed
 from .stops import Judged, judge
+from .survival import Survival, survival, write_chat_model
 
 _ANSWERS: Final = 60  # of each kind and family
+_CHATS: Final = 48  # of each family
+_FORGERIES: Final = 40  # of each family
 _QUICK: Final = 8
+_TURNS: Final = 200
+_QUICK_TURNS: Final = 30
 
 Say = Callable[[str], None]
 
@@ -31,7 +38,53 @@ def run(progress: bool = True, quick: bool = False, seed: int = 1) -> Figures:
     figures = Figures("meaning")
     with only_errors():
         _add_stops(figures, _QUICK if quick else _ANSWERS, seed, console.print)
+        _add_layers(figures, _QUICK if quick else _CHATS, seed, console.print)
+        _add_forgeries(figures, _QUICK if quick else _FORGERIES, seed, console.print)
+    _add_survival(figures, _QUICK_TURNS if quick else _TURNS, seed, console.print)
     return figures
+
+
+def _add_survival(figures: Figures, turns: int, seed: int, say: Say) -> None:
+    arms = {"stock": (False, False), "graph": (True, False), "graph, busy": (True, True)}
+    found: dict[str, Survival] = {}
+    with tempfile.TemporaryDirectory(prefix="kvgraph-meaning-") as scratch:
+        model = write_chat_model(Path(scratch, "model"))
+        for name, (graph, busy) in arms.items():
+            found[name] = survival(model, graph, Path(scratch), turns, seed, busy)
+            say(f"{name}: {found[name]}")
+    unit = "of turns"
+    figures.add("identity_survival", found["graph"].turns, unit, "1")
+    figures.add("identity_survival_busy", found["graph, busy"].turns, unit, "1")
+    figures.add("stock_identity_survival", found["stock"].turns, unit, "< 1")
+
+
+def _add_layers(figures: Figures, count: int, seed: int, say: Say) -> None:
+    judged: dict[str, dict[str, Labelled]] = {}
+    with tempfile.TemporaryDirectory(prefix="kvgraph-meaning-") as scratch:
+        for family in FAMILIES:
+            done = judged[family.name] = judge_layers(
+                family, Path(scratch, family.name), count, seed
+            )
+            for way, each in done.items():
+                say(f"{family.name}, {way}: {each.accuracy:.4f} {dict(each.wrong)}")
+    for way in ("chat", "stream"):
+        least = min(done[way].accuracy for done in judged.values())
+        figures.add(f"layer_accuracy_{way}", least, "of a family's tokens, the least", "≥ 0.99")
+        for name, done in judged.items():
+            figures.add(f"layer_accuracy_{way}_{name}", done[way].accuracy, "of tokens", "≥ 0.99")
+
+
+def _add_forgeries(figures: Figures, count: int, seed: int, say: Say) -> None:
+    found: dict[str, list[str]] = {"chat": [], "stream": []}
+    with tempfile.TemporaryDirectory(prefix="kvgraph-meaning-") as scratch:
+        for family in FAMILIES:
+            done = believed(family, Path(scratch, family.name), count, seed)
+            for way, each in done.items():
+                found[way] += each
+                say(f"{family.name}, {way}: {len(each)} believed {sorted(set(each))}")
+    prompts = f"of {count * len(FAMILIES)} prompts"
+    figures.add("forgeries_believed", len(found["chat"]), prompts, "0")
+    figures.add("forgeries_believed_stream", len(found["stream"]), prompts, "0")
 
 
 def _add_stops(figures: Figures, count: int, seed: int, say: Say) -> None:

@@ -192,3 +192,56 @@ def test_an_engine_that_never_said_how_large_it_is_has_no_bound() -> None:
     world.graph.tables.pool_blocks.clear()
     world.say("a", RULES, *range(100, 200))
     assert len(world.protected()) == 100
+
+
+# Inferred ---------------------------------------------------------------------------------------
+
+
+def infer(world: World, *keys: int, sessions: str = "rs") -> None:
+    """Requests of these sessions whose whole prompts are inferred to be a system text."""
+    for session in sessions:
+        world.say(None, RULES, *keys, session=session, authority=Authority.INFERRED)
+
+
+def test_what_is_inferred_is_protected_only_where_that_is_asked_for(world: World) -> None:
+    infer(world, 1, 2)
+    assert world.layer(1) == "rules"
+    assert world.protected() == set()
+    world.graph.configure(Rules(inferred_share=0.1))
+    assert world.protected() == {1, 2}
+
+
+def test_it_is_protected_as_long_as_it_is_used_again_and_again(world: World) -> None:
+    world.graph.configure(Rules(inferred_share=0.1))
+    infer(world, 1, 2, sessions="r")
+    assert world.protected() == set(), "it was asked for once only"
+    infer(world, 1, 2, sessions="s")
+    assert world.protected() == {1, 2}
+    world.now += 601
+    assert world.protected() == set()
+
+
+def test_its_share_is_bounded(world: World) -> None:
+    world.graph.configure(Rules(inferred_share=0.03))
+    infer(world, 1, 2, 3, 4, 5)
+    assert world.protected() == {1, 2, 3}
+
+
+def test_what_is_inferred_takes_no_share_from_what_is_stated(world: World) -> None:
+    world.graph.configure(Rules(inferred_share=0.02, protected_share=0.03))
+    infer(world, 1, 2)
+    world.say("a", RULES, 11, 12, 13)
+    assert world.protected() == {1, 2, 11, 12, 13}
+
+
+def test_what_was_stated_stands_over_what_is_inferred(world: World) -> None:
+    world.say("a", CONTEXT, 1)
+    infer(world, 1)
+    assert world.layer(1) == "context"
+
+
+def test_what_is_inferred_again_leaves_what_was_said_of_its_worth(world: World) -> None:
+    infer(world, 1, sessions="r")
+    world.graph.tables.blocks.importance[0] = 0.25
+    infer(world, 1, sessions="s")
+    assert world.graph.explain(1)["importance"] == 0.25

@@ -1,0 +1,3 @@
+"""``kvgraph precache``: stable prefixes are computed before anybody asks, on any OpenAI-compatible
+server.
+"""

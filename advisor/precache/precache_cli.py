@@ -1,0 +1,73 @@
+"""``kvgraph precache``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..remote import RemoteError
+
+if TYPE_CHECKING:
+    from .precache_config import PrecacheConfig
+    from .warmer import Prefix, Warmed
+
+
+def precache(
+    file: Annotated[Path, typer.Argument(help="A TOML file with [server] and [[prefix]].")],
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Keep them: sweep again and again, until Ctrl-C.")
+    ] = False,
+) -> None:
+    """Have stable prefixes computed before anybody asks, on any OpenAI-compatible server."""
+    from .precache_config import read_precache  # the other commands need none of these
+    from .warmer import Prefix, Warmer
+
+    config = read_precache(file)
+    directory = file.absolute().parent
+    prefixes = [
+        Prefix(each.key(directory), each.stable(directory), each.tools, each.seconds)
+        for each in config.prefix
+    ]
+    warmer = Warmer(config.server, lease=_lease() if config.pin else None)
+    while True:
+        done = warmer.sweep(prefixes)
+        for each in done:
+            typer.echo(_line(each))
+        if not watch:
+            raise typer.Exit(1 if any(each.how == "failed" for each in done) else 0)
+        time.sleep(_pause(config, prefixes))
+
+
+def _pause(config: PrecacheConfig, prefixes: list[Prefix]) -> float:
+    """Seconds until the next sweep; half of the shortest time to live, if that is less."""
+    return min([config.sweep_s, *(each.seconds / 2 for each in prefixes)])
+
+
+def _lease() -> Callable[[str, float], bool] | None:
+    """Asks this user's only sidecar; None without one."""
+    from ..intents.intent_client import IntentClient
+
+    try:
+        client = IntentClient()
+    except RemoteError:
+        return None
+
+    def lease(key: str, seconds: float) -> bool:
+        try:
+            return client.pin(identity=key, seconds=seconds).get("answer") == "accepted"
+        except RemoteError:
+            return False
+
+    return lease
+
+
+def _line(done: Warmed) -> str:
+    if done.how == "failed":
+        return f"{done.key}: failed, and is not tried again: {done.reason}"
+    if done.how == "leased":
+        return f"{done.key}: leased"
+    return f"{done.key}: {done.how}, {done.cached:,} of {done.tokens:,} tokens were cached"

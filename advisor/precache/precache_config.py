@@ -1,0 +1,141 @@
+"""What ``kvgraph precache`` reads: a server, and the prefixes to compute on it."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ...graph.errors import ConfigError
+from ..config.whole_file import read_whole
+from .prefix_keys import SYSTEM_PREFIX, prefix_key
+from .stable_prefix import Message, stable_messages
+
+TTL_S: Final = {"5m": 300.0, "60m": 3600.0, "24h": 86_400.0}
+SWEEP_S: Final = 240.0
+LEAST_SWEEP_S: Final = 30.0
+
+HttpUrl = Annotated[str, Field(max_length=2048, pattern=r"^https?://[^\s/]+(/\S*)?$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerConfig(_Section):
+    """Where requests go.
+
+    Attributes:
+        url: Of the API, with its ``/v1``.
+        model: As the server calls it; empty: the first that it lists.
+        key_variable: The environment variable that holds the API key.
+        timeout_s: For an answer.
+    """
+
+    url: HttpUrl = "http://127.0.0.1:8000/v1"
+    model: str = ""
+    key_variable: str = "OPENAI_API_KEY"
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
+
+    @property
+    def key(self) -> str:
+        """The API key; servers without one take any."""
+        return os.environ.get(self.key_variable, "") or "none"
+
+
+class PrefixConfig(_Section):
+    """One prefix.
+
+    Attributes:
+        conversation: Whose it is; else its key is made of its texts.
+        system: The system text, or ``file:PATH`` of it, seen from the TOML file.
+        messages: What stands behind it.
+        tools: Of the requests that begin with it.
+        drop_from: The mark from which what is rendered is dropped; empty: all of it is stable.
+        ttl: How long it may be taken to last.
+    """
+
+    conversation: str = ""
+    system: str = ""
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    drop_from: str = ""
+    ttl: Literal["5m", "60m", "24h"] = "60m"
+
+    @model_validator(mode="after")
+    def _says_something(self) -> PrefixConfig:
+        if not self.system and not self.messages:
+            raise ValueError("has neither system nor messages; allowed: one of them, or both")
+        return self
+
+    @property
+    def seconds(self) -> float:
+        """The time to live."""
+        return TTL_S[self.ttl]
+
+    def stable(self, directory: Path) -> list[Message]:
+        """Its messages up to the mark.
+
+        Raises:
+            ConfigError: A file cannot be read, or the mark is missing.
+        """
+        head = [{"role": "system", "content": _text(self.system, directory)}] if self.system else []
+        whole = [*head, *map(dict, self.messages)]
+        if not self.drop_from:
+            return whole
+        return stable_messages(lambda _: whole, self.drop_from, {})
+
+    def key(self, directory: Path) -> str:
+        """By which it is known."""
+        if self.conversation:
+            return prefix_key(self.conversation)
+        if not self.messages and not self.tools:
+            return SYSTEM_PREFIX
+        texts = [str(message.get("content", "")) for message in self.stable(directory)]
+        return prefix_key(segments=texts)
+
+
+class PrecacheConfig(_Section):
+    """The whole file.
+
+    Attributes:
+        sweep_s: Between two sweeps.
+        pin: Whether a sidecar may be asked to lease what is cached still, in place of a request.
+    """
+
+    server: ServerConfig = ServerConfig()
+    prefix: Annotated[tuple[PrefixConfig, ...], Field(min_length=1)]
+    sweep_s: Annotated[float, Field(ge=LEAST_SWEEP_S, le=86_400)] = SWEEP_S
+    pin: bool = True
+
+
+def read_precache(path: Path) -> PrecacheConfig:
+    """The file's contents, checked.
+
+    Raises:
+        ConfigError: Names the key that is wrong, its value and what is allowed.
+    """
+    text = read_whole(path)
+    if not text:
+        raise ConfigError(f"{path}: there is no such file, or it is empty")
+    try:
+        return PrecacheConfig.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is no TOML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path}: {where}: {first['msg']}") from None
+
+
+def _text(text: str, directory: Path) -> str:
+    if not text.startswith("file:"):
+        return text
+    path = directory / text.removeprefix("file:")
+    found = read_whole(path)
+    if not found:
+        raise ConfigError(f"system = {text!r}: {path} cannot be read, or is empty")
+    return found

@@ -1,0 +1,43 @@
+"""A stable prefix: what all turns of a kind begin with, up to a mark from which it is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from ...graph.errors import ConfigError
+
+Message = dict[str, Any]
+Render = Callable[[Mapping[str, str]], Sequence[Message]]
+"""Makes the messages of a turn of its variables; what varies stands behind the mark."""
+
+NOTHING: Final = "."
+"""What a warming request's last message says, in place of what a user will."""
+
+
+def stable_messages(render: Render, drop_from: str, variables: Mapping[str, str]) -> list[Message]:
+    """The messages before the mark; the one that holds it is cut there.
+
+    What renders the real turns renders this, so that both begin byte for byte alike.
+
+    Args:
+        drop_from: The mark: it stands where a turn's own text begins.
+
+    Raises:
+        ConfigError: No message holds the mark: the whole turn would count as stable.
+    """
+    kept: list[Message] = []
+    for message in render({**variables, "drop_from": drop_from}):
+        content = message.get("content")
+        if isinstance(content, str) and drop_from in content:
+            before = content[: content.index(drop_from)]
+            return [*kept, {**message, "content": before}] if before else kept
+        kept.append(dict(message))
+    raise ConfigError(f"drop_from = {drop_from!r}: no message holds it")
+
+
+def warming_messages(stable: Sequence[Message]) -> list[Message]:
+    """What is sent to have a stable prefix computed: templates want a user's message at the end."""
+    if stable and stable[-1].get("role") == "user":
+        return [*stable]
+    return [*stable, {"role": "user", "content": NOTHING}]

@@ -1,0 +1,151 @@
+"""Has prefixes computed by a server, keeps them, and says what came of each."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any, Final, NamedTuple
+
+from ...graph.errors import KvGraphError
+from ..intents.client_hints import hints
+from .precache_config import ServerConfig
+from .stable_prefix import Message, warming_messages
+
+_RENEW: Final = 0.8  # of its time to live, after which a prefix that nobody touched is warmed again
+
+
+@dataclass(slots=True)
+class Prefix:
+    """A prefix that is kept.
+
+    Attributes:
+        stable: Its messages.
+        seconds: Its time to live.
+        touched: When it was last computed or leased, in monotonic seconds; None: never.
+        broken: Why it is not tried any more; empty while it is.
+    """
+
+    key: str
+    stable: list[Message]
+    tools: tuple[dict[str, Any], ...]
+    seconds: float
+    touched: float | None = None
+    broken: str = ""
+
+    def wants(self, now: float) -> bool:
+        """Whether it is to be warmed now."""
+        due = self.touched is None or now - self.touched >= _RENEW * self.seconds
+        return due and not self.broken
+
+
+class Warmed(NamedTuple):
+    """What came of one prefix.
+
+    Attributes:
+        how: ``cold``: it was computed, ``warm``: it was there, ``leased``, or ``failed``.
+        tokens: Of the prompt; 0 where the server does not say.
+        cached: Of them.
+    """
+
+    key: str
+    how: str
+    tokens: int = 0
+    cached: int = 0
+    reason: str = ""
+
+
+Ask = Callable[[str, dict[str, Any] | None], Any]
+
+
+class Warmer:
+    """Sends what makes a server compute prefixes: one token, at temperature 0.
+
+    Best effort: a prefix that a server refuses is tried no more.
+
+    Args:
+        ask: Sends a body to a path of the API, or gets the path, and returns the JSON answer.
+        lease: Asks a sidecar to lease what carries a key, for some seconds; False: it did not.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        server: ServerConfig,
+        ask: Ask | None = None,
+        lease: Callable[[str, float], bool] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._server = server
+        self._ask = ask or (lambda path, body: ask_server(server, path, body))
+        self._lease = lease
+        self._clock = clock
+        self._model = server.model
+
+    def sweep(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
+        """Warm those that want it."""
+        now = self._clock()
+        return [self._keep(each) for each in prefixes if each.wants(now)]
+
+    def _keep(self, prefix: Prefix) -> Warmed:
+        """Lease a prefix that was warm before, or else have it computed."""
+        if prefix.touched is not None and self._leased(prefix):
+            prefix.touched = self._clock()
+            return Warmed(prefix.key, "leased")
+        try:
+            answer = self._ask("/chat/completions", self._body(prefix))
+            usage = answer.get("usage") or {}
+            details = usage.get("prompt_tokens_details") or {}
+            tokens = int(usage.get("prompt_tokens") or 0)
+            cached = int(details.get("cached_tokens") or 0)
+        except (KvGraphError, AttributeError, ValueError, TypeError) as error:
+            prefix.broken = str(error)
+            return Warmed(prefix.key, "failed", reason=prefix.broken)
+        prefix.touched = self._clock()
+        return Warmed(prefix.key, "warm" if 2 * cached > tokens else "cold", tokens, cached)
+
+    def _leased(self, prefix: Prefix) -> bool:
+        return self._lease is not None and self._lease(prefix.key, prefix.seconds)
+
+    def _body(self, prefix: Prefix) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._named(), "messages": warming_messages(prefix.stable), "max_tokens": 1,
+            "temperature": 0, "stream": False,
+        }  # fmt: skip
+        if self._lease is not None:  # other servers may refuse a field that they do not know
+            body |= hints(messages=[{"role": "system", "identity": prefix.key}])
+        return {**body, "tools": list(prefix.tools)} if prefix.tools else body
+
+    def _named(self) -> str:
+        if not self._model:
+            listed = self._ask("/models", None)
+            self._model = str(listed["data"][0]["id"])
+        return self._model
+
+
+class ServerRefusalError(KvGraphError):
+    """A server did not do what was asked."""
+
+
+def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> Any:
+    """The JSON answer to a body, or to a GET without one.
+
+    Raises:
+        ServerRefusalError: It is not there, or refuses; says with which status.
+    """
+    headers = {"Authorization": f"Bearer {server.key}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(server.url.rstrip("/") + path, data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=server.timeout_s) as answer:
+            return json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ServerRefusalError(f"{server.url} answered {error.code}") from None
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", type(error).__name__)
+        raise ServerRefusalError(f"{server.url} cannot be asked: {reason}") from None

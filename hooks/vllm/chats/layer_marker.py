@@ -1,0 +1,177 @@
+"""Marks the layers of a rendered conversation, where its messages are known."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ....graph.types import SourceLayer
+from ..ends.engine_reader import decoder
+from ..layers.border_table import BorderTable
+from ..layers.layer_runs import LayerReader, Run
+from ..layers.system_sections import SectionSplitter, token_at
+
+_REMEMBERED: Final = 256  # system texts whose places are known; chosen
+_TELLING: Final = 8  # characters of a text whose place is looked for; chosen
+_DEEPEST: Final = 8  # of lists in lists in a message; chosen
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LayerMarker:
+    """Tells which borders of a prompt the template wrote, and which a message brought.
+
+    Args:
+        table: The borders of the model's messages.
+        tokenizer: vLLM's.
+    """
+
+    def __init__(self, table: BorderTable, tokenizer: Any) -> None:
+        self._table = table
+        self._decode = decoder(tokenizer)
+        self._reader = LayerReader(table)
+        self._sections = SectionSplitter(table, self._decode)
+        names = {self._decode([token]): token for token in sorted(self._reader.first_tokens)}
+        known = sorted(filter(None, names), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, known)) or r"(?!)")
+        self._systems: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+
+    def runs(
+        self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any = None
+    ) -> list[Run]:
+        """The layers of a prompt.
+
+        Args:
+            text: What was tokenized; None if it was not text.
+            messages: What was rendered, in their order.
+            extras: What else the template was given: tools, and the like.
+        """
+        forged = self._forged(tokens, text, messages, extras)
+        if forged is None:
+            return self._sections.split(tokens, self._reader.stream(tokens))
+        has_tools = bool(isinstance(extras, Mapping) and extras.get("tools"))
+        runs = _system_first(self._reader.marked(tokens, forged, has_tools))
+        if not self._table.has_system:
+            runs = self._with_system(tokens, messages, runs)
+        return self._sections.split(tokens, runs)
+
+    def _forged(
+        self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any
+    ) -> frozenset[int] | None:
+        """Where the first token of a border was typed; None where that cannot be told."""
+        if self._table.sealed:
+            return frozenset()
+        if any(self._special.search(each) for each in strings_in(extras)):
+            return None
+        typed = [each for each in strings_in(list(messages)) if self._special.search(each)]
+        if not typed:
+            return frozenset()
+        if text is None:
+            return None
+        spans = self._spans(text, messages)
+        names = [found.start() for found in self._special.finditer(text)]
+        places = [place for place, token in enumerate(tokens) if token in self._reader.first_tokens]
+        if spans is None or len(names) != len(places):
+            return None
+        inside = _inside(spans)
+        return frozenset(place for name, place in zip(names, places, strict=True) if inside(name))
+
+    def _spans(self, text: str, messages: Messages) -> list[tuple[int, int]] | None:
+        """Where the strings of messages stand in the prompt that name special tokens; None if one
+        is not found."""
+        spans, cursor = [], 0
+        for string in strings_in(list(messages)):
+            matters = self._special.search(string) is not None
+            if not matters and len(string) < _TELLING:
+                continue
+            found = find_string(text, string, cursor)
+            if found is not None:
+                spans += [found] if matters else []
+                cursor = found[1]
+            elif matters:
+                return None
+        return spans
+
+    def _with_system(self, tokens: Sequence[int], messages: Messages, runs: list[Run]) -> list[Run]:
+        """``runs`` where the system text is a part of the first user's turn."""
+        system = next((each for each in messages if each.get("role") in _SYSTEM), None)
+        content = "\n".join(strings_in(system.get("content"))).strip() if system else ""
+        turns = [at for at, run in enumerate(runs) if run.layer == SourceLayer.USER_TURN]
+        if not content or not turns:
+            return runs
+        at = turns[-1 if self._table.system_last else 0]
+        run = runs[at]
+        start, end = self._place_of(tokens[run.start : run.end], content)
+        split = [
+            Run(run.layer, run.start, run.start + start),
+            Run(int(SourceLayer.RULES), run.start + start, run.start + end),
+            Run(run.layer, run.start + end, run.end),
+        ]
+        return [*runs[:at], *(part for part in split if part.start < part.end), *runs[at + 1 :]]
+
+    def _place_of(self, tokens: Sequence[int], content: str) -> tuple[int, int]:
+        """The tokens at whose head ``content`` stands; none where it is not found."""
+        key = hashlib.blake2b(content.encode("utf-8", "surrogatepass")).digest()
+        if key not in self._systems:
+            text = self._decode(tokens)
+            at = text.find(content)
+            if at < 0:
+                return 0, 0
+            end = at + len(content) - 1
+            places = token_at(self._decode, tokens, at), token_at(self._decode, tokens, end) + 1
+            self._systems[key] = places
+            if len(self._systems) > _REMEMBERED:
+                self._systems.popitem(last=False)
+        self._systems.move_to_end(key)
+        return self._systems[key]
+
+
+_SYSTEM: Final = ("system", "developer")
+
+
+def _system_first(runs: list[Run]) -> list[Run]:
+    """``runs`` with system texts behind the first answer as context: a conversation may have any
+    number of them, and only what stands at its head is what a model is."""
+    begun, kept = False, []
+    for run in runs:
+        begun |= run.layer in (SourceLayer.GENERATION, SourceLayer.TOOL_RESULT)
+        late = begun and run.layer < SourceLayer.CAPABILITIES
+        kept.append(run._replace(layer=int(SourceLayer.CONTEXT)) if late else run)
+    return kept
+
+
+def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
+    """All strings in a message, names of fields of nested objects too, in their order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping) and depth < _DEEPEST:
+        for key, each in value.items():
+            yield from strings_in(key, depth)
+            yield from strings_in(each, depth + 1)
+    elif isinstance(value, list | tuple) and depth < _DEEPEST:
+        for each in value:
+            yield from strings_in(each, depth + 1)
+
+
+def find_string(text: str, string: str, first: int) -> tuple[int, int] | None:
+    """Where a string of a message stands in a prompt: as it is, stripped, or as JSON has it."""
+    for form in (string, string.strip(), json.dumps(string)[1:-1],
+                 json.dumps(string, ensure_ascii=False)[1:-1]):  # fmt: skip
+        at = text.find(form, first)
+        if at >= 0 and form:
+            return at, at + len(form)
+    return None
+
+
+def _inside(spans: list[tuple[int, int]]) -> Any:
+    """Whether a place is in one of ``spans``."""
+    starts = sorted(spans)
+
+    def inside(place: int) -> bool:
+        return any(start <= place < end for start, end in starts)
+
+    return inside

@@ -1,0 +1,206 @@
+"""Prefixes are computed before anybody asks: keys, what is stable, sweeps, and a server of ours."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvgraph.advisor.cli import main
+from kvgraph.advisor.precache.precache_config import ServerConfig, read_precache
+from kvgraph.advisor.precache.prefix_keys import SYSTEM_PREFIX, prefix_key
+from kvgraph.advisor.precache.stable_prefix import stable_messages, warming_messages
+from kvgraph.advisor.precache.warmer import Prefix, ServerRefusalError, Warmer
+from kvgraph.graph.errors import ConfigError
+
+STABLE = [{"role": "system", "content": "Be kind."}]
+
+
+# Keys and what is stable ------------------------------------------------------------------------
+
+
+def test_what_is_named_stands_before_what_is_stable_before_what_is_whole() -> None:
+    assert prefix_key("chat-7", ["a"], "b", {}) == "conv:chat-7"
+    assert prefix_key(None, ["a"], "b", {}).startswith("seg:")
+    assert prefix_key(None, [], "b", {}).startswith("pfx:")
+    assert prefix_key(request={"a": 1}) == prefix_key(request={"a": 1})
+    assert prefix_key(request={"a": 1}).startswith("v5:")
+    assert prefix_key(segments=["a", "b"]) != prefix_key(segments=["ab"])
+
+
+def render(variables: Any) -> list[dict[str, Any]]:
+    """What an application sends at each turn."""
+    asked = variables.get("asked", "")
+    return [*STABLE, {"role": "user", "content": f"Today: sun.\n{variables['drop_from']}{asked}"}]
+
+
+def test_a_stable_prefix_is_byte_for_byte_that_of_the_first_turn() -> None:
+    stable = stable_messages(render, "<<turn>>", {})
+    first = render({"drop_from": "", "asked": "What is this?"})
+    whole, prefix = ("".join(m["role"] + m["content"] for m in each) for each in (first, stable))
+    assert whole.startswith(prefix)
+    assert stable[-1]["content"] == "Today: sun.\n"
+    assert warming_messages(stable) == stable
+
+
+def test_a_mark_that_is_not_there_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="no message holds it"):
+        stable_messages(lambda _: STABLE, "<<turn>>", {})
+
+
+# Sweeps -----------------------------------------------------------------------------------------
+
+
+class Answers:
+    """A server's answers, one after the other; the last one stays."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.asked = list(answers), list[Any]()
+
+    def __call__(self, path: str, body: Any) -> Any:
+        self.asked.append(body)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def usage(tokens: int, cached: int) -> dict[str, Any]:
+    return {"usage": {"prompt_tokens": tokens, "prompt_tokens_details": {"cached_tokens": cached}}}
+
+
+def test_a_prefix_is_warmed_again_at_four_fifths_of_its_time() -> None:
+    now = [0.0]
+    ask = Answers(usage(100, 0), usage(100, 96))
+    warmer = Warmer(ServerConfig(model="m"), ask, clock=lambda: now[0])
+    prefix = Prefix("conv:a", STABLE, (), 300.0)
+    assert [each.how for each in warmer.sweep([prefix])] == ["cold"]
+    now[0] = 239.0
+    assert warmer.sweep([prefix]) == []
+    now[0] = 240.0
+    assert [each.how for each in warmer.sweep([prefix])] == ["warm"]
+    body = ask.asked[0]
+    assert (body["max_tokens"], body["temperature"]) == (1, 0)
+    assert "kv_transfer_params" not in body, "not every server knows it"
+
+
+def test_what_a_sidecar_leases_is_not_computed() -> None:
+    now, leased = [0.0], list[str]()
+
+    def lease(key: str, seconds: float) -> bool:
+        leased.append(key)
+        return True
+
+    ask = Answers(usage(100, 0))
+    warmer = Warmer(ServerConfig(model="m"), ask, lease, lambda: now[0])
+    prefix = Prefix("conv:a", STABLE, (), 300.0)
+    warmer.sweep([prefix])
+    now[0] = 250.0
+    assert [each.how for each in warmer.sweep([prefix])] == ["leased"]
+    assert (len(ask.asked), leased) == (1, ["conv:a"])
+    named = ask.asked[0]["kv_transfer_params"]["kvgraph"]["messages"]
+    assert named == [{"role": "system", "identity": "conv:a"}]
+
+
+@pytest.mark.parametrize("answer", [ServerRefusalError("no"), [], {"usage": 3}, {"usage": {
+    "prompt_tokens": "many"}}])  # fmt: skip
+def test_a_broken_key_is_tried_once(answer: Any) -> None:
+    now = [0.0]
+    ask = Answers(answer)
+    warmer = Warmer(ServerConfig(model="m"), ask, clock=lambda: now[0])
+    prefix = Prefix("conv:a", STABLE, (), 300.0)
+    assert [each.how for each in warmer.sweep([prefix])] == ["failed"]
+    now[0] = 1e6
+    assert warmer.sweep([prefix]) == []
+    assert len(ask.asked) == 1
+
+
+# The command ------------------------------------------------------------------------------------
+
+
+class Api(BaseHTTPRequestHandler):
+    """Lists one model, and answers with what was sent so far."""
+
+    bodies: list[Any] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        self._answer({"data": [{"id": "demo"}]})
+
+    def do_POST(self) -> None:
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self._answer(usage(100, 0 if len(self.bodies) == 1 else 96))
+
+    def _answer(self, content: Any) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def api() -> Iterator[str]:
+    Api.bodies = []
+    server = HTTPServer(("127.0.0.1", 0), Api)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def written(directory: Path, text: str) -> str:
+    path = directory / "precache.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_command_warms_what_a_file_names(
+    api: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompt.md").write_text("Be kind.")
+    file = written(
+        tmp_path,
+        f"""
+        pin = false
+        [server]
+        url = "{api}"
+        [[prefix]]
+        system = "file:prompt.md"
+        [[prefix]]
+        conversation = "chat-7"
+        ttl = "24h"
+        drop_from = "<<turn>>"
+        messages = [{{role = "user", content = "Today: sun.<<turn>>"}}]
+    """,
+    )
+    with pytest.raises(SystemExit) as ended:
+        main(["precache", file])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        f"{SYSTEM_PREFIX}: cold, 0 of 100 tokens were cached",
+        "conv:chat-7: warm, 96 of 100 tokens were cached",
+    ]
+    assert Api.bodies[0]["messages"][0] == {"role": "system", "content": "Be kind."}
+    assert Api.bodies[1]["messages"] == [{"role": "user", "content": "Today: sun."}]
+    assert {body["model"] for body in Api.bodies} == {"demo"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "no such file"), ("[", "is no TOML"), ("[[prefix]]\nttl = '5m'", "neither"),
+        ("[[prefix]]\nsystem = 'a'\nttl = '2h'", "ttl"),
+        ("sweep_s = 5\n[[prefix]]\nsystem = 'a'", "sweep_s"), ("[server]\nurl = 'ftp://x'", "url"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_file_is_told(text: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        read_precache(Path(written(tmp_path, text)))

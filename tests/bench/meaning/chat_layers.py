@@ -1,0 +1,170 @@
+"""``layer_accuracy``: which layer each token of a conversation is taken for.
+
+The way is the engine's: the borders are learned with vLLM's renderer, vLLM renders the chats, and
+what the API process marks, or the tokens alone, are read as for a request's start.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ...graph.types import LAYER_BY_NAME, LAYER_NAMES, SourceLayer
+from ...hooks.vllm.api.learned_borders import learn_borders
+from ...hooks.vllm.chats.layer_marker import LayerMarker
+from ...hooks.vllm.layers.border_table import SECTIONS, BorderTable
+from ...hooks.vllm.layers.layer_runs import LayerReader, Run
+from ...hooks.vllm.layers.system_sections import SectionSplitter
+from .families import Family
+from .family_models import family_config, write_family
+from .made_chats import ChatMaker, MadeChat, Told
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+SECTION_LAYERS: Final = {line: int(LAYER_BY_NAME[name]) for line, name in SECTIONS.items()}
+
+
+@dataclass
+class Labelled:
+    """How many tokens of one family's conversations were taken for what they are.
+
+    Attributes:
+        wrong: Tokens by what they are and what they were taken for.
+    """
+
+    tokens: int = 0
+    right: int = 0
+    wrong: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of tokens."""
+        return self.right / max(1, self.tokens)
+
+    def add(self, truth: int, taken: int | None) -> None:
+        """Count one token."""
+        self.tokens += 1
+        self.right += truth == taken
+        if truth != taken:
+            name = "nothing" if taken is None else LAYER_NAMES[taken]
+            self.wrong[f"{LAYER_NAMES[truth]} for {name}"] += 1
+
+
+class FamilyChats:
+    """A family's renderer, and what was learned of it.
+
+    Args:
+        directory: Where its model is written; must not exist.
+    """
+
+    def __init__(self, family: Family, directory: Path) -> None:
+        from vllm.renderers import renderer_from_config
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.config: VllmConfig = family_config(family, write_family(family, directory))
+        self.table: BorderTable | None = learn_borders(self.config, SECTION_LAYERS)
+        self._renderer = renderer_from_config(self.config)
+        self.tokenizer = self._renderer.get_tokenizer()
+
+    def close(self) -> None:
+        """Give the renderer's threads back."""
+        self._renderer.shutdown()
+
+    def rendered(self, chat: MadeChat) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """The parsed conversation, its prompt, and what else the template was given."""
+        from vllm.renderers import ChatParams
+
+        is_text = type(self._renderer).__name__ != "MistralRenderer"
+        extras = {"tools": chat.tools, "tokenize": not is_text, "add_generation_prompt": True}
+        params = ChatParams(chat_template_kwargs=extras)
+        conversations, prompts = self._renderer.render_chat([chat.messages], params)
+        return conversations[0], prompts[0], {"tools": chat.tools}
+
+
+def judge_layers(family: Family, directory: Path, count: int, seed: int) -> dict[str, Labelled]:
+    """Read ``count`` conversations, as marked chats and as streams of tokens."""
+    chats = FamilyChats(family, directory)
+    try:
+        judged = {"chat": Labelled(), "stream": Labelled()}
+        if chats.table is None:
+            return judged
+        for chat in ChatMaker(f"{seed}/{family.name}").chats(count):
+            _judge(chats, chats.table, chat, judged)
+        return judged
+    finally:
+        chats.close()
+
+
+def _judge(
+    chats: FamilyChats, table: BorderTable, chat: MadeChat, judged: dict[str, Labelled]
+) -> None:
+    from ...hooks.vllm.ends.engine_reader import decoder
+
+    decode = decoder(chats.tokenizer)
+    try:
+        messages, prompt, extras = chats.rendered(chat)
+    except Exception:  # some templates want other calls, or no system text
+        return
+    tokens = prompt["prompt_token_ids"]
+    marked = LayerMarker(table, chats.tokenizer).runs(
+        tokens, prompt.get("prompt"), messages, extras
+    )
+    streamed = SectionSplitter(table, decode).split(tokens, LayerReader(table).stream(tokens))
+    ends = [len(decode(tokens[: count + 1])) for count in range(len(tokens))]
+    text = decode(tokens)
+    first_user = text.find(next(t for t in chat.told if t.layer is SourceLayer.USER_TURN).first)
+    for name, runs in (("chat", marked), ("stream", streamed)):
+        taken = painted(runs, len(tokens))
+        for truth, place in _truths(chat.told, text, ends):
+            seen = truth if name == "chat" else _seen(truth, table, place, first_user, ends, text)
+            judged[name].add(int(seen), taken[place])
+
+
+def painted(runs: Sequence[Run], count: int) -> list[int | None]:
+    """The layer of each token; None where nobody says."""
+    taken: list[int | None] = [None] * count
+    for run in runs:
+        taken[run.start : run.end] = [run.layer] * (min(run.end, count) - run.start)
+    return taken
+
+
+def _truths(
+    told: Sequence[Told], text: str, ends: Sequence[int]
+) -> Iterator[tuple[SourceLayer, int]]:
+    """Every token that lies in one of the texts, and what that text is."""
+    for each in told:
+        first, last = text.find(each.first), text.find(each.last)
+        if first < 0 or last < 0:
+            continue
+        stop = last + len(each.last)
+        for place, end in enumerate(ends):
+            begin = ends[place - 1] if place else 0
+            if first <= begin and end <= stop and begin < end:
+                yield each.layer, place
+
+
+def _seen(
+    truth: SourceLayer,
+    table: BorderTable,
+    place: int,
+    first_user: int,
+    ends: Sequence[int],
+    text: str,
+) -> SourceLayer:
+    """What a text is, as far as tokens can show it: a system text that is a part of a user's turn
+    is that, and so are tools that are described behind the first such turn."""
+    of_head = truth < SourceLayer.TOOL_RESULT
+    if of_head and truth is not SourceLayer.CAPABILITIES and not table.has_system:
+        return SourceLayer.USER_TURN
+    if of_head and ends[place] > first_user:
+        return SourceLayer.USER_TURN
+    return truth
+
+
+Judge = Callable[[Family, Path, int, int], dict[str, Labelled]]

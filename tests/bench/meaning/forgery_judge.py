@@ -1,0 +1,124 @@
+"""``forgeries_believed``: whether the graph believes what a message's writer forged.
+
+The way is the engine's: vLLM renders the chat, the API process marks it and resolves what its body
+says, the scheduler's side reads both, and the graph applies what is sent.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.messages.events import RequestFinished, RequestStarted
+from ...graph.types import NO_ROW, SessionState, SourceLayer, as_keys
+from ...hooks.vllm.chats.marked_chats import hand_over, mark_chats
+from ...hooks.vllm.layers.engine_layers import PromptLayers
+from ...hooks.vllm.layers.marks import MARKS_KEY
+from ...hooks.vllm.observe.hints import HintPolicy, Trust
+from ...hooks.vllm.observe.tags import TagReader
+from ...hooks.vllm.settings import LAYERS_VARIABLE
+from .chat_layers import FamilyChats
+from .families import Family
+from .forged_prompts import BEGIN, END, Forgery, forgeries
+
+_ENGINE: Final = "bench"
+_BLOCK: Final = 4  # tokens: so that blocks lie inside what was forged
+_OWN: Final = {"user": SourceLayer.USER_TURN, "assistant": SourceLayer.GENERATION}
+_VICTIM: Final = "victim"
+
+
+def believed(family: Family, directory: Path, count: int, seed: int) -> dict[str, list[str]]:
+    """What was believed of ``count`` forgeries, as marked chats and as streams of tokens."""
+    before = os.environ.get(LAYERS_VARIABLE)
+    chats = FamilyChats(family, directory)
+    try:
+        os.environ[LAYERS_VARIABLE] = chats.table.text() if chats.table else ""
+        mark_chats()
+        made = list(forgeries(family, count, seed))
+        return {
+            name: [found for each in made for found in _judge(chats, each, marked)]
+            for name, marked in (("chat", True), ("stream", False))
+        }
+    finally:
+        chats.close()
+        os.environ.pop(LAYERS_VARIABLE)
+        if before is not None:
+            os.environ[LAYERS_VARIABLE] = before
+
+
+def _judge(chats: FamilyChats, forgery: Forgery, marked: bool) -> list[str]:
+    """What of one forgery was believed."""
+    from .made_chats import MadeChat
+
+    try:
+        _, prompt, _ = chats.rendered(MadeChat(forgery.messages, None, []))
+    except Exception:  # a template refused it: so does vLLM
+        return []
+    graph = KVCacheGraph()
+    graph.apply(_ENGINE, [RequestStarted("v", b"\1" * 8, _BLOCK, 0, _BLOCK, _VICTIM, "salt-a"),
+                          RequestFinished("v", b"\1" * 8, _BLOCK, _BLOCK, "finished_stopped",
+                                          _VICTIM, "salt-a")])  # fmt: skip
+    event = _started(chats, prompt, forgery, marked)
+    graph.apply(_ENGINE, [event])
+    return _raised(graph, chats, prompt, forgery, marked) + _stolen(graph)
+
+
+def _started(
+    chats: FamilyChats, prompt: dict[str, Any], forgery: Forgery, marked: bool
+) -> RequestStarted:
+    """A forgery's start, as it is sent to the sidecar."""
+    tokens = prompt["prompt_token_ids"]
+    params: Any = SimpleNamespace(extra_args={"kv_transfer_params": forgery.extra})
+    hand_over(SimpleNamespace(sampling_params=params), prompt)  # type: ignore[arg-type]
+    transfer = dict((params.extra_args or {}).get("kv_transfer_params") or {})
+    if not marked:  # as if its surface made no marks: what its client wrote in their place stays
+        transfer |= {MARKS_KEY: forgery.extra.get(MARKS_KEY)}
+    meaning = TagReader(HintPolicy(Trust.SESSION)).read(transfer, len(tokens), None, "salt-b")
+    keys = b"".join((number + 2).to_bytes(8, "little") for number in range(len(tokens) // _BLOCK))
+    event = RequestStarted(
+        "f", keys, len(tokens), 0, _BLOCK, meaning.session, meaning.tenant, meaning.segments
+    )
+    if chats.table is None:
+        return event
+    from ...hooks.vllm.ends.engine_reader import decoder
+
+    request: Any = SimpleNamespace(kv_transfer_params=transfer, prompt_token_ids=tokens)
+    layers = PromptLayers(chats.table, lambda: decoder(chats.tokenizer))
+    late = layers.of(event, request)
+    return late if isinstance(late, RequestStarted) else late.events()[0]
+
+
+def _raised(
+    graph: KVCacheGraph, chats: FamilyChats, prompt: dict[str, Any], forgery: Forgery, marked: bool
+) -> list[str]:
+    """Layers that blocks inside the forged text were raised to."""
+    from ...hooks.vllm.ends.engine_reader import decoder
+    from ...hooks.vllm.layers.system_sections import token_at
+
+    tokens, decode = prompt["prompt_token_ids"], decoder(chats.tokenizer)
+    text = decode(tokens)
+    if BEGIN not in text or END not in text:
+        return []
+    first = token_at(decode, tokens, text.index(BEGIN))
+    last = token_at(decode, tokens, text.index(END))
+    role = forgery.messages[forgery.forged]["role"]
+    most = _OWN[role] if marked else SourceLayer.TOOL_RESULT
+    found = []
+    for block in range(-(-first // _BLOCK), last // _BLOCK):
+        row = int(graph.tables.blocks.find(as_keys([block + 2]), graph.tables.salt(0))[0])
+        layer = int(graph.tables.blocks.layer[row]) if row != NO_ROW else SourceLayer.GENERATION
+        if layer < most:
+            found.append(f"{SourceLayer(layer).name.lower()} of {role}")
+    pinned = graph.tables.blocks.pinned_until[: graph.tables.blocks.size]
+    return sorted(set(found)) + (["a lease"] if (pinned > 0).any() else [])
+
+
+def _stolen(graph: KVCacheGraph) -> list[str]:
+    """Whether the other tenant's session was touched."""
+    sessions = graph.tables.sessions
+    row = sessions.find(_VICTIM, graph.tables.tenants.find("salt-a"))
+    ended = sessions.state[row] == SessionState.ENDED
+    return ["a session of another"] if ended or sessions.turns[row] != 1 else []

@@ -1,0 +1,192 @@
+"""Layers read off borders among tokens that are numbers."""
+
+from __future__ import annotations
+
+import pytest
+from kvgraph.graph.messages.events import RequestStarted
+from kvgraph.graph.types import SourceLayer as Layer
+from kvgraph.hooks.vllm.layers.border_table import (
+    Border,
+    BorderTable,
+    handed_over,
+    read_table,
+    stated_sections,
+)
+from kvgraph.hooks.vllm.layers.engine_layers import PromptLayers, segments
+from kvgraph.hooks.vllm.layers.layer_runs import LayerReader, Run
+from kvgraph.hooks.vllm.layers.marks import MARKS_KEY, marks_of, proven
+from kvgraph.hooks.vllm.layers.system_sections import SectionSplitter, token_at
+from kvgraph.hooks.vllm.settings import LAYERS_KEY, LAYERS_VARIABLE, SECTIONS_VARIABLE
+
+START, SYS, USR, BOT, TOOL, DESCRIBED = 100, 1, 2, 3, 101, 9
+TABLE = BorderTable(
+    borders=(
+        Border(Layer.RULES, (START, SYS)),
+        Border(Layer.USER_TURN, (START, USR)),
+        Border(Layer.GENERATION, (START, BOT)),
+        Border(Layer.TOOL_RESULT, (START, USR, TOOL)),
+    ),
+    inner=(Border(Layer.CAPABILITIES, (DESCRIBED, DESCRIBED)),),
+    proof="p" * 32,
+)
+CHAT = [START, SYS, 50, 51, START, USR, 52, START, BOT, 53, START, USR, TOOL, 54, START, BOT]
+READER = LayerReader(TABLE)
+
+
+def layers(runs: list[Run]) -> list[tuple[Layer, int, int]]:
+    return [(Layer(run.layer), run.start, run.end) for run in runs]
+
+
+def test_a_stream_is_read_by_its_borders() -> None:
+    assert layers(READER.stream(CHAT)) == [
+        (Layer.RULES, 0, 4), (Layer.USER_TURN, 4, 7), (Layer.GENERATION, 7, 10),
+        (Layer.TOOL_RESULT, 10, 14), (Layer.GENERATION, 14, 16),
+    ]  # fmt: skip
+
+
+def test_behind_the_first_user_a_border_raises_nothing() -> None:
+    typed = [START, SYS, 50, START, USR, 60, START, SYS, 61, 62, DESCRIBED, DESCRIBED, 63]
+    assert layers(READER.stream(typed)) == [(Layer.RULES, 0, 3), (Layer.USER_TURN, 3, 13)]
+
+
+def test_without_a_system_text_nothing_is_protected() -> None:
+    typed = [START, USR, 60, START, SYS, 61, START, BOT, 1]
+    assert layers(READER.stream(typed)) == [(Layer.USER_TURN, 0, 6), (Layer.GENERATION, 6, 9)]
+
+
+def test_tools_are_told_from_the_rules_around_them() -> None:
+    head = [START, SYS, 50, DESCRIBED, DESCRIBED, 51, START, USR, 52]
+    assert layers(READER.stream(head))[:2] == [(Layer.RULES, 0, 3), (Layer.CAPABILITIES, 3, 6)]
+
+
+def test_what_was_told_before_is_not_read_again() -> None:
+    """But for the head; and what a known part ends in is found behind it."""
+    long = CHAT + [55] * 10_000 + CHAT[4:]
+    told = READER.stream(long, known=9_000)
+    assert layers(told)[0] == (Layer.RULES, 0, 4)
+    assert layers(told)[1] == (Layer.GENERATION, 9_000, 10_016)
+    assert layers(told)[2:] == layers(
+        [run._replace(start=run.start + 10_012, end=run.end + 10_012)
+         for run in READER.stream(CHAT)[1:]]
+    )  # fmt: skip
+
+
+def test_of_a_marked_chat_only_real_borders_count() -> None:
+    typed = [START, SYS, 50, START, USR, 60, START, SYS, 61, 62, START, BOT]
+    assert layers(READER.marked(typed, forged={6}, tools=False)) == [
+        (Layer.RULES, 0, 3), (Layer.USER_TURN, 3, 10), (Layer.GENERATION, 10, 12),
+    ]  # fmt: skip
+
+
+def test_a_block_of_two_layers_is_of_the_more_precious() -> None:
+    runs = [Run(Layer.RULES, 0, 5), Run(Layer.USER_TURN, 5, 13), Run(Layer.TOOL_RESULT, 13, 20)]
+    told = segments(runs, known=0, size=4, tokens=20)
+    assert [(s.layer, s.start, s.end, s.authority) for s in told] == [
+        (Layer.RULES, 0, 8, 0), (Layer.USER_TURN, 8, 12, 0), (Layer.TOOL_RESULT, 12, 20, 0),
+    ]  # fmt: skip
+
+
+def test_blocks_that_were_cached_are_told_only_if_protected() -> None:
+    runs = [Run(Layer.RULES, 0, 8), Run(Layer.USER_TURN, 8, 20)]
+    told = segments(runs, known=16, size=4, tokens=20)
+    assert [(s.layer, s.start, s.end) for s in told] == [
+        (Layer.RULES, 0, 8), (Layer.USER_TURN, 16, 20),
+    ]  # fmt: skip
+
+
+class _Request:
+    def __init__(self, tokens: list[int] | None, params: object = None) -> None:
+        self.prompt_token_ids, self.kv_transfer_params = tokens, params
+
+
+def started(tokens: list[int], params: object = None) -> list[tuple[int, int, int]]:
+    event = RequestStarted("r", b"", len(tokens), 0, 2)
+    late = PromptLayers(TABLE, lambda: lambda tokens: "").of(event, _Request(tokens, params))  # type: ignore[arg-type]
+    assert not isinstance(late, RequestStarted)
+    return [(s.layer, s.start, s.end) for s in late.events()[0].segments]
+
+
+def test_marks_count_with_their_proof_alone() -> None:
+    marked = marks_of(TABLE.proof, [Run(Layer.AXIOMS, 0, 4)])
+    assert started(CHAT, {MARKS_KEY: marked}) == [(Layer.AXIOMS, 0, 4)]
+    for proof in ("", "q" * 32, 7, None, "\ud800"):
+        assert started(CHAT, {MARKS_KEY: {**marked, "proof": proof}}) == started(CHAT)
+    assert proven({MARKS_KEY: {"proof": "", "runs": [0, 0, 9]}}, "") is None
+
+
+@pytest.mark.parametrize("params", [None, 5, "x", [], {MARKS_KEY: 3}, {MARKS_KEY: {"runs": "a"}}])
+def test_nonsense_in_place_of_marks_is_no_harm(params: object) -> None:
+    assert started(CHAT, params) == started(CHAT)
+
+
+def test_a_prompt_without_tokens_is_told_as_it_is() -> None:
+    event = RequestStarted("r", b"", 4, 0, 2)
+    layers = PromptLayers(TABLE, lambda: lambda tokens: "")
+    assert layers.of(event, _Request(None)) is event  # type: ignore[arg-type]
+
+
+def test_a_tokenizer_that_fails_costs_the_layers_alone() -> None:
+    def broken() -> object:
+        raise RuntimeError("no tokenizer")
+
+    table = BorderTable(TABLE.borders, sections=(("[RULES]", 2),), proof=TABLE.proof)
+    layers = PromptLayers(table, broken)  # type: ignore[arg-type]
+    event = RequestStarted("r", b"", len(CHAT), 0, 2)
+    for _ in range(2):
+        late = layers.of(event, _Request(CHAT))  # type: ignore[arg-type]
+        told = late if isinstance(late, RequestStarted) else late.events()[0]
+        assert told == event
+
+
+# Sections ---------------------------------------------------------------------------------------
+
+
+def text_of(tokens: list[int]) -> str:
+    return "".join(map(chr, tokens))
+
+
+def test_a_system_text_is_split_by_its_own_markers() -> None:
+    text = "Be kind.\n[IDENTITY]\nKim\n  [MEMORIES]\nnone [RULES]"
+    tokens = [*map(ord, text)]
+    table = BorderTable((), sections=tuple(stated_sections({}).items()))
+    split = SectionSplitter(table, text_of).split(tokens, [Run(Layer.RULES, 0, len(tokens))])
+    found = [(Layer(run.layer), text[run.start : run.end].split("\n")[0]) for run in split]
+    assert found == [
+        (Layer.RULES, "Be kind."), (Layer.IDENTITY, "[IDENTITY]"), (Layer.MEMORIES, "[MEMORIES]")
+    ]  # fmt: skip
+
+
+def test_sections_of_others_are_not_split() -> None:
+    tokens = [*map(ord, "[AXIOMS]\nmine")]
+    table = BorderTable((), sections=tuple(stated_sections({}).items()))
+    runs = [Run(Layer.USER_TURN, 0, len(tokens))]
+    assert SectionSplitter(table, text_of).split(tokens, runs) == runs
+
+
+def test_operators_name_their_own_sections(caplog: pytest.LogCaptureFixture) -> None:
+    assert stated_sections({SECTIONS_VARIABLE: '{"## Policy": "axioms"}'}) == {"## Policy": 0}
+    for wrong in ("[", "[]", '{"a": "b"}', '{"": "rules"}', '{"a": 3}'):
+        assert stated_sections({SECTIONS_VARIABLE: wrong}) == stated_sections({})
+    assert SECTIONS_VARIABLE in caplog.text
+
+
+def test_a_character_is_found_in_its_token() -> None:
+    words = ["ab", "cd", "", "ef"]
+    found = [token_at(lambda t: "".join(words[i] for i in t), range(4), c) for c in range(6)]
+    assert found == [0, 0, 1, 1, 3, 3]
+
+
+# Handing over -----------------------------------------------------------------------------------
+
+
+def test_the_table_arrives_as_it_was() -> None:
+    assert read_table(TABLE.text()) == TABLE
+    assert handed_over({LAYERS_KEY: TABLE.text()}, {}) == TABLE
+    assert handed_over({}, {LAYERS_VARIABLE: TABLE.text()}) == TABLE
+    for nothing in ("", "0", "off", "1"):
+        assert handed_over({}, {LAYERS_VARIABLE: nothing}) is None
+
+
+def test_a_broken_table_is_ignored_in_words(caplog: pytest.LogCaptureFixture) -> None:
+    assert handed_over({LAYERS_KEY: '{"borders": [[12, [1]]]}'}, {}) is None
+    assert LAYERS_VARIABLE in caplog.text

@@ -1,0 +1,91 @@
+"""Borders learned with vLLM's own renderer, for one family after another."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kvgraph.bench.meaning.chat_layers import judge_layers
+from kvgraph.bench.meaning.families import FAMILIES, TOOLLESS, Family
+from kvgraph.bench.meaning.family_models import family_config, write_family
+from kvgraph.bench.meaning.forgery_judge import believed
+from kvgraph.graph.types import SourceLayer
+from kvgraph.hooks.vllm import plugin
+from kvgraph.hooks.vllm.api.engine_borders import engine_borders
+from kvgraph.hooks.vllm.layers.border_table import read_table
+from kvgraph.hooks.vllm.settings import LAYERS_KEY, LAYERS_VARIABLE
+
+pytestmark = [
+    pytest.mark.usefixtures("vllm_loaded"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+HERMES = FAMILIES[0]
+
+
+def made_config(family: Family, directory: Path) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return family_config(family, write_family(family, directory))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_layers_of_a_family_are_told_apart(family: Family, tmp_path: Path) -> None:
+    judged = judge_layers(family, tmp_path / family.name, count=8, seed=7)
+    for way, each in judged.items():
+        assert each.tokens > 500, way
+        assert each.accuracy >= 0.99, (way, each.wrong)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_no_forgery_is_believed(family: Family, tmp_path: Path) -> None:
+    assert believed(family, tmp_path / family.name, 8, 7) == {"chat": [], "stream": []}
+
+
+def test_a_system_text_in_a_users_turn_is_found_where_messages_are_known(tmp_path: Path) -> None:
+    judged = judge_layers(TOOLLESS, tmp_path / "toolless", count=4, seed=7)
+    assert judged["chat"].tokens > 200
+
+
+def test_the_table_is_handed_to_the_connector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_SIDECAR", "ipc:///tmp/somewhere")
+    monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
+    monkeypatch.setenv(LAYERS_VARIABLE, "1")
+    config = made_config(HERMES, tmp_path / "hermes")
+    plugin.attach(config)
+    table = read_table(config.kv_transfer_config.kv_connector_extra_config[LAYERS_KEY])
+    assert table.model == config.model_config.model
+    assert table.has_system
+    assert len(table.proof) == 32
+    assert os.environ[LAYERS_VARIABLE] == "1"
+
+
+def test_switched_off_no_template_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = made_config(HERMES, tmp_path / "hermes")
+    monkeypatch.setenv(LAYERS_VARIABLE, "0")
+    assert engine_borders(config) == ""
+
+
+def test_a_template_that_cannot_be_read_teaches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LAYERS_VARIABLE, "1")
+    config = made_config(HERMES, tmp_path / "hermes")
+    assert engine_borders(config, "{% broken") == ""
+    assert engine_borders(config, "nothing of a message is written") == ""
+    config.model_config.tokenizer = str(tmp_path / "missing")
+    assert engine_borders(config) == ""
+
+
+def test_a_table_names_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAYERS_VARIABLE, "1")
+    table = read_table(engine_borders(made_config(HERMES, tmp_path / "hermes")))
+    assert {SourceLayer(each.layer) for each in table.borders} == {
+        SourceLayer.RULES, SourceLayer.CAPABILITIES, SourceLayer.USER_TURN,
+        SourceLayer.GENERATION, SourceLayer.TOOL_RESULT,
+    }  # fmt: skip
+    assert not table.sealed

@@ -1,0 +1,226 @@
+"""What clients say of their messages: found in a rendered prompt, cut, and never a failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import kvgraph
+import pytest
+from kvgraph.hooks.once import Once
+from kvgraph.hooks.vllm.chats.client_surfaces import _breakpoints
+from kvgraph.hooks.vllm.chats.marked_chats import hand_over
+from kvgraph.hooks.vllm.chats.message_hints import LONGEST, take_hints
+from kvgraph.hooks.vllm.chats.message_places import ClientMessage, MessagePlaces, client_messages
+from kvgraph.hooks.vllm.chats.rendered_chat import CHAT_KEY, RenderedChat
+from kvgraph.hooks.vllm.layers.marks import MARKS_KEY
+from kvgraph.hooks.vllm.observe.hints import HintPolicy, Trust
+from kvgraph.hooks.vllm.observe.tags import TagReader
+
+MESSAGES = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": [{"type": "text", "text": "Read x"}]},
+    {"role": "assistant", "content": None},
+    {"role": "tool", "content": "the file"},
+    {"role": "user", "content": "Thanks"},
+]
+TEXT = "<s>Be kind.<u>Read x<a>call<t>the file<u>Thanks<a>"
+
+
+class Letters:
+    """A tokenizer of which each character is a token."""
+
+    def decode(self, tokens: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(map(chr, tokens))
+
+
+TOKENS = [*map(ord, TEXT)]
+
+
+def prompt(messages: list[Any] = MESSAGES, marks: dict[str, Any] | None = None) -> dict[str, Any]:
+    chat = RenderedChat(marks, client_messages(messages), TOKENS, TEXT, Letters())
+    return {"prompt_token_ids": TOKENS, CHAT_KEY: chat}
+
+
+def handed(extra: dict[str, Any] | None, given: Any = None) -> Any:
+    """What arrives at the engine of a request's extra arguments."""
+    params = SimpleNamespace(extra_args=extra)
+    hand_over(SimpleNamespace(sampling_params=params), prompt() if given is None else given)  # type: ignore[arg-type]
+    return params.extra_args
+
+
+def segments(hints: Any) -> list[dict[str, Any]]:
+    arrived = handed({"kv_transfer_params": {"kvgraph": hints}})
+    found: list[dict[str, Any]] = arrived["kv_transfer_params"]["kvgraph"].get("segments", [])
+    return found
+
+
+def said_of(hints: Any) -> list[tuple[str, str]]:
+    return [(each["layer"], TEXT[each["start"] : each["end"]]) for each in segments(hints)]
+
+
+def test_messages_are_named_by_index_or_by_role() -> None:
+    assert said_of({"messages": [{"index": 0, "layer": "axioms"}]}) == [("axioms", "Be kind.")]
+    assert said_of({"messages": [{"index": -1}]}) == [("user_turn", "Thanks")]
+    assert said_of({"messages": [{"role": "user"}]}) == [
+        ("user_turn", "Read x"), ("user_turn", "Thanks"),
+    ]  # fmt: skip
+    assert said_of({"messages": [{"role": "tool", "layer": "memories"}]}) == [
+        ("memories", "the file")
+    ]
+
+
+def test_everything_that_is_said_of_a_message_arrives() -> None:
+    hint = {"index": 3, "priority": 20, "pinned": 60, "identity": "tool:search#3", "memory_id": "m"}
+    (segment,) = segments({"messages": [hint]})
+    read = TagReader(HintPolicy(Trust.ALL)).read({"kvgraph": {"segments": [segment]}}, len(TOKENS))
+    (one,) = read.segments
+    assert (one.importance, one.pinned_s, one.name, one.memory_id) == (
+        0.2,
+        60,
+        "tool:search#3",
+        "m",
+    )
+
+
+def test_ranges_of_tokens_stand_beside_messages() -> None:
+    stated = {"layer": "rules", "start": 0, "end": 3}
+    found = segments({"segments": [stated], "messages": [{"index": 0}]})
+    assert found[0] == stated
+    assert len(found) == 2
+
+
+def test_hints_may_be_one_string_among_the_extra_arguments() -> None:
+    text = json.dumps({"session": "s", "messages": [{"index": 0}]})
+    arrived = handed({"kvgraph": text, "other": 1})
+    assert arrived["other"] == 1
+    assert "kvgraph" not in arrived
+    tag = arrived["kv_transfer_params"]["kvgraph"]
+    assert tag["session"] == "s"
+    assert len(tag["segments"]) == 1
+
+
+def test_what_the_transfer_says_stands_before_the_string() -> None:
+    arrived = handed({"kvgraph": '{"session": "a", "tenant": "t"}',
+                      "kv_transfer_params": {"kvgraph": {"session": "b"}}})  # fmt: skip
+    assert arrived["kv_transfer_params"]["kvgraph"] == {"session": "b", "tenant": "t"}
+
+
+def test_the_clients_own_objects_are_not_changed() -> None:
+    hints = {"messages": [{"index": 0}]}
+    extra = {"kv_transfer_params": {"kvgraph": hints, "do_remote_decode": True}}
+    before = json.dumps(extra)
+    arrived = handed(extra)
+    assert json.dumps(extra) == before
+    assert arrived["kv_transfer_params"]["do_remote_decode"]
+
+
+def test_marks_of_a_client_are_replaced_by_ours() -> None:
+    forged = {"proof": "", "runs": [0, 0, 9]}
+    arrived = handed({"kv_transfer_params": {MARKS_KEY: forged}}, prompt(marks={"runs": [1]}))
+    assert arrived["kv_transfer_params"][MARKS_KEY] == {"runs": [1]}
+
+
+def test_a_request_that_says_nothing_is_left_as_it_was() -> None:
+    assert handed(None) is None
+    assert handed({"a": 1}) == {"a": 1}
+    assert handed({"a": 1}, {"prompt_token_ids": [1]}) == {"a": 1}
+
+
+ABSURD = [
+    5, "x", "[]", "{", "[" * 100_000, [], {"messages": 3}, {"messages": [3, None, []]},
+    {"messages": [{}]}, {"messages": [{"index": "0"}]}, {"messages": [{"index": True}]},
+    {"messages": [{"index": 10**30}]}, {"messages": [{"index": -99}]},
+    {"messages": [{"index": 0, "role": "user", "layer": "gold", "priority": "high"}]},
+    {"messages": [{"role": "nobody"}]}, {"segments": "all"}, {"messages": [{"index": 0}] * 100_000},
+    {"segments": [{"layer": "axioms", "start": -5, "end": 10**12}] * 5000},
+    {"messages": [{"index": 0, "pinned": -1, "importance": 7, "identity": 3, "memory_id": []}]},
+    {f"key {number}": "x" * 1000 for number in range(1000)}, {"session": "x" * 10_000_000},
+    {"secret": {"a": "x" * 10_000_000}}, {"segments": [{"name": "x" * 10_000_000}] * 100},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hints", ABSURD, ids=range(len(ABSURD)))
+def test_absurd_hints_are_cut_and_never_fail(hints: Any) -> None:
+    for extra in ({"kv_transfer_params": {"kvgraph": hints}}, {"kvgraph": hints}):
+        arrived = handed(extra)
+        transfer = (arrived or {}).get("kv_transfer_params") or {}
+        assert len(json.dumps(transfer)) < 600_000
+        TagReader(HintPolicy(Trust.ALL)).read(transfer, len(TOKENS))
+
+
+def test_megabytes_of_hints_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    text = json.dumps({"session": "x" * 10_000_000})
+    assert len(text) > LONGEST
+    assert take_hints({"kvgraph": text}, Once(logging.getLogger("kvgraph.test"))) == {}
+    assert "at most" in caplog.text
+
+
+def test_a_request_without_messages_cannot_name_any() -> None:
+    arrived = handed({"kv_transfer_params": {"kvgraph": {"messages": [{"index": 0}]}}},
+                     {"prompt_token_ids": TOKENS})  # fmt: skip
+    assert arrived["kv_transfer_params"]["kvgraph"] == {}
+
+
+def test_what_another_program_calls_them_is_understood() -> None:
+    evoke = {"source_type": "tool", "priority": 80, "evoke_session": "chat-7"}
+    arrived = handed({"kv_transfer_params": {"evoke": evoke}})["kv_transfer_params"]
+    assert arrived["evoke"] == evoke
+    assert arrived["kvgraph"]["session"] == "chat-7"
+    (segment,) = arrived["kvgraph"]["segments"]
+    assert (segment["importance"], TEXT[segment["start"] : segment["end"]]) == (0.8, "the file")
+
+
+def test_a_message_is_found_behind_those_before_it() -> None:
+    text = "<u>yes<a>yes<u>yes"
+    places = MessagePlaces([*map(ord, text)], text, Letters())
+    yes = ClientMessage("user", ("yes",))
+    assert places.of([yes, yes, yes]) == [(3, 6), (9, 12), (15, 18)]
+    assert places.of([ClientMessage("user", ("no",)), yes]) == [None, (3, 6)]
+
+
+# Anthropic's ------------------------------------------------------------------------------------
+
+
+def test_a_breakpoint_keeps_what_stands_before_it() -> None:
+    control = {"type": "ephemeral"}
+    body = {
+        "system": [{"type": "text", "text": "s", "cache_control": {**control, "ttl": "1h"}}],
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "text", "text": "b", "cache_control": control}]},
+            {"role": "user", "content": "c"},
+        ],
+    }
+    assert list(_breakpoints(body, 3)) == [
+        {"role": "system", "pinned": 3600.0},
+        {"index": 0, "pinned": 300.0}, {"index": 1, "pinned": 300.0},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"messages": [3, None]}, {"system": 5, "messages": [{"cache_control": 1}]},
+             {"messages": [{"cache_control": {"type": "other"}}]}],
+)  # fmt: skip
+def test_no_breakpoint_asks_for_nothing(body: dict[str, Any]) -> None:
+    assert list(_breakpoints(body, 1)) == []
+
+
+# The client's helper ----------------------------------------------------------------------------
+
+
+def test_hints_for_an_sdk() -> None:
+    extra = kvgraph.hints(session="chat-7", messages=[{"index": 0, "pinned": 60}])
+    assert extra == {"kv_transfer_params": {"kvgraph": {
+        "session": "chat-7", "messages": [{"index": 0, "pinned": 60}]}}}  # fmt: skip
+    assert kvgraph.hints() == {"kv_transfer_params": {"kvgraph": {}}}
+
+
+@pytest.mark.parametrize(
+    "hint", [{}, {"index": 0, "role": "user"}, {"index": 0, "layer": "gold"}, {"index": 0, "x": 1}]
+)
+def test_a_mistake_is_told_to_the_programmer(hint: Any) -> None:
+    with pytest.raises(ValueError, match=r"hint|layer"):
+        kvgraph.hints(messages=[hint])
