@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ..columns.whole_chains import Mask, keep_chains_whole
+from ..columns.whole_chains import Mask, Places, keep_chains_whole
 from ..tables.blocks import Selection
 from ..types import NO_ROW, Authority, BlockFlag, Rows, SessionState, Tier
 from .view import View
@@ -66,7 +66,7 @@ def _kept_at_most(view: View, rows: Rows) -> int:
     return int(deepest[:-1].sum() + nobodys.sum())
 
 
-def _costs(picked: Selection, hot: Mask, places: Rows) -> npt.NDArray[np.int64]:
+def _costs(picked: Selection, hot: Mask, places: Places) -> npt.NDArray[np.int64]:
     """int64 ``[len(places)]``: blocks of the pool that each keeps and none before it does.
 
     Args:
