@@ -74,7 +74,7 @@ def _played(play: WindowPlay, before: Scores, after: Scores) -> WindowEffect | N
 
 
 def _told(play: WindowPlay, now: int, then: int) -> str:
-    head = f"The last {play.requests:,} requests, played again by today's scores, would find "
+    head = f"The last {play.requests:,} requests, played again with the scores of now, would find "
     if now == then:
         return f"{head}as many blocks: {now / play.asked:.1%} of {play.asked:,}."
     way = "more" if then > now else "fewer"
