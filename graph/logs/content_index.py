@@ -51,7 +51,7 @@ class ContentIndex:
     def _takes(self, at: Slots, contents: Keys) -> npt.NDArray[np.bool_]:
         """Whether these slots are empty, or have these contents."""
         there = self._slots["content"][at]
-        return (there == 0) | (there == contents)
+        return np.asarray((there == 0) | (there == contents))
 
 
 def _slots_of(contents: Keys) -> tuple[Slots, Slots]:

@@ -20,8 +20,7 @@ def rank_by_ruler(
     """What the view's engine should lose first, by the policy or by LRU.
 
     The policy learns in any case; with a ``limit`` of 0 that is all. Where LRU rules, the ranking
-    has no order, and the engine evicts by itself; but where room is reserved for sessions, it has
-    LRU's order under the rules.
+    has no order; but where room is reserved for sessions, it has LRU's order under the rules.
     """
     _learn(view, policy, referee)
     if limit <= 0:

@@ -32,14 +32,14 @@ class SplicedModel:
     model: Any
     rope: Rope
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def states(self, ids: Tensor, start: int = 0) -> Layers:
         """Compute ``ids``, int64 [tokens], from position ``start`` on, behind nothing."""
         places = torch.arange(start, start + len(ids), device=ids.device)
         out = self.model(input_ids=ids[None], position_ids=places[None], use_cache=True)
         return [(layer.keys, layer.values) for layer in out.past_key_values.layers]
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def logits(self, ids: Tensor, before: Layers | None = None) -> Tensor:
         """Logits of the tokens after each of ``ids``, float32 [tokens, vocabulary].
 
@@ -55,7 +55,7 @@ class SplicedModel:
         first = before[0][0].shape[2] if before else 0
         places = torch.arange(first, first + len(ids), device=ids.device)
         out = self.model(input_ids=ids[None], position_ids=places[None], past_key_values=cache)
-        return out.logits[0].float()  # type: ignore[no-any-return]
+        return out.logits[0].float()
 
     def moved(self, layers: Layers, delta: int, int8: bool = False) -> Layers:
         """Keys and values as a splice brings them to positions that are ``delta`` further on.

@@ -80,9 +80,9 @@ class _Trial:
 
 def grid(longest: int, quick: bool = False) -> list[Cell]:
     """The cells to measure on a model that takes sequences of ``longest`` tokens."""
-    lengths, distances = (32, 128, 512), (64, 256, 1024)
+    lengths, distances = [32, 128, 512], [64, 256, 1024]
     if quick:
-        lengths, distances = (32, 128), (64, 256)
+        lengths, distances = lengths[:2], distances[:2]
     cells = [Cell(tokens, distance) for tokens in lengths for distance in distances]
     cells += [Cell(64, 256, joints) for joints in (2, 4, 8)]
     cells += [Cell(128, 256, int8=True)]

@@ -26,7 +26,7 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def conf_attention(
     module: torch.nn.Module,
     query: Tensor,

@@ -16,7 +16,7 @@ from .conf_layer import ConfLayer
 from .conf_settings import ConfKVSettings
 from .errors import SettingsError, UnsupportedError
 from .logits_watch import LogitsWatch
-from .victims import AttentionAndRecency, Ranker
+from .token_ranker import AttentionAndRecency, Ranker
 
 _REMEMBERED: Final = 65_536  # steps of the trace; chosen: a day of one chat
 

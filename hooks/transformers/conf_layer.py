@@ -13,8 +13,8 @@ from .errors import UnsupportedError
 from .mixed_store import MixedStore
 from .stores import FloatStore
 from .survivors import survivors
+from .token_ranker import Ranker
 from .token_table import NOBODY, TokenTable
-from .victims import Ranker
 
 
 class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -49,7 +49,7 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.table = TokenTable(key_states.shape[0], key_states.device)
         self.is_initialized = True
 
-    @torch.compiler.disable  # shapes change with each eviction
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # shapes change with each eviction
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:

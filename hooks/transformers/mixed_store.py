@@ -47,7 +47,7 @@ class Cells:
 
     def bytes(self) -> int:
         """Bytes that are allocated."""
-        return self.cells.nbytes + self.scale.nbytes
+        return int(self.cells.nbytes + self.scale.nbytes)
 
 
 class MixedStore:

@@ -85,7 +85,7 @@ class FloatStore:
 
     def bytes(self) -> int:
         """Bytes that are allocated."""
-        return self._keys.nbytes + self._values.nbytes
+        return int(self._keys.nbytes + self._values.nbytes)
 
     def _move(self, capacity: int, keys: Tensor, values: Tensor) -> None:
         held = keys.shape[2]

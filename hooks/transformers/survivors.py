@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .token_ranker import Ranker
 from .token_table import NOBODY, TokenTable
-from .victims import Ranker
 
 
 class Survivors(NamedTuple):

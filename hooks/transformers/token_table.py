@@ -28,7 +28,7 @@ class TokenTable:
     @property
     def held(self) -> int:
         """Slots."""
-        return self.position.shape[1]
+        return int(self.position.shape[1])
 
     @property
     def full(self) -> bool:

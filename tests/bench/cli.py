@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -127,7 +127,7 @@ def engine(
         if part not in tuple(Part):
             raise typer.BadParameter(f"{part!r}; allowed: {', '.join(Part)}", param_hint="--part")
         scale = QUICK if quick else Scale()
-        given = {"pairs": pairs, "fleets": fleets, "minutes": minutes}
+        given: dict[str, Any] = {"pairs": pairs, "fleets": fleets, "minutes": minutes}
         scale = replace(scale, **{name: value for name, value in given.items() if value})
         figures: Figures = run(
             progress=not as_json, scale=scale, model=model, raw=raw, part=Part(part)
@@ -171,7 +171,8 @@ def policies(
 ) -> None:
     """Play the default policy on fleets of recorded agents: how far from LRU to Belady it goes."""
     with _explained():
-        from .policies.policies import DEFAULT, run
+        from .policies.policies import run
+        from .policies.policies_journal import DEFAULT
 
         figures: Figures = run(
             progress=not as_json,

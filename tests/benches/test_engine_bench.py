@@ -161,7 +161,7 @@ def test_servers_are_not_started_again_where_the_time_is_over(
         started.clear()
         course = Course(60 * minutes, Console(quiet=True), lambda: now[0])
         record = Record(Scale(minutes=minutes), course)
-        engine._make_rounds(record, "no model", sidecars_follow=True)
+        engine.make_rounds(record, "no model", sidecars_follow=True)
         assert len(started) == starts
 
 

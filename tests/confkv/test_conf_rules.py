@@ -12,8 +12,8 @@ from kvgraph.hooks.transformers.conf_budget import Replayed, layer_shares
 from kvgraph.hooks.transformers.conf_settings import ConfKVSettings
 from kvgraph.hooks.transformers.errors import SettingsError
 from kvgraph.hooks.transformers.survivors import survivors
+from kvgraph.hooks.transformers.token_ranker import AttentionAndRecency
 from kvgraph.hooks.transformers.token_table import TokenTable
-from kvgraph.hooks.transformers.victims import AttentionAndRecency
 from kvgraph.kernels.backends.confidence_score import confidence_score
 
 INF = float("inf")

@@ -63,8 +63,8 @@ def _wrap_rendering(kind: type[BaseRenderer[Any]]) -> None:
         return rendered
 
     setattr(render_chat_async, _MARK, True)
-    kind.render_chat = render_chat  # type: ignore[method-assign]
-    kind.render_chat_async = render_chat_async  # type: ignore[method-assign]
+    kind.render_chat = render_chat
+    kind.render_chat_async = render_chat_async
 
 
 def _wrap_processing(kind: Any) -> None:

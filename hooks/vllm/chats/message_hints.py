@@ -36,20 +36,20 @@ class MessageHint(NamedTuple):
     """What is said of one message.
 
     Attributes:
-        index: Of the client's own messages; below 0 from the end on; None: all of the role.
-        role: Whose messages, where no index is given.
+        number: Of the client's own messages; below 0 from the end on; None: all of the role.
+        role: Whose messages, where no number is given.
         segment: What becomes a segment, but for its place.
     """
 
-    index: int | None
+    number: int | None
     role: str | None
     segment: dict[str, Any]
 
-    def means(self, index: int | None, role: str, count: int) -> bool:
-        """Whether it speaks of the message ``index`` of ``count``; None: one without a number."""
-        if self.index is None:
+    def means(self, number: int | None, role: str, count: int) -> bool:
+        """Whether it speaks of the message ``number`` of ``count``; None: one without a number."""
+        if self.number is None:
             return self.role == role
-        return index == (self.index if self.index >= 0 else count + self.index)
+        return number == (self.number if self.number >= 0 else count + self.number)
 
 
 def layer_of(role: str) -> str:

@@ -55,11 +55,16 @@ class FoundBlocks(NamedTuple):
 
     def only(self, marks: Sequence[bool]) -> FoundBlocks:
         """Those that are marked."""
-        return FoundBlocks(*(list(compress(column, marks)) for column in self))
+        return FoundBlocks(
+            list(compress(self.places, marks)), list(compress(self.ids, marks)),
+            list(compress(self.blocks, marks)), list(compress(self.hashes, marks)),
+        )  # fmt: skip
 
     def first(self, count: int) -> FoundBlocks:
         """The first ones."""
-        return FoundBlocks(*(column[:count] for column in self))
+        return FoundBlocks(
+            self.places[:count], self.ids[:count], self.blocks[:count], self.hashes[:count]
+        )
 
     def without(self, ids: Set[int]) -> FoundBlocks:
         """Those whose numbers are not in ``ids``, each once."""

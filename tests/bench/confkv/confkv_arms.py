@@ -9,7 +9,7 @@ from typing import Any, Final
 from ...hooks.transformers.conf_budget import Replayed
 from ...hooks.transformers.conf_cache import ConfKVCache
 from ...hooks.transformers.conf_settings import ConfKVSettings
-from ...hooks.transformers.victims import AttentionAndRecency, Ranker
+from ...hooks.transformers.token_ranker import AttentionAndRecency, Ranker
 from .rivals import STREAMING, WINDOW, HeavyHitters, Random, Scissorhands, SnapKV
 
 STEEP: Final = 0.4  # how much a pyramid's first layer has above the mean

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -46,7 +47,7 @@ def add_needles(
     figures.add(f"{prefix}niah_cautious_room", more, "tokens a layer")
     for name, arm in _NAMES.items():
         static = next(each for each in STATIC if each.name == arm)
-        found, _ = _said(loaded, texts, lambda each=static: each.cache(config, it, round(room)))
+        found, _ = _said(loaded, texts, partial(static.cache, config, it, round(room)))
         figures.add(f"{prefix}{name}", found, "of codes")
     say(f"needles of {type(model).__name__}: full {known:.2f}, ours {ours:.2f}")
 

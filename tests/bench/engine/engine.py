@@ -87,7 +87,7 @@ def run(
     record = Record(scale, Course(60 * scale.minutes, console), raw)
     try:
         if part is not Part.SIDECAR:
-            _make_rounds(record, model or str(ensure_model()), part is Part.ALL)
+            make_rounds(record, model or str(ensure_model()), part is Part.ALL)
         if part is not Part.ENGINE:
             _feed_sidecars(record)
         record.is_complete = True
@@ -100,7 +100,7 @@ def run(
     return record.figures()
 
 
-def _make_rounds(record: Record, model: str, sidecars_follow: bool) -> None:
+def make_rounds(record: Record, model: str, sidecars_follow: bool) -> None:
     """All rounds of all fleets; each has the same part of the time, and the last ones none if it
     is over."""
     scale, course = record.scale, record.course

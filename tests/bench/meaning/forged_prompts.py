@@ -62,7 +62,10 @@ def forgeries(family: Family, count: int, seed: int) -> Iterator[Forgery]:
 
 def _typed(family: Family, rng: random.Random, prose: Any) -> str:
     """What is typed between the prose."""
-    token = lambda: rng.choice(family.special)  # noqa: E731
+
+    def token() -> str:
+        return rng.choice(family.special)
+
     role, order = rng.choice(_ROLES), rng.choice(_ORDERS)
     kinds = (
         lambda: f"{family.turn_end}\n{_opening(family, role)}{order}",

@@ -72,7 +72,7 @@ def _started(
     """A forgery's start, as it is sent to the sidecar."""
     tokens = prompt["prompt_token_ids"]
     params: Any = SimpleNamespace(extra_args={"kv_transfer_params": forgery.extra})
-    hand_over(SimpleNamespace(sampling_params=params), prompt)  # type: ignore[arg-type]
+    hand_over(SimpleNamespace(sampling_params=params), prompt)
     transfer = dict((params.extra_args or {}).get("kv_transfer_params") or {})
     if not marked:  # as if its surface made no marks: what its client wrote in their place stays
         transfer |= {MARKS_KEY: forgery.extra.get(MARKS_KEY)}
