@@ -1,5 +1,4 @@
-"""``FleetRouter``: which engine a request goes to. The lab, the proxy and Ray Serve run this
-object."""
+"""``FleetRouter``: which engine a request goes to. The lab and the proxy run this object."""
 
 from __future__ import annotations
 

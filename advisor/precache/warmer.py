@@ -16,6 +16,8 @@ from ..intents.client_hints import hints
 from .precache_config import ServerConfig
 from .stable_prefix import Message, warming_messages
 
+_MOST_SAID: Final = 300  # bytes of a refusal that are passed on; chosen
+_FINAL: Final = (400, 413, 422)  # statuses of a body that is refused whenever it comes
 _RENEW: Final = 0.8  # of its time to live, after which a prefix that nobody touched is warmed again
 
 
@@ -65,7 +67,8 @@ Ask = Callable[[str, dict[str, Any] | None], Any]
 class Warmer:
     """Sends what makes a server compute prefixes: one token, at temperature 0.
 
-    Best effort: a prefix that a server refuses is tried no more.
+    Best effort: a prefix that a server refuses is tried no more. One that it could not be asked
+    for is tried again in the next sweep.
 
     Args:
         ask: Sends a body to a path of the API, or gets the path, and returns the JSON answer.
@@ -102,9 +105,11 @@ class Warmer:
             details = usage.get("prompt_tokens_details") or {}
             tokens = int(usage.get("prompt_tokens") or 0)
             cached = int(details.get("cached_tokens") or 0)
-        except (KvGraphError, AttributeError, ValueError, TypeError) as error:
-            prefix.broken = str(error)
-            return Warmed(prefix.key, "failed", reason=prefix.broken)
+        except ServerRefusalError as error:
+            prefix.broken = str(error) if error.is_final else ""
+            return Warmed(prefix.key, "failed", reason=str(error))
+        except (AttributeError, LookupError, ValueError, TypeError):
+            return Warmed(prefix.key, "failed", reason=f"{self._server.url} gave no such answer")
         prefix.touched = self._clock()
         return Warmed(prefix.key, "warm" if 2 * cached > tokens else "cold", tokens, cached)
 
@@ -128,7 +133,15 @@ class Warmer:
 
 
 class ServerRefusalError(KvGraphError):
-    """A server did not do what was asked."""
+    """A server did not do what was asked.
+
+    Attributes:
+        is_final: It would not do it another time either.
+    """
+
+    def __init__(self, message: str, *, is_final: bool = False) -> None:
+        super().__init__(message)
+        self.is_final = is_final
 
 
 def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> Any:
@@ -145,7 +158,9 @@ def ask_server(server: ServerConfig, path: str, body: dict[str, Any] | None) -> 
             return json.loads(answer.read())
     except urllib.error.HTTPError as error:
         with error:
-            raise ServerRefusalError(f"{server.url} answered {error.code}") from None
+            said = error.read(_MOST_SAID).decode(errors="replace").strip()
+        words = f"{server.url} answered {error.code}: {said}"
+        raise ServerRefusalError(words, is_final=error.code in _FINAL) from None
     except (OSError, HTTPException, ValueError) as error:
         reason = getattr(error, "reason", type(error).__name__)
         raise ServerRefusalError(f"{server.url} cannot be asked: {reason}") from None

@@ -16,7 +16,7 @@ from rich.table import Table
 from ...graph.errors import ConfigError
 from ...kernels.errors import KernelError
 from ..recall.gate import Calibration, calibration_file, save
-from .verdict import Bar
+from .verdict import DEFAULT_BAR, Bar
 
 app = typer.Typer(add_completion=False)
 
@@ -30,10 +30,12 @@ def calibrate(
     model: Annotated[str, typer.Argument(help="As `vllm serve` is given it.")],
     text: Annotated[Path | None, typer.Option(help="Text to measure with; else sources.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Prompts of each kind.")] = 8,
-    most_kl: Annotated[float, typer.Option(min=0, help="Mean divergence allowed, nats.")] = 0.1,
+    most_kl: Annotated[
+        float, typer.Option(min=0, help="Mean divergence allowed, nats.")
+    ] = DEFAULT_BAR.most_kl,
     least_agreement: Annotated[
         float, typer.Option(min=0, max=1, help="Share of tokens that must stay the same.")
-    ] = 0.9,
+    ] = DEFAULT_BAR.least_agreement,
     max_model_len: Annotated[int | None, typer.Option(help="As the engine is given it.")] = None,
     device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda.")] = "cpu",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer lengths and distances.")] = False,
@@ -85,13 +87,15 @@ def run(
     longest = min(max_model_len or 1 << 20, int(config.max_position_embeddings))
     described: Any = SimpleNamespace(model=name, hf_config=config)
     identity = model_identity(described, max_model_len or int(config.max_position_embeddings))
-    texts = texts_for(tokenizer, int(config.vocab_size), longest, text, rng, torch.device(device))
+    cells = grid(longest, quick)
+    most = max((cell.longest for cell in cells), default=longest)
+    texts = texts_for(tokenizer, int(config.vocab_size), most, text, rng, torch.device(device))
     loaded.check_rotation(texts.draw(64))
-    measured = [measure(loaded, cell, samples, texts.draw) for cell in grid(longest, quick)]
+    measured = [measure(loaded, cell, samples, texts.draw) for cell in cells]
     verdict = judge(measured, bar)
-    cells = tuple(each.plain() for each in measured)
+    rows = tuple(each.plain() for each in measured)
     return (
-        Calibration(name, identity, verdict.passed, verdict.reason, verdict.limits, cells),
+        Calibration(name, identity, verdict.passed, verdict.reason, verdict.limits, rows),
         texts.kind,
     )
 

@@ -55,10 +55,19 @@ def texts_for(
     ids = _tokens(tokenizer, _read(file) if file else _sources())
     if file and len(ids) < 4 * longest:
         raise ConfigError(f"{file} has {len(ids)} tokens; needed: {4 * longest}")
-    if len(ids) < 4 * longest or len(set(ids)) < _VARIED * min(len(ids), vocabulary):
-        kind = "random tokens: the tokenizer knows no words of text"
+    if (why := _unfit(ids, vocabulary, longest)) is not None:
+        kind = f"random tokens: {why}"
         ids = [rng.randrange(min(3, vocabulary - 1), vocabulary) for _ in range(32 * longest)]
     return Texts(ids, kind, rng, device)
+
+
+def _unfit(ids: list[int], vocabulary: int, longest: int) -> str | None:
+    """Why these tokens are no text to measure with; None: they are."""
+    if len(ids) < 4 * longest:
+        return f"{len(ids)} tokens of text are there; needed: {4 * longest}"
+    if len(set(ids)) < _VARIED * min(len(ids), vocabulary):
+        return "the tokenizer knows no words of text"
+    return None
 
 
 def _tokens(tokenizer: Callable[..., Any] | None, text: str) -> list[int]:

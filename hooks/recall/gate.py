@@ -76,9 +76,14 @@ def load(identity: str, path: Path) -> Calibration:
         version, limits = read.pop("version"), SpliceLimits(**read.pop("limits"))
         calibration = Calibration(**read, limits=limits)
     except FileNotFoundError:
-        raise ConfigError("this model is not calibrated: run `kvgraph calibrate MODEL`") from None
+        raise ConfigError(
+            "this model is not calibrated, by this user and for this --max-model-len: run "
+            "`kvgraph calibrate MODEL`"
+        ) from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"the calibration in {path} cannot be read ({error})") from None
+        raise ConfigError(
+            f"the calibration in {path} cannot be read ({error}): calibrate again"
+        ) from None
     if version != _VERSION or calibration.identity != identity:
         raise ConfigError(f"the calibration in {path} is not of this model: calibrate it again")
     return calibration

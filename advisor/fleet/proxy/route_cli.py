@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from ....graph.errors import ConfigError
+from ....graph.ipc.addresses import is_loopback
 
 STOP_S: Final = 30
 """For requests that run when the proxy is told to stop."""
@@ -56,11 +56,3 @@ def route(
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     asyncio.run(serve_route(given, listed, host, port, sidecars, _MOST_HEADERS, STOP_S))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

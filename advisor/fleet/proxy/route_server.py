@@ -12,12 +12,12 @@ import uvicorn
 
 from ....dashboards.hosts import TrustedHosts
 from ....graph.errors import ConfigError
+from ....graph.ipc.addresses import LOOPBACK_HOSTS, is_loopback
 from .engine_list import Listed, engines_in
 from .fleet_proxy import FleetProxy
 from .proxy_app import ProxyApp
 from .residency import ResidencyView
 
-_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _REREAD_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ async def serve_route(
     proxy = FleetProxy(engines, ResidencyView() if sidecars else None)
     app = ProxyApp(proxy)
     # A page of another origin must not reach engines through a browser on this machine.
-    guarded = TrustedHosts(app, _LOOPBACK) if host in _LOOPBACK else app
+    guarded = TrustedHosts(app, [*LOOPBACK_HOSTS, host]) if is_loopback(host) else app
     config = uvicorn.Config(
         guarded, host=host, port=port, http="h11", ws="none", lifespan="on", log_config=None,
         access_log=False, server_header=False, h11_max_incomplete_event_size=most_headers,

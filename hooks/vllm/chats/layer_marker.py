@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ....graph.types import SourceLayer
@@ -167,11 +168,12 @@ def find_string(text: str, string: str, first: int) -> tuple[int, int] | None:
     return None
 
 
-def _inside(spans: list[tuple[int, int]]) -> Any:
-    """Whether a place is in one of ``spans``."""
-    starts = sorted(spans)
+def _inside(spans: list[tuple[int, int]]) -> Callable[[int], bool]:
+    """Whether a place is in one of ``spans``, which are disjoint and ascending."""
+    starts = [start for start, _ in spans]
 
     def inside(place: int) -> bool:
-        return any(start <= place < end for start, end in starts)
+        at = bisect_right(starts, place) - 1
+        return at >= 0 and place < spans[at][1]
 
     return inside

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from enum import Enum
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
     from ..observe.tags import Meaning
 
+logger = logging.getLogger(__name__)
+
 RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
+_ON: Final = ("1", "true", "on", "yes")
 
 
 class Switch(Enum):
@@ -28,11 +32,19 @@ class Switch(Enum):
 
 
 def recall_switch() -> Switch:
-    """What the environment says; whatever neither is empty nor switches off is for everybody."""
+    """What the environment says; a value that means nothing leaves a warning, and changes nothing:
+    nobody's answers are to become approximate by a slip of the pen."""
     value = os.environ.get(RECALL_VARIABLE, "").strip().lower()
-    if not value:
-        return Switch.WHO_ASKS
-    return Switch.NOBODY if value in OFF else Switch.EVERYBODY
+    if value in OFF:
+        return Switch.NOBODY
+    if value in _ON:
+        return Switch.EVERYBODY
+    if value:
+        logger.warning(
+            "%s=%r; allowed: 1 (all requests), 0 (none), or unset (those that ask): taken as unset",
+            RECALL_VARIABLE, value[:40],
+        )  # fmt: skip
+    return Switch.WHO_ASKS
 
 
 class OptIn:

@@ -106,17 +106,29 @@ def test_what_a_sidecar_leases_is_not_computed() -> None:
     assert named == [{"role": "system", "identity": "conv:a"}]
 
 
-@pytest.mark.parametrize("answer", [ServerRefusalError("no"), [], {"usage": 3}, {"usage": {
-    "prompt_tokens": "many"}}])  # fmt: skip
-def test_a_broken_key_is_tried_once(answer: Any) -> None:
+def test_what_a_server_refuses_is_tried_once() -> None:
     now = [0.0]
-    ask = Answers(answer)
+    ask = Answers(ServerRefusalError("no", is_final=True))
     warmer = Warmer(ServerConfig(model="m"), ask, clock=lambda: now[0])
     prefix = Prefix("conv:a", STABLE, (), 300.0)
     assert [each.how for each in warmer.sweep([prefix])] == ["failed"]
     now[0] = 1e6
     assert warmer.sweep([prefix]) == []
     assert len(ask.asked) == 1
+
+
+@pytest.mark.parametrize("answer", [ServerRefusalError("away"), [], {"usage": 3}, {"usage": {
+    "prompt_tokens": "many"}}])  # fmt: skip
+def test_what_a_server_could_not_say_is_asked_again(answer: Any) -> None:
+    now = [0.0]
+    ask = Answers(answer)
+    warmer = Warmer(ServerConfig(model="m"), ask, clock=lambda: now[0])
+    prefix = Prefix("conv:a", STABLE, (), 300.0)
+    for now[0] in (0.0, 240.0):
+        (found,) = warmer.sweep([prefix])
+        assert found.how == "failed"
+        assert found.reason
+    assert len(ask.asked) == 2
 
 
 # The command ------------------------------------------------------------------------------------
