@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import orjson
 
@@ -18,6 +19,8 @@ MOST_BODY: Final = 64 << 20
 MOST_NAME: Final = 128
 """Characters of a session's name: vLLM's own bound."""
 _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
+_SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
+_DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
 _GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 # Of one connection, not of a request; lengths change with the body, and the host is the engine.
 _HOP_BY_HOP: Final = frozenset(
@@ -61,6 +64,23 @@ class Asked(NamedTuple):
     turn: Turn | None
 
 
+def is_served(path: str) -> bool:
+    """Whether requests for a path are passed on to engines."""
+    return path.startswith("/v1/") or path in _SERVED
+
+
+def check_path(path: str) -> None:
+    """See to it that a path, without its query, names what its words say.
+
+    Raises:
+        BadRequestError: A segment of it, as it is or decoded, leads elsewhere.
+    """
+    for _ in range(_DECODINGS + 1):
+        if {".", ".."} & set(path.replace("\\", "/").split("/")):
+            raise BadRequestError("the path has a segment . or .., which is not passed on")
+        path = unquote(path)
+
+
 class Callers:
     """Reads requests; infers the session of those that name none from prompts that extend others.
 
@@ -78,8 +98,9 @@ class Callers:
         """What a request asks for.
 
         Raises:
-            BadRequestError: Its session's name cannot be one.
+            BadRequestError: Its session's name cannot be one, or its path leads elsewhere.
         """
+        check_path(path.partition("?")[0])
         sent = [(key, value) for key, value in headers if key.lower() not in _HOP_BY_HOP]
         call = Call(method, path, sent, body)
         fields = _fields(body) if method == "POST" else None

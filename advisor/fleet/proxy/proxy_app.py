@@ -10,7 +10,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from ..fleet_router import NoEngineError
-from .callers import MOST_BODY, Asked, BadRequestError
+from .callers import MOST_BODY, Asked, BadRequestError, is_served
 from .fleet_proxy import FleetProxy
 from .proxy_metrics import exposition, proxy_status
 from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, Upstream
@@ -56,7 +56,7 @@ class ProxyApp:
         elif path == "/metrics":
             await _send(send, 200, [(b"content-type", b"text/plain; version=0.0.4")],
                         exposition(self._proxy))  # fmt: skip
-        elif path.startswith("/v1/") or path in ("/tokenize", "/detokenize", "/version"):
+        elif is_served(path):
             await self._pass_on(scope, receive, send)
         else:
             await _refuse(send, 404, "not served here; requests go to /v1/…")
@@ -89,6 +89,10 @@ class ProxyApp:
     async def _relay(self, asked: Asked, send: Send) -> None:
         try:
             reply, upstream = await self._proxy.begin(asked)
+        except BadRequestError as error:
+            self._proxy.counts.refused += 1
+            await _refuse(send, 400, str(error))
+            return
         except NoEngineError as error:
             self._proxy.counts.unserved += 1
             await _refuse(send, 503, str(error), [(b"retry-after", b"1")])

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import httpx
 
-from .callers import Call
+from .callers import BadRequestError, Call, is_served
 
 CONNECT_S: Final = 2.0
 """Until a connection stands; chosen: engines are on this machine or beside it."""
@@ -83,6 +83,7 @@ class Upstream:
         """Send a request and wait for the first bytes of its answer.
 
         Raises:
+            BadRequestError: Its path is none that is passed on.
             NothingAnsweredError: The engine cannot be reached, or is gone before it answered.
         """
         asking = asyncio.ensure_future(self._begin(call))
@@ -117,9 +118,7 @@ class Upstream:
         await self._client.aclose()
 
     async def _begin(self, call: Call) -> Reply:
-        request = self._client.build_request(
-            call.method, call.path, headers=call.headers, content=call.body
-        )
+        request = self._request(call)
         try:
             response = await self._client.send(request, stream=True)
         except httpx.TransportError as error:
@@ -138,9 +137,23 @@ class Upstream:
         ]
         return Reply(response.status_code, headers, first, response, rest)
 
+    def _request(self, call: Call) -> httpx.Request:
+        """A request as it goes out; httpx may have made another path of the caller's."""
+        try:
+            request = self._client.build_request(
+                call.method, call.path, headers=call.headers, content=call.body
+            )
+        except httpx.InvalidURL as error:
+            raise BadRequestError(f"the path cannot be passed on: {error}") from None
+        base = self._client.base_url.raw_path.rstrip(b"/")
+        path = request.url.raw_path.partition(b"?")[0]
+        if not path.startswith(base) or not is_served(path[len(base) :].decode("ascii")):
+            raise BadRequestError("the path leads elsewhere than to /v1/…")
+        return request
+
 
 async def _dismiss(asking: asyncio.Future[Reply]) -> None:
     """Give up an answer, whether it has begun or not."""
     asking.cancel()
-    with contextlib.suppress(asyncio.CancelledError, NothingAnsweredError):
+    with contextlib.suppress(asyncio.CancelledError, NothingAnsweredError, BadRequestError):
         await (await asking).response.aclose()

@@ -1,0 +1,73 @@
+"""The proxy passes on no path that leads past what it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit
+
+import pytest
+from kvgraph.advisor.fleet.proxy.callers import BadRequestError, Call
+from kvgraph.advisor.fleet.proxy.upstream import Upstream
+from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+
+
+async def asked_raw(fleet: Routed, path: str) -> str:
+    """The answer to a POST whose path no client has put in order."""
+    at = urlsplit(fleet.url)
+    reader, writer = await asyncio.open_connection(at.hostname, at.port)
+    lines = [f"POST {path} HTTP/1.1", "host: x", "connection: close", "content-length: 2"]
+    writer.write("\r\n".join([*lines, "", "{}"]).encode())
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return answer.decode()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/../../reset_prefix_cache",
+        "/v1/../reset_prefix_cache",
+        "/v1/./completions",
+        "/v1/..",
+        "/v1/%2e%2e/reset_prefix_cache",
+        "/v1/.%2E/reset_prefix_cache",
+        "/v1%2f..%2freset_prefix_cache",
+        "/v1/%252e%252e/reset_prefix_cache",
+        "/v1/%25252e%25252e/reset_prefix_cache",
+        "/v1/..%5creset_prefix_cache",
+        "/%761/../v1/completions",
+        "/%761/completions",
+    ],
+)
+def test_a_path_that_leads_elsewhere_is_refused_in_words(path: str) -> None:
+    async def run() -> None:
+        async with routed([StandInEngine()]) as fleet:
+            answer = await asked_raw(fleet, path)
+            assert answer.startswith("HTTP/1.1 400"), answer
+            assert "the path " in answer
+            assert fleet.engines[0].got == []
+            assert fleet.proxy.counts.refused == 1
+            assert fleet.proxy.board.waiting.tolist() == [0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/v1/a..b", "/v1/...", "/v1/a?q=/../b", "/tokenize", "/v1/x%20y"])
+def test_a_path_with_dots_elsewhere_is_passed_on(path: str) -> None:
+    async def run() -> None:
+        async with routed([StandInEngine()]) as fleet:
+            assert (await asked_raw(fleet, path)).startswith("HTTP/1.1 200")
+            assert fleet.engines[0].headers[0].split(" ")[1] == path
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("base", ["http://127.0.0.1:9", "http://127.0.0.1:9/below"])
+def test_what_goes_out_is_looked_at_again(base: str) -> None:
+    async def run() -> None:
+        upstream = Upstream(0, base)
+        with pytest.raises(BadRequestError, match="leads elsewhere"):
+            await upstream.begin(Call("POST", "/v1/../../reset_prefix_cache", [], b"{}"))
+        await upstream.close()
+
+    asyncio.run(run())
