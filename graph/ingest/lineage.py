@@ -31,9 +31,7 @@ def continued(owners: Rows, reach: Rows, turns: Rows) -> int:
         reach: int32 ``[sessions]``: full blocks of each session's last prompt.
         turns: int32 ``[sessions]``: how many each had.
     """
-    unseen = np.flatnonzero(owners == NO_ROW)
-    known = int(unseen[0]) if len(unseen) else len(owners)
-    session = int(owners[known - 1]) if known else NO_ROW
+    session, known = deepest(owners)
     if session < 0:
         return NO_ROW
     before = int(reach[session])
@@ -42,6 +40,14 @@ def continued(owners: Rows, reach: Rows, turns: Rows) -> int:
     settled = turns[session] >= _SETTLED
     compacts = settled and _compacts(known, len(owners), before, int(reach.max()))
     return session if compacts else NO_ROW
+
+
+def deepest(owners: Rows) -> tuple[int, int]:
+    """Who walked the deepest block that was seen before, ``NO_ROW`` for nobody and ``SHARED`` for
+    several; and how many blocks were seen before. ``owners``: see ``continued``."""
+    unseen = np.flatnonzero(owners == NO_ROW)
+    known = int(unseen[0]) if len(unseen) else len(owners)
+    return int(owners[known - 1]) if known else NO_ROW, known
 
 
 def _compacts(known: int, blocks: int, before: int, longest: int) -> bool:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-import numpy as np
-
 from ..messages.events import RequestStarted
 from ..sessions.sessions import INFERRED
 from ..tables.tables import Tables
 from ..types import NO_ROW, BlockFlag, Rows, SessionState
 from .chains import ChainLinker
-from .lineage import continued, owners
+from .lineage import continued, deepest, owners
 
 _MAX_INFERRED: Final = 65_536  # running requests without a name, remembered; chosen
 
@@ -72,14 +70,18 @@ class RequestSessions:
         return NO_ROW if len(self._left_behind(rows)) else session
 
     def _forked_from(self, rows: Rows, tenant: int) -> int:
-        """The session that alone walked the deepest block that was seen before, if it is at work
-        or waits for a tool; ``NO_ROW`` for none."""
-        sessions = self._tables.sessions
-        walked = owners(self._tables.blocks, rows)
-        unseen = np.flatnonzero(walked == NO_ROW)
-        known = int(unseen[0]) if len(unseen) else len(walked)
-        parent = int(walked[known - 1]) if known else NO_ROW
+        """The session whose subagent begins with ``rows``; ``NO_ROW`` for none.
+
+        It alone walked the deepest block that was seen before, and is at work or waits for a tool.
+        A stranger that shares its system prompt is no fork of it: a fork keeps at least half of its
+        last prompt, and a block at least that came after its first prompt.
+        """
+        blocks, sessions = self._tables.blocks, self._tables.sessions
+        parent, known = deepest(owners(blocks, rows))
         if parent < 0 or sessions.tenant[parent] != tenant:
+            return NO_ROW
+        first_prompt = blocks.created[rows[known - 1]] <= sessions.created[parent]
+        if first_prompt or 2 * known < sessions.reach[parent]:
             return NO_ROW
         at_work = sessions.state[parent] in (SessionState.RUNNING, SessionState.WAITING_FOR_TOOL)
         return parent if at_work else NO_ROW
