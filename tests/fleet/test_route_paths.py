@@ -6,7 +6,7 @@ import asyncio
 from urllib.parse import urlsplit
 
 import pytest
-from kvgraph.advisor.fleet.proxy.callers import BadRequestError, Call
+from kvgraph.advisor.fleet.proxy.callers import BadRequestError, Body, Call
 from kvgraph.advisor.fleet.proxy.upstream import Upstream
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
@@ -67,7 +67,7 @@ def test_what_goes_out_is_looked_at_again(base: str) -> None:
     async def run() -> None:
         upstream = Upstream(0, base)
         with pytest.raises(BadRequestError, match="leads elsewhere"):
-            await upstream.begin(Call("POST", "/v1/../../reset_prefix_cache", [], b"{}"))
+            await upstream.begin(Call("POST", "/v1/../../reset_prefix_cache", [], Body(b"{}")))
         await upstream.close()
 
     asyncio.run(run())

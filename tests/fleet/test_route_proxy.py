@@ -160,20 +160,24 @@ def test_sessions_of_a_dead_engine_get_new_homes_at_once() -> None:
     play(scene)
 
 
-def test_an_engine_that_hangs_is_given_up_after_unanswered_questions(
+def test_an_engine_that_is_slow_keeps_its_requests_and_gets_no_further_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its process is stopped: connections stand, and nothing answers."""
     monkeypatch.setattr(health, "TIMEOUT_S", 0.1)
 
     async def scene(fleet: Routed) -> None:
-        hanging = fleet.engines[0]
-        hanging.hangs, hanging.silent = asyncio.Event(), True
+        slow = fleet.engines[0]
+        slow.hangs, slow.silent = asyncio.Event(), True
         asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
+        await fleet.until(False, True)
+        for number in range(3):
+            await fleet.complete(f"later {number}")
+        await asyncio.sleep(0.3)
+        slow.hangs.set()
         answers = await asyncio.gather(*asked)
         assert [answer.text for answer in answers] == ["one two three"] * 2
-        assert len(hanging.got) == 1
-        assert fleet.proxy.board.up.tolist() == [False, True]
+        assert served(fleet) == [1, 4]
+        assert fleet.proxy.counts.retried == 0
 
     play(scene)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -22,6 +22,8 @@ _NOT_IN_NAMES: Final = frozenset("@/\\\0")  # vLLM's own rule
 _SERVED: Final = ("/tokenize", "/detokenize", "/version")  # beside what is below /v1/
 _DECODINGS: Final = 3  # of a path that servers in turn may do; chosen: one more than double
 _GENERATES: Final = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+# What changes nothing in an engine but its cache.
+_REPEATABLE: Final = frozenset({*_GENERATES, *_SERVED, "/v1/messages", "/v1/embeddings"})
 # Of one connection, not of a request; lengths change with the body, and the host is the engine.
 _HOP_BY_HOP: Final = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
@@ -33,13 +35,32 @@ class BadRequestError(Exception):
     """A request that no engine gets; the text says why."""
 
 
+class Body:
+    """A request's body, kept for as long as it may be sent once more."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self.data
+
+    def release(self) -> None:
+        """Forget it: its answer has begun."""
+        self.data = b""
+
+
 class Call(NamedTuple):
     """A request as it is sent on."""
 
     method: str
     path: str
     headers: Headers
-    body: bytes
+    body: Body
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether an engine that got it and is gone may be followed by another one."""
+        return self.method in ("GET", "HEAD") or self.path.partition("?")[0] in _REPEATABLE
 
 
 class Turn(NamedTuple):
@@ -102,13 +123,13 @@ class Callers:
         """
         check_path(path.partition("?")[0])
         sent = [(key, value) for key, value in headers if key.lower() not in _HOP_BY_HOP]
-        call = Call(method, path, sent, body)
+        call = Call(method, path, sent, Body(body))
         fields = _fields(body) if method == "POST" else None
         if fields is None:
             return Asked(call, None)
         turn = self.turn(fields, headers)
         if path.partition("?")[0] in _GENERATES and not fields.get("session_id"):
-            call = call._replace(body=_with_session(body, turn.name))
+            call = call._replace(body=Body(_with_session(body, turn.name)))
         return Asked(call, turn)
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:

@@ -106,11 +106,12 @@ class FleetProxy:
             await self.residency.close()
 
     async def begin(self, asked: Asked) -> tuple[Reply, Upstream]:
-        """The beginning of an answer, from the first engine that begins one.
+        """The beginning of an answer, from the first engine that begins one; the body is gone.
 
         Raises:
             NoEngineError: No engine takes requests.
-            NothingAnsweredError: So many engines in turn were gone that this request may be why.
+            NothingAnsweredError: So many engines in turn were gone that this request may be why,
+                or one that is gone may have done what it asks.
         """
         for tries in count(1):
             choice = self._choose(asked)
@@ -120,12 +121,13 @@ class FleetProxy:
                 reply = await upstream.begin(asked.call)
             except NothingAnsweredError as error:
                 self.health.dropped(upstream, str(error))
-                if tries == MOST_TRIES:
+                if tries == MOST_TRIES or (error.sent and not asked.call.repeatable):
                     raise
                 self.counts.retried += 1
                 continue
             finally:
                 self.router.computed(choice)
+            asked.call.body.release()
             self._measure(choice, time.monotonic() - start)
             return reply, upstream
         raise AssertionError("unreachable")

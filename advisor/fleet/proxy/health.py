@@ -13,7 +13,7 @@ import httpx
 import orjson
 
 from ..engine_board import EngineBoard
-from .upstream import Upstream
+from .upstream import Upstream, refuses
 
 INTERVAL_S: Final = 0.5
 TIMEOUT_S: Final = 2.0
@@ -28,9 +28,10 @@ class HealthWatch:
     """Marks engines up and down on the board.
 
     An engine is down as soon as it refuses a connection or drops a request, and after ``SLOW``
-    unanswered questions. It is up again when it says that it is well, serves the same models as
-    the others, and some time has passed: twice as long after each time that it said so and then
-    dropped a request.
+    unanswered questions: it gets no further requests. Those that it has are given up only where
+    its port refuses connections, since one that is slow, or broke one answer, may answer them.
+    It is up again when it says that it is well, serves the same models as the others, and some
+    time has passed: twice as long after each time that it said so and then dropped a request.
 
     Args:
         came_back: Told of an engine that was down and is up.
@@ -69,6 +70,8 @@ class HealthWatch:
             return
         except httpx.TransportError as error:
             self._down(upstream, type(error).__name__)
+            if isinstance(error, httpx.ConnectError) and refuses(error):
+                upstream.is_gone()
             return
         self._unanswered[number] = 0
         if not well:
@@ -92,7 +95,6 @@ class HealthWatch:
         if self._board.up[upstream.number]:
             self._board.up[upstream.number] = False
             _log.warning("engine %s is down: %s", upstream.url, why)
-        upstream.is_gone()
 
     async def _admit(self, upstream: Upstream) -> None:
         number = upstream.number

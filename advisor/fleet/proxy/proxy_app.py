@@ -66,9 +66,7 @@ class ProxyApp:
         if scope["query_string"]:
             path += "?" + scope["query_string"].decode("latin-1")
         try:
-            async with asyncio.timeout(BODY_S):
-                body = await _body(receive)
-            asked = self._proxy.callers.read(scope["method"], path, scope["headers"], body)
+            asked = await self._asked(path, scope, receive)
         except (BadRequestError, TimeoutError) as error:
             self._proxy.counts.refused += 1
             await _refuse(send, 400, str(error) or f"the body did not arrive in {BODY_S:g} s")
@@ -86,6 +84,12 @@ class ProxyApp:
         with contextlib.suppress(asyncio.CancelledError):
             await answering
 
+    async def _asked(self, path: str, scope: Scope, receive: Receive) -> Asked:
+        """The request; nothing else keeps its body."""
+        async with asyncio.timeout(BODY_S):
+            body = await _body(receive)
+        return self._proxy.callers.read(scope["method"], path, scope["headers"], body)
+
     async def _relay(self, asked: Asked, send: Send) -> None:
         try:
             reply, upstream = await self._proxy.begin(asked)
@@ -99,7 +103,10 @@ class ProxyApp:
             return
         except NothingAnsweredError as error:
             self._proxy.counts.unserved += 1
-            await _refuse(send, 502, f"engines dropped this request one after the other: {error}")
+            why = "engines dropped this request one after the other"
+            if error.sent and not asked.call.repeatable:
+                why = "the engine dropped this request, and may have done what it asks"
+            await _refuse(send, 502, f"{why}: {error}")
             return
         try:
             await self._forward(reply, upstream, send)

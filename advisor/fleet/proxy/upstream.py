@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final, NamedTuple
 
@@ -15,11 +16,21 @@ CONNECT_S: Final = 2.0
 """Until a connection stands; chosen: engines are on this machine or beside it."""
 IDLE_S: Final = 3.0
 """For which an idle connection is kept: uvicorn closes one after five seconds."""
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5}
+"""Of TCP: a machine that is gone is noticed after 15 s; one that is busy still replies. Chosen."""
 _DROPPED: Final = frozenset(b"connection keep-alive transfer-encoding te trailer upgrade".split())
 
 
 class NothingAnsweredError(Exception):
-    """An engine is gone and has answered nothing: another one may be asked."""
+    """An engine is gone and has answered nothing.
+
+    Args:
+        sent: Whether it may have got the request.
+    """
+
+    def __init__(self, why: str, sent: bool = True) -> None:
+        super().__init__(why)
+        self.sent = sent
 
 
 class BrokenAnswerError(Exception):
@@ -74,7 +85,7 @@ class Upstream:
         self._client = httpx.AsyncClient(
             base_url=url,
             timeout=httpx.Timeout(None, connect=CONNECT_S),
-            limits=httpx.Limits(max_keepalive_connections=256, keepalive_expiry=IDLE_S),
+            transport=_transport(),
             trust_env=False,
         )
         self._client.headers.clear()  # what the client sent, and nothing more
@@ -109,7 +120,7 @@ class Upstream:
         return await self._client.get(path, timeout=timeout_s)
 
     def is_gone(self) -> None:
-        """Give up requests that it has not answered yet."""
+        """Give up requests that it has not answered yet: nothing listens there any more."""
         self._gone.set()
         self._gone = asyncio.Event()
 
@@ -121,6 +132,8 @@ class Upstream:
         request = self._request(call)
         try:
             response = await self._client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise NothingAnsweredError(f"{self.url}: {type(error).__name__}", False) from None
         except httpx.TransportError as error:
             raise NothingAnsweredError(f"{self.url}: {type(error).__name__}") from None
         rest = response.aiter_raw()
@@ -139,9 +152,12 @@ class Upstream:
 
     def _request(self, call: Call) -> httpx.Request:
         """A request as it goes out; httpx may have made another path of the caller's."""
+        size, headers = len(call.body.data), call.headers
+        if size:
+            headers = [*headers, (b"content-length", str(size).encode())]
         try:
             request = self._client.build_request(
-                call.method, call.path, headers=call.headers, content=call.body
+                call.method, call.path, headers=headers, content=call.body if size else None
             )
         except httpx.InvalidURL as error:
             raise BadRequestError(f"the path cannot be passed on: {error}") from None
@@ -150,6 +166,24 @@ class Upstream:
         if not path.startswith(base) or not is_served(path[len(base) :].decode("ascii")):
             raise BadRequestError("the path leads elsewhere than to /v1/…")
         return request
+
+
+def refuses(error: BaseException) -> bool:
+    """Whether a connection failed since nothing listens there, at no address of the host."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(refuses(each) for each in error.exceptions)
+    cause = error.__cause__ or error.__context__  # httpx's own, and below it the system's
+    return isinstance(error, ConnectionRefusedError) or (cause is not None and refuses(cause))
+
+
+def _transport() -> httpx.AsyncHTTPTransport:
+    """Connections that fail by themselves when the engine's machine is gone without a word."""
+    options: list[tuple[int, int, int]] = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    for name, value in _KEEPALIVE.items():
+        if (option := getattr(socket, name, None)) is not None:
+            options.append((socket.IPPROTO_TCP, option, value))
+    limits = httpx.Limits(max_keepalive_connections=256, keepalive_expiry=IDLE_S)
+    return httpx.AsyncHTTPTransport(trust_env=False, limits=limits, socket_options=options)
 
 
 async def _dismiss(asking: asyncio.Future[Reply]) -> None:

@@ -1,0 +1,173 @@
+"""What the proxy sends once more, what it leaves alone, and how long it keeps a body."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from kvgraph.advisor.fleet.proxy import proxy_app
+from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+
+
+@pytest.fixture
+def fleet_of_two() -> Any:
+    return routed([StandInEngine(), StandInEngine()])
+
+
+def served(fleet: Routed) -> list[int]:
+    return [len(engine.got) for engine in fleet.engines]
+
+
+async def first_chunk(fleet: Routed, body: dict[str, Any]) -> AsyncIterator[str]:
+    async with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
+        async for text in answer.aiter_text():
+            yield text
+
+
+def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) -> None:
+    async def run() -> None:
+        async with fleet_of_two as fleet:
+            engine = fleet.engines[0]
+            fleet.engines[1].healthy = False
+            await fleet.until(True, False)
+            engine.hangs = waits = asyncio.Event()
+            asked = asyncio.create_task(fleet.complete("a"))
+            while not sum(served(fleet)):
+                await asyncio.sleep(0.01)
+            engine.hangs, engine.cut = None, True
+            with pytest.raises(httpx.RemoteProtocolError):
+                await fleet.complete("b")
+            engine.cut, fleet.engines[1].healthy = False, True
+            await asyncio.sleep(0.2)
+            waits.set()
+            assert (await asked).text == "one two three"
+            assert served(fleet) == [2, 0]
+            assert fleet.proxy.counts.retried == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "tries"),
+    [
+        ("/v1/load_lora_adapter", 1),
+        ("/v1/unload_lora_adapter", 1),
+        ("/v1/completions", 2),
+        ("/v1/chat/completions?x=1", 2),
+        ("/v1/responses", 2),
+        ("/v1/messages", 2),
+        ("/v1/embeddings", 2),
+    ],
+)
+def test_what_was_sent_is_sent_again_only_if_it_generates(
+    fleet_of_two: Any, path: str, tries: int
+) -> None:
+    async def run() -> None:
+        async with fleet_of_two as fleet:
+            for engine in fleet.engines:
+                engine.drops = True
+            answer = await fleet.client.post(path, json={"lora_name": "a"})
+            assert sum(served(fleet)) == tries
+            assert answer.status_code == (502 if tries == 1 else 503)
+            if tries == 1:
+                assert "may have done what it asks" in answer.json()["error"]["message"]
+
+    asyncio.run(run())
+
+
+def test_what_no_engine_got_is_sent_to_another_one_whatever_it_is(fleet_of_two: Any) -> None:
+    async def run() -> None:
+        async with fleet_of_two as fleet:
+            fleet.engines[0].kill()
+            answers = [
+                await fleet.client.post("/v1/load_lora_adapter", json={"lora_name": f"{n}"})
+                for n in range(2)
+            ]
+            assert [answer.status_code for answer in answers] == [200, 200]
+            assert served(fleet) == [0, 2]
+
+    asyncio.run(run())
+
+
+def test_what_waits_is_given_up_where_the_port_refuses_and_not_for_less(
+    fleet_of_two: Any,
+) -> None:
+    async def refused(*_: Any) -> httpx.Response:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            return await client.get("http://localhost:1")
+
+    async def run() -> None:
+        async with fleet_of_two as fleet:
+            for engine in fleet.engines:
+                engine.hangs = asyncio.Event()
+            asked = [asyncio.create_task(fleet.complete(f"{n}")) for n in range(2)]
+            while sum(served(fleet)) < 2:
+                await asyncio.sleep(0.01)
+            first = fleet.proxy.upstreams[0]
+            for kind in (httpx.ConnectTimeout, httpx.ReadError, httpx.ConnectError):
+                first.ask = _raises(kind("not refused"))
+                await fleet.proxy.health.look(first)
+                await asyncio.sleep(0.05)
+            assert served(fleet) == [1, 1]
+            first.ask = refused
+            await fleet.proxy.health.look(first)
+            fleet.engines[1].hangs.set()
+            assert [(await each).text for each in asked] == ["one two three"] * 2
+            assert served(fleet) == [1, 2]
+
+    asyncio.run(run())
+
+
+def _raises(error: Exception) -> Any:
+    async def ask(*_: Any) -> httpx.Response:
+        raise error
+
+    return ask
+
+
+class Watched(bytes):
+    """Bytes that say when nobody has them any more."""
+
+    alive = 0
+
+    def __new__(cls, data: bytes) -> Watched:
+        cls.alive += 1
+        return super().__new__(cls, data)
+
+    def __del__(self) -> None:
+        Watched.alive -= 1
+
+
+def test_a_body_is_kept_until_its_answer_begins(
+    fleet_of_two: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = proxy_app._body
+
+    async def watched(receive: Any) -> bytes:
+        return Watched(await real(receive))
+
+    monkeypatch.setattr(proxy_app, "_body", watched)
+
+    async def run() -> None:
+        async with fleet_of_two as fleet:
+            for engine in fleet.engines:
+                engine.hold, engine.hangs = asyncio.Event(), asyncio.Event()
+            body = {"model": "m", "prompt": "x" * 100_000, "session_id": "s"}
+            chunks = first_chunk(fleet, body)
+            first = asyncio.ensure_future(anext(chunks))
+            while not sum(served(fleet)):
+                await asyncio.sleep(0.01)
+            assert Watched.alive == 1
+            for engine in fleet.engines:
+                engine.hangs.set()
+            text = await first
+            await asyncio.sleep(0.05)
+            assert Watched.alive == 0
+            for engine in fleet.engines:
+                engine.hold.set()
+            assert text + "".join([each async for each in chunks]) == "one two three"
+
+    asyncio.run(run())
