@@ -42,51 +42,49 @@ def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
         protected = protected & ~inferred
     if pool is None:
         return beyond
-    rules = view.rules
+    rules, deep = view.rules, picked.of(view.blocks.depth)
     hot = (picked.of(view.blocks.tiers[view.engine]) & int(Tier.HOT)) != 0
     most, each = int(rules.protected_share * pool), int(rules.tenant_share * pool)
-    places = np.flatnonzero(hot & protected)
-    if _kept_at_most(view, picked.rows[places]) <= min(most, each):
+    deepest = deep[hot & protected].max(initial=-1)
+    near = np.flatnonzero(hot & (deep <= deepest))  # whatever they keep is among these
+    if len(near) <= min(most, each):
         return beyond
-    places = places[_most_precious_first(view, Selection(view.blocks, picked.rows[places]))]
-    tenants, costs = _tenants(view, picked.rows[places]), _costs(picked, hot, places)
+    heads = Selection(view.blocks, picked.rows[near])
+    places = _in_order(view, heads, protected[near])
+    tenants, costs = _tenants(view, heads.rows[places]), _costs(heads, places)
     kept = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)
     kept &= np.cumsum(costs * kept) <= most
-    beyond[places[~kept]] = True
+    beyond[near[places[~kept]]] = True
     return beyond
 
 
-def _kept_at_most(view: View, rows: Rows) -> int:
-    """Blocks that these keep, themselves among them: as many, if sessions share none."""
-    blocks = view.blocks
-    deepest = np.zeros(view.sessions.size + 1, dtype=np.int64)  # the last stands for NO_ROW
-    session = blocks.session[rows]
-    np.maximum.at(deepest, session, blocks.depth[rows] + 1)
-    nobodys = blocks.depth[rows[session == NO_ROW]] + 1
-    return int(deepest[:-1].sum() + nobodys.sum())
+def _in_order(view: View, picked: Selection, among: Mask) -> Places:
+    """Places of those ``among`` the picked ones, the most precious first."""
+    places = np.flatnonzero(among)
+    return places[_most_precious_first(view, Selection(view.blocks, picked.rows[places]))]
 
 
-def _costs(picked: Selection, hot: Mask, places: Places) -> npt.NDArray[np.int64]:
-    """int64 ``[len(places)]``: blocks of the pool that each keeps and none before it does.
+def _costs(picked: Selection, places: Places) -> npt.NDArray[np.int64]:
+    """int64 ``[len(places)]``: how many of the picked ones each keeps and none before it does.
 
     Args:
-        places: Of protected blocks among the picked ones, the most precious first.
+        places: Of protected blocks among them, the most precious first.
     """
     nobody = len(places)
     keeper = np.full(len(picked), nobody * _APART)
     keeper[places] = np.arange(nobody) * _APART
-    first = np.ceil(keep_chains_whole(keeper, picked.parents())[hot] / _APART)
+    first = np.ceil(keep_chains_whole(keeper, picked.parents()) / _APART)
     return np.bincount(first.astype(np.int64), minlength=nobody + 1)[:nobody]
 
 
 def _inferred_within(view: View, picked: Selection, inferred: Mask, pool: int) -> Mask:
     """bool ``[len(picked)]``: those within the share of the pool that what is inferred may keep."""
-    hot = (picked.of(view.blocks.tiers[view.engine]) & int(Tier.HOT)) != 0
-    places = np.flatnonzero(hot & inferred)
-    places = places[_most_precious_first(view, Selection(view.blocks, picked.rows[places]))]
-    kept = np.cumsum(_costs(picked, hot, places)) <= int(view.rules.inferred_share * pool)
+    hot = np.flatnonzero(picked.of(view.blocks.tiers[view.engine]) & int(Tier.HOT))
+    held = Selection(view.blocks, picked.rows[hot])
+    places = _in_order(view, held, inferred[hot])
+    kept = np.cumsum(_costs(held, places)) <= int(view.rules.inferred_share * pool)
     within = np.zeros(len(picked), dtype=np.bool_)
-    within[places[kept]] = True
+    within[hot[places[kept]]] = True
     return within
 
 

@@ -25,7 +25,7 @@ class Later(Protocol):
     """
 
     def events(self) -> Sequence[AnyEvent]:
-        """The events; must not raise."""
+        """The events; raises if they cannot be made, and then they are lost."""
 
 
 class Outbox:
@@ -56,7 +56,7 @@ class Outbox:
 
     def __iter__(self) -> Iterator[AnyEvent]:
         """The events that are queued now."""
-        return iter(_whole(list(self._queue)))
+        return iter(self._whole(list(self._queue)))
 
     def emit(self, event: AnyEvent | Later) -> None:
         """Queue ``event``, or drop and count it: never waits, never raises."""
@@ -88,7 +88,7 @@ class Outbox:
 
     def take_all(self) -> list[AnyEvent]:
         """Remove and return what is queued now."""
-        return _whole([self._queue.popleft() for _ in range(len(self._queue))])
+        return self._whole([self._queue.popleft() for _ in range(len(self._queue))])
 
     def drain(self, socket: zmq.Socket[bytes], tips: bool = False) -> bool:
         """Send what is queued now, requests by their ``tips`` or whole; returns whether all was.
@@ -99,7 +99,7 @@ class Outbox:
         while remaining > 0 and socket.poll(0, zmq.POLLOUT):
             batch = [queue.popleft() for _ in range(min(remaining, self._batch_limit))]
             remaining -= len(batch)
-            events = _whole(batch)
+            events = self._whole(batch)
             events = list(map(as_tip, events)) if tips else events
             if not self._send_while_there_is_room(socket, events):
                 return False
@@ -146,17 +146,22 @@ class Outbox:
         number, self.batches = self.batches, self.batches + 1
         return wire.encode_events(number, events)
 
+    def _whole(self, queued: Sequence[AnyEvent | Later]) -> list[AnyEvent]:
+        """The events that ``queued`` stands for; what cannot be made counts as dropped, so that the
+        sidecar sees a gap and asks again.
 
-def _whole(queued: Sequence[AnyEvent | Later]) -> list[AnyEvent]:
-    """The events that ``queued`` stands for.
-
-    Between those that are made only now, other threads may run: each takes a while.
-    """
-    events: list[AnyEvent] = []
-    for each in queued:
-        if isinstance(each, Event):
-            events.append(each)
-        else:
-            events += each.events()
+        Between those that are made only now, other threads may run: each takes a while.
+        """
+        events: list[AnyEvent] = []
+        for each in queued:
+            if isinstance(each, Event):
+                events.append(each)
+                continue
+            try:
+                events += each.events()
+            except Exception as error:  # its words may quote what nobody should read
+                self.dropped += 1
+                lost = "kvgraph: events could not be made, and are lost: %s"
+                self._once.warn("make", lost, type(error).__name__)
             time.sleep(0)
-    return events
+        return events

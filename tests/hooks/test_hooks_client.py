@@ -301,6 +301,27 @@ def test_what_finds_no_room_waits_in_its_place() -> None:
     assert (list(outbox), outbox.dropped) == ([removed[2], BlocksCleared()], 0)
 
 
+def test_what_cannot_be_made_leaves_a_hole_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> list[AnyEvent]:
+        raise RuntimeError("a secret text")
+
+    sent: list[wire.EventMessage] = []
+    outbox = Outbox(limit=100, batch_limit=10)
+    socket = SimpleNamespace(
+        poll=lambda *_: True,
+        send_multipart=lambda frames, _: sent.append(wire.decode_events(frames)),
+    )
+    for _ in range(2):
+        outbox.emit(SimpleNamespace(events=fail))  # type: ignore[arg-type]
+        outbox.emit(BlocksCleared())
+    assert outbox.drain(socket)  # type: ignore[arg-type]
+    assert [message.events for message in sent] == [[BlocksCleared(), BlocksCleared()]]
+    assert sent[0].seq == 1, "a number was skipped: the sidecar asks for what it missed"
+    assert outbox.dropped == 2
+    assert len(caplog.records) == 1
+    assert "secret" not in caplog.text
+
+
 @pytest.mark.parametrize("age", [float("nan"), float("inf"), -1.0])
 def test_an_absurd_age_is_never_fresh(age: float) -> None:
     client = AdvisorClient("ipc:///nowhere", Engine(), clock=Clock())

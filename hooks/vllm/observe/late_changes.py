@@ -32,7 +32,7 @@ class LateChanges:
         reporter: Notes and tells them.
     """
 
-    __slots__ = ("_changes", "_events", "_reporter", "_sessions")
+    __slots__ = ("_changes", "_error", "_events", "_reporter", "_sessions")
 
     def __init__(
         self, changes: Changes, sessions: Sequence[str | None], reporter: ChangeReporter
@@ -41,27 +41,38 @@ class LateChanges:
         self._sessions = sessions
         self._reporter = reporter
         self._events: list[AnyEvent] | None = None
+        self._error: Exception | None = None
 
     def note(self) -> None:
-        """Note the changes in the index, unless that was done or begun."""
+        """Note the changes in the index, unless that was done or begun; never raises.
+
+        What is not noted in full is not found in the index, and its events are lost.
+        """
         changes, self._changes = self._changes, None
         if changes is None:
             return
         events: list[AnyEvent] = []
         try:
             events += self._reporter.events(changes, self._sessions)
-        finally:  # whoever waits for them waits no longer
-            self._events = events
+        except Exception as error:
+            self._error = error
+        self._events = events  # whoever waits for them waits no longer
 
     def events(self) -> list[AnyEvent]:
         """Take what is told of the changes; they are in the index from then on.
 
         Only the client's thread asks, and waits if the engine's thread is about to note them.
+
+        Raises:
+            Exception: They could not be made in full.
         """
+        self._reporter.catch_up()  # in their order, also where older ones were never told
         self.note()
         while (events := self._events) is None:
             time.sleep(_A_MOMENT_S)
         self._events = []
+        if self._error is not None:
+            raise self._error
         return events
 
 
@@ -84,6 +95,10 @@ class ChangeReporter:
         self._alone = group.groups_take == 1  # so every eviction is its own
         self._index = index
         self._gone = gone
+
+    def catch_up(self) -> None:
+        """Note in the index all that changed until now."""
+        self._index.catch_up()
 
     def events(self, changes: Changes, sessions: Sequence[str | None]) -> Iterator[AnyEvent]:
         """What was cached, then the evicted keys that are not cached again, at once."""

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _NOBODY: Final = 0  # id of vLLM's null block, which never holds a key
 _FOUND_AT_ONCE: Final = 1024  # keys, while the engine's thread waits; chosen
-_MOST_BEHIND: Final = 512  # steps; of far fewer the client's thread has not told yet; chosen
+_MOST_BEHIND: Final = 128  # steps, in memory with what they cached; the client's thread tells the
+# latest of 0.2 s. Chosen
 _MOST_PER_BLOCK: Final = 2  # entries: those of blocks that vLLM skipped are never evicted; chosen
 
 
@@ -172,15 +173,27 @@ class BlockIndex:
         self._twice.clear()
 
     def _without_survivors(self, hashes: Sequence[bytes], keys: Sequence[int]) -> list[int]:
-        block_of, gone = self._pool.cached_block_hash_to_block.get_one_block, []
+        gone = []
         for block_hash, key in zip(hashes, keys, strict=True):
-            survivor = block_of(block_hash)
+            survivor = self._holder(block_hash)
             if survivor is None:
                 gone.append(key)
                 self._twice.discard(key)
             else:
                 self._ids[key] = survivor.block_id
         return gone
+
+    def _holder(self, block_hash: Any) -> KVCacheBlock | None:
+        """A block that holds a hash now.
+
+        Of duplicates vLLM takes the first, which fails if the engine's thread changes them just
+        then; it does not do so twice in a row.
+        """
+        block_of = self._pool.cached_block_hash_to_block.get_one_block
+        try:
+            return block_of(block_hash)
+        except (RuntimeError, StopIteration):
+            return block_of(block_hash)
 
     def _forget_outdated(self) -> None:
         """Forget keys of blocks that do not hold them; those that are left fit the pool."""

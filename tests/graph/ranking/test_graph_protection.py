@@ -156,6 +156,12 @@ def test_what_stands_before_a_protected_block_is_kept_with_it_and_counts_too(wor
     assert kept == {*range(300, 320), *range(200, 220)}, "the third would keep ten tools with it"
 
 
+def test_one_sessions_branches_count_each_for_itself(world: World) -> None:
+    for number in range(9):
+        world.say("a", RULES, *range(100 * number, 100 * number + 10), session="one for all")
+    assert len(world.protected()) == 25
+
+
 def test_what_sessions_share_is_counted_once(world: World) -> None:
     world.head("one", *range(20), *range(100, 120))
     world.head("two", *range(20), *range(200, 220))

@@ -184,7 +184,8 @@ def test_ranks_of_a_data_parallel_engine_share_a_sidecar_and_no_advice(
     """Each rank has a scheduler and a pool of its own: its advice names what that holds."""
     with SidecarProcess(socket_directory, sidecar__interval_s=0.05) as sidecar:
         ranks = [
-            paper(Shape(warm=None, rank=(rank, 2)), endpoint=sidecar.endpoint) for rank in (0, 1)
+            paper(Shape(blocks=15, warm=None, rank=(rank, 2)), endpoint=sidecar.endpoint)
+            for rank in (0, 1)
         ]
         for number, engine in enumerate(ranks):
             for seed in range(3):

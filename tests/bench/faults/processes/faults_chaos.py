@@ -26,6 +26,7 @@ from ...sidecars.sidecar_process import SidecarProcess, wait_until
 from ..faults import Say, Size
 from .faults_engines import EngineProcess
 
+_FULL: Final = 0.9  # of the pool; chosen
 _POOL: Final = 300
 _OPTIONS: Final = ClientOptions(tick_s=0.05, absent_s=0.3)
 _AT_ONCE: Final = 3  # faults of a round, at most
@@ -110,9 +111,15 @@ class Chaos:
         if self._stopped:
             self._sidecar.go_on()
             self._stopped = False
+        self._fill()
         started = time.monotonic()
         well = wait_until(self._is_in_step, _CALM_S)
         self.back.append(time.monotonic() - started if well else None)
+
+    def _fill(self) -> None:
+        """Leave few blanks: an engine with many evicts nothing for long, and gets no ranking."""
+        while len(self._engine.cached) < _FULL * _POOL:
+            self._serve(0.02)
 
     def _is_in_step(self) -> bool:
         ranking = self._engine.client.ranking()
