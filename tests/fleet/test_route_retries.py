@@ -144,12 +144,12 @@ class Watched(bytes):
 def test_a_body_is_kept_until_its_answer_begins(
     fleet_of_two: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = proxy_app._body
+    real = proxy_app.read_body
 
     async def watched(receive: Any) -> bytes:
         return Watched(await real(receive))
 
-    monkeypatch.setattr(proxy_app, "_body", watched)
+    monkeypatch.setattr(proxy_app, "read_body", watched)
 
     async def run() -> None:
         async with fleet_of_two as fleet:

@@ -235,7 +235,8 @@ def check_rankings(graph: KVCacheGraph) -> None:
         assert sorted(ranked) == sorted(resident)
         place = {key: position for position, key in enumerate(ranked)}
         layers = {key: blocks.layer[blocks.find(np.array([key], np.uint64))[0]] for key in ranked}
-        assert not {layers[key] for key in ranking.order.tolist()} & PROTECTED_LAYERS
+        lost = [key for key in ranking.order.tolist() if layers[key] in PROTECTED_LAYERS]
+        assert all("session_over" in graph.explain(key)["standing"] for key in lost)
         for key in ranked:
             parent = PARENT[key]
             linked = blocks.parent[blocks.find(np.array([key], np.uint64))[0]] != NO_ROW

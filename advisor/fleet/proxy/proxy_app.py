@@ -87,7 +87,7 @@ class ProxyApp:
     async def _asked(self, path: str, scope: Scope, receive: Receive) -> Asked:
         """The request; nothing else keeps its body."""
         async with asyncio.timeout(BODY_S):
-            body = await _body(receive)
+            body = await read_body(receive)
         return self._proxy.callers.read(scope["method"], path, scope["headers"], body)
 
     async def _relay(self, asked: Asked, send: Send) -> None:
@@ -125,7 +125,8 @@ class ProxyApp:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
-async def _body(receive: Receive) -> bytes:
+async def read_body(receive: Receive) -> bytes:
+    """A request's whole body; raises where its client leaves, or it is too large."""
     parts: list[bytes] = []
     size = 0
     while True:

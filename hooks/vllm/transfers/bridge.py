@@ -56,6 +56,7 @@ class TierCacheBridge:
         reports: Reports the state of the tiers to the sidecar.
         spiller: Copies blocks before they go.
         needs: Blocks that requests wait for, by their ids.
+        adapted: Told which keys, that the engine cached, a LoRA adapter computed.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class TierCacheBridge:
         workers: int,
         manager: KVCacheManager | None = None,
     ) -> None:
-        self.ledger = ledger
+        self.ledger, self.adapted = ledger, ledger.adapted.update
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group = group
         self._settings = settings
@@ -206,10 +207,6 @@ class TierCacheBridge:
     def renewed(self) -> None:
         """Void the loads under way: the prefix cache was reset."""
         self.promises.renewed()
-
-    def adapted(self, keys: Iterable[int]) -> None:
-        """Note that a LoRA adapter computed these keys, which the engine cached."""
-        self.ledger.adapted.update(keys)
 
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""
