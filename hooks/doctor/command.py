@@ -31,6 +31,7 @@ from .environment import (
     check_admission,
     check_hints,
     check_protection,
+    check_recall,
     check_switch,
     check_tiers,
 )
@@ -78,6 +79,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     yield _check("admission", check_admission)
     yield _check("protection", check_protection)
     yield _check("tiers", check_tiers)
+    yield _check("recall", check_recall)
     yield _check("gpu", check_gpu)
     yield _check("ipc socket", check_ipc)
     yield _check("sidecar", lambda: check_sidecar(endpoint))
@@ -181,13 +183,21 @@ def check_sidecar(endpoint: str | None, timeout_s: float = 2.0) -> Check:
 
 
 def _ask(endpoint: str, timeout_s: float) -> list[bytes] | None:
-    """Speak up as an engine that the sidecar does not know: it asks who that is."""
+    """Speak up as an engine that the sidecar does not know: it asks who that is.
+
+    A socket whose token was refused may have no way out any more, so that sending takes time too.
+    """
+    patience_ms = round(timeout_s * 1000)
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDTIMEO, patience_ms)
         socket.setsockopt(zmq.IDENTITY, os.urandom(16))
         present(socket, sidecar_token(endpoint))
         socket.connect(endpoint)
-        socket.send_multipart(wire.encode_events(0, [Pressure(0, 0, 0, 0, 0)]))
-        if not socket.poll(round(timeout_s * 1000), zmq.POLLIN):
+        try:
+            socket.send_multipart(wire.encode_events(0, [Pressure(0, 0, 0, 0, 0)]))
+        except zmq.Again:
+            return None
+        if not socket.poll(patience_ms, zmq.POLLIN):
             return None
         return socket.recv_multipart()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from ...graph.errors import ConfigError
+from ..recall.gate import calibration_file
 from ..tiers.budget import (
     COLD_VARIABLE,
     DIRECTORY_VARIABLE,
@@ -25,7 +26,9 @@ from ..vllm.settings import (
     LONGEST_HOLD_S,
     LONGEST_PROTECT_STALE_S,
     OFF,
+    ON,
     PROTECT_STALE_VARIABLE,
+    RECALL_VARIABLE,
     REFUSE_AFTER_VARIABLE,
     SWITCH_VARIABLE,
     admission_switched_on,
@@ -33,7 +36,6 @@ from ..vllm.settings import (
     switched_on,
 )
 
-_ON: Final = ("1", "true", "on", "yes")
 _CORRECT: Final = "correct the variable, or unset it"
 
 
@@ -78,7 +80,7 @@ def check_hints() -> Check:
 def check_admission() -> Check:
     """May new sessions be held, and for how long."""
     value = os.environ.get(ADMISSION_VARIABLE, "").strip()
-    if value and value.lower() not in (*_ON, *OFF):
+    if value and value.lower() not in (*ON, *OFF):
         detail = f"{ADMISSION_VARIABLE}={value!r} counts as 1; allowed: 1 or 0"
         return Check("admission", False, detail, _CORRECT)
     try:
@@ -103,6 +105,23 @@ def check_protection() -> Check:
         return Check("protection", False, f"{error}; its default would be taken", _CORRECT)
     kept = "its default" if seconds is None else f"{seconds:g} s"
     return Check("protection", True, f"{PROTECT_STALE_VARIABLE} is {kept}")
+
+
+def check_recall() -> Check:
+    """Whose text may come back at another position, and is any model calibrated."""
+    value = os.environ.get(RECALL_VARIABLE, "").strip().lower()
+    if value and value not in (*ON, *OFF):
+        detail = f"{RECALL_VARIABLE}={value!r} is taken as unset; allowed: 1, 0, or unset"
+        return Check("recall", False, detail, _CORRECT)
+    if value in OFF:
+        return Check("recall", None, f"off by {RECALL_VARIABLE}")
+    directory = calibration_file("").parent
+    count = len(list(directory.glob("*.json")))
+    kept = f"{count} calibrated models in {directory}"
+    if not value:
+        return Check("recall", None, f"for requests that ask; {kept}")
+    remedy = "" if count else "kvgraph calibrate MODEL"
+    return Check("recall", True, f"for every request; {kept}", remedy)
 
 
 def check_tiers() -> Check:

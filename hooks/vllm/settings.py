@@ -42,6 +42,8 @@ HOLD_MAX_VARIABLE: Final = "AITHER_KVCACHE_HOLD_MAX_S"
 LONGEST_HOLD_S: Final = 3600.0  # chosen
 REFUSE_AFTER_VARIABLE: Final = "AITHER_KVCACHE_REFUSE_AFTER_S"
 REFUSE_AFTER_S: Final = 60.0  # unless the variable says otherwise; chosen
+RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
+ON: Final = ("1", "true", "on", "yes")  # what people write who mean on
 OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on
 RESERVED_CPUS_VARIABLE: Final = "VLLM_CPU_NUM_OF_RESERVED_CPU"  # vLLM's own
 

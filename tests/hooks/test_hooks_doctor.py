@@ -145,6 +145,7 @@ def test_memory_that_is_not_there_is_a_warning_as_the_engine_caps_it(
         ("AITHER_KVCACHE_ADMISSION", "treu", "admission", "='treu' counts as 1; allowed: 1 or 0"),
         ("AITHER_KVCACHE_HOLD_MAX_S", "5m", "admission", "seconds from 0 to 3600"),
         ("AITHER_KVCACHE_REFUSE_AFTER_S", "-1", "admission", "seconds from 0 to 3600"),
+        ("AITHER_KVCACHE_RECALL", "yess", "recall", "='yess' is taken as unset; allowed: 1, 0"),
         ("AITHER_KVCACHE_PROTECT_STALE_S", "nan", "protection", "seconds from 0 to 3600"),
     ],
 )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from ..layers.system_sections import SectionSplitter, token_at
 
 _REMEMBERED: Final = 256  # system texts whose places are known; chosen
 _TELLING: Final = 8  # characters of a text whose place is looked for; chosen
+_MOST_TYPED: Final = 64  # strings that name special tokens; more are not looked for. Chosen
 _DEEPEST: Final = 8  # of lists in lists in a message; chosen
 
 Messages = Sequence[Mapping[str, Any]]
@@ -83,18 +84,22 @@ class LayerMarker:
 
     def _spans(self, text: str, messages: Messages) -> list[tuple[int, int]] | None:
         """Where the strings of messages stand in the prompt that name special tokens; None if one
-        is not found."""
+        is not found, or may be the template's: it stands there more often than it was typed."""
         spans, cursor = [], 0
-        for string in strings_in(list(messages)):
-            matters = self._special.search(string) is not None
-            if not matters and len(string) < _TELLING:
+        strings = list(strings_in(list(messages)))
+        typed = Counter(each for each in strings if self._special.search(each))
+        if typed.total() > _MOST_TYPED:
+            return None
+        for string in strings:
+            if string not in typed and len(string) < _TELLING:
                 continue
             found = find_string(text, string, cursor)
             if found is not None:
-                spans += [found] if matters else []
                 cursor = found[1]
-            elif matters:
-                return None
+            if string in typed:
+                if found is None or text.count(text[slice(*found)]) > typed[string]:
+                    return None
+                spans.append(found)
         return spans
 
     def _with_system(self, tokens: Sequence[int], messages: Messages, runs: list[Run]) -> list[Run]:

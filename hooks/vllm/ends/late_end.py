@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from ....graph.messages.events import RequestFinished
+from ..logs import warn_read_no_more
 from .answer_reader import AnswerReader, Tokens
 
 if TYPE_CHECKING:
@@ -67,11 +68,7 @@ class AnswerEnds:
 
     def _give_up(self, error: Exception) -> None:
         self._given_up = True
-        logger.warning(
-            "kvgraph: why answers end is read no more (%s); callers may say it",
-            type(error).__name__,
-            exc_info=logger.isEnabledFor(logging.DEBUG),
-        )
+        warn_read_no_more(logger, "why answers end", error)
 
 
 class LateEnd:

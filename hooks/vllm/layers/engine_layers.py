@@ -12,6 +12,7 @@ import msgspec
 from ....graph.messages.events import RequestStarted, Segment
 from ....graph.types import PROTECTED_LAYERS, Authority
 from ..ends.engine_reader import decoder
+from ..logs import warn_read_no_more
 from ..settings import reads_layers
 from .border_table import BorderTable, handed_over
 from .layer_runs import LayerReader, Run
@@ -97,11 +98,7 @@ class PromptLayers:
 
     def _give_up(self, error: Exception) -> None:
         self._given_up = True
-        logger.warning(
-            "kvgraph: which layers prompts have is read no more (%s); callers may say it",
-            type(error).__name__,
-            exc_info=logger.isEnabledFor(logging.DEBUG),
-        )
+        warn_read_no_more(logger, "which layers prompts have", error)
 
 
 class LateLayers:

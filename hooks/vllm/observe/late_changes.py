@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from ....graph.messages.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
 from ...keys import key_of, pack_keys, pack_run, unpack
+from ..pool.packed_hashes import PackedHashes
 from ..pool.returned import returned
-from ..pool.tap import Cached, Changes
+from ..pool.tap import CachedRun, Changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .group import ObservedGroup
 
 _A_MOMENT_S: Final = 1e-4  # chosen
+_Late = tuple[Sequence[CachedRun], PackedHashes, bool]
 
 
 class LateChanges:
@@ -27,17 +29,22 @@ class LateChanges:
     Is a ``hooks.link.outbox.Later``.
 
     Args:
-        changes: Not changed any more.
-        sessions: Of each run that was cached; none where no request has a session.
+        runs: Blocks that were cached, in order.
+        changes: What was evicted, and whether the prefix cache was reset after that.
+        sessions: Of each run; none where no request has a session.
         reporter: Notes and tells them.
     """
 
     __slots__ = ("_changes", "_error", "_events", "_reporter", "_sessions")
 
     def __init__(
-        self, changes: Changes, sessions: Sequence[str | None], reporter: ChangeReporter
+        self,
+        runs: Sequence[CachedRun],
+        changes: Changes,
+        sessions: Sequence[str | None],
+        reporter: ChangeReporter,
     ) -> None:
-        self._changes: Changes | None = changes
+        self._changes: _Late | None = runs, changes.evicted, changes.then_reset
         self._sessions = sessions
         self._reporter = reporter
         self._events: list[AnyEvent] | None = None
@@ -53,7 +60,7 @@ class LateChanges:
             return
         events: list[AnyEvent] = []
         try:
-            events += self._reporter.events(changes, self._sessions)
+            events += self._reporter.events(*changes, self._sessions)
         except Exception as error:
             self._error = error
         self._events = events  # whoever waits for them waits no longer
@@ -100,39 +107,44 @@ class ChangeReporter:
         """Note in the index all that changed until now."""
         self._index.catch_up()
 
-    def events(self, changes: Changes, sessions: Sequence[str | None]) -> Iterator[AnyEvent]:
+    def events(
+        self,
+        runs: Sequence[CachedRun],
+        evicted: PackedHashes,
+        then_reset: bool,
+        sessions: Sequence[str | None],
+    ) -> Iterator[AnyEvent]:
         """What was cached, then the evicted keys that are not cached again, at once."""
-        if changes.cached:
-            yield from self._stored(changes.cached, sessions or repeat(None))
-        if changes.evicted:
-            yield from self._removed(changes)
-        if changes.then_reset:
+        if runs:
+            yield from self._stored(runs, sessions or repeat(None))
+        if evicted:
+            yield from self._removed(runs, evicted)
+        if then_reset:
             self._index.clear()
             yield BlocksCleared()
 
-    def _stored(self, cached: Sequence[Cached], sessions: Iterable[str | None]) -> list[AnyEvent]:
+    def _stored(self, runs: Sequence[CachedRun], sessions: Iterable[str | None]) -> list[AnyEvent]:
         scale, size = self._scale, self._block_size
         events: list[AnyEvent] = []
-        runs: list[bytes] = []
+        keys: list[bytes] = []
         ids: list[int] = []
-        for (request, blocks, first, end), session in zip(cached, sessions, strict=False):
-            hashes = request.block_hashes
+        for (hashes, blocks, first, end), session in zip(runs, sessions, strict=False):
             packed = pack_run(hashes, first, end, scale)
             parent = key_of(hashes[scale * first - 1]) if first else None
-            runs.append(packed)
+            keys.append(packed)
             ids += [block.block_id for block in blocks[first:end]]
             events.append(BlocksStored(packed, parent, size, session))
-        self._index.cached(unpack(b"".join(runs)), ids)
+        self._index.cached(unpack(b"".join(keys)), ids)
         return events
 
-    def _removed(self, changes: Changes) -> Iterator[AnyEvent]:
-        hashes = changes.evicted if self._alone else changes.evicted.of_group(self._suffix)
-        keys = hashes.keys.tolist()
-        gone = self._index.forget(hashes, keys)
+    def _removed(self, runs: Sequence[CachedRun], evicted: PackedHashes) -> Iterator[AnyEvent]:
+        of_ours = evicted if self._alone else evicted.of_group(self._suffix)
+        keys = of_ours.keys.tolist()
+        gone = self._index.forget(of_ours, keys)
         if gone:
             self._gone(gone)
             yield BlocksRemoved(pack_keys(gone))
-        for run in returned(changes.cached, keys, gone, self._scale):
-            request, _, first, end = run
-            yield BlocksRemoved(pack_run(request.block_hashes, first, end, self._scale))
+        for run in returned(runs, keys, gone, self._scale):
+            hashes, _, first, end = run
+            yield BlocksRemoved(pack_run(hashes, first, end, self._scale))
             yield from self._stored([run], repeat(None))

@@ -17,7 +17,7 @@ from ....graph.types import PROTECTED_LAYERS
 from ...keys import key_of, pack_run, unpack
 from ...link.late_events import LateHashes
 from ..pool.index import BlockIndex
-from ..pool.tap import Changes
+from ..pool.tap import CachedRun, Changes
 from .group import ObservedGroup
 from .hints import hint_policy
 from .late_changes import ChangeReporter, LateChanges
@@ -188,17 +188,16 @@ class EngineObserver:
         return hashes if count == len(hashes) else hashes[:count]
 
     def blocks_changed(self, changes: Changes) -> int:
-        """Queue what a step cached and evicted, to be worked through when it is told.
-
-        Returns how many blocks of any group were evicted.
-        """
+        """Queue what a step cached and evicted; returns how many blocks of any group it evicted."""
         cached, names = changes.cached, self._sessions
         sessions = [names.get(run[0].request_id) for run in cached] if names else ()
-        for request, _, first, end in cached:
+        runs: list[CachedRun] = []
+        for request, blocks, first, end in cached:
+            runs.append((request.block_hashes, blocks, first, end))
             self.stored += end - first
             if request.lora_request is not None:
                 self._note_adapted(request, first, end)
-        late = LateChanges(changes, sessions, self._reporter)
+        late = LateChanges(runs, changes, sessions, self._reporter)
         self._index.is_behind(late.note)
         self._emit(late)
         for listener in self._listeners:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from ...keys import key_of
-from .tap import Cached
+from .tap import CachedRun
 
 
 def returned(
-    cached: Sequence[Cached], evicted: Sequence[int], gone: Sequence[int], scale: int
-) -> list[Cached]:
+    cached: Sequence[CachedRun], evicted: Sequence[int], gone: Sequence[int], scale: int
+) -> list[CachedRun]:
     """Runs of evicted blocks that are not gone, as they were cached last.
 
     Args:
@@ -21,7 +21,7 @@ def returned(
     """
     if len(gone) == len(evicted):
         return []
-    back, runs = set(evicted).difference(gone), list[Cached]()
+    back, runs = set(evicted).difference(gone), list[CachedRun]()
     for each in reversed(cached):
         if not back:
             break
@@ -29,12 +29,12 @@ def returned(
     return runs
 
 
-def _runs(cached: Cached, back: set[int], scale: int) -> Iterator[Cached]:
+def _runs(cached: CachedRun, back: set[int], scale: int) -> Iterator[CachedRun]:
     """Runs of blocks whose keys are among ``back``, which loses them."""
-    request, blocks, first, end = cached
-    keys = map(key_of, request.block_hashes[scale * (first + 1) - 1 : scale * end : scale])
+    hashes, blocks, first, end = cached
+    keys = map(key_of, hashes[scale * (first + 1) - 1 : scale * end : scale])
     for is_back, run in groupby(enumerate(keys, first), key=lambda each: each[1] in back):
         if is_back:
             places = dict(run)
             back.difference_update(places.values())
-            yield request, blocks, min(places), max(places) + 1
+            yield hashes, blocks, min(places), max(places) + 1

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Cached = tuple["Request", Sequence["KVCacheBlock"], int, int]
 """Blocks ``[first, end)`` of a request, among all of its blocks, entered the prefix cache."""
+CachedRun = tuple[Sequence[bytes], Sequence["KVCacheBlock"], int, int]
+"""The same, for later: the request's hashes in place of itself, which may hold images."""
 
 
 @dataclass(slots=True)
@@ -114,62 +116,46 @@ class PoolTap:
 
     def _cache_full_blocks(self) -> Callable[..., Any]:
         original: Callable[..., Any] = self._pool.cache_full_blocks
-        read, group, note = _reader(original, _READ), self._group, self._cached.append
+        read, group, append = _reader(original, _READ), self._group, self._cached.append
 
-        def cache_full_blocks(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            try:
-                request, blocks, first, end, of_group = read(args, kwargs)
-                if of_group == group and first < end:
-                    note((request, blocks, first, end))
-            except Exception as error:
-                self._unread = error
-            return result
+        def note(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            request, blocks, first, end, of_group = read(args, kwargs)
+            if of_group == group and first < end:
+                append((request, blocks, first, end))
 
-        return cache_full_blocks
+        return self._followed(original, note)
 
     def _emit_removed(self) -> Callable[..., Any]:
         original: Callable[..., Any] = self._pool._emit_block_removed_events
-        read, note = _reader(original, ("block_hashes",)), self._evicted.writelines
+        read, append = _reader(original, ("block_hashes",)), self._evicted.writelines
         if _does_nothing(self._pool, original):
-            return note
-
-        def emit_block_removed_events(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            try:
-                note(read(args, kwargs))
-            except Exception as error:
-                self._unread = error
-            return result
-
-        return emit_block_removed_events
+            return append
+        return self._followed(original, lambda args, kwargs: append(read(args, kwargs)))
 
     def _free(self) -> Callable[..., Any]:
-        original: Callable[..., Any] = self._pool.free_blocks
-
-        def free_blocks(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            try:
-                self.freed()
-            except Exception as error:
-                self._unread = error
-            return result
-
-        return free_blocks
+        return self._followed(self._pool.free_blocks, lambda args, kwargs: self.freed())
 
     def _touch(self) -> Callable[..., Any]:
         original: Callable[..., Any] = self._pool.touch
         read = _reader(original, ("blocks",))
+        return self._followed(original, lambda args, kwargs: self.touched(read(args, kwargs)))
 
-        def touch(*args: Any, **kwargs: Any) -> Any:
+    def _followed(
+        self,
+        original: Callable[..., Any],
+        note: Callable[[tuple[Any, ...], dict[str, Any]], None],
+    ) -> Callable[..., Any]:
+        """``original``, and then a note of its arguments; an error of ours waits for ``take``."""
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             try:
-                self.touched(read(args, kwargs))
+                note(args, kwargs)
             except Exception as error:
                 self._unread = error
             return result
 
-        return touch
+        return followed
 
     def _reset(self) -> Callable[..., Any]:
         original: Callable[..., Any] = self._pool.reset_prefix_cache

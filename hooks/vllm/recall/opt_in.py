@@ -6,10 +6,10 @@ import logging
 import os
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ...recall.span_index import Domain
-from ..settings import OFF
+from ..settings import OFF, ON, RECALL_VARIABLE
 from .own_branch import Owner
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from ..observe.tags import Meaning
 
 logger = logging.getLogger(__name__)
-
-RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
-_ON: Final = ("1", "true", "on", "yes")
 
 
 class Switch(Enum):
@@ -37,7 +34,7 @@ def recall_switch() -> Switch:
     value = os.environ.get(RECALL_VARIABLE, "").strip().lower()
     if value in OFF:
         return Switch.NOBODY
-    if value in _ON:
+    if value in ON:
         return Switch.EVERYBODY
     if value:
         logger.warning(

@@ -19,12 +19,10 @@ _POOLED: Final = 7  # neighbours that SnapKV takes the mean of, likewise
 _SINKS: Final = 4  # first tokens that StreamingLLM keeps
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The newest tokens stay, and with ``sinks`` the first of the text (StreamingLLM)."""
+class _Blind:
+    """Remembers nothing of attention."""
 
-    sinks: int = 0
-    queries: int = 1
+    __slots__ = ()
 
     def first(self, mass: Tensor) -> Tensor:
         """Nothing."""
@@ -33,6 +31,14 @@ class Window:
     def next(self, memory: Tensor, mass: Tensor) -> Tensor:
         """Nothing."""
         return memory
+
+
+@dataclass(frozen=True, slots=True)
+class Window(_Blind):
+    """The newest tokens stay, and with ``sinks`` the first of the text (StreamingLLM)."""
+
+    sinks: int = 0
+    queries: int = 1
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
         """The position; sinks stand above all."""
@@ -101,19 +107,11 @@ class SnapKV:
 
 
 @dataclass(frozen=True, slots=True)
-class Random:
+class Random(_Blind):
     """Anybody; ``seed`` makes it the same anybody each time."""
 
     seed: int = 1
     queries: int = 1
-
-    def first(self, mass: Tensor) -> Tensor:
-        """Nothing."""
-        return mass[:, -1] * 0.0
-
-    def next(self, memory: Tensor, mass: Tensor) -> Tensor:
-        """Nothing."""
-        return memory
 
     def scores(self, memory: Tensor, position: Tensor, open_to: Tensor) -> Tensor:
         """Numbers that depend on the newest position and the seed alone."""
