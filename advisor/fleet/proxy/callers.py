@@ -50,12 +50,17 @@ class Body:
 
 
 class Call(NamedTuple):
-    """A request as it is sent on."""
+    """A request as it is sent on.
+
+    Attributes:
+        streams: Whether its answer comes token by token.
+    """
 
     method: str
     path: str
     headers: Headers
     body: Body
+    streams: bool = False
 
     @property
     def repeatable(self) -> bool:
@@ -130,7 +135,7 @@ class Callers:
         turn = self.turn(fields, headers)
         if path.partition("?")[0] in _GENERATES and not fields.get("session_id"):
             call = call._replace(body=Body(_with_session(body, turn.name)))
-        return Asked(call, turn)
+        return Asked(call._replace(streams=fields.get("stream") is True), turn)
 
     def turn(self, fields: Mapping[str, Any], headers: Headers, named: str | None = None) -> Turn:
         """Whose turn a request is, and what it asks about.

@@ -14,14 +14,14 @@ from typing import Final
 from ..engine_board import EngineBoard, Speed
 from ..fleet_router import Choice, FleetRouter, Holdings, Wanted
 from .callers import Asked, Callers
-from .engine_list import Listed
+from .engine_list import FIRST_BYTE_S, Listed
 from .health import HealthWatch
 from .prompt_chains import PromptMemory
 from .residency import ResidencyView
-from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, Upstream
+from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, SilentError, Upstream
 
 DECISIONS: Final = 10_000
-"""Of which the times are kept, for their percentiles."""
+"""Of which the times are kept, for their percentiles; chosen: a hundred beyond the p99."""
 MOST_TRIES: Final = 3
 """Engines that one request may see fail; chosen: one that kills engines must not get them all."""
 _LEAST_TIMED: Final = 512  # tokens of a prompt from which an engine's speed is measured; chosen
@@ -34,12 +34,14 @@ class Counts:
     Attributes:
         answered: To the end.
         retried: Sent to another engine, since the first answered nothing.
+        hung: Given up since an engine was silent for too long.
         broken: An engine was gone in the middle of its answer.
         left: The client was gone before the end.
     """
 
     answered: int = 0
     retried: int = 0
+    hung: int = 0
     broken: int = 0
     left: int = 0
     refused: int = 0
@@ -53,6 +55,8 @@ class FleetProxy:
     Args:
         engines: At first; ``list_again`` changes them.
         residency: What sidecars say; None: the proxy goes by its own memory alone.
+        speed: Of engines, until it is measured.
+        first_byte_s: For which an engine may be silent before the first byte of an answer.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class FleetProxy:
         engines: Sequence[Listed],
         residency: ResidencyView | None = None,
         speed: Speed | None = None,
+        first_byte_s: float = FIRST_BYTE_S,
     ) -> None:
         self.board = EngineBoard()
         self.router = FleetRouter(self.board)
@@ -69,7 +74,7 @@ class FleetProxy:
         self.health = HealthWatch(self.board, lambda engine: self.memory.forget(engine.number))
         self.upstreams: list[Upstream] = []
         self.counts = Counts()
-        self._speed = speed
+        self._speed, self._first_byte_s = speed, first_byte_s
         self._watching: list[asyncio.Task[None]] = []
         self.list_again(engines)
 
@@ -80,7 +85,7 @@ class FleetProxy:
             if each.url not in known:
                 known[each.url] = number = self.board.add(each.url, self._speed)
                 self.board.up[number] = False  # until it says that it is well
-                self.upstreams.append(Upstream(number, each.url))
+                self.upstreams.append(Upstream(number, each.url, self._first_byte_s))
                 if self._watching:
                     self._watch(self.upstreams[-1])
         self.board.draining[:] = True
@@ -117,15 +122,18 @@ class FleetProxy:
             choice = self._choose(asked)
             upstream = self.upstreams[choice.engine]
             start = time.monotonic()
+            upstream.asked += 1
             try:
                 reply = await upstream.begin(asked.call)
             except NothingAnsweredError as error:
                 self.health.dropped(upstream, str(error))
+                self.counts.hung += isinstance(error, SilentError)
                 if tries == MOST_TRIES or (error.sent and not asked.call.repeatable):
                     raise
                 self.counts.retried += 1
                 continue
             finally:
+                upstream.asked -= 1
                 self.router.computed(choice)
             asked.call.body.release()
             self._measure(choice, time.monotonic() - start)

@@ -16,10 +16,12 @@ from ..engine_board import EngineBoard
 from .upstream import Upstream, refuses
 
 INTERVAL_S: Final = 0.5
+"""Between two questions; chosen: a death that no request notices is known within a second."""
 TIMEOUT_S: Final = 2.0
+"""For an answer; chosen."""
 SLOW: Final = 3
 """Questions in a row that a silent engine may leave unanswered: a busy one is slow. Chosen."""
-_LONGEST_DOUBT_S: Final = 30.0
+_LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to start anew
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +30,9 @@ class HealthWatch:
     """Marks engines up and down on the board.
 
     An engine is down as soon as it refuses a connection or drops a request, and after ``SLOW``
-    unanswered questions: it gets no further requests. Those that it has are given up only where
-    its port refuses connections, since one that is slow, or broke one answer, may answer them.
+    unanswered questions: it gets no further requests. Those that it has are given up where its
+    port refuses connections, and otherwise only when it hangs (``Upstream``), since one that is
+    slow, or broke one answer, may answer them.
     It is up again when it says that it is well, serves the same models as the others, and some
     time has passed: twice as long after each time that it said so and then dropped a request.
 
@@ -66,6 +69,7 @@ class HealthWatch:
         except httpx.TimeoutException:
             self._unanswered[number] = self._unanswered.get(number, 0) + 1
             if self._unanswered[number] >= SLOW:
+                upstream.is_silent = True
                 self._down(upstream, f"no answer to {SLOW} questions after its health")
             return
         except httpx.TransportError as error:
@@ -73,7 +77,7 @@ class HealthWatch:
             if isinstance(error, httpx.ConnectError) and refuses(error):
                 upstream.is_gone()
             return
-        self._unanswered[number] = 0
+        self._unanswered[number], upstream.is_silent = 0, False
         if not well:
             self._down(upstream, "it says that it is not well")
         elif not self._board.up[number] and self._clock() >= self._not_before.get(number, 0.0):

@@ -21,7 +21,7 @@ PIECE: Final = 1024
 PIECE_TOKENS: Final = 256
 """The same for a prompt of token ids; chosen."""
 CHARACTERS_PER_TOKEN: Final = 4
-"""Of English text, roughly; only costs depend on it."""
+"""Of English text, by the rule of thumb of OpenAI's tokenizers; only costs depend on it."""
 
 
 class Link(NamedTuple):

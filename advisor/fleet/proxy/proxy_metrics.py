@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from .fleet_proxy import FleetProxy
 
-_COUNTS = ("answered", "retried", "broken", "left", "refused", "unserved")
+_COUNTS = ("answered", "retried", "hung", "broken", "left", "refused", "unserved")
 
 
 def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
@@ -23,6 +23,7 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
             "url": each.url,
             "up": bool(board.up[each.number]),
             "drains": bool(board.draining[each.number]),
+            "asked": each.asked,
             "running": each.running,
             "waiting_tokens": int(board.waiting[each.number]),
             "live_tokens": int(board.live[each.number]),

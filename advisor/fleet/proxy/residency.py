@@ -16,7 +16,9 @@ from ..engine_board import Tokens
 from ..fleet_router import Holdings
 
 INTERVAL_S: Final = 1.0
+"""Between two questions; chosen: a sidecar ranks twice a second."""
 TIMEOUT_S: Final = 2.0
+"""For a sidecar's answer; chosen."""
 MOST_SESSIONS: Final = 1000  # the sidecar's own bound: those heard of last
 
 _log = logging.getLogger(__name__)

@@ -11,9 +11,11 @@ import typer
 
 from ....graph.errors import ConfigError
 from ....graph.ipc.addresses import is_loopback
+from .engine_list import FIRST_BYTE_S, checked, engines_in
+from .engine_list import listed as parsed
 
 STOP_S: Final = 30
-"""For requests that run when the proxy is told to stop."""
+"""For requests that run when the proxy is told to stop; chosen: Kubernetes gives a pod as long."""
 _MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
 
 
@@ -37,6 +39,14 @@ def route(
     sidecars: Annotated[
         bool, typer.Option(help="Ask this user's sidecars what engines really hold.")
     ] = True,
+    first_byte: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds without a byte of an answer after which a request goes to another "
+            "engine; where answers are not streamed, only if the engine's health is silent too.",
+        ),
+    ] = FIRST_BYTE_S,
 ) -> None:
     """One OpenAI-compatible address before several engines: sessions go where their KV is."""
     try:
@@ -45,8 +55,6 @@ def route(
         raise ConfigError(
             f"{error.name} is missing; install it with pip install 'kvgraph[route]'"
         ) from None
-    from .engine_list import checked, engines_in
-    from .engine_list import listed as parsed
 
     if not (is_loopback(host) or allow_remote):
         raise ConfigError(f"--host {host}: listens beyond loopback; --allow-remote permits it")
@@ -55,4 +63,4 @@ def route(
     given = engines_in(listed) if listed else checked([parsed(each) for each in engines or []])
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    asyncio.run(serve_route(given, listed, host, port, sidecars, _MOST_HEADERS, STOP_S))
+    asyncio.run(serve_route(given, listed, host, port, sidecars, _MOST_HEADERS, STOP_S, first_byte))

@@ -18,7 +18,7 @@ from .fleet_proxy import FleetProxy
 from .proxy_app import ProxyApp
 from .residency import ResidencyView
 
-_REREAD_S: Final = 1.0
+_REREAD_S: Final = 1.0  # between two looks at the list; chosen
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ async def serve_route(
     sidecars: bool,
     most_headers: int,
     stop_s: int,
+    first_byte_s: float,
 ) -> None:
     """Serve until told to stop, and then finish what runs.
 
@@ -38,8 +39,9 @@ async def serve_route(
         listed: The file that lists the engines, if one does.
         most_headers: Bytes of one request's headers.
         stop_s: Seconds for what runs when the proxy is told to stop.
+        first_byte_s: For which an engine may be silent before the first byte of an answer.
     """
-    proxy = FleetProxy(engines, ResidencyView() if sidecars else None)
+    proxy = FleetProxy(engines, ResidencyView() if sidecars else None, first_byte_s=first_byte_s)
     app = ProxyApp(proxy)
     # A page of another origin must not reach engines through a browser on this machine.
     guarded = TrustedHosts(app, [*LOOPBACK_HOSTS, host]) if is_loopback(host) else app

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import httpx
 
 from .callers import BadRequestError, Call, is_served
+from .engine_list import FIRST_BYTE_S
 
 CONNECT_S: Final = 2.0
 """Until a connection stands; chosen: engines are on this machine or beside it."""
@@ -31,6 +32,10 @@ class NothingAnsweredError(Exception):
     def __init__(self, why: str, sent: bool = True) -> None:
         super().__init__(why)
         self.sent = sent
+
+
+class SilentError(NothingAnsweredError):
+    """An engine has a request for too long without a byte of its answer."""
 
 
 class BrokenAnswerError(Exception):
@@ -73,14 +78,19 @@ class Upstream:
     Args:
         number: Of the router's board.
         url: Where it answers, without ``/v1``.
+        first_byte_s: For which it may be silent before the first byte of an answer.
 
     Attributes:
-        running: Requests that it has and has not answered to the end.
+        asked: Requests that it has and has not begun to answer.
+        running: Requests whose answers it has begun and not ended.
+        is_silent: Whether it leaves questions after its health unanswered.
     """
 
-    def __init__(self, number: int, url: str) -> None:
+    def __init__(self, number: int, url: str, first_byte_s: float = FIRST_BYTE_S) -> None:
         self.number, self.url = number, url
-        self.running = 0
+        self.is_silent = False
+        self._first_byte_s = first_byte_s
+        self.asked = self.running = 0
         self._gone = asyncio.Event()
         self._client = httpx.AsyncClient(
             base_url=url,
@@ -96,11 +106,12 @@ class Upstream:
         Raises:
             BadRequestError: Its path is none that is passed on.
             NothingAnsweredError: The engine cannot be reached, or is gone before it answered.
+            SilentError: It is there, and says nothing for too long.
         """
         asking = asyncio.ensure_future(self._begin(call))
         gone = asyncio.ensure_future(self._gone.wait())
         try:
-            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait(call, asking, gone)
             if asking.done():
                 return asking.result()
         except asyncio.CancelledError:
@@ -109,7 +120,9 @@ class Upstream:
         finally:
             gone.cancel()
         await _dismiss(asking)
-        raise NothingAnsweredError(f"{self.url} does not answer any more")
+        if gone.done() and not gone.cancelled():
+            raise NothingAnsweredError(f"{self.url} does not answer any more")
+        raise SilentError(f"{self.url}: no first byte in {self._first_byte_s:g} s")
 
     async def ask(self, path: str, timeout_s: float) -> httpx.Response:
         """The answer to a question of our own.
@@ -127,6 +140,22 @@ class Upstream:
     async def close(self) -> None:
         """Close its connections."""
         await self._client.aclose()
+
+    async def _wait(
+        self, call: Call, asking: asyncio.Future[Reply], gone: asyncio.Future[bool]
+    ) -> None:
+        """Until its answer begins, it is gone, or its silence means that it hangs.
+
+        An answer that is not streamed has its first byte when all of it is there: then silence
+        means something only where questions after its health are unanswered too.
+        """
+        either: set[asyncio.Future[Any]] = {asking, gone}
+        while True:
+            done, _ = await asyncio.wait(
+                either, timeout=self._first_byte_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done or call.streams or self.is_silent:
+                return
 
     async def _begin(self, call: Call) -> Reply:
         request = self._request(call)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from ...advisor.fleet.proxy.engine_list import Listed
+from ...advisor.fleet.proxy.engine_list import FIRST_BYTE_S, Listed
 from ...advisor.fleet.proxy.fleet_proxy import FleetProxy
 from ...advisor.fleet.proxy.proxy_app import ProxyApp
 from ...advisor.fleet.proxy.residency import ResidencyView
@@ -146,13 +146,17 @@ class Routed:
 
 @contextlib.asynccontextmanager
 async def routed(
-    engines: list[StandInEngine], residency: ResidencyView | None = None
+    engines: list[StandInEngine],
+    residency: ResidencyView | None = None,
+    first_byte_s: float = FIRST_BYTE_S,
 ) -> AsyncIterator[Routed]:
     """A proxy before engines that listen, until the end of the block."""
     for engine in engines:
         if not engine.port:
             await engine.start()
-    proxy = FleetProxy([Listed(engine.url) for engine in engines], residency)
+    proxy = FleetProxy(
+        [Listed(engine.url) for engine in engines], residency, first_byte_s=first_byte_s
+    )
     config = uvicorn.Config(
         ProxyApp(proxy), port=0, http="h11", ws="none", lifespan="on", log_config=None,
         access_log=False, h11_max_incomplete_event_size=64 << 10, timeout_graceful_shutdown=1,

@@ -1,0 +1,88 @@
+"""An engine that has a request and says nothing: when the request goes to another one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
+
+
+def fleet_of(engines: int, first_byte_s: float) -> Any:
+    return routed([StandInEngine() for _ in range(engines)], first_byte_s=first_byte_s)
+
+
+async def hang_where_it_goes(fleet: Routed, **more: Any) -> tuple[int, asyncio.Task[Any]]:
+    """Send a request that every engine would leave unanswered; and who has it."""
+    for engine in fleet.engines:
+        engine.hangs = asyncio.Event()
+    asked = asyncio.create_task(fleet.complete("a", **more))
+    async with asyncio.timeout(20):
+        while not (got := [len(engine.got) for engine in fleet.engines]) or not sum(got):
+            await asyncio.sleep(0.01)
+    return got.index(1), asked
+
+
+def test_a_streamed_request_leaves_an_engine_that_says_nothing() -> None:
+    async def run() -> None:
+        async with fleet_of(2, 1.0) as fleet:
+            hung, asked = await hang_where_it_goes(fleet, stream=True)
+            other = fleet.engines[1 - hung]
+            assert other.hangs is not None
+            other.hangs.set()
+            assert (await asked).text == "one two three"
+            assert fleet.proxy.counts.hung == fleet.proxy.counts.retried == 1
+            assert len(other.got) == 1
+            async with asyncio.timeout(20):
+                while fleet.engines[hung].left != 1:  # it is told: its connection is closed
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_is_not_streamed_may_take_long_at_an_engine_that_is_well() -> None:
+    async def run() -> None:
+        async with fleet_of(2, 0.2) as fleet:
+            slow, asked = await hang_where_it_goes(fleet)
+            await asyncio.sleep(1.0)
+            assert not asked.done()
+            waits = fleet.engines[slow].hangs
+            assert waits is not None
+            waits.set()
+            assert (await asked).text == "one two three"
+            assert fleet.proxy.counts.hung == 0
+            assert len(fleet.engines[1 - slow].got) == 0
+
+    asyncio.run(run())
+
+
+def test_such_a_request_leaves_an_engine_whose_health_is_silent_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvgraph.advisor.fleet.proxy.health.TIMEOUT_S", 0.2)
+
+    async def run() -> None:
+        async with fleet_of(2, 1.0) as fleet:
+            hung, asked = await hang_where_it_goes(fleet)
+            fleet.engines[hung].silent = True
+            other = fleet.engines[1 - hung]
+            assert other.hangs is not None
+            other.hangs.set()
+            async with asyncio.timeout(60):
+                assert (await asked).text == "one two three"
+            assert fleet.proxy.counts.hung == 1
+
+    asyncio.run(run())
+
+
+def test_a_request_that_hangs_everywhere_is_refused_and_says_why() -> None:
+    async def run() -> None:
+        async with fleet_of(1, 0.5) as fleet:
+            _, asked = await hang_where_it_goes(fleet, stream=True)
+            answer: httpx.Response = await asked
+            assert answer.status_code in (502, 503)  # 503: the only engine is down by then
+            assert fleet.proxy.counts.hung >= 1
+
+    asyncio.run(run())
