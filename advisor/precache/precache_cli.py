@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -13,7 +12,9 @@ from ..remote import RemoteError
 
 if TYPE_CHECKING:
     from .precache_config import PrecacheConfig
-    from .warmer import Prefix, Warmed
+    from .warmer import Lease, Prefix, Warmed
+
+_LEASED: Final = ("accepted", "clipped")
 
 
 def precache(
@@ -47,7 +48,7 @@ def _pause(config: PrecacheConfig, prefixes: list[Prefix]) -> float:
     return min([config.sweep_s, *(each.seconds / 2 for each in prefixes)])
 
 
-def _lease() -> Callable[[str, float], bool] | None:
+def _lease() -> Lease | None:
     """Asks this user's only sidecar; None without one."""
     from ..intents.intent_client import IntentClient
 
@@ -56,11 +57,13 @@ def _lease() -> Callable[[str, float], bool] | None:
     except RemoteError:
         return None
 
-    def lease(key: str, seconds: float) -> bool:
+    def lease(key: str, seconds: float) -> float:
         try:
-            return client.pin(identity=key, seconds=seconds).get("answer") == "accepted"
+            answer = client.pin(session=key, seconds=seconds)
         except RemoteError:
-            return False
+            return 0.0
+        whole = answer.get("answer") in _LEASED and answer["blocks"] == answer["asked"]
+        return float(answer["seconds"] or 0.0) if whole else 0.0
 
     return lease
 

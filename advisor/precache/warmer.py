@@ -18,6 +18,8 @@ from .stable_prefix import Message, warming_messages
 
 _MOST_SAID: Final = 300  # bytes of a refusal that are passed on; chosen
 _FINAL: Final = (400, 413, 422)  # statuses of a body that is refused whenever it comes
+_HEARD_S: Final = 0.5  # an engine reports five times per second, and a sidecar may be busy; chosen
+_TRIES: Final = 4
 _RENEW: Final = 0.8  # of its time to live, after which a prefix that nobody touched is warmed again
 
 
@@ -29,6 +31,7 @@ class Prefix:
         stable: Its messages.
         seconds: Its time to live.
         touched: When it was last computed or leased, in monotonic seconds; None: never.
+        lasts: Seconds for which it is kept from then on.
         broken: Why it is not tried any more; empty while it is.
     """
 
@@ -37,11 +40,16 @@ class Prefix:
     tools: tuple[dict[str, Any], ...]
     seconds: float
     touched: float | None = None
+    lasts: float = 0.0
     broken: str = ""
+
+    def touch(self, now: float, leased: float) -> None:
+        """Note that it was computed or leased; a lease may end before its time to live does."""
+        self.touched, self.lasts = now, min(self.seconds, leased or self.seconds)
 
     def wants(self, now: float) -> bool:
         """Whether it is to be warmed now."""
-        due = self.touched is None or now - self.touched >= _RENEW * self.seconds
+        due = self.touched is None or now - self.touched >= _RENEW * self.lasts
         return due and not self.broken
 
 
@@ -62,31 +70,37 @@ class Warmed(NamedTuple):
 
 
 Ask = Callable[[str, dict[str, Any] | None], Any]
+Lease = Callable[[str, float], float]
+"""Leases what a session of this name walked, for some seconds; says for how many all of it is
+leased, 0 if not all of it is."""
 
 
 class Warmer:
     """Sends what makes a server compute prefixes: one token, at temperature 0.
 
-    Best effort: a prefix that a server refuses is tried no more. One that it could not be asked
-    for is tried again in the next sweep.
+    Where a sidecar leases, what was computed is leased at once, so that other traffic does not take
+    its place. Best effort: a prefix that a server refuses is tried no more. One that it could not
+    be asked for is tried again in the next sweep.
 
     Args:
         ask: Sends a body to a path of the API, or gets the path, and returns the JSON answer.
-        lease: Asks a sidecar to lease what carries a key, for some seconds; False: it did not.
+        lease: Asks a sidecar; None: there is none.
         clock: Monotonic seconds.
+        sleep: Waits for a sidecar to hear of what was computed.
     """
 
     def __init__(
         self,
         server: ServerConfig,
         ask: Ask | None = None,
-        lease: Callable[[str, float], bool] | None = None,
+        lease: Lease | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._server = server
         self._ask = ask or (lambda path, body: ask_server(server, path, body))
         self._lease = lease
-        self._clock = clock
+        self._clock, self._sleep = clock, sleep
         self._model = server.model
 
     def sweep(self, prefixes: Sequence[Prefix]) -> list[Warmed]:
@@ -96,8 +110,8 @@ class Warmer:
 
     def _keep(self, prefix: Prefix) -> Warmed:
         """Lease a prefix that was warm before, or else have it computed."""
-        if prefix.touched is not None and self._leased(prefix):
-            prefix.touched = self._clock()
+        if prefix.touched is not None and (leased := self._leased(prefix)):
+            prefix.touch(self._clock(), leased)
             return Warmed(prefix.key, "leased")
         try:
             answer = self._ask("/chat/completions", self._body(prefix))
@@ -110,11 +124,17 @@ class Warmer:
             return Warmed(prefix.key, "failed", reason=str(error))
         except (AttributeError, LookupError, ValueError, TypeError):
             return Warmed(prefix.key, "failed", reason=f"{self._server.url} gave no such answer")
-        prefix.touched = self._clock()
+        prefix.touch(self._clock(), self._leased(prefix, _TRIES))
         return Warmed(prefix.key, "warm" if 2 * cached > tokens else "cold", tokens, cached)
 
-    def _leased(self, prefix: Prefix) -> bool:
-        return self._lease is not None and self._lease(prefix.key, prefix.seconds)
+    def _leased(self, prefix: Prefix, tries: int = 1) -> float:
+        """For how many seconds a sidecar leases all of it."""
+        for number in range(tries if self._lease is not None else 0):
+            if number:
+                self._sleep(_HEARD_S)
+            if self._lease is not None and (leased := self._lease(prefix.key, prefix.seconds)):
+                return leased
+        return 0.0
 
     def _body(self, prefix: Prefix) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -122,7 +142,7 @@ class Warmer:
             "temperature": 0, "stream": False,
         }  # fmt: skip
         if self._lease is not None:  # other servers may refuse a field that they do not know
-            body |= hints(messages=[{"role": "system", "identity": prefix.key}])
+            body |= hints(session=prefix.key)
         return {**body, "tools": list(prefix.tools)} if prefix.tools else body
 
     def _named(self) -> str:

@@ -14,7 +14,7 @@ from .formulas import LruPolicy
 from .policy import Policy, Referee
 from .protection import over_share
 from .ruler import is_under_lru
-from .rules import is_protected
+from .rules import is_pinned, is_protected
 from .scoring import resident_scores
 from .view import View
 
@@ -69,7 +69,7 @@ def who_ranks(order: Order, ranks: Mapping[str, Mapping[str, Any]]) -> str:
         return name
     return (
         f"LRU on {', '.join(others)}: there the longest unused block goes first, and of the rules "
-        f"only protection holds; score and terms are what {name} would say"
+        f"only protection and leases hold; score and terms are what {name} would say"
     )
 
 
@@ -82,13 +82,15 @@ def _policy_place(view: View, order: Order, engine: str, row: int) -> int:
 
 
 def _lru_place(view: View, row: int) -> int:
-    """The place in the engine's own order: the longest unused first, and protected blocks last."""
+    """The place in the engine's own order: the longest unused first, and what is leased or
+    protected last."""
     resident = view.blocks.pick(view.blocks.resident(view.engine))
     safe = is_protected(view, resident)
     safe &= ~over_share(view, resident, safe)
+    kept = np.where(safe, 2, is_pinned(view, resident))
     idle = LruPolicy().scores(view, resident)
     mine = int(np.flatnonzero(resident.rows == row)[0])
-    before = np.where(safe == safe[mine], idle > idle[mine], safe[mine])
+    before = np.where(kept == kept[mine], idle > idle[mine], kept < kept[mine])
     return int(before.sum())
 
 

@@ -49,8 +49,10 @@ class Rules:
             lose their protection. Chosen: half of a pool still serves those who protect nothing.
         tenant_share: Share of a pool that one named tenant may protect. Chosen: two tenants cannot
             take all that may be protected from a third.
-        inferred_share: Share of a pool that system texts may protect of which nobody said so, each
-            that several requests began with, for ``INFERRED_S`` after its last use.
+        inferred_share: Share of a pool within which system texts are protected of which nobody said
+            so, each that several requests began with, for ``INFERRED_S`` after its last use. Where
+            they take more together, none is: many heads live by being asked for, and to keep some
+            of them costs recorded agents hits. Chosen.
         reserved: Blocks of each pool that are kept for sessions which come back; below 1 a share of
             the pool.
         horizon_s: A session that is expected back within these seconds is due.
@@ -61,7 +63,7 @@ class Rules:
     protected_layers: frozenset[SourceLayer] = PROTECTED_LAYERS
     protected_share: float = 0.5
     tenant_share: float = 0.25
-    inferred_share: float = 0.0
+    inferred_share: float = 1 / 16
     reserved: float = 0.0
     horizon_s: float = 3.0
 

@@ -28,8 +28,9 @@ def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
 
     A protected block keeps all that stand before it in its chain, so these count too. The most
     precious keep their protection: by layer, then importance, then last use, then from the start of
-    their chain on. Blocks that no named tenant raised count towards the whole only. An engine that
-    never reported the size of its pool has no bound.
+    their chain on. Blocks that no named tenant raised count towards the whole only. What is
+    inferred is protected while all of it together is within its share, and else none of it is. An
+    engine that never reported the size of its pool has no bound.
 
     Args:
         protected: bool ``[len(picked)]``: which of them a protected layer names.
@@ -38,7 +39,8 @@ def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
     pool = view.tables.pool_blocks.get(view.engine)
     inferred = protected & is_inferred(view, picked)
     if inferred.any():
-        beyond |= inferred & ~_inferred_within(view, picked, inferred, pool or 0)
+        if _inferred_cost(view, picked, inferred) > int(view.rules.inferred_share * (pool or 0)):
+            beyond |= inferred
         protected = protected & ~inferred
     if pool is None:
         return beyond
@@ -77,15 +79,11 @@ def _costs(picked: Selection, places: Places) -> npt.NDArray[np.int64]:
     return np.bincount(first.astype(np.int64), minlength=nobody + 1)[:nobody]
 
 
-def _inferred_within(view: View, picked: Selection, inferred: Mask, pool: int) -> Mask:
-    """bool ``[len(picked)]``: those within the share of the pool that what is inferred may keep."""
+def _inferred_cost(view: View, picked: Selection, inferred: Mask) -> int:
+    """Blocks of the pool that all of what is inferred would keep."""
     hot = np.flatnonzero(picked.of(view.blocks.tiers[view.engine]) & int(Tier.HOT))
     held = Selection(view.blocks, picked.rows[hot])
-    places = _in_order(view, held, inferred[hot])
-    kept = np.cumsum(_costs(held, places)) <= int(view.rules.inferred_share * pool)
-    within = np.zeros(len(picked), dtype=np.bool_)
-    within[hot[places[kept]]] = True
-    return within
+    return int(_costs(held, np.flatnonzero(inferred[hot])).sum())
 
 
 def is_inferred(view: View, picked: Selection) -> Mask:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from ..messages.advice import EvictionRanking
 from ..types import as_keys
 from .formulas import LruPolicy
@@ -27,8 +29,17 @@ def rank_by_ruler(
         return EvictionRanking.empty(view.now)
     if is_under_lru(view.engine, policy, referee):
         ranking = rank(view, LruPolicy(), limit)
-        return ranking if view.rules.reserved > 0 else replace(ranking, order=as_keys([]))
+        return ranking if view.rules.reserved > 0 else _only_kept(ranking, view)
     return rank(view, policy, limit)
+
+
+def _only_kept(ranking: EvictionRanking, view: View) -> EvictionRanking:
+    """Without an order; what is leased is kept as what is protected is, and goes before it."""
+    blocks = view.blocks
+    leased = blocks.resident(view.engine) & (blocks.pinned_until[: blocks.size] > view.now)
+    keys = blocks.keys[np.flatnonzero(leased)] ^ view.tables.salt(view.engine)
+    late = np.concatenate([np.setdiff1d(keys, ranking.protected), ranking.protected])
+    return replace(ranking, order=as_keys([]), protected=late)
 
 
 def _learn(view: View, policy: Policy, referee: Referee | None) -> None:

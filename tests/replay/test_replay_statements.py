@@ -12,12 +12,15 @@ from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.policies.registry import DEFAULT, POLICIES
 from kvgraph.advisor.replay.errors import TraceError
 from kvgraph.advisor.replay.lab.arms import (
+    BY_DEFAULT,
+    LAYERS,
     ORDERS,
     Settings,
     arm_names,
     chosen_arms,
     graph_policies,
     new_order,
+    run_arm,
 )
 from kvgraph.advisor.replay.orders.graph_order import GraphOrder
 from kvgraph.advisor.replay.traces.reader import load_trace
@@ -25,7 +28,9 @@ from kvgraph.advisor.replay.traces.recorder import Recorder
 from kvgraph.advisor.replay.traces.trace import Trace
 from kvgraph.advisor.replay.traces.trace_events import TraceEvents
 from kvgraph.graph.messages.events import RequestFinished, RequestStarted, Segment
-from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.types import Authority, SourceLayer
+
+READ = BY_DEFAULT + LAYERS
 
 HEADER = {"kvgraph_trace": 1, "block_size": 16}
 
@@ -132,6 +137,29 @@ def test_with_hints_callers_say_what_the_trace_says(tmp_path: Path) -> None:
     assert finished.expected_return_s == pytest.approx(6.5)
     assert trace_events.finished(0, 30.0).expected_return_s == pytest.approx(4.5)
     assert not trace_events.finished(1, 9.0).session_ended, "the trace did not say so"
+
+
+def test_with_layers_an_engine_reads_the_parts_of_a_prompt_and_nothing_else(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, line(1.0, [1, 2], **TOLD), line(5.0, [1, 2, 3]))
+    events = TraceEvents(trace, hints=False, layers=True)
+    started, finished = events.started(0, 0), events.finished(0, 0.0)
+    read = int(Authority.INFERRED)
+    assert started.segments == (
+        Segment(3, 0, 16, authority=read), Segment(2, 16, 20, authority=read),
+    )  # fmt: skip
+    assert (started.tenant, started.session, finished.waiting_for_tool) == (None, None, None)
+    assert TraceEvents(trace, hints=True, layers=True).started(0, 0).segments == (
+        Segment(3, 0, 16), Segment(2, 16, 20),
+    )  # fmt: skip
+
+
+def test_a_system_text_that_is_read_outlives_others_prompts(tmp_path: Path) -> None:
+    head = {"layers": [["rules", 0, 32]]}
+    chats = [line(10.0 + i, [1, 2, 10 + i], **head) for i in range(3)]
+    others = [line(20.0 + i, [100 + 10 * i + j for j in range(10)], None) for i in range(12)]
+    trace = trace_of(tmp_path, *chats, *others, line(60.0, [1, 2, 20], **head))
+    found = {name: run_arm(name, trace, 48, Settings())[-1] for name in ("lru", "default", READ)}
+    assert found == {"lru": 0, "default": 0, READ: 2}
 
 
 def test_with_hints_a_trace_that_says_nothing_knows_last_turns(tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ HINTS: Final = "+hints"
 Without it nobody says anything: sessions are inferred from chains, as live.
 """
 
+LAYERS: Final = "+layers"
+"""Suffix of a graph policy's name: nobody says anything, and the engine reads off each prompt where
+its parts are, as far as the trace knows."""
+
 BY_DEFAULT: Final = "default"
 """The graph policy that a sidecar runs with no configuration."""
 
@@ -117,7 +121,8 @@ def chosen_arms(names: Sequence[str]) -> list[str]:
 def order_names() -> list[str]:
     """Every eviction order that an instance can have: what ``new_order`` makes."""
     policies = graph_policies()
-    return list(dict.fromkeys([*ORDERS, *policies, *(name + HINTS for name in policies)]))
+    told = [name + suffix for suffix in (HINTS, LAYERS) for name in policies]
+    return list(dict.fromkeys([*ORDERS, *policies, *told]))
 
 
 def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
@@ -129,7 +134,7 @@ def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
     if name in ORDERS:
         return ORDERS[name](trace, settings)
     policies = graph_policies()
-    policy = policies.get(name.removesuffix(HINTS))
+    policy = policies.get(name.removesuffix(HINTS).removesuffix(LAYERS))
     if policy is None:
         allowed = ", ".join(order_names())
         raise ReplayError(f"policy {name!r} cannot run here: allowed: {allowed}")
@@ -139,6 +144,7 @@ def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
         rules=settings.profile,
         planning=settings.planning,
         hints=name.endswith(HINTS),
+        layers=name.endswith(LAYERS),
     )
 
 

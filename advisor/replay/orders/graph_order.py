@@ -60,6 +60,7 @@ class GraphOrder(EvictionOrder):
         rules: None takes the defaults.
         hints: Whether callers name their sessions and say what the trace knows; if the trace has
             nothing that they said, they say which turns are their sessions' last.
+        layers: Whether the engine reads off each prompt where its parts are.
     """
 
     def __init__(
@@ -70,11 +71,12 @@ class GraphOrder(EvictionOrder):
         rules: Rules | None = None,
         planning: Planning | None = None,
         hints: bool = False,
+        layers: bool = False,
     ) -> None:
         self.planning = planning or Planning()
         self._now = 0.0
         self._block_size = trace.block_size
-        self._trace_events = TraceEvents(trace, hints)
+        self._trace_events = TraceEvents(trace, hints, layers)
         self._graph = KVCacheGraph(
             policy=policy,
             rules=rules,
@@ -85,6 +87,7 @@ class GraphOrder(EvictionOrder):
         self._news: deque[_News] = deque()  # that the graph has not heard yet
         self._free: OrderedDict[int, float] = OrderedDict()
         self._ranking: Keys = self._trace_events.keys[:0]  # what is left of it
+        self._protected: set[int] = set()  # block ids
         self._slice: list[int] = []  # its next block ids, evict last → evict first
         self._tick = self._known_of = -math.inf
         self._stored = 0  # blocks since the last ranking
@@ -113,7 +116,7 @@ class GraphOrder(EvictionOrder):
             if self._free.get(block, math.inf) <= self._known_of:
                 del self._free[block]
                 taken.append(block)
-        taken.extend(self._free.popitem(last=False)[0] for _ in range(count - len(taken)))
+        taken.extend(self._longest_free() for _ in range(count - len(taken)))
         return taken
 
     def started(self, request: int, hit: int, new: Sequence[int], now: float) -> None:
@@ -151,13 +154,20 @@ class GraphOrder(EvictionOrder):
             self._word = replace(word, known_of=known_of)
         return self._word
 
+    def _longest_free(self) -> int:
+        """Take the longest free block that is not protected, or the longest free one of all."""
+        for _ in range(len(self._protected)):
+            block = next(iter(self._free))
+            if block not in self._protected:
+                break
+            self._free.move_to_end(block)
+        return self._free.popitem(last=False)[0]
+
     def _next_ranked(self) -> int | None:
         """The ranking's next block id; keys are looked up one slice at a time."""
         if not self._slice:
-            keys = self._ranking[:_SLICE]
+            self._slice = self._ids(self._ranking[:_SLICE])[::-1]
             self._ranking = self._ranking[_SLICE:]
-            found = self._ids_by_key[np.searchsorted(self._sorted_keys, keys)]
-            self._slice = found[::-1].tolist()
         return self._slice.pop() if self._slice else None
 
     def _refresh(self, now: float) -> None:
@@ -173,8 +183,13 @@ class GraphOrder(EvictionOrder):
         self._tick, self._known_of, self._stored = tick, known_of, 0
         self._catch_up(known_of)
         self._now = tick
-        self._ranking = self._graph.rank(_ENGINE, self.planning.max_ranked).order
+        ranking = self._graph.rank(_ENGINE, self.planning.max_ranked)
+        self._ranking, self._protected = ranking.order, set(self._ids(ranking.protected))
         self._slice = []
+
+    def _ids(self, keys: Keys) -> list[int]:
+        """The trace's numbers of these blocks."""
+        return self._ids_by_key[np.searchsorted(self._sorted_keys, keys)].tolist()
 
     def _catch_up(self, tick: float) -> None:
         """Report to the graph all that happened before ``tick``.

@@ -15,7 +15,7 @@ from ....graph.messages.events import (
     RequestStarted,
     Segment,
 )
-from ....graph.types import Tier
+from ....graph.types import Authority, Tier
 from .duration import BYTES_PER_TOKEN
 from .trace import Ints, Trace
 
@@ -26,14 +26,17 @@ class TraceEvents:
     Args:
         hints: Whether callers name their sessions and say what the trace knows. Where the trace
             holds nothing that they said, they say which request is their session's last.
+        layers: Whether the engine reads off each prompt where its parts are. What callers say
+            of them is said in its place.
     """
 
-    def __init__(self, trace: Trace, hints: bool) -> None:
+    def __init__(self, trace: Trace, hints: bool, layers: bool = False) -> None:
         self.keys = trace.keys()
         self._trace = trace
         self._named = hints and trace.has_sessions
         self._said = trace.said if hints and trace.said and trace.said.anything else None
         self._knows_last = hints and self._said is None
+        self._read = trace.said if layers and self._said is None else None
 
     def started(self, request: int, hit: int) -> RequestStarted:
         """The event that a request was scheduled, and ``hit`` blocks of it were found."""
@@ -98,10 +101,13 @@ class TraceEvents:
         return f"t{self._said.tenant[request]}"
 
     def _segments(self, request: int) -> tuple[Segment, ...]:
-        if self._said is None:
+        said = self._said or self._read
+        if said is None:
             return ()
+        authority = int(Authority.INFERRED if self._said is None else Authority.CALLER)
         return tuple(
-            Segment(int(layer), start, end) for layer, start, end in self._said.layers[request]
+            Segment(int(layer), start, end, authority=authority)
+            for layer, start, end in said.layers[request]
         )
 
     def _ended(self, request: int) -> bool:

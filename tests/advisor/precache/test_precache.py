@@ -89,21 +89,45 @@ def test_a_prefix_is_warmed_again_at_four_fifths_of_its_time() -> None:
 
 
 def test_what_a_sidecar_leases_is_not_computed() -> None:
-    now, leased = [0.0], list[str]()
+    now, leased = [0.0], list[tuple[str, float]]()
 
-    def lease(key: str, seconds: float) -> bool:
-        leased.append(key)
-        return True
+    def lease(key: str, seconds: float) -> float:
+        leased.append((key, seconds))
+        return min(seconds, 200.0)
 
     ask = Answers(usage(100, 0))
     warmer = Warmer(ServerConfig(model="m"), ask, lease, lambda: now[0])
     prefix = Prefix("conv:a", STABLE, (), 300.0)
+    assert [each.how for each in warmer.sweep([prefix])] == ["cold"]
+    assert leased == [("conv:a", 300.0)], "other traffic may come before the next sweep"
+    now[0] = 159.0
+    assert warmer.sweep([prefix]) == []
+    now[0] = 160.0
+    assert [each.how for each in warmer.sweep([prefix])] == ["leased"], "a lease ends first"
+    assert (len(ask.asked), len(leased)) == (1, 2)
+    assert ask.asked[0]["kv_transfer_params"]["kvgraph"] == {"session": "conv:a"}
+
+
+def test_a_sidecar_that_has_not_heard_yet_is_asked_again() -> None:
+    answers, slept = [0.0, 0.0, 300.0], list[float]()
+    warmer = Warmer(
+        ServerConfig(model="m"), Answers(usage(100, 0)), lambda *_: answers.pop(0),
+        lambda: 0.0, slept.append,
+    )  # fmt: skip
+    warmer.sweep([Prefix("conv:a", STABLE, (), 300.0)])
+    assert (answers, len(slept)) == ([], 2)
+
+
+def test_what_no_sidecar_leases_is_computed_again() -> None:
+    now, ask = [0.0], Answers(usage(100, 0))
+    warmer = Warmer(
+        ServerConfig(model="m"), ask, lambda *_: 0.0, lambda: now[0], lambda seconds: None
+    )
+    prefix = Prefix("conv:a", STABLE, (), 300.0)
     warmer.sweep([prefix])
-    now[0] = 250.0
-    assert [each.how for each in warmer.sweep([prefix])] == ["leased"]
-    assert (len(ask.asked), leased) == (1, ["conv:a"])
-    named = ask.asked[0]["kv_transfer_params"]["kvgraph"]["messages"]
-    assert named == [{"role": "system", "identity": "conv:a"}]
+    now[0] = 240.0
+    assert [each.how for each in warmer.sweep([prefix])] == ["cold"]
+    assert len(ask.asked) == 2
 
 
 def test_what_a_server_refuses_is_tried_once() -> None:

@@ -39,7 +39,7 @@ def write_family(family: Family, directory: Path) -> Path:
         shutil.copy(Path(spec.origin).parent / _TEKKEN, directory / "tekken.json")
         end = family.special.index(family.end) + 1  # there they are numbered from 1 on
     else:
-        end = _write_tokenizer(family, directory)
+        end = write_tokenizer(family, directory)
     config = {**_CONFIG, "bos_token_id": end, "eos_token_id": end}
     (directory / "config.json").write_text(json.dumps(config))
     return directory
@@ -92,8 +92,9 @@ _CONFIG: Final = {
 }  # fmt: skip
 
 
-def _write_tokenizer(family: Family, directory: Path) -> int:
-    """Write a tokenizer made for the family; returns the token that ends its texts."""
+def write_tokenizer(family: Family, directory: Path) -> int:
+    """Write a tokenizer made for the family, and its template; returns the token that ends its
+    texts."""
     tokenizer = _trained(family.spaces, corpus())
     tokenizer.add_special_tokens(list(family.special))
     tokenizer.save(str(directory / "tokenizer.json"))

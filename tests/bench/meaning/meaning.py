@@ -14,15 +14,13 @@ from ..paper.quiet import only_errors
 from .chat_layers import Labelled, judge_layers
 from .families import FAMILIES
 from .forgery_judge import believed
+from .live.engine_figures import FULL, QUICK, add_engine_figures
 from .stops import Judged, judge
-from .survival import Survival, survival, write_chat_model
 
 _ANSWERS: Final = 60  # of each kind and family
 _CHATS: Final = 48  # of each family
 _FORGERIES: Final = 40  # of each family
 _QUICK: Final = 8
-_TURNS: Final = 200
-_QUICK_TURNS: Final = 30
 
 Say = Callable[[str], None]
 
@@ -40,22 +38,8 @@ def run(progress: bool = True, quick: bool = False, seed: int = 1) -> Figures:
         _add_stops(figures, _QUICK if quick else _ANSWERS, seed, console.print)
         _add_layers(figures, _QUICK if quick else _CHATS, seed, console.print)
         _add_forgeries(figures, _QUICK if quick else _FORGERIES, seed, console.print)
-    _add_survival(figures, _QUICK_TURNS if quick else _TURNS, seed, console.print)
+    add_engine_figures(figures, QUICK if quick else FULL, seed, console.print)
     return figures
-
-
-def _add_survival(figures: Figures, turns: int, seed: int, say: Say) -> None:
-    arms = {"stock": (False, False), "graph": (True, False), "graph, busy": (True, True)}
-    found: dict[str, Survival] = {}
-    with tempfile.TemporaryDirectory(prefix="kvgraph-meaning-") as scratch:
-        model = write_chat_model(Path(scratch, "model"))
-        for name, (graph, busy) in arms.items():
-            found[name] = survival(model, graph, Path(scratch), turns, seed, busy)
-            say(f"{name}: {found[name]}")
-    unit = "of turns"
-    figures.add("identity_survival", found["graph"].turns, unit, "1")
-    figures.add("identity_survival_busy", found["graph, busy"].turns, unit, "1")
-    figures.add("stock_identity_survival", found["stock"].turns, unit, "< 1")
 
 
 def _add_layers(figures: Figures, count: int, seed: int, say: Say) -> None:

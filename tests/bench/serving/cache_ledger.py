@@ -79,7 +79,7 @@ class Books:
     """
 
     def __init__(self, known: dict[Digest, SourceLayer]) -> None:
-        self._known = known
+        self.known = dict(known)
         self._digests: dict[int | bytes, Digest] = {}
         self._copies: Counter[int | bytes] = Counter()
         self._decoder = msgspec.msgpack.Decoder(_Batch)
@@ -120,7 +120,7 @@ class Books:
                 self.tally.evicted[self._layer(key)] += 1
 
     def _layer(self, key: int | bytes) -> SourceLayer:
-        return self._known.get(self._digests[key], SourceLayer.GENERATION)
+        return self.known.get(self._digests[key], SourceLayer.GENERATION)
 
 
 class Ledger:
@@ -147,6 +147,11 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._thread.join()
+
+    def know(self, known: dict[Digest, SourceLayer]) -> None:
+        """Count these blocks by these layers from now on."""
+        with self._lock:
+            self._books.known.update(known)
 
     def take(self) -> Tally:
         """What was counted since the last call, once no message has come for half a second.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from kvgraph.graph.intents.intent import Intent, IntentKind, Target, Verdict
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import BlocksStored, RequestFinished, RequestStarted, Segment
 from kvgraph.graph.ranking.formulas import LruPolicy
@@ -68,6 +69,16 @@ def test_while_lru_rules_a_rank_is_lrus(graph: KVCacheGraph) -> None:
     sentence = graph.explain(OVER)["who_ranks"]
     assert sentence.startswith("LRU on e:")
     assert "what classic would say" in sentence
+
+
+def test_while_lru_rules_a_lease_holds_all_the_same(graph: KVCacheGraph) -> None:
+    graph.referee = Doubtful(trusting=False)
+    answer = graph.intents.apply(Intent(IntentKind.PIN, Target(session=f"s{OLD}"), seconds=60.0))
+    assert answer.verdict is Verdict.ACCEPTED
+    ranking = graph.rank("e", 10)
+    assert not ranking.order.size, "LRU's order is the engine's own"
+    assert ranking.protected.tolist() == [OLD, PROTECTED], "the least precious first"
+    assert [placed(graph, key)["rank"] for key in (OVER, FRESH, OLD)] == [0, 1, 2]
 
 
 def test_while_the_policy_rules_a_rank_is_its_own(graph: KVCacheGraph) -> None:

@@ -209,12 +209,12 @@ def infer(world: World, *keys: int, sessions: str = "rs") -> None:
         world.say(None, RULES, *keys, session=session, authority=Authority.INFERRED)
 
 
-def test_what_is_inferred_is_protected_only_where_that_is_asked_for(world: World) -> None:
+def test_what_is_inferred_is_protected_unless_that_is_switched_off(world: World) -> None:
     infer(world, 1, 2)
     assert world.layer(1) == "rules"
-    assert world.protected() == set()
-    world.graph.configure(Rules(inferred_share=0.1))
     assert world.protected() == {1, 2}
+    world.graph.configure(Rules(inferred_share=0.0))
+    assert world.protected() == set()
 
 
 def test_it_is_protected_as_long_as_it_is_used_again_and_again(world: World) -> None:
@@ -227,10 +227,13 @@ def test_it_is_protected_as_long_as_it_is_used_again_and_again(world: World) -> 
     assert world.protected() == set()
 
 
-def test_its_share_is_bounded(world: World) -> None:
-    world.graph.configure(Rules(inferred_share=0.03))
-    infer(world, 1, 2, 3, 4, 5)
-    assert world.protected() == {1, 2, 3}
+def test_beyond_its_share_nothing_that_is_inferred_is_protected(world: World) -> None:
+    world.graph.configure(Rules(inferred_share=0.05))
+    infer(world, 1, 2, 3)
+    infer(world, 11, 12)
+    assert world.protected() == {1, 2, 3, 11, 12}
+    infer(world, 21)
+    assert world.protected() == set()
 
 
 def test_what_is_inferred_takes_no_share_from_what_is_stated(world: World) -> None:
