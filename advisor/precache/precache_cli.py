@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ...graph.errors import ConfigError
 from ..remote import RemoteError
 
 if TYPE_CHECKING:
@@ -25,14 +26,10 @@ def precache(
 ) -> None:
     """Have stable prefixes computed before anybody asks, on any OpenAI-compatible server."""
     from .precache_config import read_precache  # the other commands need none of these
-    from .warmer import Prefix, Warmer
+    from .warmer import Warmer
 
     config = read_precache(file)
-    directory = file.absolute().parent
-    prefixes = [
-        Prefix(each.key(directory), each.stable(directory), each.tools, each.seconds)
-        for each in config.prefix
-    ]
+    prefixes = _prefixes(config, file.absolute().parent)
     warmer = Warmer(config.server, lease=_lease() if config.pin else None)
     while True:
         done = warmer.sweep(prefixes)
@@ -41,6 +38,18 @@ def precache(
         if not watch:
             raise typer.Exit(1 if any(each.how == "failed" for each in done) else 0)
         time.sleep(_pause(config, prefixes))
+
+
+def _prefixes(config: PrecacheConfig, directory: Path) -> list[Prefix]:
+    from .warmer import Prefix
+
+    found: dict[str, Prefix] = {}
+    for each in config.prefix:
+        key = each.key(directory)
+        if key in found:
+            raise ConfigError(f"two prefixes are {key}: give one of them a conversation")
+        found[key] = Prefix(key, each.stable(directory), each.tools, each.seconds)
+    return list(found.values())
 
 
 def _pause(config: PrecacheConfig, prefixes: list[Prefix]) -> float:

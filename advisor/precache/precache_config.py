@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ...graph.errors import ConfigError
 from ..config.whole_file import read_whole
 from .prefix_keys import SYSTEM_PREFIX, prefix_key
+from .renderers import renderer
 from .stable_prefix import Message, stable_messages
 
 TTL_S: Final = {"5m": 300.0, "60m": 3600.0, "24h": 86_400.0}
@@ -53,6 +55,8 @@ class PrefixConfig(_Section):
         conversation: Whose it is; else its key is made of its texts.
         system: The system text, or ``file:PATH`` of it, seen from the TOML file.
         messages: What stands behind it.
+        render: In place of both, ``FILE.py:FUNCTION`` seen from the TOML file: it makes the
+            messages of a turn, given the mark as ``drop_from``.
         tools: Of the requests that begin with it.
         drop_from: The mark from which what is rendered is dropped; empty: all of it is stable.
         ttl: How long it may be taken to last.
@@ -61,14 +65,17 @@ class PrefixConfig(_Section):
     conversation: str = ""
     system: str = ""
     messages: tuple[dict[str, Any], ...] = ()
+    render: str = ""
     tools: tuple[dict[str, Any], ...] = ()
     drop_from: str = ""
     ttl: Literal["5m", "60m", "24h"] = "60m"
 
     @model_validator(mode="after")
     def _says_something(self) -> PrefixConfig:
-        if not self.system and not self.messages:
+        if not self.system and not self.messages and not self.render:
             raise ValueError("has neither system nor messages; allowed: one of them, or both")
+        if self.render and (self.system or self.messages or not self.drop_from):
+            raise ValueError("render stands for system and messages, and wants drop_from")
         return self
 
     @property
@@ -80,8 +87,10 @@ class PrefixConfig(_Section):
         """Its messages up to the mark.
 
         Raises:
-            ConfigError: A file cannot be read, or the mark is missing.
+            ConfigError: A file cannot be read or run, or the mark is missing.
         """
+        if self.render:
+            return stable_messages(renderer(self.render, directory), self.drop_from, {})
         head = [{"role": "system", "content": _text(self.system, directory)}] if self.system else []
         whole = [*head, *map(dict, self.messages)]
         if not self.drop_from:
@@ -89,13 +98,19 @@ class PrefixConfig(_Section):
         return stable_messages(lambda _: whole, self.drop_from, {})
 
     def key(self, directory: Path) -> str:
-        """By which it is known."""
+        """By which it is known: its conversation, else its texts; with parts that are no text, all
+        of its messages; with tools, all that is sent."""
         if self.conversation:
             return prefix_key(self.conversation)
-        if not self.messages and not self.tools:
+        stable = self.stable(directory)
+        if self.tools:
+            return prefix_key(request={"messages": stable, "tools": self.tools})
+        if not self.messages and not self.render:
             return SYSTEM_PREFIX
-        texts = [str(message.get("content", "")) for message in self.stable(directory)]
-        return prefix_key(segments=texts)
+        texts = [message.get("content", "") for message in stable]
+        if all(isinstance(text, str) for text in texts):
+            return prefix_key(segments=[str(text) for text in texts])
+        return prefix_key(prefix=json.dumps(stable, sort_keys=True))
 
 
 class PrecacheConfig(_Section):

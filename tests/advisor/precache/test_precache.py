@@ -229,6 +229,56 @@ def test_the_command_warms_what_a_file_names(
     assert {body["model"] for body in Api.bodies} == {"demo"}
 
 
+RENDER = """
+def turn(variables):
+    return [{"role": "system", "content": "Be kind."},
+            {"role": "user", "content": "Today: sun." + variables["drop_from"] + "Hello"}]
+"""
+
+
+def test_an_applications_own_renderer_says_what_is_stable(
+    api: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.py").write_text(RENDER)
+    prefix = '[[prefix]]\nrender = "prompts.py:turn"\ndrop_from = "<<turn>>"'
+    file = written(tmp_path, f'pin = false\n[server]\nurl = "{api}"\n{prefix}')
+    with pytest.raises(SystemExit) as ended:
+        main(["precache", file])
+    assert ended.value.code == 0
+    assert [each["content"] for each in Api.bodies[0]["messages"]] == ["Be kind.", "Today: sun."]
+    assert capsys.readouterr().out.startswith("seg:")
+
+
+def test_what_differs_has_another_key(tmp_path: Path) -> None:
+    same = "[[prefix]]\nmessages = [{role = 'user', content = 'a'}]\n"
+    parts = "[[prefix]]\nmessages = [{role = 'user', content = [{type = 'text', text = 'a'}]}]\n"
+    tools = [f"{same}tools = [{{type = 'function', name = '{name}'}}]\n" for name in "xy"]
+    config = read_precache(Path(written(tmp_path, "".join([same, parts, *tools]))))
+    keys = [each.key(tmp_path) for each in config.prefix]
+    assert [key.split(":")[0] for key in keys] == ["seg", "pfx", "v5", "v5"]
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "problem"),
+    [
+        ("system = 'a'\n[[prefix]]\nsystem = 'b'", "give one of them a conversation"),
+        ("render = 'none.py:turn'\ndrop_from = 'x'", "none.py"),
+        ("render = 'prompts.py:no'\ndrop_from = 'x'", "no function 'no'"),
+        ("render = 'turn'\ndrop_from = 'x'", "FILE.py:FUNCTION"),
+        ("render = 'prompts.py:turn'", "wants drop_from"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_precached_is_told_before_anything_is_asked(
+    prefixes: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prompts.py").write_text(RENDER)
+    with pytest.raises(SystemExit) as ended:
+        main(["precache", written(tmp_path, f"[[prefix]]\n{prefixes}")])
+    assert ended.value.code == 1
+    assert problem in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
