@@ -9,7 +9,7 @@ from .errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class ConfKVSettings:
-    """How much is kept, and who goes first.
+    """How much is kept, and who goes first. The defaults are chosen.
 
     Attributes:
         tau: Confidence from which the low budget holds; .8 is the cautious setting.
