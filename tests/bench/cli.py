@@ -62,6 +62,9 @@ Closed = Annotated[
 Paper = Annotated[
     bool, typer.Option("--paper", help="--closed: vLLM's scheduler, a simulated model.")
 ]
+Open = Annotated[
+    bool, typer.Option("--open", help="Requests come by the clock; the same simulated model.")
+]
 Best = Annotated[
     int | None, typer.Option(min=1, help="--closed: agents that suit stock; else searched.")
 ]
@@ -335,12 +338,16 @@ def agents(
     out: Annotated[Path, typer.Option(help="Where details and logs go.")] = Path(".agents"),
     closed: Closed = False,
     paper: Paper = False,
+    by_clock: Open = False,
     best: Best = None,
     pairs: Pairs = None,
 ) -> None:
     """Run a real vLLM with recorded agents: stock, the graph, hints, host memory; and the lab."""
     if closed:
         _closed(as_json, quick, paper, best, pairs, arms, seed, sessions, pace, model, out)
+        return
+    if by_clock:
+        _by_clock(as_json, quick, sessions, users, seed, requests, stock, out)
         return
     with _explained():
         from .agents.agents import QUICK, Scale, run
@@ -378,6 +385,24 @@ def _closed(
                 not as_json, quick, best, pairs, chosen, sessions, seed, pace, model, out
             )
         save_closed(result)
+    result.figures().print(as_json)
+
+
+def _by_clock(
+    as_json: bool, quick: bool, sessions: Path | None, users: int, seed: int, requests: int | None,
+    stock: str | None, out: Path,
+) -> None:  # fmt: skip
+    with _explained():
+        from .closed.on_paper.open_paper_run import run_open
+        from .recorded.agents_fleet import SESSIONS
+
+        shares = _shares(stock) or (0.6,)
+        if len(shares) > 1:
+            raise typer.BadParameter(f"{stock!r}; --open takes one share", param_hint="--stock")
+        result = run_open(
+            not as_json, quick, sessions or SESSIONS, users, seed, requests, shares[0], out
+        )
+        result.save()
     result.figures().print(as_json)
 
 

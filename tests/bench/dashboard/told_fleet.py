@@ -23,8 +23,8 @@ from ...advisor.planner import GraphEvictionAdvisor
 from ...graph.messages.advice import ContentKey
 from ...graph.messages.events import AnyEvent, BlocksResident
 from ..closed.closed_users import ClosedTurn, Script
-from ..closed.on_paper.closed_paper import forced_step, larger
 from ..closed.on_paper.closed_paper_link import PaperLink
+from ..closed.on_paper.paper_loop import forced_step, larger
 from ..paper.paper_engine import PaperEngine, Shape
 from ..paper.paper_model import runner_output
 
