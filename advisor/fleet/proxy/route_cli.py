@@ -18,6 +18,15 @@ STOP_S: Final = 30
 """For requests that run when the proxy is told to stop; chosen: Kubernetes gives a pod as long."""
 _MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
 
+FirstByte = Annotated[
+    float,
+    typer.Option(
+        min=1,
+        help="Seconds without a byte of an answer after which a request goes to another "
+        "engine; where answers are not streamed, only if the engine's health is silent too.",
+    ),
+]
+
 
 def route(
     engines: Annotated[
@@ -39,14 +48,7 @@ def route(
     sidecars: Annotated[
         bool, typer.Option(help="Ask this user's sidecars what engines really hold.")
     ] = True,
-    first_byte: Annotated[
-        float,
-        typer.Option(
-            min=1,
-            help="Seconds without a byte of an answer after which a request goes to another "
-            "engine; where answers are not streamed, only if the engine's health is silent too.",
-        ),
-    ] = FIRST_BYTE_S,
+    first_byte: FirstByte = FIRST_BYTE_S,
 ) -> None:
     """One OpenAI-compatible address before several engines: sessions go where their KV is."""
     try:
