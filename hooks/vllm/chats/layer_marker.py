@@ -86,12 +86,11 @@ class LayerMarker:
         """Where the strings of messages stand in the prompt that name special tokens; None if one
         is not found, or may be the template's: it stands there more often than it was typed."""
         spans, cursor = [], 0
-        strings = list(strings_in(list(messages)))
-        typed = Counter(each for each in strings if self._special.search(each))
+        typed = Counter(s for s in strings_in(list(messages)) if self._special.search(s))
         if typed.total() > _MOST_TYPED:
             return None
-        for string in strings:
-            if string not in typed and len(string) < _TELLING:
+        for string, is_content in _by_message(messages):
+            if string not in typed and (len(string) < _TELLING or not is_content):
                 continue
             found = find_string(text, string, cursor)
             if found is not None:
@@ -161,6 +160,14 @@ def strings_in(value: Any, depth: int = 0) -> Iterator[str]:
     elif isinstance(value, list | tuple) and depth < _DEEPEST:
         for each in value:
             yield from strings_in(each, depth + 1)
+
+
+def _by_message(messages: Messages) -> Iterator[tuple[str, bool]]:
+    """All strings in messages, and whether each is a content: those stand in a prompt in their
+    order. A role or an id may not, while somebody's text names it."""
+    for message in messages:
+        for name, value in message.items():
+            yield from ((string, name == "content") for string in strings_in(value))
 
 
 def find_string(text: str, string: str, first: int) -> tuple[int, int] | None:
