@@ -5,10 +5,13 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 BENCHES := hotpath engine demo agents tiers kernels replay policies meaning
 
-.PHONY: demo test check bench page clean
+.PHONY: demo demo-fleet test check bench page clean
 
 demo: $(STAMP)  ## too many agents, simulated; then recorded ones on a real vLLM: stock, with the graph, with hints
 	$(BIN)/kvgraph demo $(if $(MODEL),--model $(MODEL))
+
+demo-fleet: $(STAMP)  ## recorded agents on three real engines behind our router and others; one engine is killed
+	$(BIN)/kvgraph demo --part fleet $(if $(OUT),--out $(OUT)) $(if $(MODEL),--model $(MODEL))
 
 test: $(STAMP)  ## the whole suite, the tests against a real engine among it
 	$(BIN)/python -m pytest

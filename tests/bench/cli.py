@@ -34,7 +34,8 @@ Model = Annotated[
 Part = Annotated[
     str,
     typer.Option(
-        help="all; cliff: simulated; hits: on a real engine; page: to watch, until Ctrl-C."
+        help="all; cliff: simulated; hits: on a real engine; page: to watch, until Ctrl-C; fleet: "
+        "three engines behind a router."
     ),
 ]
 Out = Annotated[Path, typer.Option(help="Where the picture, the figures and the logs go.")]
@@ -480,6 +481,9 @@ def demo_for_people(
     if part == "page":
         _run_page()
         return
+    if part == "fleet":
+        _run_fleet(model, out, as_json)
+        return
     if as_json:
         demo(True, model, out, part)
         return
@@ -491,7 +495,9 @@ def _run_demo(
 ) -> tuple[CliffResult | None, DemoResult | None]:
     """Run one half or both; ``printed``: each one's table as soon as it is there."""
     if part not in ("all", "cliff", "hits"):
-        raise typer.BadParameter(f"{part!r}; allowed: all, cliff, hits, page", param_hint="--part")
+        raise typer.BadParameter(
+            f"{part!r}; allowed: all, cliff, hits, page, fleet", param_hint="--part"
+        )
     with _explained():
         out = out.resolve()
         out.mkdir(parents=True, exist_ok=True)
@@ -506,6 +512,21 @@ def _run_page() -> None:
 
     with _explained(), contextlib.suppress(KeyboardInterrupt):
         run_page()
+
+
+def _run_fleet(model: str | None, out: Path, as_json: bool) -> None:
+    from .fleet.fleet_demo import run_fleet_demo
+    from .fleet.fleet_demo_report import print_fleet, save_fleet
+
+    with _explained():
+        out = out.resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        result = run_fleet_demo(out, model, progress=not as_json)
+    save_fleet(result)
+    if as_json:
+        result.figures().print(as_json=True)
+    else:
+        print_fleet(result)
 
 
 def _run_cliff(out: Path, printed: bool) -> CliffResult:

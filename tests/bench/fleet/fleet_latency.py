@@ -114,7 +114,8 @@ async def _connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
             await reader.readexactly(int(length or 0))
-            text = json.dumps({"data": [{"id": "m"}], "choices": [{"text": "an answer"}]})
+            mine = str(writer.get_extra_info("sockname")[1])
+            text = json.dumps({"id": mine, "data": [{"id": "m"}], "choices": [{"text": "yes"}]})
             writer.write(f"HTTP/1.1 200 OK\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode())
             await writer.drain()
     writer.close()

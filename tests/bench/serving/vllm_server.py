@@ -154,6 +154,12 @@ class Server:
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
 
+    def kill(self) -> None:
+        """SIGKILL to every process of the server, the one that listens first."""
+        for process in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
     def freeze(self) -> None:
         """Stop every process of the server, its sidecar too, where it stands: it takes no CPU."""
         for process in self._family():

@@ -1,0 +1,93 @@
+"""Which replica a request goes to, for whatever names replicas by text."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ..engine_board import EngineBoard, Speed
+from ..fleet_router import Choice, FleetRouter, Holdings, Reason, Stickiness, Wanted
+from ..proxy.callers import BadRequestError, Callers, Turn
+from ..proxy.prompt_chains import PromptMemory
+
+_PROMPTS: Final = ("messages", "input", "prompt", "model", "cache_salt")  # say whose it is not
+_MOST_RUNNING: Final = 100_000  # requests whose end is awaited; chosen
+
+
+class ReplicaChoice:
+    """A ``FleetRouter`` over replicas that come and go. A number is never given again: who is gone
+    costs a decision what an engine costs that is down.
+
+    Args:
+        speed: Of a replica's engine.
+    """
+
+    def __init__(self, stickiness: Stickiness | None = None, speed: Speed | None = None) -> None:
+        self._speed = speed
+        self.router = FleetRouter(EngineBoard(), stickiness)
+        self._memory = PromptMemory()
+        self._callers = Callers(self._memory)
+        self._numbers: dict[str, int] = {}
+        self._chosen: OrderedDict[str, tuple[Turn, Wanted, Choice]] = OrderedDict()
+        self._running: OrderedDict[str, Choice] = OrderedDict()
+
+    def present(self, replicas: Sequence[str]) -> None:
+        """Note which replicas there are; the others are down."""
+        board = self.router.board
+        for replica in replicas:
+            if replica not in self._numbers:
+                self._numbers[replica] = board.add(replica, self._speed)
+        board.up[:] = False
+        board.up[[self._numbers[replica] for replica in replicas]] = True
+
+    def ranked(
+        self, request: str, body: Mapping[str, Any], replicas: Sequence[str], session: str = ""
+    ) -> list[str]:
+        """Replicas for a request, the chosen one first and then by cost.
+
+        Args:
+            request: Names it until ``routed`` and ``completed``.
+            body: Of an OpenAI-compatible request.
+            replicas: Those that may be chosen.
+            session: As the caller's header names it; empty: it does not.
+        """
+        turn = self._turn(body, session)
+        held = self._memory.held(turn.prompt.links, len(self.router.board))
+        wanted = Wanted(turn.session, max(1, turn.prompt.tokens))
+        choice = self.router.choose(wanted, Holdings(held, held))
+        self._chosen[request] = (turn, wanted, choice)
+        if len(self._chosen) > _MOST_RUNNING:
+            self._chosen.popitem(last=False)  # it never went anywhere
+        costs = self.router.costs(wanted, Holdings(held, held))
+        others = sorted(replicas, key=lambda replica: costs[self._numbers[replica]])
+        chosen = self.router.board.names[choice.engine]
+        return sorted(others, key=lambda replica: replica != chosen)
+
+    def routed(self, request: str, replica: str, now: float) -> None:
+        """Note where a request went, which may not be where it was chosen to go."""
+        if (found := self._chosen.pop(request, None)) is None:
+            return
+        turn, wanted, choice = found
+        went = self._numbers.get(replica, choice.engine)
+        if went != choice.engine:  # the chosen one had no room
+            reason = Reason.HOME_OVERLOADED if choice.reason is Reason.HOME else choice.reason
+            choice = choice._replace(engine=went, reason=reason)
+        self.router.take(choice, wanted, now)
+        self._memory.sent(turn.prompt.links, turn.session, choice.engine)
+        if turn.ends:
+            self.router.homes.forget(turn.session)
+        self._running[request] = choice
+        if len(self._running) > _MOST_RUNNING:
+            self.router.computed(self._running.popitem(last=False)[1])
+
+    def completed(self, request: str) -> None:
+        """Note that a request was answered, or failed."""
+        if (choice := self._running.pop(request, None)) is not None:
+            self.router.computed(choice)
+
+    def _turn(self, body: Mapping[str, Any], session: str) -> Turn:
+        try:
+            return self._callers.turn(body, [], session or None)
+        except BadRequestError:  # the engine refuses it in words of its own
+            return self._callers.turn({key: body[key] for key in _PROMPTS if key in body}, [])

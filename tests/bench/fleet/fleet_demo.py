@@ -1,0 +1,120 @@
+"""The demo of a fleet: three real engines, recorded agents, our router and three others; and an
+engine that is killed half way.
+
+All arms have the same three engines, one sidecar beside them and empty pools. Rivals' requests go
+straight to the engine that was picked; ours pass through the proxy, and its time counts.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..agents.agents_arms import longest
+from ..agents.agents_lab import KEPT_BACK, pool_for
+from ..figures import Figures, quantile
+from ..recorded.agents_fleet import SESSIONS, USERS, recorded_requests
+from ..recorded.agents_forcing import OPTIONS
+from ..serving.model import ensure_model, vocabulary_size
+from ..serving.progress import DemoProgress
+from ..serving.vllm_server import ServerPlan
+from ..serving.workload import BLOCK
+from ..sidecars.sidecar_process import SidecarProcess
+from .fleet_pass import FleetPass
+from .fleet_stage import FleetStage, Killed, engine
+from .rival_routers import Pick, consistent_hash, power_of_two, round_robin
+
+ENGINES: Final = 3
+REQUESTS: Final = 300
+SEED: Final = 1
+
+FINDS: Final = 0.75
+"""Share of the prompt that LRU would find if one engine had the pools of all three, one request
+after the other: it makes the pools' size. Chosen: more than half of it can be lost by routing."""
+
+RUNNING: Final = 1
+"""Requests that run at once in an engine, as in the demo of one engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetDemo:
+    """What all arms did, ours first.
+
+    Attributes:
+        pool: KV blocks of each engine.
+        pace: Seconds that a recorded second took.
+        decisions: Of our router in its arm, by reason.
+    """
+
+    out: Path
+    requests: int
+    pool: int
+    pace: float
+    arms: tuple[FleetPass, ...]
+    decisions: dict[str, int]
+    killed: Killed
+
+    def figures(self) -> Figures:
+        """The figures by which routers are compared."""
+        figures = Figures("demo-fleet")
+        ours, *rivals = self.arms
+        cached = max(each.result.cached_tokens for each in rivals)
+        times = [quantile(each.result.ttft_ms, 95) for each in self.arms]
+        figures.add("cached_over_best_rival", ours.result.cached_tokens / cached, "×", "> 1")
+        figures.add("ttft_p95_over_best_rival", times[0] / min(times[1:]), "×", "≤ 1.05")
+        figures.add("in_flight_at_kill", self.killed.in_flight, "requests")
+        figures.add("failed_after_kill", self.killed.failed_before, "not begun", "0")
+        figures.add("cut_by_kill", self.killed.cut, "begun")
+        return figures
+
+
+def run_fleet_demo(out: Path, model: str | None = None, progress: bool = True) -> FleetDemo:
+    """Start the engines one after the other, play every arm, and kill an engine.
+
+    Args:
+        out: Where logs are kept.
+        model: Anything that vLLM loads; None: the demo's small random Llama.
+
+    Raises:
+        ServerError: An engine or the proxy did not start.
+        TrafficError: The recorded requests fit no pool.
+        AnswerError: An engine did not give the recorded answers.
+    """
+    name = model or str(ensure_model())
+    requests = recorded_requests(SESSIONS, USERS, SEED, REQUESTS, vocabulary_size(name))
+    least = longest(requests) // BLOCK + KEPT_BACK
+    together = pool_for(requests, FINDS, least, out / "fleet.jsonl.gz")
+    pool = max(least, math.ceil(together / ENGINES))
+    with DemoProgress(len(requests), progress) as shown, ExitStack() as stack:
+        runtime = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvg-")))
+        plan = ServerPlan(
+            name, True, out, pool, longest(requests), RUNNING, options=OPTIONS,
+            settings=_settings(stack.enter_context(SidecarProcess(runtime, policy__guard="true"))),
+        )  # fmt: skip
+        engines = [stack.enter_context(engine(plan, n, shown)) for n in range(1, ENGINES + 1)]
+        stage = FleetStage(out, runtime, engines, requests, shown)
+        pace = stage.warm_up()
+        ours, decisions = stage.ours(pace)
+        arms = (ours, *(stage.rival(arm, pick, pace) for arm, pick in _rivals()))
+        return FleetDemo(out, len(requests), pool, pace, arms, decisions, stage.killed())
+
+
+def _rivals() -> list[tuple[str, Pick]]:
+    return [
+        ("round robin", round_robin()),
+        ("consistent hash", consistent_hash(ENGINES)),
+        ("power of two", power_of_two(SEED)),
+    ]
+
+
+def _settings(sidecar: SidecarProcess) -> tuple[tuple[str, str], ...]:
+    """One thread an engine, and no cores of its own: vLLM would bind all three to the same."""
+    return (
+        ("OMP_NUM_THREADS", "1"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+        ("AITHER_KVCACHE_SIDECAR", sidecar.endpoint),
+    )

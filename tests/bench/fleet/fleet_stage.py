@@ -1,0 +1,165 @@
+"""Three running engines, and what the fleet's demo does with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from ..figures import quantile
+from ..recorded.agents_requests import AgentRequest
+from ..serving.progress import DemoProgress
+from ..serving.vllm_server import Server, ServerPlan, check_advised
+from .fleet_pass import FleetPass, FleetSender, Midway
+from .rival_routers import Pick
+from .route_process import RouteProcess
+
+LOAD: Final = 0.6
+"""Share of the time in which one of the three engines would be busy by the fleet's clock, at the
+speed of a cold start. Chosen: two cores serve three engines, their servers and the callers."""
+
+LONGEST_PASS_S: Final = 75.0
+"""Of a pass by the fleet's clock, however slow the machine is; chosen: the demo's four passes shall
+take five minutes. Beyond it, requests wait."""
+
+WARMING: Final = 30
+"""Requests by which engines are warmed and the machine's speed is measured."""
+
+OURS: Final = "kvgraph route"
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """What happened when an engine was killed.
+
+    Attributes:
+        asked: Requests that it had and had not begun to answer.
+        begun: Answers that it had begun.
+        in_flight: Requests in flight in all.
+        status: What the proxy said at the end.
+    """
+
+    passed: FleetPass
+    asked: int
+    begun: int
+    in_flight: int
+    status: dict[str, Any]
+
+    @property
+    def cut(self) -> int:
+        """Failed requests whose answers had begun: they cannot be sent again."""
+        return int(self.status["requests"]["broken"])
+
+    @property
+    def failed_before(self) -> int:
+        """Failed requests whose answers had not begun."""
+        return len(self.passed.failed) - self.cut
+
+
+@contextmanager
+def engine(plan: ServerPlan, number: int, shown: DemoProgress) -> Iterator[Server]:
+    """An engine that runs, linked to its sidecar.
+
+    Raises:
+        ServerError: It did not start, or has no sidecar.
+    """
+    shown.starting(f"engine {number}")
+    with Server(replace(plan, name=f"engine-{number}")) as server:
+        check_advised(server)
+        yield server
+
+
+class _Killing:
+    """Kills the engine that has the most requests, when it is called.
+
+    Attributes:
+        asked, begun, in_flight: As ``Killed`` has them.
+    """
+
+    def __init__(self, engines: Sequence[Server], route: RouteProcess) -> None:
+        self._engines, self._route = engines, route
+        self.asked = self.begun = self.in_flight = 0
+
+    async def __call__(self, in_flight: int) -> None:
+        by_url = {each.url: each for each in self._engines}
+        status = await asyncio.to_thread(self._route.status)
+        victim = max(status["engines"], key=lambda each: each["asked"] + each["running"])
+        self.asked, self.begun, self.in_flight = victim["asked"], victim["running"], in_flight
+        by_url[victim["url"]].kill()
+
+
+class FleetStage:
+    """Engines that run, and the requests that every arm gets.
+
+    Args:
+        out: Where the proxy's logs go.
+        runtime: Where the sidecar says that it runs.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        runtime: Path,
+        engines: Sequence[Server],
+        requests: Sequence[AgentRequest],
+        shown: DemoProgress,
+    ) -> None:
+        self._out, self._runtime = out, runtime
+        self._engines, self._requests, self._shown = engines, requests, shown
+        self._urls = [each.url for each in engines]
+
+    def warm_up(self) -> float:
+        """Send engines some requests, one at a time; the pace that suits this machine."""
+        first = self._requests[:WARMING]
+        self._shown.passing("all engines", "how fast is this machine?", len(first))
+        seconds = [self._alone(number, each) for number, each in enumerate(first)]
+        whole_s = quantile(seconds[len(self._urls) :], 50) * len(self._requests) / LOAD
+        span = self._requests[-1].at - self._requests[0].at
+        return min(LONGEST_PASS_S, whole_s) / span
+
+    def ours(self, pace: float) -> tuple[FleetPass, dict[str, int]]:
+        """Our router's pass, and its decisions by reason."""
+        with self._route("route.log") as route:
+            self._begin(OURS, "side by side")
+            passed = asyncio.run(self._through(route, pace).play())
+            return passed, route.status()["decisions"]
+
+    def rival(self, arm: str, pick: Pick, pace: float) -> FleetPass:
+        """The pass of a router that picks for the callers."""
+        self._begin(arm, "side by side")
+        sender = FleetSender(arm, self._urls, pick, self._requests, pace, self._shown.answered)
+        return asyncio.run(sender.play())
+
+    def killed(self) -> Killed:
+        """Our router's pass without pauses, in the middle of which an engine is killed."""
+        with self._route("route-killed.log") as route:
+            self._begin(OURS, "an engine is killed half way")
+            killing = _Killing(self._engines, route)
+            passed = asyncio.run(self._through(route, 0.0, killing).play())
+            return Killed(passed, killing.asked, killing.begun, killing.in_flight, route.status())
+
+    def _route(self, log: str) -> RouteProcess:
+        return RouteProcess(self._urls, self._runtime, self._out / log)
+
+    def _through(
+        self, route: RouteProcess, pace: float, midway: Midway | None = None
+    ) -> FleetSender:
+        return FleetSender(
+            OURS if midway is None else "killed", [route.url], lambda *_: 0, self._requests, pace,
+            self._shown.answered, midway,
+        )  # fmt: skip
+
+    def _alone(self, number: int, request: AgentRequest) -> float:
+        """Seconds that one request takes at an idle engine."""
+        url = self._urls[number % len(self._urls)]
+        sender = FleetSender("warm", [url], lambda *_: 0, [request], 0.0, self._shown.answered)
+        return asyncio.run(sender.play()).result.wall_s
+
+    def _begin(self, arm: str, how: str) -> None:
+        """Every pass starts with empty pools."""
+        for each in self._engines:
+            each.reset_prefix_cache()
+        self._shown.passing(arm, how)

@@ -1,0 +1,155 @@
+"""The demo of a fleet: rivals pick as they say, failures are counted, and the report tells."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from kvgraph.bench.fleet.fleet_demo import FleetDemo
+from kvgraph.bench.fleet.fleet_demo_report import NO_STORE, print_fleet, save_fleet
+from kvgraph.bench.fleet.fleet_pass import FleetPass, FleetSender, Midway
+from kvgraph.bench.fleet.fleet_stage import Killed
+from kvgraph.bench.fleet.rival_routers import consistent_hash, power_of_two, round_robin
+from kvgraph.bench.fleet.stand_in_engine import StandInEngine
+from kvgraph.bench.recorded.agents_requests import AgentRequest
+from kvgraph.bench.serving.completions import Answer
+from kvgraph.bench.serving.passes import PassResult
+from rich.console import Console
+
+SESSIONS = [f"s{number}" for number in range(300)]
+
+
+def test_round_robin_asks_one_after_the_other() -> None:
+    pick = round_robin()
+    assert [pick("s", [0, 0, 0]) for _ in range(5)] == [0, 1, 2, 0, 1]
+
+
+def test_consistent_hash_keeps_sessions_and_moves_few_when_an_engine_comes() -> None:
+    three, four = consistent_hash(3), consistent_hash(4)
+    homes = {session: three(session, [0] * 3) for session in SESSIONS}
+    assert homes == {session: three(session, [9, 0, 0]) for session in SESSIONS}
+    assert min(Counter(homes.values()).values()) > 50
+    moved = [session for session in SESSIONS if four(session, [0] * 4) != homes[session]]
+    assert {four(session, [0] * 4) for session in moved} == {3}
+
+
+def test_power_of_two_never_picks_the_busiest() -> None:
+    pick = power_of_two(1)
+    found = Counter(pick("s", [5, 0, 2]) for _ in range(300))
+    assert found[0] == 0
+    assert found[1] > found[2] > 0
+
+
+def sse(tokens: int) -> list[str]:
+    """A streamed answer of so many tokens, a quarter of whose prompt was cached."""
+    usage = {
+        "prompt_tokens": 40, "completion_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": 10},
+    }  # fmt: skip
+    chunks = [{"choices": [{"text": "w"}]}, {"choices": [], "usage": usage}]
+    return [*(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks), "data: [DONE]\n\n"]
+
+
+def request(session: str, number: int) -> AgentRequest:
+    prompt = tuple(range(40))
+    return AgentRequest(
+        f"{session}/{number}", float(number), session, prompt, (7, 8), False, None, None, ()
+    )
+
+
+def played(
+    engines: Sequence[StandInEngine], requests: list[AgentRequest], midway: Midway | None = None
+) -> FleetPass:
+    async def run() -> FleetPass:
+        for engine in engines:
+            await engine.start()
+        try:
+            urls = [engine.url for engine in engines]
+            sender = FleetSender("arm", urls, round_robin(), requests, 0.0, lambda _: None, midway)
+            return await sender.play()
+        finally:
+            for engine in engines:
+                engine.kill()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def engines() -> list[StandInEngine]:
+    found = [StandInEngine(), StandInEngine()]
+    for engine in found:
+        engine.pieces = sse(2)
+    return found
+
+
+def test_turns_go_out_in_order_and_no_pass_continues_sessions_of_another(
+    engines: list[StandInEngine],
+) -> None:
+    passed = played(engines[:1], [request("a", n) for n in range(4)])
+    assert [answer.name for answer in passed.result.answers] == [f"a/{n}" for n in range(4)]
+    assert {body["session_id"] for body in engines[0].got} == {"arm-a"}
+    assert passed.share == 0.25
+    assert passed.failed == ()
+
+
+def test_a_request_that_fails_is_counted_and_its_session_goes_on(
+    engines: list[StandInEngine],
+) -> None:
+    engines[1].drops = True
+    passed = played(engines, [request("a", n) for n in range(4)])
+    assert passed.failed == ("a/1", "a/3")
+    assert len(passed.result.answers) == 2
+    assert passed.sent == (2, 2)
+
+
+def test_what_shall_happen_in_the_middle_happens_once(engines: list[StandInEngine]) -> None:
+    told: list[int] = []
+
+    async def midway(in_flight: int) -> None:
+        told.append(in_flight)
+
+    passed = played(engines, [request(name, n) for n in range(3) for name in "ab"], midway)
+    assert len(told) == 1
+    assert len(passed.result.answers) == 6
+
+
+def arm(name: str, cached: int, ttft_s: float, failed: int = 0) -> FleetPass:
+    answers = tuple(Answer(f"a/{n}", "", ttft_s, ttft_s, 100, cached, 2) for n in range(20))
+    lost = tuple(f"f/{n}" for n in range(failed))
+    return FleetPass(name, PassResult(answers, 9.0), lost, (20 + failed,))
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> FleetDemo:
+    status = {"requests": {"broken": 1, "retried": 4}, "decisions": {"home": 3}}
+    killed = Killed(arm("killed", 50, 1.0, failed=3), 5, 1, 17, status)
+    arms = (arm("kvgraph route", 60, 0.5), arm("round robin", 20, 2.0), arm("hash", 50, 1.0))
+    return FleetDemo(tmp_path, 20, 70, 0.01, arms, {"home": 15, "new": 5}, killed)
+
+
+def test_figures_compare_with_the_best_rival(result: FleetDemo) -> None:
+    figures = result.figures().figures
+    assert figures["cached_over_best_rival"].value == pytest.approx(1.2)
+    assert figures["ttft_p95_over_best_rival"].value == pytest.approx(0.5)
+    assert figures["failed_after_kill"].value == 2
+    assert figures["cut_by_kill"].value == 1
+
+
+def test_the_report_says_what_failed_and_that_no_store_is_part_of_it(result: FleetDemo) -> None:
+    path = save_fleet(result)
+    saved = json.loads(path.read_text())
+    assert saved["shared_store"] is False
+    assert saved["killed"]["failed_not_begun"] == 2
+    assert list(saved["arms"]) == ["kvgraph route", "round robin", "hash"]
+    console = Console(record=True, width=200, file=io.StringIO())
+    print_fleet(result, console)
+    text = console.export_text()
+    assert NO_STORE in text
+    assert "17 requests were in flight, 6 of them there, 1 with an answer begun" in text
+    assert "3 failed: 1 whose answer had begun, 2 others" in text
+    assert str(path) in text
