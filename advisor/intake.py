@@ -136,8 +136,7 @@ class Intake:
             time.sleep(_BREATH_S)
 
     def _forget(self, engine: str) -> None:
-        with self._graph.lock:
-            self._graph.forget_engine(engine)
+        self._in_slices(self._graph.forgetting(engine))
 
     def _audit(self) -> None:
         """Check once a second that no engine holds more blocks than its pool has."""

@@ -125,12 +125,21 @@ class KVCacheGraph:
 
     def forget_engine(self, engine: str) -> None:
         """Forget an engine that is gone: none of its blocks is resident any more."""
+        for _ in self.forgetting(engine):
+            pass
+
+    def forgetting(self, engine: str) -> Iterator[None]:
+        """``forget_engine``, slice by slice; whoever takes the steps does as with ``slices``.
+
+        From the first step on nobody finds the engine. If it comes back before the last one, it
+        begins with a column of its own.
+        """
         column = self.tables.engines.pop(engine, None)
         if column is not None:
-            self._ingest.forget_engine(column)
             if self.referee is not None:
                 self.referee.forget(column)
             self.changes.forget(engine)
+            yield from self._ingest.forgetting(column)
 
     def ruling(self, engine: str) -> Ruling | None:
         """Who ranks this engine's blocks; None without a referee, or before it saw the engine."""

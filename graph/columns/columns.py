@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import mmap
+from collections.abc import Generator, Iterator
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 # this share of it is left. Both chosen.
 _MANY_ROWS: Final = 1 << 17
 _SPARE: Final = 1 / 16
+_PART: Final = 1 << 20  # bytes of memory that are taken in one slice; chosen
 
 
 class Column(NamedTuple):
@@ -96,11 +98,14 @@ class Columns:
             pass
 
     def growing(self, capacity: int) -> Iterator[None]:
-        """``grow``, one column at a time; the column that was declared first is the last."""
+        """``grow``, one column at a time and the long ones in parts; the column that was declared
+        first is the last."""
         for name, each in reversed(self._declared.items()):
-            values = getattr(self, name)
-            written = values.flags.writeable
-            setattr(self, name, grown(values, capacity) if written else _unwritten(each, capacity))
+            if getattr(self, name).flags.writeable:
+                room = yield from taken_in_parts(getattr(self, name), capacity)
+                setattr(self, name, refilled(room, getattr(self, name)))
+            else:
+                setattr(self, name, _unwritten(each, capacity))
             yield
 
     def growing_ahead(self, size: int) -> Iterator[None]:
@@ -127,8 +132,31 @@ def grown(values: npt.NDArray[Any], capacity: int, fill: int = 0) -> npt.NDArray
     shape = (*values.shape[:-1], capacity)
     # Memory of zeros is taken only as it is written.
     copied = np.full(shape, fill, values.dtype) if fill else np.zeros(shape, values.dtype)
-    copied[..., : values.shape[-1]] = values
-    return copied
+    return refilled(copied, values)
+
+
+def refilled(room: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """``room``, with ``values`` in its first places along the last axis."""
+    room[..., : values.shape[-1]] = values
+    return room
+
+
+def taken_in_parts(
+    values: npt.NDArray[Any], capacity: int
+) -> Generator[None, None, npt.NDArray[Any]]:
+    """Zeros with room for ``capacity`` values like these, slice by slice.
+
+    What takes long is that the system gives memory as it is written first, page by page: so pages
+    are written here, and the copy that follows in one stroke is short. Whatever is written to
+    ``values`` meanwhile is in that copy.
+    """
+    room = np.zeros((*values.shape[:-1], capacity), dtype=values.dtype)
+    pages = room.reshape(-1).view(np.uint8)
+    for start in range(0, len(pages), _PART):
+        pages[start : start + _PART : mmap.PAGESIZE] = 0
+        if start + _PART < len(pages):
+            yield
+    return room
 
 
 def _written(declared: Column, capacity: int) -> npt.NDArray[Any]:

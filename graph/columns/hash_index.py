@@ -14,17 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from ..types import NO_ROW, Keys, Rows
-from .columns import grown
+from .columns import refilled, taken_in_parts
 from .slots import EMPTY, TOMBSTONE, Positions, Slots, mix
 
 _CLAIM: Final = -3  # minus the place of a key in the batch that is being added
+_FEW: Final = 8  # keys that are faster looked for one by one; chosen
 _MIN_SLOTS: Final = 1024  # slots; chosen
 _FULL: Final = 0.625  # share of used slots beyond which the map is rebuilt; chosen
 # A map of so many slots takes long to rebuild, and is rebuilt ahead of need, part by part, from
-# this share on; so many rows are a part. All chosen.
+# this share on; so many slots are a part. All chosen.
 _MANY_SLOTS: Final = 1 << 17
 _NEARLY_FULL: Final = 0.59375
-_PART: Final = 1 << 15
+_PART: Final = 1 << 16
 Mask = npt.NDArray[np.bool_]
 
 
@@ -39,7 +40,7 @@ class HashIndex:
         self.keys: Keys = np.zeros(capacity, dtype=np.uint64)
         self._size = 0
         self._tombstones = 0
-        self._slots = Slots(_MIN_SLOTS)
+        self._slots = Slots.empty(_MIN_SLOTS)
 
     def __len__(self) -> int:
         return self._size
@@ -48,9 +49,12 @@ class HashIndex:
     def nbytes(self) -> int:
         return self.keys.nbytes + self._slots.rows.nbytes
 
-    def grow(self, capacity: int) -> None:
-        """Make room for rows below ``capacity``."""
-        self.keys = grown(self.keys, capacity)
+    def growing(self, capacity: int) -> Iterator[None]:
+        """Make room for rows below ``capacity``, slice by slice; no key may be added or removed
+        meanwhile."""
+        room = yield from taken_in_parts(self.keys, capacity)
+        self.keys = refilled(room, self.keys)
+        yield
 
     def find(self, keys: Keys) -> Rows:
         """int32 ``[n]``: the row of each key, ``NO_ROW`` where there is none."""
@@ -95,6 +99,10 @@ class HashIndex:
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the key was added.
         """
+        if len(keys) <= _FEW:
+            known = np.array([self.find_one(key) for key in keys.tolist()], dtype=np.int32)
+            if (known != NO_ROW).all():
+                return known, np.zeros(len(keys), dtype=np.bool_)
         self._make_room(keys)
         found, slots = self._claim(keys)
         added = found <= _CLAIM
@@ -139,10 +147,9 @@ class HashIndex:
         used = self._size + self._tombstones
         if len(self._slots) < _MANY_SLOTS or used <= _NEARLY_FULL * len(self._slots):
             return
-        rows, slots = self.rows(), Slots(_slots_for(self._size + len(self._slots) // 8))
-        for start in range(0, len(rows), _PART):
-            part = rows[start : start + _PART]
-            slots.place(part, self.keys[part])
+        slots = yield from Slots.making(_slots_for(self._size + len(self._slots) // 8))
+        for rows in self._slots.in_parts(_PART):
+            slots.place(rows, self.keys[rows])
             yield
         self._slots, self._tombstones = slots, 0
 
@@ -191,7 +198,7 @@ class HashIndex:
     def rebuild(self, new: int) -> None:
         """Rebuild the map at once, without removed rows, with room for so many new keys."""
         rows = self.rows()
-        self._slots, self._tombstones = Slots(_slots_for(len(rows) + new)), 0
+        self._slots, self._tombstones = Slots.empty(_slots_for(len(rows) + new)), 0
         self._slots.place(rows, self.keys[rows])
 
 

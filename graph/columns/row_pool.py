@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..types import Rows
+from ..types import NO_ROW, Rows
 
 
 class RowPool:
@@ -36,3 +36,9 @@ class RowPool:
     def restore(self, size: int, free: Rows) -> None:
         """Take the state of a pool that handed out ``size`` rows, of which ``free`` came back."""
         self.size, self._free = size, free
+
+
+def distinct(rows: Rows) -> Rows:
+    """Rows in ascending order, each once, without ``NO_ROW``."""
+    rows = np.sort(rows)
+    return np.asarray(rows[np.diff(rows, prepend=NO_ROW) != 0])

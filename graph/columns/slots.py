@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 import numpy as np
@@ -16,20 +16,38 @@ TOMBSTONE: Final = -2
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _FOLD: Final = np.uint64(29)
 _WORD: Final = (1 << 64) - 1
+_PART: Final = 1 << 18  # slots that are made or looked at in one slice; chosen
 Positions = npt.NDArray[np.int64]
 
 
 class Slots:
     """Slots of a hash map; how many is a power of two.
 
+    Args:
+        rows: int32 ``[n]``: what stands in each of them.
+
     Attributes:
         rows: int32 ``[n]``: a row number, or less than zero.
     """
 
-    def __init__(self, count: int) -> None:
-        self.rows: Rows = np.full(count, EMPTY, dtype=np.int32)
+    def __init__(self, rows: Rows) -> None:
+        self.rows, count = rows, len(rows)
         self._mask = count - 1
         self._shift = np.uint64(64 - (count.bit_length() - 1))
+
+    @classmethod
+    def empty(cls, count: int) -> Slots:
+        """So many empty slots."""
+        return cls(np.full(count, EMPTY, dtype=np.int32))
+
+    @classmethod
+    def making(cls, count: int) -> Generator[None, None, Slots]:
+        """``empty``, slice by slice."""
+        rows = np.empty(count, dtype=np.int32)
+        for start in range(0, count, _PART):
+            rows[start : start + _PART] = EMPTY
+            yield
+        return cls(rows)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -37,6 +55,12 @@ class Slots:
     def taken(self) -> Rows:
         """int32: the rows that stand here, in no order."""
         return self.rows[self.rows >= 0]
+
+    def in_parts(self, part: int) -> Iterator[Rows]:
+        """``taken``, from so many slots at a time."""
+        for start in range(0, len(self), part):
+            rows = self.rows[start : start + part]
+            yield rows[rows >= 0]
 
     def first(self, mixed: Keys) -> Positions:
         """The first slot of each key's probe sequence; see ``mix``."""

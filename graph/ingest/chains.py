@@ -122,6 +122,8 @@ class ChainLinker:
         orphan = (blocks.parent[rows] == NO_ROW) & (parents != NO_ROW) & (parents != rows)
         if orphan.any():
             self._tables.links.link(rows[orphan], parents[orphan])
+        elif not moved.any():
+            return  # all of it was known, as of most chains
         parents = blocks.parent[rows]
         upside_down = (parents != NO_ROW) & (blocks.depth[parents] >= blocks.depth[rows])
         if (moved & ~new).any() or upside_down.any():  # rare: an old row may have children

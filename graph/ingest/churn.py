@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ..columns.row_pool import distinct
 from ..messages.events import BlocksRemoved, BlocksResident, BlocksStored
 from ..slices.event_runs import SLICE_KEYS
 from ..tables.blocks import as_slice
@@ -48,8 +49,8 @@ class ChurnRecorder:
         """Take these blocks as all that an engine's pool holds, slice by slice; it announces its
         copies again.
 
-        Until the last slice the pool seems to hold what it held before, too, and
-        ``tables.listing`` names the engine.
+        Until the last slices the pool seems to hold what it held before, too, and
+        ``tables.listing`` names the engine meanwhile.
         """
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1
@@ -61,18 +62,21 @@ class ChurnRecorder:
             found.append(self._list(engine, keys[start : start + SLICE_KEYS], now))
             yield
             yield from self._tables.blocks.tidying()
-        self._keep_only(engine, found)
+        yield from self._keeping_only(engine, found)
         self._tables.listing.discard(engine)
 
-    def _keep_only(self, engine: int, found: Sequence[Rows]) -> None:
-        """Note that an engine's pool holds nothing but these rows any more."""
+    def _keeping_only(self, engine: int, found: Sequence[Rows]) -> Iterator[None]:
+        """Note that an engine's pool holds nothing but these rows any more, slice by slice."""
         blocks = self._tables.blocks
-        gone = blocks.resident(engine)
+        others = np.ones(blocks.size, dtype=np.bool_)
         for rows in found:
-            gone[rows] = False
-        lost = np.flatnonzero(gone).astype(np.int32)
-        self._tables.history.unheard(engine, lost)
-        blocks.unmark(engine, lost, Tier.HOT)
+            others[rows] = False
+        for part in blocks.parts():
+            yield
+            gone = np.flatnonzero(blocks.has(engine, part, Tier.HOT) & others[part])
+            lost = (part.start + gone).astype(np.int32)
+            self._tables.history.unheard(engine, lost)
+            blocks.unmark(engine, lost, Tier.HOT)
 
     def _list(self, engine: int, keys: Keys, now: float) -> Rows:
         """Note that an engine's pool holds these blocks; returns their rows."""
@@ -146,7 +150,7 @@ class ChurnRecorder:
 
     def _remove(self, engine: int, keys: Keys, now: float) -> None:
         blocks = self._tables.blocks
-        rows = _distinct(blocks.find(keys, self._tables.salt(engine)))
+        rows = distinct(blocks.find(keys, self._tables.salt(engine)))
         rows = rows[blocks.has(engine, rows, Tier.HOT)]
         blocks.unmark(engine, rows, Tier.HOT)
         self._tables.history.evicted(engine, rows, now)
@@ -176,9 +180,3 @@ def _overlap(some: Keys, others: Keys) -> bool:
     in_order = np.sort(others)
     found = in_order[np.minimum(np.searchsorted(in_order, some), len(in_order) - 1)]
     return bool((found == some).any())
-
-
-def _distinct(rows: Rows) -> Rows:
-    """Rows in ascending order, each once, without ``NO_ROW``."""
-    rows = np.sort(rows)
-    return np.asarray(rows[np.diff(rows, prepend=NO_ROW) != 0])

@@ -11,6 +11,7 @@ from typing import Final, cast
 
 import numpy as np
 
+from ..logs.eviction_log import Way
 from ..messages.events import (
     AdmissionReport,
     AdviceApplied,
@@ -77,10 +78,14 @@ class Ingest:
                 self._churn.apply(engine, cast(list[Churn], run.events), now)
             elif run.kind is TURNS:
                 self._turns.apply(engine, cast(list[Turn], run.events), now)
-            elif isinstance(listing := run.events[0], BlocksResident):
-                yield from self._churn.listing(engine, listing, now)
+            elif isinstance(event := run.events[0], BlocksResident):
+                yield from self._churn.listing(engine, event, now)
+            elif isinstance(event, BlocksCleared):
+                yield from self._emptying(engine, now)
+            elif isinstance(event, EngineHello):
+                yield from self._greeted(engine, event, now)
             else:
-                self._apply_one(engine, run.events[0], now)
+                self._apply_one(engine, event, now)
             keys += run.keys
             if keys >= SLICE_KEYS:
                 keys = 0
@@ -95,29 +100,32 @@ class Ingest:
         """Apply what somebody says of a session; False if it is unknown."""
         return self._turns.signalled(said, now)
 
-    def forget_engine(self, engine: int) -> None:
-        """Forget an engine that is gone, and every copy that it held."""
-        self._let_go(engine)
+    def forgetting(self, engine: int) -> Iterator[None]:
+        """Forget an engine that is gone, and every copy that it held, slice by slice. Until the
+        last one nobody is given its column."""
+        self._tables.leaving.add(engine)
         self._tables.models.pop(engine, None)
         self._tables.pool_blocks.pop(engine, None)
         self._tables.listing.discard(engine)
         self.held.forget(engine)
         self._tables.words.pop(engine, None)
+        yield from self._letting_go(engine)
+        self._tables.leaving.discard(engine)
 
-    def _let_go(self, engine: int) -> None:
-        """Note that an engine holds nothing any more, and runs nothing."""
+    def _letting_go(self, engine: int) -> Iterator[None]:
+        """Note that an engine holds nothing any more, and runs nothing, slice by slice."""
         self._tables.left(engine)
-        self._copies.forget(engine)
-        self._tables.blocks.tiers[engine] = 0
         self._tables.sessions.interrupt(engine)
         self._turns.forget_engine(engine)
+        for part in self._tables.blocks.parts():
+            yield
+            self._tables.history.emptied(engine, part, Way.UNHEARD)
+            self._tables.blocks.tiers[engine, part] = 0
 
     def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
         match event:
             case SessionSignal():
                 self._turns.signalled(event, now)
-            case BlocksCleared():
-                self._emptied(engine, now)
             case BlocksAttended():
                 self._co_attendance.attended(engine, event, now)
             case ConfidenceSampled():
@@ -132,8 +140,6 @@ class Ingest:
                 self._copies.dropped(engine, event)
             case Pressure():
                 self._tables.words[engine].pressure = event
-            case EngineHello():
-                self._greeted(engine, event, now)
             case TierReport():
                 self._tables.words[engine].tiers = event
             case AdviceApplied():
@@ -148,21 +154,27 @@ class Ingest:
                 BlocksStored()
                 | BlocksRemoved()
                 | BlocksResident()
+                | BlocksCleared()
+                | EngineHello()
                 | RequestStarted()
                 | RequestFinished()
             ):
                 raise AssertionError("these are applied in runs, or in slices")
 
-    def _emptied(self, engine: int, now: float) -> None:
+    def _emptying(self, engine: int, now: float) -> Iterator[None]:
+        """Note that a pool holds nothing any more, slice by slice."""
         self._tables.emptied(engine, now)
-        self._tables.blocks.unmark(engine, np.s_[:], Tier.HOT)
+        for part in self._tables.blocks.parts():
+            self._tables.history.emptied(engine, part, Way.RESET)
+            self._tables.blocks.unmark(engine, part, Tier.HOT)
+            yield
 
-    def _greeted(self, engine: int, event: EngineHello, now: float) -> None:
+    def _greeted(self, engine: int, event: EngineHello, now: float) -> Iterator[None]:
         """Take an engine's hello; if it runs another model than before, it holds none of the old
         blocks."""
         self._tables.sessions.interrupt(engine)  # ends that were lost leave none running for ever
         if event.model != self._tables.models.get(engine, ""):
-            self._let_go(engine)
+            yield from self._letting_go(engine)
             self._tables.models[engine] = event.model
         self._tables.words[engine].hello = event
         self.held.forget(engine)

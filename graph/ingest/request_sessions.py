@@ -113,8 +113,10 @@ class RequestSessions:
 
     def own(self, session: int, rows: Rows, tenant: str | None) -> None:
         blocks = self._tables.blocks
-        others = (blocks.session[rows] != NO_ROW) & (blocks.session[rows] != session)
-        blocks.flag(rows[others], BlockFlag.SHARED)
-        blocks.session[rows] = session
+        walked_by = blocks.session[rows]
+        others = walked_by != session
+        if others.any():
+            blocks.flag(rows[others & (walked_by != NO_ROW)], BlockFlag.SHARED)
+            blocks.session[rows] = session
         if tenant:
             blocks.tenant[rows] = self.tenant(tenant)

@@ -124,10 +124,13 @@ class Departures:
         rule[_IS_PROTECTED[blocks.layer[rows]] & (blocks.stated[rows] != 0)] = Rule.PROTECTED_LAYER
         return rule
 
-    def reset(self, engine: int) -> None:
-        """Note that the pool is emptied; called while the blocks are still listed."""
-        gone = np.flatnonzero(self._tables.blocks.resident(engine))
-        self._mark(engine, gone.astype(np.int32), Way.RESET)
+    def emptied(self, engine: int, part: slice, way: int) -> None:
+        """Note in which way all blocks of the pool in this part of the table are gone; called while
+        they are still listed. An engine that is gone gets no log for that."""
+        there = self._tables.blocks.has(engine, part, Tier.HOT)
+        is_gone = self._tables.name_of(engine) is None and engine not in self.evictions
+        if there.any() and not is_gone:
+            self._log(engine).marks[part][there] = way
 
     def unheard(self, engine: int, gone: Rows) -> None:
         """Note that these blocks of the pool are gone, and that it is unknown how."""
@@ -151,6 +154,11 @@ class Departures:
             return  # it was computed to its end, as nearly always
         for computed in others:
             marks[np.intersect1d(open_ends, computed)] |= np.uint8(Way.COMING)
+
+    def nothing_comes(self, engine: int) -> None:
+        """Note that an engine computes no block any more."""
+        if engine in self.evictions:
+            self.evictions[engine].marks &= ~np.uint8(Way.COMING)
 
     # Copies -------------------------------------------------------------------------------------
 
@@ -176,13 +184,11 @@ class Departures:
             log.marks[rows] = 0
 
     def forget(self, engine: int) -> None:
-        """An engine is gone, and what it held is unheard of. It may come back, by its own id: then
-        its log goes on; another one in its column begins anew.
+        """An engine is gone. It may come back, by its own id: then its log goes on; another one in
+        its column begins anew.
         """
         log = self.evictions.get(engine)
         if log is not None:
-            resident = np.flatnonzero(self._tables.blocks.resident(engine)).astype(np.int32)
-            self._mark(engine, resident, Way.UNHEARD)
             self._left[engine] = log.owner
         self._in_force.pop(engine, None)
 

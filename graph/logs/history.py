@@ -101,6 +101,7 @@ class History(Departures):
 
     def forget(self, engine: int) -> None:
         """Forget an engine that is gone; its requests stay in the log."""
+        self.nothing_comes(engine)
         for name in self.running.of(engine):
             self._drop(engine, name)
         super().forget(engine)

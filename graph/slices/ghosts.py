@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ..tables.block_columns import Mask, Times
 from ..tables.tables import Tables
 from ..types import Rows
+from .oldest import oldest
 
 _PART: Final = 1 << 13  # rows that are released in one slice; chosen
 _EDGES: Final = 1 << 16  # edges that are looked at in one slice; chosen
@@ -44,7 +44,7 @@ class GhostKeeper:
 
         First they lose all that refers to them, then their rows.
         """
-        rows = self._surplus()
+        rows = yield from self._surplus()
         if not len(rows):
             return
         yield
@@ -70,31 +70,26 @@ class GhostKeeper:
             forget(rows)
         self._tables.blocks.release(rows)
 
-    def _surplus(self) -> Rows:
+    def _surplus(self) -> Generator[None, None, Rows]:
         """int32, ascending: the ghosts to release now; notes when to look again."""
         blocks, limit = self._tables.blocks, self._most()
         if self._limits is not self._tables.limits:
             self._limits, self._above = self._tables.limits, limit
         if len(blocks) <= self._above:
             return _NONE  # not when an engine leaves, either: it may be back in a moment
-        ghosts = blocks.pick(blocks.alive[: blocks.size] & ~blocks.held())
-        surplus = len(ghosts) - limit * 3 // 4 if len(ghosts) > limit else 0
+        ghosts, times = list[Rows](), list[Times]()
+        for part in blocks.parts():
+            ghosts.append(blocks.unheld(part))
+            times.append(blocks.last_used(ghosts[-1]))
+            yield
+        known = sum(map(len, ghosts))
+        surplus = known - limit * 3 // 4 if known > limit else 0
         count = min(surplus, _AT_ONCE)
         left = len(blocks) - count
         self._above = left if count < surplus else max(limit, left + limit // 4)
-        return ghosts.rows[_oldest(ghosts.last_used(), count)]
+        return oldest(ghosts, times, count)
 
     def _most(self) -> int:
         """Ghosts that are remembered: as many as the engines' pools hold, or more."""
         limits, pools = self._tables.limits, sum(self._tables.pool_blocks.values())
         return max(limits.max_ghosts, int(limits.ghost_share * pools))
-
-
-def _oldest(times: Times, count: int) -> npt.NDArray[np.intp]:
-    """intp ``[count]``, ascending: places of the least times; of equal ones the first."""
-    if not count:
-        return np.empty(0, dtype=np.intp)
-    border = np.partition(times, count - 1)[count - 1]
-    older = times < border
-    older[np.flatnonzero(times == border)[: count - np.count_nonzero(older)]] = True
-    return np.flatnonzero(older)

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..columns.columns import grown, more_than
+from ..columns.columns import more_than, refilled, taken_in_parts
 from ..columns.consecutive import Counts64, follow_chains
 from ..columns.hash_index import HashIndex
 from ..columns.row_pool import RowPool
@@ -21,6 +21,7 @@ Places = npt.NDArray[np.intp]
 
 _INITIAL_ROWS: Final = 1024  # chosen
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
+_PART: Final = 1 << 17  # rows that one slice of long work looks at; chosen
 
 
 class BlockTable(BlockColumns):
@@ -80,6 +81,14 @@ class BlockTable(BlockColumns):
     def live_rows(self) -> Rows:
         """int32: the rows in use, ascending."""
         return np.flatnonzero(self.alive[: self.size]).astype(np.int32)
+
+    def parts(self) -> Iterator[slice]:
+        """All rows ever used, in parts for one slice each; those that come meanwhile, too."""
+        start = 0
+        while start < self.size:
+            end = min(start + _PART, self.size)
+            yield slice(start, end)
+            start = end
 
     def find(self, keys: Keys, salt: np.uint64 = NO_SALT) -> Rows:
         """int32 ``[n]``: the row of each of a model's keys, ``NO_ROW`` where it is unknown."""
@@ -149,9 +158,15 @@ class BlockTable(BlockColumns):
         """bool ``[size]``: the blocks in this engine's pool."""
         return self.has(engine, np.s_[: self.size], Tier.HOT)
 
-    def held(self) -> Mask:
-        """bool ``[size]``: the blocks of which any tier of any engine has a copy."""
-        return np.asarray(np.bitwise_or.reduce(self.tiers[:, : self.size], axis=0) != 0)
+    def unheld(self, part: slice) -> Rows:
+        """int32, ascending: the rows in use, from a part of the table, of which no tier of any
+        engine has a copy."""
+        held = np.bitwise_or.reduce(self.tiers[:, part], axis=0) != 0
+        return (part.start + np.flatnonzero(self.alive[part] & ~held)).astype(np.int32)
+
+    def last_used(self, rows: Rows) -> Times:
+        """float64 ``[n]``: the last time that each of these rows was read."""
+        return np.maximum(self.last_attended[rows], self.last_hit[rows])
 
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine holds these blocks in this tier."""
@@ -216,9 +231,9 @@ class BlockTable(BlockColumns):
             self.grow(max(rows, more_than(len(self.alive))))
 
     def growing(self, capacity: int) -> Iterator[None]:
-        self._index.grow(capacity)
-        yield
-        self.tiers = grown(self.tiers, capacity)
+        yield from self._index.growing(capacity)
+        room = yield from taken_in_parts(self.tiers, capacity)
+        self.tiers = refilled(room, self.tiers)
         yield
         for each in self.sums.values():
             yield from each.growing(capacity)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..columns.row_pool import distinct
 from ..types import NO_ROW, Rows
 from .block_columns import Mask
 from .blocks import BlockTable
@@ -26,7 +27,7 @@ class ChainLinks:
         parent = self._blocks.parent
         parent[rows[::-1]] = parents[::-1]
         if not (rows[1:] > rows[:-1]).all():
-            rows = np.unique(rows)
+            rows = distinct(rows)
         self._count(rows, np.add)
 
     def cut(self, rows: Rows) -> None:

@@ -224,8 +224,7 @@ class EdgeStore(Columns):
             self.grow(max(edges, more_than(len(self.alive))))
 
     def growing(self, capacity: int) -> Iterator[None]:
-        self._index.grow(capacity)
-        yield
+        yield from self._index.growing(capacity)
         yield from super().growing(capacity)
 
 

@@ -78,6 +78,7 @@ class Tables:
     pool_blocks: dict[int, int] = field(default_factory=dict)  # residency column → blocks
     changed: Counter[int] = field(default_factory=Counter)  # see ``turnover``
     listing: set[int] = field(default_factory=set)  # columns whose list of blocks is being taken in
+    leaving: set[int] = field(default_factory=set)  # of engines that are being forgotten
     words: defaultdict[int, EngineWords] = field(default_factory=lambda: defaultdict(EngineWords))
     walks: WalkLog = field(default_factory=WalkLog)
     regret: RegretBook = field(default_factory=RegretBook)
@@ -117,13 +118,12 @@ class Tables:
         return self.engines.get(engine, NO_ROW) in self.listing
 
     def emptied(self, engine: int, now: float) -> None:
-        """Note that an engine empties its cache; called while its blocks are still listed."""
+        """Note that an engine empties its cache."""
         self.walks.forget(engine)
         self.regret.clear(engine, now)
-        self.history.reset(engine)
 
     def left(self, engine: int) -> None:
-        """Forget what an engine did that is gone or runs another model; it still has its blocks."""
+        """Forget what an engine did that is gone or runs another model."""
         self.walks.forget(engine)
         self.regret.forget(engine)
         self.history.forget(engine)
@@ -138,7 +138,7 @@ class Tables:
             GraphError: All columns are taken.
         """
         if engine not in self.engines:
-            free = sorted(set(range(MAX_ENGINES)) - set(self.engines.values()))
+            free = sorted(set(range(MAX_ENGINES)) - set(self.engines.values()) - self.leaving)
             if not free:
                 raise GraphError(
                     f"a sidecar advises at most {MAX_ENGINES} engines at once; "

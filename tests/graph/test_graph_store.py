@@ -38,7 +38,7 @@ def test_the_index_is_a_dict(script: list[tuple[bool, set[int]]]) -> None:
             new = [key for key in keys if key not in model]
             rows = list(range(fresh, fresh + len(new)))
             fresh += len(new)
-            index.grow(max(fresh, 16))
+            list(index.growing(max(fresh, 16)))
             index.insert(np.array(new, np.uint64), np.array(rows, np.int32))
             model.update(zip(new, rows, strict=True))
         else:
