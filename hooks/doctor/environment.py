@@ -89,12 +89,12 @@ def check_admission() -> Check:
     except ConfigError as error:
         return Check("admission", False, f"{error}; its default would be taken", _CORRECT)
     if admission_switched_on():
-        return Check("admission", True, "on: new sessions wait while there is no room for them")
+        return Check("admission", True, "on: in overload, new sessions wait for room")
     off = "off: no request is ever held"
     if longest is not None or refused_after is not None:
         name = HOLD_MAX_VARIABLE if longest is not None else REFUSE_AFTER_VARIABLE
         return Check("admission", True, f"{off}, though {name} is set", f"{ADMISSION_VARIABLE}=1")
-    return Check("admission", None, f"{off}; {ADMISSION_VARIABLE}=1 holds new sessions back")
+    return Check("admission", None, f"{off}; {ADMISSION_VARIABLE}=1 holds new sessions in overload")
 
 
 def check_protection() -> Check:

@@ -162,7 +162,7 @@ def test_a_mistake_that_engines_only_warn_of_fails(
 
 @pytest.mark.parametrize(
     ("value", "ok", "detail"),
-    [("", None, "off"), ("0", None, "off"), ("1", True, "on: new"), ("Yes", True, "on: new")],
+    [("", True, "on: in"), ("0", None, "off"), ("1", True, "on: in"), ("Yes", True, "on: in")],
 )
 def test_admission_as_it_is_asked_for(
     value: str, ok: bool | None, detail: str, monkeypatch: pytest.MonkeyPatch
@@ -174,6 +174,7 @@ def test_admission_as_it_is_asked_for(
 
 
 def test_a_bound_without_admission_draws_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_ADMISSION", "0")
     monkeypatch.setenv("AITHER_KVCACHE_HOLD_MAX_S", "60")
     line = check_admission().line()
     assert line.startswith("warn admission: off")
