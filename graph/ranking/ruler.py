@@ -5,15 +5,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import numpy as np
 
+from ..columns.whole_chains import keep_chains_whole
 from ..messages.advice import EvictionRanking
 from ..types import as_keys
 from .formulas import LruPolicy
 from .policy import Policy, Referee
+from .rules import is_pinned
 from .scoring import rank, whole_scores
 from .view import View
+
+_APART: Final = 1024.0  # more than chains lower a score by, however long they are
 
 
 def rank_by_ruler(
@@ -34,12 +39,20 @@ def rank_by_ruler(
 
 
 def _only_kept(ranking: EvictionRanking, view: View) -> EvictionRanking:
-    """Without an order; what is leased is kept as what is protected is, and goes before it."""
+    """Without an order. What is leased, and what stands before it in its chains, is kept as what is
+    protected is; it goes before that, each chain tail first."""
+    ranking = replace(ranking, order=as_keys([]))
     blocks = view.blocks
-    leased = blocks.resident(view.engine) & (blocks.pinned_until[: blocks.size] > view.now)
-    keys = blocks.keys[np.flatnonzero(leased)] ^ view.tables.salt(view.engine)
-    late = np.concatenate([np.setdiff1d(keys, ranking.protected), ranking.protected])
-    return replace(ranking, order=as_keys([]), protected=late)
+    held = blocks.pick(blocks.resident(view.engine))
+    leased = is_pinned(view, held)
+    if not leased.any():
+        return ranking
+    kept = keep_chains_whole(np.where(leased, 0.0, _APART), held.parents()) < _APART / 2
+    rows = held.rows[kept]
+    keys = blocks.keys[rows[np.argsort(-blocks.depth[rows], kind="stable")]]
+    keys = keys ^ view.tables.salt(view.engine)
+    keys = keys[~np.isin(keys, ranking.protected)]
+    return replace(ranking, protected=np.concatenate([keys, ranking.protected]))
 
 
 def _learn(view: View, policy: Policy, referee: Referee | None) -> None:

@@ -197,7 +197,7 @@ def meaning(
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
     seed: int = 1,
 ) -> None:
-    """What the graph understands of traffic that nobody annotated: why answers end."""
+    """What the graph understands of traffic that nobody annotated, and what it keeps by that."""
     with _explained():
         from .meaning.meaning import run
 

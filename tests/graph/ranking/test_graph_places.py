@@ -13,7 +13,7 @@ from kvgraph.graph.ranking.formulas import LruPolicy
 from kvgraph.graph.ranking.policy import Ruling, Scores
 from kvgraph.graph.ranking.view import View
 from kvgraph.graph.tables.blocks import Selection
-from kvgraph.graph.types import SessionState, SourceLayer
+from kvgraph.graph.types import SessionState, SourceLayer, as_keys
 
 SIZE = 16
 PROTECTED, OLD, OVER, FRESH = range(1, 5)
@@ -79,6 +79,18 @@ def test_while_lru_rules_a_lease_holds_all_the_same(graph: KVCacheGraph) -> None
     assert not ranking.order.size, "LRU's order is the engine's own"
     assert ranking.protected.tolist() == [OLD, PROTECTED], "the least precious first"
     assert [placed(graph, key)["rank"] for key in (OVER, FRESH, OLD)] == [0, 1, 2]
+
+
+def test_a_lease_keeps_what_stands_before_it(graph: KVCacheGraph) -> None:
+    graph.referee = Doubtful(trusting=False)
+    packed = np.array([11, 12, 13], dtype="<u8").tobytes()
+    started = RequestStarted("c", packed, 3 * SIZE, 0, SIZE, "c")
+    ended = RequestFinished("c", packed, 3 * SIZE, 3 * SIZE, "stop", "c")
+    graph.apply("e", [started, BlocksStored(packed, None, SIZE, "c"), ended])
+    blocks = graph.tables.blocks
+    second = blocks.find(as_keys([12]), graph.tables.salt(0))
+    blocks.for_writing("pinned_until")[second] = 1e6
+    assert graph.rank("e", 10).protected.tolist() == [12, 11, PROTECTED]
 
 
 def test_while_the_policy_rules_a_rank_is_its_own(graph: KVCacheGraph) -> None:
