@@ -19,7 +19,7 @@ from ..transfers.no_tiers import NoRecall, NoTiers
 from .exact_only import ExactOnly
 from .model_identity import model_identity
 from .opt_in import OptIn, Switch, recall_switch
-from .recall import Recall
+from .span_recall import SpanRecall
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -94,7 +94,7 @@ def attach_recall(
         bridge.recall = RefusedRecall(str(error), opt_in)
         return
     index = SpanIndex(group.block_size, MOST_BLOCKS, np.random.default_rng())
-    recall = Recall(
+    recall = SpanRecall(
         group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
     )
     bridge.recall, bridge.spiller.wanted = recall, recall.wanted

@@ -88,7 +88,7 @@ class NoTiers:
 
 
 class NoRecall:
-    """An engine in which nothing comes back at another position; see ``Recall``."""
+    """An engine in which nothing comes back at another position; see ``SpanRecall``."""
 
     wanted: Container[int] = ()
 

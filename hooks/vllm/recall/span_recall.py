@@ -1,4 +1,4 @@
-"""``Recall``: what a request's prompt says again comes back at its new position."""
+"""``SpanRecall``: what a request's prompt says again comes back at its new position."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Plan:
         return sum(piece.tokens for piece in self.pieces)
 
 
-class Recall(NoRecall):
+class SpanRecall(NoRecall):
     """Covers the front of opted-in prompts: exact prefix, exact copies, then spans of other copies.
 
     Args:
@@ -87,6 +87,7 @@ class Recall(NoRecall):
         self._opt_in, self.exact_only = opt_in, exact_only
         self._plans: dict[str, _Plan] = {}
         self._running: dict[str, Request] = {}
+        self._prefilling: dict[str, Request] = {}
         self._usage: dict[str, dict[str, int]] = {}
         self._branches = OwnBranches(group.block_size)
         self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
@@ -132,7 +133,7 @@ class Recall(NoRecall):
         """
         if self._opt_in.domain(request) is None:
             return False
-        self._running[request.request_id] = request
+        self._running[request.request_id] = self._prefilling[request.request_id] = request
         plan = self._plans.pop(request.request_id, None)
         if plan is None:
             return False
@@ -156,6 +157,7 @@ class Recall(NoRecall):
         if request is not None:
             self._keep(request)
         self._plans.pop(request_id, None)
+        self._prefilling.pop(request_id, None)
         self._opt_in.forget(request_id)
         self.exact_only.forget(request_id)
         self.exact.pop(request_id, None)
@@ -165,6 +167,11 @@ class Recall(NoRecall):
 
     def take_due(self) -> list[bytes]:
         """Take hashes of blocks that are to be copied now, while they are sure to be there."""
+        for request in list(self._prefilling.values()):
+            if request.num_computed_tokens >= request.num_prompt_tokens:
+                # Its request holds it: at the turn's end, others may take the blocks at once.
+                del self._prefilling[request.request_id]
+                self._want(self._exact_blocks(request))
         count = min(_COPIED_PER_STEP, len(self._due))
         return list(dict.fromkeys(self._due.popleft() for _ in range(count)))
 
@@ -204,12 +211,20 @@ class Recall(NoRecall):
         exact = self.exact.get(request.request_id)
         if exact is not None:
             self._keep_branch(request, exact // size, computed // size)
-        whole = (computed if exact is None else min(computed, exact)) // size
-        hashes = self._group.hashes(request, whole * size)
-        domain = self._opt_in.domain(request)
-        if not hashes or domain is None:
-            return
-        self._index.add(domain, hashes, _tokens(request, whole * size))
+        hashes, domain = self._exact_blocks(request), self._opt_in.domain(request)
+        if hashes and domain is not None:
+            self._index.add(domain, hashes, _tokens(request, len(hashes) * size))
+            self._want(hashes)
+
+    def _exact_blocks(self, request: Request) -> Sequence[bytes]:
+        """Hashes of the blocks that are computed, as far as they are exact."""
+        computed = min(request.num_computed_tokens, request.num_tokens - 1)
+        exact = self.exact.get(request.request_id, computed)
+        size = self._group.block_size
+        return self._group.hashes(request, min(computed, exact) // size * size)
+
+    def _want(self, hashes: Sequence[bytes]) -> None:
+        """Let blocks be copied now, and whenever they are about to go."""
         self.wanted.update(dict.fromkeys(map(key_of, hashes)))
         excess = len(self.wanted) - _MOST_DUE
         for key in list(islice(self.wanted, max(0, excess))):

@@ -1,0 +1,102 @@
+"""What an opted-in session drops has a copy before it leaves the pool, whoever presses for room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
+from kvgraph.bench.recall.approximate import recalling
+from kvgraph.bench.recall.calibrated import keep_calibration
+from kvgraph.graph.messages.advice import EvictionRanking
+from kvgraph.hooks.recall.cover import SpliceLimits
+from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+ASKS: dict[str, Any] = {"kv_transfer_params": {"kvgraph": {"recall": True, "session": "mine"}}}
+POOL = 33  # blocks, of which one is vLLM's own
+
+
+def words(count: int, seed: int) -> list[int]:
+    """Text of the seed's own, of tokens that a model on paper knows."""
+    return np.random.default_rng(seed).integers(3, 190, count).tolist()  # type: ignore[no-any-return]
+
+
+HEAD, FILE = words(2 * BLOCK_SIZE, 1), words(12 * BLOCK_SIZE, 2)
+
+
+@pytest.fixture
+def engine(
+    paper: Callable[..., Any],
+    paper_config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    keep_calibration(paper_config.model_config, tmp_path, SpliceLimits(margin=4))
+    return recalling(paper(Shape(blocks=POOL, warm=256)))
+
+
+def in_pool(engine: Any, hashes: list[bytes]) -> list[bytes]:
+    held = engine.pool.cached_block_hash_to_block
+    return [each for each in hashes if held.get_one_block(each + bytes(4)) is not None]
+
+
+def without_copy(engine: Any, hashes: list[bytes]) -> list[bytes]:
+    directory = engine.side.bridge.ledger.directory
+    return [each for each in hashes if directory.warm(each) is None]
+
+
+def recovered(engine: Any) -> int:
+    """Serve a turn that begins with the file; how many tokens were spliced for it."""
+    told: list[Any] = []
+    recall = engine.side.bridge.recall
+    finished = recall.request_finished
+
+    def request_finished(request_id: str) -> Any:
+        told.append(finished(request_id))
+        return told[-1]
+
+    recall.request_finished = request_finished
+    engine.serve([*FILE, *words(20, 7)], **ASKS)
+    recall.request_finished = finished
+    return int(told[-1]["kvgraph"]["recall"]["spliced"])
+
+
+def test_a_dropped_file_has_a_copy_when_the_pool_has_forgotten_it(engine: Any) -> None:
+    request = engine.ask([*HEAD, *FILE, *words(10, 3)], 2, **ASKS)
+    engine.settle()
+    file = list(request.block_hashes[2:14])
+    engine.serve([*HEAD, *words(30, 4)], 2, **ASKS)  # the file was dropped
+    for seed in range(6):
+        engine.serve(words(20 * BLOCK_SIZE, 100 + seed))
+    assert not in_pool(engine, file)
+    assert not without_copy(engine, file)
+    assert recovered(engine) == len(FILE) - 4
+
+
+def test_it_has_one_although_the_advice_says_that_nothing_is_worth_a_copy(engine: Any) -> None:
+    step = engine.side.bridge.step
+    advice = EvictionRanking.empty(0.0)
+    engine.side.bridge.step = lambda _, wanted, taken: step(advice, wanted, taken)
+    request = engine.ask([*HEAD, *FILE, *words(10, 3)], 2, **ASKS)
+    engine.settle()
+    file = list(request.block_hashes[2:14])
+    for seed in range(6):
+        engine.serve(words(20 * BLOCK_SIZE, 100 + seed))
+    assert not in_pool(engine, file)
+    assert not without_copy(engine, file)
+
+
+def test_it_has_one_although_others_take_its_blocks_as_soon_as_its_turn_ends(engine: Any) -> None:
+    request = engine.ask([*HEAD, *FILE, *words(10, 3)], 20, **ASKS)
+    for seed in range(6):  # each waits for the whole pool
+        engine.ask(words((POOL - 3) * BLOCK_SIZE, 100 + seed), 2)
+    engine.settle()
+    file = list(request.block_hashes[2:14])
+    assert not in_pool(engine, file)
+    assert not without_copy(engine, file)
+    assert recovered(engine) == len(FILE) - 4
