@@ -79,20 +79,21 @@ def run(
 
     from ..vllm.recall.model_identity import model_identity
     from .texts import texts_for
-    from .trials import grid, measure
-    from .verdict import judge
+    from .trials import MARGINS, grid, measure
+    from .verdict import judge_margins
 
     loaded, tokenizer = _load(name, device, max_model_len)
     config = loaded.model.config
     longest = min(max_model_len or 1 << 20, int(config.max_position_embeddings))
     described: Any = SimpleNamespace(model=name, hf_config=config)
     identity = model_identity(described, max_model_len or int(config.max_position_embeddings))
-    cells = grid(longest, quick)
-    most = max((cell.longest for cell in cells), default=longest)
+    grids = [grid(longest, quick, margin) for margin in MARGINS]
+    most = max((cell.longest for cells in grids for cell in cells), default=longest)
     texts = texts_for(tokenizer, int(config.vocab_size), most, text, rng, torch.device(device))
     loaded.check_rotation(texts.draw(64))
-    measured = [measure(loaded, cell, samples, texts.draw) for cell in cells]
-    verdict = judge(measured, bar)
+    verdict, measured = judge_margins(
+        grids, lambda cell: measure(loaded, cell, samples, texts.draw), bar
+    )
     rows = tuple(each.plain() for each in measured)
     return (
         Calibration(name, identity, verdict.passed, verdict.reason, verdict.limits, rows),
@@ -140,6 +141,7 @@ def _table(cells: Sequence[Any]) -> Table:
         "tokens",
         "moved by",
         "pieces",
+        "margin",
         "int8",
         "KL mean",
         "p95",
@@ -151,7 +153,7 @@ def _table(cells: Sequence[Any]) -> Table:
         table.add_column(head, justify="right")
     for cell in cells:
         table.add_row(
-            str(cell["tokens"]), str(cell["distance"]), str(cell["joints"]),
+            str(cell["tokens"]), str(cell["distance"]), str(cell["joints"]), str(cell["margin"]),
             "yes" if cell["int8"] else "", f"{cell['kl']:.4f}", f"{cell['kl_p95']:.4f}",
             f"{100 * cell['agreement']:.1f} %", f"{cell['wrong_kl']:.3f}",
             f"{cell['without_kl']:.3f}",

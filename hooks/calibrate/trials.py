@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import torch
 
+from ..recall.cover import SpliceLimits
 from .spliced_model import Layers, SplicedModel, Tensor, joined, part
 
 TAIL: Final = 24  # tokens whose distributions are compared; chosen
 HEAD: Final = 48  # tokens of the prompt that are exact, before what is spliced; chosen
+MARGINS: Final = (SpliceLimits().margin, 32, 128)  # tried until one passes; the longer are chosen
 _WRONG: Final = 37  # positions by which Δ is wrong in the control; chosen
 
 
@@ -20,24 +22,25 @@ class Cell:
     """One kind of splice.
 
     Attributes:
-        tokens: Of each span.
+        tokens: Of each span, that are spliced.
         distance: |Δ|, in tokens; spans come from further behind.
         joints: How many spans follow each other, each from a text of its own.
         int8: Whether copies are kept in int8.
+        margin: Tokens of the last span behind those that are spliced; they are computed, as an
+            engine does.
     """
 
     tokens: int
     distance: int
     joints: int = 1
     int8: bool = False
+    margin: int = MARGINS[0]
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence that it needs."""
-        return max(
-            HEAD + self.joints * self.tokens + TAIL,
-            HEAD + self.distance + self.tokens * self.joints,
-        )
+        spans = self.joints * self.tokens + self.margin
+        return HEAD + spans + max(TAIL, self.distance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +73,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A prompt: its exact head, spans with the texts that they were computed behind, a tail."""
+    """A prompt: its exact head, spans with the texts that they were computed behind, and what is
+    computed behind them: the margin of the last span, and a tail."""
 
     head: Tensor
     spans: list[Tensor]
     befores: list[Tensor]
-    tail: Tensor
+    rest: Tensor
 
 
-def grid(longest: int, quick: bool = False) -> list[Cell]:
+def grid(longest: int, quick: bool = False, margin: int = MARGINS[0]) -> list[Cell]:
     """The cells to measure on a model that takes sequences of ``longest`` tokens."""
     lengths, distances = [32, 128, 512], [64, 256, 1024]
     if quick:
@@ -86,6 +90,7 @@ def grid(longest: int, quick: bool = False) -> list[Cell]:
     cells = [Cell(tokens, distance) for tokens in lengths for distance in distances]
     cells += [Cell(64, 256, joints) for joints in (2, 4, 8)]
     cells += [Cell(128, 256, int8=True)]
+    cells = [replace(cell, margin=margin) for cell in cells]
     return [cell for cell in cells if cell.longest <= longest]
 
 
@@ -104,21 +109,23 @@ def measure(
 
 def _trials(cell: Cell, samples: int, text: Callable[[int], Tensor]) -> Iterator[_Trial]:
     for _ in range(samples):
-        spans = [text(cell.tokens) for _ in range(cell.joints)]
+        spans = [text(cell.tokens) for _ in range(cell.joints - 1)]
+        last = text(cell.tokens + cell.margin)
         # Each stood further behind by the distance, in a prompt of other text.
         places = [HEAD + number * cell.tokens for number in range(cell.joints)]
         befores = [text(place + cell.distance) for place in places]
-        yield _Trial(text(HEAD), spans, befores, text(TAIL))
+        rest = torch.cat([last[cell.tokens :], text(TAIL)])
+        yield _Trial(text(HEAD), [*spans, last[: cell.tokens]], befores, rest)
 
 
 def _row(model: SplicedModel, cell: Cell, trial: _Trial) -> tuple[Tensor, ...]:
-    whole = torch.cat([trial.head, *trial.spans, trial.tail])
+    whole = torch.cat([trial.head, *trial.spans, trial.rest])
     truth = model.logits(whole)[-TAIL:]
     head = model.states(trial.head)
     read = [_read(model, *each) for each in zip(trial.befores, trial.spans, strict=True)]
-    spliced = _behind(model, cell, head, read, trial.tail, -cell.distance)
-    wrong = _behind(model, cell, head, read, trial.tail, -cell.distance + _WRONG)
-    without = model.logits(torch.cat([trial.head, trial.tail]))[-TAIL:]
+    spliced = _behind(model, cell, head, read, trial.rest, -cell.distance)
+    wrong = _behind(model, cell, head, read, trial.rest, -cell.distance + _WRONG)
+    without = model.logits(torch.cat([trial.head, trial.rest]))[-TAIL:]
     agree = (truth.argmax(-1) == spliced.argmax(-1)).float()
     return _kl(truth, spliced), _kl(truth, wrong), _kl(truth, without), agree
 
@@ -128,11 +135,11 @@ def _read(model: SplicedModel, before: Tensor, span: Tensor) -> Layers:
 
 
 def _behind(
-    model: SplicedModel, cell: Cell, head: Layers, read: Sequence[Layers], tail: Tensor, delta: int
+    model: SplicedModel, cell: Cell, head: Layers, read: Sequence[Layers], rest: Tensor, delta: int
 ) -> Tensor:
     """Logits of the tail behind the head and what was read, moved by ``delta``."""
     moved = [model.moved(each, delta, cell.int8) for each in read]
-    return model.logits(tail, joined([head, *moved]))
+    return model.logits(rest, joined([head, *moved]))[-TAIL:]
 
 
 def _kl(truth: Tensor, other: Tensor) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ..recall.cover import SpliceLimits
-from .trials import Measured
+from .trials import Cell, Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,27 @@ class Verdict:
     limits: SpliceLimits
 
 
+def judge_margins(
+    grids: Iterable[Sequence[Cell]], measure: Callable[[Cell], Measured], bar: Bar = DEFAULT_BAR
+) -> tuple[Verdict, list[Measured]]:
+    """Judge one grid after the other, each of a longer margin, until one passes.
+
+    Returns:
+        The verdict on the last that was measured, and what all showed.
+    """
+    verdict, shown = judge([], bar), list[Measured]()
+    for cells in grids:
+        if shown and (verdict.passed or not cells):
+            break
+        measured = [measure(cell) for cell in cells]
+        verdict, shown = judge(measured, bar), [*shown, *measured]
+    return verdict, shown
+
+
 def judge(measured: Sequence[Measured], bar: Bar = DEFAULT_BAR) -> Verdict:
     """Allow what was measured and passed: nothing shorter, further or with more joints.
+
+    All of ``measured`` has one margin, which the limits keep.
 
     The limits are found one after the other: the shortest span from which on all lengths pass at
     the nearest distance, then the largest distance up to which all of these pass, then joints.
@@ -57,7 +76,8 @@ def judge(measured: Sequence[Measured], bar: Bar = DEFAULT_BAR) -> Verdict:
     fit = [each for each in single if each.cell.tokens >= least]
     furthest = _most((each.cell.distance, bar.passes(each)) for each in fit) or nearest
     joints = _most((each.cell.joints, bar.passes(each)) for each in exact if each.cell.joints > 1)
-    limits = SpliceLimits(least_tokens=least, most_distance=furthest, most_joints=joints or 1)
+    margin = single[0].cell.margin
+    limits = SpliceLimits(least, furthest, joints or 1, margin)
     return Verdict(True, _words(limits, bar), limits)
 
 
@@ -86,7 +106,8 @@ def _most(results: Iterable[tuple[int, bool]]) -> int | None:
 def _why_not(near: Sequence[Measured], bar: Bar) -> str:
     longest = max(near, key=lambda each: each.cell.tokens)
     return (
-        f"{longest.cell.tokens} tokens moved by {longest.cell.distance} change what it says: "
+        f"{longest.cell.tokens} tokens moved by {longest.cell.distance} change what it says, "
+        f"{longest.cell.margin} computed tokens further on: "
         f"{longest.kl:.3f} nats (allowed: {bar.most_kl}), {100 * longest.agreement:.0f} % of the "
         f"tokens stay the same (needed: {100 * bar.least_agreement:.0f} %)"
     )
@@ -96,6 +117,6 @@ def _words(limits: SpliceLimits, bar: Bar) -> str:
     pieces = "one piece" if limits.most_joints == 1 else f"{limits.most_joints} pieces in a row"
     return (
         f"pieces of {limits.least_tokens} tokens or more, moved by {limits.most_distance} at most, "
-        f"{pieces}: no more than {bar.most_kl} nats and {100 - 100 * bar.least_agreement:.0f} % of "
-        "the tokens differ"
+        f"{pieces}, the last {limits.margin} tokens computed: no more than {bar.most_kl} nats and "
+        f"{100 - 100 * bar.least_agreement:.0f} % of the tokens differ"
     )

@@ -13,8 +13,8 @@ import torch
 from kvgraph.graph.errors import ConfigError
 from kvgraph.hooks.calibrate import app
 from kvgraph.hooks.calibrate.spliced_model import SplicedModel, joined, part
-from kvgraph.hooks.calibrate.trials import Cell, Measured, grid, measure
-from kvgraph.hooks.calibrate.verdict import Bar, judge
+from kvgraph.hooks.calibrate.trials import MARGINS, TAIL, Cell, Measured, grid, measure
+from kvgraph.hooks.calibrate.verdict import Bar, judge, judge_margins
 from kvgraph.hooks.recall.gate import calibration_file, load, save
 from kvgraph.kernels.maths.rope import rope_from_config
 from typer.testing import CliRunner
@@ -54,6 +54,46 @@ def test_what_fails_is_not_allowed() -> None:
     assert not nothing.passed
     assert "0.500 nats (allowed: 0.1), 60 % of the tokens" in nothing.reason
     assert not judge([]).passed
+
+
+def test_a_longer_margin_is_tried_and_kept_where_a_short_one_fails() -> None:
+    seen: list[Cell] = []
+
+    def measure(cell: Cell) -> Measured:
+        seen.append(cell)
+        kl, agreement = GOOD if cell.margin >= MARGINS[1] else BAD
+        return Measured(cell, 100, kl, 1.0, agreement, 5.0, 6.0)
+
+    verdict, shown = judge_margins([grid(2048, margin=margin) for margin in MARGINS], measure)
+    assert verdict.passed
+    assert verdict.limits.margin == MARGINS[1]
+    assert {cell.margin for cell in seen} == set(MARGINS[:2])
+    assert len(shown) == len(seen)
+    assert "the last 32 tokens computed" in verdict.reason
+
+
+def test_a_model_too_short_for_a_longer_margin_is_refused_by_what_was_measured() -> None:
+    grids = [grid(200, margin=margin) for margin in MARGINS]
+    assert grids[0]
+    assert not grids[-1]
+    verdict, shown = judge_margins(
+        grids, lambda cell: Measured(cell, 100, *BAD[:1], 1.0, BAD[1], 5.0, 6.0)
+    )
+    assert not verdict.passed
+    assert shown
+    assert "0.500 nats" in verdict.reason
+
+
+def test_the_margin_is_computed_behind_what_is_spliced(small: SplicedModel) -> None:
+    """All of the span in the margin but its first tokens: nearly nothing is left to differ."""
+    rng = random.Random(6)
+
+    def text(count: int) -> Any:
+        return torch.tensor([rng.randrange(3, 300) for _ in range(count)])
+
+    assert measure(small, Cell(64, 64, margin=0), 2, text).n == 2 * TAIL
+    short, long = (measure(small, Cell(4, 64, margin=margin), 6, text).kl for margin in (0, 200))
+    assert long < short
 
 
 def test_a_model_that_takes_only_short_sequences_is_measured_on_short_ones() -> None:
