@@ -50,7 +50,7 @@ class EngineBoard:
         self.names: list[str] = []
         self._floats = np.zeros((4, _GROWTH))
         self._tokens = np.zeros((3, _GROWTH), dtype=np.int64)
-        self._marks = np.zeros((2, _GROWTH), dtype=np.bool_)
+        self._marks = np.zeros((3, _GROWTH), dtype=np.bool_)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -70,7 +70,7 @@ class EngineBoard:
             0.0,
         )
         self._tokens[:, number] = (0, 0, speed.pool_tokens)
-        self._marks[:, number] = (True, False)
+        self._marks[:, number] = (True, False, False)
         return number
 
     @property
@@ -114,10 +114,18 @@ class EngineBoard:
         return self._marks[1, : len(self)]
 
     def measured(self, number: int, tokens: int, seconds: float) -> None:
-        """Note that an engine computed ``tokens`` prompt tokens in ``seconds``; the newest
-        measurement counts a tenth."""
-        if tokens > 0 and seconds > 0:
-            self.compute_s[number] += _NEWEST * (seconds / tokens - self.compute_s[number])
+        """Note that an engine computed ``tokens`` prompt tokens in ``seconds``.
+
+        The first measurement of an engine stands for itself, and each later one counts a tenth.
+        Engines of which nothing was measured yet are taken to be as fast as the others on average.
+        """
+        if tokens <= 0 or seconds <= 0:
+            return
+        known = self._marks[2, : len(self)]
+        weight = _NEWEST if known[number] else 1.0
+        self.compute_s[number] += weight * (seconds / tokens - self.compute_s[number])
+        known[number] = True
+        self.compute_s[~known] = self.compute_s[known].mean()
 
     def _grow(self) -> None:
         for name in ("_floats", "_tokens", "_marks"):

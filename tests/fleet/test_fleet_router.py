@@ -134,6 +134,7 @@ def test_sessions_that_are_remembered_are_bounded_the_longest_idle_go_first() ->
 
 def test_a_measured_rate_moves_the_cost() -> None:
     router = router_of(2)
+    router.board.measured(1, 1000, 1.0)
     for _ in range(60):
         router.board.measured(0, 1000, 4.0)
     costs = router.costs(Wanted("s", 1000), NOWHERE)
@@ -146,3 +147,15 @@ def test_engines_are_added_without_bound() -> None:
     assert len(router.board) == 200
     assert router.board.pool.tolist() == [10_000] * 200
     assert router.route(Wanted("s", 10), NOWHERE, 0.0).engine < 200
+
+
+def test_an_engine_of_which_nothing_was_measured_is_taken_to_be_as_fast_as_the_others() -> None:
+    board = EngineBoard()
+    for name in ("a", "b", "c"):
+        board.add(name)
+    board.measured(0, 1000, 1.0)
+    assert 1 / board.compute_s == pytest.approx([1000, 1000, 1000])
+    board.measured(1, 1000, 0.5)
+    assert board.compute_s == pytest.approx([0.001, 0.0005, 0.00075])
+    board.measured(0, 1000, 2.0)
+    assert board.compute_s[0] == pytest.approx(0.0011)

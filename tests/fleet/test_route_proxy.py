@@ -330,3 +330,26 @@ def test_a_thousand_sessions_of_one_home_do_not_stay_there_when_it_is_overloaded
         assert served(fleet) == [0, 1]
 
     play(scene)
+
+
+def test_engines_with_a_queue_are_measured_too() -> None:
+    async def run() -> None:
+        async with routed([StandInEngine(), StandInEngine()]) as fleet:
+            await fleet.until(True, True)
+            for engine in fleet.engines:
+                engine.hangs = asyncio.Event()
+            sessions = [{"session_id": f"s{number}", "stream": True} for number in range(4)]
+            asked = [
+                asyncio.create_task(fleet.complete(f"{n} " * 2000, **more))
+                for n, more in enumerate(sessions)
+            ]
+            while sum(len(engine.got) for engine in fleet.engines) < len(asked):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)
+            for engine in fleet.engines:
+                assert engine.hangs is not None
+                engine.hangs.set()
+            await asyncio.gather(*asked)
+            assert (1 / fleet.proxy.board.compute_s <= 2 * 1000 / 0.5).all()
+
+    asyncio.run(run())

@@ -24,7 +24,8 @@ DECISIONS: Final = 10_000
 """Of which the times are kept, for their percentiles; chosen: a hundred beyond the p99."""
 MOST_TRIES: Final = 3
 """Engines that one request may see fail; chosen: one that kills engines must not get them all."""
-_LEAST_TIMED: Final = 512  # tokens of a prompt from which an engine's speed is measured; chosen
+_LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
+_OK: Final = 200
 
 
 @dataclass
@@ -121,6 +122,7 @@ class FleetProxy:
         for tries in count(1):
             choice = self._choose(asked)
             upstream = self.upstreams[choice.engine]
+            queued = int(self.board.waiting[choice.engine])
             start = time.monotonic()
             upstream.asked += 1
             try:
@@ -136,7 +138,8 @@ class FleetProxy:
                 upstream.asked -= 1
                 self.router.computed(choice)
             asked.call.body.release()
-            self._measure(choice, time.monotonic() - start)
+            if asked.call.streams and reply.status == _OK:
+                self._measure(choice, queued, time.monotonic() - start)
             return reply, upstream
         raise AssertionError("unreachable")
 
@@ -188,10 +191,14 @@ class FleetProxy:
         if len(times) > 2 * DECISIONS:
             del times[:DECISIONS]
 
-    def _measure(self, choice: Choice, seconds: float) -> None:
-        """Learn an engine's speed from prompts that nothing waited before."""
-        if choice.tokens >= _LEAST_TIMED and not self.board.waiting[choice.engine]:
-            self.board.measured(choice.engine, choice.tokens, seconds)
+    def _measure(self, choice: Choice, queued: int, seconds: float) -> None:
+        """Learn an engine's speed from the time to a first token.
+
+        Args:
+            queued: Tokens that were to be computed there by then, the request's own among them.
+        """
+        if queued >= _LEAST_TIMED:
+            self.board.measured(choice.engine, queued, seconds)
 
     def _watch(self, upstream: Upstream) -> None:
         self._watching.append(asyncio.create_task(self.health.watch(upstream)))

@@ -13,6 +13,7 @@ import httpx
 import orjson
 
 from ..engine_board import EngineBoard
+from .engine_metrics import pool_tokens
 from .upstream import Upstream, refuses
 
 INTERVAL_S: Final = 0.5
@@ -115,9 +116,18 @@ class HealthWatch:
             self.refused[number] = said
             return
         self.refused.pop(number, None)
+        self._board.pool[number] = await _pool(upstream)
         self._board.up[number] = True
         self._came_back(upstream)
         _log.info("engine %s is up", upstream.url)
+
+
+async def _pool(upstream: Upstream) -> int:
+    """Tokens that its pool holds; 0 where it does not say."""
+    try:
+        return pool_tokens((await upstream.ask("/metrics", TIMEOUT_S)).text)
+    except httpx.TransportError:
+        return 0
 
 
 def _models(content: bytes) -> list[str] | None:

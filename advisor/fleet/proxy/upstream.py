@@ -142,7 +142,7 @@ class Upstream:
         await self._client.aclose()
 
     async def _wait(
-        self, call: Call, asking: asyncio.Future[Reply], gone: asyncio.Future[bool]
+        self, call: Call, asking: asyncio.Future[Reply], gone: asyncio.Future[Any]
     ) -> None:
         """Until its answer begins, it is gone, or its silence means that it hangs.
 

@@ -28,6 +28,7 @@ class StandInEngine:
         hangs: Whether it begins no answer until this is cleared.
         pieces: Chunks of an answer; ``hold`` is waited for before the last one.
         cut: Whether it closes the connection before the last chunk.
+        metrics: What it answers at ``/metrics``.
         left: Requests whose client went away before the end.
     """
 
@@ -39,6 +40,7 @@ class StandInEngine:
         self.hold: asyncio.Event | None = None
         self.hangs: asyncio.Event | None = None
         self.pieces = ["one ", "two ", "three"]
+        self.metrics = ""
         self.left = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -77,6 +79,8 @@ class StandInEngine:
             await asyncio.Event().wait()
         if path == "/health":
             return await _whole(writer, 200 if self.healthy else 503, "")
+        if path == "/metrics":
+            return await _whole(writer, 200, self.metrics)
         if path == "/v1/models":
             return await _whole(writer, 200, json.dumps({"data": [{"id": self.model}]}))
         self.headers.append(head)

@@ -1,0 +1,27 @@
+"""What an engine's own metrics say that costs depend on."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_CACHE: Final = "vllm:cache_config_info"
+
+
+def pool_tokens(exposition: str) -> int:
+    """Tokens that an engine's KV pool holds, its ranks' together; 0 where it does not say.
+
+    Args:
+        exposition: What it answers at ``/metrics``.
+    """
+    lines = [line for line in exposition.splitlines() if line.startswith(_CACHE + "{")]
+    try:
+        families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
+        return sum(
+            int(sample.labels["num_gpu_blocks"]) * int(sample.labels["block_size"])
+            for family in families
+            for sample in family.samples
+        )
+    except (ValueError, KeyError):
+        return 0
