@@ -13,7 +13,7 @@ from ..figures import Figures
 from .cross_hits import REQUESTS, run_crossed
 from .recall_stage import LENGTHS, start
 
-PARTS: Final = ("all", "mixed", "exact", "speed")
+PARTS: Final = ("all", "mixed", "exact", "speed", "needle")
 ROUNDS: Final = 9  # of each length; the medians are reported
 PLAIN: Final = 120  # requests of the real engine, half of them plain
 
@@ -39,6 +39,10 @@ def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -
         if part in ("all", "speed"):
             say("saved, loaded and computed again, through requests of a real engine")
             _add_speed(figures, Path(scratch), 3 if quick else ROUNDS)
+        if part in ("all", "needle"):
+            from .needle import TEXTS, add_needles
+
+            add_needles(figures, Path(scratch), TEXTS // 10 if quick else TEXTS, seed, say)
     return figures
 
 

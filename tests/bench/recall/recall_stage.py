@@ -11,26 +11,31 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from ...hooks.recall.cover import SpliceLimits
 from ..errors import ServerError
 from ..serving.model import ModelShape, ensure_model, vocabulary_size
+from .needle_texts import ARMS, BUDGETS, Asked, draw
 
 BLOCK: Final = 32
 LENGTHS: Final = (20, 40, 160, 640, 1280)
 LARGE: Final = ModelShape(
     hidden=768, layers=12, heads=12, kv_heads=12, intermediate=2048, vocab=8192, max_tokens=4096
 )  # 97 M parameters
+RECALLS: Final = Path(__file__).parent.parent / "weights" / "recall"  # a model that remembers
 _TAIL: Final = 4  # tokens behind what is spliced: what is always computed
-_GIB: Final = 1 << 30
+_SHOWN: Final = 20  # lines of the log of an engine that failed
+_REST_S: Final = 0.001  # of ``EngineCoreProc._process_engine_step``
 
 
 def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
     """Run one engine to its end; returns what it reports.
 
     Raises:
-        ServerError: It failed; says where its log is.
+        ServerError: It failed; says the last of its log.
     """
     given = json.dumps({"part": part, "recall": recall, "scratch": str(scratch), **options})
     log = scratch / f"{part}-{'recall' if recall else 'stock'}.log"
@@ -48,9 +53,11 @@ def start(part: str, recall: bool, scratch: Path, **options: Any) -> Any:
             [sys.executable, "-P", "-m", "kvgraph.bench.recall.recall_stage", given],
             env=environment, stdout=output, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
-    lines = [each for each in log.read_text().splitlines() if each.startswith("RESULT ")]
+    written = log.read_text(errors="replace").splitlines()
+    lines = [each for each in written if each.startswith("RESULT ")]
     if done.returncode or not lines:
-        raise ServerError(f"the engine for {part} failed; its log: {log}")
+        last = "\n".join(written[-_SHOWN:])
+        raise ServerError(f"the engine for {part} ended with {done.returncode}; its log:\n{last}")
     return json.loads(lines[-1].removeprefix("RESULT "))
 
 
@@ -61,25 +68,29 @@ class Stage:
         model: What to load.
         recall: Whether copies come back at other positions.
         scratch: Where the calibration is kept.
+        limits: What it allows; else all that is possible.
     """
 
-    def __init__(self, model: Path, recall: bool, scratch: Path) -> None:
+    def __init__(
+        self, model: Path, recall: bool, scratch: Path, limits: SpliceLimits | None = None
+    ) -> None:
         from vllm import LLM
 
-        from ...hooks.recall.cover import SpliceLimits
         from .calibrated import keep_calibration
 
         if recall:
             from vllm.config import ModelConfig
 
-            limits = SpliceLimits(least_tokens=16, margin=0)
+            limits = limits or SpliceLimits(least_tokens=16, margin=0)
             keep_calibration(ModelConfig(str(model), max_model_len=2048), scratch, limits)
         self.recall, self.vocabulary = recall, vocabulary_size(str(model))
         self._llm = LLM(
             str(model), dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
             max_model_len=2048, num_gpu_blocks_override=256, enforce_eager=True, max_num_seqs=8,
         )  # fmt: skip
-        self._scheduler = scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
+        core = self._llm.llm_engine.engine_core.engine_core
+        core.step_fn = _yielding(core)
+        self._scheduler = scheduler = core.scheduler
         self.costs: Any = None
         if recall:
             self.costs = scheduler.connector.side.bridge.ledger.costs
@@ -111,6 +122,23 @@ class Stage:
     def words(self, rng: random.Random, count: int) -> list[int]:
         """Text that no other prompt has."""
         return [rng.randrange(3, self.vocabulary) for _ in range(count)]
+
+
+def _yielding(core: Any) -> Callable[[], Any]:
+    """Steps of an engine that rests as vLLM's server does while a request waits for a load.
+
+    Without it, the steps of an engine in this process hold Python's lock against the thread that
+    loads, for 5 ms at a time.
+    """
+    step = core.step_fn
+
+    def step_fn() -> Any:
+        outputs, computed = step()
+        if not computed and core.scheduler.has_requests():
+            time.sleep(_REST_S)
+        return outputs, computed
+
+    return step_fn
 
 
 def speed(stage: Stage, rounds: int) -> list[dict[str, float]]:
@@ -148,10 +176,36 @@ def mixed(stage: Stage, requests: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main(part: str, recall: bool, scratch: str, count: int) -> Any:
+def needles(stage: Stage, texts: int, seed: int) -> dict[str, Any]:
+    """Ask for facts that fell out of a budget: which answers are right, by arm.
+
+    The first request reads the whole text, and leaves its copies; ``restored`` asks for them, and
+    ``computed`` computes the same prompt.
+    """
+    right, spliced, prompt = dict[str, list[bool]](), 0, 0
+    for asked in draw(texts, seed):
+
+        def ask(name: str, context: list[int], asks: bool, asked: Asked = asked) -> dict[str, Any]:
+            told = stage.serve([*context, *asked.question], asks, len(asked.answer))
+            right.setdefault(name, []).append(told["tokens"] == asked.answer)
+            return told
+
+        ask("full", asked.body, True)
+        for budget in BUDGETS:
+            for arm in ARMS:
+                told = ask(f"{arm}_{budget}", asked.context(arm, budget), arm == "restored")
+                spliced += told.get("spliced", 0)
+                prompt += told.get("spliced", 0) + told.get("computed", 0)
+            ask(f"computed_{budget}", asked.context("restored", budget), False)
+    return {"right": right, "spliced": spliced, "prompt": prompt}
+
+
+def main(part: str, recall: bool, scratch: str, count: int, seed: int = 1) -> Any:
     """Run one part on its model."""
-    model = ensure_model(LARGE if part == "speed" else None)
-    stage = Stage(model, recall, Path(scratch))
+    if part == "needle":
+        limits = SpliceLimits(least_tokens=16)  # beside the margin of all engines
+        return needles(Stage(RECALLS, recall, Path(scratch), limits), count, seed)
+    stage = Stage(ensure_model(LARGE if part == "speed" else None), recall, Path(scratch))
     return speed(stage, count) if part == "speed" else mixed(stage, count)
 
 
