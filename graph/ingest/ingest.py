@@ -117,6 +117,7 @@ class Ingest:
         self._tables.left(engine)
         self._tables.sessions.interrupt(engine)
         self._turns.forget_engine(engine)
+        yield from self._tables.history.forgetting(engine)
         for part in self._tables.blocks.parts():
             yield
             self._tables.history.emptied(engine, part, Way.UNHEARD)

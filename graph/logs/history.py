@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ REASON_COLUMNS: Final = tuple(
 )
 MINUTE_COLUMNS: Final = ("asked", "asked_blocks", "found", "evicted", "wanted")
 LOST_WAYS: Final = ("multi_turn", "cross_session")
+_REQUESTS: Final = 2_048  # whose ends are awaited no longer, in one slice; chosen
 _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
 
@@ -99,12 +101,14 @@ class History(Departures):
         asked = self._asked[column]
         return self._found[column] / asked if asked else None
 
-    def forget(self, engine: int) -> None:
-        """Forget an engine that is gone; its requests stay in the log."""
+    def forgetting(self, engine: int) -> Iterator[None]:
+        """Forget an engine that is gone, slice by slice; its requests stay in the log."""
         self.nothing_comes(engine)
-        for name in self.running.of(engine):
-            self._drop(engine, name)
-        super().forget(engine)
+        for number, name in enumerate(self.running.of(engine), start=1):
+            self._await_no_more(engine, name)
+            if number % _REQUESTS == 0:
+                yield
+        self.forget(engine)
         self._asked.pop(engine, None)
         self._found.pop(engine, None)
 
@@ -167,10 +171,16 @@ class History(Departures):
 
     def _drop(self, engine: int, name: str) -> Running | None:
         """Await a request's end no longer; returns it if it was awaited."""
+        running = self._await_no_more(engine, name)
+        if running is not None:
+            self.comes_no_longer(engine, running.rows, self.running.computed(engine))
+        return running
+
+    def _await_no_more(self, engine: int, name: str) -> Running | None:
+        """``_drop``, where it is known that none of its blocks comes."""
         running = self.running.pop(engine, name)
         if running is None:
             return None
-        self.comes_no_longer(engine, running.rows, self.running.computed(engine))
         case = self.unsettled.pop(running.number, None)
         if case is not None:
             self._count(Miss(case.block, 0, Reason.UNKNOWN, Detail.IN_POOL), case.computed, case.at)

@@ -126,7 +126,6 @@ class Tables:
         """Forget what an engine did that is gone or runs another model."""
         self.walks.forget(engine)
         self.regret.forget(engine)
-        self.history.forget(engine)
 
     def column_of(self, engine: str, model: str) -> int:
         """The engine's residency column; one that speaks for the first time is given a free one.

@@ -10,6 +10,7 @@ from kvgraph.bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
 from kvgraph.graph.columns.columns import refilled, taken_in_parts
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.logs.eviction_log import Way
 from kvgraph.graph.messages.events import (
     BlocksCleared,
     BlocksResident,
@@ -74,12 +75,24 @@ def test_it_goes_part_by_part_and_is_not_found_from_the_first_on(
     ) == set(keys[-64:].tolist())
 
 
+def test_its_requests_are_awaited_no_more_some_at_a_time(graph: KVCacheGraph) -> None:
+    history, column = graph.tables.history, graph.tables.engines["e"]
+    awaited = [len(history.running.of(column))]
+    assert awaited[0] > 4_000
+    awaited += [len(history.running.of(column)) for _ in graph.forgetting("e")]
+    assert awaited[1] > 0, "no slice takes all of them"
+    assert awaited == sorted(awaited, reverse=True)
+    assert awaited[-1] == 0
+    assert not (history.evictions[column].marks & Way.COMING).any()
+
+
+@pytest.mark.parametrize("after", [1, 4])  # slices: requests still run; some blocks are gone
 def test_one_that_comes_back_meanwhile_keeps_all_that_it_says(
-    graph: KVCacheGraph, keys: Keys
+    graph: KVCacheGraph, keys: Keys, after: int
 ) -> None:
     slices = graph.forgetting("e")
-    next(slices)
-    next(slices)
+    for _ in range(after):
+        next(slices)
     fresh = random_keys(np.random.default_rng(6), 1000)
     hello = EngineHello("e", "m", BLOCK_SIZE, POOL, "v")
     listed = [BlocksResident(pack(keys[:5000])), BlocksStored(pack(fresh), None, BLOCK_SIZE)]
