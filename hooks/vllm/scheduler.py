@@ -247,8 +247,9 @@ class SchedulerSide:
 
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
+        applied = self.arranger.report(dropped)  # first: what others count is known by that
         pressure, *others = [report() for report in self._reports]
-        return [pressure, self.arranger.report(dropped), *others]
+        return [pressure, applied, *others]
 
     def _heed_news(self) -> None:
         """Arrange the queue before a step allocates, where the last step did not foresee it.

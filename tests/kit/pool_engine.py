@@ -261,6 +261,7 @@ class Engine(Scheduler):
 
     @property
     def counts(self) -> Any:
+        self.side.index.catch_up()
         return self.bridge.ledger.counts
 
     @property

@@ -41,6 +41,9 @@ class Copier(Protocol):
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a hit took ``blocks`` out of the free queue."""
 
+    def gone(self, keys: Sequence[int]) -> None:
+        """Note that the engine evicted ``keys``."""
+
     def laid_behind(self, block: KVCacheBlock | None, place: int) -> None:
         """Note that advice laid blocks behind ``block``, of ``place`` at the head, or at the head
         itself."""
@@ -185,6 +188,8 @@ class FreeQueueArranger:
     def evicted(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``."""
         self._protection.evicted(keys)
+        if self._copier is not None:
+            self._copier.gone(keys)
 
     def report(self, dropped: int) -> AdviceApplied:
         """What was done with the advice; ``dropped`` events were never sent."""
@@ -221,7 +226,8 @@ class FreeQueueArranger:
         if self._blanks.still_suffice():
             return True
         if window.falls_due() and (place := self._place_for_more(ranking)) is not None:
-            self._guard.touched(window.lay(place, ranking.known_of))  # it may rely on some of them
+            window.lay(place, ranking.known_of)
+            self._guard.forget_head()  # it may rely on some of them
         return self._blanks.suffice or window.still_suffices()
 
     def _place_for_more(self, ranking: EvictionRanking) -> KVCacheBlock | None:
@@ -239,6 +245,7 @@ class FreeQueueArranger:
 
     def _forget_protected(self, carried: Victims) -> None:
         """Rely on no victim of the last ranking's that is protected by now."""
-        if self._protection and (protected := carried.holding(self._protection.marks)):
-            carried.forget(protected)
+        protected, _ = self._protection.parted(carried.blocks)
+        if protected:
+            carried.forget([block.block_id for block in protected])
             self._guard.step()

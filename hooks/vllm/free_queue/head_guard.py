@@ -7,6 +7,7 @@ there are gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ..pool.index import BlockIndex
@@ -90,11 +91,13 @@ class HeadGuard:
     def touched(self, ids: Sequence[int]) -> bool:
         """Note that blocks were used again, wherever in the queue they stood; returns whether
         the head is to be looked at again."""
+        if self._marker is None:
+            return False
         before = len(self._ready)
         self._ready.difference_update(ids)
         fewer = before - len(self._ready)
         self._ready_for -= fewer
-        return fewer > 0 and self._marker is not None and self._ready_for < self.reach
+        return fewer > 0 and self._ready_for < self.reach
 
     def _head_is_clear(self) -> bool:
         """Whether at least a step's blocks are left of those that were seen at the head."""
@@ -114,10 +117,11 @@ class HeadGuard:
         step = self.reach
         protected: list[KVCacheBlock] = []
         others: list[KVCacheBlock] = []
-        for block in self._pool.free_block_queue.iter_blocks_after(None):
-            if len(others) == 2 * step:
-                break
-            (others if self._protection.rank_of(block) is None else protected).append(block)
+        walk = self._pool.free_block_queue.iter_blocks_after(None)
+        while seen := list(islice(walk, 2 * step - len(others))):
+            kept, free = self._protection.parted(seen)
+            protected += kept
+            others += free
         if len(others) >= step:
             self._mark(others[-step:])  # while the first stands there, a step's blocks are left
         return protected, others

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, compress
+from operator import not_
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from ....graph.messages.advice import EvictionRanking
 from ....graph.types import Keys
-from ...keys import key_in_pool
+from ...keys import key_in_pool, keys_in_pool
 from ...link.held_ranking import places_of
+from ..pool.found_blocks import hash_of
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -67,7 +69,7 @@ class ProtectedKeys:
         keys = _NO_KEYS if ranking is None else ranking.protected
         if keys is self._keys:
             return False
-        news = not np.array_equal(keys, self._keys)
+        news = keys.tobytes() != self._keys.tobytes()
         if news:
             self._place = {} if ranking is None else places_of(ranking)
         self._keys = keys
@@ -85,15 +87,11 @@ class ProtectedKeys:
     def stated_among(self, blocks: Sequence[KVCacheBlock]) -> Sequence[KVCacheBlock]:
         """Those of some cached blocks that a caller's statement protects."""
         stated = self._stated
-        if not stated:
+        hashes = list(map(hash_of, blocks)) if stated else []
+        keys = keys_in_pool(hashes)
+        if stated.keys().isdisjoint(keys):
             return ()
-        hashes = [(block, block.block_hash) for block in blocks]
-        return [block for block, has in hashes if has and key_in_pool(has) in stated]
-
-    def marks(self, keys: Sequence[int]) -> Sequence[bool]:
-        """Which of ``keys`` are protected; none at all if no key is."""
-        place, stated = self._place, self._stated
-        return [key in place or key in stated for key in keys] if self else ()
+        return list(compress(blocks, map(stated.__contains__, keys)))
 
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> None:
         """Leave to ``ranking`` the statements that its sidecar knows, and forget those of long ago.
@@ -112,6 +110,19 @@ class ProtectedKeys:
             for key, at in self._stated.items()
             if at > oldest and not linked_since < at < heard_of
         }
+
+    def parted(self, blocks: list[KVCacheBlock]) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
+        """The protected ones of ``blocks``, and the others, each in their order.
+
+        Usually none is, and then none is looked at by itself.
+        """
+        if not self:
+            return [], blocks
+        keys = keys_in_pool(list(filter(None, map(hash_of, blocks))))
+        if self._place.keys().isdisjoint(keys) and self._stated.keys().isdisjoint(keys):
+            return [], blocks
+        marks = [self.rank_of(block) is not None for block in blocks]
+        return list(compress(blocks, marks)), list(compress(blocks, map(not_, marks)))
 
     def rank_of(self, block: KVCacheBlock) -> int | None:
         """How precious a protected block is; None if it is not protected."""

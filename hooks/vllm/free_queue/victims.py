@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Sequence
 from itertools import compress, count
 from operator import is_
 from typing import TYPE_CHECKING
 
-from ...keys import keys_in_pool
+import numpy as np
+import numpy.typing as npt
+
 from ..pool.found_blocks import FoundBlocks, hash_of
 
 if TYPE_CHECKING:
@@ -20,68 +22,64 @@ class Victims:
     A block that is free, with the hash that it was laid with, stands where it was laid, unless
     somebody moved it: whoever does that says so (``forget``). All work is done on many at once: a
     step of 16k tokens takes a thousand.
+
+    Args:
+        pool_blocks: Blocks of the pool.
+
+    Attributes:
+        blocks: In their order.
+        followed: bool ``[pool_blocks]``, by number: which blocks are among them.
     """
 
-    def __init__(self) -> None:
-        self._blocks: list[KVCacheBlock] = []
+    def __init__(self, pool_blocks: int) -> None:
+        self.blocks: list[KVCacheBlock] = []
+        self.followed: npt.NDArray[np.bool_] = np.zeros(pool_blocks, dtype=bool)
         self._hashes: list[bytes] = []
-        self._ids: list[int] = []
-        self._among: set[int] = set()  # the same
+        self._ids: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self._blocks)
-
-    @property
-    def ids(self) -> Set[int]:
-        """Numbers of those that are followed."""
-        return self._among
-
-    def holding(self, wanted: Callable[[Sequence[int]], Sequence[bool]]) -> list[int]:
-        """Numbers of those whose keys ``wanted`` marks."""
-        return list(compress(self._ids, wanted(keys_in_pool(self._hashes))))
+        return len(self.blocks)
 
     @property
     def last(self) -> KVCacheBlock | None:
         """The last of them, if it stands."""
-        if self._blocks and _stands(self._blocks[-1], self._hashes[-1]):
-            return self._blocks[-1]
+        if self.blocks and _stands(self.blocks[-1], self._hashes[-1]):
+            return self.blocks[-1]
         return None
 
     def add(self, found: FoundBlocks) -> None:
         """Follow blocks that were laid behind the last one."""
-        self._blocks += found.blocks
+        self.blocks += found.blocks
         self._hashes += found.hashes
-        self._ids += found.ids
-        self._among.update(found.ids)
+        self._ids = np.concatenate((self._ids, found.ids))
+        self.followed[found.ids] = True
 
     def drop_taken(self) -> None:
         """Forget those at the front that are gone."""
-        same = map(is_, map(hash_of, self._blocks), self._hashes)
-        self._keep(next(compress(count(), same), len(self._blocks)), len(self._blocks))
-
-    def drop_last(self) -> None:
-        """Forget the last one."""
-        self._keep(0, len(self._blocks) - 1)
+        same = map(is_, map(hash_of, self.blocks), self._hashes)
+        if first := next(compress(count(), same), len(self.blocks)):
+            self._keep(slice(first, None), slice(0, first))
 
     def keep_first(self, most: int) -> None:
-        """Forget all but the first ones."""
-        self._keep(0, most)
+        """Forget all but the first ones; ``most`` may count from the end."""
+        self._keep(slice(0, most), slice(most, None))
 
-    def forget(self, ids: Iterable[int]) -> int:
+    def forget(self, ids: Sequence[int]) -> int:
         """Forget blocks that were used or moved; returns how many of these were followed."""
-        gone = self._among.intersection(ids)
+        gone = int(self.followed[ids].sum()) if len(self) and len(ids) else 0
         if gone:
-            left = [at not in gone for at in self._ids]
-            self._blocks = list(compress(self._blocks, left))
-            self._hashes = list(compress(self._hashes, left))
-            self._ids = list(compress(self._ids, left))
-            self._among -= gone
-        return len(gone)
+            self.followed[ids] = False
+            left = self.followed[self._ids]
+            marks = left.tolist()
+            self._ids = self._ids[left]
+            self.blocks = list(compress(self.blocks, marks))
+            self._hashes = list(compress(self._hashes, marks))
+        return gone
 
-    def _keep(self, first: int, end: int) -> None:
-        for gone in (slice(end, None), slice(0, first)):
-            self._among.difference_update(self._ids[gone])
-            del self._blocks[gone], self._hashes[gone], self._ids[gone]
+    def _keep(self, kept: slice, gone: slice) -> None:
+        self.followed[self._ids[gone]] = False
+        self._ids = self._ids[kept]
+        del self.blocks[gone], self._hashes[gone]
 
 
 def _stands(block: KVCacheBlock, block_hash: bytes) -> bool:

@@ -69,7 +69,7 @@ class Window:
         self._followed = self._order = _NO_KEYS  # of its keys, those that are left to look for
         self._holders: Places | None = None  # numbers of the blocks that held these keys
         self._next = 0  # place in the order of the next victim
-        self._victims = Victims()
+        self._victims = Victims(len(pool.blocks))
         self._due = False
         self.ahead = 0
         self.laid_behind: Callable[[KVCacheBlock | None, int], None] = _nobody_asks
@@ -96,21 +96,15 @@ class Window:
         self._victims.drop_taken()
         self._victims.keep_first(carried * max(self.prompts, int(self._largest_step)))
         if len(self._victims) and self._holders is not None:
-            self._leave_out(list(self._victims.ids), self._holders)
+            new = ~self._victims.followed[self._holders]  # a ranking may name all of them again
+            self._order, self._holders = self._order[new], self._holders[new]
         return self._victims
-
-    def _leave_out(self, ids: list[int], holders: Places) -> None:
-        """Look for none of the victims that stand already; a ranking may name all of them again."""
-        stands = np.zeros(len(self._pool.blocks), dtype=bool)
-        stands[ids] = True
-        new = ~stands[holders]
-        self._order, self._holders = self._order[new], holders[new]
 
     def reset(self) -> None:
         """Follow no ranking."""
         self._followed = self._order = _NO_KEYS
         self._holders, self._next = None, 0
-        self._victims, self._due = Victims(), False
+        self._victims, self._due = Victims(len(self._pool.blocks)), False
 
     @property
     def has_victims(self) -> bool:
@@ -144,29 +138,27 @@ class Window:
             last = victims.last
             if last is not None and freed_at(last) <= known_of:
                 return last
-            victims.drop_last()
+            victims.keep_first(-1)
         return None
 
-    def lay(self, place: KVCacheBlock, known_of: float) -> list[int]:
-        """Move the next victims to behind ``place``; returns their numbers.
+    def lay(self, place: KVCacheBlock, known_of: float) -> None:
+        """Move the next victims to behind ``place``.
 
         Args:
             place: The last victim that stands, else the last block that goes before any.
             known_of: The ranking knows the events before this time.
         """
-        victims, laid = self._victims, list[int]()
+        victims = self._victims
         left = len(victims)
         at_once = max(_AT_ONCE, self.prompts - left, int(self.ahead * self._largest_step) - left)
         for found in self._next_victims(min(self.size - left, at_once), known_of):
             move_behind(place, found.blocks)
-            if not laid:
+            if len(victims) == left:
                 self.laid_behind(place if left else None, left)
             victims.add(found)
-            laid += found.ids
             place = found.blocks[-1]
-        self.laid += len(laid)
+        self.laid += len(victims) - left
         self._due = len(victims) < self.size and self._next < len(self._order)
-        return laid
 
     def last_blank(self, blanks: int) -> KVCacheBlock:
         """The last of the blank blocks at the head, or the queue's fake head."""
@@ -185,10 +177,10 @@ class Window:
                 return
             found, looked_at = self._of_next(keys, count, known_of)
             self._next += looked_at
-            self.recycled += looked_at - len(found.ids)
+            self.recycled += looked_at - len(found.blocks)
             most -= looked_at
-            count -= len(found.ids)
-            if found.ids:
+            count -= len(found.blocks)
+            if found.blocks:
                 yield found
 
     def _of_next(self, keys: Keys, count: int, known_of: float) -> tuple[FoundBlocks, int]:
@@ -196,10 +188,10 @@ class Window:
         took."""
         holders = self._holders
         at = None if holders is None else holders[self._next : self._next + len(keys)]
-        found = self._index.find_unused(keys, known_of, at)
-        stated = {block.block_id for block in self._stated(found.blocks)}
-        found = found.without(self._victims.ids | stated if stated else self._victims.ids)
-        if len(found.ids) <= count:
+        found = self._index.find_unused(keys, known_of, at, self._victims.followed)
+        if stated := {block.block_id for block in self._stated(found.blocks)}:
+            found = found.only([block.block_id not in stated for block in found.blocks])
+        if len(found.blocks) <= count:
             return found, len(keys)
         return found.first(count), found.places[count - 1] + 1
 

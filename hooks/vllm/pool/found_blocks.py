@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from ....graph.types import Keys
@@ -32,17 +33,16 @@ class FoundBlocks(NamedTuple):
     """
 
     places: Sequence[int]
-    ids: list[int]
+    ids: Places
     blocks: list[KVCacheBlock]
     hashes: list[bytes]
 
     @classmethod
     def of(cls, keys: Keys, ids: Places, blocks: Sequence[KVCacheBlock]) -> FoundBlocks:
         """Of ``blocks``, those numbered ``ids`` that are free and hold the key beside it."""
-        numbers = ids.tolist()
-        held = list(map(blocks.__getitem__, numbers))
+        held = list(map(blocks.__getitem__, ids.tolist()))
         hashes = list(map(hash_of, held))
-        found = cls(range(len(held)), numbers, held, hashes)
+        found = cls(range(len(held)), ids, held, hashes)
         if not all(hashes) or any(map(_users_of, held)):
             full = [
                 bool(each) and not block.ref_cnt for each, block in zip(hashes, held, strict=True)
@@ -56,7 +56,7 @@ class FoundBlocks(NamedTuple):
     def only(self, marks: Sequence[bool]) -> FoundBlocks:
         """Those that are marked."""
         return FoundBlocks(
-            list(compress(self.places, marks)), list(compress(self.ids, marks)),
+            list(compress(self.places, marks)), self.ids[np.array(marks, dtype=bool)],
             list(compress(self.blocks, marks)), list(compress(self.hashes, marks)),
         )  # fmt: skip
 
@@ -65,11 +65,3 @@ class FoundBlocks(NamedTuple):
         return FoundBlocks(
             self.places[:count], self.ids[:count], self.blocks[:count], self.hashes[:count]
         )
-
-    def without(self, ids: Set[int]) -> FoundBlocks:
-        """Those whose numbers are not in ``ids``, each once."""
-        if len(set(self.ids)) == len(self.ids) and ids.isdisjoint(self.ids):
-            return self
-        seen = set(ids)
-        new = [not (at in seen or seen.add(at)) for at in self.ids]  # type: ignore[func-returns-value]
-        return self.only(new)

@@ -10,6 +10,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ....graph.types import Keys
 from ...keys import key_in_pool
@@ -19,6 +20,8 @@ from .found_blocks import FoundBlocks
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+Mask = npt.NDArray[np.bool_]
 
 _NOBODY: Final = 0  # id of vLLM's null block, which never holds a key
 _FOUND_AT_ONCE: Final = 1024  # keys, while the engine's thread waits; chosen
@@ -110,7 +113,8 @@ class BlockIndex:
         return None if block_hash is None or key_in_pool(block_hash) != key else block
 
     def holders(self, keys: Keys) -> Places:
-        """Numbers of the blocks that hold ``keys``, or held them last; 0 where none is known.
+        """Numbers of the blocks that hold ``keys``, or held them last; 0 where none is known, and
+        where a key comes again.
 
         A part at a time, so that the engine's thread can run in between.
         """
@@ -120,17 +124,25 @@ class BlockIndex:
             some = keys[start : start + _FOUND_AT_ONCE].tolist()
             found[start : start + len(some)] = list(map(self._ids.get, some, repeat(_NOBODY)))
             time.sleep(0)
+        first = np.unique(keys, return_index=True)[1]
+        if len(first) < len(keys):
+            found[np.setdiff1d(np.arange(len(keys)), first)] = _NOBODY
         return found
 
-    def find_unused(self, keys: Keys, since: float, at: Places | None = None) -> FoundBlocks:
+    def find_unused(
+        self, keys: Keys, since: float, at: Places | None = None, but: Mask | None = None
+    ) -> FoundBlocks:
         """The free blocks that hold ``keys`` and that no request gave back after ``since``; checked
         as in ``find``.
 
         Args:
             at: Numbers of the blocks that held these keys a moment ago, if they are known.
+            but: Which blocks of the pool are not wanted.
         """
         ids = self.holders(keys) if at is None else at
         unused = (self._freed_at[ids] <= since) & (ids != _NOBODY)
+        if but is not None:
+            unused &= ~but[ids]
         if unused.all():
             return FoundBlocks.of(keys, ids, self._pool.blocks)
         found = FoundBlocks.of(keys[unused], ids[unused], self._pool.blocks)

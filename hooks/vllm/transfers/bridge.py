@@ -72,8 +72,7 @@ class TierCacheBridge:
     ) -> None:
         self.ledger, self.adapted = ledger, ledger.adapted.update
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
-        self._group = group
-        self._settings = settings
+        self._group, self._pool, self._index, self._settings = group, pool, index, settings
         self.loader = Loader(group, ledger)
         self.spiller = Spiller(pool, ledger, settings.spill_all)
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit)
@@ -210,11 +209,12 @@ class TierCacheBridge:
 
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""
-        if changes.evicted:
+        if changes.evicted and (self.ledger.adapted or self._prefetcher.waits):
             keys = changes.evicted.keys.tolist()
-            self.spiller.evicted(changes.evicted, keys)
+            _forget_lost(self.ledger.adapted, self._pool, zip(changes.evicted, keys, strict=True))
             self._prefetcher.evicted(keys)
         if changes.then_reset:
+            self._index.catch_up()  # while it is known which of the evicted blocks have copies
             self.clear()
 
     def clear(self) -> None:
@@ -232,6 +232,16 @@ class TierCacheBridge:
     def copies(self) -> list[AnyEvent]:
         """Return every copy, for the sidecar, from the client's thread."""
         return self.ledger.all_copies()
+
+
+def _forget_lost(adapted: set[int], pool: BlockPool, evicted: Iterable[tuple[bytes, int]]) -> None:
+    """Forget of evicted blocks (hash and key) those that the pool holds no more.
+
+    At once: an adapter may compute them again.
+    """
+    if adapted:
+        block_of = pool.cached_block_hash_to_block.get_one_block
+        adapted.difference_update(key for each, key in evicted if block_of(each) is None)
 
 
 def _broken_load(request: Request, blocks: KVCacheBlocks) -> Load:

@@ -63,6 +63,11 @@ class Prefetcher:
         self._trust = 0.5  # how many of the last blocks that were brought back were hit
         self.held: list[KVCacheBlock] = []  # blocks that a load is filling
 
+    @property
+    def waits(self) -> bool:
+        """Whether blocks that were brought back wait to be hit."""
+        return bool(self._unused)
+
     def offered(self, order: Keys) -> int:
         """Take the sidecar's newest order; returns how many blocks a step would take for it at
         most."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice, repeat, takewhile
@@ -80,6 +81,8 @@ class Spiller:
         self._seen_at = self._rest_until = ledger.clock()
         self._spill_first: object = None  # the array that ``_worth`` was made of
         self._worth: frozenset[int] | None = None  # keys worth a copy; None: all are
+        self._passed: set[int] = set()  # keys that were looked at, and were not
+        self._left: deque[bytes] = deque()  # evicted blocks whose copies are not known to be wanted
 
     def step(
         self, ranking: EvictionRanking | None, taken: int, wanted: int, step: StepTaken
@@ -113,26 +116,15 @@ class Spiller:
             blocks = _without_copy(self._pool, self._ledger, [each + group for each in hashes])
             self._begin([(None, each) for each, key in blocks if key not in self._under_way], None)
 
-    def evicted(self, full_hashes: Sequence[bytes], keys: Sequence[int]) -> None:
-        """Note that the engine evicted blocks, and whether copies are left.
-
-        Args:
-            full_hashes: With the group's id.
-            keys: Those of ``full_hashes``.
-        """
-        ledger, worth = self._ledger, self._worth
-        if ledger.adapted:
-            block_of = self._pool.cached_block_hash_to_block.get_one_block
-            held = zip(full_hashes, keys, strict=True)
-            ledger.adapted.difference_update(key for each, key in held if block_of(each) is None)
-        hashes = ledger.directory.hashes_of(keys)
-        if copied := list(filter(None, hashes)):
-            for block_hash in filter(ledger.directory.stands_twice, copied):
-                ledger.directory.leaves(block_hash)
-        lost = list(compress(keys, map(not_, hashes))) if copied else keys
+    def gone(self, keys: Sequence[int]) -> None:
+        """Note that the engine evicted ``keys``; on any thread, for it only reads the directory."""
+        directory, counts, worth = self._ledger.directory, self._ledger.counts, self._worth
+        hashes = directory.hashes_of(keys)
+        self._left.extend(filter(directory.stands_twice, filter(None, hashes)))
+        lost = list(compress(keys, map(not_, hashes)))
         worthy = len(lost) if worth is None else len(worth.intersection(lost))
-        ledger.counts.spill_lost += worthy
-        ledger.counts.passed_over += len(lost) - worthy
+        counts.spill_lost += worthy
+        counts.passed_over += len(lost) - worthy
 
     def laid_behind(self, block: KVCacheBlock | None, place: int) -> None:
         """Note that advice laid blocks behind ``block``, of ``place`` at the head, or at the head
@@ -149,21 +141,29 @@ class Spiller:
     def look_again(self) -> None:
         """Look at all that is about to go once more."""
         self._scan.start_again()
+        self._passed.clear()
         self._gone_then = self._gone
         self._under_way = dict.fromkeys(self._under_way)
 
     def _note_what_changed(self, ranking: EvictionRanking | None, step: StepTaken) -> None:
-        spill_first = None if ranking is None or self._spill_all else ranking.spill_first
-        news = spill_first is not self._spill_first
-        if news:
-            self._spill_first = spill_first
-            self._worth = None if ranking is None or self._spill_all else worth_of(ranking)
+        while self._left:
+            self._ledger.directory.leaves(self._left.popleft())
+        news = self._changes_its_mind(None if self._spill_all else ranking)
         news |= step.moved != self._moved
         self._moved = step.moved
         self._gone += step.evicted
         news |= self._scan.evicted(step.evicted)
         if news or self._gone - self._gone_then > _AGAIN_AFTER:
             self.look_again()
+
+    def _changes_its_mind(self, ranking: EvictionRanking | None) -> bool:
+        """Follow advice; returns whether some that were passed over are worth a copy by that."""
+        spill_first = None if ranking is None else ranking.spill_first
+        if spill_first is self._spill_first:
+            return False
+        self._spill_first = spill_first
+        worth = self._worth = None if ranking is None else worth_of(ranking)
+        return bool(self._passed if worth is None else not self._passed.isdisjoint(worth))
 
     def _copy(self, blocks: list[KVCacheBlock], now: float, advice: EvictionRanking | None) -> None:
         """Begin to copy those of ``blocks`` that are worth it; look at what must wait again."""
@@ -189,8 +189,10 @@ class Spiller:
             under_way.update(places)
         if worth is not None and self.wanted:
             worth = worth.intersection(keys).union(filter(self.wanted.__contains__, keys))
-        if worth is not None and worth.isdisjoint(keys):
-            return []
+        if worth is not None:
+            self._passed |= (passed := set(keys) - worth)
+            if len(passed) == len(keys):
+                return []
         return [
             at
             for at, (key, copied) in enumerate(zip(keys, hashes, strict=True))

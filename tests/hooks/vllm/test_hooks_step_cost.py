@@ -289,5 +289,5 @@ def test_spills_begun_in_a_step_follow_what_a_step_takes() -> None:
         engine.step()
         engine.worker.finish_all()
         engine.end(turn)
-    counts = engine.counts
+        counts = engine.counts  # whatever left is noted, as by the client's thread
     assert counts.spilled / (counts.spilled + counts.spill_lost) >= 0.9
