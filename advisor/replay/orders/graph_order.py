@@ -189,7 +189,8 @@ class GraphOrder(EvictionOrder):
 
     def _ids(self, keys: Keys) -> list[int]:
         """The trace's numbers of these blocks."""
-        return self._ids_by_key[np.searchsorted(self._sorted_keys, keys)].tolist()
+        found: list[int] = self._ids_by_key[np.searchsorted(self._sorted_keys, keys)].tolist()
+        return found
 
     def _catch_up(self, tick: float) -> None:
         """Report to the graph all that happened before ``tick``.
