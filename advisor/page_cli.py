@@ -135,4 +135,7 @@ def why_sentence(request: Mapping[str, Any]) -> str:
     )
     wait = request["ended_at"]
     took = f" It took {seconds(wait - request['at'])}." if wait is not None else ""
-    return f"{head}{took} {miss['sentence'] if miss else ''}".rstrip()
+    said = [miss["sentence"], f"What would have helped: {miss['remedy']}"] if miss else []
+    if miss and not miss["remedy"]:
+        said.pop()
+    return " ".join([f"{head}{took}", *said])

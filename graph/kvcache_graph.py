@@ -139,7 +139,7 @@ class KVCacheGraph:
             if self.referee is not None:
                 self.referee.forget(column)
             self.changes.forget(engine)
-            yield from self._ingest.forgetting(column)
+            yield from self._ingest.forgetting(column, self.clock())
 
     def ruling(self, engine: str) -> Ruling | None:
         """Who ranks this engine's blocks; None without a referee, or before it saw the engine."""

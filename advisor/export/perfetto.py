@@ -84,10 +84,12 @@ def _turn(
     args = {
         "request": request.request,
         "engine": request.engine,
+        "waited s": request.waited_s,
         "prompt tokens": request.prompt_tokens,
         **{f"blocks {name}": getattr(blocks, name) for name in ("asked", *_FOUND)},
         "ended": request.finished or "it runs, or its end was not heard of",
         **({} if miss is None else {"reason": miss.reason, "why no more": miss.sentence}),
+        **({} if miss is None or miss.remedy is None else {"what would help": miss.remedy}),
     }
     name = f"turn {number}: {found} of {blocks.asked} blocks found"
     return file.span((_SESSIONS, tid), name, (request.at, _end(request, end)), args)

@@ -12,11 +12,12 @@ from ...graph.errors import GraphError
 from ...graph.logs.eviction_log import UNPLACED, EvictionLog
 from ...graph.logs.history import MINUTE_COLUMNS, WINDOW_S, History
 from ...graph.logs.reasons import REASON_NAMES, REASON_TEXTS, RULE_NAMES, Reason, Rule
+from ...graph.logs.request_log import RequestNames
 from ...graph.logs.small_times import seconds_of
 from ...graph.queries.views import block_name
 from ...graph.tables.tables import Tables
 from ...graph.types import LAYER_NAMES, NO_ROW, SessionState, as_keys
-from .miss_words import eviction_sentence, miss_sentence
+from .miss_words import eviction_sentence, miss_sentence, remedy
 
 Unix = Callable[[float], float]
 """Turns a time of the graph's clock into Unix seconds."""
@@ -27,17 +28,33 @@ _MOST: Final = 0.95  # share of what was lost that the stated capacity would hav
 
 
 def request_views(
-    history: History, limit: int, before: int | None, session: str | None, unix: Unix
+    history: History,
+    limit: int,
+    before: int | None,
+    session: str | None,
+    unix: Unix,
+    search: str = "",
 ) -> Iterator[RequestView]:
-    """Up to ``limit`` requests older than ``before``, the newest first."""
+    """Up to ``limit`` requests older than ``before``, the newest first.
+
+    Args:
+        session: Only this one's; None: all.
+        search: Only those whose id, session or tenant contains this.
+    """
     newest = history.requests.next if before is None else min(before, history.requests.next)
     left = limit
     for number in range(newest - 1, history.requests.first - 1, -1):
-        if session is None or history.requests.names(number).session == session:
+        names = history.requests.names(number)
+        if session in (None, names.session) and _matches(names, search.lower()):
             yield request_view(history, number, unix)
             left -= 1
         if not left:
             return
+
+
+def _matches(names: RequestNames, search: str) -> bool:
+    said = names.request, names.session or "", names.tenant or ""
+    return not search or any(search in each.lower() for each in said)
 
 
 def request_view(history: History, number: int, unix: Unix) -> RequestView:
@@ -53,6 +70,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         session=names.session,
         tenant=names.tenant,
         at=unix(float(record["at"])),
+        waited_s=round(float(record["waited"]), 3),
         prompt_tokens=int(record["tokens"]),
         block_size=int(record["size"]),
         blocks=BlockCounts(
@@ -63,8 +81,10 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
             spliced=0,
             computed=asked - pool - loaded - prefetched,
         ),
+        again=int(record["again"]),
         finished=names.finished,
         ended_at=_known(float(record["ended"]), unix),
+        answer_tokens=None if math.isnan(float(record["ended"])) else int(record["answer"]),
         expected_pause_s=_known(float(record["pause"])),
         miss=_miss(history, number, unix),
     )
@@ -77,6 +97,7 @@ def _known(value: float, unix: Unix = float) -> float | None:
 def _miss(history: History, number: int, unix: Unix) -> Miss:
     record, names = history.requests.record(number), history.requests.names(number)
     reason, index = Reason(int(record["reason"])), int(record["index"])
+    detail, short = int(record["detail"]), int(record["short"])
     left, eviction = float(record["left"]), int(record["eviction"])
     ago = None if math.isnan(left) else float(record["at"]) - left
     session, tenant = names.other
@@ -84,15 +105,8 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
     return Miss(
         index=index,
         reason=REASON_NAMES[reason],
-        sentence=miss_sentence(
-            reason,
-            int(record["detail"]),
-            place,
-            ago,
-            session,
-            names.other_engine,
-            int(record["short"]),
-        ),
+        sentence=miss_sentence(reason, detail, place, ago, session, names.other_engine),
+        remedy=remedy(reason, detail, index, short),
         key=block_name(int(record["key"])) if record["key"] else None,
         session=session,
         tenant=tenant,

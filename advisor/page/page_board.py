@@ -81,16 +81,19 @@ class PageBoard:
             return now_view(self._graph.tables, status, lru, now, self._unix)
 
     def requests(
-        self, limit: int, before: int | None = None, session: str | None = None
+        self, limit: int, before: int | None = None, session: str | None = None, search: str = ""
     ) -> Requests:
-        """Recent requests, the newest first; only those of ``session`` if one is named."""
-        question = ("requests", limit, before, session)
-        return self._recent.of(question, lambda: self._requests(limit, before, session))
+        """Recent requests, the newest first; only those of ``session`` if one is named, and only
+        those whose id, session or tenant contains ``search``."""
+        which = limit, before, session, search
+        return self._recent.of(("requests", *which), lambda: self._requests(*which))
 
-    def _requests(self, limit: int, before: int | None, session: str | None) -> Requests:
+    def _requests(
+        self, limit: int, before: int | None, session: str | None, search: str
+    ) -> Requests:
         with self._questions.turn():
             history = self._graph.tables.history
-            found = list(request_views(history, limit, before, session, self._unix))
+            found = list(request_views(history, limit, before, session, self._unix, search))
             more = len(found) == limit and found[-1].id > history.requests.first
         return Requests(at=self._unix.now(), requests=found, next=found[-1].id if more else None)
 

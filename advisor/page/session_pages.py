@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import groupby, pairwise
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...dashboards.api.graph_view import Moment
 from ...dashboards.api.misses import RequestView
@@ -32,7 +34,15 @@ class _Gone(NamedTuple):
     engine: str
     number: int
     rule: int
-    copies: int
+
+
+class _Copies(NamedTuple):
+    """How many of the session's blocks had copies: from the first time until the second, and so
+    on; ``warm`` and ``cold`` have one entry more, the first: what was before."""
+
+    times: npt.NDArray[np.float64]
+    warm: npt.NDArray[np.int64]
+    cold: npt.NDArray[np.int64]
 
 
 def sessions_view(tables: Tables, limit: int, search: str, now: float, unix: Unix) -> Sessions:
@@ -107,7 +117,7 @@ def timeline(
         session=view,
         explain=explained,
         turns=_turns(requests),
-        residency=_residency(requests, gone, view, unix(now)),
+        residency=_residency(requests, gone, _copies(tables, row, view, unix), view, unix(now)),
         moments=_moments(requests, gone),
         requests=requests,
     )
@@ -150,33 +160,56 @@ def _gone(tables: Tables, session: int, unix: Unix) -> list[_Gone]:
         )
         for number in numbers[mine].tolist():
             record = log.record(number)
-            why, state = int(record["why"]), int(record["state"])
-            found.append(_Gone(unix(log.at(number)), engine, number, why >> 4, state & 3))
+            found.append(_Gone(unix(log.at(number)), engine, number, int(record["why"]) >> 4))
     return sorted(found)
 
 
-def _residency(
-    requests: list[RequestView], gone: list[_Gone], view: SessionView, now: float
-) -> Residency:
-    """Its blocks by tier: all of a prompt's after each turn, and fewer with each that left.
+def _copies(tables: Tables, session: int, view: SessionView, unix: Unix) -> _Copies:
+    """Copies of what is the session's by now: those of now, less what changed since."""
+    blocks, changes = tables.blocks, tables.history.copies.changes()
+    rows = blocks.find(changes["key"])
+    owner = np.where(rows == NO_ROW, NO_ROW, blocks.session[rows])
+    mine = changes[(rows != NO_ROW) & (owner == session)]
+    counts = []
+    for tier, held in ((Tier.WARM, view.warm), (Tier.COLD, view.cold)):
+        signs = np.where(mine["tier"] == int(tier), mine["sign"], 0).astype(np.int64)
+        so_far = np.concatenate([[0], np.cumsum(signs)])
+        counts.append(np.maximum(0, held - signs.sum() + so_far))
+    return _Copies(mine["at"] + unix(0.0), *counts)
 
-    What blocks had as copies when they left is known, and not what became of the copies later; the
-    last entry is what holds now.
-    """
-    points: list[tuple[float, int, int, int]] = []
+
+def _residency(
+    requests: list[RequestView], gone: list[_Gone], copies: _Copies, view: SessionView, now: float
+) -> Residency:
+    """Its blocks by tier: in the pool all of a prompt's after each turn, and fewer with each that
+    left; with copies as many as the log of copies tells. The last entry is what holds now."""
+    pool = [*_in_pool(requests, gone, now), (now, view.pool)]
+    changed = np.unique(copies.times[(copies.times > pool[0][0]) & (copies.times < now)])
+    starts = np.concatenate([[at for at, _ in pool], changed])
+    held = np.concatenate([[count for _, count in pool], np.full(len(changed), -1)])
+    order = np.argsort(starts, kind="stable")
+    starts, held = starts[order], held[order].astype(np.int64)
+    known = np.maximum.accumulate(np.where(held >= 0, np.arange(len(held)), 0))
+    place = np.searchsorted(copies.times, starts, side="right")
+    return Residency(
+        starts=starts.tolist(),
+        pool=held[known].tolist(),
+        warm=copies.warm[place].tolist(),
+        cold=copies.cold[place].tolist(),
+    )
+
+
+def _in_pool(
+    requests: list[RequestView], gone: list[_Gone], now: float
+) -> Iterator[tuple[float, int]]:
+    """When the number of its blocks in the pool changed, and to what."""
     ends = [*(each.at for each in requests[1:]), now]
     for turn, end in zip(requests, ends, strict=True):
-        pool, warm, cold = turn.blocks.asked, 0, 0
-        points.append((turn.at, pool, warm, cold))
+        pool = turn.blocks.asked
+        yield turn.at, pool
         for at, left in groupby((g for g in gone if turn.at <= g.at < end), key=lambda g: g.at):
-            for each in left:
-                pool -= pool > 0
-                warm += each.copies & 1
-                cold += each.copies >> 1
-            points.append((at, pool, warm, cold))
-    points.append((now, view.pool, view.warm, view.cold))
-    starts, pools, warms, colds = zip(*points, strict=True)
-    return Residency(starts=list(starts), pool=list(pools), warm=list(warms), cold=list(colds))
+            pool = max(0, pool - len(list(left)))
+            yield at, pool
 
 
 def _moments(requests: list[RequestView], gone: list[_Gone]) -> list[Moment]:

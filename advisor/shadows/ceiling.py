@@ -17,11 +17,16 @@ MOST_BLOCKS: Final = 400_000  # that are remembered; chosen: 3 MB, and a second 
 
 
 class Asked(NamedTuple):
-    """One request; ``reach``: how many of its blocks a prefix match could have covered."""
+    """One request; ``reach``: how many of its blocks a prefix match could have covered.
+
+    Attributes:
+        asked: False: nobody asked for these blocks, which a request's answer left in the pool.
+    """
 
     keys: Keys
     reach: int
     found: int  # by the live pool
+    asked: bool = True
 
 
 class RequestWindow:
@@ -33,14 +38,27 @@ class RequestWindow:
 
     def add(self, keys: Keys, reach: int, found: int) -> None:
         """Add a request for these blocks, the first ``found`` of which the live pool had."""
-        self._asked.append(Asked(keys, reach, found))
-        self._blocks += len(keys)
+        self._add(Asked(keys, reach, found))
+
+    def answered(self, keys: Keys) -> None:
+        """Add the blocks that an answer left: the next turn may ask for them."""
+        if len(keys):
+            self._add(Asked(keys, 0, 0, asked=False))
+
+    def _add(self, asked: Asked) -> None:
+        self._asked.append(asked)
+        self._blocks += len(asked.keys)
         while self._blocks > MOST_BLOCKS and len(self._asked) > 1:
             self._blocks -= len(self._asked.popleft().keys)
 
     def taken(self) -> list[Asked]:
         """The present content, for ``ceiling``, which may take its time elsewhere."""
         return list(self._asked)
+
+
+def blocks_asked(window: Sequence[Asked]) -> int:
+    """Blocks of all prompts in a window."""
+    return sum(len(each.keys) for each in window if each.asked)
 
 
 def ceiling(window: Sequence[Asked], capacity: int) -> tuple[int, int]:
@@ -61,7 +79,7 @@ def ceiling(window: Sequence[Asked], capacity: int) -> tuple[int, int]:
         np.concatenate([[0], starts + len(seeds)]),
         [0, *(asked.reach for asked in window)],
     )
-    return len(keys), int(belady_hits(trace, capacity).sum())
+    return blocks_asked(window), int(belady_hits(trace, capacity).sum())
 
 
 def _there_at_first(

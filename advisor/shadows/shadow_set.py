@@ -23,7 +23,7 @@ CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
 
 STEP_S: Final = 10.0  # chosen
 _STEPS: Final = 360  # of these: an hour; chosen
-_COUNTED: Final = ("tokens", "asked", "ours")
+_COUNTED: Final = ("tokens", "asked", "ours", "all_asked", "all_ours")
 
 
 @dataclass(slots=True)
@@ -51,6 +51,10 @@ class ShadowSet:
         blocks: The live pool's size.
         policies: Those that rank shadows, the live one first.
         copies: That fit into the engine's colder tiers.
+
+    Attributes:
+        asked, ours: Blocks that sessions of the sample asked for, and what the live pool found.
+        all_asked, all_ours: The same of all sessions.
     """
 
     def __init__(self, blocks: int, policies: Sequence[Policy], copies: int = 0) -> None:
@@ -60,24 +64,37 @@ class ShadowSet:
         if copies:
             self.pools += _with_tiers(blocks, copies, policies[:1])
         self.window = RequestWindow()
-        self.asked = self.ours = 0
+        self.asked = self.ours = self.all_asked = self.all_ours = 0
+        self.block_size = 0  # tokens; 0 before any request
         self.belady: tuple[int, int] = 0, 0  # asked, found
         names = [pool.name for pool in self.pools]
         self.steps = StepSums((*_COUNTED, *names), STEP_S, _STEPS)
 
     def hear(self, heard: Heard) -> None:
         """Follow a request that began or ended."""
+        ours = min(heard.found + heard.loaded, heard.reach)
+        if heard.found >= 0:
+            self._count_all(heard, ours)
         if not self.sample.has(heard.session):
             return
         self.sample.walked(heard.session, heard.rows, heard.keys)
         counts = [self._ask(pool, heard) for pool in self.pools]
         if heard.found >= 0:
-            ours = min(heard.found + heard.loaded, heard.reach)
             self.asked, self.ours = self.asked + len(heard.rows), self.ours + ours
-            self.steps.add([heard.tokens, len(heard.rows), ours, *counts], heard.at)
+            self.steps.add([0, len(heard.rows), ours, 0, 0, *counts], heard.at)
             self.window.add(heard.keys, heard.reach, ours)
+        else:
+            self.window.answered(heard.keys[heard.reach :])
         for pool in self.pools:
             pool.pool.use(heard.rows, heard.keys)
+
+    def _count_all(self, heard: Heard, ours: int) -> None:
+        """Count a request whether its session is followed or not: the live pool's share of all is
+        known, and need not be guessed from the sample."""
+        blocks, none = len(heard.rows), [0] * len(self.pools)
+        self.block_size = heard.size
+        self.all_asked, self.all_ours = self.all_asked + blocks, self.all_ours + ours
+        self.steps.add([heard.tokens, 0, 0, blocks, ours, *none], heard.at)
 
     def _ask(self, shadow: ShadowPool, heard: Heard) -> int:
         if heard.found < 0:
@@ -85,6 +102,14 @@ class ShadowSet:
         found = shadow.pool.found(heard.rows[: heard.reach], heard.keys[: heard.reach])
         shadow.found += found
         return found
+
+    def rate(self, found: int) -> float | None:
+        """The share of all sessions' blocks that a shadow would have found.
+
+        Args:
+            found: Of those that the sample asked for.
+        """
+        return for_all(found, self.ours, self.asked, self.all_ours, self.all_asked)
 
     def remembered(self) -> tuple[list[Asked], int]:
         """The last requests of the sample, and how large a pool is for it."""
@@ -118,6 +143,18 @@ class ShadowSet:
                 rows = each.pool.rows(blocks.keys)
                 scores = whole_scores(view, each.policy, Selection(blocks, rows))
                 each.pool.adopt(rows[np.argsort(-scores, kind="stable")])
+
+
+def for_all(found: int, ours: int, asked: int, all_ours: int, all_asked: int) -> float | None:
+    """The share of all blocks that a shadow would have found; None before any.
+
+    A sample's sessions find more or less than all do, whoever keeps the pool. So only what a shadow
+    found beside the live pool is taken from the sample, and what the live pool found from all: a
+    difference estimator (W. G. Cochran, Sampling Techniques, 7.3).
+    """
+    if not asked or not all_asked:
+        return None
+    return min(1.0, max(0.0, all_ours / all_asked + (found - ours) / asked))
 
 
 def _of_lru(blocks: int) -> list[ShadowPool]:

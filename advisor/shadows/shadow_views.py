@@ -9,7 +9,7 @@ import numpy as np
 
 from ...dashboards.api.what_if import Shadows, ShadowView
 from .shadow_runner import ShadowRunner
-from .shadow_set import STEP_S, ShadowPool, ShadowSet
+from .shadow_set import STEP_S, ShadowPool, ShadowSet, for_all
 
 _OURS: Final = "the live engine: what its requests found in its pool, or loaded from its tiers"
 _AS_TIERS: Final = 2.0  # a pool so much larger holds what host memory as large as the pool adds
@@ -46,48 +46,55 @@ def shadows_view(
 
 
 def _views(found: ShadowSet, sums: Mapping[str, np.ndarray]) -> list[ShadowView]:
-    asked, ours, blocks = sums["asked"], sums["ours"], found.blocks
-    views = [_view("ours", _OURS, "live", 1.0, blocks, found.asked, found.ours, asked, ours)]
+    views = [_view(found, sums, "ours", _OURS, "live", 1.0, found.ours)]
     for pool in found.pools:
-        view = _view(
-            pool.name, _sentence(pool), pool.policy.name if pool.policy else "lru",
-            pool.capacity, round(blocks * pool.capacity), found.asked, pool.found, asked,
-            sums[pool.name], tiers=pool.has_tiers,
-        )  # fmt: skip
-        views.append(view)
+        policy = pool.policy.name if pool.policy else "lru"
+        view = _view(found, sums, pool.name, _sentence(pool), policy, pool.capacity, pool.found)
+        views.append(view.model_copy(update={"tiers": pool.has_tiers}))
         if pool.capacity == _AS_TIERS and not found.copies:
             views.append(_as_tiers(view))
-    of_window, ceiling = found.belady
-    views.append(
-        _view("belady", _BELADY, "belady", 1.0, blocks, of_window, ceiling, asked[:0], asked[:0])
-    )
-    return views
+    return [*views, _ceiling(found)]
 
 
 def _view(
+    found: ShadowSet,
+    sums: Mapping[str, np.ndarray],
     name: str,
     sentence: str,
     policy: str,
     capacity: float,
-    blocks: int,
-    asked: int,
-    found: int,
-    asked_by_step: np.ndarray,
-    found_by_step: np.ndarray,
-    tiers: bool = False,
+    hits: int,
 ) -> ShadowView:
-    steps = zip(asked_by_step.tolist(), found_by_step.tolist(), strict=True)
+    rate = found.rate(hits)
+    columns = (sums[each].tolist() for each in (name, "ours", "asked", "all_ours", "all_asked"))
+    history = [for_all(*step) for step in zip(*columns, strict=True)]
     return ShadowView(
         name=name,
         sentence=sentence,
         policy=policy,
         capacity=capacity,
-        tiers=tiers,
-        blocks=blocks,
+        tiers=False,
+        blocks=round(found.blocks * capacity),
+        asked=found.asked,
+        found=hits,
+        hit_rate=None if rate is None else round(rate, 4),
+        history=[None if share is None else round(share, 4) for share in history],
+    )
+
+
+def _ceiling(found: ShadowSet) -> ShadowView:
+    asked, hits = found.belady
+    return ShadowView(
+        name="belady",
+        sentence=_BELADY,
+        policy="belady",
+        capacity=1.0,
+        tiers=False,
+        blocks=found.blocks,
         asked=asked,
-        found=found,
-        hit_rate=round(found / asked, 4) if asked else None,
-        history=[round(hit / all_, 4) if all_ else None for all_, hit in steps],
+        found=hits,
+        hit_rate=round(hits / asked, 4) if asked else None,
+        history=[],
     )
 
 
@@ -117,18 +124,21 @@ def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> 
     """Prompt tokens that LRU would have found, by the starts of ten-second steps.
 
     Args:
-        asked: Tokens of all prompts, by the same starts: the sample stands for them all.
+        asked: Tokens of all prompts, by the same starts: engines with shadows stand for them all.
     """
     tokens: dict[float, float] = {}
     found: dict[float, float] = {}
     with runner.lock:
         for shadows in runner.sets.values():
             starts, sums = shadows.steps.series_by_name(now)
-            columns = (sums[name].tolist() for name in ("tokens", "asked", shadows.pools[0].name))
-            for start, of_prompts, blocks, hits in zip(starts, *columns, strict=True):
-                tokens[start] = tokens.get(start, 0) + of_prompts
-                size = of_prompts / blocks if blocks else 0.0  # of a block, partial ones too
-                found[start] = found.get(start, 0) + hits * size
+            names = (shadows.pools[0].name, "ours", "asked", "all_ours", "all_asked")
+            counts = zip(*(sums[name].tolist() for name in names), strict=True)
+            for start, of_prompts, step in zip(
+                starts, sums["tokens"].tolist(), counts, strict=True
+            ):
+                if (share := for_all(*step)) is not None:
+                    tokens[start] = tokens.get(start, 0) + of_prompts
+                    found[start] = found.get(start, 0) + share * step[-1] * shadows.block_size
     return {
         start: round(asked.get(start, 0) * found[start] / count)
         for start, count in tokens.items()

@@ -14,7 +14,7 @@ from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import NO_ROW
 from ..policies.shadow import RankedShadow
-from .ceiling import Asked
+from .ceiling import Asked, blocks_asked
 
 _RANKED_EVERY: Final = 16  # requests; chosen
 _MOST_BLOCKS: Final = 100_000  # of the last requests that are played; chosen: a second at most
@@ -43,7 +43,7 @@ class WindowPlay:
         self.keys, places = np.unique(together, return_inverse=True)
         ends = np.cumsum([len(each.keys) for each in last])
         self._asked = np.split(places.astype(np.int32), ends[:-1])
-        self.requests, self.asked = len(last), len(together)
+        self.requests, self.asked = sum(each.asked for each in last), blocks_asked(last)
 
     def scores(self, view: View, policy: Policy) -> Scores:
         """float64 ``[n]``: as ``policy`` scores them now; what is no longer known goes first."""

@@ -25,6 +25,7 @@ class Miss(Part):
             ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
             ``other_salt``.
         sentence: The reason in words, with names, times and rules.
+        remedy: What would have made the request fast, in words; None where nobody can say.
         key: The block; None for one that has no key (a partial block).
         session: The other session that it is about: from which this one diverged, or whose the
             block was; None where there is none.
@@ -37,6 +38,7 @@ class Miss(Part):
     index: int
     reason: str
     sentence: str
+    remedy: str | None
     key: str | None
     session: str | None
     tenant: str | None
@@ -52,10 +54,13 @@ class RequestView(Part):
         id: Its place in the log.
         request: What its engine calls it.
         at: When it was first scheduled, in Unix seconds.
+        waited_s: From its arrival until then; 0 where its engine does not tell.
         prompt_tokens: All of them, the partial block at the end included.
         block_size: Tokens of a block.
+        again: Of the blocks that it computed: how many had been in this pool before.
         finished: Why it ended; None while it runs, or where that was not heard of.
         ended_at: When.
+        answer_tokens: Tokens of its answer; None while it runs.
         expected_pause_s: How long its session said that it would pause then.
         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
     """
@@ -66,11 +71,14 @@ class RequestView(Part):
     session: str | None
     tenant: str | None
     at: float
+    waited_s: float = 0.0
     prompt_tokens: int
     block_size: int
     blocks: BlockCounts
+    again: int = 0
     finished: str | None
     ended_at: float | None
+    answer_tokens: int | None = None
     expected_pause_s: float | None
     miss: Miss | None
 

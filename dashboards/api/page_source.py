@@ -25,9 +25,10 @@ class PageSource(Protocol):
         """The first screen."""
 
     def requests(
-        self, limit: int, before: int | None = None, session: str | None = None
+        self, limit: int, before: int | None = None, session: str | None = None, search: str = ""
     ) -> Requests:
-        """Recent requests, the newest first; only those of ``session`` if one is named."""
+        """Recent requests, the newest first; only those of ``session`` if one is named, and only
+        those whose id, session or tenant contains ``search``."""
 
     def misses(self) -> Misses:
         """Totals by reason, and over time."""

@@ -64,9 +64,12 @@ def _add_logs(router: APIRouter, page: Callable[[], PageSource]) -> None:
 
     @router.get("/requests", response_model=Requests)
     def requests(
-        limit: RecordsQuery = 100, before: BeforeQuery = None, session: NameQuery = None
+        limit: RecordsQuery = 100,
+        before: BeforeQuery = None,
+        session: NameQuery = None,
+        search: NameQuery = None,
     ) -> Response:
-        return answered(page().requests(limit, before, session))
+        return answered(page().requests(limit, before, session, search or ""))
 
     @router.get("/misses", response_model=Misses)
     def misses() -> Response:

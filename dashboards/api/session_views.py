@@ -71,7 +71,7 @@ class Residency(Part):
 
     starts: list[float]
     pool: list[int]
-    warm: list[int]
+    warm: list[int]  # with a copy there, whether the pool has them too or not
     cold: list[int]
 
 

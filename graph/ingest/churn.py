@@ -55,7 +55,7 @@ class ChurnRecorder:
         if len(event.hashes) % 8:
             self._counters["events_refused"] += 1
             return
-        self._copies.forget(engine)
+        self._copies.forget(engine, now)
         self._tables.listing.add(engine)
         keys, found = as_keys(event.hashes), list[Rows]()
         for start in range(0, len(keys), SLICE_KEYS):

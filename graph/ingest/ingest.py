@@ -100,7 +100,7 @@ class Ingest:
         """Apply what somebody says of a session; False if it is unknown."""
         return self._turns.signalled(said, now)
 
-    def forgetting(self, engine: int) -> Iterator[None]:
+    def forgetting(self, engine: int, now: float) -> Iterator[None]:
         """Forget an engine that is gone, and every copy that it held, slice by slice. Until the
         last one nobody is given its column."""
         self._tables.leaving.add(engine)
@@ -109,10 +109,10 @@ class Ingest:
         self._tables.listing.discard(engine)
         self.held.forget(engine)
         self._tables.words.pop(engine, None)
-        yield from self._letting_go(engine)
+        yield from self._letting_go(engine, now)
         self._tables.leaving.discard(engine)
 
-    def _letting_go(self, engine: int) -> Iterator[None]:
+    def _letting_go(self, engine: int, now: float) -> Iterator[None]:
         """Note that an engine holds nothing any more, and runs nothing, slice by slice."""
         self._tables.left(engine)
         self._tables.sessions.interrupt(engine)
@@ -121,6 +121,7 @@ class Ingest:
         for part in self._tables.blocks.parts():
             yield
             self._tables.history.emptied(engine, part, Way.UNHEARD)
+            self._copies.forget(engine, now, part)
             self._tables.blocks.tiers[engine, part] = 0
 
     def _apply_one(self, engine: int, event: AnyEvent, now: float) -> None:
@@ -138,7 +139,7 @@ class Ingest:
             case BlocksLoaded():
                 self._copies.loaded(engine, event, now)
             case CopiesDropped():
-                self._copies.dropped(engine, event)
+                self._copies.dropped(engine, event, now)
             case Pressure():
                 self._tables.words[engine].pressure = event
             case TierReport():
@@ -175,7 +176,7 @@ class Ingest:
         blocks."""
         self._tables.sessions.interrupt(engine)  # ends that were lost leave none running for ever
         if event.model != self._tables.models.get(engine, ""):
-            yield from self._letting_go(engine)
+            yield from self._letting_go(engine, now)
             self._tables.models[engine] = event.model
         self._tables.words[engine].hello = event
         self.held.forget(engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import numpy.typing as npt
 
 from ..messages.events import BlocksLoaded, BlocksSpilled, CopiesDropped
 from ..ranking.copy_worth import worth_spilling
@@ -26,6 +27,7 @@ class CopyRecorder:
             return
         tier, blocks = Tier(event.tier), self._tables.blocks
         rows = np.unique(blocks.ensure(keys, now, self._tables.salt(engine))[0])
+        self._note(rows[~self._anywhere(rows, tier)], tier, 1, now)
         blocks.mark(engine, rows, tier)
         self._tables.history.copied(engine, rows)
         self._counters["blocks_spilled"] += len(rows)
@@ -43,20 +45,41 @@ class CopyRecorder:
         self._tables.history.prefetched(engine, rows)
         self._counters["blocks_warmed"] += len(rows)
 
-    def dropped(self, engine: int, event: CopiesDropped) -> None:
+    def dropped(self, engine: int, event: CopiesDropped, now: float) -> None:
         """Note that copies are gone."""
         keys = self._keys(event)
         if keys is not None:
             rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
-            rows, blocks = rows[rows != NO_ROW], self._tables.blocks
-            blocks.unmark(engine, rows, Tier(event.tier))
+            rows, blocks, tier = rows[rows != NO_ROW], self._tables.blocks, Tier(event.tier)
+            self._unmark(engine, rows[blocks.has(engine, rows, tier)], tier, now)
             bare = rows[~blocks.has(engine, rows, Tier.WARM | Tier.COLD)]
             self._tables.history.copies_lost(engine, bare, event.cause)
 
-    def forget(self, engine: int) -> None:
-        """Forget an engine's copies: they are gone, or about to be announced anew."""
+    def forget(self, engine: int, now: float, part: slice | None = None) -> None:
+        """Forget an engine's copies: they are gone, or about to be announced anew.
+
+        Args:
+            part: Of the block rows; None: all.
+        """
         blocks = self._tables.blocks
-        blocks.unmark(engine, np.s_[: blocks.size], Tier.WARM | Tier.COLD)
+        if not blocks.had_copies:
+            return
+        rows = np.arange(blocks.size, dtype=np.int32)[part or slice(None)]
+        for tier in (Tier.WARM, Tier.COLD):
+            self._unmark(engine, rows[blocks.has(engine, rows, tier)], tier, now)
+
+    def _unmark(self, engine: int, rows: Rows, tier: Tier, now: float) -> None:
+        """Note that an engine has no copies of these blocks any more, which it had."""
+        self._tables.blocks.unmark(engine, rows, tier)
+        self._note(rows[~self._anywhere(rows, tier)], tier, -1, now)
+
+    def _anywhere(self, rows: Rows, tier: Tier) -> npt.NDArray[np.bool_]:
+        """bool ``[n]``: of which of these blocks any engine has a copy there."""
+        tiers = np.bitwise_or.reduce(self._tables.blocks.tiers[:, rows], axis=0)
+        return np.asarray((tiers & int(tier)) != 0)
+
+    def _note(self, rows: Rows, tier: Tier, sign: int, now: float) -> None:
+        self._tables.history.copies.add(self._tables.blocks.keys[rows], tier, sign, now)
 
     def count_evicted(self, engine: int, rows: Rows, now: float) -> None:
         """Count blocks that an engine with tiers lost: whether each has a copy, and should have

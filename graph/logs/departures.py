@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from ..sessions.copy_log import CopyLog
 from ..types import NO_ROW, PROTECTED_LAYERS, BlockFlag, Keys, Rows, SessionState, Tier
 from .eviction_log import UNPLACED, EvictionLog, Left, Places, Way
 from .reasons import Cause, Rule
@@ -66,11 +67,13 @@ class Departures:
 
     Attributes:
         evictions: By residency column.
+        copies: When copies came and went; it grows where engines have tiers alone.
     """
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._origin = Origin()
+        self.copies = CopyLog()
         self._in_force: dict[int, _InForce] = {}
         self._left: dict[int, str] = {}  # columns whose engine is gone, and which it was
         self.evictions: dict[int, EvictionLog] = {}

@@ -18,10 +18,12 @@ class Heard(NamedTuple):
     Attributes:
         session: Its tenant's and its own name, together.
         rows: int32, its chain's block rows; ``keys`` are the graph's, as they are now.
-        reach: How many of them a prefix match could have covered.
+        reach: How many of them a prefix match could have covered; at the request's end, how many
+            are its prompt's.
         found: How many of them the engine's pool held; -1 at the request's end.
         tokens: Tokens of its prompt; at the request's end, of its answer too.
         loaded: How many more blocks a load from a colder tier is to bring.
+        size: Tokens of a block; 0: not told.
     """
 
     engine: int
@@ -33,6 +35,7 @@ class Heard(NamedTuple):
     tokens: int
     at: float
     loaded: int = 0
+    size: int = 0
 
 
 class HeardQueue:

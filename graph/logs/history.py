@@ -88,7 +88,7 @@ class History(Departures):
         evictions = sum(log.nbytes for log in list(self.evictions.values()))
         heard = self._heard.nbytes if self._heard is not None else 0
         others = self.requests, self.tokens, self.reasons, self.minutes, self.contents, self.running
-        return evictions + heard + sum(each.nbytes for each in others)
+        return evictions + heard + self.copies.nbytes + sum(each.nbytes for each in others)
 
     def asked(self, now: float) -> dict[float, int]:
         """Tokens of all prompts, by the starts of the steps of ``tokens``."""
@@ -134,9 +134,8 @@ class History(Departures):
         log.marks[rows[:found]] &= ~np.uint8(Way.PREFETCHED)
         again = self._again(engine, session, rows[found + loaded : reach], now)
         prefetched = int(np.count_nonzero(brought))
-        asked = Asked(
-            event.prompt_tokens, size, len(rows), found - prefetched, loaded, prefetched, again
-        )
+        counts = len(rows), found - prefetched, loaded, prefetched, again
+        asked = Asked(event.prompt_tokens, size, *counts, event.waited_s)
         miss = self._miss(engine, event, session, rows, found + loaded, now)
         miss = by_content(self._tables, engine, event, rows, miss)
         log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
@@ -144,7 +143,7 @@ class History(Departures):
         number = self.requests.add(names, asked, miss, now)
         whose = f"{names.tenant or ''}\n{names.session}"
         self.running.add(event.request_id, Running(number, engine, rows, whose, found + loaded))
-        self._tell(engine, whose, rows, max(reach, found), found, asked.tokens, now, loaded)
+        self._tell(engine, whose, rows, max(reach, found), found, asked.tokens, now, loaded, size)
         while (surplus := self.running.surplus()) is not None:  # we never heard of their ends
             self._drop(*surplus)
         self._found[engine] += (found + loaded) * size
@@ -163,11 +162,10 @@ class History(Departures):
 
     def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
         """Note that a request with these blocks ended."""
-        running = self._drop(engine, event.request_id)
-        if running is None:
+        if (running := self._drop(engine, event.request_id)) is None:
             return
-        self._tell(engine, running.session, rows, 0, -1, event.total_tokens, now)
-        self.requests.finish(running.number, event.reason, event.expected_return_s, now)
+        self._tell(engine, running.session, rows, len(running.rows), -1, event.total_tokens, now)
+        self.requests.finish(running.number, event, now)
 
     def _drop(self, engine: int, name: str) -> Running | None:
         """Await a request's end no longer; returns it if it was awaited."""
@@ -194,11 +192,12 @@ class History(Departures):
 
     def _tell(
         self, engine: int, session: str, rows: Rows, reach: int, found: int, tokens: int,
-        now: float, loaded: int = 0,
+        now: float, loaded: int = 0, size: int = 0,
     ) -> None:  # fmt: skip
         if self._heard is not None:
             keys = self._tables.blocks.keys[rows]
-            self._heard.add(Heard(engine, session, rows, keys, reach, found, tokens, now, loaded))
+            told = engine, session, rows, keys, reach, found, tokens, now, loaded, size
+            self._heard.add(Heard(*told))
 
     def _miss(
         self, engine: int, event: RequestStarted, session: int, rows: Rows, index: int, now: float

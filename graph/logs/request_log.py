@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from ..columns.columns import grown
 from .reasons import Detail, Reason
+
+if TYPE_CHECKING:
+    from ..messages.events import RequestFinished
 
 LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
 
@@ -28,6 +31,8 @@ _RECORD: Final = np.dtype(
         ("short", "<u4"),  # blocks that left since
         ("left", "<f8"),  # when; NaN: it did not
         ("ended", "<f8"),  # when the request did; NaN: it runs
+        ("waited", "<f4"),  # seconds before it was scheduled
+        ("answer", "<u4"),  # tokens
         ("pause", "<f4"),  # that its session announced then; NaN: none
         ("reason", "u1"),
         ("detail", "u1"),
@@ -64,7 +69,12 @@ class Miss:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request asked for, and what was found; in blocks, except ``tokens``."""
+    """What a request asked for, and what was found; in blocks, except ``tokens``.
+
+    Attributes:
+        again: Of what it computed: blocks that were once in this pool.
+        waited_s: Before it was scheduled.
+    """
 
     tokens: int
     size: int
@@ -73,6 +83,7 @@ class Asked:
     loaded: int
     prefetched: int
     again: int
+    waited_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -115,7 +126,8 @@ class RequestLog:
         self.next += 1
         self._ring[slot] = (
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
-            asked.prefetched, asked.again, 0, 0, -1, 0, np.nan, np.nan, np.nan, 0, 0,
+            asked.prefetched, asked.again, 0, 0, -1, 0, np.nan, np.nan, asked.waited_s, 0, np.nan,
+            0, 0,
         )  # fmt: skip
         self.judge(number, miss)
         return number
@@ -142,14 +154,15 @@ class RequestLog:
         names = self._names[slot]
         names.other, names.other_engine = miss.session, miss.engine
 
-    def finish(self, number: int, reason: str, pause_s: float | None, now: float) -> None:
-        """Note that a request ended, and how long its session is expected to pause, if it
-        says so."""
+    def finish(self, number: int, event: RequestFinished, now: float) -> None:
+        """Note that a request ended, how long its answer is, and how long its session is expected
+        to pause, if it says so."""
         if self.first <= number < self.next:
-            slot = number % LIMIT
-            self._names[slot].finished = reason
+            slot, pause_s = number % LIMIT, event.expected_return_s
+            self._names[slot].finished = event.reason
             record = self._ring[slot : slot + 1]
             record["ended"], record["pause"] = now, np.nan if pause_s is None else pause_s
+            record["answer"] = max(0, event.total_tokens - event.prompt_tokens)
 
     def record(self, number: int) -> Any:
         """One request's columns by its id, which must be between ``first`` and ``next``."""

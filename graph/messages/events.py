@@ -99,6 +99,7 @@ class RequestStarted(Event, tag=6, frozen=True):
     skipped: Count = 0  # blocks before ``hashes[0]``, left out: see ``SendTips``
     contents: Hashes = b""  # of what the prompt says up to each block's end: see ``ContentKey``
     salt: Hash = 0  # a digest of its cache salt, where ``contents`` are told; 0: it has none
+    waited_s: Seconds = 0.0  # since it arrived at the engine
 
 
 CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it

@@ -6,13 +6,14 @@ import time
 from dataclasses import replace
 
 import pytest
+from kvgraph.advisor.page.miss_words import remedy
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.page_cli import matching, why_sentence
 from kvgraph.advisor.questions import Questions
 from kvgraph.graph.errors import GraphError
-from kvgraph.graph.logs.reasons import REASON_NAMES
+from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
 from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.events import BlocksSpilled, RequestStarted, Segment
+from kvgraph.graph.messages.events import BlocksSpilled, RequestFinished, RequestStarted, Segment
 from kvgraph.graph.types import SourceLayer, as_keys
 from small_world import SIZE, World, pack
 
@@ -68,6 +69,51 @@ def test_requests_are_paged_and_found_by_session(world: World, board: PageBoard)
     last = board.requests(10, 1)
     assert ([each.id for each in last.requests], last.next) == ([0], None)
     assert [each.id for each in board.requests(2, None, "odd").requests] == [5, 3]
+
+
+def test_requests_are_found_by_a_part_of_their_names(world: World, board: PageBoard) -> None:
+    for session in ("Agent-1", "agent-2", "other"):
+        world.serve(1, session=session)
+    assert [each.session for each in board.requests(9, search="AGENT").requests] == [
+        "agent-2", "Agent-1"
+    ]  # fmt: skip
+    assert [each.request for each in board.requests(9, search="r3").requests] == ["r3"]
+    assert board.requests(9, search="nobody").requests == []
+
+
+def test_a_request_says_what_its_time_went_to(world: World, board: PageBoard) -> None:
+    world.tell(RequestStarted("r", pack(1, 2), 40, 0, SIZE, "s", waited_s=1.5))
+    (runs,) = board.requests(1).requests
+    assert (runs.waited_s, runs.ended_at, runs.answer_tokens) == (1.5, None, None)
+    world.now += 600  # what was answered is kept for a moment
+    world.tell(RequestFinished("r", pack(1, 2), 40, 47, "stop", "s"))
+    (ended,) = board.requests(1).requests
+    assert (ended.waited_s, ended.answer_tokens) == (1.5, 7)
+
+
+def test_what_was_computed_again_says_what_would_have_kept_it(
+    world: World, board: PageBoard
+) -> None:
+    world.serve(1, 2, 3)
+    world.evict(3, 2)
+    world.serve(1, 2, 3, found=1)
+    (request,) = board.requests(1).requests
+    assert request.miss is not None
+    assert request.again == 2
+    assert request.miss.remedy is not None
+    assert "AITHER_KVCACHE_WARM_GIB" in request.miss.remedy
+    assert "WARM_GIB" not in request.miss.sentence, "said once"
+
+
+@pytest.mark.parametrize("reason", [reason for reason in Reason if reason is not Reason.UNKNOWN])
+def test_every_reason_says_what_would_have_made_it_fast(reason: Reason) -> None:
+    details = {Reason.EVICTED: list(Rule), Reason.COPY_LOST: list(Cause)[1:]}
+    for detail in details.get(reason, list(Detail)):
+        said = remedy(reason, int(detail), 1, 3)
+        assert said is not None
+        assert said[0].isupper(), said
+        assert said.endswith("."), said
+    assert remedy(Reason.UNKNOWN, Detail.UNHEARD, 1, 0) is None
 
 
 def test_misses_are_counted_by_reason_and_over_time(world: World, board: PageBoard) -> None:
@@ -243,3 +289,4 @@ def test_a_terminal_says_why_in_sentences(world: World, board: PageBoard) -> Non
     said = why_sentence(request)
     assert said.startswith(f"Request {name} of session s: 53 tokens, 3 blocks; 2 in the pool, 1")
     assert "Block 3 of 3 left the pool 1.0 s before" in said
+    assert "What would have helped: A pool larger by one block would have kept it." in said

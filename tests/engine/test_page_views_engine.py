@@ -145,7 +145,7 @@ def a_miss_leads_to_its_reason(opened: Visit, agents: Agents) -> None:
     requests = agents.ask("/v1/requests?limit=1000")["requests"]
     lost = next(each for each in requests if each["miss"]["eviction"] is not None)
     page = opened.show(f"misses?request={lost['id']}")
-    reason = page.locator(".opened .sentence")
+    reason = page.locator(".opened .reason")
     reason.wait_for()
     assert lost["miss"]["sentence"] in reason.inner_text()
     assert "left the pool" in reason.inner_text()

@@ -1,11 +1,18 @@
 import { expect, test } from "vitest";
 
-import { duration, percent, points, shortKey } from "./format";
+import { counted, duration, percent, points, shortKey } from "./format";
 
 test("nothing of nothing is unknown, and zero is not", () => {
   expect(percent(0, 0)).toBe("–");
   expect(percent(null)).toBe("–");
   expect(percent(0, 10)).toBe("0 %");
+});
+
+test("one of something is not many", () => {
+  expect(counted(1, "request")).toBe("1 request");
+  expect(counted(0, "request")).toBe("0 requests");
+  expect(counted(1200, "block")).toBe("1,200 blocks");
+  expect(counted(null, "block")).toBe("– blocks");
 });
 
 test("durations keep two digits or so", () => {

@@ -13,6 +13,11 @@ export function whole(value: number | null | undefined): string {
   return value == null ? UNKNOWN : WHOLE.format(value);
 }
 
+/** So many of something, whose name takes an "s" in the plural. */
+export function counted(count: number | null | undefined, name: string): string {
+  return `${whole(count)} ${name}${count === 1 ? "" : "s"}`;
+}
+
 /** `part` of `all` in percent; nothing of nothing is unknown. */
 export function percent(part: number | null | undefined, all = 1, digits = 0): string {
   return part == null || all === 0 ? UNKNOWN : `${((100 * part) / all).toFixed(digits)} %`;

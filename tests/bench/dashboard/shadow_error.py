@@ -30,9 +30,11 @@ class _Played:
     cpu_s: float
 
     def rate(self, name: str) -> float:
-        """Share of the sampled blocks that a shadow found."""
+        """Share of all blocks that a shadow would have found, as the page tells it."""
         (pool,) = [pool for pool in self.shadows.pools if pool.name == name]
-        return pool.found / self.shadows.asked
+        rate = self.shadows.rate(pool.found)
+        assert rate is not None
+        return rate
 
 
 def run(figures: Figures, quick: bool) -> None:

@@ -43,7 +43,7 @@ def test_a_miss_is_followed_to_its_reason(visit: Begin, busy_sidecar: PageSideca
     opened = open_page(visit, busy_sidecar)
     page = opened.show("misses")
     page.locator(".requests button", has_text="evicted").first.click()
-    reason = page.locator(".opened .sentence")
+    reason = page.locator(".opened .reason")
     reason.wait_for()
     assert "left the pool" in reason.inner_text()
     reason.get_by_role("link", name="its eviction").click()
@@ -58,6 +58,35 @@ def test_a_block_explains_itself(visit: Begin, busy_sidecar: PageSidecar) -> Non
     block = page.get_by_role("complementary", name="Block", exact=True)
     block.get_by_text("Its score").wait_for()
     block.get_by_text("What happened to it").wait_for()
+    assert opened.faults == []
+
+
+def test_a_slow_request_is_found_and_says_what_would_have_made_it_fast(
+    visit: Begin, busy_sidecar: PageSidecar
+) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show("misses")
+    page.get_by_text("slowest", exact=True).click()
+    opened.until("window.location.hash.includes('order=slowest')")
+    page.get_by_role("textbox", name="Search requests").fill("AGENT-05")
+    opened.until("document.querySelectorAll('.requests > li').length === 4")
+    assert {each.inner_text() for each in page.locator(".requests .who").all()} == {"agent-05"}
+    page.locator(".requests button", has_text="evicted").first.click()
+    page.locator(".opened .remedy").wait_for()
+    said = page.locator(".opened").inner_text()
+    assert "It took" in said
+    assert "would have kept it" in said
+    assert "had been in this pool before" in said
+    assert opened.faults == []
+
+
+def test_a_request_that_is_not_among_the_last_is_shown_all_the_same(
+    visit: Begin, busy_sidecar: PageSidecar
+) -> None:
+    opened = open_page(visit, busy_sidecar)
+    page = opened.show("misses?session=agent-03&request=1")
+    page.locator(".opened").wait_for()
+    assert page.locator(".requests [data-open=true] .who").inner_text() == "agent-01"
     assert opened.faults == []
 
 

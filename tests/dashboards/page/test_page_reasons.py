@@ -130,7 +130,7 @@ def test_every_reason_is_told_on_the_page(
         begun.page.get_by_text("live", exact=True).wait_for()
         for reason, part in SENTENCES.items():
             page = begun.show(f"misses?request={said[reason][0]}")
-            sentence = page.locator(".opened .sentence")
+            sentence = page.locator(".opened .reason")
             sentence.wait_for()
             assert part in sentence.inner_text(), reason
         assert set(SENTENCES) == set(REASON_NAMES)

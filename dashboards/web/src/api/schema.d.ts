@@ -652,6 +652,7 @@ export interface components {
          *             ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
          *             ``other_salt``.
          *         sentence: The reason in words, with names, times and rules.
+         *         remedy: What would have made the request fast, in words; None where nobody can say.
          *         key: The block; None for one that has no key (a partial block).
          *         session: The other session that it is about: from which this one diverged, or whose the
          *             block was; None where there is none.
@@ -667,6 +668,8 @@ export interface components {
             reason: string;
             /** Sentence */
             sentence: string;
+            /** Remedy */
+            remedy: string | null;
             /** Key */
             key: string | null;
             /** Session */
@@ -987,10 +990,13 @@ export interface components {
          *         id: Its place in the log.
          *         request: What its engine calls it.
          *         at: When it was first scheduled, in Unix seconds.
+         *         waited_s: From its arrival until then; 0 where its engine does not tell.
          *         prompt_tokens: All of them, the partial block at the end included.
          *         block_size: Tokens of a block.
+         *         again: Of the blocks that it computed: how many had been in this pool before.
          *         finished: Why it ended; None while it runs, or where that was not heard of.
          *         ended_at: When.
+         *         answer_tokens: Tokens of its answer; None while it runs.
          *         expected_pause_s: How long its session said that it would pause then.
          *         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
          */
@@ -1007,15 +1013,27 @@ export interface components {
             tenant: string | null;
             /** At */
             at: number;
+            /**
+             * Waited S
+             * @default 0
+             */
+            waited_s: number;
             /** Prompt Tokens */
             prompt_tokens: number;
             /** Block Size */
             block_size: number;
             blocks: components["schemas"]["BlockCounts"];
+            /**
+             * Again
+             * @default 0
+             */
+            again: number;
             /** Finished */
             finished: string | null;
             /** Ended At */
             ended_at: number | null;
+            /** Answer Tokens */
+            answer_tokens?: number | null;
             /** Expected Pause S */
             expected_pause_s: number | null;
             miss: components["schemas"]["Miss"] | null;
@@ -1479,6 +1497,7 @@ export interface operations {
                 limit?: number;
                 before?: number | null;
                 session?: string | null;
+                search?: string | null;
             };
             header?: never;
             path?: never;

@@ -134,12 +134,21 @@ function series(line: Line, colors: Colors): uPlot.Series {
     label: line.label,
     stroke: color,
     width: line.width ?? 1.75,
-    points: { show: false },
+    points: { show: false, filter: lonely, size: 5, fill: color },
     spanGaps: false,
     ...(line.fill ? { fill: mix(color, colors("panel"), 0.26) } : {}),
     ...(line.steps ? { paths: uPlot.paths.stepped!({ align: 1 }) } : {}),
     ...(line.dash ? { dash: [5, 4] } : {}),
   };
+}
+
+/** Values without a neighbour, through which no line goes: they are drawn as points. */
+function lonely(plot: uPlot, at: number): number[] | null {
+  const values = plot.data[at] ?? [];
+  const found = [...values.keys()].filter(
+    (step) => values[step] != null && values[step - 1] == null && values[step + 1] == null,
+  );
+  return found.length > 0 ? found : null;
 }
 
 /** A box beside the cursor that says every line's value there. */

@@ -1,5 +1,5 @@
 import type { EngineView } from "../../api/types";
-import { duration, percent, whole } from "../../format";
+import { counted, duration, percent, whole } from "../../format";
 import { Facts } from "../../parts/Facts";
 import { Figure } from "../../parts/Figure";
 import { Tiers } from "./Tiers";
@@ -33,7 +33,7 @@ export function EngineCard({ engine }: { engine: EngineView }) {
         <Figure
           label="Events lost"
           value={whole(engine.dropped)}
-          note={`${engine.gaps} gaps, ${engine.resyncs} resyncs`}
+          note={`${counted(engine.gaps, "gap")}, ${counted(engine.resyncs, "resync")}`}
           {...tone(engine)}
         />
         {engine.prefetch_useful !== null && (
@@ -50,7 +50,7 @@ export function EngineCard({ engine }: { engine: EngineView }) {
 
 function ruled({ ruling }: EngineStatus): string {
   if (!ruling) return "no guard watches";
-  return `${ruling.ahead >= 0 ? "ahead of" : "behind"} LRU by ${whole(Math.abs(ruling.ahead))} blocks`;
+  return `${ruling.ahead >= 0 ? "ahead of" : "behind"} LRU by ${counted(Math.abs(ruling.ahead), "block")}`;
 }
 
 function tone(engine: EngineView): { tone?: string } {
@@ -64,9 +64,10 @@ function factsOf(engine: EngineView, { graph, silent_s }: EngineStatus) {
     version: engine.version,
     "speaks by": engine.kind === "hook" ? "the hook: takes advice" : "KV events: watched only",
     "last heard of": `${duration(silent_s)} ago`,
-    "in its pool": graph && `${whole(graph.resident)} blocks, ${whole(graph.protected)} protected`,
+    "in its pool":
+      graph && `${counted(graph.resident, "block")}, ${whole(graph.protected)} protected`,
     pool: pressure && `${whole(pressure.total_blocks)} blocks`,
     requests: pressure && `${pressure.running} running, ${pressure.waiting} waiting`,
-    "advice applied": graph?.applied && `${whole(graph.applied.moved)} blocks moved`,
+    "advice applied": graph?.applied && `${counted(graph.applied.moved, "block")} moved`,
   };
 }

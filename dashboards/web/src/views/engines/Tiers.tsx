@@ -1,4 +1,4 @@
-import { bytes, duration, percent, whole } from "../../format";
+import { bytes, counted, duration, percent, whole } from "../../format";
 import { Bar } from "../../parts/Bar";
 import { Facts } from "../../parts/Facts";
 import type { TierReport } from "./status";
@@ -15,10 +15,10 @@ export function Tiers({ tiers }: { tiers: TierReport }) {
       )}
       <Facts
         of={{
-          spilled: `${whole(tiers.spilled)} blocks, at ${bytes(tiers.spill_bytes_per_s)}/s`,
+          spilled: `${counted(tiers.spilled, "block")}, at ${bytes(tiers.spill_bytes_per_s)}/s`,
           "brought back": `${whole(tiers.loaded)} on demand, at ${bytes(tiers.load_bytes_per_s)}/s`,
           prefetched: `${whole(tiers.prefetched)} ahead of demand, ${percent(tiers.prefetch_useful, judged)} of them used`,
-          stalls: `${whole(tiers.stalls)} requests waited ${duration(tiers.stall_s)}`,
+          stalls: `${counted(tiers.stalls, "request")} waited ${duration(tiers.stall_s)}`,
           "computed instead": `${whole(tiers.recomputed)}: judged faster than a load`,
           "without a copy": `${whole(tiers.spill_lost)} lost before, ${whole(tiers.spill_failed)} failed`,
         }}

@@ -3,7 +3,7 @@ import { CloseButton, CopyButton, Tooltip } from "@mantine/core";
 import { useEngineNames } from "../../api/engineNames";
 import { useResource } from "../../api/resource";
 import type { BlockView } from "../../api/types";
-import { duration, percent, signed, whole, words } from "../../format";
+import { counted, duration, percent, signed, whole, words } from "../../format";
 import { Facts } from "../../parts/Facts";
 import { BlockLink, SessionLink } from "../../parts/links";
 import { Moments } from "../../parts/Moments";
@@ -70,7 +70,7 @@ function factsOf(block: Explained, nameOf: Named) {
     model: block.model,
     tokens: `${from} to ${to}, block ${block.depth} of its chain`,
     importance: percent(block.importance),
-    used: `by ${block.requests} requests, found by ${block.hits}, last ${duration(block.age_s)} ago`,
+    used: `by ${counted(block.requests, "request")}, found by ${block.hits}, last ${duration(block.age_s)} ago`,
     "held by": held(block, nameOf) || "nobody: remembered only",
     copies: block.copies,
     rank: ranked(block, nameOf) || null,

@@ -1,5 +1,5 @@
 import type { Loss } from "../../api/types";
-import { whole } from "../../format";
+import { counted, whole } from "../../format";
 import { Facts } from "../../parts/Facts";
 import { Figure } from "../../parts/Figure";
 import { Panel } from "../../parts/Panel";
@@ -35,5 +35,5 @@ export function LossPanel({ loss }: { loss: Loss }) {
 function enough(blocks: number | null): string {
   return blocks === null
     ? "nothing was lost, or nothing is remembered of it"
-    : `a pool of ${whole(blocks)} blocks`;
+    : `a pool of ${counted(blocks, "block")}`;
 }

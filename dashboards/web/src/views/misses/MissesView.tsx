@@ -1,7 +1,7 @@
 import "./misses.css";
 
 import { useResource } from "../../api/resource";
-import type { Misses, Requests } from "../../api/types";
+import type { Misses, Requests, RequestView } from "../../api/types";
 import { Await } from "../../parts/states";
 import { useRoute } from "../../route";
 import { LossPanel } from "./LossPanel";
@@ -15,8 +15,11 @@ export function MissesView() {
   const { params } = useRoute();
   const session = params.get("session");
   const of = session === null ? "" : `&session=${encodeURIComponent(session)}`;
+  const find = params.get("find") ?? "";
+  const like = find === "" ? "" : `&search=${encodeURIComponent(find)}`;
   const misses = useResource<Misses>("v1/misses", 2000);
-  const requests = useResource<Requests>(`v1/requests?limit=${MOST}${of}`, 1000);
+  const requests = useResource<Requests>(`v1/requests?limit=${MOST}${of}${like}`, 1000);
+  const older = useOlder(params.get("request"), requests.data);
   return (
     <div className="stack">
       <Await of={misses}>
@@ -28,8 +31,17 @@ export function MissesView() {
         )}
       </Await>
       <Await of={requests}>
-        {(data) => <RequestList requests={data.requests} session={session} />}
+        {(data) => <RequestList requests={data.requests} session={session} older={older} />}
       </Await>
     </div>
   );
+}
+
+/** A request that the address names, where it is in the log, but none of those that are shown. */
+function useOlder(named: string | null, shown: Requests | undefined): RequestView | undefined {
+  const isShown = shown === undefined || shown.requests.some(({ id }) => String(id) === named);
+  const id = Number(named);
+  const asks = named !== null && !isShown && Number.isSafeInteger(id);
+  const found = useResource<Requests>(asks ? `v1/requests?limit=1&before=${id + 1}` : null, 5000);
+  return found.data?.requests.find((each) => each.id === id);
 }

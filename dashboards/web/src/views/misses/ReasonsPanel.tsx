@@ -1,5 +1,5 @@
 import type { Misses } from "../../api/types";
-import { compact, duration, whole, words } from "../../format";
+import { compact, counted, duration, words } from "../../format";
 import { Panel } from "../../parts/Panel";
 import { Empty } from "../../parts/states";
 import { TimeChart } from "../../parts/TimeChart";
@@ -22,7 +22,7 @@ export function ReasonsPanel({ misses }: { misses: Misses }) {
         <>
           <TimeChart
             label="Blocks computed by reason"
-            starts={misses.starts}
+            starts={[...misses.starts, (misses.starts.at(-1) ?? 0) + misses.step_s]}
             lines={stacked(misses, seen)}
             height={170}
             format={compact}
@@ -40,7 +40,7 @@ export function ReasonsPanel({ misses }: { misses: Misses }) {
                   {words(reason)}
                   <b>{compact(misses.totals[reason]?.blocks)}</b>
                   <span className="dim">
-                    {misses.reasons[reason]}; {whole(misses.totals[reason]?.requests)} requests
+                    {misses.reasons[reason]}; {counted(misses.totals[reason]?.requests, "request")}
                   </span>
                 </button>
               </li>
@@ -63,8 +63,9 @@ function stacked({ blocks, starts }: Misses, seen: readonly string[]) {
         label: words(reason),
         color: colorOf(reason),
         fill: true,
+        steps: true,
         width: 1,
-        values: [...height],
+        values: [...height, height.at(-1) ?? null], // the last step, until it ends
       };
     })
     .reverse();

@@ -1,4 +1,5 @@
-import { Button } from "@mantine/core";
+import { Button, SegmentedControl, TextInput } from "@mantine/core";
+import { IconSearch } from "@tabler/icons-react";
 import { useState } from "react";
 
 import type { RequestView } from "../../api/types";
@@ -9,25 +10,47 @@ import { Empty } from "../../parts/states";
 import { change, useRoute } from "../../route";
 import { RequestRow } from "./RequestRow";
 import { partsOf } from "./parts";
+import { slowestFirst } from "./timing";
 
 const PAGE = 40;
 
 interface Props {
   readonly requests: readonly RequestView[];
   readonly session: string | null;
+  /** The one that the address names, where it is none of these. */
+  readonly older: RequestView | undefined;
 }
 
-/** Recent requests, the newest first; the one that the address names is open. */
-export function RequestList({ requests, session }: Props) {
+/** Recent requests, the newest or the slowest first; the one that the address names is open. */
+export function RequestList({ requests, session, older }: Props) {
   const { params } = useRoute();
   const [shown, show] = useState(PAGE);
   const reason = params.get("reason");
   const open = params.get("request");
-  const fitting = requests.filter((each) => reason === null || each.miss?.reason === reason);
+  const order = params.get("order") ?? "newest";
+  const all = older === undefined ? requests : [older, ...requests];
+  const chosen = all.filter((each) => reason === null || each.miss?.reason === reason);
+  const fitting = order === "slowest" ? slowestFirst(chosen) : chosen;
   const place = fitting.findIndex((each) => String(each.id) === open);
   const widest = Math.max(1, ...fitting.map((each) => each.blocks.asked));
   return (
     <Panel title="Recent requests" note={<Legend entries={partsOf(requests)} />}>
+      <div className="find">
+        <TextInput
+          aria-label="Search requests"
+          placeholder="A part of a request's id, session or tenant"
+          leftSection={<IconSearch size={15} />}
+          value={params.get("find") ?? ""}
+          onChange={(event) => change({ find: event.currentTarget.value })}
+        />
+        <SegmentedControl
+          size="xs"
+          aria-label="Order of requests"
+          data={["newest", "slowest"]}
+          value={order}
+          onChange={(next) => change({ order: next === "newest" ? null : next })}
+        />
+      </div>
       {(session !== null || reason !== null) && (
         <p className="filters">
           {session !== null && (
@@ -41,9 +64,9 @@ export function RequestList({ requests, session }: Props) {
       {open !== null && place < 0 && <p className="dim">Request {open} is no longer in the log.</p>}
       {fitting.length === 0 ? (
         <Empty title="No such request in the log">
-          {requests.length === 0
+          {requests.length === 0 && !params.get("find")
             ? "As soon as an engine schedules one, it is here."
-            : "Take the filter away to see the others."}
+            : "Take the filters away to see the others."}
         </Empty>
       ) : (
         <ol className="requests">

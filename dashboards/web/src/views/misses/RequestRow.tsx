@@ -3,13 +3,15 @@ import { useEffect, useRef } from "react";
 import { useEngineNames } from "../../api/engineNames";
 import { useNews } from "../../api/heartbeat";
 import type { Miss, RequestView } from "../../api/types";
-import { clock, duration, percent, whole, words } from "../../format";
-import { Bar } from "../../parts/Bar";
+import { clock, counted, duration, percent, whole, words } from "../../format";
+import { Bar, type Slice } from "../../parts/Bar";
 import { Facts } from "../../parts/Facts";
+import { Legend } from "../../parts/Legend";
 import { BlockLink, SessionLink } from "../../parts/links";
 import { change, linkTo } from "../../route";
 import { slicesOf } from "./parts";
 import { colorOf } from "./reasons";
+import { computedTokens, timingOf } from "./timing";
 
 interface Props {
   readonly request: RequestView;
@@ -40,6 +42,7 @@ export function RequestRow({ request, widest, isOpen }: Props) {
           </span>
         </span>
         <span className="share">{percent(found, blocks.asked)}</span>
+        <span className="took">{duration(timingOf(request, null)?.all)}</span>
         <span className="why">
           {miss && blocks.computed > 0 && (
             <>
@@ -61,10 +64,16 @@ function Opened({ request }: { request: RequestView }) {
   const from = slicesOf(request).filter(({ value }) => value > 0);
   return (
     <div className="opened">
+      <Took request={request} rate={rate} />
       {miss ? (
         <Why miss={miss} engine={request.engine} />
       ) : (
         <p className="sentence">It found everything that can be found.</p>
+      )}
+      {miss !== null && miss.remedy !== null && (
+        <p className="sentence remedy wrap">
+          <b>What would have made it fast:</b> {miss.remedy} {againOf(request, rate)}
+        </p>
       )}
       <Facts
         of={{
@@ -72,9 +81,8 @@ function Opened({ request }: { request: RequestView }) {
           session: request.session && <SessionLink of={request.session} tenant={request.tenant} />,
           tenant: request.tenant,
           engine: nameOf(request.engine),
-          prompt: `${whole(request.prompt_tokens)} tokens, ${whole(blocks.asked)} full blocks of ${request.block_size}`,
+          prompt: `${counted(request.prompt_tokens, "token")}, ${counted(blocks.asked, "full block")} of ${request.block_size}`,
           blocks: from.map(({ label, value }) => `${whole(value)} ${label}`).join(", "),
-          cost: costOf(request, rate),
           ended: request.finished === null ? "it runs" : words(request.finished),
         }}
       />
@@ -82,17 +90,54 @@ function Opened({ request }: { request: RequestView }) {
   );
 }
 
-/** What was computed, and about how long that takes by the engines' measured speed. */
-function costOf({ prompt_tokens, blocks, block_size }: RequestView, rate: number | null): string {
-  const computed = prompt_tokens - (blocks.asked - blocks.computed) * block_size;
-  const took = rate ? `, about ${duration(computed / rate)} at the speed that was measured` : "";
-  return `${whole(computed)} tokens were computed${took}`;
+/** Where its time went, as a bar and in words. */
+function Took({ request, rate }: { request: RequestView; rate: number | null }) {
+  const timing = timingOf(request, rate);
+  const computed = counted(computedTokens(request), "token");
+  if (timing === null)
+    return <p className="sentence">It runs; {computed} of its prompt are new.</p>;
+  const { queue, prompt, rest } = timing;
+  const answer =
+    request.answer_tokens == null
+      ? "its answer"
+      : `its answer of ${counted(request.answer_tokens, "token")}`;
+  const slices = [
+    { label: "in the queue", color: "waits", value: queue },
+    { label: `computing ${computed} of its prompt`, color: "computed", value: prompt ?? 0 },
+    {
+      label: prompt === null ? `computing ${computed}, and ${answer}` : answer,
+      color: "answers",
+      value: rest,
+    },
+  ].filter(({ value }) => value >= 0.0005);
+  return (
+    <div className="took">
+      <p className="sentence">
+        <b>It took {duration(timing.all)}</b>
+        {prompt !== null && ", its prompt by the speed that was measured"}:
+      </p>
+      <Bar label="Milliseconds" slices={slices.map(inMilliseconds)} />
+      <Legend entries={slices.map((each) => ({ ...each, value: duration(each.value) }))} />
+    </div>
+  );
+}
+
+function inMilliseconds(slice: Slice): Slice {
+  return { ...slice, value: Math.round(1000 * slice.value) };
+}
+
+/** How much of what it computed had been there before. */
+function againOf({ again, block_size }: RequestView, rate: number | null): string {
+  if (again === 0) return "";
+  const tokens = again * block_size;
+  const took = rate ? `, about ${duration(tokens / rate)}` : "";
+  return `${counted(again, "block")} of what it computed had been in this pool before: ${counted(tokens, "token")}${took}.`;
 }
 
 function Why({ miss, engine }: { miss: Miss; engine: string }) {
   return (
-    <p className="sentence wrap">
-      {miss.sentence}{" "}
+    <p className="sentence reason wrap">
+      <b>Why it found no more:</b> {miss.sentence}{" "}
       <span className="ways">
         {miss.key !== null && (
           <>

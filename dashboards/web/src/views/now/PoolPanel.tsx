@@ -1,5 +1,5 @@
 import type { PoolView } from "../../api/types";
-import { compact, percent, whole, words } from "../../format";
+import { compact, counted, percent, whole, words } from "../../format";
 import { Bar, type Slice } from "../../parts/Bar";
 import { Legend } from "../../parts/Legend";
 import { Panel } from "../../parts/Panel";
@@ -46,6 +46,6 @@ function Sliced(props: { title: string; slices: readonly Slice[]; free: number }
 }
 
 function fill({ cached, blocks }: PoolView): string {
-  if (blocks === null) return `${whole(cached)} blocks cached`;
+  if (blocks === null) return `${counted(cached, "block")} cached`;
   return `${whole(cached)} of ${whole(blocks)} blocks, ${percent(cached, blocks)}`;
 }

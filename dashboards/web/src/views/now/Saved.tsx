@@ -2,7 +2,7 @@ import { SegmentedControl } from "@mantine/core";
 import { useState } from "react";
 
 import type { Now, TokenWindow } from "../../api/types";
-import { compact, duration, percent, points, UNKNOWN, whole } from "../../format";
+import { compact, counted, duration, percent, points, UNKNOWN } from "../../format";
 import { Bar } from "../../parts/Bar";
 import { Figure } from "../../parts/Figure";
 import { Legend } from "../../parts/Legend";
@@ -50,7 +50,7 @@ function Window({ window, rate }: { window: TokenWindow; rate: number | null }) 
         <Figure
           label="Tokens not computed"
           value={window.asked === 0 ? UNKNOWN : compact(cached)}
-          note={`in ${whole(window.requests)} requests`}
+          note={`in ${counted(window.requests, "request")}`}
         />
         <Figure
           label="Computing saved"

@@ -33,8 +33,9 @@ export function TimeTravel(props: { reach: [number, number]; then: ThatTime | nu
           <span className="dim">Shown as it is now. Move the slider to see an earlier moment.</span>
         ) : (
           <>
-            <b>{clock(then.at)}</b>: {then.doing}; it held {whole(then.pool)} blocks in the pool,{" "}
-            {whole(then.warm)} warm and {whole(then.cold)} cold copies of blocks that had left.{" "}
+            <b>{clock(then.at)}</b>: {then.doing}; of its blocks, {whole(then.pool)} were in the
+            pool, {whole(then.warm)} had copies in warm memory and {whole(then.cold)} on cold
+            storage.{" "}
             <Button size="compact-xs" variant="default" onClick={() => change({ at: null })}>
               Back to now
             </Button>

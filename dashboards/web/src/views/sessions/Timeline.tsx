@@ -92,18 +92,16 @@ function Opened({ timeline }: { timeline: SessionTimeline }) {
   );
 }
 
-/** Areas on top of each other: the pool below, then warm, then cold; the tallest first. */
+/** What each tier held: an area for the pool, lines for copies of what is in it, or left it. */
 function heldLines({ residency: { pool, warm, cold } }: SessionTimeline) {
-  const upTo = (...columns: readonly (readonly number[])[]) =>
-    pool.map((_, step) => columns.reduce((sum, column) => sum + (column[step] ?? 0), 0));
   const all = [
-    { label: "cold", color: "cold", values: upTo(pool, warm, cold), is: cold },
-    { label: "warm", color: "warm", values: upTo(pool, warm), is: warm },
-    { label: "pool", color: "pool", values: pool, is: pool },
+    { label: "pool", color: "pool", values: pool, fill: true },
+    { label: "warm copies", color: "warm", values: warm, fill: false },
+    { label: "cold copies", color: "cold", values: cold, fill: false },
   ];
   return all
-    .filter(({ label, is }) => label === "pool" || is.some(Boolean))
-    .map((line) => ({ ...line, fill: true, steps: true }));
+    .filter(({ label, values }) => label === "pool" || values.some(Boolean))
+    .map((line) => ({ ...line, steps: true }));
 }
 
 function due(seconds: number | null): string {

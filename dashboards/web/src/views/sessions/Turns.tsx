@@ -1,5 +1,5 @@
 import type { Turn } from "../../api/types";
-import { clock, duration, percent, whole } from "../../format";
+import { clock, counted, duration, percent } from "../../format";
 import { Legend } from "../../parts/Legend";
 import { linkTo } from "../../route";
 
@@ -80,5 +80,5 @@ function saidOf(turn: Turn, all: number): string {
   const pause = turn.pause_s === null ? "" : `, then a pause of ${duration(turn.pause_s)}`;
   const expected =
     turn.expected_pause_s === null ? "" : `, expected ${duration(turn.expected_pause_s)}`;
-  return `${clock(turn.at)}: ${whole(turn.prompt_tokens)} tokens, ${percent(turn.found_blocks, all)} found${pause}${expected}`;
+  return `${clock(turn.at)}: ${counted(turn.prompt_tokens, "token")}, ${percent(turn.found_blocks, all)} found${pause}${expected}`;
 }

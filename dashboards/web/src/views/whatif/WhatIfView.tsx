@@ -2,7 +2,7 @@ import "./whatif.css";
 
 import { useResource } from "../../api/resource";
 import type { Shadows } from "../../api/types";
-import { percent, whole } from "../../format";
+import { counted, percent } from "../../format";
 import { EnginePicker } from "../../parts/EnginePicker";
 import { Panel } from "../../parts/Panel";
 import { Await, Empty } from "../../parts/states";
@@ -30,7 +30,7 @@ function Screen({ data }: { data: Shadows }) {
       </Empty>
     );
   }
-  const followed = `${whole(data.sessions)} sessions followed, ${percent(data.sampled_share, 1, 1)} of all`;
+  const followed = `${counted(data.sessions, "session")} followed, ${percent(data.sampled_share, 1, 1)} of all`;
   return (
     <div className="stack">
       <div className="split even">

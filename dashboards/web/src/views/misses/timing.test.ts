@@ -1,0 +1,28 @@
+import { expect, test } from "vitest";
+
+import type { RequestView } from "../../api/types";
+import { computedTokens, slowestFirst, timingOf } from "./timing";
+
+const request = (id: number, ended_at: number | null, waited_s = 0) =>
+  ({
+    id,
+    at: 100,
+    waited_s,
+    ended_at,
+    prompt_tokens: 70,
+    block_size: 16,
+    blocks: { asked: 4, computed: 3 },
+  }) as unknown as RequestView;
+
+test("a request's time is its wait, its prompt and the rest", () => {
+  expect(computedTokens(request(1, 104))).toBe(54);
+  expect(timingOf(request(1, 104, 2), 54)).toEqual({ all: 6, queue: 2, prompt: 1, rest: 3 });
+  expect(timingOf(request(1, 104, 2), null)).toEqual({ all: 6, queue: 2, prompt: null, rest: 4 });
+  expect(timingOf(request(1, 100.5), 54)).toEqual({ all: 0.5, queue: 0, prompt: 0.5, rest: 0 });
+  expect(timingOf(request(1, null), 54)).toBeNull();
+});
+
+test("who runs and who took longest come first", () => {
+  const all = [request(1, 101), request(2, 109), request(3, null), request(4, 101, 20)];
+  expect(slowestFirst(all).map(({ id }) => id)).toEqual([3, 4, 2, 1]);
+});
