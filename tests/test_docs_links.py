@@ -1,0 +1,41 @@
+"""Links between the pages for users lead to files and headings that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md"]
+PAGES += sorted((ROOT / "docs").glob("*.md"))
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.strip().lower()).replace(" ", "-") for each in found}
+
+
+def broken(page: Path) -> list[str]:
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    wrong = []
+    for link in links:
+        name, _, anchor = link.partition("#")
+        if "://" in name:
+            continue
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in headings(target)):
+            wrong.append(link)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert not broken(page)
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [page.name for page in PAGES[3:] if f"docs/{page.name}" not in text] == []
