@@ -128,7 +128,7 @@ def check_engine(arguments: str) -> Check:
         detail = f"vLLM does not take these arguments: {error}"
         return Check("engine", False, detail, "try them with `vllm serve`")
     if reason := reason_to_decline(config):
-        return Check("engine", False, f"runs without us: {reason}", "see README, Which engines")
+        return Check("engine", False, f"runs without us: {reason}", "see docs/engines.md")
     if reason := reason_for_no_tiers(config):
         return Check("engine", True, f"advised; no tiers: {reason}")
     return Check("engine", True, f"advised; tiers where {WARM_VARIABLE} asks for them")

@@ -49,7 +49,7 @@ def test_the_switch(
 
 
 def test_what_people_are_told_of_the_default_is_so() -> None:
-    told = (Path(__file__).parents[4] / "README.md").read_text()
+    told = (Path(__file__).parents[4] / "docs/admission.md").read_text()
     assert f"`{ADMISSION_VARIABLE}={int(not settings.ADMISSION_BY_DEFAULT)}`" in told
     assert f"`{ADMISSION_VARIABLE}={int(settings.ADMISSION_BY_DEFAULT)}`" not in told
 
