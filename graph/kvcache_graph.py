@@ -129,11 +129,8 @@ class KVCacheGraph:
             pass
 
     def forgetting(self, engine: str) -> Iterator[None]:
-        """``forget_engine``, slice by slice; whoever takes the steps does as with ``slices``.
-
-        From the first step on nobody finds the engine. If it comes back before the last one, it
-        begins with a column of its own.
-        """
+        """``forget_engine``, in slices as those of ``slices``; from the first on nobody finds it.
+        If it comes back before the last one, it begins with a column of its own."""
         column = self.tables.engines.pop(engine, None)
         if column is not None:
             if self.referee is not None:
@@ -157,15 +154,11 @@ class KVCacheGraph:
     def suggest_eviction(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """The ``n`` blocks to lose first: protected ones only when nothing else is left."""
         ranking = self.rank(self._first(engine), n)
-        either = np.concatenate([ranking.order, ranking.protected])
-        victims: list[BlockKey] = either[: max(0, n)].tolist()
-        return victims
+        return _listed(np.concatenate([ranking.order, ranking.protected]), n)
 
     def select_spill_candidates(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """Up to ``n`` blocks worth a copy that have none, in the order in which they will go."""
-        spill_first = self.rank(self._first(engine), n).spill_first
-        candidates: list[BlockKey] = spill_first[: max(0, n)].tolist()
-        return candidates
+        return _listed(self.rank(self._first(engine), n).spill_first, n)
 
     def prefetch_order(self, engine: str, limit: int, active: Keys | None = None) -> Keys:
         """uint64 ``[≤ limit]``: copies that this engine should bring back, best first.
@@ -182,9 +175,7 @@ class KVCacheGraph:
 
     def suggest_prefetch(self, active: Sequence[BlockKey], n: int) -> list[BlockKey]:
         """The ``n`` copies most worth bringing back while ``active`` blocks are in use."""
-        found = self.prefetch_order(self._first(None), n, as_keys(list(active)))
-        keys: list[BlockKey] = found.tolist()
-        return keys
+        return _listed(self.prefetch_order(self._first(None), n, as_keys(list(active))), n)
 
     def neighbors(self, key: BlockKey) -> list[dict[str, Any]]:
         """The edges at a block: other node, type, direction and weight."""
@@ -254,3 +245,9 @@ class KVCacheGraph:
     def _view(self, column: int = NO_ROW) -> View:
         """A view as of now, of one engine or of none in particular."""
         return View(self.tables, self.rules, column, self.clock())
+
+
+def _listed(keys: Keys, n: int) -> list[BlockKey]:
+    """The first ``n`` of them, as Python's integers."""
+    listed: list[BlockKey] = keys[: max(0, n)].tolist()
+    return listed

@@ -13,7 +13,7 @@ from .content_index import ContentIndex
 from .departures import Departures
 from .eviction_log import Way
 from .heard import Heard, HeardQueue
-from .miss_judge import by_content, judge, named
+from .miss_judge import by_content, judge, missed, named
 from .reasons import REASON_NAMES, Detail, Reason
 from .request_log import Asked, Miss, RequestLog, RequestNames
 from .running_requests import Running, RunningRequests
@@ -136,7 +136,7 @@ class History(Departures):
         prefetched = int(np.count_nonzero(brought))
         counts = len(rows), found - prefetched, loaded, prefetched, again
         asked = Asked(event.prompt_tokens, size, *counts, event.waited_s)
-        miss = self._miss(engine, event, session, rows, found + loaded, now)
+        miss = missed(self._tables, log, engine, event, session, rows, found + loaded, now)
         miss = by_content(self._tables, engine, event, rows, miss)
         log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
         names = self._names(engine, event, session)
@@ -198,16 +198,6 @@ class History(Departures):
             keys = self._tables.blocks.keys[rows]
             told = engine, session, rows, keys, reach, found, tokens, now, loaded, size
             self._heard.add(Heard(*told))
-
-    def _miss(
-        self, engine: int, event: RequestStarted, session: int, rows: Rows, index: int, now: float
-    ) -> Miss:
-        is_last = index >= min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
-        if is_last or not event.reads_cache:
-            key = int(self._tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
-            detail = Detail.PARTIAL if is_last else Detail.READS_NONE
-            return Miss(index, key, Reason.NOT_CACHEABLE, detail)
-        return judge(self._tables, self._log(engine), engine, session, rows, index, now)
 
     def _again(self, engine: int, session: int, rows: Rows, now: float) -> int:
         """Count blocks computed again that were once in this pool: regrets, and what they say about

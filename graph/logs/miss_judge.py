@@ -24,6 +24,19 @@ if TYPE_CHECKING:
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
 
 
+def missed(
+    tables: Tables, log: EvictionLog, engine: int, event: RequestStarted, session: int, rows: Rows,
+    index: int, now: float,
+) -> Miss:  # fmt: skip
+    """Why a request's block ``index`` was not found, if it could be; as ``judge``."""
+    is_last = index >= min(len(rows), max(0, event.prompt_tokens - 1) // event.block_size)
+    if is_last or not event.reads_cache:
+        key = int(tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
+        detail = Detail.PARTIAL if is_last else Detail.READS_NONE
+        return Miss(index, key, Reason.NOT_CACHEABLE, detail)
+    return judge(tables, log, engine, session, rows, index, now)
+
+
 def judge(
     tables: Tables, log: EvictionLog, engine: int, session: int, rows: Rows, index: int, now: float
 ) -> Miss:

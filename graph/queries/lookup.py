@@ -17,8 +17,10 @@ def row_of(tables: Tables, key: BlockKey) -> int:
     """
     if not 0 <= key < 1 << 64:
         raise GraphError(f"a block key is a number from 0 to 2**64 - 1, not {key}")
-    named = tables.blocks.find_all(key)
+    blocks = tables.blocks
+    every = np.s_[: blocks.size]
+    named = blocks.pick((blocks.wire_keys(every) == np.uint64(key)) & blocks.alive[every])
     if not len(named):
         raise GraphError(f"no block {key} is known: never stored, or long forgotten")
-    held = tables.blocks.tiers[:, named.rows].any(axis=0)
+    held = blocks.tiers[:, named.rows].any(axis=0)
     return int(named.rows[np.lexsort((named.last_used(), held))[-1]])

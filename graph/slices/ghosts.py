@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from ..tables.block_columns import Mask, Times
+from ..tables.blocks import BlockTable
 from ..tables.tables import Tables
 from ..types import Rows
 from .oldest import oldest
@@ -79,7 +80,7 @@ class GhostKeeper:
             return _NONE  # not when an engine leaves, either: it may be back in a moment
         ghosts, times = list[Rows](), list[Times]()
         for part in blocks.parts():
-            ghosts.append(blocks.unheld(part))
+            ghosts.append(_unheld(blocks, part))
             times.append(blocks.last_used(ghosts[-1]))
             yield
         known = sum(map(len, ghosts))
@@ -93,3 +94,9 @@ class GhostKeeper:
         """Ghosts that are remembered: as many as the engines' pools hold, or more."""
         limits, pools = self._tables.limits, sum(self._tables.pool_blocks.values())
         return max(limits.max_ghosts, int(limits.ghost_share * pools))
+
+
+def _unheld(blocks: BlockTable, part: slice) -> Rows:
+    """int32, ascending: rows in use, from a part of the table, that no tier of any engine holds."""
+    held = np.bitwise_or.reduce(blocks.tiers[:, part], axis=0) != 0
+    return (part.start + np.flatnonzero(blocks.alive[part] & ~held)).astype(np.int32)

@@ -97,11 +97,6 @@ class BlockTable(BlockColumns):
         rows[left] = self._index.find(keys[left])
         return rows
 
-    def find_all(self, key: int) -> Selection:
-        """The blocks of all models that engines call ``key``; a scan."""
-        named = self.wire_keys(np.s_[: self.size]) == np.uint64(key)
-        return self.pick(named & self.alive[: self.size])
-
     def wire_keys(self, rows: Rows | slice | int) -> Keys:
         """uint64 ``[n]``: how engines call these blocks."""
         return self.keys[rows] ^ self.salt[rows]
@@ -158,12 +153,6 @@ class BlockTable(BlockColumns):
         """bool ``[size]``: the blocks in this engine's pool."""
         return self.has(engine, np.s_[: self.size], Tier.HOT)
 
-    def unheld(self, part: slice) -> Rows:
-        """int32, ascending: the rows in use, from a part of the table, of which no tier of any
-        engine has a copy."""
-        held = np.bitwise_or.reduce(self.tiers[:, part], axis=0) != 0
-        return (part.start + np.flatnonzero(self.alive[part] & ~held)).astype(np.int32)
-
     def last_used(self, rows: Rows) -> Times:
         """float64 ``[n]``: the last time that each of these rows was read."""
         return np.maximum(self.last_attended[rows], self.last_hit[rows])
@@ -203,11 +192,6 @@ class BlockTable(BlockColumns):
     def pick(self, mask: Mask) -> Selection:
         """The rows where ``mask``, bool ``[size]``, is true."""
         return Selection(self, np.flatnonzero(mask).astype(np.int32))
-
-    def sample(self, most: int) -> Selection:
-        """About ``most`` rows, evenly spread over the table, whether in use or not."""
-        step = max(1, self.size // most)
-        return Selection(self, np.arange(0, self.size, step, dtype=np.int32))
 
     def _take(self, count: int) -> Rows:
         """Take rows for so many new blocks, in order; there is room for them."""

@@ -121,7 +121,8 @@ def test_a_query_teaches_nothing_and_terms_add_up() -> None:
     world.teach(lambda number: True, sessions=20)
     engine = world.graph.tables.engines["e"]
     key = 10_000
-    everything = world.graph.tables.blocks.sample(1_000_000)
+    blocks = world.graph.tables.blocks
+    everything = blocks.pick(blocks.alive[: blocks.size])
     view = View(world.graph.tables, world.graph.rules, engine, world.now)
     before = world.policy.scores(view, everything)
     explained = world.graph.explain(key)
@@ -138,7 +139,8 @@ def test_scores_are_finite_for_blocks_that_nobody_claims() -> None:
     world.graph.apply("e", [BlocksStored(keys, None, SIZE)])
     assert world.order() == list(range(49, 0, -1))
     world.now += 10 * OLDEST
-    everything = world.graph.tables.blocks.sample(1_000_000)
+    blocks = world.graph.tables.blocks
+    everything = blocks.pick(blocks.alive[: blocks.size])
     view = View(world.graph.tables, world.graph.rules, 0, world.now)
     scores = world.policy.scores(view, everything)
     assert np.isfinite(scores).all()
