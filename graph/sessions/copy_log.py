@@ -51,4 +51,5 @@ class CopyLog:
         """``key, at, tier, sign`` of those that are remembered, the oldest first."""
         count = min(self._next, len(self._ring))
         slots = np.arange(self._next - count, self._next) % max(1, len(self._ring))
-        return self._ring[slots]
+        remembered: Changes = self._ring[slots]
+        return remembered

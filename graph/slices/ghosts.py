@@ -99,4 +99,5 @@ class GhostKeeper:
 def _unheld(blocks: BlockTable, part: slice) -> Rows:
     """int32, ascending: rows in use, from a part of the table, that no tier of any engine holds."""
     held = np.bitwise_or.reduce(blocks.tiers[:, part], axis=0) != 0
-    return (part.start + np.flatnonzero(blocks.alive[part] & ~held)).astype(np.int32)
+    rows: Rows = part.start + np.flatnonzero(blocks.alive[part] & ~held).astype(np.int32)
+    return rows

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ....graph.messages.events import (
     MAX_NAME,
@@ -19,6 +18,7 @@ from ...keys import key_of, pack_run, unpack
 from ...link.late_events import LateHashes
 from ..pool.index import BlockIndex
 from ..pool.tap import CachedRun, Changes
+from .arrival import waited_s
 from .group import ObservedGroup
 from .hints import hint_policy
 from .late_changes import ChangeReporter, LateChanges
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     from ...link.outbox import Later
     from ...link.prompt_digests import PromptDigests
-
-
-_LONGEST_WAIT_S: Final = 86_400.0  # beyond, an arrival is by another clock; chosen
 
 
 class ChangeListener(Protocol):
@@ -138,7 +135,7 @@ class EngineObserver:
             segments=meaning.segments,
             loading_tokens=to_load,
             reads_cache=not getattr(request, "skip_reading_prefix_cache", False),
-            waited_s=_waited(request, time.time()),
+            waited_s=waited_s(request),
         )
         self._emit(LateHashes(self._began(event, request), hashes, self._contents(request)))
 
@@ -231,12 +228,6 @@ class EngineObserver:
             running=len(self.running),
             waiting=len(self._waiting),
         )
-
-
-def _waited(request: Request, now: float) -> float:
-    """Seconds since a request arrived; 0 where the clocks do not agree."""
-    waited_s = now - request.arrival_time
-    return waited_s if 0.0 < waited_s < _LONGEST_WAIT_S else 0.0
 
 
 def _protected(meaning: Meaning, hashes: Sequence[bytes], size: int) -> Iterator[list[int]]:

@@ -83,7 +83,7 @@ def _answers(model: SplicedModel, asked: Asked, budget: int) -> bool:
         at += end - first
     rest = [*asked.context("restored", budget)[at:], *asked.question, *asked.answer]
     said = model.logits(torch.tensor(rest), joined(parts))[-SAID - 1 : -1].argmax(-1)
-    return said.tolist() == asked.answer
+    return bool(said.tolist() == asked.answer)
 
 
 def _without_margin(spans: Sequence[Span]) -> list[Span]:
@@ -100,5 +100,6 @@ def _evicting(model: Any, asked: Sequence[Asked]) -> Right:
         for budget in BUDGETS:
             settings = ConfKVSettings(low=budget, high=budget, window=budget // 4, slack=8)
             done = follow(model, texts, _READ_AT_ONCE, arm.cache(model.config, settings, budget))
-            found[f"{arm.name}_{budget}"] = done.right[:, -SAID:].all(1).tolist()
+            right = [bool(each) for each in done.right[:, -SAID:].all(1)]
+            found[f"{arm.name}_{budget}"] = right
     return found

@@ -64,7 +64,8 @@ def client_of(server: Server) -> OpenAI:
 def ask(client: OpenAI, messages: list[Message], tokens: int) -> Reply:
     """Have a chat answered, with so many tokens at most."""
     began, first_s, text, cached = time.perf_counter(), 0.0, "", 0
-    stream: Any = client.chat.completions.create(
+    create: Any = client.chat.completions.create
+    stream = create(
         model="demo", messages=messages, max_tokens=tokens, temperature=0, stream=True,
         stream_options={"include_usage": True},
     )  # fmt: skip
