@@ -37,7 +37,7 @@ bench: $(STAMP)  ## the figures in the README but those of faults and closed loo
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade "pip>=24"
-	# The registry's builds of these are for CUDA and break transformers beside a CPU torch.
+	# PyPI's builds of these are for CUDA and break transformers beside a CPU torch.
 	$(BIN)/pip install -q -e ".[cpu,dev]" && $(BIN)/pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $(STAMP)
 

@@ -1,4 +1,4 @@
-"""Links between the pages for users lead to files and headings that exist."""
+"""Pages for users: links lead to files and headings that exist, and configurations are read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from kvgraph.advisor.config.config import load
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "SECURITY.md"]
@@ -43,3 +44,10 @@ def test_every_page_is_reached_from_another() -> None:
         return any(f"{page.name})" in text for at, text in texts.items() if at != page)
 
     assert [page.name for page in PAGES[1:] if not is_reached(page)] == []
+
+
+def test_the_configuration_that_the_readme_shows_is_read(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    path = tmp_path / "shown.toml"
+    path.write_text(shown)
+    assert load(path).sidecar.endpoint == "ipc:///run/kvgraph/sidecar.sock"

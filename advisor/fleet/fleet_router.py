@@ -26,10 +26,6 @@ class Reason(StrEnum):
     HOME_OVERLOADED = "home_overloaded"
 
 
-YIELDS: Final = frozenset({Reason.HOME_DOWN, Reason.HOME_DRAINS, Reason.HOME_OVERLOADED})
-"""A later turn goes elsewhere."""
-
-
 class Holdings(NamedTuple):
     """What engines hold of one prompt, in tokens from its start.
 

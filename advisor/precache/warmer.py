@@ -19,7 +19,7 @@ from .stable_prefix import Message, warming_messages
 _MOST_SAID: Final = 300  # bytes of a refusal that are passed on; chosen
 _FINAL: Final = (400, 413, 422)  # statuses of a body that is refused whenever it comes
 _HEARD_S: Final = 0.5  # an engine reports five times per second, and a sidecar may be busy; chosen
-_TRIES: Final = 4
+_TRIES: Final = 4  # of a lease, while the sidecar has not heard of the blocks; chosen
 _RENEW: Final = 0.8  # of its time to live, after which a prefix that nobody touched is warmed again
 
 

@@ -35,8 +35,8 @@ class EvictionRanking:
         epoch: Rises by one with each ranking that is published; 0 before.
         ts: When it was true, in monotonic seconds of the process that holds it.
         order: uint64 ``[k]`` block keys, evict first → evict last. Holds no protected block.
-        protected: uint64 ``[p]`` keys that should go only when nothing else is left,
-            least precious first.
+        protected: uint64 ``[p]`` keys that should go only when nothing else is left, least precious
+            first. Where LRU ranks, leased blocks and what stands before them come first.
         spill_first: uint64 ``[s]`` resident keys without a copy that are worth one before they go,
             in the order in which they will.
         demote_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.

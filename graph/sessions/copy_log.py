@@ -11,7 +11,7 @@ from ..columns.columns import grown
 from ..types import Keys, Tier
 
 LIMIT: Final = 32_768  # changes; chosen: 590 kB
-_LEAST: Final = 1024
+_LEAST: Final = 1024  # changes that it has room for at first; chosen
 _CHANGE: Final = np.dtype(
     [
         ("key", "<u8"),  # the graph's

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 _HEARD_S: Final = 10.0  # a ranking so much younger knows of a request, on busy cores too; chosen
-_LOOK_THROUGH_S: Final = 1.0
+_LOOK_THROUGH_S: Final = 1.0  # between two looks through what is stated; chosen
 _MOST_STATED: Final = 0.5  # share of a pool: as much as a sidecar protects by default
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
 

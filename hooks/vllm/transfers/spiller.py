@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_UNDER_WAY: Final = 256  # blocks, or four times what the largest step took; chosen
 _STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time; chosen
-_LEAST_AHEAD: Final = 8
+_LEAST_AHEAD: Final = 8  # blocks that are looked at ahead of need at least; chosen
 _AGAIN_AFTER: Final = 4096  # evictions, after which all that is about to go is looked at; chosen
 _MEMORY_S: Final = 5.0  # seconds in which the largest step seen fades to 1/e; chosen
 _REST_S: Final = (
@@ -44,12 +44,12 @@ class StepTaken:
     Attributes:
         tokens: That it computes.
         evicted: Cached blocks that left the pool for it.
-        moved: Blocks that were moved for the sake of protected ones since the engine's start.
+        held_back: Protected blocks that were moved off the head since the engine's start.
     """
 
     tokens: int
     evicted: int = 0
-    moved: int = 0
+    held_back: int = 0
 
 
 class Spiller:
@@ -76,7 +76,7 @@ class Spiller:
         self._under_way: dict[int, int | None] = {}  # key → place among all that ever left
         self._scan = QueueScan(pool)
         self._gone = self._gone_then = 0  # blocks that left by the queue's head, now and then
-        self._moved = 0  # blocks that were moved for the sake of protected ones
+        self._held_back = 0  # blocks that were moved for the sake of protected ones
         self._largest_step = 0.0
         self._seen_at = self._rest_until = ledger.clock()
         self._spill_first: object = None  # the array that ``_worth`` was made of
@@ -149,8 +149,8 @@ class Spiller:
         while self._left:
             self._ledger.directory.leaves(self._left.popleft())
         news = self._changes_its_mind(None if self._spill_all else ranking)
-        news |= step.moved != self._moved
-        self._moved = step.moved
+        news |= step.held_back != self._held_back
+        self._held_back = step.held_back
         self._gone += step.evicted
         news |= self._scan.evicted(step.evicted)
         if news or self._gone - self._gone_then > _AGAIN_AFTER:

@@ -24,7 +24,7 @@ from ...graph.messages.advice import ContentKey
 from ...graph.messages.events import AnyEvent, BlocksResident
 from ..closed.closed_users import ClosedTurn, Script
 from ..closed.on_paper.closed_paper_link import PaperLink
-from ..closed.on_paper.paper_loop import forced_step, larger
+from ..closed.on_paper.paper_loop import for_agents, forced_step
 from ..paper.paper_engine import PaperEngine, Shape
 from ..paper.paper_model import runner_output
 
@@ -76,7 +76,7 @@ class ToldFleet:
     ) -> None:
         self.now = 0.0
         self._rng = random.Random(seed)
-        config = larger(base, False)
+        config = for_agents(base, False)
         self.engines = [_Engine(n, config, shape, self._rng) for n, shape in enumerate(shapes)]
         self.desk = _Desk(self.engines, told, lambda: self.now)
         self._hinted = hinted

@@ -1,7 +1,7 @@
 """The text that small models read: the sources of a documentation package, as numbered tokens.
 
-Debian's ``python3.11-doc`` (PSF licence) is what the shipped models read. Its tarball is a registry
-package, its documents are long, and they name what they defined pages before: a match of three
+Debian's ``python3.11-doc`` (PSF licence) is what the shipped models read. Its
+documents are long, and they name what they defined pages before: a match of three
 tokens more than 64 tokens back says the next token for one token in ten, twice as often as in the
 Brown corpus. Debian's ``doc-rfc-std`` is not in its free section.
 """

@@ -1169,7 +1169,8 @@ export interface components {
          *         tiers: Whether copies in colder tiers count: as so many blocks more. ``ours`` has what the
          *             engine has.
          *         blocks: Its size, of the whole pool.
-         *         asked, found: Blocks of the sampled requests; ``hit_rate`` is their ratio, None before any.
+         *         asked, found: Blocks of the sampled requests.
+         *         hit_rate: What they say all requests would find; the ceiling's is theirs. None before any.
          *         history: Hit rates by step, the oldest first; None where nothing was asked.
          */
         ShadowView: {

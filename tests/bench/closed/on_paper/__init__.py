@@ -1,1 +1,1 @@
-"""The closed loop on vLLM's own scheduler above workers on paper, by a clock of its own."""
+"""Closed loops, and requests by the clock, on vLLM's own scheduler above workers on paper."""

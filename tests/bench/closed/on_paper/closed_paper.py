@@ -36,7 +36,9 @@ def play_on_paper(
     loop = PaperLoop(base, arm, blocks, _Users(users, clock.pace, starting_s))
     try:
         loop.run(clock.end_s)
-        waiting = [(each.turn.first, loop.now - each.sent.at_s) for each in loop.open.values()]
+        waiting = [
+            (each.turn.first, loop.now - each.sent.at_s) for each in loop.unanswered.values()
+        ]
         passed = ClosedPass(clock, tuple(loop.answers), tuple(waiting), 0)
         return ClosedRun(arm.name, len(users), passed, loop.held())
     finally:

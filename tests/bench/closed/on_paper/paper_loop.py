@@ -36,7 +36,7 @@ DECODE_S: Final = AGENTS_SERVICE.decode_s_per_token * SHRINK  # a token
 
 SEQUENCES: Final = 64  # that run at once at most; no run with ``--best 20`` has more agents; chosen
 
-_IDLE_S: Final = 0.05  # a step that schedules nothing
+_IDLE_S: Final = 0.05  # a step that schedules nothing; chosen
 _BATCH_TOKENS: Final = 192  # 180, what prefill reaches in one decode step, in whole blocks
 
 
@@ -84,13 +84,12 @@ class PaperLoop:
         self.now = 0.0
         warm = blocks if arm.hosted else None
         shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, stock=arm.stock)
-        config = larger(base, arm.longest_first, sequences)
+        config = for_agents(base, arm.longest_first, sequences)
         self.engine = PaperEngine(config, shape, clock=lambda: self.now)
         self._scheduler = self.engine.scheduler
         self._link = PaperLink(self.engine) if self.engine.has_tiers else None
-        sidecar = PaperSidecar
-        self._sidecar = None if arm.stock else sidecar(self.engine, arm, lambda: self.now)
-        self.open: dict[str, Open] = {}
+        self._sidecar = None if arm.stock else PaperSidecar(self.engine, arm, lambda: self.now)
+        self.unanswered: dict[str, Unanswered] = {}
         self._numbers = itertools.count()
         self.answers: list[ClosedAnswer] = []
 
@@ -113,7 +112,7 @@ class PaperLoop:
     def _send(self, sent: Sent) -> None:
         asked = sent.turn.request
         name = f"{asked.name}#{next(self._numbers)}"
-        self.open[name] = Open(sent)
+        self.unanswered[name] = Unanswered(sent)
         self._scheduler.add_request(self._request(name, asked))
 
     def _request(self, name: str, asked: AgentRequest) -> Request:
@@ -126,7 +125,7 @@ class PaperLoop:
 
     def _step(self) -> None:
         order = self._scheduler.schedule()
-        tokens, seconds = forced_step(self._scheduler, order, self.open)
+        tokens, seconds = forced_step(self._scheduler, order, self.unanswered)
         if self._link is not None:
             self._link.order(order, self.now)
         self.now += seconds
@@ -139,19 +138,19 @@ class PaperLoop:
             self._said(each)
 
     def _said(self, output: Any) -> None:
-        each = self.open[output.request_id]
+        each = self.unanswered[output.request_id]
         if output.new_token_ids and each.first_s is None:
             each.first_s = self.now
         if output.prefill_stats is not None:
             each.cached = output.prefill_stats.num_cached_tokens
         if output.finish_reason is not None:
-            del self.open[output.request_id]
+            del self.unanswered[output.request_id]
             self.answers.append(each.answer(self.now))
             self._crowd.answered(each.sent, self.now)
 
 
 @dataclass(slots=True)
-class Open:
+class Unanswered:
     """A request that is not answered."""
 
     sent: Sent
@@ -204,7 +203,7 @@ def _step_s(prefilled: int, decodes: bool) -> float:
     return max(prefilled / PREFILL, DECODE_S if decodes else 0.0)
 
 
-def larger(base: VllmConfig, longest_first: bool, sequences: int = SEQUENCES) -> VllmConfig:
+def for_agents(base: VllmConfig, longest_first: bool, sequences: int = SEQUENCES) -> VllmConfig:
     """``base`` for prompts of recorded agents, in steps as long as the service model's."""
     config = copy.copy(base)
     config.model_config = copy.copy(base.model_config)

@@ -23,7 +23,7 @@ from .chat_server import POOL, Message, ask, said
 if TYPE_CHECKING:
     from openai import OpenAI
 
-_CHATS: Final = 3
+_CHATS: Final = 3  # this, and the next two, are chosen
 _TURNS: Final = 8
 _SYSTEM, _SAID, _SUMMARY, _OTHERS = 6, 3, 4, 10  # blocks
 _SETTLE_S: Final = 2.0  # until a sidecar has ranked what has just ended

@@ -96,7 +96,6 @@ class _Bench:
         target = "< 1" if name.startswith("stock") else "1"
         self._figures.add(name, found.turns, "of turns", target)
         self._figures.add(f"{name}_behind_others", found.bursts, "of turns", target)
-        self._figures.add(f"{name}_pool_use", found.pool_use, "of the pool", "≥ 0.9")
 
     def _add_branches(self, name: str, server: Server, ledger: Ledger) -> None:
         found = dead_branches(server, client_of(server), ledger, self._words(), self._scale.rounds)

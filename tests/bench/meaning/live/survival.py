@@ -32,12 +32,10 @@ class Survival(NamedTuple):
     Attributes:
         turns: Share of turns, of all but the first, that found the whole system text.
         bursts: The same of the turns behind others' prompts.
-        pool_use: The share of the pool that others' prompts had filled before each of these turns.
     """
 
     turns: float
     bursts: float
-    pool_use: float
 
 
 def survival(client: OpenAI, words: Words, turns: int) -> Survival:
@@ -52,9 +50,7 @@ def survival(client: OpenAI, words: Words, turns: int) -> Survival:
         messages.append(said("assistant", reply.text or "."))
         kept.append(reply.cached >= _SYSTEM * BLOCK)
     behind = kept[_BURST_EVERY::_BURST_EVERY]
-    return Survival(
-        sum(kept[1:]) / (turns - 1), sum(behind) / len(behind), min(1.0, _BURST * _OTHERS / POOL)
-    )
+    return Survival(sum(kept[1:]) / (turns - 1), sum(behind) / len(behind))
 
 
 def burst(client: OpenAI, words: Words) -> None:
