@@ -100,6 +100,6 @@ def _evicting(model: Any, asked: Sequence[Asked]) -> Right:
         for budget in BUDGETS:
             settings = ConfKVSettings(low=budget, high=budget, window=budget // 4, slack=8)
             done = follow(model, texts, _READ_AT_ONCE, arm.cache(model.config, settings, budget))
-            right = [bool(each) for each in done.right[:, -SAID:].all(1)]
+            right: list[bool] = np.asarray(done.right[:, -SAID:].all(1)).tolist()
             found[f"{arm.name}_{budget}"] = right
     return found
