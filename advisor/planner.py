@@ -139,6 +139,7 @@ class GraphEvictionAdvisor:
         self._protected_seen = self._graph.counters["blocks_protected"]
         self._heard = self._engines()
         self._due = self._try(self._due_sessions, "") or []
+        self._try(self._forget_gone, "")
         rankings, orders, words = {}, {}, {}
         for engine in self._heard:
             if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
@@ -152,6 +153,10 @@ class GraphEvictionAdvisor:
         self._ordered = {engine: self._ordered[engine] for engine in orders.keys() & self._ordered}
         self.latest, self.wanted = MappingProxyType(rankings), MappingProxyType(orders)
         self.admissions = MappingProxyType(words)
+
+    def _forget_gone(self, _: str) -> None:
+        """An engine that comes next in a column begins with its valve open."""
+        self._admission.forget_all_but(set(self._graph.tables.engines.values()))
 
     def _try(self, advise: Callable[[str], _T | None], engine: str) -> _T | None:
         """Run one kind of advice; on an error log it and return None, so that the previous advice
@@ -187,7 +192,6 @@ class GraphEvictionAdvisor:
         """Advice on admission. Computed every round: live contexts change without events of
         blocks."""
         tables = self._graph.tables
-        self._admission.forget_all_but(set(tables.engines.values()))
         column = tables.engines.get(engine)
         if column is None:
             return None

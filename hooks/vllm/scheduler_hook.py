@@ -49,7 +49,8 @@ def bind_scheduler(scheduler: Scheduler) -> None:
     """Show ``scheduler`` to our connector: its own, or the one beside its user's.
 
     Raises:
-        TypeError: This vLLM's schedulers lack something that holding relies on; says what.
+        TypeError: This vLLM's schedulers lack something that holding relies on, or this one is not
+            vLLM's own, and may rely on its own queue; says what.
     """
     from .connector import KvGraphConnector
 
@@ -57,5 +58,8 @@ def bind_scheduler(scheduler: Scheduler) -> None:
         raise TypeError("; ".join(problems))
     connector = scheduler.connector
     ours = connector if isinstance(connector, KvGraphConnector) else getattr(connector, WATCH, None)
-    if ours is not None:
-        ours.bind_scheduler(scheduler)
+    if ours is None:
+        return
+    if not type(scheduler).__module__.startswith("vllm."):
+        raise TypeError(f"{type(scheduler).__qualname__} is not one of vLLM's own schedulers")
+    ours.bind_scheduler(scheduler)

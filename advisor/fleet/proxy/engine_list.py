@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from ....graph.errors import ConfigError
 
-FIRST_BYTE_S: Final = 300.0
-"""For which an engine may be silent before the first byte of an answer; chosen: OpenAI's clients
-wait for 600 s, which leaves as much again for another engine."""
+FIRST_BYTE_S: Final = 600.0
+"""For which an engine may be silent before the first byte of an answer; chosen: twice as long as
+admission holds a request, and as long as OpenAI's clients wait."""
 MOST_ENGINES: Final = 1024
 """Chosen: decisions are measured with 1,000."""
 

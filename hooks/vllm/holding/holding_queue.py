@@ -101,20 +101,22 @@ class HoldingQueue:
 
     def release(self, request_id: str) -> None:
         """Move a held request into vLLM's queue: to its end, or by its priority."""
-        request = self._last = self._held.pop(request_id)
-        self._resume(request)
+        request = self._last = self._held[request_id]
         self._queue.add_request(request)
+        del self._held[request_id]
+        self._resume(request)
 
     def release_all(self) -> None:
         """Move all held requests into vLLM's queue, all of it in order of arrival."""
         held, self._held = list(self._held.values()), {}
-        for request in held:
-            self._resume(request)
+        for request in held:  # before anybody is told, who may raise: none is lost
             self._queue.add_request(request)
         if isinstance(self._queue, deque):
             in_order = sorted(self._queue, key=_arrival)
             self._queue.clear()
             self._queue.extend(in_order)
+        for request in held:
+            self._resume(request)
 
     def detach(self) -> None:
         """Release all, and give the scheduler its own queue back, when vLLM next asks for work.
@@ -123,6 +125,7 @@ class HoldingQueue:
         out, and what came to stand before that one would be taken in its place.
         """
         self._holds, self._gone = _never, _ignore
+        self.queued = self.unqueued = _ignore  # they may be what failed
         self._ends = True
 
     def _leave(self) -> None:

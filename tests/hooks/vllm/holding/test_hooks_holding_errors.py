@@ -65,6 +65,20 @@ def test_an_error_while_one_is_scheduled_puts_no_older_one_in_its_place(
     assert engine.is_whole()
 
 
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_nobody_is_lost_where_telling_of_the_held_fails(hall: Hall, all_at_once: bool) -> None:
+    engine = hall.engine
+    hall.busy()
+    hall.say(0)
+    held = [hall.ask(6, 2), hall.ask(3, 3)]
+    assert hall.held == held
+    engine.scheduler.waiting.queued = fail
+    hall.step(1, room=None if all_at_once else 99)
+    engine.settle()
+    assert [len(engine.outputs[name]) for name in held] == [1, 1]
+    assert engine.is_whole()
+
+
 def test_who_was_held_can_go_away_between_an_error_and_vllms_next_look(hall: Hall) -> None:
     hall.busy()
     hall.say(0)

@@ -101,6 +101,16 @@ def test_a_scheduler_that_lacks_a_part_goes_on_without(
     assert isinstance(engine.side.holding, NoHolding)
 
 
+def test_a_scheduler_of_somebody_elses_making_keeps_its_queue(paper: Callable[..., Any]) -> None:
+    """It may rely on its queue's being a deque."""
+    engine = paper(shape())
+    own = type(engine.scheduler)
+    engine.scheduler.__class__ = type("Theirs", (own,), {"__module__": "theirs.schedulers"})
+    with pytest.raises(TypeError, match="Theirs is not one of vLLM's own schedulers"):
+        bind_scheduler(engine.scheduler)
+    assert not isinstance(engine.scheduler.waiting, HoldingQueue)
+
+
 def test_a_scheduler_of_nobody_ours_is_left_alone(paper: Callable[..., Any]) -> None:
     engine = paper(shape().__class__(stock=True))
     bind_scheduler(engine.scheduler)
