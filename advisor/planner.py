@@ -189,8 +189,7 @@ class GraphEvictionAdvisor:
         return PrefetchOrder(self._clock(), keys)
 
     def _word(self, engine: str) -> AdmissionAdvice | None:
-        """Advice on admission. Computed every round: live contexts change without events of
-        blocks."""
+        """Advice on admission, in every round: live contexts change without events of blocks."""
         tables = self._graph.tables
         column = tables.engines.get(engine)
         if column is None:

@@ -19,7 +19,7 @@ _LEASED: Final = ("accepted", "clipped")
 
 
 def precache(
-    file: Annotated[Path, typer.Argument(help="A TOML file with [server] and [[prefix]].")],
+    file: Annotated[Path, typer.Argument(help="A TOML file that names a server and prefixes.")],
     watch: Annotated[
         bool, typer.Option("--watch", help="Keep them: sweep again and again, until Ctrl-C.")
     ] = False,
@@ -79,7 +79,7 @@ def _lease() -> Lease | None:
 
 def _line(done: Warmed) -> str:
     if done.how == "failed":
-        return f"{done.key}: failed, and is not tried again: {done.reason}"
+        return f"{done.key}: failed: {done.reason}"
     if done.how == "leased":
         return f"{done.key}: leased"
     return f"{done.key}: {done.how}, {done.cached:,} of {done.tokens:,} tokens were cached"

@@ -170,8 +170,10 @@ class TurnRecorder:
         self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float
     ) -> None:
         """Count blocks of a prompt that are computed again, and of which no tier has a copy."""
+        if not event.reads_cache:
+            return  # it computes what the pool has
         blocks = self._tables.blocks
-        computed = rows[event.cached_tokens // event.block_size :]
+        computed = rows[(event.cached_tokens + event.loading_tokens) // event.block_size :]
         lost = (blocks.tiers[engine, computed] & COPIES) == 0
         again = int(np.count_nonzero(lost & (blocks.created[computed] < now)))
         heard = float(self._tables.sessions.last_seen[session])

@@ -175,6 +175,22 @@ def test_what_a_tier_holds_is_no_regret() -> None:
     assert engine.word().room_blocks is None
 
 
+@pytest.mark.parametrize("told", [{"reads_cache": False}, {"loading_tokens": CONTEXT * SIZE}])
+def test_what_another_store_loads_or_nobody_looks_for_is_no_regret(told: dict[str, int]) -> None:
+    engine = Engine()
+    tokens = CONTEXT * SIZE + 1
+    for number in range(100):
+        name, chain = f"r{number}", keys(number % 5)
+        engine.tell(
+            RequestStarted(name, chain, tokens, 0, SIZE, session=f"s{number % 5}", **told),
+            BlocksStored(chain, None, SIZE),
+        )
+        engine.now += 1.0
+        engine.tell(RequestFinished(name, chain, tokens, tokens + 2, "stop"))
+        engine.word()
+    assert engine.word().room_blocks is None
+
+
 def test_engines_thrash_each_for_itself() -> None:
     busy = Engine("busy")
     calm = Engine("calm", busy.graph)

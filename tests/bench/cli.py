@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .demo.demo import DemoResult
     from .figures import Figures
 
-app = typer.Typer(no_args_is_help=True, help="Measure every figure that the README claims.")
+app = typer.Typer(no_args_is_help=True, help="Measure every figure that README and docs claim.")
 demo_app = typer.Typer(
     help="Too many agents, simulated; then a real vLLM: stock and with the graph."
 )
@@ -42,7 +42,10 @@ Out = Annotated[Path, typer.Option(help="Where the picture, the figures and the 
 
 Arms = Annotated[
     str | None,
-    typer.Option(help="Besides stock: default,marked,hints,host_lru,tiers,busy."),
+    typer.Option(
+        help="Besides stock: default,marked,hints,host_lru,tiers,busy; with --closed: lpm,off,"
+        "hold,hold_told,host_lru,host_hold."
+    ),
 ]
 Sessions = Annotated[
     Path | None, typer.Option(help="Recorded sessions (Weka); else those that ship with it.")
@@ -344,6 +347,7 @@ def agents(
     pairs: Pairs = None,
 ) -> None:
     """Run a real vLLM with recorded agents: stock, the graph, hints, host memory; and the lab."""
+    _check_loop(closed, paper, by_clock, bool(arms or model or pace))
     if closed:
         _closed(as_json, quick, paper, best, pairs, arms, seed, sessions, pace, model, out)
         return
@@ -387,6 +391,13 @@ def _closed(
             )
         save_closed(result)
     result.figures().print(as_json)
+
+
+def _check_loop(closed: bool, paper: bool, by_clock: bool, chosen: bool) -> None:
+    if by_clock and (closed or paper or chosen):
+        raise typer.BadParameter("it plays its own arms on paper", param_hint="--open")
+    if paper and not closed:
+        raise typer.BadParameter("is an option of --closed", param_hint="--paper")
 
 
 def _by_clock(

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvgraph.bench.cli import app
 from kvgraph.bench.closed.closed_sidecar import HoldCounts
 from kvgraph.bench.closed.on_paper.closed_paper_arms import PAPER_HOLD, PAPER_STOCK, PaperArm
 from kvgraph.bench.closed.on_paper.open_paper import OpenRun, alone_s, play_open
 from kvgraph.bench.closed.on_paper.open_paper_run import OpenResult, Setting
 from kvgraph.bench.recorded.agents_fleet import SESSIONS, recorded_requests
 from kvgraph.bench.recorded.agents_requests import AgentRequest
+from typer.testing import CliRunner
 
 BLOCKS = 300
 
@@ -67,3 +69,14 @@ def test_what_is_left_behind_names_setting_and_arm(
         ("stock", 4, 0.5),
         ("hold", 4, 0.5),
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [(["--paper"], "--paper"), (["--open", "--closed"], "--open"), (["--open", "--pace", "1"], "--open"),
+     (["--open", "--stock", ".5,.6"], "--stock")],
+)  # fmt: skip
+def test_options_that_do_not_go_together_are_refused(options: list[str], name: str) -> None:
+    done = CliRunner().invoke(app, ["agents", *options])
+    assert done.exit_code == 2
+    assert name in done.output
