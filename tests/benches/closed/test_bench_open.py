@@ -73,9 +73,13 @@ def test_what_is_left_behind_names_setting_and_arm(
 
 @pytest.mark.parametrize(
     ("options", "name"),
-    [(["--paper"], "--paper"), (["--open", "--closed"], "--open"), (["--open", "--pace", "1"], "--open"),
-     (["--open", "--stock", ".5,.6"], "--stock")],
-)  # fmt: skip
+    [
+        (["--paper"], "--paper"),
+        (["--open", "--closed"], "--open"),
+        (["--open", "--pace", "1"], "--open"),
+        (["--open", "--stock", ".5,.6"], "--stock"),
+    ],
+)
 def test_options_that_do_not_go_together_are_refused(options: list[str], name: str) -> None:
     done = CliRunner().invoke(app, ["agents", *options])
     assert done.exit_code == 2
