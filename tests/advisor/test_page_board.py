@@ -15,7 +15,7 @@ from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import BlocksSpilled, RequestFinished, RequestStarted, Segment
 from kvgraph.graph.types import SourceLayer, as_keys
-from small_world import SIZE, World, pack
+from small_world import SIZE, World, board_of, pack
 
 
 @pytest.fixture
@@ -25,8 +25,7 @@ def world() -> World:
 
 @pytest.fixture
 def board(world: World) -> PageBoard:
-    questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
-    return PageBoard(world.graph, questions, wall=lambda: world.now + 1e9)
+    return board_of(world)
 
 
 def test_a_request_says_what_it_found_and_why_no_more(world: World, board: PageBoard) -> None:

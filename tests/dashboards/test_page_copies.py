@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from itertools import groupby
 
 import numpy as np
 import pytest
 from kvgraph.advisor.page.page_board import PageBoard
-from kvgraph.advisor.questions import Questions
 from kvgraph.graph.messages.events import BlocksResident, BlocksSpilled, CopiesDropped
 from kvgraph.graph.sessions.copy_log import LIMIT, CopyLog
 from kvgraph.graph.types import Tier
-from small_world import World, pack
+from small_world import World, board_of, pack
 
 WARM, COLD = int(Tier.WARM), int(Tier.COLD)
 
@@ -24,8 +22,7 @@ def world() -> World:
 
 @pytest.fixture
 def board(world: World) -> PageBoard:
-    questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
-    return PageBoard(world.graph, questions, wall=lambda: world.now + 1e9)
+    return board_of(world)
 
 
 def held(board: PageBoard) -> list[tuple[int, int, int]]:

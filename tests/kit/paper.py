@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine
 
 
@@ -40,3 +41,8 @@ def begin_load(engine: PaperEngine, prompt: list[int], output: int = 1, **fields
 def fail(*_: Any, **__: Any) -> None:
     """An error of ours."""
     raise RuntimeError("an injected fault")
+
+
+def words(count: int, seed: int) -> list[int]:
+    """Text of the seed's own, of tokens that a model on paper knows."""
+    return np.random.default_rng(seed).integers(3, 190, count).tolist()  # type: ignore[no-any-return]

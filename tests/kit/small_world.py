@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.replay.traces.raw_log import RawLog
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.history import History
@@ -121,3 +124,9 @@ class LoggedWorld(World):
     def close(self) -> None:
         """Finish the log."""
         self._log.close()
+
+
+def board_of(world: World) -> PageBoard:
+    """The page's data of a world, by whose clock it goes."""
+    questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
+    return PageBoard(world.graph, questions, wall=lambda: world.now + 1e9)

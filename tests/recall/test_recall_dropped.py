@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.bench.recall.approximate import recalling
@@ -14,15 +13,11 @@ from kvgraph.bench.recall.calibrated import keep_calibration
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
+from paper import words
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 ASKS: dict[str, Any] = {"kv_transfer_params": {"kvgraph": {"recall": True, "session": "mine"}}}
 POOL = 33  # blocks, of which one is vLLM's own
-
-
-def words(count: int, seed: int) -> list[int]:
-    """Text of the seed's own, of tokens that a model on paper knows."""
-    return np.random.default_rng(seed).integers(3, 190, count).tolist()  # type: ignore[no-any-return]
 
 
 HEAD, FILE = words(2 * BLOCK_SIZE, 1), words(12 * BLOCK_SIZE, 2)

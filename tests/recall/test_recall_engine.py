@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.bench.recall.approximate import recalling
 from kvgraph.bench.recall.calibrated import keep_calibration
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
+from paper import words
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 LIMITS = SpliceLimits(least_tokens=32, margin=4)
@@ -26,11 +26,6 @@ def calibrated(
     """Engines with this configuration find a calibration of their model in ``directory``."""
     patch.setenv(DIRECTORY_VARIABLE, str(directory))
     keep_calibration(config.model_config, directory, LIMITS, passed)
-
-
-def words(count: int, seed: int) -> list[int]:
-    """Text of the seed's own, of tokens that a model on paper knows."""
-    return np.random.default_rng(seed).integers(3, 190, count).tolist()  # type: ignore[no-any-return]
 
 
 def joined(*parts: Sequence[int]) -> list[int]:

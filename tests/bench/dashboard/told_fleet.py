@@ -24,7 +24,7 @@ from ...graph.messages.advice import ContentKey
 from ...graph.messages.events import AnyEvent, BlocksResident
 from ..closed.closed_users import ClosedTurn, Script
 from ..closed.on_paper.closed_paper_link import PaperLink
-from ..closed.on_paper.paper_loop import for_agents, forced_step
+from ..closed.on_paper.paper_service import AGENTS
 from ..paper.paper_engine import PaperEngine, Shape
 from ..paper.paper_model import runner_output
 
@@ -76,7 +76,7 @@ class ToldFleet:
     ) -> None:
         self.now = 0.0
         self._rng = random.Random(seed)
-        config = for_agents(base, False)
+        config = AGENTS.config(base)
         self.engines = [_Engine(n, config, shape, self._rng) for n, shape in enumerate(shapes)]
         self.desk = _Desk(self.engines, told, lambda: self.now)
         self._hinted = hinted
@@ -172,7 +172,7 @@ class _Engine:
     def step(self, rng: random.Random) -> list[tuple[float, int]]:
         """One step; when whose next turn is due."""
         order = self.scheduler.schedule()
-        tokens, seconds = forced_step(self.scheduler, order, self._open)
+        tokens, seconds = AGENTS.step(self.scheduler, order, self._open)
         if self._link is not None:
             self._link.order(order, self.at)
         self.at += seconds

@@ -9,7 +9,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from ..closed_sidecar import HoldCounts
 from ..closed_users import ClosedTurn
 from .closed_paper_arms import PAPER_STOCK, PaperArm
 from .paper_loop import PaperLoop, Sent
+from .paper_service import AGENTS
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -79,7 +80,7 @@ def alone_s(base: VllmConfig, blocks: int, requests: Sequence[AgentRequest]) -> 
 
 
 def _play(base: VllmConfig, arm: PaperArm, blocks: int, crowd: _Sessions, running: int) -> OpenRun:
-    loop = PaperLoop(base, arm, blocks, crowd, running)
+    loop = PaperLoop(base, arm, blocks, crowd, replace(AGENTS, sequences=running))
     try:
         loop.run()
         return OpenRun(arm.name, tuple(loop.answers), loop.now, loop.held())

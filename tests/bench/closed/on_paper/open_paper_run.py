@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +21,11 @@ from ...serving.progress import DemoProgress
 from ...serving.workload import BLOCK
 from .closed_paper_arms import PAPER_HOLD, PAPER_LPM, PAPER_OFF, PAPER_STOCK, PAPER_TOLD
 from .open_paper import OpenRun, alone_s, play_open
+from .short_paper import short_answers
 
 OPEN_FILE: Final = "open.json"
 REQUESTS: Final = 600  # as many as the demo plays
+_SHORT_ARMS: Final = (PAPER_STOCK, PAPER_OFF, PAPER_HOLD)
 _ARMS: Final = (PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD)
 
 
@@ -51,11 +53,17 @@ SETTINGS: Final = (Setting(1, 0.3), Setting(1, 0.75), Setting(64, 0.75), Setting
 
 @dataclass(frozen=True, slots=True)
 class OpenResult:
-    """All arms under all settings; ``pool`` in blocks of ``BLOCK_SIZE`` tokens."""
+    """All arms under all settings.
+
+    Attributes:
+        pool: Blocks of ``BLOCK_SIZE`` tokens.
+        short: Answers a second by arm, where requests are short and nobody comes back.
+    """
 
     out: Path
     pool: int
     runs: Sequence[tuple[Setting, OpenRun]]
+    short: Mapping[str, float] = field(default_factory=dict)
 
     def figures(self) -> Figures:
         """Each arm beside stock: what it finds, and how long first tokens take."""
@@ -65,6 +73,8 @@ class OpenResult:
             figures.add(f"stock_share{setting.name}", stock.cached_share, "share of prompt")
             for run in others:
                 _add(figures, f"_{run.arm}{setting.name}", run, stock)
+        for arm, rate in self.short.items():
+            figures.add(f"short_answers_{arm}", rate, "answers/s")
         return figures
 
     def save(self) -> Path:
@@ -107,7 +117,8 @@ def run_open(
             for arm in _ARMS:
                 shown.passing(f"{arm.name}{setting.name}", "on paper")
                 runs.append((setting, play_open(base, arm, pool, asked, pace, setting.running)))
-    return OpenResult(out.resolve(), pool, runs)
+        short = {} if quick else {arm.name: short_answers(base, arm) for arm in _SHORT_ARMS}
+    return OpenResult(out.resolve(), pool, runs, short)
 
 
 def _span_s(requests: Sequence[AgentRequest]) -> float:

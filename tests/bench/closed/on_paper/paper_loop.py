@@ -6,38 +6,27 @@ model of the service says. Nothing depends on how busy this machine is, and hour
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ....advisor.replay.closed.loop import AGENTS_SERVICE
 from ...paper.paper_engine import PaperEngine, Shape
 from ...paper.paper_model import runner_output
-from ...recorded.agents_requests import SHRINK, AgentRequest
+from ...recorded.agents_requests import AgentRequest
 from ...serving.completions import Answer
-from ..closed_arms import LONGEST_FIRST
 from ..closed_pass import ClosedAnswer
 from ..closed_sidecar import HoldCounts
 from ..closed_users import ClosedTurn
 from .closed_paper_arms import PaperArm
 from .closed_paper_link import PaperLink
 from .closed_paper_sidecar import PaperSidecar
+from .paper_service import AGENTS, PaperService
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.request import Request
-
-PREFILL: Final = AGENTS_SERVICE.prefill_tokens_per_s / SHRINK  # tokens a second
-DECODE_S: Final = AGENTS_SERVICE.decode_s_per_token * SHRINK  # a token
-"""The replay lab's service, in this fleet's smaller tokens."""
-
-SEQUENCES: Final = 64  # that run at once at most; no run with ``--best 20`` has more agents; chosen
-
-_IDLE_S: Final = 0.05  # a step that schedules nothing; chosen
-_BATCH_TOKENS: Final = 192  # 180, what prefill reaches in one decode step, in whole blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +58,7 @@ class PaperLoop:
     Args:
         base: vLLM's configuration of an engine on paper.
         blocks: Of the pool, the null block among them.
-        sequences: Requests that run at once at most.
+        service: What steps take.
     """
 
     def __init__(
@@ -78,13 +67,13 @@ class PaperLoop:
         arm: PaperArm,
         blocks: int,
         crowd: Crowd,
-        sequences: int = SEQUENCES,
+        service: PaperService = AGENTS,
     ) -> None:
-        self._arm, self._crowd = arm, crowd
+        self._arm, self._crowd, self._service = arm, crowd, service
         self.now = 0.0
         warm = blocks if arm.hosted else None
         shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, stock=arm.stock)
-        config = for_agents(base, arm.longest_first, sequences)
+        config = service.config(base, arm.longest_first)
         self.engine = PaperEngine(config, shape, clock=lambda: self.now)
         self._scheduler = self.engine.scheduler
         self._link = PaperLink(self.engine) if self.engine.has_tiers else None
@@ -125,7 +114,7 @@ class PaperLoop:
 
     def _step(self) -> None:
         order = self._scheduler.schedule()
-        tokens, seconds = forced_step(self._scheduler, order, self.unanswered)
+        tokens, seconds = self._service.step(self._scheduler, order, self.unanswered)
         if self._link is not None:
             self._link.order(order, self.now)
         self.now += seconds
@@ -171,47 +160,3 @@ class Unanswered:
             len(asked.answer),
         )  # fmt: skip
         return ClosedAnswer(at_s, self.turn.first, answer)
-
-
-class Asked(Protocol):
-    """A request whose answer is known."""
-
-    @property
-    def turn(self) -> ClosedTurn:
-        """What it asks, and what is answered."""
-
-
-def forced_step(
-    scheduler: Any, order: Any, asked: Mapping[str, Asked]
-) -> tuple[dict[str, list[int]], float]:
-    """The tokens that a step says, by request, as the answers have them; the seconds it takes."""
-    tokens: dict[str, list[int]] = {}
-    prefilled, decodes = 0, False
-    for name, count in order.num_scheduled_tokens.items():
-        request = scheduler.requests[name]
-        said = request.num_tokens - request.num_prompt_tokens
-        decodes = decodes or said > 0
-        prefilled += count if not said else 0
-        whole = request.num_computed_tokens >= request.num_tokens
-        tokens[name] = [asked[name].turn.request.answer[said]] if whole else []
-    return tokens, _step_s(prefilled, decodes)
-
-
-def _step_s(prefilled: int, decodes: bool) -> float:
-    if not prefilled and not decodes:
-        return _IDLE_S
-    return max(prefilled / PREFILL, DECODE_S if decodes else 0.0)
-
-
-def for_agents(base: VllmConfig, longest_first: bool, sequences: int = SEQUENCES) -> VllmConfig:
-    """``base`` for prompts of recorded agents, in steps as long as the service model's."""
-    config = copy.copy(base)
-    config.model_config = copy.copy(base.model_config)
-    config.scheduler_config = copy.copy(base.scheduler_config)
-    config.model_config.max_model_len = 4096
-    config.scheduler_config.max_model_len = 4096
-    config.scheduler_config.max_num_batched_tokens = _BATCH_TOKENS
-    config.scheduler_config.max_num_scheduled_tokens = None
-    config.scheduler_config.max_num_seqs = sequences
-    config.scheduler_config.scheduler_cls = LONGEST_FIRST if longest_first else None
-    return config
