@@ -20,6 +20,7 @@ from ..graph.errors import ConfigError, KvGraphError
 from .compared.diff_cli import diff
 from .export.export_cli import export
 from .fleet.proxy.route_cli import route
+from .memory.memory_cli import memory
 from .page_cli import open_page, why
 from .precache.precache_cli import precache
 from .remote import RemoteError, UnknownError, ask, secret_of, sidecar_urls
@@ -63,7 +64,19 @@ def build_app(command: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_options)
-    for function in (serve, status, top, why, explain, diff, export, precache, route, *_LAB):
+    for function in (
+        serve,
+        status,
+        top,
+        why,
+        explain,
+        diff,
+        export,
+        precache,
+        route,
+        memory,
+        *_LAB,
+    ):
         app.command()(function)
     app.command("open")(open_page)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):

@@ -1,19 +1,23 @@
-"""The proxy's HTTP surface: ``/v1/…`` is passed on, the rest is about the proxy itself."""
+"""The proxy's HTTP surface: ``/v1/…`` is passed on, the rest is about the proxy itself.
+
+``Relay`` passes a request on for any proxy that satisfies ``Passing``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, Final
+from collections.abc import AsyncGenerator
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
 from ..fleet_router import NoEngineError
-from .callers import MOST_BODY, Asked, BadRequestError, is_served
+from .callers import MOST_BODY, Asked, BadRequestError, Callers, is_served
 from .fleet_proxy import FleetProxy
 from .proxy_metrics import exposition, proxy_status
-from .upstream import BrokenAnswerError, NothingAnsweredError, Reply, Upstream
+from .upstream import BrokenAnswerError, NothingAnsweredError, Reply
 
 BODY_S: Final = 60.0
 """For a whole body to arrive; chosen."""
@@ -24,11 +28,50 @@ class LeftError(Exception):
     """The client is gone."""
 
 
+Known = TypeVar("Known")
+"""What a proxy knows of a request whose answer has begun."""
+
+
+class Refusals(Protocol):
+    """Requests that got no whole answer: refused, without an engine, given up by their client."""
+
+    refused: int
+    unserved: int
+    left: int
+
+
+class Passing(Protocol[Known]):
+    """A proxy: it reads requests, and has them answered."""
+
+    @property
+    def callers(self) -> Callers: ...
+
+    @property
+    def counts(self) -> Refusals: ...
+
+    async def begin(self, asked: Asked) -> tuple[Reply, Known]:
+        """The beginning of an answer.
+
+        Raises:
+            BadRequestError, NoEngineError, NothingAnsweredError: There is none.
+        """
+        ...
+
+    def rest(self, reply: Reply, known: Known) -> AsyncGenerator[bytes, None]:
+        """All bytes of an answer that has begun; raises ``BrokenAnswerError``."""
+        ...
+
+    def finished(self, asked: Asked) -> None:
+        """Note that a request was answered to its end."""
+        ...
+
+
 class ProxyApp:
     """An ASGI application before a ``FleetProxy``."""
 
     def __init__(self, proxy: FleetProxy) -> None:
         self._proxy = proxy
+        self._relay = Relay(proxy)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the proxy for as long as the server runs."""
@@ -50,18 +93,26 @@ class ProxyApp:
         path = scope["path"]
         if path == "/healthz":
             up = bool((self._proxy.board.up & ~self._proxy.board.draining).any())
-            await _say(send, 200 if up else 503, {"status": "ok" if up else "no engine is up"})
+            await say(send, 200 if up else 503, {"status": "ok" if up else "no engine is up"})
         elif path == "/fleet":
-            await _say(send, 200, proxy_status(self._proxy))
+            await say(send, 200, proxy_status(self._proxy))
         elif path == "/metrics":
             await _send(send, 200, [(b"content-type", b"text/plain; version=0.0.4")],
                         exposition(self._proxy))  # fmt: skip
         elif is_served(path):
-            await self._pass_on(scope, receive, send)
+            await self._relay.pass_on(scope, receive, send)
         else:
-            await _refuse(send, 404, "not served here; requests go to /v1/…")
+            await refuse(send, 404, "not served here; requests go to /v1/…")
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+
+class Relay(Generic[Known]):
+    """Passes requests on, and their answers back as they come."""
+
+    def __init__(self, proxy: Passing[Known]) -> None:
+        self._proxy = proxy
+
+    async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have one request answered, unless its client leaves."""
         path = scope["raw_path"].decode("latin-1")
         if scope["query_string"]:
             path += "?" + scope["query_string"].decode("latin-1")
@@ -69,9 +120,9 @@ class ProxyApp:
             asked = await self._asked(path, scope, receive)
         except (BadRequestError, TimeoutError) as error:
             self._proxy.counts.refused += 1
-            await _refuse(send, 400, str(error) or f"the body did not arrive in {BODY_S:g} s")
+            await refuse(send, 400, str(error) or f"the body did not arrive in {BODY_S:g} s")
             return
-        answering = asyncio.ensure_future(self._relay(asked, send))
+        answering = asyncio.ensure_future(self._answer(asked, send))
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,26 +141,26 @@ class ProxyApp:
             body = await read_body(receive)
         return self._proxy.callers.read(scope["method"], path, scope["headers"], body)
 
-    async def _relay(self, asked: Asked, send: Send) -> None:
+    async def _answer(self, asked: Asked, send: Send) -> None:
         try:
-            reply, upstream = await self._proxy.begin(asked)
+            reply, known = await self._proxy.begin(asked)
         except BadRequestError as error:
             self._proxy.counts.refused += 1
-            await _refuse(send, 400, str(error))
+            await refuse(send, 400, str(error))
             return
         except NoEngineError as error:
             self._proxy.counts.unserved += 1
-            await _refuse(send, 503, str(error), [(b"retry-after", b"1")])
+            await refuse(send, 503, str(error), [(b"retry-after", b"1")])
             return
         except NothingAnsweredError as error:
             self._proxy.counts.unserved += 1
             why = "engines dropped this request one after the other"
             if error.sent and not asked.call.repeatable:
                 why = "the engine dropped this request, and may have done what it asks"
-            await _refuse(send, 502, f"{why}: {error}")
+            await refuse(send, 502, f"{why}: {error}")
             return
         try:
-            await self._forward(reply, upstream, send)
+            await self._forward(reply, known, send)
         except BrokenAnswerError:
             return  # without its end the server cuts the connection: the client sees that it broke
         finally:
@@ -117,10 +168,10 @@ class ProxyApp:
         self._proxy.finished(asked)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _forward(self, reply: Reply, upstream: Upstream, send: Send) -> None:
+    async def _forward(self, reply: Reply, known: Known, send: Send) -> None:
         start = {"type": "http.response.start", "status": reply.status, "headers": reply.headers}
         await send(start)
-        async with contextlib.aclosing(self._proxy.rest(reply, upstream)) as chunks:
+        async with contextlib.aclosing(self._proxy.rest(reply, known)) as chunks:
             async for chunk in chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
@@ -146,13 +197,15 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _say(send: Send, status: int, answer: dict[str, Any]) -> None:
+async def say(send: Send, status: int, answer: Any) -> None:
+    """Answer with JSON."""
     await _send(send, status, [_JSON], orjson.dumps(answer))
 
 
-async def _refuse(
+async def refuse(
     send: Send, status: int, why: str, headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
+    """Answer as OpenAI's servers refuse."""
     kind = "invalid_request_error" if status < 500 else "service_unavailable"
     error = {"message": why, "type": kind, "code": status}
     await _send(send, status, [_JSON, *(headers or [])], orjson.dumps({"error": error}))

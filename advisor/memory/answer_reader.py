@@ -1,0 +1,116 @@
+"""``AnswerReader``: the assistant's message, read off an answer while it is passed on."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from .chats.memory_blocks import Message
+
+_MOST: Final = 64 << 20  # bytes of an answer that are read; chosen: beyond any
+_TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
+
+
+class AnswerReader:
+    """Reads the first choice of a chat's completion; whatever it cannot read is no message.
+
+    Args:
+        streams: Whether it comes as server-sent events.
+
+    Attributes:
+        streams: As given.
+        prompt_tokens: What the engine counted; 0: it did not say.
+    """
+
+    def __init__(self, streams: bool) -> None:
+        self.streams = streams
+        self._rest = bytearray()
+        self._size = 0
+        self._message: dict[str, Any] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._ended = False
+        self.prompt_tokens = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Take over bytes as they come."""
+        self._size += len(chunk)
+        if self._size > _MOST:
+            return
+        self._rest += chunk
+        if self.streams and b"\n" in chunk:
+            *lines, last = self._rest.split(b"\n")
+            self._rest = bytearray(last)
+            for line in lines:
+                self._line(bytes(line))
+
+    def message(self) -> Message | None:
+        """The assistant's message; None if there is none, or it has not ended."""
+        if self._size > _MOST:
+            return None
+        if not self.streams:
+            self._whole(_object(bytes(self._rest)))
+        if not self._ended or not (self._message or self._calls):
+            return None
+        said = {"role": "assistant", "content": "", **self._message}
+        if self._calls:
+            said["tool_calls"] = [call for _, call in sorted(self._calls.items())]
+        return said
+
+    def _line(self, line: bytes) -> None:
+        if line.startswith(b"data:"):
+            event = _object(line.removeprefix(b"data:").strip())
+            self._usage(event)
+            for choice in _choices(event):
+                self._delta(choice.get("delta"))
+                self._ended |= choice.get("finish_reason") is not None
+
+    def _delta(self, delta: object) -> None:
+        if not isinstance(delta, dict):
+            return
+        for field in _TEXTS:
+            if isinstance(text := delta.get(field), str):
+                self._message[field] = self._message.get(field, "") + text
+        for part in delta.get("tool_calls") or ():
+            if isinstance(part, dict):
+                self._call(part)
+
+    def _call(self, part: dict[str, Any]) -> None:
+        number = part.get("index")
+        number = number if isinstance(number, int) else len(self._calls)
+        empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        call = self._calls.setdefault(number, empty)
+        call["id"] = part.get("id") or call["id"]
+        function = part.get("function")
+        if isinstance(function, dict):
+            for field in ("name", "arguments"):
+                call["function"][field] += function.get(field) or ""
+
+    def _whole(self, answer: dict[str, Any]) -> None:
+        self._usage(answer)
+        for choice in _choices(answer):
+            said = choice.get("message")
+            said = said if isinstance(said, dict) else {}
+            self._message = {field: said[field] for field in _TEXTS if said.get(field)}
+            self._calls = dict(enumerate(said.get("tool_calls") or ()))
+            self._ended = True
+
+    def _usage(self, answer: dict[str, Any]) -> None:
+        usage = answer.get("usage")
+        counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        self.prompt_tokens = counted if isinstance(counted, int) else self.prompt_tokens
+
+
+def _choices(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    """The first choice, if it is among those of an answer or of a part of it."""
+    listed = answer.get("choices")
+    found = [each for each in listed or () if isinstance(each, dict)]
+    return [each for each in found if each.get("index", 0) == 0][:1]
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        read = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return {}
+    return read if isinstance(read, dict) else {}

@@ -1,0 +1,73 @@
+"""Which blocks leave a prompt, and which come back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .aboutness import Shares
+from .block_scores import scores, stays
+from .chat_session import ChatSession
+from .memory_blocks import Block
+from .memory_settings import MemorySettings, Mode
+
+
+def evict(chat: ChatSession, about: Shares, by: MemorySettings, until: int) -> list[Block]:
+    """Let the blocks that are worth least leave, until the prompt takes ``until`` tokens at most.
+
+    Args:
+        about: float64 ``[chat.blocks]``: see ``scores``.
+    """
+    worth = scores(chat, chat.blocks, about, by)
+    always = stays(chat, by)
+    gone: list[Block] = []
+    for number in np.argsort(worth, kind="stable"):  # of equals, the oldest first
+        if chat.tokens <= until:
+            break
+        block = chat.blocks[int(number)]
+        if block.place is not None and id(block) not in always:
+            chat.leave(block)
+            gone.append(block)
+    return gone
+
+
+def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> list[Block]:
+    """Let the blocks come back that a message is about, as long as there is room for them.
+
+    Args:
+        about: float64 ``[chat.blocks]``: how much each is about the user's message.
+        room: Tokens.
+    """
+    if by.mode is not Mode.KV_RESTORE:
+        return []
+    back: list[int] = []
+    taken = 0
+    for number in np.argsort(-about, kind="stable").tolist():
+        block = chat.blocks[number]
+        if taken == by.top or about[number] < by.least_similarity:
+            break
+        if block.turn == chat.turn:
+            continue  # it is what was just said
+        if block.place is not None:
+            taken += by.resident_gate
+        elif block.messages and block.tokens <= room:
+            back.append(number)
+            taken += 1
+            room -= block.tokens
+    found = [chat.blocks[number] for number in sorted(back)]
+    for block in found:
+        chat.enter(block)
+    chat.recalls += len(found)
+    return found
+
+
+def breadcrumb(chat: ChatSession, most: int = 32) -> str:
+    """One line that names what has left, the newest last; empty if nothing has.
+
+    Args:
+        most: Names in it; chosen.
+    """
+    names = [block.name for block in chat.away]
+    if not names:
+        return ""
+    older = f"{len(names) - most} older, " if len(names) > most else ""
+    return f"[left out: {older}{', '.join(names[-most:])}]"

@@ -1,0 +1,106 @@
+"""``ClientWords``: a chat's request, and what its client says of its messages and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from ..fleet.proxy.prompt_chains import CHARACTERS_PER_TOKEN
+from .chats.memory_blocks import Message
+
+_PARAMS, _OURS, _MEMORY = "kv_transfer_params", "kvgraph", "memory"
+_TAGS: Final = frozenset(
+    {"layer", "importance", "priority", "pinned", "identity", "memory_id"}
+)  # of a message's hints: docs/hints.md
+_LIMITS: Final = ("max_completion_tokens", "max_tokens")
+
+
+class ClientWords(NamedTuple):
+    """A chat's request.
+
+    Attributes:
+        fields: Of its body.
+        messages: As they came.
+        appends: Whether they continue the chat instead of repeating it.
+        tags: What is said of messages, by their numbers.
+    """
+
+    fields: dict[str, Any]
+    messages: list[Message]
+    appends: bool
+    tags: dict[int, dict[str, Any]]
+
+    @property
+    def model(self) -> object:
+        """Who shall answer."""
+        return self.fields.get("model")
+
+    @property
+    def answer(self) -> int:
+        """The most tokens of an answer; 0: it is not said."""
+        said = [self.fields.get(name) for name in _LIMITS]
+        return next((each for each in said if isinstance(each, int) and each > 0), 0)
+
+    @property
+    def fixed(self) -> int:
+        """About how many tokens the tools' descriptions take."""
+        tools = self.fields.get("tools")
+        return len(orjson.dumps(tools)) // CHARACTERS_PER_TOKEN if tools else 0
+
+    def body(self, messages: Sequence[Message], tags: Sequence[object], recalls: bool) -> bytes:
+        """The request as the engine gets it.
+
+        Args:
+            messages: In place of the client's.
+            tags: Hints about those.
+            recalls: Whether text that moved may come back approximately, unless it is said.
+        """
+        params = self.fields.get(_PARAMS)
+        params = dict(params) if isinstance(params, dict) else {}
+        ours = params.get(_OURS)
+        ours = dict(ours) if isinstance(ours, dict) else {}
+        ours.pop(_MEMORY, None)
+        ours.pop("messages", None)
+        ours |= {"messages": tags} if tags else {}
+        params[_OURS] = ({"recall": True} if recalls else {}) | ours
+        params = {name: value for name, value in params.items() if value}
+        fields = {name: value for name, value in self.fields.items() if name != _PARAMS}
+        return orjson.dumps(fields | {"messages": messages} | ({_PARAMS: params} if params else {}))
+
+
+def client_words(body: bytes) -> ClientWords | None:
+    """What a body says; None where it is no chat, or its client wants no memory."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    messages = fields.get("messages") if isinstance(fields, dict) else None
+    if not isinstance(messages, list) or not messages:
+        return None
+    if not all(isinstance(each, dict) for each in messages):
+        return None
+    params = fields.get(_PARAMS)
+    ours = params.get(_OURS) if isinstance(params, dict) else None
+    ours = ours if isinstance(ours, dict) else {}
+    memory = ours.get(_MEMORY)
+    if memory == "off" or fields.get("n", 1) != 1:
+        return None
+    return ClientWords(fields, messages, memory == "append", _tags(ours, messages))
+
+
+def _tags(ours: Mapping[str, Any], messages: Sequence[Message]) -> dict[int, dict[str, Any]]:
+    """What hints say of messages, by number or by role; what is malformed says nothing."""
+    found: dict[int, dict[str, Any]] = {}
+    listed = ours.get("messages")
+    for hint in listed if isinstance(listed, list) else ():
+        if not isinstance(hint, dict):
+            continue
+        tags = {name: hint[name] for name in _TAGS & hint.keys()}
+        index, role = hint.get("index"), hint.get("role")
+        for number, message in enumerate(messages):
+            named = index in (number, number - len(messages)) if isinstance(index, int) else None
+            if named or (named is None and role is not None and message.get("role") == role):
+                found.setdefault(number, {}).update(tags)
+    return found

@@ -1,0 +1,68 @@
+"""The memory's HTTP surface: ``/v1/…`` is passed on, ``/memory`` is about chats."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Final
+from urllib.parse import unquote
+
+from starlette.types import Receive, Scope, Send
+
+from ..fleet.proxy.callers import is_served
+from ..fleet.proxy.proxy_app import LeftError, Relay, refuse, say
+from .chats.chat_session import ChatSession
+from .memory_proxy import MemoryProxy, caller_of
+
+_CHATS: Final = "/memory/"
+
+
+class MemoryApp:
+    """An ASGI application before a ``MemoryProxy``."""
+
+    def __init__(self, proxy: MemoryProxy) -> None:
+        self._proxy = proxy
+        self._relay = Relay(proxy)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or wait for the server's end."""
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self._proxy.close()
+            await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "http":
+            with contextlib.suppress(LeftError):
+                await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if path == "/healthz":
+            await say(send, 200, {"status": "ok"})
+        elif path == "/memory":
+            await say(send, 200, self._proxy.status())
+        elif path.startswith(_CHATS) and method in ("GET", "DELETE"):
+            name = unquote(path.removeprefix(_CHATS))
+            found = self._proxy.store.of_caller(caller_of(scope["headers"]), name)
+            if not found:
+                return await refuse(send, 404, "no chat of this caller goes by that name")
+            if method == "DELETE":
+                for chat in found:
+                    self._proxy.store.forget(chat.key)
+            await say(send, 200, [_plain(chat) for chat in found])
+        elif is_served(path):
+            await self._relay.pass_on(scope, receive, send)
+        else:
+            await refuse(send, 404, "not served here; requests go to /v1/…")
+
+
+def _plain(chat: ChatSession) -> dict[str, Any]:
+    """A chat without its text."""
+    blocks = [
+        {"name": block.name, "source": block.source, "tokens": block.tokens, "place": block.place}
+        for block in chat.blocks
+    ]
+    return {
+        "name": chat.name, "turn": chat.turn, "tokens": chat.tokens, "evicted": chat.evictions,
+        "recalled": chat.recalls, "blocks": blocks,
+    }  # fmt: skip

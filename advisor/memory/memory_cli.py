@@ -1,0 +1,79 @@
+"""``kvgraph memory``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from ...graph.errors import ConfigError
+from ...graph.ipc.addresses import is_loopback
+from ..fleet.proxy.engine_list import listed
+from .chats.memory_settings import MemorySettings, Mode, StoreSettings
+
+_MIB: Final = 1 << 20
+_KEY: Final = "OPENAI_API_KEY"
+
+Engine = Annotated[str, typer.Argument(help="The engine's address: http://127.0.0.1:8000")]
+Budget = Annotated[int, typer.Option(help="Tokens of a chat's prompt and answer.")]
+High = Annotated[float, typer.Option(help="Share of the budget above which blocks leave.")]
+Low = Annotated[float, typer.Option(help="Share of the budget until which they leave.")]
+How = Annotated[Mode, typer.Option(help="What becomes of them.")]
+Top = Annotated[int, typer.Option(min=0, help="Blocks that come back at most.")]
+Least = Annotated[float, typer.Option(min=0, max=1, help="A message is about no block below it.")]
+Gate = Annotated[bool, typer.Option(help="Count blocks that are in the prompt among --top.")]
+Embeddings = Annotated[
+    str | None, typer.Option(help="An OpenAI-compatible API with /embeddings; else words count.")
+]
+Embedder = Annotated[str, typer.Option(help="As that API calls it.")]
+Strip = Annotated[bool, typer.Option(help="Leave thoughts out of later prompts.")]
+Store = Annotated[Path | None, typer.Option(help="Keep chats, in clear text, in this directory.")]
+Ram = Annotated[int, typer.Option(min=1, help="For the text of all chats.")]
+Disk = Annotated[int, typer.Option(min=1, help="For --store.")]
+Host = Annotated[str, typer.Option(help="Where to listen.")]
+Port = Annotated[int, typer.Option(min=0, max=65535)]
+Remote = Annotated[
+    bool, typer.Option(help="Listen beyond loopback: whoever reaches it may use the engine.")
+]
+
+
+def memory(
+    engine: Engine, budget: Budget, high: High = 0.9, low: Low = 0.7,
+    mode: How = Mode.KV_RESTORE, top: Top = 4, least_similarity: Least = 0.1, gate: Gate = True,
+    embeddings: Embeddings = None, embedding_model: Embedder = "", strip_think: Strip = True,
+    store: Store = None, ram_mib: Ram = 512, disk_mib: Disk = 4096,
+    host: Host = "127.0.0.1", port: Port = 8010, allow_remote: Remote = False,
+) -> None:  # fmt: skip
+    """An OpenAI-compatible address at which chats outlive a token budget."""
+    try:
+        from .chats.aboutness import EmbeddedSimilarity, WordSimilarity
+        from .memory_server import serve_memory
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is missing; install it with pip install 'kvgraph[memory]'"
+        ) from None
+
+    if not (is_loopback(host) or allow_remote):
+        raise ConfigError(f"--host {host}: listens beyond loopback; --allow-remote permits it")
+    if embeddings and not embedding_model:
+        raise ConfigError("--embeddings wants --embedding-model")
+    url = listed(engine).url
+    settings = MemorySettings(
+        budget, high, low, mode, top, least_similarity, gate, strip_think=strip_think
+    )
+    kept = StoreSettings(ram_mib * _MIB, store, disk_mib * _MIB)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+    async def run() -> None:
+        similarity = (
+            EmbeddedSimilarity(embeddings, embedding_model, os.environ.get(_KEY))
+            if embeddings else WordSimilarity()
+        )  # fmt: skip
+        await serve_memory(url, settings, kept, similarity, host, port)
+
+    asyncio.run(run())

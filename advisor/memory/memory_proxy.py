@@ -1,0 +1,275 @@
+"""``MemoryProxy``: sends an engine what a chat's budget allows, and keeps what it answers."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NamedTuple
+
+import httpx
+import msgspec
+import numpy as np
+
+from ..fleet.proxy.callers import Asked, Body, Callers, Headers
+from ..fleet.proxy.prompt_chains import PromptMemory
+from ..fleet.proxy.upstream import Reply, Upstream
+from .answer_reader import AnswerReader
+from .chats.aboutness import Shares, Similarity
+from .chats.block_scores import stays
+from .chats.chat_session import ChatSession
+from .chats.chat_store import ChatStore
+from .chats.memory_blocks import Block, Message, as_kept, text_of
+from .chats.memory_settings import MemorySettings, Mode
+from .chats.working_set import breadcrumb, evict, recall
+from .client_words import ClientWords, client_words
+from .token_counter import TokenCounter
+
+_CHATS: Final = "/v1/chat/completions"
+_HEADER: Final = b"x-kvgraph-memory"
+_ANSWER: Final = 8  # the part of the budget that is kept for an answer of unknown length; chosen
+_OK: Final = 200
+_REFUSED: Final = 400
+_DONE: Final = b"[DONE]"  # the last event of a stream
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class MemoryCounts:
+    """What happened so far.
+
+    Attributes:
+        turns: Requests of chats.
+        evicted, recalled: Blocks.
+        beyond: Prompts that were longer than the budget, for want of blocks that may leave.
+        as_sent: Requests that the engine refused as we put them, and got as their client did.
+        unscored: Times that similarity could not be asked for.
+        refused, unserved, left: As a proxy counts them.
+    """
+
+    turns: int = 0
+    refused: int = 0
+    unserved: int = 0
+    left: int = 0
+    evicted: int = 0
+    recalled: int = 0
+    beyond: int = 0
+    as_sent: int = 0
+    unscored: int = 0
+
+
+class Turn(NamedTuple):
+    """A chat's request under way.
+
+    Attributes:
+        before: The chat as it was, to go back to where the engine does not answer.
+        number: Of the chat's turns.
+        model: As the client calls it.
+        sent: How many messages the engine gets.
+        counted: Tokens of their blocks.
+        back: Names of blocks that came back.
+    """
+
+    chat: ChatSession
+    before: bytes
+    number: int
+    model: object
+    sent: int
+    counted: int
+    back: list[str]
+
+
+class MemoryProxy:
+    """Before one engine, or a router of several.
+
+    Args:
+        url: Where it answers, without ``/v1``.
+        settings: What the operator chose.
+        store: Remembers chats.
+        similarity: Compares blocks with what users say.
+    """
+
+    def __init__(
+        self, url: str, settings: MemorySettings, store: ChatStore, similarity: Similarity
+    ) -> None:
+        self.settings, self.store, self.counts = settings, store, MemoryCounts()
+        self.upstream = Upstream(0, url)
+        self._similarity = similarity
+        self._memory = PromptMemory()
+        self.callers = Callers(self._memory)
+        self._counter = TokenCounter(self.upstream)
+
+    async def begin(self, asked: Asked) -> tuple[Reply, Turn | None]:
+        """The beginning of an answer.
+
+        Raises:
+            NothingAnsweredError: The engine is gone.
+            BadRequestError: The request cannot be passed on.
+        """
+        # Answers are read: nothing may compress them.
+        plain = [(key, value) for key, value in asked.call.headers if key != b"accept-encoding"]
+        call = asked.call._replace(headers=plain)
+        is_chat = call.path.partition("?")[0] == _CHATS and asked.turn is not None
+        words = client_words(call.body.data) if is_chat else None
+        if words is None:
+            return await self.upstream.begin(call), None
+        turn, body = await self._prepared(asked, words)
+        try:
+            reply = await self.upstream.begin(call._replace(body=Body(body)))
+            if reply.status == _REFUSED and turn.sent != len(words.messages):
+                await reply.response.aclose()
+                self.counts.as_sent += 1
+                reply = await self.upstream.begin(call)
+        except BaseException:
+            self._undo(turn)
+            raise
+        if reply.status != _OK:
+            self._undo(turn)
+            return reply, None
+        return reply._replace(headers=[*reply.headers, (_HEADER, _said_of(turn))]), turn
+
+    async def rest(self, reply: Reply, turn: Turn | None) -> AsyncGenerator[bytes, None]:
+        """All bytes of an answer that has begun; a chat's memory is ready when it ends.
+
+        Raises:
+            BrokenAnswerError: The engine is gone before the end.
+        """
+        kinds = [value for key, value in reply.headers if key.lower() == b"content-type"]
+        reader = AnswerReader(any(b"event-stream" in kind for kind in kinds))
+        ended = turn is None
+        try:
+            async with contextlib.aclosing(reply.chunks()) as chunks:
+                async for chunk in chunks:
+                    if turn is not None and not ended:
+                        reader.feed(chunk)
+                        if reader.streams and _DONE in chunk:  # the client may go on at once
+                            ended = True
+                            await self._answered(turn, reader)
+                    yield chunk
+            if turn is not None and not ended:
+                ended = True
+                await self._answered(turn, reader)
+        finally:
+            if turn is not None and not ended:
+                self._undo(turn)
+
+    def finished(self, asked: Asked) -> None:
+        """Forget a session that its client ended."""
+        if asked.turn is not None and asked.turn.ends:
+            self.store.forget(asked.turn.session)
+
+    def status(self) -> dict[str, Any]:
+        """Counts, for people."""
+        return {**asdict(self.counts), "chats": len(self.store), "budget": self.settings.budget}
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._similarity.close()
+        await self.upstream.close()
+
+    async def _prepared(self, asked: Asked, words: ClientWords) -> tuple[Turn, bytes]:
+        """Take a request over into its chat; what the engine gets."""
+        assert asked.turn is not None, "a chat has a prompt"
+        key, by = asked.turn.session, self.settings
+        self._memory.sent(asked.turn.prompt.links, key, 0)
+        self.counts.turns += 1
+        async with self.store.lock(key):
+            chat = self.store.get(key, asked.turn.name, caller_of(asked.call.headers))
+            before = msgspec.msgpack.encode(chat)
+            new = chat.follow(words.messages, words.appends, by.strip_think)
+            chat.tag(words.tags, len(words.messages))
+            chat.fixed = chat.fixed or words.fixed
+            await self._counter.count(words.model, chat.blocks)
+            room = by.budget - (words.answer or by.budget // _ANSWER)
+            back = await self._choose(chat, new, room)
+            messages, tags = self._prompt(chat)
+            counted = chat.tokens - chat.fixed
+            body = words.body(messages, tags, by.mode is Mode.KV_RESTORE)
+        names = [block.name for block in back]
+        turn = Turn(chat, before, chat.turn, words.model, len(messages), counted, names)
+        return turn, body
+
+    async def _choose(self, chat: ChatSession, new: Sequence[Block], room: int) -> list[Block]:
+        """Let blocks come back that the user speaks of, and others leave until all fits."""
+        by, speaks = self.settings, bool(new) and new[-1].source == "user"
+        back: list[Block] = []
+        if chat.tokens > room or (speaks and chat.away):
+            about = await self._about(chat)
+            if speaks:
+                always = stays(chat, by)
+                kept = sum(block.tokens for block in chat.resident if id(block) in always)
+                back = recall(chat, about, by, room - chat.fixed - kept)
+                for block in new:  # behind what came back
+                    block.place = None
+                    chat.enter(block)
+            self._evict(chat, about, room)
+            back = [block for block in back if block.place is not None]
+        self.counts.recalled += len(back)
+        self.counts.beyond += chat.tokens > room
+        return back
+
+    async def _answered(self, turn: Turn, reader: AnswerReader) -> None:
+        """Keep an answer that has ended, and let blocks leave if there are too many."""
+        said, chat, by = reader.message(), turn.chat, self.settings
+        if said is None:
+            return self._undo(turn)
+        async with self.store.lock(chat.key):
+            if chat.turn == turn.number:  # else another request of the chat came in between
+                if reader.prompt_tokens:
+                    chat.fixed = max(0, reader.prompt_tokens - turn.counted)
+                new = chat.add([as_kept(said, by.strip_think)])
+                await self._counter.count(turn.model, new)
+                if chat.tokens > by.high * by.budget:
+                    self._evict(chat, await self._about(chat), int(by.low * by.budget))
+            await self.store.keep(chat)
+
+    def _prompt(self, chat: ChatSession) -> tuple[list[Message], list[object]]:
+        """The messages of a prompt, and what is said of them."""
+        messages, tags = list[Message](), list[object]()
+        for block in chat.resident:
+            for message in block.messages:
+                if block.tags:
+                    tags.append({"index": len(messages), **block.tags})
+                messages.append(message)
+        crumb = breadcrumb(chat) if self.settings.mode is Mode.BREADCRUMB else ""
+        if crumb and isinstance(said := messages[-1].get("content"), str):
+            messages[-1] = messages[-1] | {"content": f"{crumb}\n\n{said}"}
+        return messages, tags
+
+    def _evict(self, chat: ChatSession, about: Shares, until: int) -> None:
+        self.counts.evicted += len(evict(chat, about, self.settings, until))
+
+    async def _about(self, chat: ChatSession) -> Shares:
+        """How much each block is about what the user said last; 0 where nobody can tell."""
+        said = [text_of(block.messages) for block in chat.blocks if block.source == "user"][-1:]
+        try:
+            return await self._similarity.of("".join(said), chat.blocks)
+        except httpx.HTTPError as error:
+            self.counts.unscored += 1
+            _log.warning("similarity could not be asked for: %s", type(error).__name__)
+            return np.zeros(len(chat.blocks))
+
+    def _undo(self, turn: Turn) -> None:
+        """Let a chat be as it was before a request that has no answer."""
+        if turn.chat.turn == turn.number:
+            was = msgspec.msgpack.decode(turn.before, type=ChatSession)
+            for field in was.__struct_fields__:
+                setattr(turn.chat, field, getattr(was, field))
+
+
+def caller_of(headers: Headers) -> str:
+    """Digest of the key that a request came with."""
+    said = [value for key, value in headers if key.lower() == b"authorization"]
+    return hashlib.blake2b(b"\0".join(said), digest_size=8).hexdigest()
+
+
+def _said_of(turn: Turn) -> bytes:
+    """What a client reads of its chat's memory, as it was when the answer began."""
+    chat = turn.chat
+    said = {"resident": len(chat.resident), "away": len(chat.away), "tokens": chat.tokens,
+            "recalled": turn.back}  # fmt: skip
+    return json.dumps(said).encode()

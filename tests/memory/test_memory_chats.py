@@ -1,0 +1,234 @@
+"""A chat beyond its budget, before a stand-in for an engine: who leaves, who comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("bm25s")
+
+from chat_engine import ChatEngine, Remembering, remembering
+from kvgraph.advisor.memory.chats.memory_blocks import Block
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode, StoreSettings
+from kvgraph.graph.errors import ConfigError
+
+SMALL = MemorySettings(budget=100)
+FACT = "the vault opens with nine seven four"
+ASKED = "what opens the vault ?"
+Scene = Callable[[Remembering], Awaitable[None]]
+
+
+def play(scene: Scene, settings: MemorySettings = SMALL, **more: Any) -> None:
+    async def run() -> None:
+        async with remembering(settings, **more) as memory:
+            await scene(memory)
+
+    asyncio.run(run())
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def noise(number: int, words: int = 12) -> dict[str, Any]:
+    return user(" ".join(f"n{number}x{word}" for word in range(words)))
+
+
+async def talk(memory: Remembering, turns: int, chat: list[Any] | None = None) -> list[Any]:
+    """A client that repeats its whole chat: a greeting, the fact, and noise behind it."""
+    chat = [user("hello"), user(FACT)] if chat is None else chat
+    for number in range(turns):
+        answer = await memory.chat(chat)
+        assert answer.status_code == 200, answer.text
+        chat += [answer.json()["choices"][0]["message"], noise(number)]
+    return chat
+
+
+def test_what_a_user_asks_about_comes_back_behind_the_others_and_before_what_is_new() -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = await talk(memory, 30)
+        assert FACT not in memory.prompt()
+        answer = await memory.chat([*chat[:-1], user(ASKED)])
+        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["user#1"]
+        assert memory.prompt()[-2:] == [FACT, ASKED]
+        assert memory.prompt()[0] == "hello"
+        assert memory.proxy.counts.evicted > 20
+
+    play(scene)
+
+
+def test_no_prompt_is_longer_than_its_budget() -> None:
+    async def scene(memory: Remembering) -> None:
+        await talk(memory, 40)
+        sizes = [sum(len(text.split()) + 1 for text in memory.prompt(at)) for at in range(40)]
+        assert max(sizes) <= 100 - 8
+        assert min(sizes[10:]) > 40  # and it is used
+        assert memory.proxy.counts.beyond == 0
+
+    play(scene)
+
+
+@pytest.mark.parametrize("mode", [Mode.DISCARD, Mode.BREADCRUMB])
+def test_other_modes_bring_nothing_back_and_ask_for_no_recall(mode: Mode) -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = await talk(memory, 30)
+        await memory.chat([*chat[:-1], user(ASKED)])
+        last = memory.prompt()[-1]
+        assert FACT not in memory.prompt()
+        assert last.endswith(ASKED)
+        assert ("user#1" in last) == (mode is Mode.BREADCRUMB)
+        assert "kv_transfer_params" not in memory.engine.got[-1]
+
+    play(scene, replace(SMALL, mode=mode))
+
+
+def test_the_engine_is_asked_for_recall_unless_the_client_says_otherwise() -> None:
+    async def scene(memory: Remembering) -> None:
+        await memory.chat([user("a")])
+        assert memory.engine.got[-1]["kv_transfer_params"]["kvgraph"] == {"recall": True}
+        assert memory.engine.got[-1]["session_id"] == "s"
+        said = {"kvgraph": {"recall": False, "tenant": "t"}}
+        await memory.chat([user("a")], kv_transfer_params=said)
+        assert memory.engine.got[-1]["kv_transfer_params"] == said
+
+    play(scene)
+
+
+def test_what_is_tagged_stays_and_keeps_its_hints_where_it_stands_now() -> None:
+    async def scene(memory: Remembering) -> None:
+        tags = {"index": 1, "identity": "vault.md", "pinned": True}
+        chat = [user("hello"), user(FACT)]
+        await memory.chat(chat, kv_transfer_params={"kvgraph": {"messages": [tags]}})
+        chat += [{"role": "assistant", "content": "well then"}]
+        await talk(memory, 30, chat)
+        at = memory.prompt().index(FACT)
+        hints = memory.engine.got[-1]["kv_transfer_params"]["kvgraph"]["messages"]
+        assert {"index": at, "identity": "vault.md", "pinned": True} in hints
+
+    play(scene)
+
+
+def test_a_tools_results_leave_and_come_back_with_their_call() -> None:
+    def says(body: dict[str, Any]) -> dict[str, Any]:
+        if body["messages"][-1]["content"] == "read it":
+            function = {"name": "read", "arguments": '{"path": "vault.md"}'}
+            call = {"id": "c1", "type": "function", "function": function}
+            return {"role": "assistant", "content": None, "tool_calls": [call]}
+        return {"role": "assistant", "content": "well then"}
+
+    async def scene(memory: Remembering) -> None:
+        chat = [user("hello"), user("read it")]
+        answer = await memory.chat(chat)
+        chat += [answer.json()["choices"][0]["message"],
+                 {"role": "tool", "tool_call_id": "c1", "content": FACT}]  # fmt: skip
+        await memory.chat(chat)
+        chat += [{"role": "assistant", "content": "well then"}]
+        chat = await talk(memory, 25, [*chat, noise(99)])
+        roles = [each["role"] for each in memory.engine.got[-1]["messages"]]
+        assert "tool" not in roles
+        answer = await memory.chat([*chat[:-1], user(ASKED)])
+        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["file:vault.md#0"]
+        sent = memory.engine.got[-1]["messages"]
+        assert [each["role"] for each in sent[-3:]] == ["assistant", "tool", "user"]
+        assert sent[-3]["tool_calls"][0]["id"] == "c1"
+
+    engine = ChatEngine()
+    engine.says = says
+    play(scene, engine=engine)
+
+
+def test_chats_of_other_callers_and_names_are_other_chats() -> None:
+    async def scene(memory: Remembering) -> None:
+        for key in ("a", "b"):
+            headers = {"Authorization": f"Bearer {key}"}
+            params = {"kvgraph": {"memory": "append"}}
+            for text in (f"{key} one", f"{key} two"):
+                await memory.chat([user(text)], headers=headers, kv_transfer_params=params)
+            assert memory.prompt() == [f"{key} one", "well then", f"{key} two"]
+            listed = await memory.client.get("/memory/s", headers=headers)
+            assert len(listed.json()) == 1
+        assert (await memory.client.get("/memory/s")).status_code == 404
+
+    play(scene)
+
+
+def test_a_client_that_edits_its_chat_is_followed() -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = [user("one"), {"role": "assistant", "content": "well then"}, user("two")]
+        await memory.chat(chat[:1])
+        await memory.chat(chat)
+        await memory.chat([chat[0], user("other")])
+        assert memory.prompt() == ["one", "other"]
+        (known,) = (await memory.client.get("/memory/s")).json()
+        assert [each["name"] for each in known["blocks"]] == ["user#0", "user#1", "assistant#0"]
+
+    play(scene)
+
+
+def test_an_unnamed_chat_is_known_by_what_it_repeats() -> None:
+    async def scene(memory: Remembering) -> None:
+        for name in ("x", "y"):
+            chat = [user(f"{name} begins"), user(FACT)]
+            for number in range(12):
+                body = {"model": "m", "messages": chat}
+                answer = await memory.client.post("/v1/chat/completions", json=body)
+                chat += [answer.json()["choices"][0]["message"], noise(number)]
+        assert memory.proxy.counts.evicted > 4
+        assert len(memory.proxy.store) == 2
+
+    play(scene)
+
+
+def test_chats_survive_a_restart_where_a_directory_is_named(tmp_path: Path) -> None:
+    kept = StoreSettings(directory=tmp_path / "chats")
+
+    async def run() -> None:
+        async with remembering(SMALL, kept=kept) as memory:
+            chat = await talk(memory, 30)
+        (path,) = (tmp_path / "chats").iterdir()
+        assert path.stat().st_mode & 0o077 == 0
+        async with remembering(SMALL, kept=kept) as memory:
+            await memory.chat([*chat[:-1], user(ASKED)])
+            assert memory.prompt()[-2:] == [FACT, ASKED]
+            assert len(memory.prompt()) < 20
+            await memory.client.delete("/memory/s")
+        assert not list((tmp_path / "chats").iterdir())
+
+    asyncio.run(run())
+
+
+def test_without_a_directory_nothing_is_written_and_memory_is_bounded() -> None:
+    async def scene(memory: Remembering) -> None:
+        for session in range(20):
+            await memory.chat([user("x" * 4000)], session=f"s{session}")
+        assert len(memory.proxy.store) < 6
+        assert memory.proxy.store.forgotten > 10
+
+    play(scene, replace(SMALL, budget=10_000), kept=StoreSettings(ram_bytes=20_000))
+
+
+def test_where_embeddings_fail_chats_go_on() -> None:
+    class Broken:
+        async def of(self, said: str, blocks: list[Block]) -> Any:
+            raise httpx.ConnectError("nobody")
+
+        async def close(self) -> None: ...
+
+    async def scene(memory: Remembering) -> None:
+        await talk(memory, 30)
+        assert memory.proxy.counts.unscored > 5
+
+    play(scene, similarity=Broken())
+
+
+@pytest.mark.parametrize(("high", "low"), [(0.5, 0.7), (1.2, 0.7), (0.5, 0.0)])
+def test_watermarks_that_are_none_are_named(high: float, low: float) -> None:
+    with pytest.raises(ConfigError, match="allowed: 0 < low ≤ high ≤ 1"):
+        MemorySettings(1000, high, low)

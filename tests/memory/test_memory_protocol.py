@@ -1,0 +1,190 @@
+"""What a memory passes on, what it reads off answers, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("bm25s")
+
+from chat_engine import ChatEngine, Remembering, remembering
+from kvgraph.advisor.cli import main
+from kvgraph.advisor.fleet.proxy.upstream import Upstream
+from kvgraph.advisor.memory.answer_reader import AnswerReader
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
+
+SETTINGS = MemorySettings(budget=1000)
+Scene = Callable[[Remembering], Awaitable[None]]
+
+
+def play(scene: Scene, settings: MemorySettings = SETTINGS, **more: Any) -> None:
+    async def run() -> None:
+        async with remembering(settings, **more) as memory:
+            await scene(memory)
+
+    asyncio.run(run())
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+APPEND = {"kvgraph": {"memory": "append"}}
+
+
+async def append(memory: Remembering, text: str, **more: Any) -> httpx.Response:
+    return await memory.chat([user(text)], kv_transfer_params=APPEND, **more)
+
+
+def test_a_stream_is_passed_on_as_it_comes_and_remembered_when_it_ends() -> None:
+    async def scene(memory: Remembering) -> None:
+        body = {"model": "m", "messages": [user("one")], "stream": True,
+                "kv_transfer_params": APPEND}  # fmt: skip
+        headers = {"X-Session-ID": "s"}
+        text = ""
+        async with memory.client.stream(
+            "POST", "/v1/chat/completions", json=body, headers=headers
+        ) as answer:
+            async for chunk in answer.aiter_text():
+                text += chunk
+                if "[DONE]" in chunk:  # it is remembered by then
+                    await append(memory, "two")
+        assert memory.prompt() == ["one", "well then ", "two"]
+        assert text.count("data: ") == 5
+
+    play(scene)
+
+
+def test_called_tools_are_read_off_a_stream() -> None:
+    function = {"name": "read", "arguments": '{"path": "a.py"}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    engine = ChatEngine()
+    engine.says = lambda _: {"role": "assistant", "content": None, "tool_calls": [call]}
+
+    async def scene(memory: Remembering) -> None:
+        await append(memory, "one", stream=True)
+        result = {"role": "tool", "tool_call_id": "c1", "content": "print()"}
+        await memory.chat([result], kv_transfer_params=APPEND)
+        sent = memory.engine.got[-1]["messages"]
+        assert sent[1]["tool_calls"] == [call]
+        assert sent[2] == result
+        (chat,) = (await memory.client.get("/memory/s")).json()
+        assert [each["name"] for each in chat["blocks"]] == ["user#0", "file:a.py#0",
+                                                            "file:a.py#1"]  # fmt: skip
+
+    play(scene, engine=engine)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_thoughts_leave_with_their_turn_unless_they_shall_stay(keeps: bool) -> None:
+    engine = ChatEngine()
+    engine.says = lambda _: {"role": "assistant", "content": "<think>well</think>\n\nyes"}
+
+    async def scene(memory: Remembering) -> None:
+        answer = await append(memory, "one")
+        assert answer.json()["choices"][0]["message"]["content"].startswith("<think>")
+        await append(memory, "two")
+        assert memory.prompt()[1] == ("<think>well</think>\n\nyes" if keeps else "yes")
+        # A client that repeats its chat without the thought means the same answer.
+        await memory.chat([user("one"), {"role": "assistant", "content": "yes"}, user("two"),
+                           {"role": "assistant", "content": "yes"}, user("three")])  # fmt: skip
+        (chat,) = (await memory.client.get("/memory/s")).json()
+        assert len(chat["blocks"]) == 6
+
+    play(scene, MemorySettings(1000, strip_think=not keeps), engine=engine)
+
+
+def test_what_the_engine_does_not_answer_is_not_remembered() -> None:
+    async def scene(memory: Remembering) -> None:
+        await append(memory, "one")
+        memory.engine.cuts = True
+        with pytest.raises(httpx.RemoteProtocolError):
+            await append(memory, "two", stream=True)
+        memory.engine.cuts = False
+        memory.engine.refuses = lambda _: True
+        assert (await append(memory, "three")).status_code == 400
+        memory.engine.refuses = lambda _: False
+        await append(memory, "four")
+        assert memory.prompt() == ["one", "well then", "four"]
+
+    play(scene)
+
+
+def test_a_prompt_that_the_engine_refuses_goes_there_as_its_client_sent_it() -> None:
+    engine = ChatEngine()
+    engine.refuses = lambda body: len(body["messages"]) < 11
+
+    async def scene(memory: Remembering) -> None:
+        chat = [user(f"{number} " * 30) for number in range(12)]
+        answer = await memory.chat(chat)
+        assert answer.status_code == 200
+        assert memory.engine.got[-1]["messages"] == chat
+        assert memory.proxy.counts.as_sent == 1
+
+    play(scene, MemorySettings(200), engine=engine)
+
+
+def test_other_requests_and_those_that_want_no_memory_are_passed_on() -> None:
+    async def scene(memory: Remembering) -> None:
+        answer = await memory.client.post("/v1/embeddings", json={"input": "a"})
+        assert answer.json() == {"path": "/v1/embeddings", "sent": {"input": "a"}}
+        off = {"kvgraph": {"memory": "off"}}
+        for _ in range(2):
+            await memory.chat([user("a")], kv_transfer_params=off)
+            assert memory.prompt() == ["a"]
+        assert (await memory.client.get("/nothing")).status_code == 404
+        assert (await memory.client.get("/memory")).json()["turns"] == 0
+        assert len(memory.proxy.store) == 0
+
+    play(scene)
+
+
+def test_an_engine_that_does_not_count_tokens_has_them_estimated() -> None:
+    engine = ChatEngine()
+    engine.tokenizes = False
+
+    async def scene(memory: Remembering) -> None:
+        await append(memory, "x" * 400)
+        (chat,) = (await memory.client.get("/memory/s")).json()
+        assert chat["blocks"][0]["tokens"] == 108
+
+    play(scene, engine=engine)
+
+
+def test_a_gone_engine_is_said() -> None:
+    async def scene(memory: Remembering) -> None:
+        memory.proxy.upstream = Upstream(0, "http://127.0.0.1:9")
+        answer = await append(memory, "one")
+        assert answer.status_code == 502
+        assert "127.0.0.1:9" in answer.json()["error"]["message"]
+
+    play(scene)
+
+
+def test_answers_that_are_none_are_no_messages() -> None:
+    for streams, data in ((True, b"data: {}\n\ndata: x\n"), (False, b"[]"), (False, b"{")):
+        reader = AnswerReader(streams)
+        reader.feed(data)
+        assert reader.message() is None
+
+
+def test_an_answer_is_read_however_its_bytes_are_cut() -> None:
+    event = {"choices": [{"index": 0, "delta": {"content": "é"}, "finish_reason": "stop"}]}
+    data = f"data: {json.dumps(event, ensure_ascii=False)}\r\n\r\n".encode()
+    reader = AnswerReader(True)
+    for at in range(len(data)):
+        reader.feed(data[at : at + 1])
+    assert reader.message() == {"role": "assistant", "content": "é"}
+
+
+def test_it_listens_beyond_loopback_only_when_it_is_told_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["memory", "http://127.0.0.1:1", "--budget", "1000", "--host", "0.0.0.0"])
+    assert "--allow-remote" in capsys.readouterr().err
