@@ -17,15 +17,15 @@ import numpy as np
 from ..fleet.proxy.callers import Asked, Body, Callers, Headers
 from ..fleet.proxy.prompt_chains import PromptMemory
 from ..fleet.proxy.upstream import Reply, Upstream
-from .answer_reader import AnswerReader
 from .chats.aboutness import Shares, Similarity
 from .chats.block_scores import stays
+from .chats.chat_blocks import Block, Message, as_kept, text_of
 from .chats.chat_session import ChatSession
 from .chats.chat_store import ChatStore
-from .chats.memory_blocks import Block, Message, as_kept, text_of
 from .chats.memory_settings import MemorySettings, Mode
 from .chats.working_set import breadcrumb, evict, recall
 from .client_words import ClientWords, client_words
+from .completion_reader import AnswerReader
 from .token_counter import TokenCounter
 
 _CHATS: Final = "/v1/chat/completions"

@@ -11,7 +11,7 @@ import orjson
 from ..fleet.proxy.callers import Body, Call
 from ..fleet.proxy.prompt_chains import CHARACTERS_PER_TOKEN
 from ..fleet.proxy.upstream import BrokenAnswerError, NothingAnsweredError, Upstream
-from .chats.memory_blocks import Block, text_of
+from .chats.chat_blocks import Block, text_of
 
 _WRAPPING: Final = 8  # tokens of a message's borders, where nobody counts; chosen
 _AT_ONCE: Final = 8  # questions; chosen

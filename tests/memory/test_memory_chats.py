@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from chat_engine import ChatEngine, Remembering, remembering
-from kvgraph.advisor.memory.chats.memory_blocks import Block
+from kvgraph.advisor.memory.chats.chat_blocks import Block
 from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode, StoreSettings
+from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, remembering
 from kvgraph.graph.errors import ConfigError
 
 SMALL = MemorySettings(budget=100)

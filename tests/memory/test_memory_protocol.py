@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("bm25s")
 
-from chat_engine import ChatEngine, Remembering, remembering
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.proxy.upstream import Upstream
-from kvgraph.advisor.memory.answer_reader import AnswerReader
 from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
+from kvgraph.advisor.memory.completion_reader import AnswerReader
+from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, remembering
 
 SETTINGS = MemorySettings(budget=1000)
 Scene = Callable[[Remembering], Awaitable[None]]
@@ -158,10 +158,11 @@ def test_an_engine_that_does_not_count_tokens_has_them_estimated() -> None:
 
 def test_a_gone_engine_is_said() -> None:
     async def scene(memory: Remembering) -> None:
-        memory.proxy.upstream = Upstream(0, "http://127.0.0.1:9")
+        before, memory.proxy.upstream = memory.proxy.upstream, Upstream(0, "http://127.0.0.1:9")
         answer = await append(memory, "one")
         assert answer.status_code == 502
         assert "127.0.0.1:9" in answer.json()["error"]["message"]
+        await before.close()
 
     play(scene)
 

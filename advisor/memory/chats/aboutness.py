@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 
-from .memory_blocks import Block
+from .chat_blocks import Block
 
 _WORDS: Final = r"(?u)\w+"
 _TIMEOUT_S: Final = 30.0  # for an embedding endpoint; chosen

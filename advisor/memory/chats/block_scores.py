@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from .aboutness import Shares
+from .chat_blocks import Block
 from .chat_session import ChatSession
-from .memory_blocks import Block
 from .memory_settings import MemorySettings
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from .memory_blocks import Block, Message, as_kept, digest_of, name_of, source_of
+from .chat_blocks import Block, Message, as_kept, digest_of, name_of, source_of
 
 
 class ChatSession(msgspec.Struct):

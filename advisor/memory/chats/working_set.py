@@ -6,8 +6,8 @@ import numpy as np
 
 from .aboutness import Shares
 from .block_scores import scores, stays
+from .chat_blocks import Block
 from .chat_session import ChatSession
-from .memory_blocks import Block
 from .memory_settings import MemorySettings, Mode
 
 

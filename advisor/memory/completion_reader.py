@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import orjson
 
-from .chats.memory_blocks import Message
+from .chats.chat_blocks import Message
 
 _MOST: Final = 64 << 20  # bytes of an answer that are read; chosen: beyond any
 _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")

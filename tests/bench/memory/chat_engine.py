@@ -13,12 +13,13 @@ from typing import Any
 
 import httpx
 import uvicorn
-from kvgraph.advisor.fleet.proxy.proxy_app import read_body
-from kvgraph.advisor.memory.chats.aboutness import Similarity, WordSimilarity
-from kvgraph.advisor.memory.chats.chat_store import ChatStore
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
-from kvgraph.advisor.memory.memory_app import MemoryApp
-from kvgraph.advisor.memory.memory_proxy import MemoryProxy
+
+from ...advisor.fleet.proxy.proxy_app import read_body
+from ...advisor.memory.chats.aboutness import Similarity, WordSimilarity
+from ...advisor.memory.chats.chat_store import ChatStore
+from ...advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
+from ...advisor.memory.memory_app import MemoryApp
+from ...advisor.memory.memory_proxy import MemoryProxy
 
 Sent = dict[str, Any]
 

@@ -1,0 +1,128 @@
+"""``kvgraph memory`` before a real engine with a model that remembers: what left comes back."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from kvgraph.bench.recall.calibrated import keep_calibration
+from kvgraph.bench.recall.recall_stage import RECALLS
+from kvgraph.bench.serving.vllm_server import Server, ServerPlan
+from kvgraph.bench.teaching.recall_language import ASK, FACT, KEYS, NOISE, VALUES
+from kvgraph.hooks.recall.cover import SpliceLimits
+
+pytestmark = pytest.mark.engine
+pytest.importorskip("bm25s")
+BUDGET = 320  # tokens: the model was taught texts of up to 512
+TURNS = 40
+TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
+class Memory:
+    """The command, as a process."""
+
+    def __init__(self, engine: str, log: Path, *options: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        command = [
+            sys.executable, "-m", "kvgraph", "memory", engine, "--budget", str(BUDGET),
+            "--port", str(port), "--top", "1", *options,
+        ]  # fmt: skip
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(command, stdout=file, stderr=file)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                httpx.get(f"{self.url}/healthz", trust_env=False)
+            except httpx.TransportError:
+                time.sleep(0.1)
+                continue
+            return
+        raise AssertionError(f"the memory did not start: {log.read_text()}")
+
+    def chat(self, chat: list[dict[str, str]], session: str) -> dict[str, Any]:
+        """What is answered, with what its memory says."""
+        body = {"model": "demo", "messages": chat, "max_tokens": 3, "temperature": 0,
+                "ignore_eos": True}  # fmt: skip
+        answer = httpx.post(
+            f"{self.url}/v1/chat/completions", json=body, headers={"X-Session-ID": session},
+            timeout=120, trust_env=False,
+        )  # fmt: skip
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found | {"memory": json.loads(answer.headers["x-kvgraph-memory"])}
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(40)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    from vllm.config import ModelConfig
+
+    directory = tmp_path_factory.mktemp("memory")
+    keep_calibration(ModelConfig(str(RECALLS), max_model_len=512), directory, SpliceLimits(16))
+    template = directory / "words.jinja"
+    template.write_text(TEMPLATE)
+    settings = (
+        ("AITHER_KVCACHE_CALIBRATIONS", str(directory)), ("AITHER_KVCACHE_WARM_GIB", "0.5"),
+        ("OMP_NUM_THREADS", "1"),
+    )  # fmt: skip
+    plan = ServerPlan(
+        str(RECALLS), True, directory, blocks=256, max_model_len=512, settings=settings,
+        options=("--chat-template", str(template)),
+    )  # fmt: skip
+    with Server(plan) as server:
+        yield server
+
+
+def said(tokens: list[int]) -> str:
+    return " ".join(f"t{token}" for token in tokens)
+
+
+def planted(memory: Memory, rng: random.Random, session: str) -> tuple[list[str], str, Any]:
+    """A fact, then turns of noise and other facts, then the question: what was told, and said."""
+    keys = rng.sample(range(*KEYS), TURNS + 1)
+    chat: list[dict[str, str]] = []
+    values = [rng.randrange(*VALUES) for _ in range(3)]
+    for turn in range(TURNS):
+        fact = values if turn == 1 else [rng.randrange(*VALUES) for _ in range(3)]
+        words = [rng.randrange(*NOISE) for _ in range(24)]
+        text = said([*words[:12], FACT, keys[turn], *fact, *words[12:]])
+        chat.append({"role": "user", "content": text})
+        answer = memory.chat(chat, session)
+        chat.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"]})
+    last = memory.chat([*chat, {"role": "user", "content": said([ASK, keys[1]])}], session)
+    return values, last["choices"][0]["message"]["content"], last
+
+
+def test_a_fact_comes_back_after_dozens_of_evictions(engine: Server, tmp_path: Path) -> None:
+    rng = random.Random(3)
+    with ExitStack() as stack:
+        memory = Memory(engine.url, tmp_path / "memory.log")
+        stack.callback(memory.stop)
+        outcomes = [planted(memory, rng, f"s{number}") for number in range(5)]
+        status = httpx.get(f"{memory.url}/memory", trust_env=False).json()
+    right = [text.split() == said(values).split() for values, text, _ in outcomes]
+    assert status["evicted"] > 100
+    assert status["beyond"] == 0
+    for _, _, last in outcomes:
+        assert last["memory"]["recalled"] == ["user#1"]
+        usage = last["kv_transfer_params"]["kvgraph"]["recall"]
+        assert usage["spliced"] > 0, usage
+        assert last["usage"]["prompt_tokens"] <= BUDGET
+    assert sum(right) >= 3, outcomes
