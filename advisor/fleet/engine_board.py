@@ -49,7 +49,7 @@ class EngineBoard:
     def __init__(self) -> None:
         self.names: list[str] = []
         self._floats = np.zeros((4, _GROWTH))
-        self._tokens = np.zeros((3, _GROWTH), dtype=np.int64)
+        self._tokens = np.zeros((4, _GROWTH), dtype=np.int64)
         self._marks = np.zeros((3, _GROWTH), dtype=np.bool_)
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class EngineBoard:
             per_token / speed.store_bytes_per_s,
             0.0,
         )
-        self._tokens[:, number] = (0, 0, speed.pool_tokens)
+        self._tokens[:, number] = (0, 0, speed.pool_tokens, 0)
         self._marks[:, number] = (True, False, False)
         return number
 
@@ -102,6 +102,11 @@ class EngineBoard:
     def pool(self) -> Tokens:
         """int64 ``[engines]``: tokens that its pool holds; 0: unknown."""
         return self._tokens[2, : len(self)]
+
+    @property
+    def fresh(self) -> Tokens:
+        """int64 ``[engines]``: of ``live``, tokens of sessions that have had one turn so far."""
+        return self._tokens[3, : len(self)]
 
     @property
     def up(self) -> Mask:

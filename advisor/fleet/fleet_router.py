@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from .engine_board import EngineBoard, Floats, Tokens
-from .homes import Homes
+from .homes import Home, Homes
 
 _NOTHING: Final = np.zeros(1, dtype=np.int64)
 
@@ -24,6 +24,7 @@ class Reason(StrEnum):
     HOME_DOWN = "home_down"
     HOME_DRAINS = "home_drains"
     HOME_OVERLOADED = "home_overloaded"
+    HOME_FORGOT = "home_forgot"
 
 
 class Holdings(NamedTuple):
@@ -33,11 +34,13 @@ class Holdings(NamedTuple):
         pool: int64 ``[engines]`` (or ``[1]``, for all), found in an engine's pool.
         copied: The same, in its pool or its own copies; at least ``pool``.
         shared: Tokens that a store which engines share holds.
+        seen: Whether graphs say so; what a router only remembers proves no loss.
     """
 
     pool: Tokens = _NOTHING
     copied: Tokens = _NOTHING
     shared: int = 0
+    seen: bool = False
 
 
 class Wanted(NamedTuple):
@@ -72,21 +75,26 @@ class Stickiness:
     """When a later turn yields.
 
     Attributes:
-        overload_s: Seconds by which its home may cost more than the best other engine. Chosen: in
-            an overloaded fleet of recorded agents, prompts wait least with it, and in one with room
-            97 of 100 later turns stay at home.
+        overload: By how much its home may cost more than the best other engine, in times that the
+            home takes to compute the whole prompt: what is long on a slow engine is short on a fast
+            one. Chosen: of 0 to 4 and none, prompts of recorded agents wait least with it.
+        kept: Share of its last context that its home must hold. Chosen: with less, most of it is
+            computed again anyway, wherever that is.
     """
 
-    overload_s: float = 10.0
+    overload: float = 4.0
+    kept: float = 0.5
 
 
 class FleetRouter:
-    """Costs each engine in seconds; sends later turns home unless that is down or overloaded.
+    """Costs each engine in seconds; sends later turns home unless that is down, overloaded, or
+    holds too little of what they had there.
 
     The cost of a request at an engine is the time to compute what the engine does not hold, to load
-    what it holds below its pool, and until the tokens that wait there are done. A new session also
-    costs what it displaces: beyond the pool, KV of live sessions has to be computed again. Among
-    engines that cost the same, it goes to the one whose live sessions have the least KV.
+    what it holds below its pool, and until the tokens that wait there are done. A session that gets
+    a home also costs what it displaces: beyond the pool, KV of live sessions has to be computed
+    again. Among engines that cost the same, it goes to the one whose live sessions have the least
+    KV. There, sessions with one turn so far count as often as such sessions came back.
 
     Attributes:
         board: The engines.
@@ -133,12 +141,10 @@ class FleetRouter:
             raise NoEngineError("no engine takes requests: all are down or draining")
         costs = np.where(takes, self.costs(wanted, holdings), np.inf)
         home = self.homes.of(wanted.session) if wanted.session is not None else None
-        if home is None:
-            engine, reason = self._for_newcomer(wanted, costs), Reason.NEW
-        else:
-            best = int(costs.argmin())
-            reason = self._reason(home.engine, float(costs[home.engine] - costs[best]))
-            engine = home.engine if reason is Reason.HOME else best
+        reason = self._reason(home, wanted, holdings, costs)
+        engine = self._placed(home, wanted, costs)
+        if home is not None and (reason is Reason.HOME or engine == home.engine):
+            engine, reason = home.engine, Reason.HOME
         left = wanted.tokens - max(_at(holdings.copied, engine), holdings.shared)
         return Choice(engine, float(costs[engine]), reason, max(0, left))
 
@@ -151,21 +157,35 @@ class FleetRouter:
         seconds += (far - holdings.copied) * board.fetch_s
         return seconds
 
-    def _for_newcomer(self, wanted: Wanted, costs: Floats) -> int:
+    def _placed(self, home: Home | None, wanted: Wanted, costs: Floats) -> int:
+        """The engine that a session without a home should have, or one that leaves its home."""
         board = self.board
-        beyond = np.clip(board.live + wanted.tokens - board.pool, 0, wanted.tokens)
+        live = self.homes.live()
+        if home is not None:
+            live[home.engine] -= self.homes.counted(
+                wanted.session
+            )  # it displaces nothing of its own
+        beyond = np.clip(live + wanted.tokens - board.pool, 0, wanted.tokens)
         displaced = np.where(board.pool > 0, beyond, 0) * board.compute_s
         total = costs + displaced
         cheapest = np.flatnonzero(total <= total.min())
-        return int(cheapest[board.live[cheapest].argmin()])
+        return int(cheapest[live[cheapest].argmin()])
 
-    def _reason(self, home: int, dearer_s: float) -> Reason:
-        if not self.board.up[home]:
+    def _reason(
+        self, home: Home | None, wanted: Wanted, holdings: Holdings, costs: Floats
+    ) -> Reason:
+        if home is None:
+            return Reason.NEW
+        if not self.board.up[home.engine]:
             return Reason.HOME_DOWN
-        if self.board.draining[home]:
+        if self.board.draining[home.engine]:
             return Reason.HOME_DRAINS
-        if dearer_s > self._stickiness.overload_s:
+        whole_s = wanted.tokens * self.board.compute_s[home.engine]
+        if costs[home.engine] - costs.min() > self._stickiness.overload * whole_s:
             return Reason.HOME_OVERLOADED
+        held = max(_at(holdings.copied, home.engine), holdings.shared)
+        if holdings.seen and held < self._stickiness.kept * min(home.tokens, wanted.tokens):
+            return Reason.HOME_FORGOT
         return Reason.HOME
 
 

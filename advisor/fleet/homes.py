@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final, NamedTuple
 
-from .engine_board import EngineBoard
+from .engine_board import EngineBoard, Floats
 
 LIVE_S: Final = 600.0
 """Idle seconds after which a session no longer counts as live, as for admission."""
@@ -15,15 +15,17 @@ MOST_SESSIONS: Final = 1_000_000
 
 
 class Home(NamedTuple):
-    """A session's engine, the tokens of its last context, and when it was last heard of."""
+    """A session's engine, the tokens of its last context, when it was last heard of, and whether it
+    has had one turn so far."""
 
     engine: int
     tokens: int
     seen: float
+    fresh: bool = True
 
 
 class Homes:
-    """Homes of sessions, the longest idle first; keeps the board's ``live`` column.
+    """Homes of sessions, the longest idle first; keeps the board's ``live`` and ``fresh`` columns.
 
     Args:
         board: Whose engines they are.
@@ -39,9 +41,28 @@ class Homes:
         self._most = most
         self._live: OrderedDict[Hashable, Home] = OrderedDict()
         self._idle: OrderedDict[Hashable, Home] = OrderedDict()  # their KV does not count
+        self._began = self._came_back = 0
 
     def __len__(self) -> int:
         return len(self._live) + len(self._idle)
+
+    @property
+    def return_rate(self) -> float:
+        """Share of sessions that came back after their first turn so far; 1 before any began."""
+        return (self._came_back + 1) / (self._began + 1)
+
+    def counted(self, session: Hashable) -> float:
+        """Tokens by which a session counts among its engine's live ones, as it may come back."""
+        home = self._live.get(session)
+        if home is None:
+            return 0.0
+        return home.tokens * (self.return_rate if home.fresh else 1.0)
+
+    def live(self) -> Floats:
+        """float64 ``[engines]``: tokens of live sessions, each counted as it may come back."""
+        board = self._board
+        expected: Floats = board.live - (1.0 - self.return_rate) * board.fresh
+        return expected
 
     def of(self, session: Hashable) -> Home | None:
         """A session's home; None for a session that is not known."""
@@ -49,17 +70,24 @@ class Homes:
 
     def settle(self, session: Hashable, engine: int, tokens: int, now: float) -> None:
         """Note that a session's newest context, of ``tokens``, is at this engine."""
+        home = self.of(session)
+        self._began += home is None
+        self._came_back += home is not None and home.fresh
         self.forget(session)
-        self._live[session] = Home(engine, tokens, now)
-        self._board.live[engine] += tokens
+        self._live[session] = Home(engine, tokens, now, home is None)
+        self._count(self._live[session], 1)
         self._let_go(now)
 
     def forget(self, session: Hashable) -> None:
         """Forget a session: it has ended."""
         if (home := self._live.pop(session, None)) is not None:
-            self._board.live[home.engine] -= home.tokens
+            self._count(home, -1)
         else:
             self._idle.pop(session, None)
+
+    def _count(self, home: Home, sign: int) -> None:
+        self._board.live[home.engine] += sign * home.tokens
+        self._board.fresh[home.engine] += sign * home.tokens * home.fresh
 
     def _let_go(self, now: float) -> None:
         """No longer count who is idle for too long, and forget whom there is no room for."""

@@ -19,6 +19,7 @@ from ...dashboards.api.session_views import (
     Turn,
 )
 from ...graph.logs.reasons import RULE_TEXTS
+from ...graph.queries.held_chains import held_chains
 from ...graph.tables.tables import Tables
 from ...graph.types import NEVER, NO_ROW, SessionState, Tier
 from .log_views import Unix, request_views
@@ -76,8 +77,12 @@ def _views(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
     }
     blocks_of = np.bincount(owner[owner != NO_ROW], minlength=size)
     names = {column: name for name, column in tables.engines.items()}
+    chosen = np.array(rows, dtype=np.int64)
+    chains = held_chains(tables, sessions.tip[chosen], sessions.engine[chosen])
     found = []
-    for row in rows:
+    for row, chain, chain_pool, chain_copied in zip(
+        rows, *(column.tolist() for column in chains), strict=True
+    ):
         due = float(sessions.expected_return[row])
         found.append(
             SessionView(
@@ -97,6 +102,9 @@ def _views(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
                 cold=int(held[Tier.COLD][row]),
                 blocks=int(blocks_of[row]),
                 engine=names.get(int(sessions.engine[row])),
+                chain=chain,
+                chain_pool=chain_pool,
+                chain_copied=chain_copied,
             )
         )
     return found

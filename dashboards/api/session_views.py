@@ -18,6 +18,9 @@ class SessionView(Part):
         tokens: Of its last prompt, with the answer once that is known.
         pool, warm, cold: Blocks in each tier of any engine.
         engine: That ran its last request.
+        chain: Blocks of its last request, from its prompt's start; 0: nobody knows them.
+        chain_pool: How many of these, from the start, are in that engine's pool.
+        chain_copied: How many are there or in that engine's tiers below.
     """
 
     session: str
@@ -36,6 +39,9 @@ class SessionView(Part):
     cold: int
     blocks: int
     engine: str | None
+    chain: int
+    chain_pool: int
+    chain_copied: int
 
 
 class Sessions(Answer):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from kvgraph.advisor.fleet.engine_board import EngineBoard, Speed
@@ -28,11 +30,16 @@ def router_of(engines: int, speed: Speed = SPEED) -> FleetRouter:
     board = EngineBoard()
     for number in range(engines):
         board.add(f"#{number}", speed)
-    return FleetRouter(board, Stickiness(overload_s=2.0))
+    return FleetRouter(board, Stickiness(overload=2.0))
 
 
 def held(*tokens: int) -> np.ndarray:
     return np.array(tokens, dtype=np.int64)
+
+
+def came_back(router: FleetRouter, session: str, engine: int, tokens: int) -> None:
+    for now in (0.0, 1.0):
+        router.homes.settle(session, engine, tokens, now)
 
 
 def test_a_cost_is_what_is_computed_loaded_fetched_and_waited_for() -> None:
@@ -89,11 +96,56 @@ def test_new_sessions_go_where_live_sessions_have_the_least_kv() -> None:
 
 def test_a_shared_prefix_draws_a_new_session_unless_it_displaces_more() -> None:
     router = router_of(2)
-    router.homes.settle("live", 0, 5000, 0.0)
+    came_back(router, "live", 0, 5000)
     holdings = Holdings(held(600, 0), held(600, 0))
     assert router.choose(Wanted("new", 1000), holdings).engine == 0
-    router.homes.settle("another", 0, 4900, 0.0)
+    came_back(router, "another", 0, 4900)
     assert router.choose(Wanted("new", 1000), holdings).engine == 1
+
+
+def test_sessions_that_had_one_turn_displace_as_little_as_they_come_back() -> None:
+    router = router_of(2)
+    for number in range(99):
+        router.homes.settle(number, number % 2, 10, 0.0)
+        router.homes.forget(number)
+    router.homes.settle("once", 0, 9000, 0.0)
+    came_back(router, "twice", 1, 1000)
+    assert router.homes.return_rate == pytest.approx(2 / 102)
+    assert router.homes.live() == pytest.approx([9000 * 2 / 102, 1000])
+    assert router.route(Wanted("new", 2000), NOWHERE, 1.0).engine == 0
+
+
+def test_a_session_whose_home_forgot_it_goes_where_it_displaces_least() -> None:
+    router = router_of(2)
+    came_back(router, "s", 0, 2000)
+    came_back(router, "large", 0, 9500)
+    wanted = Wanted("s", 2100)
+    assert router.choose(wanted, Holdings(held(1500, 0), held(1500, 0), seen=True)).engine == 0
+    lost = Holdings(held(300, 0), held(300, 0), seen=True)
+    choice = router.choose(wanted, lost)
+    assert (choice.engine, choice.reason) == (1, Reason.HOME_FORGOT)
+    remembered = router.choose(wanted, lost._replace(seen=False))
+    assert (remembered.engine, remembered.reason) == (0, Reason.HOME)
+
+
+def test_a_session_that_its_home_forgot_stays_where_no_other_engine_is_better() -> None:
+    router = router_of(2)
+    came_back(router, "s", 0, 2000)
+    came_back(router, "large", 1, 9500)
+    nothing = Holdings(held(0, 0), held(0, 0), seen=True)
+    choice = router.choose(Wanted("s", 2100), nothing)
+    assert (choice.engine, choice.reason) == (0, Reason.HOME)
+
+
+@pytest.mark.parametrize("tokens_per_s", [100.0, 10_000.0])
+def test_what_overload_is_depends_on_an_engines_speed(tokens_per_s: float) -> None:
+    router = router_of(2, replace(SPEED, prefill_tokens_per_s=tokens_per_s))
+    home = router.route(Wanted("s", 1000), NOWHERE, 0.0).engine
+    kept = held(*(1000 * (engine == home) for engine in range(2)))
+    router.board.waiting[home] = 3900  # it is dearer by 2.9 prompts than the other
+    assert router.choose(Wanted("s", 1000), Holdings(kept, kept)).reason is not Reason.HOME
+    router.board.waiting[home] = 2900
+    assert router.choose(Wanted("s", 1000), Holdings(kept, kept)).reason is Reason.HOME
 
 
 def test_what_waits_is_what_an_engine_must_compute_until_it_is_done() -> None:

@@ -110,8 +110,8 @@ def test_a_list_of_engines_is_read_and_bad_lines_are_named(tmp_path: Path) -> No
 
 
 def session(name: str, engine: str | None, pool: int, warm: int = 0) -> dict[str, object]:
-    return {"session": name, "engine": engine, "pool": pool, "warm": warm, "cold": 0,
-            "blocks": 10, "tokens": 1000}  # fmt: skip
+    return {"session": name, "engine": engine, "chain": 10, "chain_pool": pool,
+            "chain_copied": pool + warm, "tokens": 1000}  # fmt: skip
 
 
 class Sidecar:
@@ -148,7 +148,9 @@ def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> Non
     view = looked(Sidecar(session("s", "host:1", 4, 3), session("t", "host:1", 0)))
     remembered = np.array([1200, 300], dtype=np.int64)
     assert view.corrected("s", remembered).pool.tolist() == [1200, 300], "who is host:1?"
-    view.sent("s", 0)
+    view.lives("s", 1)  # it moved a moment ago, and its sidecar does not know it yet
+    view.lives("s", 0)
+    view.lives("t", 0)
     told = view.corrected("s", remembered)
     assert told.pool.tolist() == [480, 300]
     assert told.copied.tolist() == [840, 300]

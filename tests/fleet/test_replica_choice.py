@@ -22,7 +22,7 @@ class Deployment:
         """The request's name, and where it went."""
         request = f"r{next(self._numbers)}"
         self.choice.present(self.replicas)
-        found = self.choice.ranked(request, {"prompt": prompt, **body}, self.replicas, session)
+        found = self.choice.choose(request, {"prompt": prompt, **body}, self.replicas, session)
         assert sorted(found) == sorted(self.replicas)
         self.choice.routed(request, found[0], 1.0)
         return request, found[0]
@@ -65,7 +65,7 @@ def test_what_waits_is_forgotten_when_a_request_ends() -> None:
 def test_a_request_that_went_elsewhere_has_its_home_there() -> None:
     deployment = Deployment()
     deployment.choice.present(deployment.replicas)
-    first, *others = deployment.choice.ranked("r", {"prompt": "x"}, deployment.replicas, "s")
+    first, *others = deployment.choice.choose("r", {"prompt": "x"}, deployment.replicas, "s")
     deployment.choice.routed("r", others[0], 1.0)
     deployment.choice.completed("r")
     assert deployment.serve("s") == others[0] != first
@@ -74,7 +74,7 @@ def test_a_request_that_went_elsewhere_has_its_home_there() -> None:
 def test_a_home_that_had_no_room_is_counted_as_overloaded() -> None:
     deployment = Deployment()
     home = deployment.serve("s")
-    found = deployment.choice.ranked("r", {"prompt": "x"}, deployment.replicas, "s")
+    found = deployment.choice.choose("r", {"prompt": "x"}, deployment.replicas, "s")
     assert found[0] == home
     deployment.choice.routed("r", found[1], 1.0)
     assert deployment.choice.router.counts == {"new": 1, "home_overloaded": 1}

@@ -176,12 +176,12 @@ class FleetProxy:
         held = self.memory.held(turn.prompt.links, len(self.board))
         holdings = Holdings(held, held)
         if self.residency is not None:
+            if (home := self.router.homes.of(turn.session)) is not None:
+                self.residency.lives(turn.name, home.engine)
             holdings = self.residency.corrected(turn.name, held)
         wanted = Wanted(turn.session, max(turn.prompt.tokens, 1))
         choice = self.router.route(wanted, holdings, now)
         self.memory.sent(turn.prompt.links, turn.session, choice.engine)
-        if self.residency is not None:
-            self.residency.sent(turn.name, choice.engine)
         self._note(time.perf_counter() - start)
         return choice
 

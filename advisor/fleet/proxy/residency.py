@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -30,7 +31,7 @@ class Held(NamedTuple):
     Attributes:
         engine: As its sidecar calls it.
         pool: In its pool.
-        copied: In its pool or in a tier below.
+        copied: In its pool or in a tier below; at least ``pool``.
     """
 
     engine: str
@@ -49,7 +50,7 @@ class ResidencyView:
     def __init__(self, sidecars: Callable[[], list[RunningSidecar]] = running_sidecars) -> None:
         self._sidecars = sidecars
         self._held: dict[str, Held] = {}
-        self._numbers: dict[str, int] = {}  # engine as its sidecar calls it → number
+        self._votes: dict[str, Counter[int]] = {}  # engine as its sidecar calls it → numbers
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
         self.answered = 0
 
@@ -78,10 +79,13 @@ class ResidencyView:
                 _log.debug("sidecar %s: %s", sidecar.http, type(error).__name__)
         self._held = held
 
-    def sent(self, name: str, engine: int) -> None:
-        """Learn which engine is which: this session is at the engine of this number."""
+    def lives(self, name: str, engine: int) -> None:
+        """Learn which engine is which: this session's home is the engine of this number.
+
+        A session that moved a moment ago is said to be elsewhere: what most sessions say counts.
+        """
         if (held := self._held.get(name)) is not None:
-            self._numbers.setdefault(held.engine, engine)
+            self._votes.setdefault(held.engine, Counter())[engine] += 1
 
     def corrected(self, name: str, remembered: Tokens) -> Holdings:
         """What engines hold of a session's prompt.
@@ -90,13 +94,14 @@ class ResidencyView:
             remembered: int64 ``[engines]``, what each got of it; the graph's word stands over it.
         """
         held = self._held.get(name)
-        number = None if held is None else self._numbers.get(held.engine)
-        if held is None or number is None or number >= len(remembered):
+        votes = None if held is None else self._votes.get(held.engine)
+        if held is None or not votes:
             return Holdings(remembered, remembered)
+        number = votes.most_common(1)[0][0]
         pool, copied = remembered.copy(), remembered.copy()
         context = max(int(remembered[number]), held.tokens)
         pool[number], copied[number] = held.pool * context, held.copied * context
-        return Holdings(np.minimum(pool, copied), copied)
+        return Holdings(pool, copied, seen=True)
 
     async def close(self) -> None:
         """Close its connections."""
@@ -107,11 +112,10 @@ def _sessions(content: bytes) -> dict[str, Held]:
     found: dict[str, Held] = {}
     twice: set[str] = set()
     for each in orjson.loads(content)["sessions"]:
-        name, blocks = each["session"], max(1, each["blocks"])
+        name, chain = each["session"], each["chain"]
         if name in found:
             twice.add(name)
-        if each["engine"] is not None:
-            below = min(blocks, each["pool"] + each["warm"] + each["cold"])
-            pool = min(1.0, each["pool"] / blocks)
-            found[name] = Held(each["engine"], each["tokens"], pool, max(pool, below / blocks))
+        if each["engine"] is not None and chain > 0:
+            pool, copied = each["chain_pool"] / chain, each["chain_copied"] / chain
+            found[name] = Held(each["engine"], each["tokens"], pool, copied)
     return {name: held for name, held in found.items() if name not in twice}

@@ -41,16 +41,19 @@ class ReplicaChoice:
         board.up[:] = False
         board.up[[self._numbers[replica] for replica in replicas]] = True
 
-    def ranked(
+    def choose(
         self, request: str, body: Mapping[str, Any], replicas: Sequence[str], session: str = ""
     ) -> list[str]:
-        """Replicas for a request, the chosen one first and then by cost.
+        """Choose for a request, and note that until it went somewhere.
 
         Args:
             request: Names it until ``routed`` and ``completed``.
             body: Of an OpenAI-compatible request.
             replicas: Those that may be chosen.
             session: As the caller's header names it; empty: it does not.
+
+        Returns:
+            All of ``replicas`` anew, the chosen one first and then by cost.
         """
         turn = self._turn(body, session)
         held = self._memory.held(turn.prompt.links, len(self.router.board))

@@ -29,19 +29,20 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
 
     def initialize_state(
         self,
-        overload_s: float = _STICKINESS.overload_s,
+        overload: float = _STICKINESS.overload,
         prefill_tokens_per_s: float = _SPEED.prefill_tokens_per_s,
         pool_tokens: int = 0,
     ) -> None:
         """Take over ``request_router_kwargs``.
 
         Args:
-            overload_s: Seconds by which a home may cost more than the best other replica.
+            overload: By how much a home may cost more than the best other replica, in times that
+                the home takes to compute the whole prompt.
             prefill_tokens_per_s: Of one replica; here it is not measured.
             pool_tokens: Tokens that a replica's KV pool holds; 0: unknown.
         """
         speed = Speed(prefill_tokens_per_s=prefill_tokens_per_s, pool_tokens=pool_tokens)
-        self.choice = ReplicaChoice(Stickiness(overload_s), speed)
+        self.choice = ReplicaChoice(Stickiness(overload), speed)
 
     async def choose_replicas(
         self,
@@ -73,7 +74,7 @@ class FleetRequestRouter(RequestRouter):  # type: ignore[misc]
     def _ranked(self, pending: PendingRequest, names: list[str]) -> list[str]:
         self.choice.present(names)
         metadata = pending.metadata
-        return self.choice.ranked(
+        return self.choice.choose(
             metadata.internal_request_id, _body(pending), names, metadata.session_id
         )
 

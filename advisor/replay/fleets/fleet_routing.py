@@ -81,8 +81,8 @@ class FleetRouting:
         pool = reached(lambda instance: instance.match(chain, limit))
         below = reached(lambda instance: instance.reach(chain, limit))
         if self._store is None:
-            return Holdings(pool, below)
-        return Holdings(pool, pool, int(below.max()))
+            return Holdings(pool, below, seen=True)
+        return Holdings(pool, pool, int(below.max()), seen=True)
 
 
 class MemoryRouting(FleetRouting):

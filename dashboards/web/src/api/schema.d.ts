@@ -1106,6 +1106,9 @@ export interface components {
          *         tokens: Of its last prompt, with the answer once that is known.
          *         pool, warm, cold: Blocks in each tier of any engine.
          *         engine: That ran its last request.
+         *         chain: Blocks of its last request, from its prompt's start; 0: nobody knows them.
+         *         chain_pool: How many of these, from the start, are in that engine's pool.
+         *         chain_copied: How many are there or in that engine's tiers below.
          */
         SessionView: {
             /** Session */
@@ -1140,6 +1143,12 @@ export interface components {
             blocks: number;
             /** Engine */
             engine: string | null;
+            /** Chain */
+            chain: number;
+            /** Chain Pool */
+            chain_pool: number;
+            /** Chain Copied */
+            chain_copied: number;
         };
         /**
          * Sessions
