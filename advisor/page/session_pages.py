@@ -77,12 +77,8 @@ def _views(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
     }
     blocks_of = np.bincount(owner[owner != NO_ROW], minlength=size)
     names = {column: name for name, column in tables.engines.items()}
-    chosen = np.array(rows, dtype=np.int64)
-    chains = held_chains(tables, sessions.tip[chosen], sessions.engine[chosen])
     found = []
-    for row, chain, chain_pool, chain_copied in zip(
-        rows, *(column.tolist() for column in chains), strict=True
-    ):
+    for row, chain in zip(rows, _chains(tables, rows), strict=True):
         due = float(sessions.expected_return[row])
         found.append(
             SessionView(
@@ -102,12 +98,19 @@ def _views(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
                 cold=int(held[Tier.COLD][row]),
                 blocks=int(blocks_of[row]),
                 engine=names.get(int(sessions.engine[row])),
-                chain=chain,
-                chain_pool=chain_pool,
-                chain_copied=chain_copied,
+                **chain,
             )
         )
     return found
+
+
+def _chains(tables: Tables, rows: list[int]) -> list[dict[str, int]]:
+    """What each session's engine still has of its last request; the fields of its view."""
+    sessions, chosen = tables.sessions, np.array(rows, dtype=np.int64)
+    found = held_chains(tables, sessions.tip[chosen], sessions.engine[chosen])
+    columns = (column.tolist() for column in found)
+    names = ("chain", "chain_pool", "chain_copied")
+    return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
 
 
 def timeline(

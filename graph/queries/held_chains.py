@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..tables.tables import Tables
 from ..types import NO_ROW, Rows, Tier
 
+EngineColumns = npt.NDArray[np.int8]
+
 _MOST_STEPS: Final = 2048
-"""Blocks that are looked at from a chain's end on; a chain that lost more counts as lost. Chosen: it
-bounds what a question costs, as a session that lost so much is computed again wherever it goes."""
+"""Blocks that are looked at from a chain's end on; a chain that lost more counts as lost. Chosen:
+it bounds what a question costs; a session that lost so much is computed again wherever it goes."""
 
 
 class HeldChains(NamedTuple):
@@ -28,14 +31,14 @@ class HeldChains(NamedTuple):
     copied: Rows
 
 
-def held_chains(tables: Tables, tips: Rows, engines: Rows) -> HeldChains:
+def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChains:
     """What engines hold of the chains that end at some blocks.
 
     Chains are evicted from their tail, so that all before the last block that is there counts.
 
     Args:
         tips: int32 ``[chains]``, block rows; ``NO_ROW``: no chain.
-        engines: int ``[chains]``, the residency column of each one's engine; below 0: none.
+        engines: int8 ``[chains]``, the residency column of each one's engine; below 0: none.
     """
     known = (tips != NO_ROW) & (engines >= 0)
     tips = np.where(known, tips, NO_ROW).astype(np.int32)
@@ -45,7 +48,7 @@ def held_chains(tables: Tables, tips: Rows, engines: Rows) -> HeldChains:
     return HeldChains(length, pool, copied)
 
 
-def _reached(tables: Tables, tips: Rows, engines: Rows, tiers: int) -> Rows:
+def _reached(tables: Tables, tips: Rows, engines: EngineColumns, tiers: int) -> Rows:
     """Blocks up to the last one of each chain that is in any of these tiers."""
     blocks, at = tables.blocks, tips.copy()
     open_ = np.flatnonzero(at != NO_ROW)

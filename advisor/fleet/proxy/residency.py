@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import httpx
-import numpy as np
 import orjson
 
 from ....graph.ipc.runtime import RunningSidecar, running_sidecars
