@@ -7,8 +7,8 @@ always takes torch. The switch is read once per process.
 
 from __future__ import annotations
 
-from .backends.base import Backend
-from .backends.choice import fastest
+from .backends.base import Backend, Observer
+from .backends.choice import fastest, observer_named
 from .errors import SlotError
 from .layout.addressed import Blocks, SlotMap
 from .layout.layout import PagedKv
@@ -70,6 +70,15 @@ def backend(*memories: PagedKv) -> Backend:
         KernelError: The switch has a value that is not known.
     """
     return fastest(any(kv.memory.is_cuda for kv in memories))
+
+
+def observer(cache: PagedKv) -> Observer:
+    """What reads a decode step's attention where this memory is.
+
+    Raises:
+        BuildError: Memory is on a GPU and its kernels cannot be compiled.
+    """
+    return observer_named("device" if cache.memory.is_cuda else "attention")
 
 
 def _check_blocks(blocks: Blocks, records: Blocks) -> None:

@@ -13,13 +13,16 @@ import numpy.typing as npt
 from ..messages.events import BlocksAttended
 from ..tables.block_columns import Mask
 from ..tables.tables import Tables
-from ..types import NO_ROW, EdgeType, Rows, as_keys
+from ..types import NO_ROW, Authority, EdgeType, Rows, as_keys
 
 _MAX_BLOCKS_A_STEP: Final = 16  # the most attended ones: 120 pairs; chosen
 _FADES_S: Final = 60.0  # seconds from one fading of all edges to the next; chosen
 _PART: Final = 1 << 16  # edges that fade in one slice; chosen
 _FLOOR: Final = 0.05
 _EMA_SHARE: Final = 0.2  # of the newest sample in the mean of attention; chosen
+_MUCH: Final = 2.0  # times what a block would get if all got the same; chosen
+_GAIN: Final = 0.05  # of what importance lacks to the most, per sample; chosen
+_MOST_IMPORTANT: Final = np.float32(0.8)  # that attention makes of a block; chosen
 _KIND: Final = EdgeType.CO_ATTEND
 _NOTHING: Final = np.empty(0, dtype="<f4")
 
@@ -47,7 +50,15 @@ class CoAttendance:
         blocks.last_attended[rows] = now
         attention = blocks.for_writing("attention")
         attention[rows] += _EMA_SHARE * (mass - attention[rows])
+        self._raise(rows[mass * max(1, len(mass)) > _MUCH])
         self.observe(rows, mass, now)
+
+    def _raise(self, rows: Rows) -> None:
+        """Let blocks that are much attended grow in importance, where nobody stated it."""
+        blocks = self._tables.blocks
+        rows = rows[blocks.stated[rows] == int(Authority.INFERRED)]
+        lacking = _MOST_IMPORTANT - blocks.importance[rows]
+        blocks.importance[rows] += np.float32(_GAIN) * np.maximum(lacking, 0)
 
     def observe(self, rows: Rows, mass: npt.NDArray[np.float32], now: float) -> None:
         """Count one sampled step that read these block rows (distinct) with this softmax mass."""

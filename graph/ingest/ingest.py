@@ -47,7 +47,7 @@ from .semantic import SemanticLinker
 from .tier_copies import CopyRecorder
 from .turns import Turn, TurnRecorder
 
-_EMA_SHARE: Final = 0.2  # of the newest sample in the mean of confidences; chosen
+_EMA_SHARE: Final = 0.2  # of the newest sample in a block's mean of confidences; chosen
 
 
 class Ingest:
@@ -193,3 +193,6 @@ class Ingest:
         confidence = blocks.for_writing("confidence")
         change = np.float32(event.confidence) - confidence[rows]
         confidence[rows] += np.float32(_EMA_SHARE) * change
+        session = self._turns.answered(engine, event)
+        if session != NO_ROW:
+            self._tables.sessions.sure(session, event.confidence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from ..messages.events import RequestStarted
+from ..messages.events import ConfidenceSampled, RequestStarted
 from ..sessions.sessions import INFERRED
 from ..tables.tables import Tables
 from ..types import NO_ROW, BlockFlag, Rows, SessionState
@@ -33,6 +33,13 @@ class RequestSessions:
     def finished(self, engine: int, request_id: str) -> int:
         """The session that was inferred for a request that ends; ``NO_ROW`` if none was."""
         return self._inferred.pop((engine, request_id), NO_ROW)
+
+    def answered(self, engine: int, event: ConfidenceSampled) -> int:
+        """The session whose answer was sampled; ``NO_ROW`` if it is not known."""
+        if event.session:
+            tenant = self._tables.tenants.find(event.tenant) if event.tenant else NO_ROW
+            return self._tables.sessions.find(event.session, tenant)
+        return self._inferred.get((engine, event.request_id), NO_ROW)
 
     def forget(self, engine: int) -> None:
         """Forget the requests of an engine that runs none of them any more."""

@@ -10,7 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ..messages.events import CUT_AT_A_LENGTH, RequestFinished, RequestStarted, SessionSignal
+from ..messages.events import (
+    CUT_AT_A_LENGTH,
+    ConfidenceSampled,
+    RequestFinished,
+    RequestStarted,
+    SessionSignal,
+)
 from ..ranking.copy_worth import COPIES
 from ..tables.block_columns import Mask
 from ..tables.tables import Tables
@@ -65,6 +71,10 @@ class TurnRecorder:
                 self._started(engine, turn, chain, now)
             else:
                 self._finished(engine, turn, chain, now)
+
+    def answered(self, engine: int, event: ConfidenceSampled) -> int:
+        """See ``RequestSessions``."""
+        return self._sessions.answered(engine, event)
 
     def _started(self, engine: int, event: RequestStarted, rows: Rows, now: float) -> None:
         """Apply a request's start: count its hits, tag its blocks, begin its session's turn."""

@@ -146,6 +146,9 @@ class ConfidenceSampled(Event, tag=10, frozen=True):
 
     hashes: Hashes
     confidence: Unit
+    request_id: Name = ""  # of whose answer it is
+    session: Name | None = None
+    tenant: Name | None = None
 
 
 class BlocksEmbedded(Event, tag=11, frozen=True):

@@ -12,6 +12,7 @@ from ..types import NEVER, NO_ROW, Rows, SessionState
 from .pauses import PauseColumns
 
 _INITIAL_SESSIONS: Final = 256  # rows; chosen
+_EMA_SHARE: Final = 0.2  # of the newest sample in the mean of confidences; chosen
 
 
 class SessionColumns(PauseColumns):
@@ -40,11 +41,19 @@ class SessionColumns(PauseColumns):
     reach: Rows = column(np.int32, 0)  # full blocks of its last prompt
     # Whether it was inferred: it began with a request that extended no earlier one.
     inferred: npt.NDArray[np.bool_] = column(np.bool_, False)
+    # How sure the model was while it wrote to it, a running mean; below 0 if it was never sampled.
+    confidence: npt.NDArray[np.float32] = column(np.float32, -1.0)
     tool: Rows = column(np.int32, NO_ROW)  # that it waits for, in ``tools``
 
     def __init__(self) -> None:
         super().__init__(_INITIAL_SESSIONS)
         self.names: list[str] = []
+
+    def sure(self, row: int, confidence: float) -> None:
+        """Note how sure the model was of a token that it wrote to a session."""
+        before = float(self.confidence[row])
+        newest = confidence if before < 0 else before + _EMA_SHARE * (confidence - before)
+        self.confidence[row] = newest
 
     @property
     def size(self) -> int:

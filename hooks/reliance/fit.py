@@ -20,6 +20,7 @@ class Part(Enum):
     ALL = "everything"
     TIERS = "tiers"
     ADMISSION = "admission"
+    SAMPLING = "sampling decode steps"
     ENDS = "reading why answers end"
 
 

@@ -237,6 +237,19 @@ _ENDS: Final = (  # api, ends
     *_read(f"{_V1}.structured_output.request", "StructuredOutputRequest", "params", Part.ENDS),
     *_read("vllm.sampling_params", "StructuredOutputsParams", "structural_tag", Part.ENDS),
 )
+_SAMPLING: Final = (  # sampled
+    *_called(
+        "vllm.v1.worker.gpu_model_runner",
+        {
+            "GPUModelRunner.execute_model": "scheduler_output",
+            "GPUModelRunner.initialize_kv_cache_tensors": "kv_cache_config kernel_block_sizes",
+        },
+        Part.SAMPLING,
+    ),
+    *_called(f"{_V1}.sample.sampler", {"Sampler.forward": "logits sampling_metadata"}, Part.SAMPLING),
+    *_read(f"{_CORE}.sched.output", "SchedulerOutput", "num_scheduled_tokens", Part.SAMPLING),
+    *_called(f"{_V1}.worker.block_table", {"BlockTable.get_numpy_array": ""}, Part.SAMPLING),
+)
 RELIED_ON: Final[tuple[Need, ...]] = (
-    *_STARTING, *_CONNECTOR, *_POOL, *_ADMISSION, *_TIERS, *_ENDS
+    *_STARTING, *_CONNECTOR, *_POOL, *_ADMISSION, *_TIERS, *_ENDS, *_SAMPLING
 )  # fmt: skip

@@ -24,6 +24,7 @@ from ..tiers.jobs import TierAnswer
 from .barrier import guarded
 from .detached import Detached
 from .logs import log_where_vllm_logs
+from .sampled.sample_words import told_apart
 from .scheduler import SchedulerSide, Surroundings
 from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY, protect_stale_s
 from .shapes import reason_to_leave_alone
@@ -174,7 +175,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
     @guarded(None)
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Make visible what the workers moved: a step's output arrived."""
-        metadata = connector_output.kv_connector_worker_meta
+        metadata, samples = told_apart(connector_output.kv_connector_worker_meta)
         answer = metadata.answer if metadata else TierAnswer()
         received, side = connector_output.finished_recving or (), self.side
         try:
@@ -184,6 +185,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
             raise
         finally:  # said once: unheard, the blocks of these jobs would never come back
             side.answered(answer, received)
+        side.sampled(samples)
 
     @guarded(False)
     def has_pending_push_work(self) -> bool:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
+    from .sampled.sample_words import Sample
+
 
 class Detached:
     """Answers vLLM as if nothing of ours were there, and completes what vLLM was promised.
@@ -71,6 +73,9 @@ class Detached:
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """Take what the workers did, and which loads are over."""
         self.bridge.answered(answer, received)
+
+    def sampled(self, samples: Iterable[Sample]) -> None:
+        """Do nothing."""
 
     def drop_copies(self) -> bool:
         """Allow the reset: nothing is offered any more, and promised loads are no reason to refuse

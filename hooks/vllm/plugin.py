@@ -21,6 +21,7 @@ from .api.given_template import given_template, remember_templates
 from .beside import follow_connectors
 from .compose import own_transfer_config
 from .logs import log_where_vllm_logs
+from .sampled.runner_hook import follow_runners
 from .scheduler_hook import follow_schedulers
 from .settings import (
     CHILD_VARIABLE,
@@ -50,7 +51,7 @@ def register() -> None:
         return
     for install in (
         _wrap_engine_config, remember_templates, follow_connectors, spare_aggregation,
-        follow_schedulers, _mark_chats,
+        follow_schedulers, follow_runners, _mark_chats,
     ):  # fmt: skip
         try:
             install()

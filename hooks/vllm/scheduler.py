@@ -37,6 +37,7 @@ from .observe.prompt_demand import PromptDemand
 from .pool.index import BlockIndex
 from .pool.tap import PoolTap
 from .recall.recall_support import attach_recall
+from .sampled.sample_reporter import SampleReporter
 from .settings import hold_max_s, protect_stale_s
 from .transfers.no_tiers import NoTiers
 from .transfers.spiller import StepTaken
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
+
+    from .sampled.sample_words import Sample
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +116,7 @@ class SchedulerSide:
             bridge.adapted, engine_ends(config), arranger.evicted,
             SaltedContents(self.client, group.block_size).of, engine_layers(config),
         )  # fmt: skip
+        self._samples = SampleReporter(group, self.observer.running, self._emit)
         self._prefill = PrefillMeter.of(config)
         self._reports = [self._prefill.told_with(self.observer.pressure), *bridge.reports]
         self._demand = PromptDemand(group.block_size, group.groups_take)
@@ -212,6 +216,10 @@ class SchedulerSide:
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """Take what the workers moved until then, and the requests whose loads are over."""
         self.bridge.answered(answer, received)
+
+    def sampled(self, samples: Iterable[Sample]) -> None:
+        """Tell what workers measured on a sampled decode step."""
+        self._samples.take(samples)
 
     @property
     def busy(self) -> bool:

@@ -43,6 +43,9 @@ HOLD_MAX_VARIABLE: Final = "AITHER_KVCACHE_HOLD_MAX_S"
 LONGEST_HOLD_S: Final = 3600.0  # chosen
 REFUSE_AFTER_VARIABLE: Final = "AITHER_KVCACHE_REFUSE_AFTER_S"
 REFUSE_AFTER_S: Final = 60.0  # unless the variable says otherwise; chosen
+SAMPLING_VARIABLE: Final = "AITHER_KVCACHE_SAMPLING"
+SAMPLING_BY_DEFAULT: Final = False
+"""Whether some decode steps show how sure the model is and where it looks."""
 RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
 ON: Final = ("1", "true", "on", "yes")  # what people write who mean on
 OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on
@@ -67,6 +70,11 @@ def reads_ends() -> bool:
 def reads_layers() -> bool:
     """Whether prompts' parts are told apart by the borders of their messages."""
     return _is_on(LAYERS_VARIABLE, LAYERS_BY_DEFAULT)
+
+
+def sampling_switched_on() -> bool:
+    """Whether decode steps may be sampled."""
+    return _is_on(SAMPLING_VARIABLE, SAMPLING_BY_DEFAULT)
 
 
 def protect_stale_s() -> float:

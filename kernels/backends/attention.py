@@ -9,7 +9,7 @@ import torch
 from ..layout.layout import PagedKv
 from ..tensors import Tensor
 from .base import Confidence
-from .reference import read_plane
+from .block_keys import block_keys
 
 
 def confidence(logits: Tensor) -> Confidence:
@@ -37,12 +37,11 @@ def attention_mass(
     layout, (samples, width) = cache.layout, block_table.shape
     offsets = torch.arange(width * layout.tokens, device=queries.device)
     seen = offsets[None, :] < lengths[:, None]
-    entries = torch.where(seen, block_table.repeat_interleave(layout.tokens, dim=1), 0)
-    slots = entries * layout.tokens + offsets % layout.tokens
-    keys = read_plane(cache, layout.key, layer, slots.reshape(-1))
-    keys = keys.reshape(samples, -1, layout.heads, layout.key.dims)
+    begun = seen[:, :: layout.tokens]
+    keys = block_keys(cache, layer, torch.where(begun, block_table, 0).reshape(-1))
+    keys = keys.reshape(samples, width, layout.heads, layout.tokens, layout.key.dims)
     grouped = queries.to(torch.float32).reshape(samples, layout.heads, -1, layout.key.dims)
-    logits = torch.einsum("shgd,sthd->shgt", grouped, keys) * scale
+    logits = torch.einsum("shgd,swhtd->shgwt", grouped, keys).flatten(-2) * scale
     logits = logits.masked_fill(~seen[:, None, None, :], -torch.inf)
     mass = torch.softmax(logits, dim=-1).mean(dim=(1, 2))
     return mass.reshape(samples, width, layout.tokens).sum(-1)
