@@ -246,7 +246,9 @@ _SAMPLING: Final = (  # sampled
         },
         Part.SAMPLING,
     ),
-    *_called(f"{_V1}.sample.sampler", {"Sampler.forward": "logits sampling_metadata"}, Part.SAMPLING),
+    *_called(
+        f"{_V1}.sample.sampler", {"Sampler.forward": "logits sampling_metadata"}, Part.SAMPLING
+    ),
     *_read(f"{_CORE}.sched.output", "SchedulerOutput", "num_scheduled_tokens", Part.SAMPLING),
     *_called(f"{_V1}.worker.block_table", {"BlockTable.get_numpy_array": ""}, Part.SAMPLING),
 )

@@ -44,8 +44,10 @@ LONGEST_HOLD_S: Final = 3600.0  # chosen
 REFUSE_AFTER_VARIABLE: Final = "AITHER_KVCACHE_REFUSE_AFTER_S"
 REFUSE_AFTER_S: Final = 60.0  # unless the variable says otherwise; chosen
 SAMPLING_VARIABLE: Final = "AITHER_KVCACHE_SAMPLING"
-SAMPLING_BY_DEFAULT: Final = False
-"""Whether some decode steps show how sure the model is and where it looks."""
+SAMPLING_SHARE: Final = 0.002
+"""Some decode steps show how sure the model is and where it looks, where the variable is 1; then
+they take at most this share of the worker's CPU time, or the share that the variable says. Off
+where it is not set. Chosen: with all else that is on, it stays within half a percent of a step."""
 RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
 ON: Final = ("1", "true", "on", "yes")  # what people write who mean on
 OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on
@@ -72,9 +74,27 @@ def reads_layers() -> bool:
     return _is_on(LAYERS_VARIABLE, LAYERS_BY_DEFAULT)
 
 
-def sampling_switched_on() -> bool:
-    """Whether decode steps may be sampled."""
-    return _is_on(SAMPLING_VARIABLE, SAMPLING_BY_DEFAULT)
+def sampling_share() -> float:
+    """The share of a worker's CPU time that sampled decode steps may take; 0: none is sampled.
+
+    A value that is not allowed leaves a warning, and the default is taken.
+    """
+    if not _is_on(SAMPLING_VARIABLE):
+        return 0.0
+    text = os.environ[SAMPLING_VARIABLE].strip().lower()
+    if text in ON:
+        return SAMPLING_SHARE
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if 0 < share < 1:
+        return share
+    logger.warning(
+        "kvgraph: %s=%r is not allowed: 1, 0, or a share between; %s is taken",
+        SAMPLING_VARIABLE, text, SAMPLING_SHARE,
+    )  # fmt: skip
+    return SAMPLING_SHARE
 
 
 def protect_stale_s() -> float:

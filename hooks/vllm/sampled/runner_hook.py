@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...reliance.fit import Part
 from ...reliance.live_vllm import live_misfits
-from ..settings import CONNECTOR, sampling_switched_on
+from ..settings import CONNECTOR, sampling_share
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -23,7 +23,7 @@ _MARK: Final = "_kvgraph_wrapped"
 def follow_runners() -> None:
     """Have every model runner that is made from now on sample decode steps, where that is asked
     for."""
-    if not sampling_switched_on():
+    if not sampling_share():
         return
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -67,8 +67,10 @@ def sample_steps(runner: GPUModelRunner, views: dict[str, Any]) -> None:
     able = [SampledLayer(at, layers[name].impl) for at, name in enumerate(names)]
     chosen = able[:: -(-len(able) // _MOST_LAYERS)]
     cpu = time.process_time
-    budget = SamplingBudget(time.monotonic, cpu)
-    StepSampler(runner, described(views, config), chosen, rope_of(config), budget, cpu).attach()
+    budget = SamplingBudget(time.monotonic, cpu, sampling_share())
+    sampler = StepSampler(runner, described(views, config), chosen, rope_of(config), budget, cpu)
+    sampler.warm_up()
+    sampler.attach()
     logger.info("kvgraph: decode steps are sampled, %d layers of %d", len(chosen), len(able))
 
 

@@ -42,9 +42,7 @@ class SampledMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
         raise NotImplementedError
 
 
-def with_samples(
-    output: KVConnectorOutput | None, samples: list[Sample]
-) -> KVConnectorOutput:
+def with_samples(output: KVConnectorOutput | None, samples: list[Sample]) -> KVConnectorOutput:
     """A step's output with ``samples`` beside what it says already."""
     output = output or KVConnectorOutput()
     output.kv_connector_worker_meta = SampledMetadata(samples, output.kv_connector_worker_meta)

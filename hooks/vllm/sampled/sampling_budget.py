@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-SHARE: Final = 0.002
-"""Of the CPU time of the engine's worker that samples may take. Chosen: with all else that is on by
-default, it stays within half a percent of a step."""
 LONGEST_S: Final = 1.0  # from one sampled step to the next, while the engine decodes; chosen
 _SHORTEST_S: Final = 0.1  # from one to the next; chosen
 _SAVED_S: Final = 20.0  # seconds of CPU whose share may be saved up, for long contexts; chosen
+_OUTLIER: Final = 3.0  # times the estimate: what costs more was held up by others; chosen
 _NEWEST: Final = 0.3  # share of the newest cost in the estimates; chosen
 _LAYER_TOKEN_S: Final = 1e-6  # of one layer's mass, per token, before any was measured; a guess
 _LEAST_S: Final = 1e-4  # of a step that samples no layer, before any was measured; a guess
@@ -34,7 +32,7 @@ class SamplingBudget:
         spent_s: CPU seconds that they took.
     """
 
-    def __init__(self, clock: Clock, cpu: Clock, share: float = SHARE) -> None:
+    def __init__(self, clock: Clock, cpu: Clock, share: float) -> None:
         self._clock, self._cpu, self._share = clock, cpu, share
         self._next = self._last = clock()
         self._used = cpu()
@@ -69,7 +67,11 @@ class SamplingBudget:
         now = self._last = self._clock()
         self._next = now + _SHORTEST_S
         if not layers:
-            self._plain_s += _NEWEST * (seconds - self._plain_s)
+            self._plain_s = _follow(self._plain_s, seconds)
             return
         each = max(0.0, seconds - self._plain_s) / (layers * max(1, tokens))
-        self._layer_token_s += _NEWEST * (each - self._layer_token_s)
+        self._layer_token_s = _follow(self._layer_token_s, each)
+
+
+def _follow(estimate: float, measured: float) -> float:
+    return estimate + _NEWEST * (min(measured, _OUTLIER * estimate) - estimate)

@@ -81,6 +81,15 @@ class StepSampler:
         self._cost = 0.0
         self._turn = 0
 
+    def warm_up(self) -> None:
+        """Measure made queries once, so that no step waits for what the first measure takes."""
+        if self._layers:
+            block, size = torch.zeros(1, dtype=torch.int64), self._cache.layout.tokens
+            look = Look(0, torch.zeros(self._cache.layout.heads, self._cache.layout.key.dims), 1.0)
+            mass = attended(self._cache, [look], block, size)
+            self._meanings.of("", block, mass)
+        confidence_score(torch.zeros(2, 8))
+
     def attach(self) -> None:
         """Look at each step from now on."""
         self._runner.execute_model = self.execute_model

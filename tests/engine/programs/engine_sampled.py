@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 BLOCK = 32
@@ -17,7 +18,10 @@ LINKED_S = 3.0  # until what happens is heard
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
-    """Answer prompts with a common head and equal passages elsewhere; options: model, compiled."""
+    """Answer prompts with a common head and equal passages elsewhere.
+
+    Options: model, compiled, blocks, and how long: seconds, or until a file is there.
+    """
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(
@@ -44,7 +48,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         inputs = [TokensPrompt(prompt_token_ids=each) for each in prompts]
         for answer in llm.generate(inputs, sampling, use_tqdm=False):
             texts.append(list(answer.outputs[0].token_ids))
-        if options.get("rounds") and len(texts) >= 4 * options["rounds"]:
+        if Path(options.get("until", "")).is_file():
             break
     wall = time.monotonic() - began
     time.sleep(LINKED_S)
