@@ -33,6 +33,7 @@ from ..types import (
     StopReason,
     Tier,
 )
+from .plain_words import beliefs, why_linked
 
 ROOT = "root"
 """The node before every first block: the empty prefix."""
@@ -57,6 +58,7 @@ def neighbors(tables: Tables, row: int) -> list[dict[str, Any]]:
                 "type": EDGE_NAMES[edge.kind],
                 "direction": "out" if outward else "in",
                 "weight": round(edge.weight, 6),
+                "because": why_linked(tables, edge),
             }
         )
     return found
@@ -130,6 +132,7 @@ def explain(view: View, order: Order, row: int) -> dict[str, Any]:
         "attention": round(float(blocks.attention[row]), 6),
         "policy": policy.name,
         "who_ranks": who_ranks(order, ranks),
+        "believes": beliefs(tables, row),
         "terms": {name: round(value, 4) for name, value in terms.items()},
         "score": round(sum(terms.values()), 4),
         "standing": standing(view, only),
@@ -162,6 +165,7 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
         "idle_s": round(now - float(sessions.last_seen[row]), 3),
         "expected_return_in_s": round(due - now, 3) if due > NEVER else None,
         "return_probability": round(float(sessions.return_probability()[row]), 4),
+        "confidence": _confidence(tables, row),
         "credit": round(float(sessions.credit(now, view.rules.session_memory_s, only)[0]), 4),
         "blocks": len(mine),
         **{
@@ -171,6 +175,12 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
         "blocks_superseded": int(is_superseded(view, mine).sum()),
         "tip": None if tip == NO_ROW else _block(tables, tip),
     }
+
+
+def _confidence(tables: Tables, row: int) -> float | None:
+    """How sure the model was of what it wrote to a session; None if that was never sampled."""
+    known = float(tables.sessions.confidence[row])
+    return round(known, 4) if known >= 0 else None
 
 
 def _parent(tables: Tables, row: int) -> str | None:

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
-    from .sampled.sample_words import Sample
-
 logger = logging.getLogger(__name__)
 
 
@@ -87,6 +85,7 @@ class SchedulerSide:
     """
 
     attached = True
+    holding: Holding | NoHolding = NoHolding()
 
     def __init__(
         self,
@@ -106,7 +105,6 @@ class SchedulerSide:
         self.client = surroundings.connect(self)
         self.client.finds = self.index.holders
         self._emit = self.client.outbox.emit
-        self.holding: Holding | NoHolding = NoHolding()
         self.bridge = bridge = new_bridge(
             config, kv_cache, pool, group, self.index, tiers, self._emit, clock,
             surroundings.costs, manager,
@@ -116,7 +114,7 @@ class SchedulerSide:
             bridge.adapted, engine_ends(config), arranger.evicted,
             SaltedContents(self.client, group.block_size).of, engine_layers(config),
         )  # fmt: skip
-        self._samples = SampleReporter(group, self.observer.running, self._emit)
+        self.sampled = SampleReporter(group, self.observer.running, self._emit).take
         self._prefill = PrefillMeter.of(config)
         self._reports = [self._prefill.told_with(self.observer.pressure), *bridge.reports]
         self._demand = PromptDemand(group.block_size, group.groups_take)
@@ -216,10 +214,6 @@ class SchedulerSide:
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """Take what the workers moved until then, and the requests whose loads are over."""
         self.bridge.answered(answer, received)
-
-    def sampled(self, samples: Iterable[Sample]) -> None:
-        """Tell what workers measured on a sampled decode step."""
-        self._samples.take(samples)
 
     @property
     def busy(self) -> bool:

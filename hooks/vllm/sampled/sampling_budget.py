@@ -7,7 +7,7 @@ from typing import Final
 
 LONGEST_S: Final = 1.0  # from one sampled step to the next, while the engine decodes; chosen
 _SHORTEST_S: Final = 0.1  # from one to the next; chosen
-_SAVED_S: Final = 20.0  # seconds of CPU whose share may be saved up, for long contexts; chosen
+_SAVED_S: Final = 20.0  # seconds of CPU whose share may be saved up, or owed; chosen
 _OUTLIER: Final = 3.0  # times the estimate: what costs more was held up by others; chosen
 _NEWEST: Final = 0.3  # share of the newest cost in the estimates; chosen
 _LAYER_TOKEN_S: Final = 1e-6  # of one layer's mass, per token, before any was measured; a guess
@@ -19,8 +19,8 @@ Clock = Callable[[], float]
 class SamplingBudget:
     """Decides when a step is sampled, and how many layers are.
 
-    A step is sampled at least once per ``LONGEST_S``; beyond that, and for each layer, there must
-    be time left. What a sample costs is measured; the estimates follow it.
+    A step is sampled at least once per ``LONGEST_S``, with as many layers as there is time for; and
+    sooner where there is time for all layers. What a sample costs is measured; the estimates follow it.
 
     Args:
         clock: Monotonic seconds.
@@ -37,7 +37,7 @@ class SamplingBudget:
         self._next = self._last = clock()
         self._used = cpu()
         self._balance = 0.0
-        self._plain_s = _LEAST_S
+        self._plain_s = self._whole_s = _LEAST_S  # without layers; with all of them
         self._layer_token_s = _LAYER_TOKEN_S
         self.steps = 0
         self.spent_s = 0.0
@@ -52,18 +52,19 @@ class SamplingBudget:
         most = self._share * _SAVED_S
         self._balance = min(most, self._balance + self._share * (used - self._used))
         self._used = used
-        return self._balance >= self._plain_s or now - self._last >= LONGEST_S
+        return self._balance >= self._whole_s or now - self._last >= LONGEST_S
 
     def layers(self, tokens: int, most: int) -> int:
         """How many layers there is time for, at a context of ``tokens``, at ``most``."""
         spare = self._balance - self._plain_s
+        self._whole_s = self._plain_s + self._layer_token_s * tokens * most
         return max(0, min(most, int(spare / (self._layer_token_s * max(1, tokens)))))
 
     def took(self, seconds: float, layers: int, tokens: int) -> None:
         """Note what a sampled step cost."""
         self.steps += 1
         self.spent_s += seconds
-        self._balance -= seconds
+        self._balance = max(self._balance - seconds, -self._share * _SAVED_S)
         now = self._last = self._clock()
         self._next = now + _SHORTEST_S
         if not layers:

@@ -1,4 +1,4 @@
-"""A real vLLM whose decode steps are sampled, beside a sidecar: all six types of edges come to be."""
+"""A real vLLM whose decode steps are sampled, beside a sidecar: six types of edges come to be."""
 
 from __future__ import annotations
 
