@@ -103,8 +103,7 @@ class SchedulerSide:
             pool, self.index, most_blocks_per_step(config, group), protect_stale_s(), clock
         )
         self.client = surroundings.connect(self)
-        self.client.finds = self.index.holders
-        self._emit = self.client.outbox.emit
+        self.client.finds, self._emit = self.index.holders, self.client.outbox.emit
         self.bridge = bridge = new_bridge(
             config, kv_cache, pool, group, self.index, tiers, self._emit, clock,
             surroundings.costs, manager,
@@ -120,8 +119,8 @@ class SchedulerSide:
         self._demand = PromptDemand(group.block_size, group.groups_take)
         self._news = PressingNews(pool.num_gpu_blocks, self.client.nudge)
         self.tap = PoolTap(pool, group.index)
-        self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
         self.tap.freed, self.tap.touched = arranger.freed, arranger.touched
+        self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
         if not isinstance(bridge, NoTiers):
             arranger.copies_first(bridge.spiller)
         attach_recall(config, group, bridge, manager, self.observer.meaning)

@@ -20,7 +20,7 @@ class SamplingBudget:
     """Decides when a step is sampled, and how many layers are.
 
     A step is sampled at least once per ``LONGEST_S``, with as many layers as there is time for; and
-    sooner where there is time for all layers. What a sample costs is measured; the estimates follow it.
+    sooner where there is time for all of them. What a sample costs is measured.
 
     Args:
         clock: Monotonic seconds.
