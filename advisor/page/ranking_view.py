@@ -13,6 +13,8 @@ from ...dashboards.api.what_if import Weights as WeightsView
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import block_name
+from ...graph.ranking.formulas import LruPolicy
+from ...graph.ranking.policy import Policy
 from ...graph.ranking.profile import Weights
 from ...graph.ranking.rules import standing
 from ...graph.ranking.view import View
@@ -39,34 +41,51 @@ def ranking_view(
     ranking = latest.get(name) if name is not None else None
     if name is None or ranking is None:
         return _empty(graph, name, unix(now))
-    column = tables.engines[name]
-    keys = ranking.order[: min(limit, MOST)]
-    rows = tables.blocks.find(keys, tables.salt(column))
-    view = View(tables, graph.rules, column, now)
-    order = [_ranked(graph, view, place, int(row)) for place, row in _known(rows)]
+    view = View(tables, graph.rules, tables.engines[name], now)
     by_policy = bool(len(ranking.order))
+    policy: Policy = graph.policy if by_policy else LruPolicy()
+    rows, ranked = _by_policy(view, ranking) if by_policy else _longest_unused(view, ranking)
+    rows = rows[: min(limit, MOST)]
+    order = [_ranked(policy, view, place, int(row)) for place, row in _known(rows)]
     return RankingView(
         at=unix(now),
         engine=name,
         engines=list(tables.engines),
-        ranked_by=graph.policy.name if by_policy else "lru",
+        ranked_by=policy.name,
         sentence=_who(graph, name, by_policy),
         epoch=ranking.epoch,
         age_s=round(now - ranking.ts, 3),
-        terms=list(graph.policy.terms(view.of(NO_ROW), int(rows[0]))) if order else [],
+        terms=list(policy.terms(view.of(NO_ROW), int(rows[0]))) if order else [],
         order=order,
-        ranked=len(ranking.order),
+        ranked=ranked,
         protected=len(ranking.protected),
     )
+
+
+def _by_policy(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
+    """The rows of a ranking, and how many it has."""
+    salt = view.tables.salt(view.engine)
+    return view.blocks.find(ranking.order[:MOST], salt), len(ranking.order)
+
+
+def _longest_unused(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
+    """The rows in the engine's own order, less what it keeps back all the same, and how many it
+    has."""
+    blocks, salt = view.blocks, view.tables.salt(view.engine)
+    resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
+    kept = blocks.find(ranking.protected, salt)
+    free = Selection(blocks, np.setdiff1d(resident, kept))
+    oldest_first = np.argsort(-LruPolicy().scores(view, free), kind="stable")
+    return free.rows[oldest_first[:MOST]], len(free)
 
 
 def _known(rows: Rows) -> list[tuple[int, int]]:
     return [(place, row) for place, row in enumerate(rows.tolist()) if row != NO_ROW]
 
 
-def _ranked(graph: KVCacheGraph, view: View, place: int, row: int) -> RankedBlock:
+def _ranked(policy: Policy, view: View, place: int, row: int) -> RankedBlock:
     tables, blocks = view.tables, view.blocks
-    terms = graph.policy.terms(view.of(NO_ROW), row)
+    terms = policy.terms(view.of(NO_ROW), row)
     session, identity = int(blocks.session[row]), int(blocks.identity[row])
     only = Selection(blocks, np.array([row], dtype=np.int32))
     return RankedBlock(
@@ -88,7 +107,7 @@ def _who(graph: KVCacheGraph, engine: str, by_policy: bool) -> str:
         ahead = f", {ruling.ahead:+.0f} blocks ahead of LRU lately" if ruling is not None else ""
         return f"The policy {graph.policy.name} ranks{ahead}."
     if ruling is None or ruling.policy_rules:
-        return "Nothing is ranked: the engine evicts the longest unused block first."
+        return "The engine evicts the longest unused block first."
     return (
         f"LRU ranks: the policy {graph.policy.name} has not shown yet that it finds more "
         f"({ruling.ahead:+.0f} blocks). What is protected goes last all the same."

@@ -175,7 +175,7 @@ class ShadowRunner:
         with self.lock:
             halved = [engine for engine, each in self.sets.items() if each.halve()]
         if halved:
-            logger.info("shadows follow half as many sessions from now on: they took too long")
+            logger.info("policies' shadows follow half as many sessions: they took too long")
         elif self.sets and self._rank_every_s < _RANK_AT_LEAST_EVERY_S:
             self._rank_every_s *= 2
             logger.info(

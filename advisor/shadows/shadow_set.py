@@ -23,25 +23,58 @@ CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
 
 STEP_S: Final = 10.0  # chosen
 _STEPS: Final = 360  # of these: an hour; chosen
-_COUNTED: Final = ("tokens", "asked", "ours", "all_asked", "all_ours")
+_COUNTED: Final = ("tokens", "asked", "ours", "sampled")
 
 
 @dataclass(slots=True)
-class ShadowPool:
-    """One simulated pool.
+class LruPool:
+    """A simulated pool under LRU, which follows all sessions: it needs no rankings, and is cheap.
 
     Attributes:
-        policy: Ranks its blocks; None: LRU, which needs no rankings.
         capacity: Its size, as a factor of the live pool's.
+        found: Blocks that it found, of those that all sessions asked for.
+        sampled_found: Of these, those that sessions of the sample asked for.
         has_tiers: Whether copies in colder tiers count: as so many blocks more.
     """
 
     name: str
-    policy: Policy | None
     capacity: float
-    pool: LruShadow | RankedShadow
+    pool: LruShadow
     found: int = 0
+    sampled_found: int = 0
     has_tiers: bool = False
+
+    @property
+    def policy_name(self) -> str:
+        return "lru"
+
+
+@dataclass(slots=True)
+class PolicyPool:
+    """A simulated pool that a policy ranks, which follows a sample of sessions.
+
+    Attributes:
+        beside: LRU in a pool as large, by which its sample stands for all.
+        found: Blocks that it found, of those that the sample asked for.
+    """
+
+    name: str
+    policy: Policy
+    beside: LruPool
+    pool: RankedShadow
+    found: int = 0
+
+    @property
+    def capacity(self) -> float:
+        return self.beside.capacity
+
+    @property
+    def has_tiers(self) -> bool:
+        return self.beside.has_tiers
+
+    @property
+    def policy_name(self) -> str:
+        return self.policy.name
 
 
 class ShadowSet:
@@ -53,139 +86,145 @@ class ShadowSet:
         copies: That fit into the engine's colder tiers.
 
     Attributes:
-        asked, ours: Blocks that sessions of the sample asked for, and what the live pool found.
-        all_asked, all_ours: The same of all sessions.
+        asked, ours: Blocks that all sessions asked for, and what the live pool found.
+        sampled: Blocks that sessions of the sample asked for.
     """
 
     def __init__(self, blocks: int, policies: Sequence[Policy], copies: int = 0) -> None:
         self.blocks, self.copies = blocks, copies
         self.sample = SessionSample()
-        self.pools = [*_of_lru(blocks), *_of_policies(blocks, policies)]
+        self.lru = [_lru(blocks, capacity) for capacity in CAPACITIES]
+        self.ranked = _of_policies(self.lru, policies)
         if copies:
-            self.pools += _with_tiers(blocks, copies, policies[:1])
+            both = blocks + copies
+            room = LruPool("lru + tiers", both / blocks, LruShadow(both), has_tiers=True)
+            self.lru.append(room)
+            self.ranked += [_beside(room, f"{each.name} + tiers", each) for each in policies[:1]]
         self.window = RequestWindow()
-        self.asked = self.ours = self.all_asked = self.all_ours = 0
+        self.asked = self.ours = self.sampled = 0
         self.block_size = 0  # tokens; 0 before any request
         self.belady: tuple[int, int] = 0, 0  # asked, found
-        names = [pool.name for pool in self.pools]
-        self.steps = StepSums((*_COUNTED, *names), STEP_S, _STEPS)
+        names = [each.name for each in (*self.lru, *self.ranked)]
+        controls = [in_sample(each.name) for each in self.lru]
+        self.steps = StepSums((*_COUNTED, *names, *controls), STEP_S, _STEPS)
 
     def hear(self, heard: Heard) -> None:
         """Follow a request that began or ended."""
-        ours = min(heard.found + heard.loaded, heard.reach)
+        followed = self.sample.has(heard.session)
+        if followed:
+            self.sample.walked(heard.session, heard.rows, heard.keys)
         if heard.found >= 0:
-            self._count_all(heard, ours)
-        if not self.sample.has(heard.session):
-            return
-        self.sample.walked(heard.session, heard.rows, heard.keys)
-        counts = [self._ask(pool, heard) for pool in self.pools]
-        if heard.found >= 0:
-            self.asked, self.ours = self.asked + len(heard.rows), self.ours + ours
-            self.steps.add([0, len(heard.rows), ours, 0, 0, *counts], heard.at)
-            self.window.add(heard.keys, heard.reach, ours)
+            self._count(heard, followed)
         else:
             self.window.answered(heard.keys[heard.reach :])
-        for pool in self.pools:
-            pool.pool.use(heard.rows, heard.keys)
+        for each in self.lru:
+            each.pool.use(heard.rows, heard.keys)
+        for each in self.ranked if followed else ():
+            each.pool.use(heard.rows, heard.keys)
 
-    def _count_all(self, heard: Heard, ours: int) -> None:
-        """Count a request whether its session is followed or not: the live pool's share of all is
-        known, and need not be guessed from the sample."""
-        blocks, none = len(heard.rows), [0] * len(self.pools)
+    def _count(self, heard: Heard, followed: bool) -> None:
+        """Count what a request that began would have found in each pool."""
+        ours = min(heard.found + heard.loaded, heard.reach)
+        blocks, sampled = len(heard.rows), len(heard.rows) if followed else 0
         self.block_size = heard.size
-        self.all_asked, self.all_ours = self.all_asked + blocks, self.all_ours + ours
-        self.steps.add([heard.tokens, 0, 0, blocks, ours, *none], heard.at)
+        self.asked, self.ours = self.asked + blocks, self.ours + ours
+        self.sampled += sampled
+        self.window.add(heard.keys, heard.reach, ours)
+        of_all = [_found(each.pool, heard) for each in self.lru]
+        of_sample = of_all if followed else [0] * len(self.lru)
+        of_policies = [_found(each.pool, heard) if followed else 0 for each in self.ranked]
+        for lru, found, in_it in zip(self.lru, of_all, of_sample, strict=True):
+            lru.found, lru.sampled_found = lru.found + found, lru.sampled_found + in_it
+        for ranked, found in zip(self.ranked, of_policies, strict=True):
+            ranked.found += found
+        counts = [heard.tokens, blocks, ours, sampled, *of_all, *of_policies, *of_sample]
+        self.steps.add(counts, heard.at)
 
-    def _ask(self, shadow: ShadowPool, heard: Heard) -> int:
-        if heard.found < 0:
-            return 0
-        found = shadow.pool.found(heard.rows[: heard.reach], heard.keys[: heard.reach])
-        shadow.found += found
-        return found
-
-    def rate(self, found: int) -> float | None:
-        """The share of all sessions' blocks that a shadow would have found.
-
-        Args:
-            found: Of those that the sample asked for.
-        """
-        return for_all(found, self.ours, self.asked, self.all_ours, self.all_asked)
+    def rate(self, pool: LruPool | PolicyPool) -> float | None:
+        """The share of all sessions' blocks that a shadow would have found; None before any."""
+        if isinstance(pool, LruPool):
+            return pool.found / self.asked if self.asked else None
+        lru = pool.beside
+        return for_all(pool.found, lru.sampled_found, self.sampled, lru.found, self.asked)
 
     def remembered(self) -> tuple[list[Asked], int]:
-        """The last requests of the sample, and how large a pool is for it."""
-        return self.window.taken(), self.pools[0].pool.capacity
+        """The last requests, and the pool's size."""
+        return self.window.taken(), self.blocks
 
     def halve(self) -> bool:
         """Follow half as many sessions from now on; False if there is nothing left to halve."""
-        if not self.sample.halve():
-            return False
-        self.window = RequestWindow()  # it remembers those that are followed no longer
-        return True
+        return self.sample.halve()
 
     def hold_what_is_there(self, view: View) -> None:
         """Fill all shadows with what the live pool holds, the last used on top."""
         blocks = view.blocks
         resident = blocks.pick(blocks.resident(view.engine))
         newest_first = resident.rows[np.argsort(-resident.last_used(), kind="stable")]
-        for each in self.pools:
+        for each in (*self.lru, *self.ranked):
             kept = newest_first[: each.pool.capacity]
             each.pool.use(kept, blocks.keys[kept])
         self.sample.seeded(newest_first, blocks.keys[newest_first])
 
     def rank(self, view: View) -> None:
-        """Rank what each shadow holds again, and resize each to what the sample now asks for."""
+        """Rank what each policy's shadow holds again, and resize it to what the sample now asks
+        for."""
         blocks = view.blocks
         resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
         part = self.sample.part_of(resident, blocks.keys[resident])
-        for each in self.pools:
+        for each in self.ranked:
             each.pool.capacity = max(1, round(self.blocks * each.capacity * part))
-            if each.policy is not None and isinstance(each.pool, RankedShadow):
-                rows = each.pool.rows(blocks.keys)
-                scores = whole_scores(view, each.policy, Selection(blocks, rows))
-                each.pool.adopt(rows[np.argsort(-scores, kind="stable")])
+            rows = each.pool.rows(blocks.keys)
+            scores = whole_scores(view, each.policy, Selection(blocks, rows))
+            each.pool.adopt(rows[np.argsort(-scores, kind="stable")])
 
 
-def for_all(found: int, ours: int, asked: int, all_ours: int, all_asked: int) -> float | None:
-    """The share of all blocks that a shadow would have found; None before any.
+def for_all(found: int, control: int, sampled: int, known: int, asked: int) -> float | None:
+    """The share of all blocks that a shadow of a sample would have found; None before any.
 
     A sample's sessions find more or less than all do, whoever keeps the pool. So only what a shadow
-    found beside the live pool is taken from the sample, and what the live pool found from all: a
-    difference estimator (W. G. Cochran, Sampling Techniques, 7.3).
+    found beside LRU is taken from the sample, and what LRU found from all: a difference estimator
+    (W. G. Cochran, Sampling Techniques, 7.3).
+
+    Args:
+        found, control: Of the ``sampled`` blocks that the sample asked for: what the shadow found,
+            and what LRU did in a pool as large, which all sessions shared.
+        known: What LRU found there of the ``asked`` blocks of all sessions.
     """
-    if not asked or not all_asked:
+    if not asked:
         return None
-    return min(1.0, max(0.0, all_ours / all_asked + (found - ours) / asked))
+    beside = (found - control) / sampled if sampled else 0.0
+    return min(1.0, max(0.0, known / asked + beside))
 
 
-def _of_lru(blocks: int) -> list[ShadowPool]:
+def in_sample(name: str) -> str:
+    """Under which name steps count what an LRU pool found of the sample."""
+    return f"{name} in the sample"
+
+
+def _found(pool: LruShadow | RankedShadow, heard: Heard) -> int:
+    return pool.found(heard.rows[: heard.reach], heard.keys[: heard.reach])
+
+
+def _lru(blocks: int, capacity: float) -> LruPool:
+    return LruPool(_name("lru", capacity), capacity, LruShadow(round(blocks * capacity)))
+
+
+def _of_policies(pools: Sequence[LruPool], policies: Sequence[Policy]) -> list[PolicyPool]:
+    """The live policy at every size, the others at the live pool's."""
     return [
-        ShadowPool(_name("lru", capacity), None, capacity, LruShadow(round(blocks * capacity)))
-        for capacity in CAPACITIES
+        _beside(pool, _name(policy.name, pool.capacity), policy)
+        for place, policy in enumerate(policies)
+        for pool in (pools if place == 0 else pools[:1])
     ]
 
 
-def _of_policies(blocks: int, policies: Sequence[Policy]) -> list[ShadowPool]:
-    """The live policy at every size, the others at the live pool's."""
-    found = []
-    for place, policy in enumerate(policies):
-        for capacity in CAPACITIES if place == 0 else CAPACITIES[:1]:
-            pool = RankedShadow(round(blocks * capacity))
-            found.append(ShadowPool(_name(policy.name, capacity), policy, capacity, pool))
-    return found
+def _beside(pool: LruPool, name: str, policy: Policy) -> PolicyPool:
+    """A policy's pool, as large as one of LRU.
 
-
-def _with_tiers(blocks: int, copies: int, policies: Sequence[Policy]) -> list[ShadowPool]:
-    """Stock's order and the live policy, with room for copies of what leaves the pool.
-
-    What leaves the pool and is copied is found as if it had stayed: so pool and tiers are one pool,
+    What leaves a pool and is copied is found as if it had stayed: so pool and tiers are one pool,
     as large as both.
     """
-    both = blocks + copies
-    found = [ShadowPool("lru + tiers", None, both / blocks, LruShadow(both), has_tiers=True)]
-    for policy in policies:
-        name = f"{policy.name} + tiers"
-        found.append(ShadowPool(name, policy, both / blocks, RankedShadow(both), has_tiers=True))
-    return found
+    return PolicyPool(name, policy, pool, RankedShadow(pool.pool.capacity))
 
 
 def _name(policy: str, capacity: float) -> str:

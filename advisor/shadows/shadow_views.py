@@ -9,7 +9,10 @@ import numpy as np
 
 from ...dashboards.api.what_if import Shadows, ShadowView
 from .shadow_runner import ShadowRunner
-from .shadow_set import STEP_S, ShadowPool, ShadowSet, for_all
+from .shadow_set import STEP_S, LruPool, PolicyPool, ShadowSet, for_all, in_sample
+
+Sums = Mapping[str, np.ndarray]
+"""Counts of each step, the oldest first, by the name of what is counted."""
 
 _OURS: Final = "the live engine: what its requests found in its pool, or loaded from its tiers"
 _AS_TIERS: Final = 2.0  # a pool so much larger holds what host memory as large as the pool adds
@@ -45,41 +48,63 @@ def shadows_view(
         )
 
 
-def _views(found: ShadowSet, sums: Mapping[str, np.ndarray]) -> list[ShadowView]:
-    views = [_view(found, sums, "ours", _OURS, "live", 1.0, found.ours)]
-    for pool in found.pools:
-        policy = pool.policy.name if pool.policy else "lru"
-        view = _view(found, sums, pool.name, _sentence(pool), policy, pool.capacity, pool.found)
-        views.append(view.model_copy(update={"tiers": pool.has_tiers}))
+def _views(found: ShadowSet, sums: Sums) -> list[ShadowView]:
+    views = [_ours(found, sums)]
+    for pool in (*found.lru, *found.ranked):
+        view = _view(found, sums, pool)
+        views.append(view)
         if pool.capacity == _AS_TIERS and not found.copies:
             views.append(_as_tiers(view))
     return [*views, _ceiling(found)]
 
 
-def _view(
-    found: ShadowSet,
-    sums: Mapping[str, np.ndarray],
-    name: str,
-    sentence: str,
-    policy: str,
-    capacity: float,
-    hits: int,
-) -> ShadowView:
-    rate = found.rate(hits)
-    columns = (sums[each].tolist() for each in (name, "ours", "asked", "all_ours", "all_asked"))
-    history = [for_all(*step) for step in zip(*columns, strict=True)]
+def _ours(found: ShadowSet, sums: Sums) -> ShadowView:
     return ShadowView(
-        name=name,
-        sentence=sentence,
-        policy=policy,
-        capacity=capacity,
+        name="ours",
+        sentence=_OURS,
+        policy="live",
+        capacity=1.0,
         tiers=False,
-        blocks=round(found.blocks * capacity),
+        blocks=found.blocks,
         asked=found.asked,
-        found=hits,
-        hit_rate=None if rate is None else round(rate, 4),
-        history=[None if share is None else round(share, 4) for share in history],
+        found=found.ours,
+        hit_rate=_rounded(found.ours / found.asked if found.asked else None),
+        history=_history(sums, "ours", None),
     )
+
+
+def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowView:
+    ranked = isinstance(pool, PolicyPool)
+    return ShadowView(
+        name=pool.name,
+        sentence=_sentence(pool),
+        policy=pool.policy_name,
+        capacity=pool.capacity,
+        tiers=pool.has_tiers,
+        blocks=round(found.blocks * pool.capacity),
+        asked=found.sampled if ranked else found.asked,
+        found=pool.found,
+        hit_rate=_rounded(found.rate(pool)),
+        history=_history(sums, pool.name, pool.beside.name if ranked else None),
+    )
+
+
+def _history(sums: Sums, name: str, beside: str | None) -> list[float | None]:
+    """The share that was found in each step.
+
+    Args:
+        beside: The LRU pool by which the sample stands for all; None: ``name`` counts all.
+    """
+    if beside is None:
+        steps = zip(sums[name].tolist(), sums["asked"].tolist(), strict=True)
+        return [_rounded(found / asked if asked else None) for found, asked in steps]
+    columns = (name, in_sample(beside), "sampled", beside, "asked")
+    each_step = zip(*(sums[column].tolist() for column in columns), strict=True)
+    return [_rounded(for_all(*step)) for step in each_step]
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
 
 
 def _ceiling(found: ShadowSet) -> ShadowView:
@@ -112,8 +137,8 @@ def _who(policy: str) -> str:
     return "stock vLLM's order" if policy == "lru" else f"the policy {policy}"
 
 
-def _sentence(pool: ShadowPool) -> str:
-    who = _who(pool.policy.name if pool.policy else "lru")
+def _sentence(pool: LruPool | PolicyPool) -> str:
+    who = _who(pool.policy_name)
     if pool.has_tiers:
         return f"{who} in a pool as large, with copies in all tiers that this engine has"
     size = {1.0: "in a pool as large", 2.0: "in a pool twice as large"}.get(pool.capacity)
@@ -126,19 +151,15 @@ def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> 
     Args:
         asked: Tokens of all prompts, by the same starts: engines with shadows stand for them all.
     """
-    tokens: dict[float, float] = {}
-    found: dict[float, float] = {}
+    tokens: dict[float, int] = {}
+    found: dict[float, int] = {}
     with runner.lock:
         for shadows in runner.sets.values():
             starts, sums = shadows.steps.series_by_name(now)
-            names = (shadows.pools[0].name, "ours", "asked", "all_ours", "all_asked")
-            counts = zip(*(sums[name].tolist() for name in names), strict=True)
-            for start, of_prompts, step in zip(
-                starts, sums["tokens"].tolist(), counts, strict=True
-            ):
-                if (share := for_all(*step)) is not None:
-                    tokens[start] = tokens.get(start, 0) + of_prompts
-                    found[start] = found.get(start, 0) + share * step[-1] * shadows.block_size
+            columns = (sums[name].tolist() for name in ("tokens", shadows.lru[0].name))
+            for start, of_prompts, blocks in zip(starts, *columns, strict=True):
+                tokens[start] = tokens.get(start, 0) + of_prompts
+                found[start] = found.get(start, 0) + blocks * shadows.block_size
     return {
         start: round(asked.get(start, 0) * found[start] / count)
         for start, count in tokens.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,7 +41,7 @@ class Live:
         self,
         trace: Trace,
         capacity: int,
-        share: float = 1.0,
+        halvings: int = 0,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self.now = 0.0
@@ -50,7 +51,8 @@ class Live:
         hello = EngineHello("host", "", trace.block_size, capacity + 1, "")
         self.graph.apply("e", [hello])
         self.runner.tick()
-        self.set.sample.share = share
+        for _ in range(halvings):
+            assert self.set.halve()
 
     @property
     def set(self) -> ShadowSet:
@@ -80,8 +82,10 @@ class Live:
         self.graph.apply("e", asked)
 
     def rate(self, name: str) -> float:
-        (pool,) = [pool for pool in self.set.pools if pool.name == name]
-        return pool.found / self.set.asked
+        pools = (*self.set.lru, *self.set.ranked)
+        (rate,) = [self.set.rate(pool) for pool in pools if pool.name == name]
+        assert rate is not None
+        return rate
 
 
 @pytest.fixture
@@ -101,14 +105,28 @@ def test_a_shadow_of_lru_finds_what_a_full_replay_finds(trace: Trace, capacity: 
     )
 
 
-def test_half_of_the_sessions_stand_for_all(tmp_path: Path) -> None:
-    """Though they share a beginning, which takes as much room in a sample as in the pool."""
+def test_lru_follows_all_sessions_and_policies_half_of_them(tmp_path: Path) -> None:
     trace = made(tmp_path, chats(np.random.default_rng(2)))
-    live = Live(trace, 2 * CAPACITY, share=0.5)
+    live = Live(trace, 2 * CAPACITY, halvings=1)
     live.play()
     full = lru_hits(trace, 2 * CAPACITY).sum() / trace.full.sum()
     assert 0 < len(live.set.sample.sessions) < len(np.unique(trace.session))
-    assert live.rate("lru") == pytest.approx(full, abs=6 * POINT)
+    assert live.set.sampled < live.set.asked
+    assert live.rate("lru") == pytest.approx(full, abs=1e-9)
+
+
+def test_half_of_the_sessions_say_what_a_policy_would_find_for_all(tmp_path: Path) -> None:
+    """Whatever those of the sample are like: only the difference to LRU is theirs; they share a
+    beginning, which takes as much room in a sample as in the pool."""
+    trace = made(tmp_path, chats(np.random.default_rng(2)))
+    all_of_them, half = Live(trace, 2 * CAPACITY), Live(trace, 2 * CAPACITY, halvings=1)
+    for live in (all_of_them, half):
+        live.play()
+    policy = half.set.ranked[0].name
+    assert half.rate(policy) == pytest.approx(all_of_them.rate(policy), abs=6 * POINT)
+    view = shadows_view(half.runner, None, half.now, float)
+    rates = {each.name: each.hit_rate for each in view.shadows}
+    assert rates[policy] == pytest.approx(half.rate(policy), abs=1e-4)
 
 
 def test_belady_is_above_all_of_them(trace: Trace) -> None:
@@ -120,7 +138,8 @@ def test_belady_is_above_all_of_them(trace: Trace) -> None:
     asked, found = ceiling(window, CAPACITY)
     assert asked == live.set.asked
     assert found == belady_hits(trace, CAPACITY).sum()
-    assert found >= max(pool.found for pool in live.set.pools if pool.capacity == 1.0)
+    pools = (*live.set.lru, *live.set.ranked)
+    assert found >= max(pool.found for pool in pools if pool.capacity == 1.0)
 
 
 def test_the_ceiling_starts_with_what_the_pool_had() -> None:
@@ -152,19 +171,7 @@ def test_the_ceiling_is_above_lru_where_turns_come_back_with_their_answers() -> 
             shadows.hear(Heard(0, "s", rows[:blocks], keys[:blocks], reach, found, 0, 1.0 + turn))
     asked, belady = ceiling(*shadows.remembered())
     assert asked == shadows.asked == 2 + 6 + 10
-    assert belady >= shadows.pools[0].found == 4 + 8
-
-
-def test_half_of_the_sessions_say_what_all_would_find(tmp_path: Path) -> None:
-    """Whatever those of the sample are like: only the difference to the live pool is theirs."""
-    trace = made(tmp_path, chats(np.random.default_rng(2)))
-    live = Live(trace, 2 * CAPACITY, share=0.5)
-    live.play()
-    full = lru_hits(trace, 2 * CAPACITY).sum() / trace.full.sum()
-    view = shadows_view(live.runner, None, live.now, float)
-    rates = {each.name: each.hit_rate for each in view.shadows}
-    assert rates["ours"] == pytest.approx(full, abs=1e-3)
-    assert rates["lru"] == pytest.approx(full, abs=3 * POINT)
+    assert belady >= shadows.lru[0].found == 4 + 8
 
 
 def test_a_sample_is_nested_and_about_its_share() -> None:
@@ -200,7 +207,7 @@ def test_tiers_are_as_much_more_pool(trace: Trace) -> None:
     live.graph.apply("e", [TierReport(**{**report, "warm_capacity": 60, "cold_capacity": 20})])
     live.runner.tick()
     live.play()
-    pools = {pool.name: pool for pool in live.set.pools}
+    pools = {pool.name: pool for pool in live.set.lru}
     full = lru_hits(trace, SMALL + 80).sum()
     assert pools["lru + tiers"].found == pytest.approx(full, abs=POINT * live.set.asked)
     assert pools["lru + tiers"].found > pools["lru"].found
@@ -298,7 +305,7 @@ def test_ceilings_that_take_long_are_worked_out_less_often(trace: Trace) -> None
         live.set.window.add(np.arange(5 + int(at), dtype=np.uint64), 5, 0)
         live.runner.tick()
         found.append(live.set.belady)
-    assert found == [(5, 0), (5, 0), (5, 0), (246, 0)]
+    assert found == [(5, 0), (5, 0), (5, 0), (561, 15)]
 
 
 def test_what_dropped_sessions_walked_is_the_samples_no_longer() -> None:
@@ -343,21 +350,23 @@ def test_a_block_that_a_session_of_the_smaller_sample_walked_too_stays_the_sampl
     assert sample.part_of(rows + 20, keys) == 0.0
 
 
-def test_a_smaller_sample_remembers_no_request_of_a_larger_one(trace: Trace) -> None:
+def test_the_ceiling_is_of_all_sessions_whatever_the_sample(trace: Trace) -> None:
     seconds = itertools.count(0.0, 50.0)
     live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
     live.set.window.add(np.arange(5, dtype=np.uint64), 5, 0)
     live.now += 31.0
     live.runner.tick()
     assert live.set.sample.share == 0.5
-    assert live.set.window.taken() == []
+    live.set.window.add(np.arange(5, dtype=np.uint64), 5, 5)
+    assert ceiling(*live.runner.remembered("e")) == (10, 5)
 
 
 def test_shadows_that_can_follow_no_fewer_rank_less_often(
     trace: Trace, caplog: pytest.LogCaptureFixture
 ) -> None:
     seconds = itertools.count(0.0, 50.0)
-    live = Live(trace, CAPACITY, share=LEAST, cpu=lambda: next(seconds))
+    halvings = round(-math.log2(LEAST))
+    live = Live(trace, CAPACITY, halvings, cpu=lambda: next(seconds))
     with caplog.at_level("INFO"):
         for _ in range(20):
             live.now += 31.0

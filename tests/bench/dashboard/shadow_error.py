@@ -19,7 +19,8 @@ from ..policies.policies_fleets import SHIPPED, fleet, sessions_in
 USERS: Final = 24
 HOURS: Final = 4.0
 CAPACITY: Final = 2_000  # blocks of 512 tokens
-SHARES: Final = (1.0, 0.5, 0.25)
+HALVINGS: Final = (0, 1, 2)
+"""How often the sample of sessions that policies' shadows follow is halved; LRU's follow all."""
 
 
 @dataclass
@@ -29,45 +30,54 @@ class _Played:
     shadows: ShadowSet
     cpu_s: float
 
-    def rate(self, name: str) -> float:
-        """Share of all blocks that a shadow would have found, as the page tells it."""
-        (pool,) = [pool for pool in self.shadows.pools if pool.name == name]
-        rate = self.shadows.rate(pool.found)
-        assert rate is not None
-        return rate
+    def rates(self) -> dict[str, float]:
+        """Share of all blocks that each shadow would have found, as the page tells it."""
+        pools = (*self.shadows.lru, *self.shadows.ranked)
+        return {pool.name: self.shadows.rate(pool) or 0.0 for pool in pools}
 
 
 def run(figures: Figures, quick: bool) -> None:
-    """Shadows of LRU at every size, at every share of sessions, against LRU itself."""
+    """Shadows of LRU at every size against LRU itself, and those of a policy that follow a part of
+    the sessions against those that follow all."""
     from ...advisor.replay.recordings.signals import Signals
 
     sessions = sessions_in(SHIPPED, lambda _: None)
     trace = fleet("agents", sessions, USERS, 1.0 if quick else HOURS, Signals.ALL)
+    played = [play(trace, CAPACITY, halvings) for halvings in HALVINGS]
     full = {
         _name(size): lru_hits(trace, round(CAPACITY * size)).sum() / trace.full.sum()
         for size in CAPACITIES
     }
-    for share in SHARES:
-        played = play(trace, CAPACITY, share)
-        errors = [100 * abs(played.rate(name) - rate) for name, rate in full.items()]
-        suffix = "" if share == 1.0 else f"_of_{share:.0%}".replace("%", "_percent")
-        target = "≤ 1.0" if share == 1.0 else ""  # a smaller share is followed only where all cost
-        figures.add(f"shadow_error_points{suffix}", max(errors), "points", target)  # too much
-        if share == 1.0:
-            seconds = float(trace.at[-1])
-            figures.add("shadows_cpu_percent_of_the_trace", 100 * played.cpu_s / seconds, "%")
-            figures.add("shadowed_blocks", played.shadows.asked, "")
-            figures.add("lru_hit_rate", 100 * full["lru"], "%")
+    _add_error(figures, "", full, played, "≤ 1.0")
+    unsampled = played[0].rates()
+    policies = {pool.name: unsampled[pool.name] for pool in played[0].shadows.ranked}
+    _add_error(figures, "_of_a_policy", policies, played, "")
+    seconds = float(trace.at[-1])
+    figures.add("shadows_cpu_percent_of_the_trace", 100 * played[0].cpu_s / seconds, "%")
+    figures.add("shadowed_blocks", played[0].shadows.asked, "")
+    figures.add("lru_hit_rate", 100 * full["lru"], "%")
 
 
-def play(trace: Trace, capacity: int, share: float) -> _Played:
+def _add_error(
+    figures: Figures, of: str, full: dict[str, float], played: list[_Played], target: str
+) -> None:
+    """The largest error of these shadows, for each share of sessions."""
+    for halvings, each in zip(HALVINGS, played, strict=True):
+        rates = each.rates()
+        error = max(100 * abs(rates[name] - rate) for name, rate in full.items())
+        suffix = f"_of_{0.5**halvings:.0%}".replace("%", "_percent") if halvings else ""
+        figures.add(f"shadow_error_points{of}{suffix}", error, "points", target)
+
+
+def play(trace: Trace, capacity: int, halvings: int = 0) -> _Played:
     """A graph that hears a trace as an engine under LRU tells it, and shadows beside it."""
     now = [0.0]
     graph = KVCacheGraph(policy=ClassicPolicy(), clock=lambda: now[0])
     runner = ShadowRunner(graph, lambda: now[0])
     graph.apply("e", [EngineHello("e", "", trace.block_size, capacity + 1, "v")])
     runner.tick()
-    runner.sets["e"].sample.share = share
+    for _ in range(halvings):
+        runner.sets["e"].halve()
     events, hits, cpu_s = TraceEvents(trace, hints=True), lru_hits(trace, capacity), 0.0
     next_tick = 0.0
     for request, at in enumerate(trace.at.tolist()):

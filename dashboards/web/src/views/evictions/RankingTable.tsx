@@ -25,13 +25,13 @@ function Table({ ranking }: { ranking: RankingView }) {
         {ranking.sentence}{" "}
         {ranking.epoch !== null && (
           <span className="dim">
-            {whole(ranking.ranked)} blocks are ranked, {whole(ranking.protected)} go only when
-            nothing else is left; epoch {ranking.epoch}, {duration(ranking.age_s)} old.
+            {whole(ranking.ranked)} blocks are in this order, {whole(ranking.protected)} go only when
+            nothing else is left; ranking {ranking.epoch}, {duration(ranking.age_s)} old.
           </span>
         )}
       </p>
       {ranking.order.length === 0 ? (
-        <Empty title="Nothing is ranked yet">
+        <Empty title="Nothing can be evicted yet">
           An engine gets its first ranking half a second after its first blocks are cached.
         </Empty>
       ) : (
