@@ -60,8 +60,8 @@ def _matches(names: RequestNames, search: str) -> bool:
 def request_view(history: History, number: int, unix: Unix) -> RequestView:
     """One request."""
     record, names = history.requests.record(number), history.requests.names(number)
-    asked, pool, loaded, prefetched = (
-        int(record[name]) for name in ("asked", "pool", "loaded", "prefetched")
+    asked, pool, loaded, prefetched, spliced = (
+        int(record[name]) for name in ("asked", "pool", "loaded", "prefetched", "spliced")
     )
     return RequestView(
         id=number,
@@ -78,8 +78,8 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
             pool=pool,
             loaded=loaded,
             prefetched=prefetched,
-            spliced=0,
-            computed=asked - pool - loaded - prefetched,
+            spliced=spliced,
+            computed=asked - pool - loaded - prefetched - spliced,
         ),
         again=int(record["again"]),
         finished=names.finished,

@@ -17,7 +17,7 @@ from ...graph.ranking.scoring import resident_scores
 from ...graph.ranking.view import View
 from ...graph.types import LAYER_NAMES, NO_ROW
 from ..config.sections import ScoreConfig
-from ..shadows.ceiling import Asked
+from ..shadows.ceiling import Walked
 from ..shadows.window_play import WindowPlay
 from .log_views import Unix, chosen
 
@@ -25,7 +25,7 @@ FIRST: Final = 1_000  # blocks of each list that are compared; chosen
 _MOVERS: Final = 50  # that are told
 
 
-def _nothing(engine: str) -> tuple[list[Asked], int]:
+def _nothing(engine: str) -> tuple[list[Walked], int]:
     return [], 0
 
 
@@ -34,7 +34,7 @@ def weight_effect(
     score: ScoreConfig,
     engine: str | None,
     unix: Unix,
-    remembered: Callable[[str], tuple[list[Asked], int]] = _nothing,
+    remembered: Callable[[str], tuple[list[Walked], int]] = _nothing,
 ) -> tuple[WeightEffect, Callable[[], WindowEffect | None]]:
     """The live policy's order now, and with other weights and rules; nothing is changed.
 

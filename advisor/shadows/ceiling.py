@@ -16,7 +16,7 @@ from ..replay.traces.trace import Trace
 MOST_BLOCKS: Final = 400_000  # that are remembered; chosen: 3 MB, and a second to look at
 
 
-class Asked(NamedTuple):
+class Walked(NamedTuple):
     """One request; ``reach``: how many of its blocks a prefix match could have covered.
 
     Attributes:
@@ -33,35 +33,35 @@ class RequestWindow:
     """The last requests, as many as have ``MOST_BLOCKS`` blocks."""
 
     def __init__(self) -> None:
-        self._asked: deque[Asked] = deque()
+        self._asked: deque[Walked] = deque()
         self._blocks = 0
 
     def add(self, keys: Keys, reach: int, found: int) -> None:
         """Add a request for these blocks, the first ``found`` of which the live pool had."""
-        self._add(Asked(keys, reach, found))
+        self._add(Walked(keys, reach, found))
 
     def answered(self, keys: Keys) -> None:
         """Add the blocks that an answer left: the next turn may ask for them."""
         if len(keys):
-            self._add(Asked(keys, 0, 0, asked=False))
+            self._add(Walked(keys, 0, 0, asked=False))
 
-    def _add(self, asked: Asked) -> None:
+    def _add(self, asked: Walked) -> None:
         self._asked.append(asked)
         self._blocks += len(asked.keys)
         while self._blocks > MOST_BLOCKS and len(self._asked) > 1:
             self._blocks -= len(self._asked.popleft().keys)
 
-    def taken(self) -> list[Asked]:
+    def taken(self) -> list[Walked]:
         """The present content, for ``ceiling``, which may take its time elsewhere."""
         return list(self._asked)
 
 
-def blocks_asked(window: Sequence[Asked]) -> int:
+def blocks_asked(window: Sequence[Walked]) -> int:
     """Blocks of all prompts in a window."""
     return sum(len(each.keys) for each in window if each.asked)
 
 
-def ceiling(window: Sequence[Asked], capacity: int) -> tuple[int, int]:
+def ceiling(window: Sequence[Walked], capacity: int) -> tuple[int, int]:
     """Blocks asked for in the window, and how many of them Belady's algorithm would have found.
 
     Blocks that the live pool had at their first use here were there when the window began: Belady's

@@ -14,7 +14,7 @@ from ...graph.ranking.policy import Policy
 from ...graph.ranking.view import View
 from ..policies.lifecycle import LifecyclePolicy
 from ..process.notices import Notices
-from .ceiling import Asked, ceiling
+from .ceiling import Walked, ceiling
 from .shadow_set import ShadowSet
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class ShadowRunner:
         """Note that the results are being looked at."""
         self._looked = self._clock()
 
-    def remembered(self, engine: str) -> tuple[list[Asked], int]:
+    def remembered(self, engine: str) -> tuple[list[Walked], int]:
         """The requests of an engine that are remembered, and the pool that its shadows have."""
         with self.lock:
             shadows = self.sets.get(engine)

@@ -15,7 +15,7 @@ from ...graph.ranking.scoring import whole_scores
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ..policies.shadow import LruShadow, RankedShadow
-from .ceiling import Asked, RequestWindow
+from .ceiling import RequestWindow, Walked
 from .session_sample import SessionSample
 
 CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
@@ -147,7 +147,7 @@ class ShadowSet:
         lru = pool.beside
         return for_all(pool.found, lru.sampled_found, self.sampled, lru.found, self.asked)
 
-    def remembered(self) -> tuple[list[Asked], int]:
+    def remembered(self) -> tuple[list[Walked], int]:
         """The last requests, and the pool's size."""
         return self.window.taken(), self.blocks
 

@@ -14,7 +14,7 @@ from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import NO_ROW
 from ..policies.shadow import RankedShadow
-from .ceiling import Asked, blocks_asked
+from .ceiling import Walked, blocks_asked
 
 _RANKED_EVERY: Final = 16  # requests; chosen
 _MOST_BLOCKS: Final = 100_000  # of the last requests that are played; chosen: a second at most
@@ -35,7 +35,7 @@ class WindowPlay:
         asked: Blocks that are asked for, in all.
     """
 
-    def __init__(self, window: Sequence[Asked], capacity: int) -> None:
+    def __init__(self, window: Sequence[Walked], capacity: int) -> None:
         last = _last(window)
         self._capacity = capacity
         self._reach = [each.reach for each in last]
@@ -67,9 +67,9 @@ class WindowPlay:
         return total
 
 
-def _last(window: Sequence[Asked]) -> list[Asked]:
+def _last(window: Sequence[Walked]) -> list[Walked]:
     """As many of the last requests as have ``_MOST_BLOCKS`` blocks."""
-    left, found = _MOST_BLOCKS, list[Asked]()
+    left, found = _MOST_BLOCKS, list[Walked]()
     for each in reversed(window):
         left -= len(each.keys)
         if left < 0:

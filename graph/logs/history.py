@@ -15,7 +15,7 @@ from .eviction_log import Way
 from .heard import Heard, HeardQueue
 from .miss_judge import by_content, judge, missed, named
 from .reasons import REASON_NAMES, Detail, Reason
-from .request_log import Asked, Miss, RequestLog, RequestNames
+from .request_log import Miss, PromptBlocks, RequestLog, RequestNames
 from .running_requests import Running, RunningRequests
 from .step_sums import StepSums
 
@@ -134,8 +134,9 @@ class History(Departures):
         log.marks[rows[:found]] &= ~np.uint8(Way.PREFETCHED)
         again = self._again(engine, session, rows[found + loaded : reach], now)
         prefetched = int(np.count_nonzero(brought))
-        counts = len(rows), found - prefetched, loaded, prefetched, again
-        asked = Asked(event.prompt_tokens, size, *counts, event.waited_s)
+        spliced = min(event.spliced_tokens // size, loaded)
+        counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
+        asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s)
         miss = missed(self._tables, log, engine, event, session, rows, found + loaded, now)
         miss = by_content(self._tables, engine, event, rows, miss)
         log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)

@@ -24,6 +24,7 @@ _RECORD: Final = np.dtype(
         ("pool", "<u4"),
         ("loaded", "<u4"),
         ("prefetched", "<u4"),
+        ("spliced", "<u4"),  # from other positions
         ("again", "<u4"),  # computed, though they were once in this pool
         ("index", "<u4"),  # of the first miss
         ("key", "<u8"),  # of it, as the engine calls it; 0: it has none
@@ -68,7 +69,7 @@ class Miss:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptBlocks:
     """What a request asked for, and what was found; in blocks, except ``tokens``.
 
     Attributes:
@@ -82,6 +83,7 @@ class Asked:
     pool: int
     loaded: int
     prefetched: int
+    spliced: int
     again: int
     waited_s: float = 0.0
 
@@ -117,7 +119,7 @@ class RequestLog:
         """Of columns, and of the names' records; strings that others hold too are not counted."""
         return int(self._ring.nbytes) + self._names_bytes
 
-    def add(self, names: RequestNames, asked: Asked, miss: Miss, now: float) -> int:
+    def add(self, names: RequestNames, asked: PromptBlocks, miss: Miss, now: float) -> int:
         """Add a request that was scheduled; returns its id."""
         number, slot = self.next, self.next % LIMIT
         if slot >= len(self._ring):
@@ -126,8 +128,8 @@ class RequestLog:
         self.next += 1
         self._ring[slot] = (
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
-            asked.prefetched, asked.again, 0, 0, -1, 0, np.nan, np.nan, asked.waited_s, 0, np.nan,
-            0, 0,
+            asked.prefetched, asked.spliced, asked.again, 0, 0, -1, 0, np.nan, np.nan,
+            asked.waited_s, 0, np.nan, 0, 0,
         )  # fmt: skip
         self.judge(number, miss)
         return number

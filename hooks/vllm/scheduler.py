@@ -172,7 +172,8 @@ class SchedulerSide:
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """Note that a request got blocks; a load fills ``to_load`` tokens of them."""
-        self.observer.request_scheduled(request, to_load)
+        spliced = self.bridge.recall.spliced(request.request_id, to_load)
+        self.observer.request_scheduled(request, to_load, spliced)
         self.holding.scheduled(request)
         self.bridge.request_scheduled(request, blocks, to_load)
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvgraph.advisor.page.log_views import request_view
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.bench.recall.approximate import recalling
 from kvgraph.bench.recall.calibrated import keep_calibration
+from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
 from paper import words
@@ -71,6 +73,19 @@ def test_text_comes_back_at_another_position(engine: Any) -> None:
     assert used(engine, joined(OTHER_HEAD, DOCUMENT, ASK), **ASKS)["spliced"] == 0
     assert used(engine, joined(DOCUMENT, ASK), **ASKS)["spliced"] == 120 - 4 - 1
     engine.side.bridge.ledger.book.answer_all(())
+
+
+def test_the_request_log_tells_what_was_spliced_apart(engine: Any) -> None:
+    outbox, graph = engine.side.client.outbox, KVCacheGraph()
+    outbox.open(1 << 16)
+    used(engine, joined(HEAD, DOCUMENT, ASK), **ASKS)
+    spliced = used(engine, joined(DOCUMENT, ASK), **ASKS)["spliced"]
+    graph.apply("e", [engine.side.hello(), *outbox.take_all()])
+    history = graph.tables.history
+    blocks = request_view(history, history.requests.next - 1, float).blocks
+    assert blocks.spliced == spliced // BLOCK_SIZE > 0
+    assert (blocks.pool, blocks.loaded, blocks.asked) == (0, 0, 120 // BLOCK_SIZE)
+    assert blocks.computed == blocks.asked - blocks.spliced
 
 
 def test_survivors_of_a_cut_move_forward_behind_the_exact_head(engine: Any) -> None:

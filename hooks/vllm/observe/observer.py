@@ -112,8 +112,13 @@ class EngineObserver:
         if request.request_id in self._waiting:
             self._waiting[request.request_id] = cached_tokens
 
-    def request_scheduled(self, request: Request, to_load: int = 0) -> None:
-        """Note that a request got blocks; reported the first time only, not after a preemption."""
+    def request_scheduled(self, request: Request, to_load: int = 0, spliced: int = 0) -> None:
+        """Note that a request got blocks; reported the first time only, not after a preemption.
+
+        Args:
+            to_load: Tokens of them that a load fills.
+            spliced: Of these, those that come from other positions.
+        """
         if request.request_id in self.running:
             return
         prompt = request.num_prompt_tokens
@@ -136,6 +141,7 @@ class EngineObserver:
             loading_tokens=to_load,
             reads_cache=not getattr(request, "skip_reading_prefix_cache", False),
             waited_s=waited_s(request),
+            spliced_tokens=spliced,
         )
         self._emit(LateHashes(self._began(event, request), hashes, self._contents(request)))
 

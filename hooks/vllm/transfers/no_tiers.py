@@ -106,6 +106,10 @@ class NoRecall:
         """Leave the answer as it is."""
         return answer
 
+    def spliced(self, request_id: str, to_load: int) -> int:
+        """0: no token comes from another position."""
+        return 0
+
     def request_scheduled(self, request: Request, ids: Sequence[int], to_load: int) -> bool:
         """Begin nothing."""
         return False
