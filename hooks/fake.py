@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Self
@@ -38,6 +39,7 @@ class FakeEngine:
         block_size: Tokens per block.
         name: The engine's name in its hello.
         options: The client's bounds and periods.
+        tokens_per_s: How fast it computes prompts; None: at once.
     """
 
     def __init__(
@@ -47,7 +49,9 @@ class FakeEngine:
         block_size: int = 16,
         name: str = "fake:0",
         options: ClientOptions | None = None,
+        tokens_per_s: float | None = None,
     ) -> None:
+        self.tokens_per_s = tokens_per_s
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.name = name
@@ -78,33 +82,42 @@ class FakeEngine:
         segments: tuple[Segment, ...] = (),
         waiting_for_tool: bool | None = None,
         session_ended: bool = False,
+        answer: Sequence[int] = (),
+        waited_s: float = 0.0,
     ) -> int:
         """Serve a request of these prompt tokens; returns how many the prefix cache held.
 
+        Args:
+            answer: The tokens that it says: what follows the prompt in the cache.
+            waited_s: How long the request waited for its turn.
+
         Raises:
-            ValueError: The prompt does not fit into the pool.
+            ValueError: Prompt and answer do not fit into the pool.
         """
-        keys = self.keys(tokens)
+        said = [*tokens, *answer]
+        keys, asked = self.keys(said), len(tokens) // self.block_size
         if len(keys) > self.num_blocks:
             raise ValueError(f"{len(keys)} blocks do not fit into a pool of {self.num_blocks}")
-        hits = next((i for i, key in enumerate(keys) if key not in self._cached), len(keys))
-        request, packed = f"request-{self._requests}", _pack(keys)
+        hits = next((i for i, key in enumerate(keys[:asked]) if key not in self._cached), asked)
+        request, found = f"request-{self._requests}", hits * self.block_size
         self._requests += 1
         emit = self.client.emit
         emit(
             RequestStarted(
-                request, packed, len(tokens), hits * self.block_size, self.block_size,
-                session, tenant, segments,
+                request, _pack(keys[:asked]), len(tokens), found, self.block_size,
+                session, tenant, segments, waited_s=waited_s,
             )
         )  # fmt: skip
+        if self.tokens_per_s is not None:
+            time.sleep((len(tokens) - found) / self.tokens_per_s)
         self._store(keys, hits, session)
         emit(
             RequestFinished(
-                request, packed, len(tokens), len(tokens), "finished_stopped", session, tenant,
+                request, _pack(keys), len(tokens), len(said), "finished_stopped", session, tenant,
                 waiting_for_tool, None, session_ended,
             )
         )  # fmt: skip
-        return hits * self.block_size
+        return found
 
     def reset(self) -> None:
         """Empty the prefix cache."""
@@ -167,7 +180,8 @@ class FakeEngine:
     def heartbeat(self, dropped: int) -> list[AnyEvent]:
         """See ``EngineEnd``."""
         cached = len(self._cached)
-        pressure = Pressure(self.num_blocks, self.num_blocks, cached, 0, 0)
+        speed = self.tokens_per_s or 0.0
+        pressure = Pressure(self.num_blocks, self.num_blocks, cached, 0, 0, speed)
         evicted = len(self.evicted)
         return [pressure, AdviceApplied(self._applied, evicted, 0, self._stale, 0, dropped)]
 

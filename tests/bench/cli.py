@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .agents.agents_arms import AgentArm
     from .demo.cliff import CliffResult
     from .demo.demo import DemoResult
+    from .demo.live_page import LivePage
     from .figures import Figures
 
 app = typer.Typer(no_args_is_help=True, help="Measure every figure that README and docs claim.")
@@ -504,7 +505,8 @@ def demo_for_people(
 def _run_demo(
     model: str | None, out: Path, part: str, printed: bool = False
 ) -> tuple[CliffResult | None, DemoResult | None]:
-    """Run one half or both; ``printed``: each one's table as soon as it is there."""
+    """Run one half or both; ``printed``: with a page to watch, and each one's table as soon as it
+    is there."""
     if part not in ("all", "cliff", "hits"):
         raise typer.BadParameter(
             f"{part!r}; allowed: all, cliff, hits, page, fleet", param_hint="--part"
@@ -512,10 +514,22 @@ def _run_demo(
     with _explained():
         out = out.resolve()
         out.mkdir(parents=True, exist_ok=True)
-        return (
-            _run_cliff(out, printed) if part != "hits" else None,
-            _run_hits(model, out, printed) if part != "cliff" else None,
-        )
+        with contextlib.ExitStack() as watching:
+            page = watching.enter_context(_watched()) if printed else None
+            return (
+                _run_cliff(out, page) if part != "hits" else None,
+                _run_hits(model, out, page) if part != "cliff" else None,
+            )
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[LivePage]:
+    """A page for as long as the demo runs; the demo opens with its address."""
+    from .demo.live_page import LivePage
+
+    with LivePage() as page:
+        Console(stderr=True).print(f"watch it at {page.address}", soft_wrap=True)
+        yield page
 
 
 def _run_page() -> None:
@@ -540,28 +554,29 @@ def _run_fleet(model: str | None, out: Path, as_json: bool) -> None:
         print_fleet(result)
 
 
-def _run_cliff(out: Path, printed: bool) -> CliffResult:
+def _run_cliff(out: Path, page: LivePage | None) -> CliffResult:
     from .demo.cliff import run_cliff
     from .demo.cliff_report import print_cliff, save_cliff
+    from .demo.page_demo import agents_at
     from .serving.progress import DemoProgress
 
-    with DemoProgress(0) as shown:
+    with agents_at(page), DemoProgress(0) as shown:
         result = run_cliff(out, shown)
     save_cliff(result)
-    if printed:
+    if page is not None:
         print_cliff(result)
     return result
 
 
-def _run_hits(model: str | None, out: Path, printed: bool) -> DemoResult:
+def _run_hits(model: str | None, out: Path, page: LivePage | None) -> DemoResult:
     from .demo.demo import run_demo
     from .demo.demo_report import print_report, save_figures
     from .demo.picture import draw
 
-    result = run_demo(model, out, progress=True)
+    result = run_demo(model, out, progress=True, page=page)
     save_figures(result)
     draw(result)
-    if printed:
+    if page is not None:
         print_report(result)
     return result
 

@@ -25,6 +25,7 @@ from ..serving.cache_ledger import Digest, Tally
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
 from ..serving.workload import BLOCK
+from .live_page import ENDPOINT, LivePage
 
 REQUESTS: Final = 600
 SEED: Final = 1
@@ -95,13 +96,16 @@ class DemoResult:
             figures.add(f"ttft_p{percentile}_ratio", ratio, "hints / stock")
 
 
-def run_demo(model: str | None, out: Path, progress: bool = True) -> DemoResult:
+def run_demo(
+    model: str | None, out: Path, progress: bool = True, page: LivePage | None = None
+) -> DemoResult:
     """Run all arms on the same requests, one after the other.
 
     Args:
         model: Anything that vLLM loads; None: a small random Llama, written on first use.
         out: Where the servers' logs are kept.
         progress: Whether to show what is going on, on stderr.
+        page: Engines link to its sidecar, a new one for each arm; None: to one of their own.
 
     Raises:
         ServerError: vLLM did not start, or an arm ran without its graph.
@@ -118,7 +122,7 @@ def run_demo(model: str | None, out: Path, progress: bool = True) -> DemoResult:
     room = Room(name, out, pool, longest(requests))
     with DemoProgress(len(requests), shown=progress) as shown:
         known = layers_by_block(requests, vocabulary)
-        arms, pace = _run_arms(room, requests, known, shown)
+        arms, pace = _run_arms(room, requests, known, shown, page)
     return DemoResult(name, out, len(requests), pool, pace, arms)
 
 
@@ -127,6 +131,7 @@ def _run_arms(
     requests: Sequence[AgentRequest],
     known: dict[Digest, SourceLayer],
     shown: DemoProgress,
+    page: LivePage | None,
 ) -> tuple[tuple[ArmResult, ...], float]:
     """Every arm's result, and the pace that was measured on the first."""
     done: list[ArmResult] = []
@@ -134,6 +139,9 @@ def _run_arms(
     for arm in ARMS:
         shown.starting(arm.name)
         plan = replace(room.plan(arm, arm.name.replace(" ", "_")), max_num_seqs=RUNNING)
+        if page is not None:
+            page.begin_anew()
+            plan = replace(plan, settings=(*plan.settings, (ENDPOINT, page.endpoint)))
         with watched(plan, known) as (server, ledger):
             if pace is None:
                 shown.passing(arm.name, "how fast is this machine?")

@@ -2,57 +2,88 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 
-from ...dashboards.page_tokens import page_address
 from ...graph.messages.events import Segment
 from ...graph.types import LAYER_BY_NAME, SourceLayer
 from ...hooks.client import ClientOptions
 from ...hooks.fake import FakeEngine
-from ..faults.processes.faults_http import token_in
-from ..recorded.agents_fleet import SESSIONS, USERS, recorded_requests
+from ..recorded.agents_fleet import SESSIONS, recorded_requests
 from ..recorded.agents_requests import AgentRequest
-from ..sidecars.sidecar_process import SidecarProcess
+from .live_page import LivePage
 
-POOL: Final = 1_300  # blocks; too few for all of the agents' contexts: chosen
+USERS: Final = 24
+POOL: Final = 800  # blocks; too few for all of the agents' contexts: chosen
 BLOCK: Final = 8  # tokens of the shrunk recordings
-REQUESTS: Final = 1_400  # of the fleet, three quarters of an hour; then from the start again
+REQUESTS: Final = 1_400  # of one fleet; another one comes after it
 VOCABULARY: Final = 8_000
 FASTER: Final = 8.0  # than recorded
+TOKENS_PER_S: Final = 2_500.0  # of prompts; chosen: requests wait for each other now and then
 LAST_WORDS: Final = 60  # tokens at the end of a prompt that stand for what a user wrote
 
 
 def run_page() -> None:
     """Play recorded agents until Ctrl-C, and say where to watch."""
     console = Console()
-    requests = recorded_requests(SESSIONS, USERS, 3, REQUESTS, VOCABULARY)
-    with (
-        tempfile.TemporaryDirectory(prefix="kvg-") as folder,
-        SidecarProcess(Path(folder), policy__guard="true") as sidecar,
-        FakeEngine(sidecar.endpoint, POOL, BLOCK, "demo", ClientOptions(tick_s=0.05)) as engine,
-    ):
-        address = page_address(sidecar.http, token_in(Path(folder)))
-        console.print(f"watch it at {address}", soft_wrap=True)
+    with LivePage() as page:
+        console.print(f"watch it at {page.address}", soft_wrap=True)
         console.print(f"{USERS} recorded agents, {FASTER:.0f} times as fast; Ctrl-C ends it")
-        for lap in itertools.count():
-            _play(engine, requests, lap)
+        play_agents(page.endpoint, threading.Event())
 
 
-def _play(engine: FakeEngine, requests: tuple[AgentRequest, ...], lap: int) -> None:
+@contextlib.contextmanager
+def agents_at(page: LivePage | None) -> Iterator[None]:
+    """Recorded agents for the page to show, while something else goes on that it cannot show."""
+    if page is None:
+        yield
+        return
+    stopping = threading.Event()
+    agents = threading.Thread(target=play_agents, args=(page.endpoint, stopping), daemon=True)
+    agents.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        agents.join()
+
+
+def play_agents(endpoint: str, stopping: threading.Event) -> None:
+    """Let recorded agents ask an engine without a model, until told to stop."""
+    options = ClientOptions(tick_s=0.05)
+    with FakeEngine(endpoint, POOL, BLOCK, "demo", options, TOKENS_PER_S) as engine:
+        for number in itertools.count():
+            fleet = recorded_requests(SESSIONS, USERS, 3 + number, REQUESTS, VOCABULARY)
+            _play(engine, fleet, number, stopping)
+            if stopping.is_set():
+                return
+
+
+def _play(
+    engine: FakeEngine, fleet: tuple[AgentRequest, ...], number: int, stopping: threading.Event
+) -> None:
     began = time.monotonic()
-    for each in requests:
-        time.sleep(max(0.0, began + each.at / FASTER - time.monotonic()))
-        if len(each.prompt) // BLOCK < POOL:
-            session = f"{each.session}-{lap}"
-            segments = tuple(_segments(each))
-            engine.run(each.prompt, session, None, segments, each.waiting, each.ended)
+    for each in fleet:
+        due = began + each.at / FASTER
+        if stopping.wait(max(0.0, due - time.monotonic())):
+            return
+        if len(each.prompt) + len(each.answer) < POOL * BLOCK:
+            engine.run(
+                each.prompt,
+                f"{each.session}-{number}" if number else each.session,
+                None,
+                tuple(_segments(each)),
+                each.waiting,
+                each.ended,
+                each.answer[:-1],
+                max(0.0, time.monotonic() - due),
+            )
 
 
 def _segments(request: AgentRequest) -> Iterator[Segment]:

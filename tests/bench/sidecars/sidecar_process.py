@@ -24,11 +24,23 @@ class SidecarProcess:
 
     Args:
         directory: Short enough for a socket's path; also the sidecar's runtime directory.
+        port: Of its page; 0: any that is free.
+        config: A configuration file; None: the defaults.
+        token: Its secret, so that a page that is open goes on after a restart; None: a new one at
+            each start.
         settings: ``section__key`` → value.
     """
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
-        self._directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int = 0,
+        config: Path | None = None,
+        token: str | None = None,
+        **settings: Any,
+    ) -> None:
+        self._directory, self._port, self._config, self._token = directory, port, config, token
         chosen = {"policy__guard": "false", **settings}
         self._settings = {key.replace("__", "."): value for key, value in chosen.items()}
         self.endpoint = f"ipc://{directory}/s"
@@ -51,11 +63,15 @@ class SidecarProcess:
     def start(self) -> None:
         """Start it and wait until it is ready."""
         command = [sys.executable, "-P", "-m", "kvgraph", "serve", "--endpoint", self.endpoint]
-        command += ["--parent", str(os.getpid()), "--http-port", "0"]
+        command += ["--parent", str(os.getpid()), "--http-port", str(self._port)]
+        if self._config is not None:
+            command += ["--config", str(self._config)]
         for key, value in self._settings.items():
             command += ["--set", f"{key}={value}"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("KVGRAPH_")}
         environment["XDG_RUNTIME_DIR"] = str(self._directory)
+        if self._token is not None:
+            environment["KVGRAPH_SIDECAR__TOKEN"] = self._token
         self._child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
         )

@@ -1,6 +1,6 @@
 import type { ReactNode } from "react";
 
-/** What a column holds; numbers stand at the right. */
+/** What a column holds; numbers stand at the right, and what is `wide` is not there on a phone. */
 export interface Column {
   readonly name: string;
   readonly className: string;

@@ -9,7 +9,7 @@ import { Panel } from "../../parts/Panel";
 import { Await, Empty } from "../../parts/states";
 import { useRoute } from "../../route";
 import { LayerKey } from "../../parts/LayerKey";
-import { right, Rows, Scroll } from "../../parts/Rows";
+import { Rows, Scroll } from "../../parts/Rows";
 import { RuleTotals } from "./RuleTotals";
 
 const AROUND = 50; // newer records shown above the one that an address names
@@ -38,7 +38,15 @@ function Log({ log, named }: { log: Evictions; named: string | null }) {
         ) : (
           <Scroll label="Evictions">
             <Rows
-              columns={["when", "block", "why", "session", right("idle"), "copy", "wanted again"]}
+              columns={[
+                "when",
+                "block",
+                "why",
+                { name: "session", className: "wide" },
+                { name: "idle", className: "right wide" },
+                { name: "copy", className: "wide" },
+                "wanted again",
+              ]}
             >
               {log.evictions.map((each) => (
                 <Row key={each.id} eviction={each} isNamed={String(each.id) === named} />
@@ -67,12 +75,12 @@ function Row({ eviction, isNamed }: { eviction: EvictionView; isNamed: boolean }
         <b>{words(eviction.rule)}</b>
         <span className="dim wrap">{eviction.sentence}</span>
       </td>
-      <td>
+      <td className="wide">
         {eviction.session !== null && <SessionLink of={eviction.session} />}{" "}
         <span className="dim">{words(eviction.session_state)}</span>
       </td>
-      <td className="right">{duration(eviction.idle_s)}</td>
-      <td>{eviction.copied}</td>
+      <td className="right wide">{duration(eviction.idle_s)}</td>
+      <td className="wide">{eviction.copied}</td>
       <td>
         {eviction.wanted_after_s !== null && (
           <span className="regret">after {duration(eviction.wanted_after_s)}</span>

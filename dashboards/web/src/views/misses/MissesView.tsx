@@ -10,7 +10,7 @@ import { RequestList } from "./RequestList";
 
 const MOST = 200; // requests shown at once
 
-/** Why requests did not find more: totals by reason, and each request with its first miss. */
+/** Why requests did not find more: each request with its first miss, and totals by reason. */
 export function MissesView() {
   const { params } = useRoute();
   const session = params.get("session");
@@ -22,6 +22,9 @@ export function MissesView() {
   const older = useOlder(params.get("request"), requests.data);
   return (
     <div className="stack">
+      <Await of={requests}>
+        {(data) => <RequestList requests={data.requests} session={session} older={older} />}
+      </Await>
       <Await of={misses}>
         {(data) => (
           <div className="split">
@@ -29,9 +32,6 @@ export function MissesView() {
             <LossPanel loss={data.loss} />
           </div>
         )}
-      </Await>
-      <Await of={requests}>
-        {(data) => <RequestList requests={data.requests} session={session} older={older} />}
       </Await>
     </div>
   );

@@ -12,7 +12,7 @@ import { RequestRow } from "./RequestRow";
 import { partsOf } from "./parts";
 import { slowestFirst } from "./timing";
 
-const PAGE = 40;
+const [FIRST, PAGE] = [12, 40]; // rows at first, and with each "Show more"
 
 interface Props {
   readonly requests: readonly RequestView[];
@@ -24,7 +24,7 @@ interface Props {
 /** Recent requests, the newest or the slowest first; the one that the address names is open. */
 export function RequestList({ requests, session, older }: Props) {
   const { params } = useRoute();
-  const [shown, show] = useState(PAGE);
+  const [shown, show] = useState(FIRST);
   const reason = params.get("reason");
   const open = params.get("request");
   const order = params.get("order") ?? "newest";

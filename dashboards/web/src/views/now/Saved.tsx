@@ -37,7 +37,7 @@ function Window({ window, rate }: { window: TokenWindow; rate: number | null }) 
     <>
       <dl className="figures">
         <Figure
-          label="From the cache"
+          label={`From the cache, last ${named(window)}`}
           value={percent(cached, window.asked, 1)}
           note={`of ${compact(window.asked)} prompt tokens`}
           tone="accent"

@@ -13,11 +13,11 @@ export function SessionTable(props: { sessions: readonly SessionView[]; selected
         columns={[
           "session",
           "state",
-          right("turns"),
-          right("tokens"),
+          { name: "turns", className: "right wide" },
+          { name: "tokens", className: "right wide" },
           { name: "holds: pool, warm, cold", className: "holds" },
           right("idle"),
-          right("returns"),
+          { name: "returns", className: "right wide" },
         ]}
       >
         {props.sessions.map((each) => (
@@ -57,8 +57,8 @@ function Row({
         {session.inferred && <span className="dim"> inferred</span>}
       </td>
       <td className="wrap">{stateOf(session)}</td>
-      <td className="right">{session.turns}</td>
-      <td className="right">{compact(session.tokens)}</td>
+      <td className="right wide">{session.turns}</td>
+      <td className="right wide">{compact(session.tokens)}</td>
       <td>
         <div style={{ width: `${Math.max(3, (100 * session.blocks) / most)}%` }}>
           <Bar
@@ -73,7 +73,7 @@ function Row({
         </div>
       </td>
       <td className="right">{duration(session.idle_s)}</td>
-      <td className="right">
+      <td className="right wide">
         {session.state === "ended" ? UNKNOWN : percent(session.return_probability)}
       </td>
     </tr>

@@ -3,7 +3,7 @@ import { percent } from "../../format";
 import { Legend } from "../../parts/Legend";
 import { CEILING, colorsOf } from "./looks";
 
-const [WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP] = [520, 260, 44, 26, 16, 12];
+const [WIDTH, HEIGHT, LEFT, BOTTOM, RIGHT, TOP] = [520, 260, 52, 28, 20, 12];
 
 /** Hit rate over capacity, a line a policy; the ceiling stands as a mark of its own. */
 export function CapacityChart({ shadows }: { shadows: readonly ShadowView[] }) {

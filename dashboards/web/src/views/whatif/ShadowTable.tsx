@@ -14,37 +14,42 @@ export function ShadowTable({ shadows }: { shadows: readonly ShadowView[] }) {
       <Rows
         columns={[
           "shadow",
-          right("blocks"),
-          { name: "found", className: "found" },
+          { name: "blocks", className: "right wide" },
+          { name: "found", className: "found wide" },
           right("share"),
           right("beside ours"),
         ]}
       >
         {sorted.map((each) => (
-          <tr key={each.name} aria-selected={each.name === OURS}>
-            <td>
-              <b>{each.name}</b> <span className="dim wrap">{each.sentence}</span>
-            </td>
-            <td className="right">{whole(each.blocks)}</td>
-            <td>
-              <Bar
-                label={each.name}
-                slices={[
-                  {
-                    label: "found",
-                    value: each.found,
-                    color: (each.name === CEILING ? "warn" : colors.get(each.policy)) ?? "dim",
-                  },
-                ]}
-                room={each.asked - each.found}
-              />
-            </td>
-            <td className="right">{percent(each.hit_rate, 1, 1)}</td>
-            <td className="right">{beside(each, ours)}</td>
-          </tr>
+          <Row key={each.name} shadow={each} ours={ours} colors={colors} />
         ))}
       </Rows>
     </Scroll>
+  );
+}
+
+interface RowProps {
+  readonly shadow: ShadowView;
+  readonly ours: number | null;
+  readonly colors: ReadonlyMap<string, string>;
+}
+
+function Row({ shadow, ours, colors }: RowProps) {
+  const { name, asked, hit_rate } = shadow;
+  const found = Math.round(asked * (hit_rate ?? 0)); // where a sample is followed: as of all
+  const color = (name === CEILING ? "warn" : colors.get(shadow.policy)) ?? "dim";
+  return (
+    <tr aria-selected={name === OURS}>
+      <td>
+        <b>{name}</b> <span className="dim wrap">{shadow.sentence}</span>
+      </td>
+      <td className="right wide">{whole(shadow.blocks)}</td>
+      <td className="wide">
+        <Bar label={name} slices={[{ label: "found", value: found, color }]} room={asked - found} />
+      </td>
+      <td className="right">{percent(hit_rate, 1, 1)}</td>
+      <td className="right">{beside(shadow, ours)}</td>
+    </tr>
   );
 }
 

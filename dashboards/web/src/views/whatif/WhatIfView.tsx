@@ -25,12 +25,12 @@ function Screen({ data }: { data: Shadows }) {
   if (!asked) {
     return (
       <Empty title="No shadow has followed a session yet">
-        Shadows follow {percent(data.sampled_share, 1, 1)} of sessions, chosen by a hash of their
-        names. They fill as requests come.
+        Shadows fill as requests come: those of LRU by all of them, those of policies by{" "}
+        {percent(data.sampled_share, 1, 1)} of sessions, chosen by a hash of their names.
       </Empty>
     );
   }
-  const followed = `${counted(data.sessions, "session")} followed, ${percent(data.sampled_share, 1, 1)} of all`;
+  const followed = followedBy(data);
   return (
     <div className="stack">
       <div className="split even">
@@ -49,4 +49,10 @@ function Screen({ data }: { data: Shadows }) {
       </Panel>
     </div>
   );
+}
+
+/** Whom shadows follow: policies a part of the sessions, where all would take too long. */
+function followedBy({ sessions, sampled_share: share }: Shadows): string {
+  const many = counted(sessions, "session");
+  return share === 1 ? `${many} followed` : `policies by ${many}, ${percent(share, 1, 1)} of all`;
 }
