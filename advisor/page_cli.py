@@ -127,7 +127,9 @@ def why_sentence(request: Mapping[str, Any]) -> str:
     """What a request found, and why no more: two sentences."""
     blocks, miss = request["blocks"], request["miss"]
     parts = [f"{blocks['pool']} in the pool"]
-    parts += [f"{blocks[name]} {name}" for name in ("loaded", "prefetched") if blocks[name]]
+    parts += [
+        f"{blocks[name]} {name}" for name in ("loaded", "prefetched", "spliced") if blocks[name]
+    ]
     session = f" of session {request['session']}" if request["session"] else ""
     head = (
         f"Request {request['request']}{session}: {request['prompt_tokens']:,} tokens, "

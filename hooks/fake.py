@@ -84,12 +84,14 @@ class FakeEngine:
         session_ended: bool = False,
         answer: Sequence[int] = (),
         waited_s: float = 0.0,
+        expected_return_s: float | None = None,
     ) -> int:
         """Serve a request of these prompt tokens; returns how many the prefix cache held.
 
         Args:
             answer: The tokens that it says: what follows the prompt in the cache.
             waited_s: How long the request waited for its turn.
+            expected_return_s: After about how long the tool is expected to answer.
 
         Raises:
             ValueError: Prompt and answer do not fit into the pool.
@@ -114,7 +116,7 @@ class FakeEngine:
         emit(
             RequestFinished(
                 request, _pack(keys), len(tokens), len(said), "finished_stopped", session, tenant,
-                waiting_for_tool, None, session_ended,
+                waiting_for_tool, expected_return_s, session_ended,
             )
         )  # fmt: skip
         return found

@@ -60,7 +60,7 @@ _FIGURES: Final[tuple[tuple[str, Callable[[Sums], float | None], str], ...]] = (
     ("blocks asked for", lambda sums: sums.asked, ""),
     *(
         (f"… {name}", lambda sums, name=name: _count(sums.blocks, name), "")
-        for name in ("pool", "loaded", "prefetched", "computed")
+        for name in ("pool", "loaded", "prefetched", "spliced", "computed")
     ),
 )
 

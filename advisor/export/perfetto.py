@@ -17,7 +17,7 @@ _SESSIONS: Final = 1  # the number of the group of tracks; engines follow
 _EVICTIONS: Final = 1  # the number of an engine's track
 _KEYS_TOLD: Final = 16  # of blocks that left together; chosen
 _STEP_S: Final = 10.0  # of the counters of tokens; chosen, as in the page's history
-_FOUND: Final = ("pool", "loaded", "prefetched", "computed")
+_FOUND: Final = ("pool", "loaded", "prefetched", "spliced", "computed")
 
 
 def perfetto(happened: Happened, most_blocks: int) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
+import io
 import json
 import os
 import shlex
@@ -122,10 +124,13 @@ def check_engine(arguments: str) -> Check:
     """Is an engine that is started with ``arguments`` advised, and can it have tiers."""
     from ..vllm.shapes import engine_config, reason_for_no_tiers, reason_to_decline
 
+    said = io.StringIO()  # by vLLM's parser, before it exits with a number
     try:
-        config = engine_config(shlex.split(arguments))
+        with contextlib.redirect_stderr(said):
+            config = engine_config(shlex.split(arguments))
     except (Exception, SystemExit) as error:
-        detail = f"vLLM does not take these arguments: {error}"
+        why = _complaint(said.getvalue()) if isinstance(error, SystemExit) else str(error)
+        detail = f"vLLM does not take these arguments: {why or error}"
         return Check("engine", False, detail, "try them with `vllm serve`")
     if reason := reason_to_decline(config):
         return Check("engine", False, f"runs without us: {reason}", "see docs/engines.md")
@@ -201,3 +206,9 @@ def _ask(endpoint: str, timeout_s: float) -> list[bytes] | None:
         if not socket.poll(patience_ms, zmq.POLLIN):
             return None
         return socket.recv_multipart()
+
+
+def _complaint(said: str) -> str:
+    """What a parser objects to: the last line of what it prints, behind its name."""
+    last = said.strip().rpartition("\n")[2]
+    return last.partition("error: ")[2] or last

@@ -271,6 +271,20 @@ def test_where_lru_rules_the_ranking_says_so(world: World, board: PageBoard) -> 
     assert (view.ranked_by, view.order) == ("lru", [])
 
 
+def test_where_lru_rules_the_longest_unused_is_next(world: World) -> None:
+    """The order that the engine has by itself, less what it keeps back."""
+    world.serve(1, 2, 3)
+    world.now += 10
+    world.serve(4)
+    kept = replace(EvictionRanking.empty(world.now), epoch=2, protected=as_keys([1]))
+    questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
+    board = PageBoard(world.graph, questions, latest=lambda: {"a": kept})
+    view = board.ranking("a", 10)
+    assert [block.key for block in view.order] == [f"{key:#018x}" for key in (3, 2, 4)]
+    assert (view.ranked_by, view.ranked, view.protected, view.terms) == ("lru", 3, 1, ["age"])
+    assert view.order[0].score - view.order[2].score > 10
+
+
 def test_weights_are_those_of_the_configuration(board: PageBoard) -> None:
     weights = board.weights()
     assert weights.score == weights.defaults

@@ -19,13 +19,13 @@ from ..recorded.agents_fleet import SESSIONS, recorded_requests
 from ..recorded.agents_requests import AgentRequest
 from .live_page import LivePage
 
-USERS: Final = 24
-POOL: Final = 800  # blocks; too few for all of the agents' contexts: chosen
+USERS: Final = 40
+POOL: Final = 1_200  # blocks; too few for all of the agents' contexts: chosen
 BLOCK: Final = 8  # tokens of the shrunk recordings
 REQUESTS: Final = 1_400  # of one fleet; another one comes after it
 VOCABULARY: Final = 8_000
-FASTER: Final = 8.0  # than recorded
-TOKENS_PER_S: Final = 2_500.0  # of prompts; chosen: requests wait for each other now and then
+FASTER: Final = 5.0  # than recorded
+TOKENS_PER_S: Final = 2_000.0  # of prompts; chosen: requests wait for each other now and then
 LAST_WORDS: Final = 60  # tokens at the end of a prompt that stand for what a user wrote
 
 
@@ -83,6 +83,7 @@ def _play(
                 each.ended,
                 each.answer[:-1],
                 max(0.0, time.monotonic() - due),
+                each.returns_s / FASTER if each.waiting and each.returns_s else None,
             )
 
 

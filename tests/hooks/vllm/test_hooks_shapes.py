@@ -206,7 +206,7 @@ def ranked(engine: Any) -> set[int]:
     [
         ("", True, "tiers where AITHER_KVCACHE_WARM_GIB"),
         ("--no-enable-prefix-caching", False, "prefix caching is off"),
-        ("--no-such-flag", False, "does not take"),
+        ("--no-such-flag", False, "unrecognized arguments: --no-such-flag"),
     ],
 )
 def test_doctor_says_so_before(tiny_model: Path, more: str, ok: bool, words: str) -> None:

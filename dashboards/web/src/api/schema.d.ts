@@ -945,7 +945,7 @@ export interface components {
          *         ranked_by: The policy, or ``lru``: then ``order`` is what the engine does by itself.
          *         sentence: Who ranks and why, in words.
          *         terms: The names of the terms that make a score.
-         *         ranked: How many blocks the whole ranking names.
+         *         ranked: How many blocks the whole order has.
          *         protected: How many are to go only when nothing else is left.
          */
         RankingView: {

@@ -25,8 +25,8 @@ function Table({ ranking }: { ranking: RankingView }) {
         {ranking.sentence}{" "}
         {ranking.epoch !== null && (
           <span className="dim">
-            {whole(ranking.ranked)} blocks are in this order, {whole(ranking.protected)} go only when
-            nothing else is left; ranking {ranking.epoch}, {duration(ranking.age_s)} old.
+            {whole(ranking.ranked)} blocks are in this order, {whole(ranking.protected)} go only
+            when nothing else is left; ranking {ranking.epoch}, {duration(ranking.age_s)} old.
           </span>
         )}
       </p>

@@ -2,7 +2,7 @@ import type { SessionView } from "../../api/types";
 import { compact, duration, percent, UNKNOWN, words } from "../../format";
 import { Bar } from "../../parts/Bar";
 import { change } from "../../route";
-import { right, Rows, Scroll } from "../../parts/Rows";
+import { Rows, Scroll } from "../../parts/Rows";
 
 /** Sessions, those heard of last first. */
 export function SessionTable(props: { sessions: readonly SessionView[]; selected: string | null }) {
@@ -16,7 +16,7 @@ export function SessionTable(props: { sessions: readonly SessionView[]; selected
           { name: "turns", className: "right wide" },
           { name: "tokens", className: "right wide" },
           { name: "holds: pool, warm, cold", className: "holds" },
-          right("idle"),
+          { name: "idle", className: "right wide" },
           { name: "returns", className: "right wide" },
         ]}
       >
@@ -72,7 +72,7 @@ function Row({
           />
         </div>
       </td>
-      <td className="right">{duration(session.idle_s)}</td>
+      <td className="right wide">{duration(session.idle_s)}</td>
       <td className="right wide">
         {session.state === "ended" ? UNKNOWN : percent(session.return_probability)}
       </td>
