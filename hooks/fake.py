@@ -96,30 +96,15 @@ class FakeEngine:
         Raises:
             ValueError: Prompt and answer do not fit into the pool.
         """
-        said = [*tokens, *answer]
-        keys, asked = self.keys(said), len(tokens) // self.block_size
+        keys, request = self.keys([*tokens, *answer]), f"request-{self._requests}"
         if len(keys) > self.num_blocks:
             raise ValueError(f"{len(keys)} blocks do not fit into a pool of {self.num_blocks}")
-        hits = next((i for i, key in enumerate(keys[:asked]) if key not in self._cached), asked)
-        request, found = f"request-{self._requests}", hits * self.block_size
         self._requests += 1
-        emit = self.client.emit
-        emit(
-            RequestStarted(
-                request, _pack(keys[:asked]), len(tokens), found, self.block_size,
-                session, tenant, segments, waited_s=waited_s,
-            )
-        )  # fmt: skip
-        if self.tokens_per_s is not None:
-            time.sleep((len(tokens) - found) / self.tokens_per_s)
-        self._store(keys, hits, session)
-        emit(
-            RequestFinished(
-                request, _pack(keys), len(tokens), len(said), "finished_stopped", session, tenant,
-                waiting_for_tool, expected_return_s, session_ended,
-            )
-        )  # fmt: skip
-        return found
+        hits = self._begin(request, tokens, keys, (session, tenant), segments, waited_s)
+        total, why = len(tokens) + len(answer), "finished_stopped"
+        known = session, tenant, waiting_for_tool, expected_return_s, session_ended
+        self.client.emit(RequestFinished(request, _pack(keys), len(tokens), total, why, *known))
+        return hits * self.block_size
 
     def reset(self) -> None:
         """Empty the prefix cache."""
@@ -134,6 +119,20 @@ class FakeEngine:
             parent = hashlib.blake2b(parent + block, digest_size=8).digest()
             keys.append(int.from_bytes(parent, "little"))
         return keys
+
+    def _begin(
+        self, request: str, tokens: Sequence[int], keys: list[int],
+        who: tuple[str | None, str | None], segments: tuple[Segment, ...], waited_s: float,
+    ) -> int:  # fmt: skip
+        """Compute what of a prompt is not cached; returns how many blocks were."""
+        asked, size = len(tokens) // self.block_size, self.block_size
+        hits = next((i for i, key in enumerate(keys[:asked]) if key not in self._cached), asked)
+        prompt = _pack(keys[:asked]), len(tokens), hits * size, size
+        self.client.emit(RequestStarted(request, *prompt, *who, segments, waited_s=waited_s))
+        if self.tokens_per_s is not None:
+            time.sleep((len(tokens) - hits * size) / self.tokens_per_s)
+        self._store(keys, hits, who[0])
+        return hits
 
     # Memory -------------------------------------------------------------------------------------
 

@@ -17,7 +17,8 @@ from ...graph.logs.small_times import seconds_of
 from ...graph.queries.views import block_name
 from ...graph.tables.tables import Tables
 from ...graph.types import LAYER_NAMES, NO_ROW, SessionState, as_keys
-from .miss_words import eviction_sentence, miss_sentence, remedy
+from ..reasons.miss_words import eviction_sentence, miss_sentence
+from ..reasons.remedies import remedy
 
 Unix = Callable[[float], float]
 """Turns a time of the graph's clock into Unix seconds."""
@@ -101,13 +102,15 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
     left, eviction = float(record["left"]), int(record["eviction"])
     ago = None if math.isnan(left) else float(record["at"]) - left
     session, tenant = names.other
-    place = index, int(record["asked"])
+    place, same = (index, int(record["asked"])), int(record["same"])
+    token = index * int(record["size"]) + same if same else None
     return Miss(
         index=index,
         reason=REASON_NAMES[reason],
-        sentence=miss_sentence(reason, detail, place, ago, session, names.other_engine),
+        sentence=miss_sentence(reason, detail, place, ago, session, names.other_engine, token),
         remedy=remedy(reason, detail, index, short),
         key=block_name(int(record["key"])) if record["key"] else None,
+        token=token,
         session=session,
         tenant=tenant,
         engine=names.other_engine,

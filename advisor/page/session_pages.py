@@ -195,19 +195,25 @@ def _residency(
     """Its blocks by tier: in the pool all of a prompt's after each turn, and fewer with each that
     left; with copies as many as the log of copies tells. The last entry is what holds now."""
     pool = [*_in_pool(requests, gone, now), (now, view.pool)]
-    changed = np.unique(copies.times[(copies.times > pool[0][0]) & (copies.times < now)])
-    starts = np.concatenate([[at for at, _ in pool], changed])
-    held = np.concatenate([[count for _, count in pool], np.full(len(changed), -1)])
-    order = np.argsort(starts, kind="stable")
-    starts, held = starts[order], held[order].astype(np.int64)
-    known = np.maximum.accumulate(np.where(held >= 0, np.arange(len(held)), 0))
-    place = np.searchsorted(copies.times, starts, side="right")
+    begin = pool[0][0]
+    copied = copies.times[(begin < copies.times) & (copies.times < now)]
+    times = np.unique(np.concatenate([[at for at, _ in pool], copied]))
+    held = _last_by(times, np.array([at for at, _ in pool]), np.array([count for _, count in pool]))
+    place = np.searchsorted(copies.times, times, side="right")  # changes of copies by then
     return Residency(
-        starts=starts.tolist(),
-        pool=held[known].tolist(),
+        starts=times.tolist(),
+        pool=held.tolist(),
         warm=copies.warm[place].tolist(),
         cold=copies.cold[place].tolist(),
     )
+
+
+def _last_by(
+    times: npt.NDArray[np.float64], known_at: npt.NDArray[np.float64], known: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The last of what was known, the oldest first, at each time; something was by the first."""
+    found: npt.NDArray[np.int64] = known[np.searchsorted(known_at, times, side="right") - 1]
+    return found
 
 
 def _in_pool(

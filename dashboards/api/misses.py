@@ -27,6 +27,8 @@ class Miss(Part):
         sentence: The reason in words, with names, times and rules.
         remedy: What would have made the request fast, in words; None where nobody can say.
         key: The block; None for one that has no key (a partial block).
+        token: For ``diverged``: the first of the prompt's tokens, from 0, that differs from another
+            recent prompt; None where its engine has not both.
         session: The other session that it is about: from which this one diverged, or whose the
             block was; None where there is none.
         engine: The engine that has the block, for ``other_engine``.
@@ -40,6 +42,7 @@ class Miss(Part):
     sentence: str
     remedy: str | None
     key: str | None
+    token: int | None
     session: str | None
     tenant: str | None
     engine: str | None

@@ -8,6 +8,7 @@ a known one. Where callers use salts, such a block may be known under another on
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -34,7 +35,9 @@ def missed(
         key = int(tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
         detail = Detail.PARTIAL if is_last else Detail.READS_NONE
         return Miss(index, key, Reason.NOT_CACHEABLE, detail)
-    return judge(tables, log, engine, session, rows, index, now)
+    miss = judge(tables, log, engine, session, rows, index, now)
+    parts = miss.reason is Reason.DIVERGED and event.same_tokens < event.block_size
+    return replace(miss, same=event.same_tokens) if parts and event.same_tokens else miss
 
 
 def judge(

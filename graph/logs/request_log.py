@@ -32,6 +32,7 @@ _RECORD: Final = np.dtype(
         ("short", "<u4"),  # blocks that left since
         ("left", "<f8"),  # when; NaN: it did not
         ("ended", "<f8"),  # when the request did; NaN: it runs
+        ("same", "<u2"),  # tokens of the missing block that another prompt has there too
         ("waited", "<f4"),  # seconds before it was scheduled
         ("answer", "<u4"),  # tokens
         ("pause", "<f4"),  # that its session announced then; NaN: none
@@ -55,6 +56,7 @@ class Miss:
         engine: That has it.
         short: How many blocks had left since it did, it among them: by about so many the pool was
             too small to keep it. 0: that is not known.
+        same: Tokens of it that another prompt has there too, where it differs; 0: not known.
     """
 
     index: int
@@ -66,6 +68,7 @@ class Miss:
     session: tuple[str | None, str | None] = (None, None)
     engine: str | None = None
     short: int = 0
+    same: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class RequestLog:
         self.next += 1
         self._ring[slot] = (
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
-            asked.prefetched, asked.spliced, asked.again, 0, 0, -1, 0, np.nan, np.nan,
+            asked.prefetched, asked.spliced, asked.again, 0, 0, -1, 0, np.nan, np.nan, 0,
             asked.waited_s, 0, np.nan, 0, 0,
         )  # fmt: skip
         self.judge(number, miss)
@@ -152,7 +155,7 @@ class RequestLog:
         record["reason"], record["detail"], record["eviction"] = (
             miss.reason, miss.detail, miss.eviction,
         )  # fmt: skip
-        record["short"] = miss.short
+        record["short"], record["same"] = miss.short, miss.same
         names = self._names[slot]
         names.other, names.other_engine = miss.session, miss.engine
 

@@ -101,6 +101,7 @@ class RequestStarted(Event, tag=6, frozen=True):
     salt: Hash = 0  # a digest of its cache salt, where ``contents`` are told; 0: it has none
     waited_s: Seconds = 0.0  # since it arrived at the engine
     spliced_tokens: Count = 0  # of ``loading_tokens``: that come from other positions
+    same_tokens: Count = 0  # of the first missing block: that another prompt has there too
 
 
 CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it

@@ -11,6 +11,7 @@ from ...graph.messages.events import AnyEvent, Event, RequestFinished, RequestSt
 from ..keys import pack_hashes
 from .outbox import Later
 from .prompt_digests import PromptDigests
+from .recent_prompts import LatePrompt
 
 
 class LateHashes:
@@ -20,19 +21,22 @@ class LateHashes:
         event: The rest of it.
         hashes: Of its full blocks; not changed any more.
         contents: What a prompt that starts says, where that is to be told.
+        prompt: A prompt that starts, to be told how far it goes along with another one.
     """
 
-    __slots__ = ("_contents", "_event", "_hashes")
+    __slots__ = ("_contents", "_event", "_hashes", "_prompt")
 
     def __init__(
         self,
         event: AnyEvent | Later,
         hashes: Sequence[bytes],
         contents: PromptDigests | None = None,
+        prompt: LatePrompt | None = None,
     ) -> None:
         self._event = event
         self._hashes = hashes
         self._contents = contents
+        self._prompt = prompt
 
     def events(self) -> Sequence[AnyEvent]:
         """The whole event."""
@@ -40,6 +44,8 @@ class LateHashes:
         whole: dict[str, Any] = {"hashes": pack_hashes(self._hashes)}
         if self._contents is not None:
             whole |= {"contents": self._contents.digests(), "salt": self._contents.salt()}
+        if self._prompt is not None:
+            whole["same_tokens"] = self._prompt.same_tokens(self._hashes)
         return [
             msgspec.structs.replace(event, **whole)
             if isinstance(event, RequestStarted | RequestFinished)

@@ -123,7 +123,7 @@ class SchedulerSide:
         self.tap.lend, self.tap.renewed = bridge.lend, bridge.renewed
         if not isinstance(bridge, NoTiers):
             arranger.copies_first(bridge.spiller)
-        attach_recall(config, group, bridge, manager, self.observer.meaning)
+        self._recall = attach_recall(config, group, bridge, manager, self.observer.meaning)
         self._changes = ChangeFeed(self.tap, self.observer, self._demand)
         self.tap.attach()  # last: until here a failure leaves the pool as it was
 
@@ -172,8 +172,7 @@ class SchedulerSide:
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """Note that a request got blocks; a load fills ``to_load`` tokens of them."""
-        spliced = self.bridge.recall.spliced(request.request_id, to_load)
-        self.observer.request_scheduled(request, to_load, spliced)
+        self.observer.request_scheduled(request, to_load, self._recall.spliced(request, to_load))
         self.holding.scheduled(request)
         self.bridge.request_scheduled(request, blocks, to_load)
 

@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 
 import pytest
-from kvgraph.advisor.page.miss_words import remedy
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.page_cli import matching, why_sentence
 from kvgraph.advisor.questions import Questions
+from kvgraph.advisor.reasons.remedies import remedy
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
 from kvgraph.graph.messages.advice import EvictionRanking

@@ -16,6 +16,7 @@ from ....graph.messages.events import (
 from ....graph.types import PROTECTED_LAYERS
 from ...keys import key_of, pack_run, unpack
 from ...link.late_events import LateHashes
+from ...link.recent_prompts import LatePrompt, RecentPrompts
 from ..pool.index import BlockIndex
 from ..pool.tap import CachedRun, Changes
 from .arrival import waited_s
@@ -90,6 +91,7 @@ class EngineObserver:
         self._index, self._listeners = index, listeners
         self._emit, self._stated, self._adapted = emit, stated, adapted
         self._ended, self._began, self._contents = ended, began, contents
+        self._recent = RecentPrompts(group.block_size)
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
@@ -143,7 +145,15 @@ class EngineObserver:
             waited_s=waited_s(request),
             spliced_tokens=spliced,
         )
-        self._emit(LateHashes(self._began(event, request), hashes, self._contents(request)))
+        began, contents = self._began(event, request), self._contents(request)
+        late = self._late_prompt(request, event.cached_tokens + to_load)
+        self._emit(LateHashes(began, hashes, contents, late))
+
+    def _late_prompt(self, request: Request, found: int) -> LatePrompt | None:
+        tokens = request.prompt_token_ids
+        if tokens is None:  # it has embeddings instead
+            return None
+        return LatePrompt(self._recent, tokens, found // self._group.block_size)
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """Note that a request ended, and that its blocks are about to be freed."""

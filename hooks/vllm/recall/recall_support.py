@@ -71,18 +71,18 @@ def attach_recall(
     bridge: TierCacheBridge | NoTiers,
     manager: KVCacheManager | None,
     meaning: Callable[[Request], Meaning],
-) -> None:
-    """Give an engine's tiers recall, if that is possible and not switched off.
+) -> NoRecall:
+    """Give an engine's tiers recall, if that is possible and not switched off; returns what it has.
 
     Whoever asked for it where it is not possible is told why.
     """
     switch = recall_switch()
     if switch is Switch.NOBODY:
-        return
+        return NoRecall()
     if isinstance(bridge, NoTiers):
         if switch is Switch.EVERYBODY:
             logger.warning(_REFUSED, "it has no tiers, and what comes back is read from copies")
-        return
+        return NoRecall()
     opt_in = OptIn(switch is Switch.EVERYBODY, meaning)
     try:
         if manager is None:
@@ -92,13 +92,14 @@ def attach_recall(
         if switch is Switch.EVERYBODY:
             logger.warning(_REFUSED, error)
         bridge.recall = RefusedRecall(str(error), opt_in)
-        return
+        return bridge.recall
     index = SpanIndex(group.block_size, MOST_BLOCKS, np.random.default_rng())
     recall = SpanRecall(
         group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
     )
     bridge.recall, bridge.spiller.wanted = recall, recall.wanted
     logger.info("kvgraph: recall is possible: %s", calibration.reason)
+    return recall
 
 
 def _calibration(config: VllmConfig) -> Calibration:

@@ -124,12 +124,11 @@ class SpanRecall(NoRecall):
             known = self._plans[request.request_id] = _Plan(first, loaded, pieces, *now[2:])
         return (exact + known.spliced, True) if known.pieces else answer
 
-    def spliced(self, request_id: str, to_load: int) -> int:
+    def spliced(self, request: Request, to_load: int) -> int:
         """How many of the tokens that vLLM expects from a request's load are spliced."""
-        plan = self._plans.get(request_id)
-        if plan is None or to_load <= plan.loaded * self._group.block_size:
+        if (plan := self._plans.get(request.request_id)) is None:
             return 0
-        return plan.spliced
+        return plan.spliced if to_load > plan.loaded * self._group.block_size else 0
 
     def request_scheduled(self, request: Request, ids: Sequence[int], to_load: int) -> bool:
         """Note that a request was given its blocks; whether its load is begun here.
@@ -141,7 +140,7 @@ class SpanRecall(NoRecall):
         if self._opt_in.domain(request) is None:
             return False
         self._running[request.request_id] = self._prefilling[request.request_id] = request
-        spliced = self.spliced(request.request_id, to_load)
+        spliced = self.spliced(request, to_load)
         plan = self._plans.pop(request.request_id, None)
         if plan is None:
             return False

@@ -106,7 +106,7 @@ class NoRecall:
         """Leave the answer as it is."""
         return answer
 
-    def spliced(self, request_id: str, to_load: int) -> int:
+    def spliced(self, request: Request, to_load: int) -> int:
         """0: no token comes from another position."""
         return 0
 

@@ -1,10 +1,10 @@
-"""Why a request missed, what would have helped it, and why a block left: in sentences."""
+"""Why a request missed, and why a block left: in sentences."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, Cause, Detail, Reason, Rule
+from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, Detail, Reason
 from ...graph.types import SessionState
 from ..times.spoken_times import seconds
 
@@ -20,6 +20,7 @@ def miss_sentence(
     ago_s: float | None,
     session: str | None,
     engine: str | None,
+    token: int | None = None,
 ) -> str:
     """Why a prompt's first missing block was missing.
 
@@ -29,6 +30,8 @@ def miss_sentence(
         ago_s: Seconds before the request that the block had left the pool; None: it did not.
         session: The other session that it is about.
         engine: Another engine that has it.
+        token: Which of the prompt's tokens, the first being 0, is the first that differs from
+            another recent prompt; None: not known.
     """
     index, blocks = place
     if reason is Reason.NOT_CACHEABLE:
@@ -39,6 +42,8 @@ def miss_sentence(
         said += f" Engine {engine} has it, and would have found it."
     elif engine is not None:
         said += f" Engine {engine} has it."
+    if token is not None:
+        said += f" Token {token + 1:,} of the prompt is the first that differs from another one's."
     return said
 
 
@@ -143,80 +148,3 @@ def _left(ago_s: float | None) -> str:
 
 def _whose(session: str | None) -> str:
     return "" if session is None else f" It was session {session}'s."
-
-
-def remedy(reason: Reason, detail: int, index: int, short: int) -> str | None:
-    """What would have let a request find more; None where nobody can say.
-
-    Args:
-        detail: Of the reason; see ``graph.logs.request_log.Miss``.
-        index: Which block was missing, the first being 0.
-        short: By about how many blocks the pool was too small to keep it; 0: not known.
-    """
-    match reason:
-        case Reason.NEVER_SEEN:
-            return _NEW_TURN if index else _NEW_PROMPT
-        case Reason.DIVERGED:
-            return _UNCHANGED if detail == Detail.OWN_HISTORY else _SHARED_FIRST
-        case Reason.EVICTED:
-            return _kept(short) + _RULES.get(Rule(detail), "")
-        case Reason.COPY_LOST:
-            return _COPIES.get(Cause(detail))
-        case Reason.NOT_CACHEABLE:
-            return _IN_ANY_CASE.get(Detail(detail), _NOTHING_LEFT)
-        case _:
-            return _OTHERS.get(reason)
-
-
-def _kept(short: int) -> str:
-    """How much larger the pool would have had to be."""
-    if short == 0:
-        return "A larger pool, or host memory for copies (AITHER_KVCACHE_WARM_GIB)."
-    if short == 1:
-        return "A pool larger by one block would have kept it."
-    return (
-        f"A pool larger by about {short:,} blocks would have kept it, or host memory for as many "
-        "copies (AITHER_KVCACHE_WARM_GIB): so many have left since, with it."
-    )
-
-
-_NEW_PROMPT: Final = (
-    "No cache would have: the whole prompt is new here. If many requests begin with it, "
-    "`kvgraph precache` has it computed before the first one comes."
-)
-_NEW_TURN: Final = (
-    "No cache would have: from there on the prompt is new. Only fewer new tokens would have been "
-    "faster."
-)
-_UNCHANGED: Final = (
-    "Sending the earlier turns as they were, and adding to their end: what changes from turn to "
-    "turn (a date, a shortened tool result) belongs behind them."
-)
-_SHARED_FIRST: Final = (
-    "Nothing, if the texts have to differ there. Otherwise: what differs (a name, a date) belongs "
-    "behind what both share."
-)
-_NOTHING_LEFT: Final = (
-    "Nothing in the cache: it found all that there is. If it was slow, its wait or its answer was."
-)
-
-_RULES: Final = {
-    Rule.SESSION_OVER: " Or not saying that a session is over which comes back.",
-    Rule.PROTECTED_LAYER: " Or protecting less: what is protected did not fit its share.",
-}
-_COPIES: Final = {
-    Cause.ROOM: "More room for copies: AITHER_KVCACHE_WARM_GIB, AITHER_KVCACHE_COLD_GIB.",
-    Cause.DAMAGED: "A disk that gives back what it took: see the engine's log.",
-    Cause.RESET: "Not resetting the prefix cache: that drops all copies as well.",
-    Cause.NOT_TAKEN: "A disk that takes copies: is it full, or slow? See the engine's log.",
-}
-_IN_ANY_CASE: Final = {
-    Detail.UNDER_WAY: "Coming a moment later, when the other request had computed it.",
-    Detail.READS_NONE: "Not asking for what only computing gives (such as prompt_logprobs).",
-}
-_OTHERS: Final = {
-    Reason.OTHER_ENGINE: "Going to the engine that had it: `kvgraph route` sends requests there.",
-    Reason.LOAD_SLOWER: "A faster way from the tier: computing it was the faster one.",
-    Reason.RESET: "Not resetting the prefix cache: that drops all blocks of the engine.",
-    Reason.OTHER_SALT: "One cache salt for callers that may share.",
-}
