@@ -654,6 +654,8 @@ export interface components {
          *         sentence: The reason in words, with names, times and rules.
          *         remedy: What would have made the request fast, in words; None where nobody can say.
          *         key: The block; None for one that has no key (a partial block).
+         *         token: For ``diverged``: the first of the prompt's tokens, from 0, that differs from another
+         *             recent prompt; None where its engine has not both.
          *         session: The other session that it is about: from which this one diverged, or whose the
          *             block was; None where there is none.
          *         engine: The engine that has the block, for ``other_engine``.
@@ -672,6 +674,8 @@ export interface components {
             remedy: string | null;
             /** Key */
             key: string | null;
+            /** Token */
+            token: number | null;
             /** Session */
             session: string | null;
             /** Tenant */

@@ -37,9 +37,9 @@ function Window({ window, rate }: { window: TokenWindow; rate: number | null }) 
     <>
       <dl className="figures">
         <Figure
-          label={`From the cache, last ${named(window)}`}
+          label="From the cache"
           value={percent(cached, window.asked, 1)}
-          note={`of ${compact(window.asked)} prompt tokens`}
+          note={`of ${compact(window.asked)} tokens, last ${named(window)}`}
           tone="accent"
         />
         <Figure
