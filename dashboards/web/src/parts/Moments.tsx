@@ -24,7 +24,7 @@ export function Moments({ moments }: { moments: readonly Moment[] }) {
             <b>{words(moment.what)}</b> <span className="wrap">{moment.sentence}</span>{" "}
             {moment.request !== null && (
               <a href={linkTo("misses", { request: moment.request })}>request</a>
-            )}
+            )}{" "}
             {moment.eviction !== null && (
               <a
                 href={linkTo("evictions", {

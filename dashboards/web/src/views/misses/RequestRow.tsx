@@ -11,7 +11,7 @@ import { BlockLink, SessionLink } from "../../parts/links";
 import { change, linkTo } from "../../route";
 import { slicesOf } from "./parts";
 import { colorOf } from "./reasons";
-import { computedTokens, timingOf } from "./timing";
+import { beyondTheCache, computedTokens, timingOf } from "./timing";
 
 interface Props {
   readonly request: RequestView;
@@ -70,11 +70,7 @@ function Opened({ request }: { request: RequestView }) {
       ) : (
         <p className="sentence">It found everything that can be found.</p>
       )}
-      {miss !== null && miss.remedy !== null && (
-        <p className="sentence remedy wrap">
-          <b>What would have made it fast:</b> {miss.remedy} {againOf(request, rate)}
-        </p>
-      )}
+      <Remedy request={request} rate={rate} />
       <Facts
         of={{
           request: <span className="mono">{request.request}</span>,
@@ -87,6 +83,38 @@ function Opened({ request }: { request: RequestView }) {
         }}
       />
     </div>
+  );
+}
+
+const BEYOND = {
+  queue:
+    "Most of its time it waited for its turn: less to compute for the requests before it, or another engine.",
+  rest: "Most of its time went to its answer, and to what ran beside it: no cache shortens that.",
+};
+
+/** What would have made it fast; where that is not the cache, also what would have been found. */
+function Remedy({ request, rate }: { request: RequestView; rate: number | null }) {
+  const beyond = beyondTheCache(timingOf(request, rate));
+  const remedy = request.miss?.remedy ?? null;
+  const again = againOf(request, rate);
+  return (
+    <>
+      {beyond !== null && (
+        <p className="sentence">
+          <b>What would have made it fast:</b> {BEYOND[beyond]}
+        </p>
+      )}
+      {remedy !== null && (
+        <p className="sentence remedy wrap">
+          <b>
+            {beyond === null
+              ? "What would have made it fast:"
+              : "What would have let it find more:"}
+          </b>{" "}
+          {remedy} {again}
+        </p>
+      )}
+    </>
   );
 }
 

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { RequestView } from "../../api/types";
-import { computedTokens, slowestFirst, timingOf } from "./timing";
+import { beyondTheCache, computedTokens, slowestFirst, timingOf } from "./timing";
 
 const request = (id: number, ended_at: number | null, waited_s = 0) =>
   ({
@@ -20,6 +20,16 @@ test("a request's time is its wait, its prompt and the rest", () => {
   expect(timingOf(request(1, 104, 2), null)).toEqual({ all: 6, queue: 2, prompt: null, rest: 4 });
   expect(timingOf(request(1, 100.5), 54)).toEqual({ all: 0.5, queue: 0, prompt: 0.5, rest: 0 });
   expect(timingOf(request(1, null), 54)).toBeNull();
+});
+
+test("a cache ends neither a wait nor an answer", () => {
+  const most = (ended_at: number | null, waited_s: number, rate: number | null) =>
+    beyondTheCache(timingOf(request(1, ended_at, waited_s), rate));
+  expect(most(101, 3, 54)).toBe("queue");
+  expect(most(109, 1, 54)).toBe("rest");
+  expect(most(101, 0.5, 54)).toBeNull();
+  expect(most(109, 1, null)).toBeNull();
+  expect(most(null, 1, 54)).toBeNull();
 });
 
 test("who runs and who took longest come first", () => {

@@ -28,6 +28,13 @@ export function timingOf(request: RequestView, rate: number | null): Timing | nu
   };
 }
 
+/** What took more than half of a request's time, where that is nothing that a cache can end. */
+export function beyondTheCache(timing: Timing | null): "queue" | "rest" | null {
+  if (timing === null || timing.prompt === null) return null;
+  if (timing.queue > timing.all / 2) return "queue";
+  return timing.rest > timing.all / 2 ? "rest" : null;
+}
+
 /** Those that took longest first; those that run are not known to be fast. */
 export function slowestFirst(requests: readonly RequestView[]): RequestView[] {
   const took = (each: RequestView) => timingOf(each, null)?.all ?? Infinity;
