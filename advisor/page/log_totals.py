@@ -40,10 +40,9 @@ def _rules(tables: Tables) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def _shadows(runner: ShadowRunner) -> dict[tuple[str, str], tuple[int, int]]:
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
     with runner.lock:
-        return {
-            (engine, name): (each.asked, found)
-            for engine, each in runner.sets.items()
-            for name, found in [("ours", each.ours), *((p.name, p.found) for p in each.pools)]
-            if each.asked
-        }
+        for engine, each in runner.sets.items():
+            counts[engine, "ours"] = each.asked, each.ours
+            counts |= {(engine, p.name): (each.asked_of(p), p.found) for p in each.pools}
+    return {name: (asked, found) for name, (asked, found) in counts.items() if asked}

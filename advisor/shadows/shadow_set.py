@@ -104,9 +104,14 @@ class ShadowSet:
         self.asked = self.ours = self.sampled = 0
         self.block_size = 0  # tokens; 0 before any request
         self.belady: tuple[int, int] = 0, 0  # asked, found
-        names = [each.name for each in (*self.lru, *self.ranked)]
+        names = [each.name for each in self.pools]
         controls = [in_sample(each.name) for each in self.lru]
         self.steps = StepSums((*_COUNTED, *names, *controls), STEP_S, _STEPS)
+
+    @property
+    def pools(self) -> list[LruPool | PolicyPool]:
+        """All shadows, those of LRU first."""
+        return [*self.lru, *self.ranked]
 
     def hear(self, heard: Heard) -> None:
         """Follow a request that began or ended."""
@@ -119,8 +124,8 @@ class ShadowSet:
             self.window.answered(heard.keys[heard.reach :])
         for each in self.lru:
             each.pool.use(heard.rows, heard.keys)
-        for each in self.ranked if followed else ():
-            each.pool.use(heard.rows, heard.keys)
+        for ranked in self.ranked if followed else ():
+            ranked.pool.use(heard.rows, heard.keys)
 
     def _count(self, heard: Heard, followed: bool) -> None:
         """Count what a request that began would have found in each pool."""
@@ -147,6 +152,10 @@ class ShadowSet:
         lru = pool.beside
         return for_all(pool.found, lru.sampled_found, self.sampled, lru.found, self.asked)
 
+    def asked_of(self, pool: LruPool | PolicyPool) -> int:
+        """Of how many blocks a shadow's ``found`` is."""
+        return self.asked if isinstance(pool, LruPool) else self.sampled
+
     def remembered(self) -> tuple[list[Walked], int]:
         """The last requests, and the pool's size."""
         return self.window.taken(), self.blocks
@@ -160,7 +169,7 @@ class ShadowSet:
         blocks = view.blocks
         resident = blocks.pick(blocks.resident(view.engine))
         newest_first = resident.rows[np.argsort(-resident.last_used(), kind="stable")]
-        for each in (*self.lru, *self.ranked):
+        for each in self.pools:
             kept = newest_first[: each.pool.capacity]
             each.pool.use(kept, blocks.keys[kept])
         self.sample.seeded(newest_first, blocks.keys[newest_first])

@@ -50,7 +50,7 @@ def shadows_view(
 
 def _views(found: ShadowSet, sums: Sums) -> list[ShadowView]:
     views = [_ours(found, sums)]
-    for pool in (*found.lru, *found.ranked):
+    for pool in found.pools:
         view = _view(found, sums, pool)
         views.append(view)
         if pool.capacity == _AS_TIERS and not found.copies:
@@ -74,7 +74,7 @@ def _ours(found: ShadowSet, sums: Sums) -> ShadowView:
 
 
 def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowView:
-    ranked = isinstance(pool, PolicyPool)
+    beside = pool.beside.name if isinstance(pool, PolicyPool) else None
     return ShadowView(
         name=pool.name,
         sentence=_sentence(pool),
@@ -82,10 +82,10 @@ def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowVie
         capacity=pool.capacity,
         tiers=pool.has_tiers,
         blocks=round(found.blocks * pool.capacity),
-        asked=found.sampled if ranked else found.asked,
+        asked=found.asked_of(pool),
         found=pool.found,
         hit_rate=_rounded(found.rate(pool)),
-        history=_history(sums, pool.name, pool.beside.name if ranked else None),
+        history=_history(sums, pool.name, beside),
     )
 
 

@@ -82,8 +82,7 @@ class Live:
         self.graph.apply("e", asked)
 
     def rate(self, name: str) -> float:
-        pools = (*self.set.lru, *self.set.ranked)
-        (rate,) = [self.set.rate(pool) for pool in pools if pool.name == name]
+        (rate,) = [self.set.rate(pool) for pool in self.set.pools if pool.name == name]
         assert rate is not None
         return rate
 
@@ -138,8 +137,7 @@ def test_belady_is_above_all_of_them(trace: Trace) -> None:
     asked, found = ceiling(window, CAPACITY)
     assert asked == live.set.asked
     assert found == belady_hits(trace, CAPACITY).sum()
-    pools = (*live.set.lru, *live.set.ranked)
-    assert found >= max(pool.found for pool in pools if pool.capacity == 1.0)
+    assert found >= max(pool.found for pool in live.set.pools if pool.capacity == 1.0)
 
 
 def test_the_ceiling_starts_with_what_the_pool_had() -> None:

@@ -32,8 +32,7 @@ class _Played:
 
     def rates(self) -> dict[str, float]:
         """Share of all blocks that each shadow would have found, as the page tells it."""
-        pools = (*self.shadows.lru, *self.shadows.ranked)
-        return {pool.name: self.shadows.rate(pool) or 0.0 for pool in pools}
+        return {pool.name: self.shadows.rate(pool) or 0.0 for pool in self.shadows.pools}
 
 
 def run(figures: Figures, quick: bool) -> None:

@@ -6,7 +6,7 @@ import random
 import resource
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ....hooks.client import ClientOptions
 from ....hooks.fake import FakeEngine
@@ -51,7 +51,10 @@ def run(figures: Figures, size: Size, say: Say) -> None:
 def _mistreat(figures: Figures, folder: Path, size: Size, say: Say) -> None:
     kept, away = folder / "kept", folder / "away"
     kept.mkdir()
-    settings = {"sidecar__snapshot_path": kept / "graph.snap", "sidecar__snapshot_interval_s": 0.2}
+    settings: dict[str, Any] = {
+        "sidecar__snapshot_path": kept / "graph.snap",
+        "sidecar__snapshot_interval_s": 0.2,
+    }
     options = ClientOptions(tick_s=0.05)
     with (
         SidecarProcess(folder, **settings) as sidecar,
