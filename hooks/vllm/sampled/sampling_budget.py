@@ -28,7 +28,7 @@ class SamplingBudget:
         share: Of the latter that samples may take.
 
     Attributes:
-        steps: Sampled steps.
+        steps, with_layers: Sampled steps; and those of which layers were sampled.
         spent_s: CPU seconds that they took.
     """
 
@@ -39,7 +39,7 @@ class SamplingBudget:
         self._balance = 0.0
         self._plain_s = self._whole_s = _LEAST_S  # without layers; with all of them
         self._layer_token_s = _LAYER_TOKEN_S
-        self.steps = 0
+        self.steps = self.with_layers = 0
         self.spent_s = 0.0
 
     def is_due(self) -> bool:
@@ -63,6 +63,7 @@ class SamplingBudget:
     def took(self, seconds: float, layers: int, tokens: int) -> None:
         """Note what a sampled step cost."""
         self.steps += 1
+        self.with_layers += layers > 0
         self.spent_s += seconds
         self._balance = max(self._balance - seconds, -self._share * _SAVED_S)
         now = self._last = self._clock()

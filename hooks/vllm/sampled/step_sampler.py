@@ -65,6 +65,9 @@ class StepSampler:
         rope: How keys are rotated; None: not at all.
         budget: Says when, and how much.
         cpu: CPU seconds that this process has used.
+
+    Attributes:
+        budget: As it was given; it counts what samples cost.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class StepSampler:
         budget: SamplingBudget, cpu: Callable[[], float],
     ) -> None:  # fmt: skip
         self._runner, self._cache, self._layers = runner, cache, tuple(layers)
-        self._budget, self._cpu = budget, cpu
+        self.budget, self._cpu = budget, cpu
         self._meanings = Meanings(cache, rope)
         self._execute: Callable[..., Any] = runner.execute_model
         self._armed = False
@@ -103,7 +106,7 @@ class StepSampler:
         """The runner's own, with shadows on what is sampled of this step."""
         if self._armed:
             self._disarm()
-        if self._budget.is_due() and _decodes(scheduler_output):
+        if self.budget.is_due() and _decodes(scheduler_output):
             self._guarded(self._arm)
         return self._execute(scheduler_output, *args, **kwargs)
 
@@ -151,7 +154,7 @@ class StepSampler:
         row = rows[self._turn % len(rows)]
         tokens = int(batch.num_computed_tokens_cpu[row]) + 1
         most = len(self._layers) if tokens <= _TOKENS else 0
-        return Chosen(row, int(starts[row]), tokens, self._budget.layers(tokens, most))
+        return Chosen(row, int(starts[row]), tokens, self.budget.layers(tokens, most))
 
     def _measure(self, logits: Tensor) -> None:
         """Measure, and put what came out beside the step's other words to the scheduler."""
@@ -168,7 +171,7 @@ class StepSampler:
             samples[0] = self._looked(samples[0], chosen)
         runner.kv_connector_output = with_samples(runner.kv_connector_output, samples)
         cost = self._cost + self._cpu() - began
-        self._budget.took(cost, len(self._looks), chosen.tokens)
+        self.budget.took(cost, len(self._looks), chosen.tokens)
 
     def _looked(self, sample: Sample, chosen: Chosen) -> Sample:
         size = self._cache.layout.tokens

@@ -15,6 +15,7 @@ from .chat_layers import Labelled, judge_layers
 from .families import FAMILIES
 from .forgery_judge import believed
 from .live.engine_figures import FULL, QUICK, add_engine_figures
+from .live.sampling_cost import add_sampling_cost
 from .stops import Judged, judge
 
 _ANSWERS: Final = 60  # of each kind and family
@@ -38,6 +39,7 @@ def run(progress: bool = True, quick: bool = False, seed: int = 1) -> Figures:
         _add_stops(figures, _QUICK if quick else _ANSWERS, seed, console.print)
         _add_layers(figures, _QUICK if quick else _CHATS, seed, console.print)
         _add_forgeries(figures, _QUICK if quick else _FORGERIES, seed, console.print)
+    add_sampling_cost(figures, quick, console.print)
     add_engine_figures(figures, QUICK if quick else FULL, seed, console.print)
     return figures
 

@@ -1,0 +1,90 @@
+"""What sampling decode steps costs a real CPU engine, of the CPU time that its tokens take."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from ...errors import ServerError
+from ...figures import Figures
+from ...serving.model import TINY, ensure_model
+
+_SECONDS: Final = 30.0  # of decoding; chosen
+_QUICK_SECONDS: Final = 8.0
+_BLOCK: Final = 32
+_PROMPTS: Final = 4
+_TOKENS: Final = 256  # of an answer
+_PATIENCE_S: Final = 400.0
+
+
+def add_sampling_cost(figures: Figures, quick: bool, say: Callable[[str], None]) -> None:
+    """Decode at the default share, in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="kvg-", dir="/tmp") as scratch:
+        model = ensure_model(TINY, Path(scratch, "model"))
+        found = _measured(model, _QUICK_SECONDS if quick else _SECONDS)
+    say(f"sampling: {found}")
+    share = 100 * found["sampling_s"] / found["cpu_s"]
+    figures.add("sampling_cost", share, "% of the engine's CPU time per token", "≤ 0.2")
+    pace = found["steps"] / found["wall_s"]
+    figures.add("sampled_steps_per_second", pace, "while decoding", "≥ 1")
+    figures.add("sampled_layers_share", found["with_layers"], "of sampled steps", "")
+
+
+def _measured(model: Path, seconds: float) -> dict[str, float]:
+    variables = {
+        "AITHER_KVCACHE_GRAPH": "1", "AITHER_KVCACHE_SAMPLING": "1", "VLLM_PLUGINS": "kvgraph",
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", __name__, str(model), str(seconds)],
+        env={**os.environ, **variables}, capture_output=True, text=True, timeout=_PATIENCE_S,
+        check=False,
+    )  # fmt: skip
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            found: dict[str, float] = json.loads(line.removeprefix("RESULT "))
+            return found
+    raise ServerError(f"the engine ended with {done.returncode}: {done.stderr[-2000:]}")
+
+
+def _decode(model: str, seconds: float) -> dict[str, float]:
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    llm = LLM(
+        model, dtype="float32", block_size=_BLOCK, gpu_memory_utilization=0.3, max_num_seqs=4,
+        max_model_len=1024, num_gpu_blocks_override=160, enforce_eager=True,
+    )  # fmt: skip
+    budget = _budget_of(llm)
+    sampling = SamplingParams(max_tokens=_TOKENS, temperature=0, ignore_eos=True)
+    prompts = [
+        TokensPrompt(prompt_token_ids=[3 + (n + at) % 90 for at in range(8 * _BLOCK)])
+        for n in range(_PROMPTS)
+    ]
+    llm.generate(prompts, sampling, use_tqdm=False)  # what is warmed up is no cost of a token
+    spent, steps, layered = budget.spent_s, budget.steps, budget.with_layers
+    began, cpu = time.monotonic(), time.process_time()
+    while time.monotonic() - began < seconds:
+        llm.generate(prompts, sampling, use_tqdm=False)
+    return {
+        "sampling_s": budget.spent_s - spent,
+        "cpu_s": time.process_time() - cpu,
+        "wall_s": time.monotonic() - began,
+        "steps": budget.steps - steps,
+        "with_layers": (budget.with_layers - layered) / max(1, budget.steps - steps),
+    }
+
+
+def _budget_of(llm: Any) -> Any:
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    return worker.model_runner.execute_model.__self__.budget
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"\nRESULT {json.dumps(_decode(sys.argv[1], float(sys.argv[2])))}\n")
