@@ -52,7 +52,7 @@ class SamplingBudget:
         most = self._share * _SAVED_S
         self._balance = min(most, self._balance + self._share * (used - self._used))
         self._used = used
-        return self._balance >= self._whole_s or now - self._last >= LONGEST_S
+        return self._balance >= self._whole_s or now - self._last >= LONGEST_S - _SHORTEST_S
 
     def layers(self, tokens: int, most: int) -> int:
         """How many layers there is time for, at a context of ``tokens``, at ``most``."""

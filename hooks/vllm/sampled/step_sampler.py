@@ -165,7 +165,8 @@ class StepSampler:
         if len(logits) != len(names):
             return  # speculative tokens: there is no one row per request
         rows = _from(chosen.row, len(names))
-        scores = confidence_score(logits[rows]).tolist()
+        # One row at a time: for several, torch wakes its threads, which takes many times as long.
+        scores = [float(confidence_score(logits[row : row + 1])[0]) for row in rows]
         samples = [Sample(names[row], score) for row, score in zip(rows, scores, strict=True)]
         if self._looks:
             samples[0] = self._looked(samples[0], chosen)
