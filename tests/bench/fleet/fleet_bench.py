@@ -18,7 +18,7 @@ from ...advisor.replay.workloads.seed_workload import seed_workload
 from ..figures import Figures
 from ..policies.policies_fleets import default_sessions, fleet, sessions_in
 from ..replay import SHARED as CONVERSATIONS
-from .fleet_lab import SEED_SIZE, add_arms, add_generator
+from .fleet_lab import SEED_SIZE, add_arms, add_generator, add_other_seeds
 from .fleet_latency import add_latency
 from .fleet_scale import add_imbalance, add_times
 
@@ -65,6 +65,7 @@ def run(
     scale, figures = QUICK if quick else FULL, Figures("fleet")
     console = Console(stderr=True, quiet=not progress)
     facts: dict[str, Any] = {"generator": add_generator(figures)}
+    add_other_seeds(figures)
     add_times(figures, scale.sessions)
     add_latency(figures, scale.requests)
     agents = _agents(scale)

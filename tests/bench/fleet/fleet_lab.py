@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from ...advisor.replay.fleets.fleet_arms import FleetFound, FleetSize, compare_arms, endless
+from ...advisor.replay.fleets.fleet_arms import (
+    NOTHING,
+    FleetArm,
+    FleetFound,
+    FleetSize,
+    compare_arms,
+    endless,
+    run_fleet,
+)
 from ...advisor.replay.fleets.workload_facts import SEED_FACTS, workload_facts
 from ...advisor.replay.traces.trace import Trace
 from ...advisor.replay.workloads.seed_workload import seed_workload
@@ -24,6 +32,16 @@ def add_generator(figures: Figures) -> dict[str, Any]:
     others = [max(errors[seed].values()) for seed in OTHER_SEEDS]
     figures.add("generator_error_other_seeds", others, "of the figure")
     return {str(seed): each for seed, each in errors.items()}
+
+
+def add_other_seeds(figures: Figures) -> None:
+    """What A finds on workloads of other seeds: a thousand requests are few."""
+    points = []
+    for seed in OTHER_SEEDS:
+        trace = seed_workload(seed)
+        home = run_fleet(trace, SEED_SIZE, FleetArm(home=True)).share
+        points.append(100 * (home - run_fleet(trace, SEED_SIZE, NOTHING).share))
+    figures.add("a_points_other_seeds", points, "points", "≥ 3")
 
 
 def add_arms(

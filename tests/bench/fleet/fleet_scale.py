@@ -71,5 +71,7 @@ def add_imbalance(figures: Figures, trace: Trace, size: FleetSize, tokens_per_s:
     waited = routing.queues.waited(size.engines)
     counts = routing.router.counts
     later = sum(counts.values()) - counts[Reason.NEW]
+    kept = later - counts[Reason.HOME_FORGOT]
     figures.add("imbalance", float(waited.max() / waited.mean()), "× the mean", "≤ 1.3")
-    figures.add("stickiness", counts[Reason.HOME] / max(1, later), "of later turns", "≥ 0.95")
+    figures.add("stickiness", counts[Reason.HOME] / max(1, kept), "whose home has KV", "≥ 0.95")
+    figures.add("home_forgot", counts[Reason.HOME_FORGOT] / max(1, later), "of later turns")
