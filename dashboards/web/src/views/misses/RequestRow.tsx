@@ -155,10 +155,13 @@ function inMilliseconds(slice: Slice): Slice {
 }
 
 /** How much of what it computed had been there before. */
-function againOf({ again, block_size }: RequestView, rate: number | null): string {
+function againOf(request: RequestView, rate: number | null): string {
+  const { again, block_size } = request;
   if (again === 0) return "";
   const tokens = again * block_size;
-  const took = rate ? `, about ${duration(tokens / rate)}` : "";
+  const prompt = timingOf(request, rate)?.prompt ?? null;
+  const took =
+    prompt === null ? "" : `, about ${duration((prompt * tokens) / computedTokens(request))}`;
   return `${counted(again, "block")} of what it computed had been in this pool before: ${counted(tokens, "token")}${took}.`;
 }
 
