@@ -26,6 +26,7 @@ BATCHED_TOKENS: Final = 16_384
 REQUESTS: Final = 512
 APPLY_POOL: Final = 100_000
 REPEATS: Final = 9
+BETWEEN_SESSIONS_S: Final = 0.5  # as many come in two seconds as short chats of a busy server; chosen
 
 
 @dataclass(slots=True)
@@ -55,7 +56,13 @@ def measure_steps(load: Load, steps: int, tiers: bool, spill_all: bool = False) 
     bounds = (BATCHED_TOKENS, REQUESTS)
     ours = StepLoop(load, lambda pool: connected(pool, tiers_of, clock, *bounds, spill_all))
     sidecar = StepSidecar(ours.connector.side, clock)
-    sidecar.hear()
+
+    def told() -> None:
+        clock.now += BETWEEN_SESSIONS_S
+        sidecar.hear()
+
+    stock.fill(lambda: None)
+    ours.fill(told)
     before = _uncopied(ours)
     evicted = sidecar.evicted
     gc.collect()

@@ -54,6 +54,8 @@ class Running:
 class StepLoop:
     """One engine; of two that are given the same load, every step does the same.
 
+    Its pool is empty before ``fill``.
+
     Args:
         load: What it is busy with.
         connect: Makes our connector for its pool; None: stock.
@@ -69,7 +71,23 @@ class StepLoop:
         self._prefilled: Running | None = None
         self._late = TierAnswer()  # of the last step's orders
         self._step = 0
-        self._fill()
+
+    def fill(self, settled: Callable[[], None]) -> None:
+        """Let sessions come and go until the pool is full, and then the requests that stay.
+
+        Args:
+            settled: Called after each, for the time between two.
+        """
+        first = self._start(self._prompt(PROMPT_BLOCKS), [])
+        self._shared = first.blocks[:SHARED_BLOCKS]
+        for _ in range(self.load.pool // (8 * PROMPT_BLOCKS) + 1):
+            self._finish(self._start(self._prompt(8 * PROMPT_BLOCKS), []))
+            self._settle(settled)
+        for number in range(self.load.running):
+            each = self._start(self._prompt(PROMPT_BLOCKS), self._shared)
+            each.filled = number * OUTPUT_BLOCKS // self.load.running
+            self._running.append(each)
+            self._settle(settled)
 
     def prepare(self) -> None:
         """Do for the next step what a scheduler does not: tokens are sampled, prompts hashed."""
@@ -148,22 +166,10 @@ class StepLoop:
         tokens[own] = -1 - next(self._numbers)  # what follows is this request's own
         return self._make(tokens)
 
-    def _fill(self) -> None:
-        """Sessions come and go until the pool is full, and then the requests that stay."""
-        first = self._start(self._prompt(PROMPT_BLOCKS), [])
-        self._shared = first.blocks[:SHARED_BLOCKS]
-        for _ in range(self.load.pool // (8 * PROMPT_BLOCKS) + 1):
-            self._finish(self._start(self._prompt(8 * PROMPT_BLOCKS), []))
-            self._settle()
-        for number in range(self.load.running):
-            each = self._start(self._prompt(PROMPT_BLOCKS), self._shared)
-            each.filled = number * OUTPUT_BLOCKS // self.load.running
-            self._running.append(each)
-            self._settle()
-
-    def _settle(self) -> None:
+    def _settle(self, settled: Callable[[], None]) -> None:
         if self.connector is not None:
             self._ask(0)
+        settled()
 
 
 def _blocks(blocks: list[Any]) -> Any:
