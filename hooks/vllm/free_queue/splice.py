@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from itertools import chain, compress, count, islice
+from operator import attrgetter, is_not
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+_next_of: Final = attrgetter("next_free_block")
 
-def move_behind(place: KVCacheBlock, blocks: Iterable[KVCacheBlock]) -> None:
+
+def move_behind(place: KVCacheBlock, blocks: Sequence[KVCacheBlock]) -> None:
     """Move free ``blocks`` to right behind ``place``, in their order.
 
     The queue links its blocks in both directions and counts them. Blocks that follow one another
@@ -21,14 +24,12 @@ def move_behind(place: KVCacheBlock, blocks: Iterable[KVCacheBlock]) -> None:
         place: A block of the queue, or its fake head; none of ``blocks``.
         blocks: Each once.
     """
-    rest = iter(blocks)
-    first = last = next(rest, None)
-    if first is None or last is None:
+    if not blocks:
         return
-    for block in chain(rest, (None,)):  # a free block is followed by one, or by the fake tail
-        if last.next_free_block is block:
-            last = block
-            continue
+    apart = map(is_not, map(_next_of, blocks), islice(blocks, 1, None))
+    ends, start = list(compress(count(1), apart)), 0
+    for end in chain(ends, (len(blocks),)):
+        first, last = blocks[start], blocks[end - 1]
         before = first.prev_free_block
         if before is not place:
             after, behind = last.next_free_block, place.next_free_block
@@ -38,5 +39,4 @@ def move_behind(place: KVCacheBlock, blocks: Iterable[KVCacheBlock]) -> None:
             before.next_free_block, after.prev_free_block = after, before
             first.prev_free_block, last.next_free_block = place, behind
             place.next_free_block, behind.prev_free_block = first, last
-        place = last
-        first = last = block
+        place, start = last, end

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import compress, count
-from operator import is_
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,10 +54,22 @@ class Victims:
         self.followed[found.ids] = True
 
     def drop_taken(self) -> None:
-        """Forget those at the front that are gone."""
-        same = map(is_, map(hash_of, self.blocks), self._hashes)
-        if first := next(compress(count(), same), len(self.blocks)):
-            self._keep(slice(first, None), slice(0, first))
+        """Forget those at the front that are gone.
+
+        Those that are gone are the first ones, so that a few looks find the first that is not. One
+        that lost its hash in their midst, as a failed load's, can only move that on.
+        """
+        blocks, hashes = self.blocks, self._hashes
+        if not blocks or hash_of(blocks[0]) is hashes[0]:
+            return
+        gone, there = 0, len(blocks)
+        while there - gone > 1:
+            middle = (gone + there) // 2
+            if hash_of(blocks[middle]) is hashes[middle]:
+                there = middle
+            else:
+                gone = middle
+        self._keep(slice(there, None), slice(0, there))
 
     def keep_first(self, most: int) -> None:
         """Forget all but the first ones; ``most`` may count from the end."""

@@ -190,7 +190,7 @@ class Window:
         at = None if holders is None else holders[self._next : self._next + len(keys)]
         found = self._index.find_unused(keys, known_of, at, self._victims.followed)
         if stated := {block.block_id for block in self._stated(found.blocks)}:
-            found = found.only([block.block_id not in stated for block in found.blocks])
+            found = found.only(~np.isin(found.ids, list(stated)))
         if len(found.blocks) <= count:
             return found, len(keys)
         return found.first(count), found.places[count - 1] + 1

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from ....graph.types import Keys
@@ -16,6 +17,8 @@ from ...link.held_ranking import Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+Mask = npt.NDArray[np.bool_]
 
 _HASH: Final = "_block_hash"  # behind a property, which is a call of Python's for each block
 hash_of: Final[Callable[[KVCacheBlock], bytes]] = attrgetter(
@@ -44,20 +47,20 @@ class FoundBlocks(NamedTuple):
         hashes = list(map(hash_of, held))
         found = cls(range(len(held)), ids, held, hashes)
         if not all(hashes) or any(map(_users_of, held)):
-            full = [
-                bool(each) and not block.ref_cnt for each, block in zip(hashes, held, strict=True)
-            ]
+            full = np.fromiter(map(_users_of, held), np.int64, len(held)) == 0
+            full &= np.fromiter(map(bool, hashes), np.bool_, len(held))
             found, keys = found.only(full), keys[full]
         if not found.blocks:
             return found
         same = array_in_pool(found.hashes) == keys
-        return found if same.all() else found.only(same.tolist())
+        return found if same.all() else found.only(same)
 
-    def only(self, marks: Sequence[bool]) -> FoundBlocks:
+    def only(self, marks: Mask) -> FoundBlocks:
         """Those that are marked."""
+        chosen = marks.tolist()
         return FoundBlocks(
-            list(compress(self.places, marks)), self.ids[np.array(marks, dtype=bool)],
-            list(compress(self.blocks, marks)), list(compress(self.hashes, marks)),
+            list(compress(self.places, chosen)), self.ids[marks],
+            list(compress(self.blocks, chosen)), list(compress(self.hashes, chosen)),
         )  # fmt: skip
 
     def first(self, count: int) -> FoundBlocks:

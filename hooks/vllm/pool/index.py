@@ -10,18 +10,15 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ....graph.types import Keys
 from ...keys import key_in_pool
 from ...link.held_ranking import Places
-from .found_blocks import FoundBlocks
+from .found_blocks import FoundBlocks, Mask
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
-
-Mask = npt.NDArray[np.bool_]
 
 _NOBODY: Final = 0  # id of vLLM's null block, which never holds a key
 _FOUND_AT_ONCE: Final = 1024  # keys, while the engine's thread waits; chosen
