@@ -65,6 +65,10 @@ class CopyOrder(Generic[K]):
         """Whether the block is in use in the pool."""
         return block in self._twice
 
+    def holds_twice(self) -> bool:
+        """Whether the block of any copy is in use in the pool."""
+        return bool(self._twice)
+
     def first(self, advised: Iterable[K] = ()) -> Iterator[K]:
         """Names in the order in which copies go; a name may come twice, and one of ``advised`` may
         have no copy."""

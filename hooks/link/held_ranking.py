@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Final
 
 import numpy as np
 
 from ...graph.messages.advice import EvictionRanking
 from ...graph.types import Keys
 
+NOBODY: Final = 0  # number of vLLM's null block, which never holds a key
 Places = np.ndarray[tuple[int], np.dtype[np.int64]]
 """Numbers of blocks in an engine's pool; 0 is its null block, which holds no key."""
 Finds = Callable[[Keys], Places]
@@ -24,23 +26,34 @@ class HeldRanking(EvictionRanking):
         worth: Keys of ``spill_first``.
         places: Keys of ``protected``, each with its place.
         blocks: That held the keys of ``order`` when it arrived; None where nobody could say.
+        worth_blocks: The same of ``spill_first``.
     """
 
     worth: frozenset[int] = frozenset()
     places: dict[int, int] | None = None
     blocks: Places | None = None
+    worth_blocks: Places | None = None
 
     @classmethod
     def of(cls, ranking: EvictionRanking, finds: Finds | None = None) -> HeldRanking:
         """``ranking``, with its marks."""
         values = {each.name: getattr(ranking, each.name) for each in fields(EvictionRanking)}
-        blocks = None if finds is None else finds(ranking.order)
-        return cls(**values, worth=worth_of(ranking), places=places_of(ranking), blocks=blocks)
+        made = cls(**values, worth=worth_of(ranking), places=places_of(ranking))
+        if finds is None:
+            return made
+        blocks, worth_blocks = finds(ranking.order), finds(ranking.spill_first)
+        return replace(made, blocks=blocks, worth_blocks=worth_blocks)
 
 
 def blocks_of(ranking: EvictionRanking) -> Places | None:
     """Numbers of the blocks that hold the keys of its order, if they were found before."""
     return ranking.blocks if isinstance(ranking, HeldRanking) else None
+
+
+def worth_blocks_of(ranking: EvictionRanking, finds: Finds) -> Places:
+    """Numbers of the blocks that are worth a copy before they go."""
+    found = ranking.worth_blocks if isinstance(ranking, HeldRanking) else None
+    return finds(ranking.spill_first) if found is None else found
 
 
 def worth_of(ranking: EvictionRanking) -> frozenset[int]:

@@ -36,6 +36,7 @@ class CopyDirectory:
         warm_capacity: Copies that fit into every worker's memory; 0 before the workers reported.
         cold_capacity: Records that fit on every worker's disk.
         lost: Copies and records that were given up since the start.
+        holds_twice: Says whether any copy is of a block that is in use in the pool.
 
     Args:
         plain: Give up the least recently used copy first, whatever the graph knows of it.
@@ -48,9 +49,8 @@ class CopyDirectory:
         self._cold: OrderedDict[bytes, None] = OrderedDict()
         self._hashes: dict[int, bytes] = {}  # by the key that advice uses
         self._held = self._next = self._era = self.lost = 0  # held: in memory, complete or not
-        self._released: list[int] = []
-        self._erased: list[bytes] = []
-        self._cleared = False
+        self._released, self._erased, self._cleared = list[int](), list[bytes](), False
+        self.holds_twice = self._order.holds_twice
 
     @property
     def warm_blocks(self) -> int:

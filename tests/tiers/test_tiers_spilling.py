@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import chain
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from kvgraph.bench.hotpath import BLOCK_SIZE
 from kvgraph.graph.messages.events import CopiesDropped
+from kvgraph.hooks.keys import key_in_pool
 from kvgraph.hooks.tiers.jobs import Demote, Spill, TierAnswer, WorkerStart
 from kvgraph.hooks.vllm.transfers.spiller import Spiller, StepTaken
 from pool_engine import Engine, Turn, keys, parked, prompt
@@ -350,7 +352,7 @@ def test_who_never_copies_looks_at_a_bounded_stretch_of_the_queue_in_each_step(
 ) -> None:
     """After steps of 16,000 tokens, 3,000 blocks ahead were looked at in each decode step."""
     engine = Engine(blocks=6001, warm=6000)
-    spiller = Spiller(engine.pool, engine.bridge.ledger, spill_all=False)
+    spiller = Spiller(engine.pool, engine.bridge.ledger, engine.side.index.holders, spill_all=False)
     queue, looked = engine.pool.free_block_queue, list[int]()
     walk = queue.iter_blocks_after
 
@@ -366,3 +368,21 @@ def test_who_never_copies_looks_at_a_bounded_stretch_of_the_queue_in_each_step(
     assert looked[0] <= 8 + 3 * 1025
     assert max(looked[1:]) <= 1024, "blank blocks, until the queue's end"
     assert sum(looked) <= 6000, "each of them once"
+
+
+def test_what_advice_lays_at_the_head_is_copied_before_it_goes() -> None:
+    engine = Engine(blocks=65, warm=200)
+    rng = random.Random(7)
+    seeds = list(range(60))
+    for seed in seeds:
+        resident = [key_of_block(block) for block in engine.pool.blocks if block.block_hash]
+        rng.shuffle(resident)
+        engine.advise(order=resident, spill_first=resident)
+        engine.serve(prompt(4, seed))
+    counts = engine.counts
+    assert counts.spilled > 100
+    assert counts.spill_lost == 0
+
+
+def key_of_block(block: Any) -> int:
+    return key_in_pool(block.block_hash)

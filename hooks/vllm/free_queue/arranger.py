@@ -44,9 +44,9 @@ class Copier(Protocol):
     def gone(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``."""
 
-    def laid_behind(self, block: KVCacheBlock | None, place: int) -> None:
-        """Note that advice laid blocks behind ``block``, of ``place`` at the head, or at the head
-        itself."""
+    def laid_more(self, victims: Victims, at_head: bool) -> None:
+        """Note that advice laid blocks at the queue's head, or behind those of ``victims`` that
+        stood there."""
 
 
 class FreeQueueArranger:
@@ -87,7 +87,7 @@ class FreeQueueArranger:
         """From now on, tell ``copier`` what it must know of the queue, and let some victims of the
         last ranking go before those of a new one, which have no copies yet."""
         self._copier = copier
-        self._window.ahead, self._window.laid_behind = 1 + _STEPS_CARRIED, copier.laid_behind
+        self._window.ahead, self._window.laid_more = 1 + _STEPS_CARRIED, copier.laid_more
 
     @property
     def held_back(self) -> int:
@@ -135,7 +135,7 @@ class FreeQueueArranger:
         """Note that a prefix hit took ``blocks`` out of the queue, from wherever they stood: what
         stands at the head may no longer be enough for what the same step takes next."""
         copier = self._copier
-        if copier is None and not (self._window.has_victims or self._guard.stands):
+        if copier is None and not (self._window.victims.blocks or self._guard.stands):
             return
         was_free = [block for block in blocks if block.ref_cnt == 1]
         if not was_free:

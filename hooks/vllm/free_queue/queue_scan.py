@@ -24,7 +24,7 @@ class QueueScan:
 
     A block that was looked at stays as it is until the engine takes it or a hit removes it, and
     what is freed stands behind all others. Only advice puts blocks in between: whoever does that
-    says so (``start_again``, ``back_behind``).
+    says so (``start_again``), and then these need not be looked for: see ``Victims.look``.
 
     Args:
         pool: The live block pool.
@@ -42,7 +42,7 @@ class QueueScan:
         self._seen: set[int] = set()  # ids of those that stand before the next one, or stood there
 
     def start_again(self) -> None:
-        """Begin at the head."""
+        """Begin at the head, or behind what advice laid there."""
         self._last, self._is_lost, self.reached = None, False, 0
         self._seen.clear()
 
@@ -63,13 +63,18 @@ class QueueScan:
             self._is_lost or last.ref_cnt > 0 or last.next_free_block is None
         )
 
-    def look(self, ahead: int, taken: int) -> list[KVCacheBlock]:
+    def look(
+        self, ahead: int, taken: int, behind: KVCacheBlock | None = None
+    ) -> list[KVCacheBlock]:
         """This step's part of the next ``ahead`` cached blocks, in the queue's order.
 
         Args:
             taken: Blocks that this step took from the head.
+            behind: The last of those that advice laid at the head; None without.
         """
         count = min(ahead - self.reached, _LEAST + _TIMES_TAKEN * taken)
+        if self._last is None:
+            self._last = behind
         self._before = self._last
         found = self._next_cached(count) if count > 0 else []
         self.reached += len(found)
@@ -88,14 +93,6 @@ class QueueScan:
             blanks -= len(passed) - len(cached)
             found += cached
         return found
-
-    def back_behind(self, block: KVCacheBlock | None, place: int) -> None:
-        """Go on behind ``block``, before which ``place`` cached blocks stand with it; None: at the
-        head."""
-        if block is None:
-            self.start_again()
-        elif self._last is not None and place < self.reached:
-            self._last, self._is_lost, self.reached = block, False, place
 
     def back_to(self, found: Sequence[KVCacheBlock], at: int) -> None:
         """Look at ``found[at]``, of the blocks that were looked at last, again in the next step."""

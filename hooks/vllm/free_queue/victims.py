@@ -28,11 +28,13 @@ class Victims:
     Attributes:
         blocks: In their order.
         followed: bool ``[pool_blocks]``, by number: which blocks are among them.
+        looked: How many of them, from the front, were looked at; see ``look``.
     """
 
     def __init__(self, pool_blocks: int) -> None:
         self.blocks: list[KVCacheBlock] = []
         self.followed: npt.NDArray[np.bool_] = np.zeros(pool_blocks, dtype=bool)
+        self.looked = 0
         self._hashes: list[bytes] = []
         self._ids: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
@@ -82,15 +84,26 @@ class Victims:
             self.followed[ids] = False
             left = self.followed[self._ids]
             marks = left.tolist()
+            self.looked = sum(marks[: self.looked])
             self._ids = self._ids[left]
             self.blocks = list(compress(self.blocks, marks))
             self._hashes = list(compress(self._hashes, marks))
         return gone
 
+    def look(self, most: int) -> FoundBlocks:
+        """The next of them that were not looked at, ``most`` at most."""
+        part = slice(self.looked, self.looked + most)
+        found = FoundBlocks.told(self.blocks[part], self._hashes[part], self._ids[part])
+        self.looked += len(found.blocks)
+        return found
+
     def _keep(self, kept: slice, gone: slice) -> None:
+        before = len(self.blocks)
         self.followed[self._ids[gone]] = False
         self._ids = self._ids[kept]
         del self.blocks[gone], self._hashes[gone]
+        first = before - len(self.blocks) if kept.start else 0  # that were dropped from the front
+        self.looked = min(max(0, self.looked - first), len(self.blocks))
 
 
 def _stands(block: KVCacheBlock, block_hash: bytes) -> bool:

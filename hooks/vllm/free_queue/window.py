@@ -45,8 +45,7 @@ class Window:
         prompts: Of them, those of prompts that it can begin or go on with.
         ahead: Steps as large as those of late for which victims are laid beforehand. What one takes
             for prompts is known when these are looked up, and early enough to lay it.
-        laid_behind: Told behind which victim new ones were laid, None at the head, and how many
-            victims stand there then.
+        laid_more: Told of the victims when more are laid, and whether these are the first.
         laid: Blocks moved to the head since the engine's start.
         recycled: Ranked blocks left alone since then: gone, reused, referenced, or used since.
     """
@@ -72,7 +71,7 @@ class Window:
         self._victims = Victims(len(pool.blocks))
         self._due = False
         self.ahead = 0
-        self.laid_behind: Callable[[KVCacheBlock | None, int], None] = _nobody_asks
+        self.laid_more: Callable[[Victims, bool], None] = _nobody_asks
 
     @property
     def size(self) -> int:
@@ -104,12 +103,13 @@ class Window:
         """Follow no ranking."""
         self._followed = self._order = _NO_KEYS
         self._holders, self._next = None, 0
-        self._victims, self._due = Victims(len(self._pool.blocks)), False
+        self._victims.keep_first(0)
+        self._due = False
 
     @property
-    def has_victims(self) -> bool:
-        """Whether any block was laid, and may be there."""
-        return len(self._victims) > 0
+    def victims(self) -> Victims:
+        """Those that were laid, and may be there."""
+        return self._victims
 
     def still_suffices(self) -> bool:
         """Whether no step takes more blocks than the window has; forgets those that are gone."""
@@ -154,7 +154,7 @@ class Window:
         for found in self._next_victims(min(self.size - left, at_once), known_of):
             move_behind(place, found.blocks)
             if len(victims) == left:
-                self.laid_behind(place if left else None, left)
+                self.laid_more(victims, not left)
             victims.add(found)
             place = found.blocks[-1]
         self.laid += len(victims) - left
@@ -196,5 +196,5 @@ class Window:
         return found.first(count), found.places[count - 1] + 1
 
 
-def _nobody_asks(block: KVCacheBlock | None, place: int) -> None:
+def _nobody_asks(victims: Victims, at_head: bool) -> None:
     pass

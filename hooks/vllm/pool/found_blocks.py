@@ -24,6 +24,7 @@ _HASH: Final = "_block_hash"  # behind a property, which is a call of Python's f
 hash_of: Final[Callable[[KVCacheBlock], bytes]] = attrgetter(
     _HASH if hasattr(KVCacheBlock, _HASH) else "block_hash"
 )
+_id_of: Final[Callable[[KVCacheBlock], int]] = attrgetter("block_id")
 _users_of: Final[Callable[[KVCacheBlock], int]] = attrgetter("ref_cnt")
 
 
@@ -54,6 +55,21 @@ class FoundBlocks(NamedTuple):
             return found
         same = array_in_pool(found.hashes) == keys
         return found if same.all() else found.only(same)
+
+    @classmethod
+    def told(
+        cls,
+        blocks: list[KVCacheBlock],
+        hashes: list[bytes] | None = None,
+        ids: Places | None = None,
+    ) -> FoundBlocks:
+        """Blocks that are known to be free, as they stand; what is not said of them is read."""
+        return cls(
+            range(len(blocks)),
+            np.fromiter(map(_id_of, blocks), np.int64, len(blocks)) if ids is None else ids,
+            blocks,
+            list(map(hash_of, blocks)) if hashes is None else hashes,
+        )
 
     def only(self, marks: Mask) -> FoundBlocks:
         """Those that are marked."""

@@ -13,14 +13,13 @@ import numpy as np
 
 from ....graph.types import Keys
 from ...keys import key_in_pool
-from ...link.held_ranking import Places
+from ...link.held_ranking import NOBODY, Places
 from .found_blocks import FoundBlocks, Mask
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-_NOBODY: Final = 0  # id of vLLM's null block, which never holds a key
 _FOUND_AT_ONCE: Final = 1024  # keys, while the engine's thread waits; chosen
 _MOST_BEHIND: Final = 128  # steps, in memory with what they cached; the client's thread tells the
 # latest of 0.2 s. Chosen
@@ -103,7 +102,7 @@ class BlockIndex:
     def find(self, key: int) -> KVCacheBlock | None:
         """The free block that holds ``key``, or None if it is gone, reused or referenced."""
         self.catch_up()
-        block = self._pool.blocks[self._ids.get(key, _NOBODY)]
+        block = self._pool.blocks[self._ids.get(key, NOBODY)]
         if block.ref_cnt or block.next_free_block is None:
             return None
         block_hash = block.block_hash
@@ -119,11 +118,11 @@ class BlockIndex:
         found = np.zeros(len(keys), dtype=np.int64)
         for start in range(0, len(keys), _FOUND_AT_ONCE):
             some = keys[start : start + _FOUND_AT_ONCE].tolist()
-            found[start : start + len(some)] = list(map(self._ids.get, some, repeat(_NOBODY)))
+            found[start : start + len(some)] = list(map(self._ids.get, some, repeat(NOBODY)))
             time.sleep(0)
         first = np.unique(keys, return_index=True)[1]
         if len(first) < len(keys):
-            found[np.setdiff1d(np.arange(len(keys)), first)] = _NOBODY
+            found[np.setdiff1d(np.arange(len(keys)), first)] = NOBODY
         return found
 
     def find_unused(
@@ -137,7 +136,7 @@ class BlockIndex:
             but: Which blocks of the pool are not wanted.
         """
         ids = self.holders(keys) if at is None else at
-        unused = (self._freed_at[ids] <= since) & (ids != _NOBODY)
+        unused = (self._freed_at[ids] <= since) & (ids != NOBODY)
         if but is not None:
             unused &= ~but[ids]
         if unused.all():

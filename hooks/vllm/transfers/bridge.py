@@ -74,7 +74,7 @@ class TierCacheBridge:
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group, self._pool, self._index, self._settings = group, pool, index, settings
         self.loader = Loader(group, ledger)
-        self.spiller = Spiller(pool, ledger, settings.spill_all)
+        self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit)
         self.keeps_promises = manager is not None
         self.promises: Promises | NoPromises = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, islice, repeat, takewhile
 from operator import not_
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Final
 from ....graph.messages.advice import EvictionRanking
 from ....graph.types import Tier
 from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
-from ...link.held_ranking import worth_of
+from ...link.held_ranking import Finds
 from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Spill
 from ...tiers.ledger import TierLedger
 from ..free_queue.queue_scan import QueueScan
-from ..pool.found_blocks import hash_of
+from ..free_queue.victims import Victims
+from ..pool.copy_marks import CopyMarks
+from ..pool.found_blocks import FoundBlocks
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -62,26 +64,22 @@ class Spiller:
     Args:
         pool: The live block pool, of one KV cache group.
         ledger: Where copies are recorded.
+        finds: Finds the blocks that are worth a copy, where nobody did beforehand.
         spill_all: Whether blocks that the sidecar considers not worth a copy get one all the same.
 
     Attributes:
-        wanted: Keys of blocks that are worth a copy whatever the sidecar considers.
+        marks: Which blocks are worth a copy.
     """
 
-    def __init__(self, pool: BlockPool, ledger: TierLedger, spill_all: bool) -> None:
-        self._pool = pool
-        self._ledger = ledger
-        self._spill_all = spill_all
-        self.wanted: Container[int] = ()
+    def __init__(self, pool: BlockPool, ledger: TierLedger, finds: Finds, spill_all: bool) -> None:
+        self._pool, self._ledger, self._spill_all = pool, ledger, spill_all
+        self.marks = CopyMarks(len(pool.blocks), finds)
         self._under_way: dict[int, int | None] = {}  # key → place among all that ever left
         self._scan = QueueScan(pool)
         self._gone = self._gone_then = 0  # blocks that left by the queue's head, now and then
-        self._held_back = 0  # blocks that were moved for the sake of protected ones
-        self._largest_step = 0.0
+        self._held_back, self._largest_step = 0, 0.0  # held: moved for the sake of protected ones
         self._seen_at = self._rest_until = ledger.clock()
-        self._spill_first: object = None  # the array that ``_worth`` was made of
-        self._worth: frozenset[int] | None = None  # keys worth a copy; None: all are
-        self._passed: set[int] = set()  # keys that were looked at, and were not
+        self._victims = Victims(0)
         self._left: deque[bytes] = deque()  # evicted blocks whose copies are not known to be wanted
 
     def step(
@@ -102,11 +100,9 @@ class Spiller:
         ahead = _LEAST_AHEAD + int(_STEPS_AHEAD * self._largest_step)
         # Beyond the memory's capacity, copies would replace each other without end.
         ahead = min(ahead + wanted, self._ledger.directory.warm_capacity)
-        blocks = self._scan.look(ahead, taken)
-        if blocks:
-            # An idle step asks no advice which copies make room: if it contradicted itself, copies
-            # would replace each other for ever, and the engine would never rest.
-            self._copy(blocks, now, ranking if step.tokens else None)
+        # An idle step asks no advice which copies make room: if it contradicted itself, copies
+        # would replace each other for ever, and the engine would never rest.
+        self._look(ahead, taken, now, ranking if step.tokens else None)
         return self._spare(wanted) if wanted else 0
 
     def copy(self, hashes: Sequence[bytes], group: bytes) -> None:
@@ -118,7 +114,7 @@ class Spiller:
 
     def gone(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``; on any thread, for it only reads the directory."""
-        directory, counts, worth = self._ledger.directory, self._ledger.counts, self._worth
+        directory, counts, worth = self._ledger.directory, self._ledger.counts, self.marks.worth
         hashes = directory.hashes_of(keys)
         self._left.extend(filter(directory.stands_twice, filter(None, hashes)))
         lost = list(compress(keys, map(not_, hashes)))
@@ -126,13 +122,14 @@ class Spiller:
         counts.spill_lost += worthy
         counts.passed_over += len(lost) - worthy
 
-    def laid_behind(self, block: KVCacheBlock | None, place: int) -> None:
-        """Note that advice laid blocks behind ``block``, of ``place`` at the head, or at the head
-        itself."""
-        if block is None:
+    def laid_more(self, victims: Victims, at_head: bool) -> None:
+        """Note that advice laid blocks at the queue's head, or behind those of ``victims`` that
+        stood there."""
+        self._victims = victims
+        if at_head:
             self.look_again()
         else:
-            self._scan.back_behind(block, place)
+            self._scan.start_again()
 
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a hit took ``blocks`` out of the free queue."""
@@ -141,14 +138,16 @@ class Spiller:
     def look_again(self) -> None:
         """Look at all that is about to go once more."""
         self._scan.start_again()
-        self._passed.clear()
+        self._victims.looked = 0
+        self.marks.forget_passed()
         self._gone_then = self._gone
         self._under_way = dict.fromkeys(self._under_way)
 
     def _note_what_changed(self, ranking: EvictionRanking | None, step: StepTaken) -> None:
+        self._victims.drop_taken()
         while self._left:
             self._ledger.directory.leaves(self._left.popleft())
-        news = self._changes_its_mind(None if self._spill_all else ranking)
+        news = self.marks.follow(None if self._spill_all else ranking)
         news |= step.held_back != self._held_back
         self._held_back = step.held_back
         self._gone += step.evicted
@@ -156,47 +155,46 @@ class Spiller:
         if news or self._gone - self._gone_then > _AGAIN_AFTER:
             self.look_again()
 
-    def _changes_its_mind(self, ranking: EvictionRanking | None) -> bool:
-        """Follow advice; returns whether some that were passed over are worth a copy by that."""
-        spill_first = None if ranking is None else ranking.spill_first
-        if spill_first is self._spill_first:
-            return False
-        self._spill_first = spill_first
-        worth = self._worth = None if ranking is None else worth_of(ranking)
-        return bool(self._passed if worth is None else not self._passed.isdisjoint(worth))
+    def _look(self, ahead: int, taken: int, now: float, advice: EvictionRanking | None) -> None:
+        """Look at the next of what is about to go: at what advice laid there, and behind it."""
+        victims, scan = self._victims, self._scan
+        if victims.looked < min(ahead, len(victims)):
+            first = victims.looked
+            left = self._copy(victims.look(ahead - first), first, now, advice)
+            victims.looked -= left
+        elif found := scan.look(ahead - len(victims), taken, victims.last):
+            first = len(victims) + scan.reached - len(found)
+            if left := self._copy(FoundBlocks.told(found), first, now, advice):
+                scan.back_to(found, len(found) - left)
 
-    def _copy(self, blocks: list[KVCacheBlock], now: float, advice: EvictionRanking | None) -> None:
-        """Begin to copy those of ``blocks`` that are worth it; look at what must wait again."""
-        first = self._gone + self._scan.reached - len(blocks)
-        wanted = self._without_copies(blocks, first)
+    def _copy(
+        self, found: FoundBlocks, first: int, now: float, advice: EvictionRanking | None
+    ) -> int:
+        """Begin to copy those of ``found`` that are worth it, the first of which stands at place
+        ``first``; returns how many of the last must be looked at again."""
+        first += self._gone
+        wanted = self._without_copies(found, first)
         most = max(_MOST_UNDER_WAY, 4 * int(self._largest_step)) - len(self._under_way)
         begun = 0
         if wanted and most > 0 and now >= self._rest_until:
-            begun = self._begin([(first + at, blocks[at]) for at in wanted[:most]], advice)
-        if begun < len(wanted):
-            self._scan.back_to(blocks, wanted[begun])
+            begun = self._begin([(first + at, found.blocks[at]) for at in wanted[:most]], advice)
+        return len(found.blocks) - wanted[begun] if begun < len(wanted) else 0
 
-    def _without_copies(self, blocks: Sequence[KVCacheBlock], first: int) -> list[int]:
-        """Which of ``blocks`` are worth a copy and have none, nor one under way; ``first`` is the
-        place of the first of them."""
-        directory, worth, under_way = self._ledger.directory, self._worth, self._under_way
-        keys = keys_in_pool(list(map(hash_of, blocks)))
-        hashes = directory.hashes_of(keys)
-        for copied in filter(None, hashes):
-            directory.leaves(copied)
+    def _without_copies(self, found: FoundBlocks, first: int) -> list[int]:
+        """Which of ``found`` are worth a copy and have none, nor one under way."""
+        directory, under_way = self._ledger.directory, self._under_way
+        if directory.holds_twice():
+            for copied in filter(None, directory.hashes_of(keys_in_pool(found.hashes))):
+                directory.leaves(copied)
+        worthy, keys = self.marks.worthy(found)
         if under_way:
-            places = {key: at for at, key in enumerate(keys, first) if key in under_way}
-            under_way.update(places)
-        if worth is not None and self.wanted:
-            worth = worth.intersection(keys).union(filter(self.wanted.__contains__, keys))
-        if worth is not None:
-            self._passed |= (passed := set(keys) - worth)
-            if len(passed) == len(keys):
-                return []
+            places = zip(keys, worthy, strict=True)
+            under_way.update({key: first + at for key, at in places if key in under_way})
+        has = directory.hashes_of(keys)
         return [
             at
-            for at, (key, copied) in enumerate(zip(keys, hashes, strict=True))
-            if copied is None and (worth is None or key in worth) and key not in under_way
+            for at, key, copied in zip(worthy, keys, has, strict=True)
+            if copied is None and key not in under_way
         ]
 
     def _spare(self, wanted: int) -> int:
@@ -206,8 +204,14 @@ class Spiller:
         head = islice(self._pool.free_block_queue.iter_blocks_after(None), wanted + step)
         blanks = sum(1 for _ in takewhile(lambda block: block.block_hash is None, head))
         places = [place for place in self._under_way.values() if place is not None]
-        safe = min([*places, self._gone + self._scan.reached]) - self._gone
+        safe = min([*places, self._gone + self._reached]) - self._gone
         return blanks + max(0, safe) - step
+
+    @property
+    def _reached(self) -> int:
+        """Cached blocks at the head that were looked at."""
+        looked, laid = self._victims.looked, len(self._victims)
+        return looked if looked < laid else laid + self._scan.reached
 
     def _begin(self, placed: Sequence[Placed], advice: EvictionRanking | None) -> int:
         """Begin to copy as many blocks as there is room for; returns how many."""

@@ -141,7 +141,7 @@ def test_a_new_ranking_is_laid_a_part_in_each_step() -> None:
 def test_victims_that_stand_already_are_not_looked_for_again() -> None:
     pool, keys, index = cached_pool(BLOCKS)
     arranger = busy_arranger(pool, index, 100)
-    arranger.copies_first(SimpleNamespace(touched=len, laid_behind=lambda block, place: None))
+    arranger.copies_first(SimpleNamespace(touched=len, laid_more=lambda victims, at_head: None))
     order = np.random.default_rng(5).permutation(keys)
     arranger.step(HeldRanking.of(ranked(order), index.holders))
     asked: list[int] = []
