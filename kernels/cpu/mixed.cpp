@@ -1,12 +1,17 @@
 // One decode query of each head against tokens stored in parts, some of them in int8; compiled at
 // first use. What mixed_attention.py defines, to rounding: sums run in another order.
 
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 using i64 = int64_t;
@@ -49,8 +54,118 @@ inline float exp_of(float x) {
 }
 
 struct Scratch {
-  std::vector<float> query, logits, read, sum;
+  std::vector<float> query, logits;
 };
+
+constexpr i64 LANES = 16;
+using Floats = float __attribute__((vector_size(4 * LANES)));
+using Halves = float __attribute__((vector_size(2 * LANES)));
+using Cells = int8_t __attribute__((vector_size(LANES)));
+using Ints = int32_t __attribute__((vector_size(4 * LANES)));
+
+inline Floats widened(const float* from) {
+  Floats found;
+  std::memcpy(&found, from, sizeof found);
+  return found;
+}
+
+// g++ makes some thirty instructions of what AVX-512 does in two.
+inline Floats widened(const int8_t* from) {
+#ifdef __AVX512F__
+  const __m128i found = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(found));
+#else
+  Cells found;
+  std::memcpy(&found, from, sizeof found);
+  return __builtin_convertvector(__builtin_convertvector(found, Ints), Floats);
+#endif
+}
+
+inline float total(Floats of) {
+  Halves halves[2];
+  std::memcpy(halves, &of, sizeof of);
+  const Halves sum = halves[0] + halves[1];
+  return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+}
+
+// Logits of G heads for the tokens of a part; V vectors of 16 dims, 0: as many as there are. What
+// is left of the dims is added one by one.
+template <typename T, i64 G, i64 V>
+void look_at(const T* keys, i64 stride, i64 tokens, i64 dims, const float* query, float* logits,
+             i64 row) {
+  const i64 vectors = V ? V : dims / LANES;
+  for (i64 t = 0; t < tokens; ++t) {
+    const T* key = keys + t * stride;
+    Floats sum[G] = {};
+    for (i64 v = 0; v < vectors; ++v) {
+      const Floats wide = widened(key + v * LANES);
+      for (i64 g = 0; g < G; ++g) sum[g] += widened(query + g * dims + v * LANES) * wide;
+    }
+    for (i64 g = 0; g < G; ++g) {
+      float rest = 0;
+      for (i64 d = vectors * LANES; d < dims; ++d)
+        rest += query[g * dims + d] * static_cast<float>(key[d]);
+      logits[g * row + t] = total(sum[g]) + rest;
+    }
+  }
+}
+
+// Adds what G heads read of a part's values, times its scale, to their output.
+template <typename T, i64 G, i64 V>
+void read_from(const T* values, i64 stride, i64 tokens, i64 dims, const float* weights, i64 row,
+               const float* scale, float* out) {
+  constexpr i64 width = V ? V : 1;
+  const i64 vectors = dims / LANES;
+  for (i64 v = 0; v < vectors; v += width) {
+    Floats sum[G][width] = {};
+    for (i64 t = 0; t < tokens; ++t)
+      for (i64 n = 0; n < width; ++n) {
+        const Floats wide = widened(values + t * stride + (v + n) * LANES);
+        for (i64 g = 0; g < G; ++g) sum[g][n] += weights[g * row + t] * wide;
+      }
+    for (i64 g = 0; g < G; ++g)
+      for (i64 n = 0; n < width; ++n)
+        for (i64 lane = 0, d = (v + n) * LANES; lane < LANES; ++lane, ++d)
+          out[g * dims + d] += sum[g][n][lane] * (scale ? scale[d] : 1.0f);
+  }
+  for (i64 g = 0; g < G; ++g)
+    for (i64 d = vectors * LANES; d < dims; ++d) {
+      float sum = 0;
+      for (i64 t = 0; t < tokens; ++t)
+        sum += weights[g * row + t] * static_cast<float>(values[t * stride + d]);
+      out[g * dims + d] += sum * (scale ? scale[d] : 1.0f);
+    }
+}
+
+template <typename T, i64 G>
+void look_for(const T* keys, i64 stride, i64 tokens, i64 dims, const float* query, float* logits,
+              i64 row) {
+  switch (dims) {
+    case 32: return look_at<T, G, 2>(keys, stride, tokens, dims, query, logits, row);
+    case 64: return look_at<T, G, 4>(keys, stride, tokens, dims, query, logits, row);
+    case 128: return look_at<T, G, 8>(keys, stride, tokens, dims, query, logits, row);
+    default: return look_at<T, G, 0>(keys, stride, tokens, dims, query, logits, row);
+  }
+}
+
+template <typename T, i64 G>
+void read_for(const T* values, i64 stride, i64 tokens, i64 dims, const float* weights, i64 row,
+              const float* scale, float* out) {
+  if (dims % (4 * LANES) == 0)
+    return read_from<T, G, 4>(values, stride, tokens, dims, weights, row, scale, out);
+  if (dims % (2 * LANES) == 0)
+    return read_from<T, G, 2>(values, stride, tokens, dims, weights, row, scale, out);
+  read_from<T, G, 0>(values, stride, tokens, dims, weights, row, scale, out);
+}
+
+// Heads of a group share what is read of a token, by fours, by twos and one by one.
+template <typename Act>
+void by_heads(i64 group, Act act) {
+  i64 g = 0;
+  for (; g + 4 <= group; g += 4) act(g, std::integral_constant<i64, 4>());
+  for (; g + 2 <= group; g += 2) act(g, std::integral_constant<i64, 2>());
+  for (; g < group; ++g) act(g, std::integral_constant<i64, 1>());
+}
 
 template <typename T>
 void look(const MixedArgs& a, const Part& part, i64 b, i64 h, i64 first, Scratch& s) {
@@ -62,16 +177,10 @@ void look(const MixedArgs& a, const Part& part, i64 b, i64 h, i64 first, Scratch
     for (i64 d = 0; d < dims; ++d)
       s.query[g * dims + d] =
           asked[g * dims + d] * static_cast<float>(a.scale) * (scale ? scale[d] : 1.0f);
-  for (i64 t = 0; t < part.tokens; ++t) {
-    const T* key = keys + t * part.token_stride;
-    for (i64 g = 0; g < group; ++g) {
-      const float* query = s.query.data() + g * dims;
-      float sum = 0;
-#pragma omp simd reduction(+ : sum)
-      for (i64 d = 0; d < dims; ++d) sum += query[d] * static_cast<float>(key[d]);
-      s.logits[g * a.tokens + first + t] = sum;
-    }
-  }
+  by_heads(group, [&](i64 g, auto heads) {
+    look_for<T, heads>(keys, part.token_stride, part.tokens, dims, s.query.data() + g * dims,
+                       s.logits.data() + g * a.tokens + first, a.tokens);
+  });
 }
 
 template <typename T>
@@ -79,21 +188,12 @@ void read(const MixedArgs& a, const Part& part, i64 b, i64 h, i64 first, Scratch
   const i64 group = a.heads / a.kv_heads, dims = a.dims;
   const T* values =
       static_cast<const T*>(part.values) + b * part.batch_stride + h * part.head_stride;
-  std::fill(s.read.begin(), s.read.end(), 0.0f);
-  for (i64 t = 0; t < part.tokens; ++t) {
-    const T* value = values + t * part.token_stride;
-    for (i64 g = 0; g < group; ++g) {
-      const float weight = s.logits[g * a.tokens + first + t];
-      float* sum = s.read.data() + g * dims;
-#pragma omp simd
-      for (i64 d = 0; d < dims; ++d) sum[d] += weight * static_cast<float>(value[d]);
-    }
-  }
   const float* scale = part.value_scale ? part.value_scale + (b * a.kv_heads + h) * dims : nullptr;
   float* out = a.output + (b * a.heads + h * group) * dims;
-  for (i64 g = 0; g < group; ++g)
-    for (i64 d = 0; d < dims; ++d)
-      out[g * dims + d] += s.read[g * dims + d] * (scale ? scale[d] : 1.0f);
+  by_heads(group, [&](i64 g, auto heads) {
+    read_for<T, heads>(values, part.token_stride, part.tokens, dims,
+                       s.logits.data() + g * a.tokens + first, a.tokens, scale, out + g * dims);
+  });
 }
 
 // Logits become weights that sum to 1, or to 0 where nothing is visible.
@@ -142,7 +242,6 @@ void attend_some(const MixedArgs& a, i64 from, i64 to) {
   const i64 group = a.heads / a.kv_heads;
   Scratch s;
   s.query.resize(group * a.dims);
-  s.read.resize(group * a.dims);
   s.logits.resize(group * a.tokens);
   for (i64 n = from; n < to; ++n) attend(a, n / a.kv_heads, n % a.kv_heads, s);
 }

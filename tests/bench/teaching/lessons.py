@@ -16,12 +16,14 @@ from tokenizers import Tokenizer
 from .recall_language import SIZE, make_quiz
 
 IGNORED: Final = -100  # the target of a token that is not judged: torch's own number
-_COPY_STEPS: Final = 200
+_COPY_STEPS: Final = 200  # before recall
+_COPIED_BEFORE_TEXT: Final = 500
 _COPY_SHAPE: Final = (64, 48)
 _COPIED: Final = 320  # tokens that copying is learned with: bytes, and the most frequent pairs
 _PASSED: Final = 0.96  # of the answers, before texts grow longer
 _GROWTH: Final = 1.4
 _REVISION: Final = 8  # one batch in eight is of the other kind
+_NEEDLES: Final = 4  # one window of text in four has a needle
 _NEEDLE: Final = "\n\nRemember: the code of {name} is {code}.\n\n"
 _SYLLABLES: Final = (
     "ba",
@@ -106,7 +108,7 @@ class RecallLessons:
 
 @dataclass
 class TextLessons:
-    """Copying, then windows of a text: short ones at first, with a needle in every eighth.
+    """Copying, then windows of a text: short ones at first, with a needle in every fourth.
 
     Attributes:
         taught: Tokens to read, uint16 [tokens].
@@ -118,12 +120,12 @@ class TextLessons:
     halfway: int
     length: int = 1024
     short: int = 256
-    tokens: int = 8192
+    tokens: int = 4096
     state: dict[str, float] = field(default_factory=dict)
 
     def batch(self, step: int, random: np.random.Generator) -> Batch:
         """Windows of the text; copying for the first steps."""
-        if step < _COPY_STEPS:
+        if step < _COPIED_BEFORE_TEXT:
             return copying(random, _COPIED)
         length = self.short if step < self.halfway else self.length
         rows = [self._window(length, n, random) for n in range(self.tokens // length)]
@@ -136,7 +138,7 @@ class TextLessons:
     def _window(self, length: int, number: int, random: np.random.Generator) -> Ids:
         start = int(random.integers(0, len(self.taught) - length - 1))
         window = self.taught[start : start + length + 1].astype(np.int64)
-        return self._with_needle(window, random) if number % _REVISION == 0 else window
+        return self._with_needle(window, random) if number % _NEEDLES == 0 else window
 
     def _with_needle(self, window: Ids, random: np.random.Generator) -> Ids:
         """The window with a sentence in its middle that comes again at its end."""

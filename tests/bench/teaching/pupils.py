@@ -17,7 +17,7 @@ class Pupil:
 
     Attributes:
         family: ``llama`` or ``gpt2``.
-        steps: Batches of about 8,192 tokens.
+        steps: Batches of about 4,096 tokens.
         course: ``recall`` or ``text``.
         longest: Tokens of the longest text that it is shown.
     """
@@ -38,10 +38,10 @@ PUPILS: Final = {
     pupil.name: pupil
     for pupil in (
         Pupil("recall", "llama", 128, 2, 2, 256, 1800, "recall", 512, rate=2e-3),
-        Pupil("text-1m", "llama", 128, 4, 4, 1024, 700, "text"),
-        Pupil("text-2m", "llama", 192, 4, 6, 1024, 2400, "text"),
-        Pupil("text-4m", "llama", 256, 5, 8, 1024, 1400, "text"),
-        Pupil("text-gpt2", "gpt2", 128, 4, 4, 1024, 2400, "text"),
+        Pupil("text-1m", "llama", 128, 4, 4, 1024, 1200, "text"),
+        Pupil("text-2m", "llama", 192, 3, 3, 1024, 1100, "text"),
+        Pupil("text-4m", "llama", 256, 4, 4, 1024, 1100, "text"),
+        Pupil("text-gpt2", "gpt2", 128, 4, 4, 1024, 1100, "text"),
     )
 }
 
