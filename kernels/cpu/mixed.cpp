@@ -1,7 +1,7 @@
 // One decode query of each head against tokens stored in parts, some of them in int8; compiled at
 // first use. What mixed_attention.py defines, to rounding: sums run in another order.
 
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -57,9 +57,12 @@ struct Scratch {
   std::vector<float> query, logits;
 };
 
+#ifdef __AVX512F__
 constexpr i64 LANES = 16;
+#else
+constexpr i64 LANES = 8;
+#endif
 using Floats = float __attribute__((vector_size(4 * LANES)));
-using Halves = float __attribute__((vector_size(2 * LANES)));
 using Cells = int8_t __attribute__((vector_size(LANES)));
 using Ints = int32_t __attribute__((vector_size(4 * LANES)));
 
@@ -69,11 +72,14 @@ inline Floats widened(const float* from) {
   return found;
 }
 
-// g++ makes some thirty instructions of what AVX-512 does in two.
+// g++ 12 makes some thirty instructions of what the hardware does in two.
 inline Floats widened(const int8_t* from) {
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
   const __m128i found = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(found));
+#elif defined(__AVX2__)
+  const __m128i found = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(found));
 #else
   Cells found;
   std::memcpy(&found, from, sizeof found);
@@ -82,13 +88,18 @@ inline Floats widened(const int8_t* from) {
 }
 
 inline float total(Floats of) {
-  Halves halves[2];
-  std::memcpy(halves, &of, sizeof of);
-  const Halves sum = halves[0] + halves[1];
-  return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+#ifdef __AVX512F__
+  return _mm512_reduce_add_ps(of);
+#else
+  float each[LANES];
+  std::memcpy(each, &of, sizeof each);
+  for (i64 half = LANES / 2; half; half /= 2)
+    for (i64 lane = 0; lane < half; ++lane) each[lane] += each[lane + half];
+  return each[0];
+#endif
 }
 
-// Logits of G heads for the tokens of a part; V vectors of 16 dims, 0: as many as there are. What
+// Logits of G heads for the tokens of a part; V vectors of dims, 0: as many as there are. What
 // is left of the dims is added one by one.
 template <typename T, i64 G, i64 V>
 void look_at(const T* keys, i64 stride, i64 tokens, i64 dims, const float* query, float* logits,
@@ -140,10 +151,10 @@ void read_from(const T* values, i64 stride, i64 tokens, i64 dims, const float* w
 template <typename T, i64 G>
 void look_for(const T* keys, i64 stride, i64 tokens, i64 dims, const float* query, float* logits,
               i64 row) {
-  switch (dims) {
-    case 32: return look_at<T, G, 2>(keys, stride, tokens, dims, query, logits, row);
-    case 64: return look_at<T, G, 4>(keys, stride, tokens, dims, query, logits, row);
-    case 128: return look_at<T, G, 8>(keys, stride, tokens, dims, query, logits, row);
+  switch (dims % LANES ? 0 : dims / LANES) {
+    case 2: return look_at<T, G, 2>(keys, stride, tokens, dims, query, logits, row);
+    case 4: return look_at<T, G, 4>(keys, stride, tokens, dims, query, logits, row);
+    case 8: return look_at<T, G, 8>(keys, stride, tokens, dims, query, logits, row);
     default: return look_at<T, G, 0>(keys, stride, tokens, dims, query, logits, row);
   }
 }
