@@ -223,7 +223,12 @@ def confkv(
     length: Annotated[
         int | None, typer.Option(min=200, help="Tokens of a window; else 1,024.")
     ] = None,
-    part: Annotated[str, typer.Option(help="all, text, hidden or needles.")] = "all",
+    part: Annotated[
+        str, typer.Option(help="all, exact, text, hidden, needles, pages or sweeps.")
+    ] = "all",
+    picture: Annotated[
+        Path | None, typer.Option(help="Where the trace of an answer is drawn, as PNG.")
+    ] = None,
 ) -> None:
     """Read text with caches that forget: by confidence, and the rivals at the same memory."""
     with _explained():
@@ -234,8 +239,9 @@ def confkv(
         scale = QUICK if quick else FULL
         length = length or scale.length
         scale = replace(
-            scale, texts=texts or scale.texts, length=length, prompt=length // 4, part=part
-        )
+            scale, texts=texts or scale.texts, length=length, prompt=length // 4, part=part,
+            picture=picture,
+        )  # fmt: skip
         figures: Figures = run(progress=not as_json, scale=scale, model=model, text=text)
     figures.print(as_json)
 

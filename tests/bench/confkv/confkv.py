@@ -22,10 +22,13 @@ from .ablation import ablate
 from .confkv_arms import STATIC, confident
 from .confkv_texts import documents, windows
 from .mixed_cost import attention_ratios, eviction_share, int8_errors
-from .needles import add_needles, add_recalled
 from .perplexity import Perplexity
 from .resampled import falls_over_bins, pearson, wilson
+from .sawtooth import draw
 from .small_models import FAMILIES, Loaded, load, random_model, shipped
+from .sweeps import add_sweeps
+from .tasks.needles import add_needles, add_recalled
+from .tasks.pages import add_pages
 
 Say = Callable[[str], None]
 
@@ -42,7 +45,8 @@ class Scale:
         length: Tokens of a window.
         prompt: Of which so many are read at once.
         steps: Of the ablation.
-        part: ``all``, ``text``, ``hidden`` (the ablation) or ``needles``.
+        part: ``all`` or one of ``PARTS``: ``hidden`` is the ablation, ``pages`` the agents.
+        picture: Where the trace of one answer is drawn, if anywhere.
         settings: Budgets and window, half of the paper's low one and of its high one.
     """
 
@@ -52,14 +56,20 @@ class Scale:
     steps: int = 10_000
     part: str = "all"
     settings: ConfKVSettings = _BUDGETS
+    picture: Path | None = None
+
+    def plays(self, part: str) -> bool:
+        """Whether this part is asked for."""
+        return self.part in ("all", part)
 
 
-PARTS: Final = ("all", "text", "hidden", "needles")
+PARTS: Final = ("all", "exact", "text", "hidden", "needles", "pages", "sweeps")
 FULL: Final = Scale()
 QUICK: Final = Scale(texts=6, length=384, prompt=128, steps=300)
 _HIDDEN: Final = 64  # newest tokens that the ablation hides, of 1,024: the paper hides 256 of 4,096
 _LONGEST, _FACTS, _QUESTIONS = 512, 32, 400  # as the recall model was taught
 _SEEDS: Final = (1, 2, 3)
+_SWEPT: Final = 16  # texts of a sweep
 
 
 def run(
@@ -73,8 +83,9 @@ def run(
     console = Console(stderr=True, quiet=not progress)
     figures = Figures("confkv")
     with only_errors():
-        _add_exactness(figures)
-        if model is None:
+        if scale.plays("exact"):
+            _add_exactness(figures)
+        if model is None and scale.plays("needles"):
             _add_recall(figures, console.print)
         folders = [model] if model else shipped("text")
         if not folders:
@@ -122,14 +133,22 @@ def _is_identical(model: Any) -> bool:
 def _measure(
     figures: Figures, loaded: Loaded, scale: Scale, text: Path | None, prefix: str, say: Say
 ) -> None:
-    texts = _texts(loaded, scale, text)
-    if scale.part in ("all", "text"):
+    texts, it = _texts(loaded, scale, text), scale.settings
+    if scale.plays("text"):
         _add_perplexity(figures, loaded.model, texts, scale, prefix, say)
-    if scale.part in ("all", "hidden"):
+    if scale.plays("hidden"):
         _add_divergence(figures, loaded.model, texts, scale, prefix, say)
-    if scale.part in ("all", "needles"):
-        add_needles(figures, loaded, texts, scale.settings, prefix, say)
-    _add_int8(figures, loaded.model, texts, prefix)
+    if scale.plays("needles"):
+        add_needles(figures, loaded, texts, it, prefix, say)
+    if scale.plays("pages"):
+        add_pages(figures, loaded, it, prefix, say)
+    if scale.plays("sweeps"):
+        few = texts[:_SWEPT]
+        add_sweeps(figures, loaded.model, few, scale.prompt, it, prefix, say)
+    if scale.plays("exact"):
+        _add_int8(figures, loaded.model, texts, prefix)
+    if scale.picture is not None:
+        draw(loaded.model, texts[0, : scale.prompt], it, scale.picture)
 
 
 def _add_int8(figures: Figures, model: Any, texts: Tensor, prefix: str) -> None:
@@ -160,6 +179,9 @@ def _add_perplexity(
         figures.add(f"{prefix}{name}", arms.closed(arm), "of window → full", "")
     best = max((arm.name for arm in STATIC if arm.name != "window"), key=arms.median)
     figures.add(f"{prefix}best_static_gap", arms.closed(best), f"of window → full: {best}")
+    for name in ("int8", "int4"):
+        cost = arms.median("ours") - arms.median(f"ours_same_{name}")
+        figures.add(f"{prefix}{name}_cost", cost, "of window → full, the same tokens", "")
     in_order, apart = arms.order()
     figures.add(f"{prefix}isolation_order", in_order and apart, "bool", "yes")
     figures.add(f"{prefix}isolation_order_of_means", in_order, "bool")

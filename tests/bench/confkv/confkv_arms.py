@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
+from unittest.mock import patch
 
+from torch import Tensor
+
+from ...hooks.transformers import mixed_store
 from ...hooks.transformers.conf_budget import Replayed
 from ...hooks.transformers.conf_cache import ConfKVCache
 from ...hooks.transformers.conf_settings import ConfKVSettings
 from ...hooks.transformers.token_ranker import AttentionAndRecency, Ranker
+from ...kernels.maths.channel_quant import STEPS, channel_scale
 from .rivals import STREAMING, WINDOW, HeavyHitters, Random, Scissorhands, SnapKV
 
+_STEPS_OF_INT4: Final = 7.0
 STEEP: Final = 0.4  # how much a pyramid's first layer has above the mean
 
 
@@ -68,6 +75,17 @@ def confident(config: Any, it: ConfKVSettings) -> ConfKVCache:
 def in_int8(it: ConfKVSettings) -> ConfKVSettings:
     """Settings with int8 that hold about as many bytes: half a token each behind the window."""
     return replace(it, int8=True, low=2 * it.low - it.window, high=2 * it.high - it.window)
+
+
+@contextmanager
+def coarse() -> Iterator[None]:
+    """While it lasts, what is stored in int8 is rounded to the 15 steps that four bits hold."""
+
+    def wide(values: Tensor) -> Tensor:
+        return channel_scale(values) * (STEPS / _STEPS_OF_INT4)
+
+    with patch.object(mixed_store, "channel_scale", wide):
+        yield
 
 
 def with_pyramid(it: ConfKVSettings) -> ConfKVSettings:

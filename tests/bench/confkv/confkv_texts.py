@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gzip
+from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -56,22 +57,44 @@ def windows(tokenizer: Any, texts: list[str], count: int, length: int, seed: int
     return torch.stack(rows)
 
 
+class Told(NamedTuple):
+    """Made-up codes, all of as many tokens, so that they stand at the same places of a batch.
+
+    Attributes:
+        told: [codes, tokens], the sentence that tells each.
+        question: [codes, tokens], its beginning, without the code.
+        answer: [codes, tokens], the code.
+    """
+
+    told: Tensor
+    question: Tensor
+    answer: Tensor
+
+
+def told_codes(tokenizer: Any, count: int, seed: int) -> Told:
+    """Draw ``count`` sentences whose parts have the most frequent numbers of tokens."""
+    random, drawn = np.random.default_rng(seed), []
+    shapes: Counter[tuple[int, ...]] = Counter()
+    while not shapes or max(shapes.values()) < count:
+        for _ in range(count):
+            said = needle(random)
+            asked, code = said.rstrip().rstrip(".").rsplit(" ", 1)
+            ids = [tokenizer(part)["input_ids"] for part in (said, asked, " " + code)]
+            shape = tuple(map(len, ids))
+            shapes[shape] += 1
+            drawn.append((shape, ids))
+    usual = max(shapes, key=lambda shape: shapes[shape])
+    found = [ids for shape, ids in drawn if shape == usual][:count]
+    return Told(*(torch.tensor(column) for column in zip(*found, strict=True)))
+
+
 def haystacks(tokenizer: Any, texts: Tensor, depth: float, seed: int) -> tuple[Tensor, int]:
     """Texts with a made-up code told at ``depth`` of them and asked for at their end.
 
     Returns:
         Texts [texts, tokens], and how many of their last tokens are the answer.
     """
-    random = np.random.default_rng(seed)
-    rows, answers = [], []
-    for text in texts:
-        said = needle(random)
-        asked, answer = said.rstrip().rstrip(".").rsplit(" ", 1)
-        told = torch.tensor(tokenizer(said)["input_ids"])
-        question = torch.tensor(tokenizer(asked)["input_ids"])
-        ending = torch.tensor(tokenizer(" " + answer)["input_ids"])
-        at = int(depth * (len(text) - len(told)))
-        rows.append(torch.cat([text[:at], told, text[at:], question, ending]))
-        answers.append(len(ending))
-    shortest, judged = min(len(row) for row in rows), min(answers)
-    return torch.stack([row[len(row) - shortest :] for row in rows]), judged
+    codes = told_codes(tokenizer, len(texts), seed)
+    at = int(depth * (texts.shape[1] - codes.told.shape[1]))
+    parts = (texts[:, :at], codes.told, texts[:, at:], codes.question, codes.answer)
+    return torch.cat(parts, 1), codes.answer.shape[1]

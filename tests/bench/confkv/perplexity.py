@@ -15,6 +15,7 @@ from ...hooks.transformers.conf_settings import ConfKVSettings
 from ..figures import Figures
 from .confkv_arms import (
     STATIC,
+    coarse,
     confident,
     in_int8,
     replayed,
@@ -58,6 +59,8 @@ class Perplexity:
         self._note("full", nats, float(self.texts.shape[1]), 0)
         ours = self._follow("ours", confident(config, it))
         self._follow("ours_same_int8", confident(config, _int8(it)))
+        with coarse():
+            self._follow("ours_same_int4", confident(config, _int8(it)))
         self._follow("ours_int8", confident(config, in_int8(it)))
         self._follow("ours_l", confident(config, with_pyramid(in_int8(it))))
         budget = round(float(ours.room.mean()))

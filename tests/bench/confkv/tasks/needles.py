@@ -1,0 +1,111 @@
+"""A made-up code somewhere in a text, asked for at its end: who still knows it.
+
+Asked in the prompt, the question is read with the text, before anything is evicted, as prompts of
+the field's needle tests are. Asked later, all that the text holds was evicted by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....hooks.transformers.conf_cache import ConfKVCache
+from ....hooks.transformers.conf_settings import ConfKVSettings
+from ...figures import Figures
+from ...teaching.recall_language import SAID, make_quiz
+from ..confkv_arms import STATIC, confident
+from ..confkv_texts import haystacks
+from ..followed import follow, read_at_once
+from ..resampled import wilson
+from ..small_models import Loaded
+
+LENGTHS: Final = (256, 512, 1024)  # of the text, told and asked codes within
+_DEPTHS: Final = (0.1, 0.3, 0.5, 0.7, 0.9)
+_CAUTIOUS: Final = 0.8  # the tau that recovers over-confident failures, by the paper
+_ASKING: Final = 96  # tokens that told and asked codes may add to a text
+_PROMPT: Final = 64  # asked later, so much is read at once, and the rest token by token
+_QUIZZES: Final = 96
+_NAMES: Final = ("window", "h2o", "snapkv")
+
+Say = Callable[[str], None]
+Make = Callable[[], ConfKVCache]
+
+
+class Said(NamedTuple):
+    """Codes that were said whole, of ``n``, and the tokens that a layer held meanwhile."""
+
+    right: int
+    n: int
+    room: float
+
+
+def add_needles(
+    figures: Figures, loaded: Loaded, texts: Tensor, it: ConfKVSettings, prefix: str, say: Say
+) -> None:
+    """The share of codes that each arm says whole, over lengths and five depths."""
+    config = loaded.model.config
+    _add_said(figures, f"{prefix}niah_full", said(loaded, texts, None))
+    ours = said(loaded, texts, lambda: confident(config, it))
+    _add_said(figures, f"{prefix}niah_conf", ours, "≥ H2O + 0.08")
+    figures.add(f"{prefix}niah_conf_room", ours.room, "tokens a layer")
+    careful = said(loaded, texts, lambda: confident(config, replace(it, tau=_CAUTIOUS)))
+    _add_said(figures, f"{prefix}niah_cautious", careful)
+    figures.add(f"{prefix}niah_cautious_room", careful.room, "tokens a layer")
+    for name in _NAMES:
+        static = next(each for each in STATIC if each.name == name)
+        make = partial(static.cache, config, it, round(ours.room))
+        _add_said(figures, f"{prefix}niah_{name}", said(loaded, texts, make))
+    say(f"codes: ours {ours.right} of {ours.n} at {ours.room:.0f} tokens a layer")
+
+
+def _add_said(figures: Figures, name: str, found: Said, target: str = "") -> None:
+    low, high = wilson(found.right, found.n)
+    figures.add(name, found.right / found.n, f"of codes, {low:.3f} – {high:.3f}", target)
+
+
+def said(loaded: Loaded, texts: Tensor, make: Make | None) -> Said:
+    """Ask for a code in each text at each length and depth; with no cache, nothing is forgotten."""
+    right, n, rooms = 0, 0, []
+    for length in (each for each in LENGTHS if each <= texts.shape[1]):
+        for number, depth in enumerate(_DEPTHS):
+            asked, answer = haystacks(loaded.tokenizer, texts[:, : length - _ASKING], depth, number)
+            prompt = asked.shape[1] - answer
+            if make is None:
+                found, room = read_at_once(loaded.model, asked, prompt)[1], np.zeros(1)
+            else:
+                done = follow(loaded.model, asked, prompt, make())
+                found, room = done.right, done.room
+            right, n = right + int(found.all(1).sum()), n + len(found)
+            rooms.append(float(room.mean()))
+    return Said(right, n, float(np.mean(rooms)))
+
+
+def add_recalled(figures: Figures, model: Any, length: int, facts: int, say: Say) -> None:
+    """The same in the language of recall, at a quarter of the text and less."""
+    quiz = make_quiz(_QUIZZES, length, facts, 1, np.random.default_rng(2))
+    texts = torch.from_numpy(quiz.ids)
+    for how, prompt in (("", length - SAID), ("later_", _PROMPT)):
+        _add_recalled(figures, model, texts, prompt, f"recall_niah_{how}", say)
+
+
+def _add_recalled(
+    figures: Figures, model: Any, texts: Tensor, prompt: int, name: str, say: Say
+) -> None:
+    length, config = texts.shape[1], model.config
+    it = ConfKVSettings(low=length // 8, high=length // 4, window=length // 16, slack=8)
+    ours = follow(model, texts, prompt, confident(config, it))
+    room = round(float(ours.room.mean()))
+    rights = {"full": read_at_once(model, texts, prompt)[1], "conf": ours.right}
+    for arm in STATIC:
+        rights[arm.name] = follow(model, texts, prompt, arm.cache(config, it, room)).right
+    for arm_name, right in rights.items():
+        share = float(np.mean(right[:, -SAID:].all(1)))
+        say(f"{name}{arm_name}: {share:.3f} with {room} of {length} tokens")
+        figures.add(f"{name}{arm_name}", share, f"of answers, {len(texts)} texts")
+    figures.add(f"{name}room", room, f"tokens a layer, of {length}")
