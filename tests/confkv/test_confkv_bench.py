@@ -10,18 +10,23 @@ import numpy as np
 import pytest
 import torch
 from kvgraph.bench.confkv.ablation import ablate
-from kvgraph.bench.confkv.confkv_arms import STATIC, victims
-from kvgraph.bench.confkv.followed import follow, read_at_once
+from kvgraph.bench.confkv.confkv_arms import STATIC, coarse, victims
+from kvgraph.bench.confkv.confkv_texts import haystacks, told_codes
+from kvgraph.bench.confkv.followed import Followed, follow, read_at_once
 from kvgraph.bench.confkv.perplexity import Perplexity
 from kvgraph.bench.confkv.resampled import apart, falls_over_bins, gap_closed, pearson
 from kvgraph.bench.confkv.rivals import HeavyHitters, Random
 from kvgraph.bench.confkv.small_models import load, random_model, shipped
-from kvgraph.bench.teaching.lessons import IGNORED, RecallLessons, copying
+from kvgraph.bench.confkv.sweeps import mistakes, points
+from kvgraph.bench.confkv.tasks.pages import STEPS, walk
+from kvgraph.bench.teaching.corpus import learn_tokenizer
+from kvgraph.bench.teaching.lessons import IGNORED, RecallLessons, copying, needle
 from kvgraph.bench.teaching.pupils import PUPILS, make_model
 from kvgraph.bench.teaching.recall_exam import examine
 from kvgraph.bench.teaching.recall_language import ASK, FACT, FACT_TOKENS, make_quiz
 from kvgraph.bench.teaching.teach import teach
 from kvgraph.hooks.transformers.conf_settings import ConfKVSettings
+from kvgraph.hooks.transformers.mixed_store import Cells
 
 SETTINGS = ConfKVSettings(low=24, high=48, window=8, slack=4, tau=0.05)
 
@@ -109,6 +114,64 @@ def test_hiding_what_nobody_reads_changes_nothing(llama: Any) -> None:
     hidden = ablate(llama, texts, hidden=20, steps=20, seed=1)
     assert hidden.divergence.min() > 0
     assert len(hidden.confidence) == 20
+
+
+class Numbered:
+    """A learned tokenizer as transformers' own answer."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(1)
+        self._learned = learn_tokenizer([needle(random) for _ in range(300)])
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": self._learned.encode(text).ids}
+
+
+def test_codes_stand_at_the_same_places_of_a_batch() -> None:
+    tokenizer, texts = Numbered(), torch.zeros((3, 100), dtype=torch.int64)
+    codes = told_codes(tokenizer, 3, seed=1)
+    asked, answer = haystacks(tokenizer, texts, depth=0.5, seed=1)
+    told, questions = codes.told.shape[1], codes.question.shape[1]
+    at = int(0.5 * (100 - told))
+    assert torch.equal(asked[:, at : at + told], codes.told)
+    assert torch.equal(asked[:, -answer:], codes.answer)
+    assert torch.equal(asked[:, -answer - questions : -answer], codes.question)
+    assert asked.shape[1] == 100 + told + questions + answer
+
+
+def test_agents_take_all_their_steps_and_are_asked_in_one_of_four(llama: Any) -> None:
+    tokenizer = Numbered()
+    pages = told_codes(tokenizer, 2 * STEPS, seed=1)
+    pages = type(pages)(*(part % 96 + 1 for part in pages))  # the model has so many tokens
+    done = walk(llama, pages, kvgraph.ConfKVCache(llama.config), lambda cache: cache.bytes())
+    assert done.right.shape == (2, STEPS // 4)
+    assert done.tokens > STEPS * pages.told.shape[1]
+    assert done.peak > 0
+
+
+def test_a_point_of_the_sweep_differs_in_one_setting() -> None:
+    it = ConfKVSettings(low=64, high=256, window=32, slack=8)
+    for settings in points(it).values():
+        changed = [n for n in it.__slots__ if getattr(settings, n) != getattr(it, n)]
+        assert len(changed) <= 1
+
+
+def test_a_confident_mistake_is_judged_by_what_follows_it() -> None:
+    sure = np.array([[0.9, 0.1, 0.1, 0.1]])
+    right = np.array([[False, False, True, True]])
+    done = Followed(np.array([[9.0, 2.0, 2.0, 2.0]]), right, sure, np.zeros(4), 0)
+    share, behind = mistakes(done, np.ones((1, 4)))
+    assert share == pytest.approx(0.25)
+    assert behind == pytest.approx(1.0)  # its own surprise does not count
+
+
+def test_four_bits_have_fifteen_steps() -> None:
+    values = torch.randn(1, 2, 50, 8, generator=torch.Generator().manual_seed(1))
+    with coarse():
+        cells = Cells(values, 50)
+        cells.append(values, 0)
+    assert cells.cells.abs().max() == 7
+    assert (cells.cells * cells.scale[:, :, None] - values).abs().max() < 0.6 * cells.scale.max()
 
 
 def test_a_quiz_asks_for_what_was_told_last() -> None:

@@ -59,10 +59,9 @@ def add_pages(figures: Figures, loaded: Loaded, it: ConfKVSettings, prefix: str,
 
 
 def walk(model: Any, pages: Told, cache: Any, size: Callable[[Any], int]) -> Walk:
-    """Let all agents take their steps together."""
-    told = pages.told.reshape(STEPS, _AGENTS, -1)
-    question = pages.question.reshape(STEPS, _AGENTS, -1)
-    answer = pages.answer.reshape(STEPS, _AGENTS, -1)
+    """Let all agents take their steps together; ``pages`` has ``STEPS`` for each."""
+    agents = len(pages.told) // STEPS
+    told, question, answer = (part.reshape(STEPS, agents, -1) for part in pages)
     random, right, peak, tokens = np.random.default_rng(1), [], 0, 0
     with torch.inference_mode():
         for step in range(STEPS):
