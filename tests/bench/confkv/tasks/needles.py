@@ -1,7 +1,9 @@
 """A made-up code somewhere in a text, asked for at its end: who still knows it.
 
 Asked in the prompt, the question is read with the text, before anything is evicted, as prompts of
-the field's needle tests are. Asked later, all that the text holds was evicted by then.
+the field's needle tests are. Asked later, all that the text holds was evicted by then. A code is
+judged token by token, each behind what is right; its first is a space where words are few, and left
+aside.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ Make = Callable[[], ConfKVCache]
 
 
 class Said(NamedTuple):
-    """Codes that were said whole, of ``n``, and the tokens that a layer held meanwhile."""
+    """Tokens of codes that were said right, of ``n``, and those that a layer held meanwhile."""
 
     right: int
     n: int
@@ -48,7 +50,7 @@ class Said(NamedTuple):
 def add_needles(
     figures: Figures, loaded: Loaded, texts: Tensor, it: ConfKVSettings, prefix: str, say: Say
 ) -> None:
-    """The share of codes that each arm says whole, over lengths and five depths."""
+    """The share of codes' digits that each arm says, over lengths and five depths."""
     config = loaded.model.config
     _add_said(figures, f"{prefix}niah_full", said(loaded, texts, None))
     ours = said(loaded, texts, lambda: confident(config, it))
@@ -61,12 +63,12 @@ def add_needles(
         static = next(each for each in STATIC if each.name == name)
         make = partial(static.cache, config, it, round(ours.room))
         _add_said(figures, f"{prefix}niah_{name}", said(loaded, texts, make))
-    say(f"codes: ours {ours.right} of {ours.n} at {ours.room:.0f} tokens a layer")
+    say(f"digits: ours {ours.right} of {ours.n} at {ours.room:.0f} tokens a layer")
 
 
 def _add_said(figures: Figures, name: str, found: Said, target: str = "") -> None:
     low, high = wilson(found.right, found.n)
-    figures.add(name, found.right / found.n, f"of codes, {low:.3f} – {high:.3f}", target)
+    figures.add(name, found.right / found.n, f"of digits, {low:.3f} – {high:.3f}", target)
 
 
 def said(loaded: Loaded, texts: Tensor, make: Make | None) -> Said:
@@ -81,7 +83,8 @@ def said(loaded: Loaded, texts: Tensor, make: Make | None) -> Said:
             else:
                 done = follow(loaded.model, asked, prompt, make())
                 found, room = done.right, done.room
-            right, n = right + int(found.all(1).sum()), n + len(found)
+            judged = found[:, 1:]
+            right, n = right + int(judged.sum()), n + judged.size
             rooms.append(float(room.mean()))
     return Said(right, n, float(np.mean(rooms)))
 

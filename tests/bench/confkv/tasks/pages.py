@@ -1,7 +1,7 @@
 """A stand-in for an agent: thirty steps, each of which reads a page, and some ask for what it says.
 
 A page tells a made-up code. Before it needs one, the agent reads that page again, as agents do; its
-answer is right if it says the code whole.
+answer is judged token by token, each behind what is right, the first (often a space) aside.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Walk(NamedTuple):
     """What a batch of agents did.
 
     Attributes:
-        right: bool [agents, questions].
+        right: bool [agents, questions, tokens of a code behind its first].
         peak: Bytes of keys and values, the most at once.
         tokens: Of each agent's whole text.
     """
@@ -53,7 +53,7 @@ def add_pages(figures: Figures, loaded: Loaded, it: ConfKVSettings, prefix: str,
         peaks.append(plain.peak / ours.peak)
         share = float(plain.right.double().mean())
         say(f"agents, {plain.tokens} tokens: full {share:.3f}, ours {success[-1]:.3f} of that")
-        figures.add(f"{prefix}agent_full_{seed}", share, "of answers")
+        figures.add(f"{prefix}agent_full_{seed}", share, "of digits")
     figures.add(f"{prefix}agent_success_ratio", success, "of full, seeds", "≥ 0.95")
     figures.add(f"{prefix}agent_peak_ratio", peaks, "full / ours, bytes, seeds", "≥ 2.5")
 
@@ -79,12 +79,12 @@ def walk(model: Any, pages: Told, cache: Any, size: Callable[[Any], int]) -> Wal
 
 
 def _says(model: Any, cache: Any, logits: Tensor, answer: Tensor) -> Tensor:
-    """Which agents' first choices are their codes, token by token."""
-    right = torch.ones(len(answer), dtype=torch.bool)
+    """Which first choices are what the codes say, [agents, tokens behind the first]."""
+    right = []
     for token in answer.T:
-        right &= logits.argmax(-1) == token
+        right.append(logits.argmax(-1) == token)
         logits = model(token[:, None], past_key_values=cache).logits[:, -1]
-    return right
+    return torch.stack(right[1:], 1)
 
 
 def _plain_bytes(cache: Any) -> int:
