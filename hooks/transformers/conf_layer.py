@@ -101,6 +101,8 @@ class ConfLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def shrink(self, budgets: Sequence[int]) -> None:
         """Evict what exceeds the budgets (of a layer of mean depth), row by row."""
+        if max(self.table.valid) <= self.budget(min(budgets)) + self._settings.slack:
+            return  # most steps end here
         protected = self._settings.window
         if isinstance(self.store, MixedStore):
             protected = max(protected, self.store.recent)

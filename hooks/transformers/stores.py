@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ...kernels.backends.mixed_attention import Part
@@ -63,7 +64,7 @@ class FloatStore:
 
     def keep(self, slots: Tensor) -> None:
         """Gather slots to the front, and give room back that only a prompt needed."""
-        keys, values = gathered(self.keys, slots), gathered(self.values, slots)
+        keys, values = gathered(self._keys, slots), gathered(self._values, slots)
         self.held = slots.shape[1]
         if self._keys.shape[2] > self._usual >= self.held:
             self._move(self._usual, keys, values)
@@ -101,6 +102,7 @@ def _room(like: Tensor, capacity: int) -> Tensor:
 
 def gathered(values: Tensor, slots: Tensor) -> Tensor:
     """Slots [batch, n] of values [batch, heads, tokens, dims], the same for all heads."""
-    batch, heads, _, dims = values.shape
-    index = slots[:, None, :, None].expand(batch, heads, slots.shape[1], dims)
-    return values.gather(2, index)
+    batch, heads, tokens, dims = values.shape
+    begin = torch.arange(batch * heads, device=values.device).view(batch, heads, 1) * tokens
+    rows = (slots[:, None, :] + begin).flatten()  # a token of a head is one run of memory
+    return values.reshape(-1, dims).index_select(0, rows).view(batch, heads, -1, dims)

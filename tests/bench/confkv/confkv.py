@@ -21,7 +21,12 @@ from ..teaching.recall_exam import examine
 from .ablation import ablate
 from .confkv_arms import STATIC, confident
 from .confkv_texts import documents, windows
-from .mixed_cost import attention_ratios, eviction_share, int8_errors
+from .mixed_cost import (
+    attention_ratios,
+    eviction_share,
+    eviction_share_of_a_larger_model,
+    int8_errors,
+)
 from .perplexity import Perplexity
 from .resampled import falls_over_bins, pearson, wilson
 from .sawtooth import draw
@@ -101,6 +106,8 @@ def _add_exactness(figures: Figures) -> None:
         "noop_identical", all(map(_is_identical, map(random_model, FAMILIES))), "bool", "yes"
     )
     figures.add("attention_ratio", attention_ratios(), "× dense", "≤ 1.3")
+    share = eviction_share_of_a_larger_model()
+    figures.add("eviction_share_100m", share, "of a step, batch 8", "≤ 0.05")
 
 
 def _add_recall(figures: Figures, say: Say) -> None:

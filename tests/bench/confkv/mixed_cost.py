@@ -8,9 +8,11 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from ...hooks.transformers.conf_cache import ConfKVCache
 from ...hooks.transformers.conf_layer import ConfLayer
+from ...hooks.transformers.conf_settings import ConfKVSettings
 from ...kernels.backends.mixed_attention import Part
 from ...kernels.maths.channel_quant import channel_scale, from_cells, to_cells
 from ...kernels.maths.quant import dequantize, quantize
@@ -18,6 +20,11 @@ from ...kernels.mixed_ops import mixed_attention
 
 BATCH, HEADS, KV_HEADS, DIMS, TOKENS, RECENT = 8, 8, 4, 64, 512, 64
 _ROUNDS: Final = 60
+_LARGER: Final = {
+    "vocab_size": 8192, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "num_key_value_heads": 12,
+}  # fmt: skip
+_LARGER_STEPS: Final = 68  # four times the slack, and one
 
 
 def attention_ratios() -> list[float]:
@@ -69,6 +76,19 @@ def eviction_share(
         for at in range(prompt, texts.shape[1]):
             model(texts[:, at : at + 1], past_key_values=cache)
         return spent[0] / (time.perf_counter() - began)
+
+
+def eviction_share_of_a_larger_model() -> float:
+    """The same of a Llama of a hundred million parameters with random weights, never sure.
+
+    A small model's step is mostly Python. Texts begin at the high budget, so that tokens are
+    evicted throughout.
+    """
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(**_LARGER)).eval()
+    settings = ConfKVSettings()
+    texts = torch.randint(1, _LARGER["vocab_size"], (BATCH, settings.high + _LARGER_STEPS))
+    return eviction_share(model, texts, settings.high, lambda: ConfKVCache(model.config, settings))
 
 
 def int8_errors(keys: Tensor) -> tuple[float, float, float]:
