@@ -63,7 +63,7 @@ def _lessons(pupil: Pupil, corpus: Corpus | None) -> Lessons:
 def write_model(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     """Weights in half precision (they are loaded as float32), configuration and tokenizer."""
     model.to(torch.float16).save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
 
 
 def recall_tokenizer() -> Tokenizer:
