@@ -34,6 +34,7 @@ def cover(
     start: int,
     usable: Callable[[bytes], bool],
     limits: SpliceLimits,
+    before: bytes = b"",
 ) -> list[Piece]:
     """Cover ``tokens`` from ``start`` on without a gap, the longest piece first at each joint.
 
@@ -47,16 +48,21 @@ def cover(
         start: Where the exact prefix ends.
         usable: Whether a block can be read now.
         limits: What is allowed.
+        before: Hash of the last block that was found exactly, if one was. A cut seldom falls on a
+            block's border: what of the block behind it is the same goes before all else, exact as
+            it is and however short.
     """
+    rest = index.continued(domain, before, tokens, start, usable)
     pieces: list[Piece] = []
-    at = start
+    at = start + (rest.tokens if rest is not None else 0)
     while len(pieces) < limits.most_joints and len(tokens) - at >= limits.least_tokens:
         piece = index.longest(domain, tokens, at, usable, limits.most_distance)
         if piece is None or piece.tokens < limits.least_tokens:
             break
         pieces.append(piece)
         at += piece.tokens
-    return _without_margin(pieces, limits)
+    covered = _without_margin(pieces, limits)
+    return [rest, *covered] if rest is not None and covered else covered
 
 
 def _without_margin(pieces: list[Piece], limits: SpliceLimits) -> list[Piece]:

@@ -162,6 +162,29 @@ class SpanIndex:
                     best = piece
         return best if best is not None and best.tokens >= window else None
 
+    def continued(
+        self,
+        domain: Domain,
+        block_hash: bytes,
+        tokens: Tokens,
+        at: int,
+        usable: Callable[[bytes], bool],
+    ) -> Piece | None:
+        """What a block behind ``block_hash`` says of ``tokens`` from ``at`` on; None if nothing.
+
+        It is less than a block, computed behind the same text and at the same place.
+
+        Args:
+            block_hash: Of the prompt's last block that was found exactly.
+        """
+        after = [each for each in self._after.get(block_hash, ()) if each.domain == domain]
+        there = [each for each in after[-_MOST_CHILDREN:] if usable(each.block_hash)]
+        said = max(there, key=lambda each: _common(each.tokens, tokens[at:]), default=None)
+        same = _common(said.tokens, tokens[at:]) if said is not None else 0
+        if said is None or not 0 < same < self._size:
+            return None
+        return Piece(at, 0, (Segment(said.block_hash, 0, same),))
+
     def _along(
         self, said: _Said, first: int, tokens: Tokens, at: int, usable: Callable[[bytes], bool]
     ) -> Iterator[Segment]:

@@ -282,7 +282,7 @@ def teach(
 @app.command()
 def recall(
     as_json: Json = False,
-    part: Annotated[str, typer.Option(help="all, mixed, exact, speed or needle.")] = "all",
+    part: Annotated[str, typer.Option(help="all, mixed, exact, speed, needle, …")] = "all",
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
     seed: int = 1,
 ) -> None:

@@ -161,6 +161,22 @@ def brute_force(sources: list[Any], prompt: Any, at: int) -> int:
     return best
 
 
+@pytest.mark.parametrize("cut", [1, 7, 15, 16, 40])
+def test_a_cut_inside_of_a_block_loses_nothing_of_what_stands_behind_it(cut: int) -> None:
+    index, source = new_index(), text(320, 1)
+    chain = added(index, source)
+    prompt = np.concatenate([source[: 64 + cut], source[200:280], text(9, 2)])
+    exact = (64 + cut) // SIZE * SIZE
+    before = chain[exact // SIZE - 1]
+    pieces = cover(index, OURS, prompt, exact, everything, SpliceLimits(32, ANY, 8, 0), before)
+    assert [piece.delta for piece in pieces] == [0, 64 + cut - 200][cut % SIZE == 0 :]
+    assert np.array_equal(reads(pieces, chain, source), prompt[exact : 64 + cut + 80])
+    # Alone it is not worth a load, and nobody else's text is taken.
+    alone = np.concatenate([source[: 64 + cut], text(90, 3)])
+    assert not cover(index, OURS, alone, exact, everything, SpliceLimits(32, ANY), before)
+    assert index.continued(THEIRS, before, prompt, exact, everything) is None
+
+
 def test_whatever_is_as_long_as_two_windows_is_found() -> None:
     """Texts of few tokens, so that windows repeat; beside a search of all places."""
     rng = random.Random(11)

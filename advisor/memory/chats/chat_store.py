@@ -57,9 +57,13 @@ class ChatStore:
         self._chats[key] = chat
         return chat
 
+    def chats(self) -> list[ChatSession]:
+        """All that are in memory, the one used last at the end."""
+        return list(self._chats.values())
+
     def of_caller(self, caller: str, name: str) -> list[ChatSession]:
         """Chats that a caller may read under a name; one for each model and salt."""
-        return [c for c in self._chats.values() if (c.caller, c.name) == (caller, name)]
+        return [c for c in self.chats() if (c.caller, c.name) == (caller, name)]
 
     async def keep(self, chat: ChatSession) -> None:
         """Note that a chat changed; forgets what is beyond the budgets."""

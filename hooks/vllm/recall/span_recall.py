@@ -205,7 +205,9 @@ class SpanRecall(NoRecall):
             return directory.warm(block_hash) is not None
 
         tokens = _tokens(request, last)
-        pieces = cover(self._index, domain, tokens, start, usable, self._limits)
+        found = self._group.hashes(request, start)[-1:]
+        before = found[0] if found else b""
+        pieces = cover(self._index, domain, tokens, start, usable, self._limits, before)
         read = sum(len(piece.segments) for piece in pieces) * self._ledger.block_bytes
         spliced = sum(piece.tokens for piece in pieces)
         worth = self._ledger.costs.worth_splicing(spliced, read)

@@ -5,14 +5,12 @@ A mock, since what is tested is who sends what: the real engine is in ``tests/en
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
-import uvicorn
 
 from ...advisor.fleet.proxy.proxy_app import read_body
 from ...advisor.memory.chats.aboutness import Similarity, WordSimilarity
@@ -20,6 +18,7 @@ from ...advisor.memory.chats.chat_store import ChatStore
 from ...advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
 from ...advisor.memory.memory_app import MemoryApp
 from ...advisor.memory.memory_proxy import MemoryProxy
+from .listening import listening
 
 Sent = dict[str, Any]
 
@@ -108,10 +107,10 @@ async def remembering(
     """A memory before an engine, until the end of the block."""
     engine = engine or ChatEngine()
     async with contextlib.AsyncExitStack() as stack:
-        upstream = await stack.enter_async_context(_listening(engine, "off"))
+        upstream = await stack.enter_async_context(listening(engine, "off"))
         store = ChatStore(kept or StoreSettings())
         proxy = MemoryProxy(upstream, settings, store, similarity or WordSimilarity())
-        url = await stack.enter_async_context(_listening(MemoryApp(proxy), "on"))
+        url = await stack.enter_async_context(listening(MemoryApp(proxy), "on"))
         found = Remembering(engine, proxy, url)
         stack.push_async_callback(found.client.aclose)
         yield found
@@ -121,24 +120,6 @@ def words_of(message: Sent) -> list[str]:
     """What counts as tokens of a message."""
     calls = " ".join(each["function"]["arguments"] for each in message.get("tool_calls") or ())
     return f"{message.get('content') or ''} {calls}".split()
-
-
-@contextlib.asynccontextmanager
-async def _listening(app: Any, lifespan: Any) -> AsyncIterator[str]:
-    config = uvicorn.Config(
-        app, port=0, http="h11", ws="none", lifespan=lifespan, log_config=None, access_log=False,
-        timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        await serving
 
 
 async def _json(send: Any, status: int, answer: Sent) -> None:

@@ -10,10 +10,13 @@ from typing import Any, Final
 from rich.console import Console
 
 from ..figures import Figures
+from ..recorded.agents_fleet import SESSIONS as RECORDED
+from .compactions import CAPACITIES, play_compactions
+from .compactions import SESSIONS as AGENTS
 from .cross_hits import REQUESTS, run_crossed
 from .recall_stage import LENGTHS, start
 
-PARTS: Final = ("all", "mixed", "exact", "speed", "needle")
+PARTS: Final = ("all", "mixed", "exact", "speed", "needle", "chats", "compacted")
 ROUNDS: Final = 9  # of each length; the medians are reported
 PLAIN: Final = 120  # requests of the real engine, half of them plain
 
@@ -36,6 +39,9 @@ def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -
         if part in ("all", "exact"):
             say("plain requests beside those with recall, on a real engine, and on stock")
             _add_exact(figures, Path(scratch), PLAIN // 4 if quick else PLAIN)
+        if part in ("all", "compacted"):
+            say("made-up compactions over recorded shapes, in the lab")
+            _add_compacted(figures, AGENTS // 4 if quick else AGENTS, seed)
         if part in ("all", "speed"):
             say("saved, loaded and computed again, through requests of a real engine")
             _add_speed(figures, Path(scratch), 3 if quick else ROUNDS)
@@ -43,6 +49,10 @@ def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -
             from .needle import TEXTS, add_needles
 
             add_needles(figures, Path(scratch), TEXTS // 10 if quick else TEXTS, seed, say)
+        if part in ("all", "chats"):
+            from ..memory.memory_bench import SESSIONS, add_chats
+
+            add_chats(figures, Path(scratch), SESSIONS // 5 if quick else SESSIONS, seed, say)
     return figures
 
 
@@ -78,6 +88,16 @@ def _add_speed(figures: Figures, scratch: Path, rounds: int) -> None:
         target = "≥ 20" if length == 640 else ""
         if ratios:
             figures.add(f"splice_vs_prefill_{length}", ratios, "×", target)
+
+
+def _add_compacted(figures: Figures, sessions: int, seed: int) -> None:
+    for blocks in CAPACITIES:
+        done = play_compactions(RECORDED, blocks, seed, sessions)
+        figures.add(f"synthetic_exact_share_{blocks}", done.exact / done.prompt, "of the prompt")
+        figures.add(f"synthetic_lost_share_{blocks}", done.lost / done.prompt, "of the prompt")
+        share = done.recovered / max(1, done.lost)
+        figures.add(f"synthetic_recovered_share_{blocks}", share, "of what is lost")
+    figures.add("synthetic_compactions", done.compactions, "prompts")
 
 
 def _nothing(text: str) -> None:

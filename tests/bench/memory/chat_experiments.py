@@ -1,0 +1,150 @@
+"""What chats remember beyond their budget, through ``kvgraph memory`` and a real engine."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from ...advisor.memory.chats.memory_settings import MemorySettings, Mode
+from .memory_stage import LONGEST, Answered, memory_before
+from .told_chats import Told, said, tell
+
+TURNS: Final = 14  # of a chat with several facts: all of it fits into what the model was taught
+FACTS: Final = 5
+BUDGETS: Final = (224, 126, 64)  # tokens: 2, 3.5 and 7 × less than the chat
+PLANTED_TURNS: Final = 24
+PLANTED_BUDGET: Final = 256
+SECTIONS: Final = 150
+WALL_BUDGET: Final = 480  # the sections have ten times as many tokens
+_REFERENCES: Final = 20  # sections of the wall that are spoken of again
+_FILES: Final = 12  # of the coding session
+_STEPS: Final = 40
+_OWN: Final = MemorySettings(LONGEST, sinks=0, top=1)
+
+
+@dataclass
+class Outcome:
+    """What an arm did.
+
+    Attributes:
+        right: Of its questions, in order.
+        seconds: Wall time of each chat.
+        seen: Tokens, as the engine counts them, of all chats.
+        evicted, recalled: Blocks.
+    """
+
+    right: list[bool] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    seen: Answered = field(default_factory=Answered)
+    evicted: int = 0
+    recalled: int = 0
+    mismatches: int = 0
+
+
+def arm(mode: Mode, budget: int, **more: Any) -> MemorySettings:
+    """An arm's settings; all else is the same in all arms."""
+    return replace(_OWN, mode=mode, budget=budget, **more)
+
+
+FULL: Final = arm(Mode.DISCARD, LONGEST, high=1.0, low=1.0)
+
+
+async def several_facts(url: str, by: MemorySettings, sessions: int, seed: int) -> Outcome:
+    """Chats that tell a fact a turn; then five of their first half are asked for."""
+    rng, found = random.Random(seed), Outcome()
+    async with memory_before(url, by) as memory:
+        for number in range(sessions):
+            told = tell(TURNS, rng)
+            chat = memory.chat(f"several-{by.mode}-{by.budget}-{by.top}-{seed}-{number}")
+            for text in told.messages:
+                await chat.say(_user(text))
+            for at in rng.sample(range(TURNS // 2 + 1), FACTS):
+                words = await chat.say(_user(told.question(at)), keeps=False)
+                found.right.append(words == told.answer(at))
+            _add(found.seen, chat.seen)
+        _count(found, memory)
+    return found
+
+
+async def planted(url: str, by: MemorySettings, sessions: int, seed: int) -> Outcome:
+    """Chats of many turns; the fact of the second one is asked for at the end."""
+    rng, found = random.Random(seed), Outcome()
+    async with memory_before(url, by) as memory:
+        for number in range(sessions):
+            told, chat = tell(PLANTED_TURNS, rng), memory.chat(f"planted-{by.mode}-{number}")
+            began = time.perf_counter()
+            for text in told.messages:
+                await chat.say(_user(text))
+            words = await chat.say(_user(told.question(1)))
+            found.seconds.append(time.perf_counter() - began)
+            found.right.append(words == told.answer(1))
+            _add(found.seen, chat.seen)
+        _count(found, memory)
+    return found
+
+
+async def wall(url: str, by: MemorySettings, seed: int) -> Outcome:
+    """One chat of 150 sections; then twenty of its first are spoken of again."""
+    rng, found = random.Random(seed), Outcome()
+    told: Told = tell(SECTIONS, rng)
+    async with memory_before(url, by) as memory:
+        chat = memory.chat(f"wall-{by.mode}")
+        for text in told.messages:
+            await chat.say(_user(text))
+        for at in range(_REFERENCES):  # of keys that are told once
+            words = await chat.say(_user(told.question(at)), keeps=False)
+            found.right.append(words == told.answer(at))
+        _add(found.seen, chat.seen)
+        _count(found, memory)
+    return found
+
+
+async def coding(url: str, by: MemorySettings, seed: int) -> Outcome:
+    """A session that reads files and returns to them; its client says what the assistant called.
+
+    A mismatch is a block that came back and does not say what its file said then.
+    """
+    rng, found = random.Random(seed), Outcome()
+    told, read = tell(_FILES, rng), dict[str, str]()
+    async with memory_before(url, by) as memory:
+        chat = memory.chat(f"coding-{by.mode}")
+        for step in range(_STEPS):
+            file = step if step < _FILES else rng.randrange(_FILES)
+            if step < _FILES:
+                await chat.say(_user(said([3, file + 4])))
+                read[f"file:f{file}.py#0"] = told.messages[file]
+                chat.messages[-1:] = _reading(file, told.messages[file])
+            words = await chat.say(_user(told.question(file)))
+            found.right.append(words == told.answer(file))
+        kept = {block.name: block.messages[-1]["content"] for block in memory.blocks()}
+        back = [name for name in chat.seen.recalled if name.startswith("file:")]
+        found.mismatches = sum(kept[name] != read[name] for name in back)
+        _add(found.seen, chat.seen)
+        _count(found, memory)
+    return found
+
+
+def _reading(file: int, text: str) -> list[dict[str, Any]]:
+    arguments = f'{{"path": "f{file}.py"}}'
+    call = {"id": f"c{file}", "type": "function",
+            "function": {"name": "read", "arguments": arguments}}  # fmt: skip
+    return [{"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": f"c{file}", "content": text}]  # fmt: skip
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _add(total: Answered, more: Answered) -> None:
+    total.prompt += more.prompt
+    total.spliced += more.spliced
+    total.decoded += more.decoded
+    total.peak = max(total.peak, more.peak)
+    total.recalled += more.recalled
+
+
+def _count(found: Outcome, memory: Any) -> None:
+    found.evicted, found.recalled = memory.proxy.counts.evicted, memory.proxy.counts.recalled

@@ -1,0 +1,29 @@
+"""An ASGI application that listens, until the end of a block."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import uvicorn
+
+
+@contextlib.asynccontextmanager
+async def listening(app: Any, lifespan: Literal["on", "off"]) -> AsyncIterator[str]:
+    """Serve ``app`` on a free port of loopback; its address."""
+    config = uvicorn.Config(
+        app, port=0, http="h11", ws="none", lifespan=lifespan, log_config=None, access_log=False,
+        timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await serving

@@ -1,0 +1,112 @@
+"""The parts of ``kvgraph bench recall`` that go through ``kvgraph memory``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ...advisor.memory.chats.memory_settings import Mode
+from ..confkv.resampled import wilson
+from ..figures import Figures
+from .chat_experiments import (
+    BUDGETS,
+    FULL,
+    PLANTED_BUDGET,
+    WALL_BUDGET,
+    Outcome,
+    arm,
+    coding,
+    planted,
+    several_facts,
+    wall,
+)
+from .memory_stage import remembering_engine
+
+SESSIONS: Final = 15
+_TIGHT: Final = BUDGETS[-1]
+
+Say = Callable[[str], None]
+
+
+def add_chats(figures: Figures, scratch: Path, sessions: int, seed: int, say: Say) -> None:
+    """Several facts, a planted one, the context wall, a coding session, and ablations."""
+    with remembering_engine(scratch) as server:
+        asyncio.run(_all(figures, server.url, sessions, seed, say))
+
+
+async def _all(figures: Figures, url: str, sessions: int, seed: int, say: Say) -> None:
+    say("several facts a chat, three budgets")
+    await _add_several(figures, url, sessions, seed)
+    say("a planted fact")
+    await _add_planted(figures, url, sessions, seed)
+    say("the context wall")
+    await _add_wall(figures, url, seed)
+    say("a coding session")
+    await _add_coding(figures, url, seed)
+
+
+async def _add_several(figures: Figures, url: str, sessions: int, seed: int) -> None:
+    _rights(figures, "multifact_full", await several_facts(url, FULL, sessions, seed))
+    others: dict[str, float] = {}
+    for budget in BUDGETS:
+        for mode in Mode:
+            done = await several_facts(url, arm(mode, budget), sessions, seed)
+            share = _rights(figures, f"multifact_{mode}_{budget}", done)
+            if budget == _TIGHT and mode is not Mode.KV_RESTORE:
+                others[mode] = share
+            elif budget == _TIGHT:
+                target = "≥ 4 × the best other"
+                figures.add("multifact_recovery", share, "of answers right", target)
+    figures.add("multifact_best_other", max(others.values()), "of answers right")
+    for name, more in (
+        ("top_2", {"top": 2}), ("top_4", {"top": 4}), ("no_gate", {"resident_gate": False}),
+        ("no_similarity", {"least_similarity": 1.1}),
+    ):  # fmt: skip
+        settings = arm(Mode.KV_RESTORE, BUDGETS[1], **more)
+        _rights(figures, f"ablation_{name}", await several_facts(url, settings, sessions, seed))
+
+
+async def _add_planted(figures: Figures, url: str, sessions: int, seed: int) -> None:
+    settings = arm(Mode.KV_RESTORE, PLANTED_BUDGET)
+    await planted(url, settings, 1, seed + 1)  # for caches and connections
+    ours = await planted(url, settings, sessions, seed)
+    theirs = await planted(url, arm(Mode.DISCARD, PLANTED_BUDGET), sessions, seed)
+    _rights(figures, "planted_recalled", ours)
+    _rights(figures, "planted_truncated", theirs)
+    figures.add("planted_evictions", ours.evicted / sessions, "blocks per chat")
+    figures.add("planted_spliced_share", ours.seen.spliced / ours.seen.prompt, "of prompt tokens")
+    pairs = zip(ours.seconds, theirs.seconds, strict=True)
+    figures.add("planted_wall_ratio", [mine / other for mine, other in pairs], "×", "≤ 1.1")
+
+
+async def _add_wall(figures: Figures, url: str, seed: int) -> None:
+    ours = await wall(url, arm(Mode.KV_RESTORE, WALL_BUDGET), seed)
+    theirs = await wall(url, arm(Mode.DISCARD, WALL_BUDGET), seed)
+    figures.add("wall_completed", True, "bool", "true")
+    figures.add("wall_peak_ratio", ours.seen.peak / WALL_BUDGET, "of the budget", "≤ 1")
+    figures.add("wall_recalled", ours.recalled, "blocks")
+    figures.add("wall_spliced", ours.seen.spliced, "tokens")
+    _rights(figures, "wall_right", ours)
+    _rights(figures, "wall_right_discard", theirs)
+
+
+async def _add_coding(figures: Figures, url: str, seed: int) -> None:
+    for mode in Mode:
+        done = await coding(url, arm(mode, BUDGETS[0]), seed)
+        _rights(figures, f"coding_{mode}_right", done)
+        figures.add(f"coding_{mode}_seen", done.seen.prompt, "prompt tokens")
+        figures.add(f"coding_{mode}_decoded", done.seen.decoded, "tokens")
+        figures.add(f"coding_{mode}_recovered", done.seen.spliced, "tokens")
+        if mode is Mode.KV_RESTORE:
+            figures.add("coding_recalled", done.recalled, "blocks")
+            figures.add("identity_mismatches", done.mismatches, "blocks", "0")
+
+
+def _rights(figures: Figures, name: str, done: Outcome) -> float:
+    share = sum(done.right) / len(done.right)
+    low, high = wilson(sum(done.right), len(done.right))
+    unit = f"of {len(done.right)} answers right, {low:.3f} – {high:.3f}"
+    figures.add(name, share, unit)
+    return share

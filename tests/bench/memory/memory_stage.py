@@ -1,0 +1,140 @@
+"""A real engine with the small model that remembers, and ``kvgraph memory`` before it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from ...advisor.memory.chats.aboutness import WordSimilarity
+from ...advisor.memory.chats.chat_blocks import Block
+from ...advisor.memory.chats.chat_store import ChatStore
+from ...advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
+from ...advisor.memory.memory_app import MemoryApp
+from ...advisor.memory.memory_proxy import MemoryProxy
+from ...hooks.recall.cover import SpliceLimits
+from ..errors import ServerError
+from ..recall.calibrated import keep_calibration
+from ..recall.recall_stage import RECALLS
+from ..serving.vllm_server import Server, ServerPlan
+from .listening import listening
+
+LONGEST: Final = 512  # tokens, as the model was taught
+BLOCKS: Final = 256
+ANSWER: Final = 3  # tokens
+_OK: Final = 200
+_TEMPLATE: Final = "{% for message in messages %}{{ message['content'] or '' }} {% endfor %}"
+
+
+@dataclass
+class Answered:
+    """What a chat's requests were answered.
+
+    Attributes:
+        prompt, spliced, decoded: Tokens.
+        peak: The most tokens that one request's prompt and answer had in the engine's pool.
+        recalled: Names of blocks that came back.
+    """
+
+    prompt: int = 0
+    spliced: int = 0
+    decoded: int = 0
+    peak: int = 0
+    recalled: list[str] = field(default_factory=list)
+
+    def note(self, answer: dict[str, Any], memory: dict[str, Any]) -> None:
+        """Add one request, as the engine counts it."""
+        usage = answer["usage"]
+        told = (answer.get("kv_transfer_params") or {}).get("kvgraph", {}).get("recall", {})
+        self.prompt += usage["prompt_tokens"]
+        self.decoded += usage["completion_tokens"]
+        self.spliced += told.get("spliced", 0)
+        self.peak = max(self.peak, usage["total_tokens"])
+        self.recalled += memory["recalled"]
+
+
+class Chat:
+    """A client that repeats its whole chat.
+
+    Args:
+        client: Of the memory.
+        name: Of its session.
+    """
+
+    def __init__(self, client: httpx.AsyncClient, name: str) -> None:
+        self._client, self._name = client, name
+        self.messages: list[dict[str, Any]] = []
+        self.seen = Answered()
+
+    async def say(self, *messages: dict[str, Any], keeps: bool = True) -> list[str]:
+        """Say something; returns the words of the answer.
+
+        Args:
+            keeps: Whether the chat goes on from here; else this was said aside.
+        """
+        whole = [*self.messages, *messages]
+        body = {"model": "demo", "messages": whole, "max_tokens": ANSWER, "temperature": 0,
+                "ignore_eos": True}  # fmt: skip
+        answer = await self._client.post(
+            "/v1/chat/completions", json=body, headers={"X-Session-ID": self._name}
+        )
+        if answer.status_code != _OK:
+            raise ServerError(f"the memory answered {answer.status_code}: {answer.text}")
+        read = answer.json()
+        self.seen.note(read, json.loads(answer.headers["x-kvgraph-memory"]))
+        text: str = read["choices"][0]["message"]["content"] or ""
+        if keeps:
+            self.messages = [*whole, {"role": "assistant", "content": text}]
+        return text.split()
+
+
+@contextlib.contextmanager
+def remembering_engine(scratch: Path) -> Iterator[Server]:
+    """The engine; its model is taken to be calibrated."""
+    from vllm.config import ModelConfig
+
+    limits = SpliceLimits(least_tokens=16)
+    keep_calibration(ModelConfig(str(RECALLS), max_model_len=LONGEST), scratch, limits)
+    template = scratch / "words.jinja"
+    template.write_text(_TEMPLATE)
+    settings = (
+        ("AITHER_KVCACHE_CALIBRATIONS", str(scratch)), ("AITHER_KVCACHE_WARM_GIB", "0.5"),
+        ("OMP_NUM_THREADS", "1"), ("AITHER_KVCACHE_SIDECAR", f"ipc://{scratch}/nobody"),
+    )  # fmt: skip
+    plan = ServerPlan(
+        str(RECALLS), True, scratch, blocks=BLOCKS, max_model_len=LONGEST, settings=settings,
+        options=("--chat-template", str(template)),
+    )  # fmt: skip
+    with Server(plan) as server:
+        yield server
+
+
+class Memory:
+    """A memory that listens, and a client of it."""
+
+    def __init__(self, proxy: MemoryProxy, client: httpx.AsyncClient) -> None:
+        self.proxy, self._client = proxy, client
+
+    def chat(self, name: str) -> Chat:
+        """A new chat."""
+        return Chat(self._client, name)
+
+    def blocks(self) -> list[Block]:
+        """All blocks of its chats."""
+        return [block for chat in self.proxy.store.chats() for block in chat.blocks]
+
+
+@contextlib.asynccontextmanager
+async def memory_before(url: str, settings: MemorySettings) -> AsyncIterator[Memory]:
+    """A memory before an engine, until the end of the block."""
+    proxy = MemoryProxy(url, settings, ChatStore(StoreSettings()), WordSimilarity())
+    async with (
+        listening(MemoryApp(proxy), "on") as address,
+        httpx.AsyncClient(base_url=address, timeout=120, trust_env=False) as client,
+    ):
+        yield Memory(proxy, client)

@@ -1,0 +1,54 @@
+"""Chats in the language of the small model that remembers: facts, noise, and questions."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..teaching.recall_language import ASK, FACT, KEYS, NOISE, SAID, VALUES
+
+_NOISE: Final = 24  # words around a fact; chosen: a message is shorter than a needle's section
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A chat before its questions.
+
+    Attributes:
+        messages: The user's, one a turn; each tells a fact.
+        keys: That each of them tells of.
+        values: What each says.
+    """
+
+    messages: list[str]
+    keys: list[int]
+    values: list[list[int]]
+
+    def question(self, at: int) -> str:
+        """Asks for what the message ``at`` told."""
+        return said([ASK, self.keys[at]])
+
+    def answer(self, at: int) -> list[str]:
+        """What is right."""
+        return said(self.values[at]).split()
+
+
+def tell(turns: int, rng: random.Random) -> Told:
+    """A chat of ``turns`` messages, of as many keys while there are some; later ones replace."""
+    keys = rng.sample(range(*KEYS), min(turns, KEYS[1] - KEYS[0]))
+    keys += rng.choices(keys[len(keys) // 2 :], k=turns - len(keys))
+    values = [[rng.randrange(*VALUES) for _ in range(SAID)] for _ in keys]
+    return Told([_message(*each, rng) for each in zip(keys, values, strict=True)], keys, values)
+
+
+def said(tokens: list[int]) -> str:
+    """Tokens as text."""
+    return " ".join(f"t{token}" for token in tokens)
+
+
+def _message(key: int, values: list[int], rng: random.Random) -> str:
+    words = [rng.randrange(*NOISE) for _ in range(_NOISE)]
+    half = _NOISE // 2
+    return said([*words[:half], FACT, key, *values, *words[half:]])
