@@ -13,14 +13,15 @@ from .told_chats import Told, said, tell
 
 TURNS: Final = 14  # of a chat with several facts: all of it fits into what the model was taught
 FACTS: Final = 5
-BUDGETS: Final = (224, 126, 64)  # tokens: 2, 3.5 and 7 × less than the chat
+BUDGETS: Final = (182, 104, 64)  # tokens: 2, 3.5 and 5.7 × less than the chat
 PLANTED_TURNS: Final = 24
 PLANTED_BUDGET: Final = 256
 SECTIONS: Final = 150
-WALL_BUDGET: Final = 480  # the sections have ten times as many tokens
+WALL_BUDGET: Final = 384  # the sections have ten times as many tokens
 _REFERENCES: Final = 20  # sections of the wall that are spoken of again
 _FILES: Final = 12  # of the coding session
 _STEPS: Final = 40
+_ASKED_AGAIN: Final = 8  # blocks that may come back in it
 _OWN: Final = MemorySettings(LONGEST, sinks=0, top=1)
 
 
@@ -104,11 +105,12 @@ async def wall(url: str, by: MemorySettings, seed: int) -> Outcome:
 async def coding(url: str, by: MemorySettings, seed: int) -> Outcome:
     """A session that reads files and returns to them; its client says what the assistant called.
 
-    A mismatch is a block that came back and does not say what its file said then.
+    A mismatch is a block that came back and does not say what its file said then. Questions are
+    asked again, and are then most like themselves: several blocks may come back.
     """
     rng, found = random.Random(seed), Outcome()
     told, read = tell(_FILES, rng), dict[str, str]()
-    async with memory_before(url, by) as memory:
+    async with memory_before(url, replace(by, top=_ASKED_AGAIN)) as memory:
         chat = memory.chat(f"coding-{by.mode}")
         for step in range(_STEPS):
             file = step if step < _FILES else rng.randrange(_FILES)

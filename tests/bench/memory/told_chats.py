@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..teaching.recall_language import ASK, FACT, KEYS, NOISE, SAID, VALUES
 
-_NOISE: Final = 24  # words around a fact; chosen: a message is shorter than a needle's section
+_NOISE: Final = 18  # words around a fact; chosen: all of a chat fits into what the model was taught
 Message = dict[str, Any]
 
 
