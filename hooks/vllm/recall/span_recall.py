@@ -205,12 +205,10 @@ class SpanRecall(NoRecall):
             return directory.warm(block_hash) is not None
 
         tokens = _tokens(request, last)
-        found = self._group.hashes(request, start)[-1:]
-        before = found[0] if found else b""
+        before = _last(self._group.hashes(request, start))
         pieces = cover(self._index, domain, tokens, start, usable, self._limits, before)
         read = sum(len(piece.segments) for piece in pieces) * self._ledger.block_bytes
-        spliced = sum(piece.tokens for piece in pieces)
-        worth = self._ledger.costs.worth_splicing(spliced, read)
+        worth = self._ledger.costs.worth_splicing(sum(piece.tokens for piece in pieces), read)
         return tuple(pieces) if pieces and worth else ()
 
     def _keep(self, request: Request) -> None:
@@ -256,6 +254,10 @@ class SpanRecall(NoRecall):
         self._branches.keep(request, owner, exact, whole)
         # No copy of these may outlive this process.
         self._ledger.adapted.update(map(key_of, request.block_hashes[exact:whole]))
+
+
+def _last(hashes: Sequence[bytes]) -> bytes:
+    return hashes[-1] if hashes else b""
 
 
 def _tokens(request: Request, count: int) -> Tokens:
