@@ -179,15 +179,30 @@ class TurnRecorder:
     def _note_regret(
         self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float
     ) -> None:
-        """Count blocks of a prompt that are computed again, and of which no tier has a copy."""
+        """Count blocks of a session's next turn that are computed again, and of which no tier has
+        a copy."""
         if not event.reads_cache:
             return  # it computes what the pool has
-        blocks = self._tables.blocks
-        computed = rows[(event.cached_tokens + event.loading_tokens) // event.block_size :]
-        lost = (blocks.tiers[engine, computed] & COPIES) == 0
-        again = int(np.count_nonzero(lost & (blocks.created[computed] < now)))
+        again = 0
+        if self._goes_on(engine, session, rows, now):
+            blocks = self._tables.blocks
+            computed = rows[(event.cached_tokens + event.loading_tokens) // event.block_size :]
+            lost = (blocks.tiers[engine, computed] & COPIES) == 0
+            again = int(np.count_nonzero(lost & (blocks.created[computed] < now)))
         heard = float(self._tables.sessions.last_seen[session])
         self._tables.regret.note(engine, len(rows), again, heard)
+
+    def _goes_on(self, engine: int, session: int, rows: Rows, now: float) -> bool:
+        """Whether a prompt is its session's last one and more, and that one was computed here.
+
+        A corpus that is asked again and again does not go on, though each text may look like a
+        session: a prompt that comes again is no longer than it was.
+        """
+        sessions = self._tables.sessions
+        before = int(sessions.reach[session]) if sessions.turns[session] else 0
+        if sessions.engine[session] != engine or not 0 < before < len(rows):
+            return False
+        return bool(self._tables.blocks.created[rows[before - 1]] < now)
 
     def _mark_tip(self, session: int, rows: Rows) -> None:
         if len(rows):

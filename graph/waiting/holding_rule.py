@@ -26,19 +26,26 @@ _OVERDUE: Final = 0.5
 """Share of the bound: whoever has waited longer goes first and is waited for no longer, since all
 that reach the bound start whatever else is queued. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
+_SHORT: Final = 256
+"""A prompt of at most a pool's so-manieth part is short: it takes little room, and no agent's
+context is like it. Chosen."""
 
 
-def new_context_blocks(prompt: int, found: int, *, new: bool) -> int:
-    """Blocks of new context that a request brings; 0 if its session is live and resident.
+def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
+    """Blocks of new context that a request brings; 0 if its session is live and resident, or if its
+    prompt is short.
 
     Args:
         prompt: Full blocks of the prompt.
         found: How many of these, from the start, need not be computed.
+        pool: Blocks of the pool.
         new: Whether the session was never served here. Otherwise it counts as resident if at
             least half of the prompt is found.
     """
+    if prompt * _SHORT <= pool:
+        return 0
     if new:
-        return max(1, prompt - found) if prompt else 0
+        return max(1, prompt - found)
     return 0 if 2 * found >= prompt else prompt - found
 
 
@@ -50,10 +57,12 @@ class HoldingBounds:
         pool_blocks: Blocks of the pool. A request that needs as many can never fit, so it is
             not held.
         most_s: The longest that a request is held, in seconds.
+        step_blocks: Blocks of prompts that the engine computes in one step.
     """
 
     pool_blocks: int
     most_s: float
+    step_blocks: int = 1
 
 
 class HoldingRule:
@@ -74,6 +83,7 @@ class HoldingRule:
         self._room = RoomLedger()
         self._pacing = Pacing()
         self.saturation = Saturation()
+        self._counted = False  # whoever came since the last step: one counts for all
         self._ran_at = -math.inf
 
     def __len__(self) -> int:
@@ -90,7 +100,9 @@ class HoldingRule:
             idle: The engine has no work but held requests.
             queued: Other requests stand in its queue, those that are held not counted.
         """
-        self.saturation.came(queued=queued)
+        if not self._counted:
+            self.saturation.came(queued=queued)
+        self._counted = True
         resting = idle and asks.since - self._ran_at >= _ABOUT_TO_RUN_S
         if resting and not len(self._order):
             return self._let_in(asks)
@@ -136,13 +148,15 @@ class HoldingRule:
         """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
 
         If there is no room, a request that has waited ``HOLD_PATIENCE_S`` (or at all, while few
-        prompts queue) starts once no other is queued, one at a time and as ``Pacing`` allows: a
-        prefill that stands before a resident session's turn may evict that session's blocks.
+        prompts queue) starts once no other is queued, and with it as many as one step computes
+        with it, as ``Pacing`` allows: a prefill that stands before a resident session's turn may
+        evict that session's blocks.
 
         Args:
             idle: The engine has no work but held requests.
             free: No request is queued, and the prompt of the last one released has been computed.
         """
+        self._counted = False
         if not idle or not len(self._order):
             self._ran_at = now
         self._pacing.looks(now, free)
@@ -187,12 +201,18 @@ class HoldingRule:
         if oldest is None or not self._pacing.may_start(now, hurries=oldest.since <= due):
             return []
         patience = HOLD_PATIENCE_S if self.saturation.is_reached else 0.0
-        patient = self._order.pop_patient(now - patience, due, now)
-        if patient is None:
-            return []
-        self._pacing.begin(now)
-        self._let_in(patient)
-        return [(patient, "patience")]
+        patient = list(self._patient(now - patience, due, now))
+        if patient:
+            self._pacing.begin(now)
+        return [(held, "patience") for held in patient]
+
+    def _patient(self, born: float, due: float, now: float) -> Iterator[Held]:
+        """Those who start together: one, and as many as are computed in the same step."""
+        left = self._bounds.step_blocks
+        while left > 0 and (held := self._order.pop_patient(born, due, now)) is not None:
+            self._let_in(held)
+            yield held
+            left -= held.blocks
 
     def _let_in(self, asks: Held) -> bool:
         self._room.promise(asks.request_id, asks.blocks)

@@ -137,8 +137,9 @@ class SchedulerSide:
             gone: Tells ``holding`` of a held request that was removed; must not raise.
         """
         sessions = LiveSessions(self._pool, self.group, self.observer.meaning, self.bridge.copied)
-        bounds = HoldingBounds(self._pool.num_gpu_blocks - 1, hold_max_s(HOLD_MAX_S))
         queue = HoldingQueue(scheduler, holds, gone)
+        pool, step = self._pool.num_gpu_blocks - 1, queue.step_tokens // self.group.block_size
+        bounds = HoldingBounds(pool, hold_max_s(HOLD_MAX_S), step)
         queue.queued, queue.unqueued = self.bridge.request_queued, self.bridge.request_unqueued
         self.holding = Holding(
             queue, sessions, self.client.admission, self._emit, bounds, self._clock

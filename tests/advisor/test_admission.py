@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -25,8 +25,8 @@ from kvgraph.graph.messages.events import (
 from kvgraph.graph.types import Tier
 
 SIZE = 16
-CONTEXT = 10  # blocks of a session
-POOL = 100  # blocks: ten sessions
+CONTEXT = 1000  # blocks of a session's first prompt; each turn has one more
+POOL = 10_400  # blocks: ten sessions
 
 
 class Engine:
@@ -37,7 +37,9 @@ class Engine:
         self.name = name
         self.graph = graph or KVCacheGraph(clock=lambda: self.now)
         self.admission = Admission()
-        self.held: OrderedDict[int, None] = OrderedDict()  # sessions in the pool, LRU first
+        self.held: OrderedDict[int, int] = OrderedDict()
+        """Blocks of each session in the pool, the one that is idle for longest first."""
+        self.turns: Counter[int] = Counter()  # of each session
         self.requests = 0
         self.tell(EngineHello(name, "m", SIZE, POOL + 1, ""))
 
@@ -54,18 +56,19 @@ class Engine:
     def turn(self, session: int, *, named: bool = True, ended: bool = False,
              tool_s: float | None = None, seconds: float = 1.0) -> None:  # fmt: skip
         """A request of a session: found whole, or computed at the cost of who is idle longest."""
-        chain = keys(session)
-        found = CONTEXT if session in self.held else 0
-        self.held.pop(session, None)
-        while len(self.held) >= POOL // CONTEXT:
-            self.tell(BlocksRemoved(keys(self.held.popitem(last=False)[0])))
-        self.held[session] = None
+        chain = keys(session, self.turns[session])
+        blocks = len(chain) // 8
+        self.turns[session] += 1
+        found = self.held.pop(session, 0)
+        while sum(self.held.values()) + blocks > POOL:
+            gone, count = self.held.popitem(last=False)
+            self.tell(BlocksRemoved(keys(gone)[: 8 * count]))
+        self.held[session] = blocks
         self.requests += 1
         name, request = f"s{session}" if named else None, f"r{self.requests}"
-        tokens = CONTEXT * SIZE + 1
+        tokens = blocks * SIZE + 1
         self.tell(RequestStarted(request, chain, tokens, found * SIZE, SIZE, session=name))
-        if not found:
-            self.tell(BlocksStored(chain, None, SIZE))
+        self.tell(BlocksStored(chain, None, SIZE))
         self.now += seconds
         self.tell(
             RequestFinished(
@@ -81,9 +84,9 @@ class Engine:
                 self.turn(session, named=named)
 
 
-def keys(session: int) -> bytes:
-    first = 1 + session * 1000
-    return np.arange(first, first + CONTEXT, dtype="<u8").tobytes()
+def keys(session: int, turn: int = 999) -> bytes:
+    first = 1 + session * 100_000
+    return np.arange(first, first + CONTEXT + turn, dtype="<u8").tobytes()
 
 
 def test_everybody_may_start_where_contexts_fit() -> None:
@@ -180,7 +183,7 @@ def test_what_another_store_loads_or_nobody_looks_for_is_no_regret(told: dict[st
     engine = Engine()
     tokens = CONTEXT * SIZE + 1
     for number in range(100):
-        name, chain = f"r{number}", keys(number % 5)
+        name, chain = f"r{number}", keys(number % 5, number // 5)
         engine.tell(
             RequestStarted(name, chain, tokens, 0, SIZE, session=f"s{number % 5}", **told),
             BlocksStored(chain, None, SIZE),
@@ -189,6 +192,27 @@ def test_what_another_store_loads_or_nobody_looks_for_is_no_regret(told: dict[st
         engine.tell(RequestFinished(name, chain, tokens, tokens + 2, "stop"))
         engine.word()
     assert engine.word().room_blocks is None
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_texts_that_are_asked_again_and_again_are_no_regret(named: bool) -> None:
+    engine = Engine()
+    for _ in range(8):
+        engine.turns.clear()
+        engine.rounds(14, 1, named=named)
+        assert engine.word().room_blocks is None
+
+
+def test_what_another_engine_computed_is_no_regret() -> None:
+    first = Engine("first")
+    second = Engine("second", first.graph)
+    second.turns = first.turns
+    for number in range(10):
+        for session in range(5):
+            engine = (first, second)[number % 2]
+            engine.held.pop(session, None)
+            engine.turn(session)
+            assert engine.word().room_blocks is None
 
 
 def test_engines_thrash_each_for_itself() -> None:

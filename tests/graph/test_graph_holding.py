@@ -45,11 +45,14 @@ def step(
 
 
 def test_what_a_request_brings_is_nothing_where_half_of_a_session_is_there() -> None:
-    assert new_context_blocks(10, 5, new=False) == 0
-    assert new_context_blocks(10, 4, new=False) == 6
-    assert new_context_blocks(10, 9, new=True) == 1
-    assert new_context_blocks(10, 10, new=True) == 1, "a new session wants room, whatever it shares"
-    assert new_context_blocks(0, 0, new=True) == new_context_blocks(0, 0, new=False) == 0
+    assert new_context_blocks(10, 5, POOL, new=False) == 0
+    assert new_context_blocks(10, 4, POOL, new=False) == 6
+    assert new_context_blocks(10, 9, POOL, new=True) == 1
+    assert new_context_blocks(10, 10, POOL, new=True) == 1, (
+        "a new session wants room, whatever it shares"
+    )
+    for new in (True, False):
+        assert new_context_blocks(3, 0, POOL, new=new) == 0, "a short prompt takes little room"
 
 
 def test_who_brings_nothing_or_would_never_fit_is_not_held(rule: HoldingRule) -> None:
@@ -88,6 +91,25 @@ def test_once_few_prompts_queue_those_that_wait_start_one_at_a_time(rule: Holdin
     assert step(rule, 3.2, 0) == [], "its prompt is under way"
     assert step(rule, 4.0, 0, free=True) == [], "the engine rests for a tenth of that time"
     assert step(rule, 4.2, 0, free=True) == ["b patience"]
+
+
+def test_those_that_come_together_are_one_sign_of_a_queue() -> None:
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
+    for _ in range(200):
+        for sibling in range(8):
+            rule.arrives(asks(str(sibling), 0.0, 0), word(0), idle=False, queued=sibling > 0)
+        step(rule, 0.0, 0)
+    assert not rule.saturation.is_reached
+
+
+def test_as_many_start_without_room_as_one_step_computes() -> None:
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S, step_blocks=25))
+    meets(rule, 100, queued=True)
+    step(rule, 0.0, None)
+    for name in "abcd":
+        assert rule.arrives(asks(name, 0.0), word(0), idle=False, queued=True)
+    begun = step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True)
+    assert begun == ["a patience", "b patience", "c patience"]
 
 
 def test_what_was_let_in_is_off_the_room_until_a_word_knows_of_it(rule: HoldingRule) -> None:

@@ -194,6 +194,7 @@ def test_a_request_is_asked_about_when_it_comes_and_when_its_turn_comes() -> Non
     held = hold(lambda now: advice(room))
     for _ in range(100):
         assert not held.arrives(asked(brings=0), 0.0, idle=False, queued=True)
+        held.released(0.0, idle=False, free=False)
     early, warm, late = asked(), asked(opens=False, brings=0), asked(opens=False)
     assert not held.arrives(early, 1.0, idle=False, queued=True)
     assert not held.arrives(warm, 1.0, idle=False, queued=True)

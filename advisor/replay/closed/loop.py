@@ -186,7 +186,7 @@ class _Play:
     def _brings(self, asked: Asked) -> int:
         prompt = self._limits[asked.request]
         found = self._instance.reach(self._chains[asked.request], prompt)
-        return new_context_blocks(prompt, found, new=asked.opens)
+        return new_context_blocks(prompt, found, self._instance.capacity, new=asked.opens)
 
     def _serve(self, now: float) -> None:
         """Start who may start; one prompt is computed at a time."""

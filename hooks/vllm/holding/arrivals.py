@@ -23,8 +23,7 @@ class Arrival:
     """A request as admission sees it.
 
     Attributes:
-        blocks: Blocks of new context; 0 for a live, resident session, and for a prompt shorter
-            than one block.
+        blocks: Blocks of new context; 0 for a live, resident session, and for a short prompt.
         returning: Whether its session has been served here before.
         meaning: What its caller says.
     """
@@ -129,7 +128,7 @@ class LiveSessions:
 
     def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
         if self._names.is_new(name) and not _comes_from_elsewhere(request):
-            return new_context_blocks(len(hashes), self._found(hashes), new=True)
+            return self._new_context(hashes, new=True)
         if self._names.is_one_session(name, self._queued[name]) and self._is_here(name, hashes):
             return 0
         return self._by_prompt(request, hashes)
@@ -149,7 +148,11 @@ class LiveSessions:
     def _by_prompt(self, request: Request, hashes: Sequence[bytes]) -> int:
         if _comes_from_elsewhere(request):
             return 0
-        return new_context_blocks(len(hashes), self._found(hashes), new=False)
+        return self._new_context(hashes, new=False)
+
+    def _new_context(self, hashes: Sequence[bytes], *, new: bool) -> int:
+        pool = self._pool.num_gpu_blocks - 1
+        return new_context_blocks(len(hashes), self._found(hashes), pool, new=new)
 
     def _found(self, hashes: Sequence[bytes]) -> int:
         """How many of a chain's blocks, from the first on, need not be computed.

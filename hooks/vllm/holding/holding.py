@@ -141,7 +141,8 @@ class Holding:
             self._log.held(asks, advice)
 
     def _asks(self, request: Request, arrival: Arrival) -> Held:
+        blocks = 0 if self.queue.outranks_running(request) else arrival.blocks
         return Held(
-            request.request_id, self._clock(), arrival.blocks, request.priority, arrival.returning,
+            request.request_id, self._clock(), blocks, request.priority, arrival.returning,
             arrival.meaning.session, arrival.meaning.tenant,
         )  # fmt: skip

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _RELIED_ON: Final = (
     "waiting", "kv_holding_waiting", "deferred_waiting", "running", "requests",
-    "num_waiting_for_streaming_input",
+    "num_waiting_for_streaming_input", "policy", "max_num_scheduled_tokens",
 )  # fmt: skip
 
 
@@ -73,6 +73,11 @@ class HoldingQueue:
         return bool(queued > self._scheduler.num_waiting_for_streaming_input)
 
     @property
+    def step_tokens(self) -> int:
+        """Tokens that a step computes at most."""
+        return int(self._scheduler.max_num_scheduled_tokens)
+
+    @property
     def prefill_idle(self) -> bool:
         """Whether no request is queued and the prompt of the last one released is computed."""
         if self.has_queued:
@@ -81,6 +86,13 @@ class HoldingQueue:
         if last is None or last.is_finished():
             return True
         return bool(last.num_computed_tokens >= last.num_prompt_tokens)
+
+    def outranks_running(self, request: Request) -> bool:
+        """Whether one that runs is of worse priority than a request."""
+        scheduler = self._scheduler
+        if scheduler.policy.value != "priority":
+            return False
+        return any(each.priority > request.priority for each in scheduler.running)
 
     @property
     def head(self) -> Request | None:

@@ -21,11 +21,11 @@ from ...serving.progress import DemoProgress
 from ...serving.workload import BLOCK
 from .closed_paper_arms import PAPER_HOLD, PAPER_LPM, PAPER_OFF, PAPER_STOCK, PAPER_TOLD
 from .open_paper import OpenRun, alone_s, play_open
-from .short_paper import short_answers
+from .others_paper import OTHERS, answers_per_s
 
 OPEN_FILE: Final = "open.json"
 REQUESTS: Final = 600  # as many as the demo plays
-_SHORT_ARMS: Final = (PAPER_STOCK, PAPER_OFF, PAPER_HOLD)
+_OTHERS_ARMS: Final = (PAPER_STOCK, PAPER_OFF, PAPER_HOLD)
 _ARMS: Final = (PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD)
 
 
@@ -57,13 +57,13 @@ class OpenResult:
 
     Attributes:
         pool: Blocks of ``BLOCK_SIZE`` tokens.
-        short: Answers a second by arm, where requests are short and nobody comes back.
+        others: Answers a second by arm, for each kind of traffic that is no agents'.
     """
 
     out: Path
     pool: int
     runs: Sequence[tuple[Setting, OpenRun]]
-    short: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def figures(self) -> Figures:
         """Each arm beside stock: what it finds, and how long first tokens take."""
@@ -73,8 +73,11 @@ class OpenResult:
             figures.add(f"stock_share{setting.name}", stock.cached_share, "share of prompt")
             for run in others:
                 _add(figures, f"_{run.arm}{setting.name}", run, stock)
-        for arm, rate in self.short.items():
-            figures.add(f"short_answers_{arm}", rate, "answers/s")
+        for kind, rates in self.others.items():
+            for arm, rate in rates.items():
+                figures.add(f"{kind}_answers_{arm}", rate, "answers/s")
+            ratio = rates[PAPER_HOLD.name] / rates[PAPER_OFF.name]
+            figures.add(f"{kind}_ratio", ratio, "of admission off", "≥ .99")
         return figures
 
     def save(self) -> Path:
@@ -117,8 +120,12 @@ def run_open(
             for arm in _ARMS:
                 shown.passing(f"{arm.name}{setting.name}", "on paper")
                 runs.append((setting, play_open(base, arm, pool, asked, pace, setting.running)))
-        short = {} if quick else {arm.name: short_answers(base, arm) for arm in _SHORT_ARMS}
-    return OpenResult(out.resolve(), pool, runs, short)
+        others = {}
+        for traffic in () if quick else OTHERS:
+            shown.passing(traffic.name, "on paper")
+            rates = {arm.name: answers_per_s(base, arm, traffic) for arm in _OTHERS_ARMS}
+            others[traffic.name] = rates
+    return OpenResult(out.resolve(), pool, runs, others)
 
 
 def _span_s(requests: Sequence[AgentRequest]) -> float:
