@@ -141,9 +141,8 @@ class SchedulerSide:
         pool, step = self._pool.num_gpu_blocks - 1, queue.step_tokens // self.group.block_size
         bounds = HoldingBounds(pool, hold_max_s(HOLD_MAX_S), step)
         queue.queued, queue.unqueued = self.bridge.request_queued, self.bridge.request_unqueued
-        self.holding = Holding(
-            queue, sessions, self.client.admission, self._emit, bounds, self._clock
-        )
+        advice, clock = self.client.admission, self._clock
+        self.holding = Holding(queue, sessions, advice, self._emit, bounds, clock)
         self._reports.append(self.holding.report)
 
     def leave(self, wait_s: float) -> None:

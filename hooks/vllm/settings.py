@@ -34,11 +34,10 @@ PROTECT_STALE_S: Final = 60.0
 dead one does not shape the queue for long."""
 LONGEST_PROTECT_STALE_S: Final = 3600.0  # chosen
 ADMISSION_VARIABLE: Final = "AITHER_KVCACHE_ADMISSION"
-ADMISSION_BY_DEFAULT: Final = False
+ADMISSION_BY_DEFAULT: Final = True
 """Whether new sessions may be held where the variable is not set. Either way, nobody is held but
-while the sidecar measures that the engine computes again what it held a moment ago, and while
-prompts queue (``graph.waiting.saturation``). A corpus of short requests that is asked again and
-again looks like that too, and runs several times slower when it is held."""
+while the sidecar measures that the engine computes again what sessions that go on held a moment
+ago, and while prompts queue (``graph.waiting.saturation``)."""
 HOLD_MAX_VARIABLE: Final = "AITHER_KVCACHE_HOLD_MAX_S"
 LONGEST_HOLD_S: Final = 3600.0  # chosen
 REFUSE_AFTER_VARIABLE: Final = "AITHER_KVCACHE_REFUSE_AFTER_S"

@@ -50,11 +50,13 @@ def thrash(engine: PaperEngine) -> None:
     seed = 0
     while (word := engine.side.client.admission()) is None or word.room_blocks is None:
         assert time.monotonic() < deadline, "the sidecar never said that there is no room"
-        engine.serve(text(LARGE, seed % 8), session_id=f"agent-{seed % 8}")
+        engine.serve(text(LARGE + seed // 8, seed % 8), session_id=f"agent-{seed % 8}")
         seed += 1
         time.sleep(0.02)
     for _ in range(100):  # prompts queue, of less than a block each: none of them can be held
-        engine.ask(list(text(1, 9001))[:4], 1)
+        for _ in range(engine.scheduler.max_num_running_reqs + 1):
+            engine.ask(list(text(1, 9001))[:4], 1)
+        engine.step()
     engine.settle()
 
 

@@ -162,7 +162,7 @@ def test_a_mistake_that_engines_only_warn_of_fails(
 
 @pytest.mark.parametrize(
     ("value", "ok", "detail"),
-    [("", None, "off"), ("0", None, "off"), ("1", True, "on: in"), ("Yes", True, "on: in")],
+    [("", True, "on: in"), ("0", None, "off"), ("1", True, "on: in"), ("Yes", True, "on: in")],
 )
 def test_admission_as_it_is_asked_for(
     value: str, ok: bool | None, detail: str, monkeypatch: pytest.MonkeyPatch

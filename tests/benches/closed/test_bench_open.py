@@ -59,13 +59,19 @@ def test_what_is_left_behind_names_setting_and_arm(
     setting = Setting(4, 0.5)
     stock = play_open(paper_config, PAPER_STOCK, BLOCKS, asked, 2.0, running=4)
     ours = OpenRun("hold", stock.answers, stock.wall_s, HoldCounts(1, 59, 2.0, 2.0, {}))
-    result = OpenResult(tmp_path, BLOCKS, [(setting, stock), (setting, ours)], {"hold": 12.5})
+    result = OpenResult(
+        tmp_path,
+        BLOCKS,
+        [(setting, stock), (setting, ours)],
+        {"short": {"stock": 9.0, "off": 10.0, "hold": 9.5}},
+    )
     saved = json.loads(result.save().read_text())
     figures = result.figures().figures
     assert figures["gain_points_hold_at_4_0.5"].value == 0
     assert figures["ttft_p95_ratio_hold_at_4_0.5"].value == 1
     assert figures["held_share_hold_at_4_0.5"].value == pytest.approx(1 / 60)
-    assert figures["short_answers_hold"].value == 12.5
+    assert figures["short_answers_hold"].value == 9.5
+    assert figures["short_ratio"].value == 0.95
     assert [(run["arm"], run["running"], run["load"]) for run in saved["runs"]] == [
         ("stock", 4, 0.5),
         ("hold", 4, 0.5),

@@ -37,6 +37,10 @@ def test_a_burst_that_makes_a_queue_is_held(paper: Callable[..., Any]) -> None:
     hall.say(0)
     hall.busy()
     names = [hall.ask(6, 50 + number) for number in range(40)]
+    assert not hall.held, "those who come together are one sign of a queue"
+    for number in range(40):
+        names.append(hall.ask(6, 100 + number))
+        hall.step(1, room=0)
     assert 0 < len(hall.held) < 40
     assert hall.held == names[-len(hall.held) :], "those who came while there was no queue went in"
 

@@ -215,12 +215,14 @@ def test_vllms_priorities_hold(
     hall = Hall(engine)
     hall.busy()
     hall.say(0)
-    late, urgent = hall.ask(4, 1, priority=5), hall.ask(4, 2, priority=-5)
+    late, urgent = hall.ask(4, 1, priority=5), hall.ask(4, 2, priority=3)
     assert hall.held == [late, urgent]
+    most_urgent = hall.ask(4, 3, priority=-5)
+    assert most_urgent not in hall.held, "one of worse priority runs"
     hall.step(1, room=2)
     assert hall.held == [late]
     hall.step(3, room=None)
-    assert hall.started[1:] == [urgent, late]
+    assert hall.started[1:] == [most_urgent, urgent, late]
 
 
 def test_streamed_input_of_a_held_request_waits_with_it(hall: Hall) -> None:
