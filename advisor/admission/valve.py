@@ -16,6 +16,11 @@ _FALL: Final = 0.15  # of the limit, for a pool's worth of asked blocks
 _RISE: Final = 0.05  # of the pool, for as much
 _LEAST, _MOST = 0.5, 1.1  # bounds of the limit, in pools
 _CALM_POOLS: Final = 3.0  # asked so long with room to spare: opens
+_USELESS: Final = 0.6  # of the asked blocks, computed again although it is closed …
+_TRIAL_POOLS: Final = 4.0  # … since so much was asked: opens
+_BARRED_POOLS: Final = 32.0  # … and closes no more until so much was asked, twice as much each time
+
+_MOST_FAILED: Final = 6  # that count
 
 
 @dataclass(slots=True)
@@ -31,6 +36,9 @@ class Valve:
     _asked: float = 0.0  # blocks; fades
     _again: float = 0.0  # of these, computed again
     _roomy: float = 0.0  # blocks asked since room was last short
+    _closed: float = 0.0  # blocks asked since it closed
+    _barred: float = 0.0  # blocks that must be asked before it may close again
+    _failed: int = 0  # times that it opened because it was of no use
     _seen: tuple[int, int] = (0, 0)
 
     @property
@@ -48,8 +56,16 @@ class Valve:
         """
         new = self._note(asked, again)
         if self.limit is None:
-            if self.regret > _CLOSES:
+            self._barred -= new
+            if self.regret > _CLOSES and self._barred <= 0:
                 self.limit, self._roomy = float(min(demand.blocks, self.pool)), 0.0
+                self._closed = 0.0
+            return
+        self._closed += new
+        if self._closed > _TRIAL_POOLS * self.pool and self.regret > _USELESS:
+            # Contexts are lost whoever waits: pauses are too long, or sessions too many.
+            self.limit, self._barred = None, _BARRED_POOLS * self.pool * 2.0**self._failed
+            self._failed = min(self._failed + 1, _MOST_FAILED)
             return
         self.limit = self._moved(self.limit, new / self.pool)
         roomy = self.limit - demand.blocks > demand.usual and self.regret < _CALM

@@ -26,6 +26,9 @@ _OVERDUE: Final = 0.5
 """Share of the bound: whoever has waited longer goes first and is waited for no longer, since all
 that reach the bound start whatever else is queued. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
+_PATIENT: Final = 20.0
+"""Times of what its prompt takes: a request that waited for so long was patient, however short
+``HOLD_PATIENCE_S`` may be for longer ones. Chosen."""
 _SHORT: Final = 256
 """A prompt of at most a pool's so-manieth part is short: it takes little room, and no agent's
 context is like it. Chosen."""
@@ -147,10 +150,10 @@ class HoldingRule:
     ) -> list[tuple[Held, str]]:
         """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
 
-        If there is no room, a request that has waited ``HOLD_PATIENCE_S`` (or at all, while few
-        prompts queue) starts once no other is queued, and with it as many as one step computes
-        with it, as ``Pacing`` allows: a prefill that stands before a resident session's turn may
-        evict that session's blocks.
+        If there is no room, a request that was patient (it has waited ``HOLD_PATIENCE_S``, or
+        ``_PATIENT`` times what its prompt takes; or at all, while few prompts queue) starts once no
+        other is queued, and with it as many as one step computes with it, as ``Pacing`` allows: a
+        prefill that stands before a resident session's turn may evict that session's blocks.
 
         Args:
             idle: The engine has no work but held requests.
@@ -200,19 +203,25 @@ class HoldingRule:
         oldest = self._order.oldest()
         if oldest is None or not self._pacing.may_start(now, hurries=oldest.since <= due):
             return []
-        patience = HOLD_PATIENCE_S if self.saturation.is_reached else 0.0
-        patient = list(self._patient(now - patience, due, now))
+        patient = list(self._patient(due, now))
         if patient:
-            self._pacing.begin(now)
+            self._pacing.begin(now, sum(held.blocks for held in patient))
         return [(held, "patience") for held in patient]
 
-    def _patient(self, born: float, due: float, now: float) -> Iterator[Held]:
+    def _patient(self, due: float, now: float) -> Iterator[Held]:
         """Those who start together: one, and as many as are computed in the same step."""
-        left = self._bounds.step_blocks
-        while left > 0 and (held := self._order.pop_patient(born, due, now)) is not None:
+        saturated, left = self.saturation.is_reached, self._bounds.step_blocks
+
+        def is_patient(held: Held) -> bool:
+            return not saturated or now - held.since >= self._patience(held)
+
+        while left > 0 and (held := self._order.pop_patient(is_patient, due, now)) is not None:
             self._let_in(held)
             yield held
             left -= held.blocks
+
+    def _patience(self, held: Held) -> float:
+        return min(HOLD_PATIENCE_S, _PATIENT * self._pacing.takes(held.blocks))
 
     def _let_in(self, asks: Held) -> bool:
         self._room.promise(asks.request_id, asks.blocks)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Final, NamedTuple
 
 _MOST_TENANTS: Final = (
@@ -120,20 +120,23 @@ class HoldingOrder:
             heapq.heapreplace(turns, turn)
         return None
 
-    def pop_patient(self, born: float, due: float, now: float) -> Held | None:
-        """Remove and return one of those that wait since ``born`` or longer; None if there is none.
+    def pop_patient(
+        self, is_patient: Callable[[Held], bool], due: float, now: float
+    ) -> Held | None:
+        """Remove and return one of those that have been patient; None if there is none.
 
         Of the tenant that has had the least: the request that has waited longest, if since ``due``
         or longer; else the one that has waited longest for its blocks, so that a short one goes
         before a long one that came with it, and a long one before short ones that came much later
         (highest response ratio next; Brinch Hansen, 1971).
         """
-        found = self._least_served(born)
+        found = self._least_served(is_patient)
         if found is None:
             return None
         start, tenant, priority = found
         lanes = [self._lanes.get((tenant, priority, kind)) for kind in (False, True)]
-        patient = (held for lane in lanes if lane for held in _patient(lane, born))
+        waiting = (held for lane in lanes if lane for held in _first_of(lane))
+        patient = (held for held in waiting if is_patient(held))
         best = max(patient, key=lambda held: _claim(held, due, now))
         self._now = max(self._now, start)
         return self.take(best.request_id)
@@ -157,12 +160,14 @@ class HoldingOrder:
         place = self._remove(request_id)
         return place.held if place is not None else None
 
-    def _least_served(self, born: float) -> tuple[float, str | None, int] | None:
+    def _least_served(
+        self, is_patient: Callable[[Held], bool]
+    ) -> tuple[float, str | None, int] | None:
         """Where the tenant whose turn it is starts, its name and its request's priority."""
         found: tuple[int, float, int, str | None] | None = None
         for lane in islice(self._lanes.values(), _MOST_LOOKED_AT):
             place = _first(lane)
-            if place.held.since <= born:
+            if any(is_patient(held) for held in _first_of(lane)):
                 turn = place.held.priority, self._start(place), place.number, place.held.tenant
                 found = turn if found is None or turn[:3] < found[:3] else found
         return None if found is None else (found[1], found[3], found[0])
@@ -196,10 +201,8 @@ def _first(lane: _Lane) -> _Place:
     return next(iter(lane.values()))
 
 
-def _patient(lane: Mapping[str, _Place], born: float) -> Iterator[Held]:
-    """The first of a lane, as long as they wait since ``born`` or longer."""
-    first = (place.held for place in islice(lane.values(), _MOST_LOOKED_AT))
-    return takewhile(lambda held: held.since <= born, first)
+def _first_of(lane: _Lane) -> Iterator[Held]:
+    return (place.held for place in islice(lane.values(), _MOST_LOOKED_AT))
 
 
 def _claim(held: Held, due: float, now: float) -> tuple[bool, float]:

@@ -138,7 +138,7 @@ class SchedulerSide:
         """
         sessions = LiveSessions(self._pool, self.group, self.observer.meaning, self.bridge.copied)
         queue = HoldingQueue(scheduler, holds, gone)
-        pool, step = self._pool.num_gpu_blocks - 1, queue.step_tokens // self.group.block_size
+        pool, step = self._pool.num_gpu_blocks - 1, queue.step_tokens // self.group.block_size or 1
         bounds = HoldingBounds(pool, hold_max_s(HOLD_MAX_S), step)
         queue.queued, queue.unqueued = self.bridge.request_queued, self.bridge.request_unqueued
         advice, clock = self.client.admission, self._clock

@@ -9,7 +9,8 @@ from collections import Counter, OrderedDict
 import numpy as np
 import pytest
 from kvgraph.advisor.admission.admission import Admission
-from kvgraph.advisor.admission.demand import LIVE_S, demand
+from kvgraph.advisor.admission.demand import LIVE_S, Demand, demand
+from kvgraph.advisor.admission.valve import Valve
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.advice import AdmissionAdvice
 from kvgraph.graph.messages.events import (
@@ -108,7 +109,7 @@ def test_new_sessions_alone_are_no_regret() -> None:
 def test_a_thrashing_engine_has_no_room(named: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     engine = Engine()
-    engine.rounds(14, 8, named=named)
+    engine.rounds(14, 4, named=named)
     word = engine.word()
     assert word.room_blocks == 0
     assert word.live_sessions == 14
@@ -121,7 +122,7 @@ def test_a_thrashing_engine_has_no_room(named: bool, caplog: pytest.LogCaptureFi
 def test_sessions_that_are_over_make_room_and_calm_opens(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     engine = Engine()
-    engine.rounds(14, 8)
+    engine.rounds(14, 3)
     for session in range(6, 14):
         engine.turn(session, ended=True)
     room = engine.word().room_blocks
@@ -134,7 +135,7 @@ def test_sessions_that_are_over_make_room_and_calm_opens(caplog: pytest.LogCaptu
 
 def test_who_is_silent_for_long_makes_room_by_and_by() -> None:
     engine = Engine()
-    engine.rounds(14, 8)
+    engine.rounds(14, 3)
     engine.now += LIVE_S / 2
     before = demand(engine.graph.tables, engine.column, engine.now)
     assert 0 < before.blocks < before.warm * CONTEXT
@@ -174,7 +175,7 @@ def test_what_a_tier_holds_is_no_regret() -> None:
     for session in range(14):
         engine.turn(session)
         engine.tell(BlocksSpilled(keys(session), int(Tier.WARM), 1))
-    engine.rounds(14, 8)
+    engine.rounds(14, 3)
     assert engine.word().room_blocks is None
 
 
@@ -192,6 +193,26 @@ def test_what_another_store_loads_or_nobody_looks_for_is_no_regret(told: dict[st
         engine.tell(RequestFinished(name, chain, tokens, tokens + 2, "stop"))
         engine.word()
     assert engine.word().room_blocks is None
+
+
+def test_a_limit_that_saves_nothing_is_lifted_for_long() -> None:
+    """A hundred sessions turn after turn: whoever waits, none of their contexts stays."""
+    valve, asked, closed = Valve(POOL), 0, []
+    for _ in range(400):
+        asked += POOL // 4
+        valve.update(asked, round(0.9 * asked), Demand(100, 10, POOL, POOL // 10))
+        closed.append(valve.limit is not None)
+    assert any(closed[:20])
+    assert sum(closed[100:]) < 0.15 * len(closed[100:])
+
+
+def test_a_limit_that_saves_contexts_stays() -> None:
+    valve, asked, again = Valve(POOL), 0, 0
+    for _ in range(100):
+        asked += POOL // 4
+        again += round((0.9 if valve.limit is None else 0.2) * POOL / 4)
+        valve.update(asked, again, Demand(14, 10, POOL, POOL // 10))
+    assert valve.limit is not None
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -218,7 +239,7 @@ def test_what_another_engine_computed_is_no_regret() -> None:
 def test_engines_thrash_each_for_itself() -> None:
     busy = Engine("busy")
     calm = Engine("calm", busy.graph)
-    for _ in range(8):
+    for _ in range(4):
         for session in range(14):
             busy.turn(session)
         calm.turn(50)
@@ -228,7 +249,7 @@ def test_engines_thrash_each_for_itself() -> None:
 
 def test_an_engine_in_the_place_of_one_that_is_gone_begins_open() -> None:
     engine = Engine()
-    engine.rounds(14, 8)
+    engine.rounds(14, 3)
     engine.graph.forget_engine("e")
     engine.admission.forget_all_but(set())
     engine.held.clear()

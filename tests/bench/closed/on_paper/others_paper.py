@@ -40,6 +40,7 @@ class Traffic:
         length: Of a text.
         answer: Of an answer.
         questions: Of a question behind each text, another one each time; 0: none.
+        grows: By how much each text is longer than it was in the round before.
         together: Requests of one prompt, sent at once; the next follow the last answer.
         rest_s: Seconds from an answer to the client's next request.
     """
@@ -50,6 +51,7 @@ class Traffic:
     length: int
     answer: int = 1
     questions: int = 0
+    grows: int = 0
     together: int = 1
     rest_s: float = 0.0
 
@@ -59,6 +61,7 @@ OTHERS: Final = (
     Traffic("long", clients=64, texts=250, length=40 * BLOCK_SIZE + 1, answer=8),
     Traffic("documents", clients=64, texts=120, length=60 * BLOCK_SIZE, answer=20, questions=40),
     Traffic("siblings", clients=12, texts=200, length=40 * BLOCK_SIZE, answer=30, together=8),
+    Traffic("growing", clients=128, texts=240, length=40 * BLOCK_SIZE, answer=4, grows=BLOCK_SIZE),
     Traffic("bursts", clients=100, texts=300, length=30 * BLOCK_SIZE, answer=8, rest_s=10.0),
 )
 """Of each, the texts take from one and a half to three pools. Chosen."""
@@ -103,12 +106,17 @@ class _Clients:
     def _next(self) -> ClosedTurn:
         traffic, number = self._traffic, self._asked
         self._asked += 1
-        text = _tokens(f"text {number % traffic.texts}", traffic.length)
         name = f"{traffic.name}-{number}"
-        prompt = (*text, *_tokens(name, traffic.questions))
+        prompt = (*self._text(number), *_tokens(name, traffic.questions))
         answer = _tokens(f"answer {number}", traffic.answer)
         request = AgentRequest(name, 0.0, name, prompt, tuple(answer), False, None, None, ())
         return ClosedTurn(request, True, 0.0)
+
+    def _text(self, number: int) -> Iterator[int]:
+        traffic, (again, text) = self._traffic, divmod(number, self._traffic.texts)
+        yield from _tokens(f"text {text}", traffic.length)
+        for each in range(again):
+            yield from _tokens(f"more {text} {each}", traffic.grows)
 
 
 def _tokens(seed: str, count: int) -> Sequence[int]:
