@@ -98,16 +98,22 @@ def why(
 ) -> None:
     """Say why a request, or a session's last one, found no more of its prompt in the cache."""
     found: list[Mapping[str, Any]] = []
+    held: list[Mapping[str, Any]] = []
     for each in sidecar_urls(url):
         found += matching(ask(each, f"/v1/requests?limit={_RECENT}")["requests"], target)
-    if not found:
+        waiting = ask(each, "/waiting").items()
+        held += [{"request": name, "held_s": s} for name, s in waiting if _is_of(name, target)]
+    if not found and not held:
         raise UnknownError(
-            f"no request or session {target!r} is among the last {_RECENT:,} requests"
+            f"no request or session {target!r} is among the last {_RECENT:,} requests, and no "
+            "request of that id waits"
         )
     newest = sorted(found, key=lambda request: -request["at"])[:last]
     if as_json:
-        typer.echo(json.dumps(newest))
+        typer.echo(json.dumps([*held, *newest]))
         return
+    for request in held:
+        typer.echo(plain(held_sentence(request)).plain)
     for request in newest:
         typer.echo(plain(why_sentence(request)).plain)
 
@@ -119,8 +125,22 @@ def matching(requests: Sequence[Mapping[str, Any]], target: str) -> list[Mapping
     prompt and a random part are vLLM's own.
     """
     own = [each for each in requests if each["request"] == target]
-    own = own or [each for each in requests if each["request"].startswith(f"{target}-")]
+    own = own or [each for each in requests if _is_of(each["request"], target)]
     return own or [each for each in requests if each["session"] == target]
+
+
+def _is_of(request: str, target: str) -> bool:
+    """Whether a request has this id, or is the one that its client calls so."""
+    return request == target or request.startswith(f"{target}-")
+
+
+def held_sentence(request: Mapping[str, Any]) -> str:
+    """Why a request has not begun: one sentence."""
+    return (
+        f"Request {request['request']} has not begun: its context is new here, and for "
+        f"{seconds(request['held_s'])} it has waited for room; kvgraph status says how many "
+        "sessions fit."
+    )
 
 
 def why_sentence(request: Mapping[str, Any]) -> str:

@@ -102,6 +102,7 @@ def test_people_and_programs_are_told_who_waits_and_why(engine: PaperEngine) -> 
     word = engine.side.client.admission()
     fit, live = word.fitting_sessions, word.live_sessions
     assert re.search(rf"why +│ held \d+ s: {fit:,} agents fit, {live:,} are live", why)
+    assert f"Request {asked[0]} has not begun" in told("why", asked[0])
     for name in ("newcomer", "another", *asked):
         assert name not in status, "what needs no token names nobody"
 
