@@ -50,7 +50,7 @@ class CoAttendance:
         blocks.last_attended[rows] = now
         attention = blocks.for_writing("attention")
         attention[rows] += _EMA_SHARE * (mass - attention[rows])
-        self._raise(rows[mass * max(1, len(mass)) > _MUCH])
+        self._raise(rows[mass > _MUCH / max(1, len(mass))])
         self.observe(rows, mass, now)
 
     def _raise(self, rows: Rows) -> None:

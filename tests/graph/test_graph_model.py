@@ -156,6 +156,7 @@ def test_columns_and_dicts_agree_on_every_event_sequence(script: list[tuple[str,
                 naive.apply(subject, event, now[0])
                 if isinstance(event, BlocksStored | RequestStarted):
                     naive.known_size |= set(np.frombuffer(event.hashes, "<u8").tolist())
+            naive.fade(now[0])
         graph.check_integrity()
     compare(graph, naive)
     check_rankings(graph)

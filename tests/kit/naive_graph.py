@@ -31,6 +31,7 @@ class NaiveBlock:
     parent: int | None = None
     layer: int = SourceLayer.USER_TURN
     importance: float = float(DEFAULT_IMPORTANCE[SourceLayer.USER_TURN])
+    stated: bool = False
     hits: int = 0
     walkers: int = 0
     session: str | None = None
@@ -91,17 +92,27 @@ class NaiveBlocks:
             ):
                 del self.edges[kind, key, target]
 
-    def attend(self, keys: list[int], now: float) -> None:
+    def fade(self, now: float) -> None:
+        """Behind each list of events."""
         self.swept = now if self.swept is None else self.swept
         if now - self.swept >= 60:
             factor = 0.5 ** ((now - self.swept) / 300)
             for edge in [edge for edge in self.edges if edge[0] == "co_attend"]:
                 self.edges[edge] *= factor
             self.swept = now
+
+    def attend(self, keys: list[int]) -> None:
         for a in keys:
             for b in keys:
                 if a < b:
                     self.attend_pair(a, b)
+
+    def value_attended(self, keys: list[int]) -> None:
+        """All masses are 1: where more than two blocks share a step, each got much."""
+        for key in keys if len(keys) > 2 else ():
+            block = self.blocks[key]
+            if not block.stated:
+                block.importance += 0.05 * max(0.0, 0.8 - block.importance)
 
     def attend_pair(self, a: int, b: int) -> None:
         if ("co_attend", a, b) in self.edges:
@@ -155,7 +166,7 @@ class NaiveTurns(NaiveBlocks):
             covered = keys[segment.start // SIZE : -(-segment.end // SIZE)]
             for key in covered:
                 block = self.block(key)
-                block.layer = segment.layer
+                block.layer, block.stated = segment.layer, True
                 default = float(DEFAULT_IMPORTANCE[segment.layer])
                 block.importance = default if segment.importance is None else segment.importance
             if segment.memory_id and covered:
@@ -231,7 +242,7 @@ class NaiveTurns(NaiveBlocks):
         written = keys[event.prompt_tokens // SIZE :] if sized else keys
         for key in written:
             block = self.block(key)
-            if block.walkers == 0:
+            if block.walkers == 0 and block.layer != SourceLayer.GENERATION:
                 block.layer = SourceLayer.GENERATION
                 block.importance = float(DEFAULT_IMPORTANCE[SourceLayer.GENERATION])
         name = event.session or inferred
@@ -284,7 +295,9 @@ class NaiveGraph(NaiveTurns):
                 for key in keys:
                     self.set_tier(engine, key, Tier.HOT)
             case BlocksAttended():
-                self.attend([key for key in keys if key in self.blocks], now)
+                known = sorted({key for key in keys if key in self.blocks})
+                self.value_attended(known)
+                self.attend(known)
             case RequestStarted():
                 self.start(engine, event, keys)
             case RequestFinished():
