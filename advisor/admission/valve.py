@@ -16,11 +16,10 @@ _FALL: Final = 0.15  # of the limit, for a pool's worth of asked blocks
 _RISE: Final = 0.05  # of the pool, for as much
 _LEAST, _MOST = 0.5, 1.1  # bounds of the limit, in pools
 _CALM_POOLS: Final = 3.0  # asked so long with room to spare: opens
-_USELESS: Final = 0.6  # of the asked blocks, computed again although it is closed …
-_TRIAL_POOLS: Final = 4.0  # … since so much was asked: opens
-_BARRED_POOLS: Final = 32.0  # … and closes no more until so much was asked, twice as much each time
-
-_MOST_FAILED: Final = 6  # that count
+_USELESS: Final = 0.6  # of the asked blocks: if so many are computed again although it is closed …
+_TRIAL_POOLS: Final = 4.0  # … and so much was asked meanwhile, it opens …
+_BARRED_POOLS: Final = 32.0  # … until so much more was asked: twice as much after each such time
+_MOST_FAILED: Final = 6  # such times that are counted
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class Valve:
     _roomy: float = 0.0  # blocks asked since room was last short
     _closed: float = 0.0  # blocks asked since it closed
     _barred: float = 0.0  # blocks that must be asked before it may close again
-    _failed: int = 0  # times that it opened because it was of no use
+    _failed: int = 0  # times that it opened since it saved nothing
     _seen: tuple[int, int] = (0, 0)
 
     @property

@@ -75,9 +75,10 @@ class Stickiness:
     """When a later turn yields.
 
     Attributes:
-        overload: By how much its home may cost more than the best other engine, in times that the
-            home takes to compute the whole prompt: what is long on a slow engine is short on a fast
-            one. Chosen: of 0 to 4 and none, prompts of recorded agents wait least with it.
+        overload: By how much its home may cost more than the best other engine. The unit is the
+            time that the home takes to compute the whole prompt: what is short for a slow engine is
+            long for a fast one. Chosen: of 0 to 4 and none, prompts of recorded agents wait least
+            with it.
         kept: Share of its last context that its home must hold. Chosen: with less, most of it is
             computed again anyway, wherever that is.
     """
@@ -94,7 +95,8 @@ class FleetRouter:
     what it holds below its pool, and until the tokens that wait there are done. A session that gets
     a home also costs what it displaces: beyond the pool, KV of live sessions has to be computed
     again. Among engines that cost the same, it goes to the one whose live sessions have the least
-    KV. There, sessions with one turn so far count as often as such sessions came back.
+    KV. What sessions with one turn so far have of it counts by the share of such sessions that came
+    back.
 
     Attributes:
         board: The engines.
@@ -158,13 +160,12 @@ class FleetRouter:
         return seconds
 
     def _placed(self, home: Home | None, wanted: Wanted, costs: Floats) -> int:
-        """The engine that a session without a home should have, or one that leaves its home."""
+        """The engine where a session that has no home, or leaves its home, costs least."""
         board = self.board
         live = self.homes.live()
         if home is not None:
-            live[home.engine] -= self.homes.counted(
-                wanted.session
-            )  # it displaces nothing of its own
+            # It displaces nothing of its own.
+            live[home.engine] -= self.homes.counted(wanted.session)
         beyond = np.clip(live + wanted.tokens - board.pool, 0, wanted.tokens)
         displaced = np.where(board.pool > 0, beyond, 0) * board.compute_s
         total = costs + displaced

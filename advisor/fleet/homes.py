@@ -48,7 +48,7 @@ class Homes:
 
     @property
     def return_rate(self) -> float:
-        """Share of sessions that came back after their first turn so far; 1 before any began."""
+        """Share of sessions so far that came back after their first turn; 1 before any began."""
         return (self._came_back + 1) / (self._began + 1)
 
     def counted(self, session: Hashable) -> float:

@@ -55,7 +55,7 @@ class ClientWords(NamedTuple):
         Args:
             messages: In place of the client's.
             tags: Hints about those.
-            recalls: Whether text that moved may come back approximately, unless it is said.
+            recalls: Whether text that moved may come back approximately, unless the client says.
         """
         params = self.fields.get(_PARAMS)
         params = dict(params) if isinstance(params, dict) else {}

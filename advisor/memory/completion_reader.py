@@ -1,4 +1,4 @@
-"""``AnswerReader``: the assistant's message, read off an answer while it is passed on."""
+"""``CompletionReader``: the assistant's message, read off an answer while it is passed on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST: Final = 64 << 20  # bytes of an answer that are read; chosen: beyond any
 _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
 
-class AnswerReader:
+class CompletionReader:
     """Reads the first choice of a chat's completion; whatever it cannot read is no message.
 
     Args:

@@ -25,7 +25,7 @@ from .chats.chat_store import ChatStore
 from .chats.memory_settings import MemorySettings, Mode
 from .chats.working_set import breadcrumb, evict, recall
 from .client_words import ClientWords, client_words
-from .completion_reader import AnswerReader
+from .completion_reader import CompletionReader
 from .token_counter import TokenCounter
 
 _CHATS: Final = "/v1/chat/completions"
@@ -139,7 +139,7 @@ class MemoryProxy:
             BrokenAnswerError: The engine is gone before the end.
         """
         kinds = [value for key, value in reply.headers if key.lower() == b"content-type"]
-        reader = AnswerReader(any(b"event-stream" in kind for kind in kinds))
+        reader = CompletionReader(any(b"event-stream" in kind for kind in kinds))
         ended = turn is None
         try:
             async with contextlib.aclosing(reply.chunks()) as chunks:
@@ -212,7 +212,7 @@ class MemoryProxy:
         self.counts.beyond += chat.tokens > room
         return back
 
-    async def _answered(self, turn: Turn, reader: AnswerReader) -> None:
+    async def _answered(self, turn: Turn, reader: CompletionReader) -> None:
         """Keep an answer that has ended, and let blocks leave if there are too many."""
         said, chat, by = reader.message(), turn.chat, self.settings
         if said is None:

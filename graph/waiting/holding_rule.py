@@ -27,11 +27,11 @@ _OVERDUE: Final = 0.5
 that reach the bound start whatever else is queued. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
 _PATIENT: Final = 20.0
-"""Times of what its prompt takes: a request that waited for so long was patient, however short
-``HOLD_PATIENCE_S`` may be for longer ones. Chosen."""
+"""A request that has waited this many times as long as its prompt takes was patient, even before
+``HOLD_PATIENCE_S``. Chosen."""
 _SHORT: Final = 256
-"""A prompt of at most a pool's so-manieth part is short: it takes little room, and no agent's
-context is like it. Chosen."""
+"""A prompt is short if so many like it fit into the pool: it takes little room, and no agent's
+context is so small. Chosen."""
 
 
 def new_context_blocks(prompt: int, found: int, pool: int, *, new: bool) -> int:
@@ -86,7 +86,7 @@ class HoldingRule:
         self._room = RoomLedger()
         self._pacing = Pacing()
         self.saturation = Saturation()
-        self._counted = False  # whoever came since the last step: one counts for all
+        self._counted = False  # whether one came since the last step: it counts for all who did
         self._ran_at = -math.inf
 
     def __len__(self) -> int:

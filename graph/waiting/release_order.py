@@ -135,7 +135,7 @@ class HoldingOrder:
             return None
         start, tenant, priority = found
         lanes = [self._lanes.get((tenant, priority, kind)) for kind in (False, True)]
-        waiting = (held for lane in lanes if lane for held in _first_of(lane))
+        waiting = (held for lane in lanes if lane for held in _looked_at(lane))
         patient = (held for held in waiting if is_patient(held))
         best = max(patient, key=lambda held: _claim(held, due, now))
         self._now = max(self._now, start)
@@ -167,7 +167,7 @@ class HoldingOrder:
         found: tuple[int, float, int, str | None] | None = None
         for lane in islice(self._lanes.values(), _MOST_LOOKED_AT):
             place = _first(lane)
-            if any(is_patient(held) for held in _first_of(lane)):
+            if any(is_patient(held) for held in _looked_at(lane)):
                 turn = place.held.priority, self._start(place), place.number, place.held.tenant
                 found = turn if found is None or turn[:3] < found[:3] else found
         return None if found is None else (found[1], found[3], found[0])
@@ -201,7 +201,8 @@ def _first(lane: _Lane) -> _Place:
     return next(iter(lane.values()))
 
 
-def _first_of(lane: _Lane) -> Iterator[Held]:
+def _looked_at(lane: _Lane) -> Iterator[Held]:
+    """The first requests of a lane, as many as a step may look at."""
     return (place.held for place in islice(lane.values(), _MOST_LOOKED_AT))
 
 

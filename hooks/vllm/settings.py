@@ -44,9 +44,9 @@ REFUSE_AFTER_VARIABLE: Final = "AITHER_KVCACHE_REFUSE_AFTER_S"
 REFUSE_AFTER_S: Final = 60.0  # unless the variable says otherwise; chosen
 SAMPLING_VARIABLE: Final = "AITHER_KVCACHE_SAMPLING"
 SAMPLING_SHARE: Final = 0.002
-"""Some decode steps show how sure the model is and where it looks, where the variable is 1; then
-they take at most this share of the worker's CPU time, or the share that the variable says. Off
-where it is not set. Chosen: with all else that is on, it stays within half a percent of a step."""
+"""Where the variable is 1, some decode steps show how sure the model is and where it looks. They
+are given this share of the worker's CPU time, or the share that the variable says. Off where it is
+not set. Chosen: with all else that is on, it stays within half a percent of a step."""
 RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
 ON: Final = ("1", "true", "on", "yes")  # what people write who mean on
 OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on

@@ -148,9 +148,9 @@ def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> Non
     view = looked(Sidecar(session("s", "host:1", 4, 3), session("t", "host:1", 0)))
     remembered = np.array([1200, 300], dtype=np.int64)
     assert view.corrected("s", remembered).pool.tolist() == [1200, 300], "who is host:1?"
-    view.lives("s", 1)  # it moved a moment ago, and its sidecar does not know it yet
-    view.lives("s", 0)
-    view.lives("t", 0)
+    view.note_home("s", 1)  # it moved a moment ago, and its sidecar does not know it yet
+    view.note_home("s", 0)
+    view.note_home("t", 0)
     told = view.corrected("s", remembered)
     assert told.pool.tolist() == [480, 300]
     assert told.copied.tolist() == [840, 300]

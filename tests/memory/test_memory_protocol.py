@@ -15,7 +15,7 @@ pytest.importorskip("bm25s")
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.proxy.upstream import Upstream
 from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
-from kvgraph.advisor.memory.completion_reader import AnswerReader
+from kvgraph.advisor.memory.completion_reader import CompletionReader
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, remembering
 
 SETTINGS = MemorySettings(budget=1000)
@@ -169,7 +169,7 @@ def test_a_gone_engine_is_said() -> None:
 
 def test_answers_that_are_none_are_no_messages() -> None:
     for streams, data in ((True, b"data: {}\n\ndata: x\n"), (False, b"[]"), (False, b"{")):
-        reader = AnswerReader(streams)
+        reader = CompletionReader(streams)
         reader.feed(data)
         assert reader.message() is None
 
@@ -177,7 +177,7 @@ def test_answers_that_are_none_are_no_messages() -> None:
 def test_an_answer_is_read_however_its_bytes_are_cut() -> None:
     event = {"choices": [{"index": 0, "delta": {"content": "é"}, "finish_reason": "stop"}]}
     data = f"data: {json.dumps(event, ensure_ascii=False)}\r\n\r\n".encode()
-    reader = AnswerReader(True)
+    reader = CompletionReader(True)
     for at in range(len(data)):
         reader.feed(data[at : at + 1])
     assert reader.message() == {"role": "assistant", "content": "é"}

@@ -177,7 +177,7 @@ class FleetProxy:
         holdings = Holdings(held, held)
         if self.residency is not None:
             if (home := self.router.homes.of(turn.session)) is not None:
-                self.residency.lives(turn.name, home.engine)
+                self.residency.note_home(turn.name, home.engine)
             holdings = self.residency.corrected(turn.name, held)
         wanted = Wanted(turn.session, max(turn.prompt.tokens, 1))
         choice = self.router.route(wanted, holdings, now)

@@ -78,7 +78,7 @@ class ResidencyView:
                 _log.debug("sidecar %s: %s", sidecar.http, type(error).__name__)
         self._held = held
 
-    def lives(self, name: str, engine: int) -> None:
+    def note_home(self, name: str, engine: int) -> None:
         """Learn which engine is which: this session's home is the engine of this number.
 
         A session that moved a moment ago is said to be elsewhere: what most sessions say counts.

@@ -17,9 +17,7 @@ from .chat_blocks import Block
 _WORDS: Final = r"(?u)\w+"
 _TIMEOUT_S: Final = 30.0  # for an embedding endpoint; chosen
 _MOST_VECTORS: Final = 20_000  # that are kept; chosen: 80 MB of 1,024 dimensions
-_LONGEST: Final = (
-    8192  # characters of a text that are embedded; chosen: beyond most models' windows
-)
+_LONGEST: Final = 8192  # characters of a text that are embedded; chosen: most windows are shorter
 
 Shares = npt.NDArray[np.float64]
 _Vector = npt.NDArray[np.float32]

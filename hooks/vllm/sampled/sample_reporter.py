@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 import numpy as np
 
 from ....graph.messages.events import (
@@ -79,11 +80,8 @@ class LateSample:
 
     def events(self) -> Sequence[AnyEvent]:
         """Confidence, attention and embeddings, as far as they were sampled."""
-        said, newest = self._said, pack_hashes(self._hashes[-1:])
-        found: list[AnyEvent] = [
-            ConfidenceSampled(newest, said.confidence, said.request_id, said.session, said.tenant)
-        ]
-        return [*found, *self._attended(), *self._embeddings()]
+        sure = msgspec.structs.replace(self._said, hashes=pack_hashes(self._hashes[-1:]))
+        return [sure, *self._attended(), *self._embeddings()]
 
     def _attended(self) -> list[AnyEvent]:
         mass = np.frombuffer(self._sample.mass, dtype="<f4")[: len(self._hashes)]

@@ -26,9 +26,7 @@ BATCHED_TOKENS: Final = 16_384
 REQUESTS: Final = 512
 APPLY_POOL: Final = 100_000
 REPEATS: Final = 9
-BETWEEN_SESSIONS_S: Final = (
-    0.5  # as many come in two seconds as short chats of a busy server; chosen
-)
+BETWEEN_SESSIONS_S: Final = 0.5  # from one session to the next, while the pool fills; chosen
 
 
 @dataclass(slots=True)
