@@ -64,7 +64,7 @@ def _say(tables: Tables, engine: int, valve: Valve, advice: AdmissionAdvice) -> 
         return
     logger.info(
         "engine %s computes %d %% of its prompts again: %d sessions are live and %d fit; while "
-        "prompts queue, new ones wait for room where %s is on",
+        "prompts queue, new ones wait for room unless %s is 0",
         name, round(100 * valve.regret), advice.live_sessions, advice.fitting_sessions,
         "AITHER_KVCACHE_ADMISSION",
     )  # fmt: skip
