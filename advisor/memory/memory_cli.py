@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,8 +10,8 @@ from typing import Annotated, Final
 import typer
 
 from ...graph.errors import ConfigError
-from ...graph.ipc.addresses import is_loopback
 from ..fleet.proxy.engine_list import listed
+from ..process.public_address import log_for_people, permit
 from .chats.memory_settings import MemorySettings, Mode, StoreSettings
 
 _MIB: Final = 1 << 20
@@ -57,8 +56,7 @@ def memory(
             f"{error.name} is missing; install it with pip install 'kvgraph[memory]'"
         ) from None
 
-    if not (is_loopback(host) or allow_remote):
-        raise ConfigError(f"--host {host}: listens beyond loopback; --allow-remote permits it")
+    permit(host, allow_remote)
     if embeddings and not embedding_model:
         raise ConfigError("--embeddings wants --embedding-model")
     url = listed(engine).url
@@ -66,8 +64,7 @@ def memory(
         budget, high, low, mode, top, least_similarity, gate, strip_think=strip_think
     )
     kept = StoreSettings(ram_mib * _MIB, store, disk_mib * _MIB)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    log_for_people()
 
     async def run() -> None:
         similarity = (

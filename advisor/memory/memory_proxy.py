@@ -259,6 +259,8 @@ class MemoryProxy:
             was = msgspec.msgpack.decode(turn.before, type=ChatSession)
             for field in was.__struct_fields__:
                 setattr(turn.chat, field, getattr(was, field))
+            if not was.turn:
+                self.store.forget(was.key)
 
 
 def caller_of(headers: Headers) -> str:

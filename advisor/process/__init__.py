@@ -1,4 +1,5 @@
-"""What the sidecar needs as a process, independent of its task.
+"""What our servers need as processes, independent of their tasks.
 
-It ends with its parent, keeps the graph on disk, and lets no flood of bad input fill its log.
+The sidecar ends with its parent, keeps the graph on disk, and lets no flood of bad input fill its
+log; what stands before engines listens on loopback unless more is permitted.
 """

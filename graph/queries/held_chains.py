@@ -11,17 +11,19 @@ from ..tables.tables import Tables
 from ..types import NO_ROW, Rows, Tier
 
 EngineColumns = npt.NDArray[np.int8]
+Mask = npt.NDArray[np.bool_]
 
-_MOST_STEPS: Final = 2048
-"""Blocks that are looked at from a chain's end on; a chain that lost more counts as lost. Chosen:
-it bounds what a question costs; a session that lost so much is computed again wherever it goes."""
+_WINDOW: Final = 64  # rows that are looked at together; chosen
+_MOST_WINDOWS: Final = 256
+"""Of a chain, from its end on; of one that lost more, nothing is said. Chosen: it bounds what a
+question costs, and blocks that came together stand in consecutive rows."""
 
 
 class HeldChains(NamedTuple):
     """int32 ``[chains]`` each, in blocks.
 
     Attributes:
-        length: Of the whole chain; 0: nobody knows it.
+        length: Of the whole chain; 0: nobody knows it, or what is held of it.
         pool: How many of its first blocks are in the engine's pool.
         copied: How many are there or in its tiers below.
     """
@@ -42,22 +44,34 @@ def held_chains(tables: Tables, tips: Rows, engines: EngineColumns) -> HeldChain
     """
     known = (tips != NO_ROW) & (engines >= 0)
     tips = np.where(known, tips, NO_ROW).astype(np.int32)
-    pool = _reached(tables, tips, engines, int(Tier.HOT))
-    copied = _reached(tables, tips, engines, int(Tier.HOT | Tier.WARM | Tier.COLD))
-    length = np.where(known, tables.blocks.depth[tips] + 1, 0).astype(np.int32)
-    return HeldChains(length, pool, copied)
+    copied, given_up = _last_held(tables, tips, engines, int(Tier.HOT | Tier.WARM | Tier.COLD))
+    pool, given_up_later = _last_held(tables, copied, engines, int(Tier.HOT))
+    known &= ~(given_up | given_up_later)
+    depth = tables.blocks.depth
+    return HeldChains(*(
+        np.where(known & (rows != NO_ROW), depth[rows] + 1, 0).astype(np.int32)
+        for rows in (tips, pool, copied)
+    ))  # fmt: skip
 
 
-def _reached(tables: Tables, tips: Rows, engines: EngineColumns, tiers: int) -> Rows:
-    """Blocks up to the last one of each chain that is in any of these tiers."""
+def _last_held(tables: Tables, tips: Rows, engines: EngineColumns, tiers: int) -> tuple[Rows, Mask]:
+    """The last block of each chain that is in any of these tiers, ``NO_ROW`` where none is; and
+    which chains were given up."""
     blocks, at = tables.blocks, tips.copy()
     open_ = np.flatnonzero(at != NO_ROW)
-    for _ in range(_MOST_STEPS):
-        missing = (blocks.tiers[engines[open_], at[open_]] & tiers) == 0
-        open_ = open_[missing]
-        at[open_] = blocks.parent[at[open_]]
-        open_ = open_[at[open_] != NO_ROW]
+    for _ in range(_MOST_WINDOWS):
         if not len(open_):
             break
-    at[open_] = NO_ROW
-    return np.where(at != NO_ROW, blocks.depth[at] + 1, 0).astype(np.int32)
+        rows = np.maximum(at[open_, None] - np.arange(_WINDOW, dtype=np.int32), 0)
+        parents = blocks.parent[rows]
+        linked = np.logical_and.accumulate(parents[:, :-1] == rows[:, 1:], axis=1)
+        last = np.count_nonzero(linked, axis=1)  # place of the last that belongs to the chain
+        held = (blocks.tiers[engines[open_, None], rows] & tiers) != 0
+        first = held.argmax(axis=1)
+        each = np.arange(len(open_))
+        found = held[each, first] & (first <= last)
+        at[open_] = np.where(found, rows[each, first], parents[each, last])
+        open_ = open_[~found & (at[open_] != NO_ROW)]
+    given_up = np.zeros(len(at), dtype=np.bool_)
+    given_up[open_] = True
+    return at, given_up

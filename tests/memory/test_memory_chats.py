@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 pytest.importorskip("bm25s")
 
+from chat_scenes import play, user
 from kvgraph.advisor.memory.chats.chat_blocks import Block
 from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode, StoreSettings
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, remembering
@@ -22,19 +22,6 @@ from kvgraph.graph.errors import ConfigError
 SMALL = MemorySettings(budget=100)
 FACT = "the vault opens with nine seven four"
 ASKED = "what opens the vault ?"
-Scene = Callable[[Remembering], Awaitable[None]]
-
-
-def play(scene: Scene, settings: MemorySettings = SMALL, **more: Any) -> None:
-    async def run() -> None:
-        async with remembering(settings, **more) as memory:
-            await scene(memory)
-
-    asyncio.run(run())
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
 
 
 def noise(number: int, words: int = 12) -> dict[str, Any]:
@@ -61,7 +48,7 @@ def test_what_a_user_asks_about_comes_back_behind_the_others_and_before_what_is_
         assert memory.prompt()[0] == "hello"
         assert memory.proxy.counts.evicted > 20
 
-    play(scene)
+    play(scene, SMALL)
 
 
 def test_no_prompt_is_longer_than_its_budget() -> None:
@@ -72,7 +59,7 @@ def test_no_prompt_is_longer_than_its_budget() -> None:
         assert min(sizes[10:]) > 40  # and it is used
         assert memory.proxy.counts.beyond == 0
 
-    play(scene)
+    play(scene, SMALL)
 
 
 @pytest.mark.parametrize("mode", [Mode.DISCARD, Mode.BREADCRUMB])
@@ -98,7 +85,7 @@ def test_the_engine_is_asked_for_recall_unless_the_client_says_otherwise() -> No
         await memory.chat([user("a")], kv_transfer_params=said)
         assert memory.engine.got[-1]["kv_transfer_params"] == said
 
-    play(scene)
+    play(scene, SMALL)
 
 
 def test_what_is_tagged_stays_and_keeps_its_hints_where_it_stands_now() -> None:
@@ -112,7 +99,7 @@ def test_what_is_tagged_stays_and_keeps_its_hints_where_it_stands_now() -> None:
         hints = memory.engine.got[-1]["kv_transfer_params"]["kvgraph"]["messages"]
         assert {"index": at, "identity": "vault.md", "pinned": True} in hints
 
-    play(scene)
+    play(scene, SMALL)
 
 
 def test_a_tools_results_leave_and_come_back_with_their_call() -> None:
@@ -141,7 +128,7 @@ def test_a_tools_results_leave_and_come_back_with_their_call() -> None:
 
     engine = ChatEngine()
     engine.says = says
-    play(scene, engine=engine)
+    play(scene, SMALL, engine=engine)
 
 
 def test_chats_of_other_callers_and_names_are_other_chats() -> None:
@@ -156,7 +143,7 @@ def test_chats_of_other_callers_and_names_are_other_chats() -> None:
             assert len(listed.json()) == 1
         assert (await memory.client.get("/memory/s")).status_code == 404
 
-    play(scene)
+    play(scene, SMALL)
 
 
 def test_a_client_that_edits_its_chat_is_followed() -> None:
@@ -169,7 +156,7 @@ def test_a_client_that_edits_its_chat_is_followed() -> None:
         (known,) = (await memory.client.get("/memory/s")).json()
         assert [each["name"] for each in known["blocks"]] == ["user#0", "user#1", "assistant#0"]
 
-    play(scene)
+    play(scene, SMALL)
 
 
 def test_an_unnamed_chat_is_known_by_what_it_repeats() -> None:
@@ -183,7 +170,7 @@ def test_an_unnamed_chat_is_known_by_what_it_repeats() -> None:
         assert memory.proxy.counts.evicted > 4
         assert len(memory.proxy.store) == 2
 
-    play(scene)
+    play(scene, SMALL)
 
 
 def test_chats_survive_a_restart_where_a_directory_is_named(tmp_path: Path) -> None:
@@ -202,6 +189,53 @@ def test_chats_survive_a_restart_where_a_directory_is_named(tmp_path: Path) -> N
         assert not list((tmp_path / "chats").iterdir())
 
     asyncio.run(run())
+
+
+def test_a_chat_that_is_only_on_disk_is_listed_and_deleted(tmp_path: Path) -> None:
+    kept = StoreSettings(directory=tmp_path / "chats")
+
+    async def run() -> None:
+        async with remembering(SMALL, kept=kept) as memory:
+            await talk(memory, 2)
+        async with remembering(SMALL, kept=kept) as memory:
+            listed = (await memory.client.get("/memory/s")).json()
+            assert [chat["turn"] for chat in listed] == [2]
+            other = {"Authorization": "Bearer somebody"}
+            assert (await memory.client.delete("/memory/s", headers=other)).status_code == 404
+            assert (await memory.client.delete("/memory/s")).status_code == 200
+            assert not list((tmp_path / "chats").iterdir())
+            assert (await memory.client.get("/memory/s")).status_code == 404
+
+    asyncio.run(run())
+
+
+def test_a_chat_deleted_during_its_turn_stays_deleted(tmp_path: Path) -> None:
+    memories: list[Remembering] = []
+
+    def deletes(_: dict[str, Any]) -> dict[str, Any]:
+        for chat in memories[0].proxy.store.chats():
+            memories[0].proxy.store.forget(chat.key)
+        return {"role": "assistant", "content": "well"}
+
+    async def run() -> None:
+        engine, kept = ChatEngine(), StoreSettings(directory=tmp_path / "chats")
+        engine.says = deletes
+        async with remembering(SMALL, engine, kept) as memory:
+            memories.append(memory)
+            assert (await memory.chat([user("a")])).status_code == 200
+            assert len(memory.proxy.store) == 0
+        assert not list((tmp_path / "chats").iterdir())
+
+    asyncio.run(run())
+
+
+def test_a_chat_whose_first_turn_failed_is_not_kept() -> None:
+    async def scene(memory: Remembering) -> None:
+        memory.engine.refuses = lambda _: True
+        await memory.chat([user("a")])
+        assert len(memory.proxy.store) == 0
+
+    play(scene, SMALL)
 
 
 def test_without_a_directory_nothing_is_written_and_memory_is_bounded() -> None:
@@ -225,7 +259,7 @@ def test_where_embeddings_fail_chats_go_on() -> None:
         await talk(memory, 30)
         assert memory.proxy.counts.unscored > 5
 
-    play(scene, similarity=Broken())
+    play(scene, SMALL, similarity=Broken())
 
 
 @pytest.mark.parametrize(("high", "low"), [(0.5, 0.7), (1.2, 0.7), (0.5, 0.0)])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -12,28 +10,14 @@ import pytest
 
 pytest.importorskip("bm25s")
 
+from chat_scenes import play, user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.proxy.upstream import Upstream
 from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
 from kvgraph.advisor.memory.completion_reader import CompletionReader
-from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, remembering
+from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering
 
 SETTINGS = MemorySettings(budget=1000)
-Scene = Callable[[Remembering], Awaitable[None]]
-
-
-def play(scene: Scene, settings: MemorySettings = SETTINGS, **more: Any) -> None:
-    async def run() -> None:
-        async with remembering(settings, **more) as memory:
-            await scene(memory)
-
-    asyncio.run(run())
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
 APPEND = {"kvgraph": {"memory": "append"}}
 
 
@@ -57,7 +41,7 @@ def test_a_stream_is_passed_on_as_it_comes_and_remembered_when_it_ends() -> None
         assert memory.prompt() == ["one", "well then ", "two"]
         assert text.count("data: ") == 5
 
-    play(scene)
+    play(scene, SETTINGS)
 
 
 def test_called_tools_are_read_off_a_stream() -> None:
@@ -77,7 +61,7 @@ def test_called_tools_are_read_off_a_stream() -> None:
         assert [each["name"] for each in chat["blocks"]] == ["user#0", "file:a.py#0",
                                                             "file:a.py#1"]  # fmt: skip
 
-    play(scene, engine=engine)
+    play(scene, SETTINGS, engine=engine)
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -112,7 +96,7 @@ def test_what_the_engine_does_not_answer_is_not_remembered() -> None:
         await append(memory, "four")
         assert memory.prompt() == ["one", "well then", "four"]
 
-    play(scene)
+    play(scene, SETTINGS)
 
 
 def test_a_prompt_that_the_engine_refuses_goes_there_as_its_client_sent_it() -> None:
@@ -141,7 +125,7 @@ def test_other_requests_and_those_that_want_no_memory_are_passed_on() -> None:
         assert (await memory.client.get("/memory")).json()["turns"] == 0
         assert len(memory.proxy.store) == 0
 
-    play(scene)
+    play(scene, SETTINGS)
 
 
 def test_an_engine_that_does_not_count_tokens_has_them_estimated() -> None:
@@ -153,7 +137,7 @@ def test_an_engine_that_does_not_count_tokens_has_them_estimated() -> None:
         (chat,) = (await memory.client.get("/memory/s")).json()
         assert chat["blocks"][0]["tokens"] == 108
 
-    play(scene, engine=engine)
+    play(scene, SETTINGS, engine=engine)
 
 
 def test_a_gone_engine_is_said() -> None:
@@ -164,7 +148,7 @@ def test_a_gone_engine_is_said() -> None:
         assert "127.0.0.1:9" in answer.json()["error"]["message"]
         await before.close()
 
-    play(scene)
+    play(scene, SETTINGS)
 
 
 def test_answers_that_are_none_are_no_messages() -> None:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from ....graph.errors import ConfigError
-from ....graph.ipc.addresses import is_loopback
+from ...process.public_address import log_for_people, permit
 from .engine_list import FIRST_BYTE_S, checked, engines_in
 from .engine_list import listed as parsed
-
-STOP_S: Final = 30
-"""For requests that run when the proxy is told to stop; chosen: Kubernetes gives a pod as long."""
-_MOST_HEADERS: Final = 64 << 10  # bytes of one request's headers; chosen
 
 FirstByte = Annotated[
     float,
@@ -58,11 +53,9 @@ def route(
             f"{error.name} is missing; install it with pip install 'kvgraph[route]'"
         ) from None
 
-    if not (is_loopback(host) or allow_remote):
-        raise ConfigError(f"--host {host}: listens beyond loopback; --allow-remote permits it")
+    permit(host, allow_remote)
     if (listed is None) == (not engines):
         raise ConfigError("name engines either by their addresses or by --engines FILE")
     given = engines_in(listed) if listed else checked([parsed(each) for each in engines or []])
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    asyncio.run(serve_route(given, listed, host, port, sidecars, _MOST_HEADERS, STOP_S, first_byte))
+    log_for_people()
+    asyncio.run(serve_route(given, listed, host, port, sidecars, first_byte))

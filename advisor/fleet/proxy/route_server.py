@@ -8,11 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import uvicorn
-
-from ....dashboards.hosts import TrustedHosts
 from ....graph.errors import ConfigError
-from ....graph.ipc.addresses import LOOPBACK_HOSTS, is_loopback
+from ...process.http_service import serve_at
 from .engine_list import Listed, engines_in
 from .fleet_proxy import FleetProxy
 from .proxy_app import ProxyApp
@@ -29,31 +26,19 @@ async def serve_route(
     host: str,
     port: int,
     sidecars: bool,
-    most_headers: int,
-    stop_s: int,
     first_byte_s: float,
 ) -> None:
     """Serve until told to stop, and then finish what runs.
 
     Args:
         listed: The file that lists the engines, if one does.
-        most_headers: Bytes of one request's headers.
-        stop_s: Seconds for what runs when the proxy is told to stop.
         first_byte_s: For which an engine may be silent before the first byte of an answer.
     """
     proxy = FleetProxy(engines, ResidencyView() if sidecars else None, first_byte_s=first_byte_s)
-    app = ProxyApp(proxy)
-    # A page of another origin must not reach engines through a browser on this machine.
-    guarded = TrustedHosts(app, [*LOOPBACK_HOSTS, host]) if is_loopback(host) else app
-    config = uvicorn.Config(
-        guarded, host=host, port=port, http="h11", ws="none", lifespan="on", log_config=None,
-        access_log=False, server_header=False, h11_max_incomplete_event_size=most_headers,
-        timeout_graceful_shutdown=stop_s,
-    )  # fmt: skip
     rereading = asyncio.create_task(_reread(proxy, listed)) if listed else None
     _log.info("%d engines behind http://%s:%d", len(engines), host, port)
     try:
-        await uvicorn.Server(config).serve()
+        await serve_at(ProxyApp(proxy), host, port)
     finally:
         if rereading is not None:
             rereading.cancel()

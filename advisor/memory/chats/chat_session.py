@@ -11,7 +11,7 @@ import msgspec
 from .chat_blocks import Block, Message, as_kept, digest_of, name_of, source_of
 
 
-class ChatSession(msgspec.Struct):
+class ChatSession(msgspec.Struct, weakref=True):
     """One chat.
 
     Attributes:

@@ -38,8 +38,11 @@ class SampledMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
     answer: KVConnectorWorkerMetadata | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Never called: an engine with several workers is not sampled."""
-        raise NotImplementedError
+        """What two workers say, as vLLM puts them together."""
+        theirs, samples = told_apart(other)
+        answers = [each for each in (self.answer, theirs) if each is not None]
+        both = answers[0].aggregate(answers[1]) if len(answers) == 2 else next(iter(answers), None)
+        return SampledMetadata([*self.samples, *samples], both)
 
 
 def with_samples(output: KVConnectorOutput | None, samples: list[Sample]) -> KVConnectorOutput:

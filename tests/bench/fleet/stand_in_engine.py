@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
-import uvicorn
 
 from ...advisor.fleet.proxy.engine_list import FIRST_BYTE_S, Listed
 from ...advisor.fleet.proxy.fleet_proxy import FleetProxy
 from ...advisor.fleet.proxy.proxy_app import ProxyApp
 from ...advisor.fleet.proxy.residency import ResidencyView
+from ..serving.listening import listening
 
 
 class StandInEngine:
@@ -161,21 +161,13 @@ async def routed(
     proxy = FleetProxy(
         [Listed(engine.url) for engine in engines], residency, first_byte_s=first_byte_s
     )
-    config = uvicorn.Config(
-        ProxyApp(proxy), port=0, http="h11", ws="none", lifespan="on", log_config=None,
-        access_log=False, h11_max_incomplete_event_size=64 << 10, timeout_graceful_shutdown=1,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    found = Routed(engines, proxy, f"http://127.0.0.1:{port}")
     try:
-        yield found
+        async with listening(ProxyApp(proxy), "on") as url:
+            found = Routed(engines, proxy, url)
+            try:
+                yield found
+            finally:
+                await found.client.aclose()
     finally:
-        await found.client.aclose()
-        server.should_exit = True
-        await serving
         for engine in engines:
             engine.kill()

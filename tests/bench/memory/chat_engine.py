@@ -18,7 +18,7 @@ from ...advisor.memory.chats.chat_store import ChatStore
 from ...advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
 from ...advisor.memory.memory_app import MemoryApp
 from ...advisor.memory.memory_proxy import MemoryProxy
-from .listening import listening
+from ..serving.listening import listening
 
 Sent = dict[str, Any]
 

@@ -21,8 +21,8 @@ from ...hooks.recall.cover import SpliceLimits
 from ..errors import ServerError
 from ..recall.calibrated import keep_calibration
 from ..recall.recall_stage import RECALLS
+from ..serving.listening import listening
 from ..serving.vllm_server import Server, ServerPlan
-from .listening import listening
 
 LONGEST: Final = 512  # tokens, as the model was taught
 BLOCKS: Final = 256

@@ -1,0 +1,24 @@
+"""What a command that listens for requests does before it serves."""
+
+from __future__ import annotations
+
+import logging
+
+from ...graph.errors import ConfigError
+from ...graph.ipc.addresses import is_loopback
+
+
+def permit(host: str, allow_remote: bool) -> None:
+    """Raise unless ``host`` is loopback, or more was permitted.
+
+    Raises:
+        ConfigError: It lies beyond loopback.
+    """
+    if not (is_loopback(host) or allow_remote):
+        raise ConfigError(f"--host {host}: listens beyond loopback; --allow-remote permits it")
+
+
+def log_for_people() -> None:
+    """Log to standard error, without a line for each request of ours."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
