@@ -144,9 +144,12 @@ class FleetRouter:
         costs = np.where(takes, self.costs(wanted, holdings), np.inf)
         home = self.homes.of(wanted.session) if wanted.session is not None else None
         reason = self._reason(home, wanted, holdings, costs)
-        engine = self._placed(home, wanted, costs)
-        if home is not None and (reason is Reason.HOME or engine == home.engine):
-            engine, reason = home.engine, Reason.HOME
+        if home is not None and reason is Reason.HOME:
+            engine = home.engine
+        else:
+            engine = self._placed(home, wanted, costs)
+            if home is not None and engine == home.engine:  # nowhere is better
+                reason = Reason.HOME
         left = wanted.tokens - max(_at(holdings.copied, engine), holdings.shared)
         return Choice(engine, float(costs[engine]), reason, max(0, left))
 

@@ -22,7 +22,7 @@ from kvgraph.kernels.gpu.limits import SHARED_OPT_IN, check_launch
 from kvgraph.kernels.layout.addressed import Blocks
 from kvgraph.kernels.layout.layout import gpu_layout, new_memory
 
-KIT = Path(__file__).parents[1] / "kit"
+KIT = Path(__file__).parents[1] / "kit" / "driver"
 COMPUTE, SIDE = 0x77, 0x99  # streams of cuda_launch.py
 
 
