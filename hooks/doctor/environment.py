@@ -1,4 +1,4 @@
-"""Judges what the environment asks of an engine: the switch, hints, admission, tiers."""
+"""Judges what the environment asks of an engine: the switch, hints, admission, sampling, tiers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ from ..vllm.settings import (
     PROTECT_STALE_VARIABLE,
     RECALL_VARIABLE,
     REFUSE_AFTER_VARIABLE,
+    SAMPLING_VARIABLE,
     SWITCH_VARIABLE,
     admission_switched_on,
+    read_sampling_share,
     read_seconds,
     switched_on,
 )
@@ -105,6 +107,17 @@ def check_protection() -> Check:
         return Check("protection", False, f"{error}; its default would be taken", _CORRECT)
     kept = "its default" if seconds is None else f"{seconds:g} s"
     return Check("protection", True, f"{PROTECT_STALE_VARIABLE} is {kept}")
+
+
+def check_sampling() -> Check:
+    """Are decode steps sampled, and what may that take."""
+    try:
+        share = read_sampling_share()
+    except ConfigError as error:
+        return Check("sampling", False, f"{error}; its default would be taken", _CORRECT)
+    if not share:
+        return Check("sampling", None, f"off; {SAMPLING_VARIABLE}=1 samples decode steps")
+    return Check("sampling", True, f"may take {share:.1%} of a worker's CPU time")
 
 
 def check_recall() -> Check:

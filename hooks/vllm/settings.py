@@ -78,22 +78,11 @@ def sampling_share() -> float:
 
     A value that is not allowed leaves a warning, and the default is taken.
     """
-    if not _is_on(SAMPLING_VARIABLE):
-        return 0.0
-    text = os.environ[SAMPLING_VARIABLE].strip().lower()
-    if text in ON:
-        return SAMPLING_SHARE
     try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if 0 < share < 1:
-        return share
-    logger.warning(
-        "kvgraph: %s=%r is not allowed: 1, 0, or a share between; %s is taken",
-        SAMPLING_VARIABLE, text, SAMPLING_SHARE,
-    )  # fmt: skip
-    return SAMPLING_SHARE
+        return read_sampling_share()
+    except ValueError as error:
+        logger.warning("kvgraph: %s; %s is taken", error, SAMPLING_SHARE)
+        return SAMPLING_SHARE
 
 
 def protect_stale_s() -> float:
@@ -132,6 +121,28 @@ def read_seconds(variable: str, longest: float) -> float | None:
     from ...graph.errors import ConfigError  # not above: switched off, nothing of ours is loaded
 
     raise ConfigError(f"{variable}={text!r} is not allowed: seconds from 0 to {longest:.0f}")
+
+
+def read_sampling_share() -> float:
+    """As ``sampling_share``.
+
+    Raises:
+        ConfigError: The variable is neither a switch nor a share.
+    """
+    if not _is_on(SAMPLING_VARIABLE):
+        return 0.0
+    text = os.environ[SAMPLING_VARIABLE].strip().lower()
+    if text in ON:
+        return SAMPLING_SHARE
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if 0 < share < 1:
+        return share
+    from ...graph.errors import ConfigError  # as above
+
+    raise ConfigError(f"{SAMPLING_VARIABLE}={text!r} is not allowed: 1, 0, or a share between")
 
 
 def _is_on(variable: str, unset: bool = False) -> bool:

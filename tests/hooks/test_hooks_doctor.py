@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 from kvgraph.graph.messages.advice import ResyncRequest
 from kvgraph.hooks.doctor import command as doctor
-from kvgraph.hooks.doctor.environment import check_admission, check_hints, check_tiers
+from kvgraph.hooks.doctor.environment import (
+    check_admission,
+    check_hints,
+    check_sampling,
+    check_tiers,
+)
 from kvgraph.hooks.vllm.observe.hints import hint_policy
 from typer.testing import CliRunner
 
@@ -170,6 +175,24 @@ def test_admission_as_it_is_asked_for(
     monkeypatch.setenv("AITHER_KVCACHE_ADMISSION", value)
     check = check_admission()
     assert (check.ok, check.remedy) == (ok, "")
+    assert check.detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("value", "ok", "detail"),
+    [
+        ("", None, "off; "),
+        ("1", True, "may take 0.2% of"),
+        ("0.01", True, "may take 1.0% of"),
+        ("2", False, "AITHER_KVCACHE_SAMPLING='2' is not allowed: 1, 0, or a share between"),
+    ],
+)
+def test_sampling_as_it_is_asked_for(
+    value: str, ok: bool | None, detail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_SAMPLING", value)
+    check = check_sampling()
+    assert check.ok is ok
     assert check.detail.startswith(detail)
 
 
