@@ -77,8 +77,7 @@ class Guard:
             self._say(tables, engine, case)
         if not case.trusted:
             rows = case.ranked.rows(tables.blocks.keys)
-            order = np.argsort(-scores(Selection(tables.blocks, rows)), kind="stable")
-            case.ranked.adopt(rows[order])
+            case.ranked.adopt(rows, scores(Selection(tables.blocks, rows)))
 
     def forget(self, engine: int) -> None:
         """Forget an engine that is gone: the next one in its column begins under LRU."""

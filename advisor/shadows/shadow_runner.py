@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from ...graph.kvcache_graph import KVCacheGraph
@@ -20,7 +20,8 @@ from .shadow_set import ShadowSet
 logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 0.5  # as often as the planner ranks
-_SHARE_OF_A_CORE: Final = 0.02  # beyond it half as many sessions are followed; chosen
+# Of a core, over so many seconds: once it is used up, half as many sessions are followed. Chosen.
+_SHARE_OF_A_CORE: Final = 0.02
 _JUDGED_OVER_S: Final = 30.0
 _RANK_AT_LEAST_EVERY_S: Final = 64.0  # chosen
 _CEILING_EVERY_S: Final = 60.0
@@ -110,9 +111,15 @@ class ShadowRunner:
         self._next_ranking = now + self._rank_every_s
         stirred, self._stirred = self._stirred, set()
         for engine in stirred & self.sets.keys():
+            if (column := self._graph.tables.engines.get(engine)) is not None:
+                self._in_slices(self.sets[engine].ranking(self._view(column)))
+
+    def _in_slices(self, work: Iterator[None]) -> None:
+        """Do all of ``work``, with the locks held for one slice at a time."""
+        over = False
+        while not over:
             with self._graph.lock, self.lock:
-                if (column := self._graph.tables.engines.get(engine)) is not None:
-                    self.sets[engine].rank(self._view(column))
+                over = next(work, True) is not None
 
     def _keep_sets(self) -> None:
         """Keep one set per engine that reported the size of its pool; a new one if that changes."""
@@ -162,13 +169,14 @@ class ShadowRunner:
         self._next_ceiling = now + max(_CEILING_EVERY_S, took_s / _CEILINGS_SHARE)
 
     def _judge(self) -> None:
-        """Do less if this takes more of a core than allowed."""
+        """Do less if this takes more of a core than allowed: at once, since a tick may take all that
+        it has for a minute."""
         now = self._clock()
-        if now - self._judged < _JUDGED_OVER_S:
-            return
-        if self._spent > _SHARE_OF_A_CORE * (now - self._judged):
+        too_much = self._spent > _SHARE_OF_A_CORE * _JUDGED_OVER_S
+        if too_much:
             self._do_less()
-        self._spent, self._judged = 0.0, now
+        if too_much or now - self._judged >= _JUDGED_OVER_S:
+            self._spent, self._judged = 0.0, now
 
     def _do_less(self) -> None:
         """Follow half as many sessions; where none can be left out, rank half as often."""

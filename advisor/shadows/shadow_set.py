@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,8 @@ from ...graph.ranking.policy import Policy
 from ...graph.ranking.scoring import whole_scores
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
-from ..policies.shadow import LruShadow, RankedShadow
+from ..policies.lru_stack import LruStack
+from ..policies.shadow import RankedShadow
 from .ceiling import RequestWindow, Walked
 from .session_sample import SessionSample
 
@@ -32,6 +33,7 @@ class LruPool:
 
     Attributes:
         capacity: Its size, as a factor of the live pool's.
+        blocks: The same in blocks.
         found: Blocks that it found, of those that all sessions asked for.
         sampled_found: Of these, those that sessions of the sample asked for.
         has_tiers: Whether copies in colder tiers count: as so many blocks more.
@@ -39,7 +41,7 @@ class LruPool:
 
     name: str
     capacity: float
-    pool: LruShadow
+    blocks: int
     found: int = 0
     sampled_found: int = 0
     has_tiers: bool = False
@@ -97,9 +99,10 @@ class ShadowSet:
         self.ranked = _of_policies(self.lru, policies)
         if copies:
             both = blocks + copies
-            room = LruPool("lru + tiers", both / blocks, LruShadow(both), has_tiers=True)
+            room = LruPool("lru + tiers", both / blocks, both, has_tiers=True)
             self.lru.append(room)
             self.ranked += [_beside(room, f"{each.name} + tiers", each) for each in policies[:1]]
+        self._stack = LruStack([each.blocks for each in self.lru])
         self.window = RequestWindow()
         self.asked = self.ours = self.sampled = 0
         self.block_size = 0  # tokens; 0 before any request
@@ -122,8 +125,7 @@ class ShadowSet:
             self._count(heard, followed)
         else:
             self.window.answered(heard.keys[heard.reach :])
-        for each in self.lru:
-            each.pool.use(heard.rows, heard.keys)
+        self._stack.use(heard.rows, heard.keys)
         for ranked in self.ranked if followed else ():
             ranked.pool.use(heard.rows, heard.keys)
 
@@ -135,9 +137,10 @@ class ShadowSet:
         self.asked, self.ours = self.asked + blocks, self.ours + ours
         self.sampled += sampled
         self.window.add(heard.keys, heard.reach, ours)
-        of_all = [_found(each.pool, heard) for each in self.lru]
+        prompt = heard.rows[: heard.reach], heard.keys[: heard.reach]
+        of_all = self._stack.found(*prompt)
         of_sample = of_all if followed else [0] * len(self.lru)
-        of_policies = [_found(each.pool, heard) if followed else 0 for each in self.ranked]
+        of_policies = [each.pool.found(*prompt) if followed else 0 for each in self.ranked]
         for lru, found, in_it in zip(self.lru, of_all, of_sample, strict=True):
             lru.found, lru.sampled_found = lru.found + found, lru.sampled_found + in_it
         for ranked, found in zip(self.ranked, of_policies, strict=True):
@@ -169,22 +172,23 @@ class ShadowSet:
         blocks = view.blocks
         resident = blocks.pick(blocks.resident(view.engine))
         newest_first = resident.rows[np.argsort(-resident.last_used(), kind="stable")]
-        for each in self.pools:
+        self._stack.use(newest_first, blocks.keys[newest_first])
+        for each in self.ranked:
             kept = newest_first[: each.pool.capacity]
             each.pool.use(kept, blocks.keys[kept])
         self.sample.seeded(newest_first, blocks.keys[newest_first])
 
-    def rank(self, view: View) -> None:
+    def ranking(self, view: View) -> Iterator[None]:
         """Rank what each policy's shadow holds again, and resize it to what the sample now asks
-        for."""
+        for; shadow by shadow."""
         blocks = view.blocks
         resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
         part = self.sample.part_of(resident, blocks.keys[resident])
         for each in self.ranked:
             each.pool.capacity = max(1, round(self.blocks * each.capacity * part))
             rows = each.pool.rows(blocks.keys)
-            scores = whole_scores(view, each.policy, Selection(blocks, rows))
-            each.pool.adopt(rows[np.argsort(-scores, kind="stable")])
+            each.pool.adopt(rows, whole_scores(view, each.policy, Selection(blocks, rows)))
+            yield
 
 
 def for_all(found: int, control: int, sampled: int, known: int, asked: int) -> float | None:
@@ -210,12 +214,8 @@ def in_sample(name: str) -> str:
     return f"{name} in the sample"
 
 
-def _found(pool: LruShadow | RankedShadow, heard: Heard) -> int:
-    return pool.found(heard.rows[: heard.reach], heard.keys[: heard.reach])
-
-
 def _lru(blocks: int, capacity: float) -> LruPool:
-    return LruPool(_name("lru", capacity), capacity, LruShadow(round(blocks * capacity)))
+    return LruPool(_name("lru", capacity), capacity, round(blocks * capacity))
 
 
 def _of_policies(pools: Sequence[LruPool], policies: Sequence[Policy]) -> list[PolicyPool]:
@@ -233,7 +233,7 @@ def _beside(pool: LruPool, name: str, policy: Policy) -> PolicyPool:
     What leaves a pool and is copied is found as if it had stayed: so pool and tiers are one pool,
     as large as both.
     """
-    return PolicyPool(name, policy, pool, RankedShadow(pool.pool.capacity))
+    return PolicyPool(name, policy, pool, RankedShadow(pool.blocks))
 
 
 def _name(policy: str, capacity: float) -> str:

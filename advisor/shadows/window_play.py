@@ -61,7 +61,7 @@ class WindowPlay:
         for number, (rows, reach) in enumerate(zip(self._asked, self._reach, strict=False)):
             if number % _RANKED_EVERY == 0:
                 held = pool.rows(keys)
-                pool.adopt(held[np.argsort(-scores[held], kind="stable")])
+                pool.adopt(held, scores[held])
             total += pool.found(rows[:reach], keys[rows[:reach]])
             pool.use(rows, keys[rows])
         return total

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from kvgraph.bench.engine import engine
@@ -198,13 +200,18 @@ def test_a_sidecar_knows_what_the_feed_says_is_there(turns: int, socket_director
         SessionFeed(sidecar.endpoint, blocks=20, turns=turns) as feed,
     ):
         assert wait_until(lambda: feed.client.standing.linked, 30)
-        for _ in range(6 * SESSIONS):
-            feed.request()
-        resident = len(feed.resident()) // 8
-        assert wait_until(lambda: held(sidecar) == resident, 30), held(sidecar)
+        for number in range(12 * SESSIONS // 5):
+            feed.step()
+            if number % 40 == 0:
+                time.sleep(0.01)
+        resident = np.frombuffer(feed.resident(), dtype="<u8")
+        assert wait_until(lambda: held(sidecar) == len(resident), 30), held(sidecar)
+        counters = sidecar.status()["graph"]["counters"]
         assert feed.client.dropped == 0
-    # Six turns of each: of one, all are new; of four, the second session is in its second.
-    assert resident == SESSIONS * (20 if turns == 1 else 15)
+    assert len(set(resident.tolist())) == len(resident) == feed.num_blocks - 1, "the pool is full"
+    assert counters["blocks_removed"] > len(resident)
+    found = counters["cached_tokens"] / counters["prompt_tokens"]
+    assert found == 0 if turns == 1 else 0.5 < found < 0.9
 
 
 def held(sidecar: SidecarProcess) -> int:

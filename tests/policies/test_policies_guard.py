@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PolicyConfig
+from kvgraph.advisor.policies.falling_order import FallingOrder
 from kvgraph.advisor.policies.guard import Guard
+from kvgraph.advisor.policies.lru_stack import LruStack
 from kvgraph.advisor.policies.shadow import LruShadow, RankedShadow
 from kvgraph.advisor.replay.engine.instance import Instance
 from kvgraph.advisor.replay.engine.simulator import simulate
@@ -117,12 +119,80 @@ def test_a_ranked_shadow_spares_what_was_used_since() -> None:
     first, second = np.arange(3, dtype=np.int32), np.arange(3, 6, dtype=np.int32)
     for rows in (first, second):
         ranked.use(rows, rows.astype(np.uint64))
-    ranked.adopt(np.concatenate([first, second]))
+    ranked.adopt(np.concatenate([first, second]), np.zeros(6))
     ranked.use(first, first.astype(np.uint64))
     more = np.arange(6, 8, dtype=np.int32)
     ranked.use(more, more.astype(np.uint64))
     assert ranked.found(first, first.astype(np.uint64)) == 3
     assert ranked.rows(np.arange(8, dtype=np.uint64)).tolist() == [0, 1, 2, 5, 6, 7]
+
+
+@pytest.mark.parametrize("capacities", [[50], [300, 40, 600]])
+def test_a_stack_holds_what_pools_of_every_size_hold(capacities: list[int]) -> None:
+    stack = LruStack(capacities)
+    pools = [LruShadow(capacity) for capacity in capacities]
+    for rows in chains(2, 50):
+        keys = rows.astype(np.uint64) + np.uint64(7)
+        assert stack.found(rows, keys) == [pool.found(rows, keys) for pool in pools]
+        for each in (stack, *pools):
+            each.use(rows, keys)
+
+
+class Plain:
+    """A pool of sets and lists that evicts as ``RankedShadow`` does."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.held: dict[int, int] = {}  # row → its last use
+        self.uses = self.as_of = 0
+        self.order: list[int] = []
+
+    def adopt(self, rows: list[int], scores: list[float]) -> None:
+        """Take a ranking."""
+        ranked = sorted(zip(rows, scores, strict=True), key=lambda each: -each[1])
+        self.order, self.as_of = [row for row, _ in ranked], self.uses
+
+    def use(self, rows: list[int]) -> None:
+        """Use a chain, and evict."""
+        for row in reversed(rows):
+            self.uses += 1
+            self.held[row] = self.uses
+        while len(self.held) > self.capacity:
+            named = (r for r in self.order if self.held.get(r, self.as_of + 1) <= self.as_of)
+            oldest = min(self.held, key=lambda row: self.held[row])
+            del self.held[next(named, oldest)]
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_ranked_shadow_evicts_as_a_plain_pool_does(ties: bool) -> None:
+    """By the ranking as long as there is some of it left, and of equals the first."""
+    rng = np.random.default_rng(3)
+    shadow, plain = RankedShadow(300), Plain(300)
+    for number, rows in enumerate(chains(3, 40)):
+        if number % 50 == 10:
+            held = np.array(sorted(plain.held), dtype=np.int32)
+            scores = rng.integers(0, 5, len(held)).astype(float) if ties else rng.random(len(held))
+            shadow.adopt(held, scores)
+            plain.adopt(held.tolist(), scores.tolist())
+        keys = rows.astype(np.uint64)
+        shadow.use(rows, keys)
+        plain.use(rows.tolist())
+        assert shadow.rows(np.arange(2_000, dtype=np.uint64)).tolist() == sorted(plain.held)
+        if number > 600:
+            break
+
+
+@pytest.mark.parametrize("distinct", [3, 10**6])
+def test_an_order_that_is_sorted_in_parts_is_the_order(distinct: int) -> None:
+    rng = np.random.default_rng(4)
+    rows = np.sort(rng.permutation(60_000)[:40_000]).astype(np.int32)
+    scores = rng.integers(0, distinct, len(rows)).astype(float)
+    scores[::7] = -np.inf
+    order, found = FallingOrder(rows, scores), list[int]()
+    while len(part := order.peek(count := int(rng.integers(1, 3_000)))):
+        order.skip(min(count, len(part)))
+        found += part[:count].tolist()
+    assert found == rows[np.argsort(-scores, kind="stable")].tolist()
 
 
 def hit_rate(trace: Trace, policy: Any, capacity: int = 400) -> float:

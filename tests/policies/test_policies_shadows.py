@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.heard import Heard
 from kvgraph.graph.messages.events import EngineHello, RequestStarted, TierReport
 from kvgraph.graph.ranking.formulas import ClassicPolicy
+from kvgraph.graph.ranking.view import View
 from made_traffic import agents, chats, made
 
 POINT = 0.01
@@ -253,10 +254,14 @@ def test_a_change_of_weights_is_played_on_the_remembered_requests(trace: Trace) 
 
 
 def test_shadows_that_take_too_long_follow_fewer(trace: Trace) -> None:
-    seconds = itertools.count(0.0, 50.0)  # what a tick takes of a core
+    seconds = itertools.count(0.0, 0.4)  # what a tick takes of a core
     live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
-    live.now += 31.0
-    live.runner.tick()
+    assert live.set.sample.share == 1.0
+    live.runner.tick()  # two of them are more than shadows have for half a minute
+    assert live.set.sample.share == 0.5
+    for _ in range(4):
+        live.now += 31.0
+        live.runner.tick()
     assert live.set.sample.share == 0.5
 
 
@@ -349,20 +354,29 @@ def test_a_block_that_a_session_of_the_smaller_sample_walked_too_stays_the_sampl
 
 
 def test_the_ceiling_is_of_all_sessions_whatever_the_sample(trace: Trace) -> None:
-    seconds = itertools.count(0.0, 50.0)
+    seconds = itertools.count(0.0, 0.4)
     live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
     live.set.window.add(np.arange(5, dtype=np.uint64), 5, 0)
-    live.now += 31.0
     live.runner.tick()
     assert live.set.sample.share == 0.5
     live.set.window.add(np.arange(5, dtype=np.uint64), 5, 5)
     assert ceiling(*live.runner.remembered("e")) == (10, 5)
 
 
+def noted(live: Live, ranked: list[float]) -> Callable[[View], Iterator[None]]:
+    """Ranks nothing, and notes when it was to."""
+
+    def ranking(view: View) -> Iterator[None]:
+        ranked.append(live.now)
+        yield
+
+    return ranking
+
+
 def test_shadows_that_can_follow_no_fewer_rank_less_often(
     trace: Trace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seconds = itertools.count(0.0, 50.0)
+    seconds = itertools.chain([0.0, 0.1], itertools.count(50.0, 50.0))
     halvings = round(-math.log2(LEAST))
     live = Live(trace, CAPACITY, halvings, cpu=lambda: next(seconds))
     with caplog.at_level("INFO"):
@@ -371,7 +385,7 @@ def test_shadows_that_can_follow_no_fewer_rank_less_often(
             live.runner.tick()
     assert [record.args for record in caplog.records] == [(0.5 * 2**n,) for n in range(1, 8)]
     ranked: list[float] = []
-    live.set.rank = lambda view: ranked.append(live.now)  # type: ignore[method-assign]
+    live.set.ranking = noted(live, ranked)  # type: ignore[method-assign]
     for _ in range(1280):
         live.now += INTERVAL_S
         live.ask()
@@ -382,7 +396,7 @@ def test_shadows_that_can_follow_no_fewer_rank_less_often(
 def test_shadows_rest_while_nothing_is_asked(trace: Trace) -> None:
     live = Live(trace, CAPACITY)
     ranked: list[float] = []
-    live.set.rank = lambda view: ranked.append(live.now)  # type: ignore[method-assign]
+    live.set.ranking = noted(live, ranked)  # type: ignore[method-assign]
     for tick in range(20):
         live.now += INTERVAL_S
         if tick == 10:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,32 +12,66 @@ from typing import Final
 import numpy as np
 import psutil
 
-from ...graph.messages.events import BlocksRemoved, BlocksStored, RequestFinished, RequestStarted
+from ...graph.messages.events import (
+    AdviceApplied,
+    AnyEvent,
+    BlocksRemoved,
+    BlocksStored,
+    Pressure,
+    RequestFinished,
+    RequestStarted,
+)
 from ...graph.types import Keys
 from ...hooks.fake import FakeEngine
+from ...hooks.vllm.observe.pressing_news import PressingNews
 from ..errors import BenchError
 from ..graph.graphs import random_keys
 from ..sidecars.sidecar_process import SidecarProcess, wait_until
 
 REQUESTS_PER_S: Final = 200
-SESSIONS: Final = 100  # that are alive at once; chosen
-TURNS: Final = 20  # of a session; chosen
-_TICK_S: Final = 0.05
-_SETTLE_S: Final = 4.0  # until all sessions have begun and the first rankings are made
+# All chosen.
+SESSIONS: Final = 200  # that are alive at once: each has a turn every second
+TURNS: Final = 20  # of a session
+_STEP_S: Final = 0.025  # of an engine
+_ANSWER_STEPS: Final = 16  # of a request: one block is answered, a token a step
+_SHARED: Final = 1 / 8  # of a request: what all sessions begin with
+_ROOM: Final = 1.25  # the pool, by what live sessions hold: what ended stays until it is evicted
+_SETTLE_S: Final = 10.0  # until the pool is full, and the first rankings are made
+
+_A_STEP: Final = round(REQUESTS_PER_S * _STEP_S)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Session:
+    """One conversation.
+
+    Attributes:
+        held: How many of its blocks the pool has, from the first on.
+    """
+
     name: str
     chain: Keys
     turn: int = 0
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class _Request:
+    name: str
+    session: _Session
+    tokens: int
+    ends: int  # in which step
 
 
 class SessionFeed(FakeEngine):
-    """An engine's events without its memory: sessions that grow turn by turn, and go.
+    """An engine's events without its memory, in the order and at the times of vLLM's steps.
 
-    A session begins with half of ``blocks`` blocks and ends after ``turns`` with half as many more,
-    so that a request has so many on average; then its blocks leave the pool.
+    Each session's turn extends the one before by a prompt and one block of an answer. A step tells
+    of the requests that start, of what they and the answers store, of as many blocks that are
+    evicted as soon as the pool is full (the longest unused, tail first), and then of the requests
+    that end. A session begins with half of ``blocks`` blocks and ends after ``turns`` with half as
+    many more, so that a request has so many on average. What is told is sent as an engine's client
+    sends it: every 0.2 s, or when much was stored.
 
     Args:
         endpoint: The sidecar's.
@@ -45,50 +80,111 @@ class SessionFeed(FakeEngine):
     """
 
     def __init__(self, endpoint: str, blocks: int, turns: int = TURNS) -> None:
-        super().__init__(endpoint, num_blocks=2 * blocks * SESSIONS, name=f"feed-{blocks}")
+        pool = int(_ROOM * blocks * SESSIONS)
+        super().__init__(endpoint, num_blocks=pool + 1, name=f"feed-{blocks}")
         self._rng = np.random.default_rng(blocks)
-        self._turns = turns
+        self._turns, self._pool = turns, pool
         self._begins = blocks if turns == 1 else blocks // 2
-        self._grows = 0 if turns == 1 else max(1, blocks // turns)
-        self._sessions: list[_Session | None] = [None] * SESSIONS
-        self._begun = 0
+        self._grows = max(1, blocks // turns - 1)
+        self._shared = random_keys(self._rng, 0 if turns == 1 else int(_SHARED * blocks))
+        self._live: list[_Session | None] = [None] * SESSIONS
+        self._running: deque[_Request] = deque()
+        self._idle: OrderedDict[str, _Session] = OrderedDict()  # the longest unused first
+        self._begun = self._step = self._stored = 0
+        self._held = len(self._shared)
+        self._news = PressingNews(self.num_blocks, self.client.nudge)
 
-    def request(self) -> None:
-        """Tell of one request: the next session's next turn."""
-        at = self._requests % SESSIONS
-        session = self._sessions[at]
-        if session is None or session.turn == self._turns:
-            self._leave(session)
-            session = self._sessions[at] = self._new_session()
-        held = len(session.chain) if session.turn else 0
-        if session.turn:
-            new = random_keys(self._rng, self._grows)
-            session.chain = np.concatenate([session.chain, new])
-        session.turn += 1
-        self._requests += 1
-        self._tell(session, held)
+    def step(self) -> None:
+        """Tell of one step, in which some requests start, and some end."""
+        self._step += 1
+        started = [self._start() for _ in range(_A_STEP)]
+        ended: list[_Request] = []
+        while self._running and self._running[0].ends <= self._step:
+            ended.append(self._running.popleft())
+            self._answer(ended[-1].session)
+        told: list[AnyEvent] = [self._told(each) for each in started]
+        told += [self._store(each.session) for each in (*started, *ended)]
+        if self._held > self._pool:
+            told.append(BlocksRemoved(self._evicted(self._held - self._pool)))
+        told += [self._over(each) for each in ended]
+        for event in told:
+            self.client.emit(event)
+        self._running.extend(started)
+        self._news.after_step(self._stored)
 
     def resident(self) -> bytes:
         """See ``EngineEnd``."""
-        return b"".join(each.chain.tobytes() for each in self._sessions if each is not None)
+        first, sessions = len(self._shared), list(self._idle.values())
+        sessions += [each.session for each in list(self._running)]
+        parts = [each.chain[first : each.held].tobytes() for each in sessions]
+        return b"".join([self._shared.tobytes(), *parts])
 
-    def _new_session(self) -> _Session:
+    def heartbeat(self, dropped: int) -> list[AnyEvent]:
+        """See ``EngineEnd``."""
+        free = self._pool - sum(each.session.held for each in list(self._running))
+        running = len(self._running)
+        pressure = Pressure(self._pool, max(0, free), min(self._held, self._pool), running, 0)
+        return [pressure, AdviceApplied(0, 0, 0, 0, 0, dropped)]
+
+    def _start(self) -> _Request:
+        at = self._requests % SESSIONS
+        session = self._live[at]
+        if session is None or session.turn == self._turns:
+            session = self._live[at] = self._new_session(at if session is None else 0)
+        else:
+            new = random_keys(self._rng, self._grows)
+            session.chain = np.concatenate([session.chain, new])
+        session.turn += 1
+        self._idle.pop(session.name, None)
+        self._requests += 1
+        tokens = len(session.chain) * self.block_size + self.block_size // 2
+        ends = self._step + _ANSWER_STEPS
+        return _Request(f"r{self._requests}", session, tokens, ends)
+
+    def _new_session(self, at: int) -> _Session:
+        """A new session; the first ones are of different ages, so that not all end at once."""
         self._begun += 1
-        return _Session(f"session-{self._begun}", random_keys(self._rng, self._begins))
+        turn = at % self._turns
+        own = self._begins - len(self._shared) + turn * (self._grows + 1)
+        chain = np.concatenate([self._shared, random_keys(self._rng, own)])
+        return _Session(f"session-{self._begun}", chain, turn, len(self._shared))
 
-    def _leave(self, session: _Session | None) -> None:
-        if session is not None:
-            self.client.emit(BlocksRemoved(session.chain[::-1].tobytes()))
+    def _told(self, request: _Request) -> RequestStarted:
+        session, size = request.session, self.block_size
+        packed, cached = session.chain.tobytes(), session.held * size
+        return RequestStarted(request.name, packed, request.tokens, cached, size, session.name)
 
-    def _tell(self, session: _Session, held: int) -> None:
-        name, packed, size = f"r{self._requests}", session.chain.tobytes(), self.block_size
-        tokens, emit = len(session.chain) * size, self.client.emit
-        emit(RequestStarted(name, packed, tokens, held * size, size, session.name, None))
-        if held < len(session.chain):
-            parent = int(session.chain[held - 1]) if held else None
-            emit(BlocksStored(session.chain[held:].tobytes(), parent, size, session.name))
-        ended = "finished_stopped"
-        emit(RequestFinished(name, packed, tokens, tokens, ended, session.name, None))
+    def _answer(self, session: _Session) -> None:
+        session.chain = np.concatenate([session.chain, random_keys(self._rng, 1)])
+
+    def _store(self, session: _Session) -> BlocksStored:
+        new, before = session.chain[session.held :], session.held
+        session.held = len(session.chain)
+        self._held += len(new)
+        self._stored += len(new)
+        parent = int(session.chain[before - 1]) if before else None
+        return BlocksStored(new.tobytes(), parent, self.block_size, session.name)
+
+    def _evicted(self, count: int) -> bytes:
+        """Evict so many blocks; returns their keys."""
+        gone: list[Keys] = []
+        self._held -= count
+        while count:
+            session = next(iter(self._idle.values()))
+            kept = max(len(self._shared), session.held - count)
+            gone.append(session.chain[kept : session.held][::-1])
+            count -= len(gone[-1])
+            session.held = kept
+            if kept == len(self._shared):
+                del self._idle[session.name]
+        return np.concatenate(gone).tobytes()
+
+    def _over(self, request: _Request) -> RequestFinished:
+        session = request.session
+        self._idle[session.name] = session
+        packed, total = session.chain.tobytes(), len(session.chain) * self.block_size
+        why = "finished_stopped"
+        return RequestFinished(request.name, packed, request.tokens, total, why, session.name)
 
 
 def sidecar_cpu_percent(
@@ -123,14 +219,14 @@ def _cpu_share(sidecar: SidecarProcess, feed: SessionFeed, seconds: float) -> fl
 
 
 def _feed(feed: SessionFeed, seconds: float) -> int:
-    """Tell of requests at an even pace; how many they were."""
-    sent, began = 0, time.perf_counter()
+    """Tell of steps at an even pace; returns how many requests started."""
+    steps, began = 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < seconds:
-        while sent < passed * REQUESTS_PER_S:
-            feed.request()
-            sent += 1
-        time.sleep(_TICK_S)
-    return sent
+        if steps * _STEP_S > passed:
+            time.sleep(steps * _STEP_S - passed)
+        feed.step()
+        steps += 1
+    return steps * _A_STEP
 
 
 def _cpu_s(process: psutil.Process) -> float:
