@@ -27,7 +27,10 @@ blocks by the same amount and reorders nothing."""
 
 
 _ROOMY: Final = 0.25  # blank share of a pool, from which on no ranking is needed; chosen
-_REST: Final = 4.0  # seconds of rest per second of ranking; chosen
+# Seconds of rest per second of ranking: where an engine goes by the ranking, and where all keep
+# their own order, and only their shadows are ranked. Both chosen.
+_REST: Final = 4.0
+_LONG_REST: Final = 19.0
 
 
 class _Basis(NamedTuple):
@@ -128,6 +131,11 @@ class GraphEvictionAdvisor:
             if pool and now - before >= PRESSING_SHARE * pool:
                 return True
         return False
+
+    def _is_heeded(self) -> bool:
+        """Whether a ranking tells an engine anything."""
+        parts = ((each.order, each.protected, each.spill_first) for each in self.latest.values())
+        return any(len(keys) for each in parts for keys in each)
 
     def _is_first_protected(self) -> bool:
         if self._graph.counters["blocks_protected"] == self._protected_seen:
@@ -248,5 +256,6 @@ class GraphEvictionAdvisor:
                 began = self._clock()
                 self.tick()
                 self._wake()
-                # However fast engines evict: one part of ranking, four parts of rest.
-                time.sleep(min(_REST * (self._clock() - began), self._interval_s))
+                # However fast engines evict: one part of ranking, and some parts of rest.
+                rest = _REST if self._is_heeded() else _LONG_REST
+                time.sleep(min(rest * (self._clock() - began), self._interval_s))

@@ -14,7 +14,7 @@ from ..messages.advice import EvictionRanking
 from ..types import as_keys
 from .formulas import LruPolicy
 from .policy import Policy, Referee
-from .rules import is_pinned
+from .rules import is_pinned, protected_layers
 from .scoring import rank, whole_scores
 from .view import View
 
@@ -32,10 +32,26 @@ def rank_by_ruler(
     _learn(view, policy, referee)
     if limit <= 0:
         return EvictionRanking.empty(view.now)
-    if is_under_lru(view.engine, policy, referee):
-        ranking = rank(view, LruPolicy(), limit)
-        return ranking if view.rules.reserved > 0 else _only_kept(ranking, view)
-    return rank(view, policy, limit)
+    if not is_under_lru(view.engine, policy, referee):
+        return rank(view, policy, limit)
+    if view.rules.reserved > 0:
+        return rank(view, LruPolicy(), limit)
+    if _keeps_nothing(view):
+        return EvictionRanking.empty(view.now)
+    return _only_kept(rank(view, LruPolicy(), limit), view)
+
+
+def _keeps_nothing(view: View) -> bool:
+    """Whether the view's engine has neither tiers nor a block that may be protected or leased: then
+    there is nothing to say where LRU rules."""
+    blocks, words = view.blocks, view.tables.words.get(view.engine)
+    if words is None or words.tiers is not None or words.pressure is None:
+        return False  # it may have tiers, and not have said so yet
+    kept = np.take(protected_layers(view.rules), blocks.layer[: blocks.size])
+    if blocks.pinned_until.flags.writeable:
+        kept |= blocks.pinned_until[: blocks.size] > view.now
+    kept &= blocks.resident(view.engine)
+    return not kept.any()
 
 
 def _only_kept(ranking: EvictionRanking, view: View) -> EvictionRanking:
