@@ -11,6 +11,7 @@ from ...graph.types import Rows
 
 _PART: Final = 16  # the order is sorted in about so many parts; chosen
 _LEAST: Final = 1024  # rows of a part; chosen
+_FEW: Final = 64  # rows that are given at least; chosen
 _MOST_SEEN: Final = 2  # times what is asked for: some are passed over; chosen
 
 
@@ -34,10 +35,10 @@ class FallingOrder:
         return cls(np.empty(0, dtype=np.int32), np.empty(0))
 
     def peek(self, count: int) -> Rows:
-        """int32: the next rows, at least one if any is left, and about twice ``count`` at most."""
+        """int32: the next rows, at least one if any is left, and about twice ``count`` at most, or a few."""
         if self._at == len(self._sorted):
             self._sort()
-        return self._sorted[self._at : self._at + max(_LEAST, _MOST_SEEN * count)]
+        return self._sorted[self._at : self._at + max(_FEW, _MOST_SEEN * count)]
 
     def skip(self, count: int) -> None:
         """Go on behind the first ``count`` of the next rows."""
