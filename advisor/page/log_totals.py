@@ -24,7 +24,7 @@ def log_totals(tables: Tables, shadows: ShadowRunner) -> LogTotals:
 
 
 def _tokens(history: History) -> dict[str, int]:
-    given = dict(zip(TOKEN_COLUMNS, history.given.tolist(), strict=True))
+    given = dict(zip(TOKEN_COLUMNS, history.given, strict=True))
     found = {name: given[name] for name in ("pool", "loaded", "prefetched")}
     return {**found, "computed": given["asked"] - sum(found.values())}
 

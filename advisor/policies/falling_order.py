@@ -35,7 +35,7 @@ class FallingOrder:
         return cls(np.empty(0, dtype=np.int32), np.empty(0))
 
     def peek(self, count: int) -> Rows:
-        """int32: the next rows, at least one if any is left, and about twice ``count`` at most, or a few."""
+        """int32: the next rows, at least one if any is left, twice ``count`` or a few at most."""
         if self._at == len(self._sorted):
             self._sort()
         return self._sorted[self._at : self._at + max(_FEW, _MOST_SEEN * count)]

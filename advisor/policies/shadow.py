@@ -18,7 +18,6 @@ from .lru_stack import LruStack, Turns, leading
 Mask = npt.NDArray[np.bool_]
 
 
-
 class LruShadow:
     """A pool that evicts the longest unused block, exactly."""
 

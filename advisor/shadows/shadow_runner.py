@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_S: Final = 0.5  # as often as the planner ranks
 # Of a core, over so many seconds: once it is used up, half as many sessions are followed. Chosen.
 _SHARE_OF_A_CORE: Final = 0.02
-_JUDGED_OVER_S: Final = 30.0
+_JUDGED_OVER_S: Final = 10.0
 _RANK_AT_LEAST_EVERY_S: Final = 64.0  # chosen
 _CEILING_EVERY_S: Final = 60.0
 _CEILINGS_SHARE: Final = 1 / 60  # of a core, for all ceilings; chosen
@@ -169,8 +169,8 @@ class ShadowRunner:
         self._next_ceiling = now + max(_CEILING_EVERY_S, took_s / _CEILINGS_SHARE)
 
     def _judge(self) -> None:
-        """Do less if this takes more of a core than allowed: at once, since a tick may take all that
-        it has for a minute."""
+        """Do less if this takes more of a core than allowed: at once, since one tick may take all
+        that it has for long."""
         now = self._clock()
         too_much = self._spent > _SHARE_OF_A_CORE * _JUDGED_OVER_S
         if too_much:

@@ -24,6 +24,7 @@ from .tier_copies import CopyRecorder
 
 Churn = BlocksStored | BlocksRemoved
 
+_EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
 _IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 
 
@@ -166,9 +167,9 @@ class ChurnRecorder:
     def _count_removed(self, rows: Rows) -> None:
         layers = self._tables.blocks.layer[rows]
         by_layer = np.bincount(layers, minlength=len(LAYER_NAMES)).tolist()
-        for name, count in zip(LAYER_NAMES, by_layer, strict=True):
-            self._counters[f"evicted_{name}"] += count
-        self._counters["protected_evicted"] += int(self._protected(rows).sum())
+        for name, count in zip(_EVICTED_NAMES, by_layer, strict=True):
+            self._counters[name] += count
+        self._counters["protected_evicted"] += int(np.count_nonzero(self._protected(rows)))
         self._counters["blocks_removed"] += len(rows)
 
 

@@ -50,12 +50,13 @@ class LayerBook:
         session: int,
     ) -> npt.NDArray[np.bool_]:
         blocks = self._tables.blocks
-        stated, before = blocks.stated[rows], blocks.layer[rows]
+        stated, raised_by = blocks.stated[rows], blocks.raised_by[rows]
+        if (raised_by == NO_ROW).all():  # as always where nobody says anything
+            return np.asarray(stated <= authority)
+        before = blocks.layer[rows]
         less = (before < layer) | ((before == layer) & (blocks.importance[rows] > worth))
         same = (before == layer) & (blocks.importance[rows] == worth)  # who raised it, did
-        holds = (
-            (stated == authority) & (less | same) & ~self._yields(blocks.raised_by[rows], session)
-        )
+        holds = (stated == authority) & (less | same) & ~self._yields(raised_by, session)
         return np.asarray((stated <= authority) & ~holds)
 
     def _yields(self, raised_by: Rows, session: int) -> npt.NDArray[np.bool_]:

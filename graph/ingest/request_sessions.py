@@ -108,7 +108,7 @@ class RequestSessions:
         Not while another request of the session runs: then the two are siblings.
         """
         blocks, sessions = self._tables.blocks, self._tables.sessions
-        blocks.unflag(rows, BlockFlag.SUPERSEDED)
+        blocks.unflag(self._left_behind(rows), BlockFlag.SUPERSEDED)
         if sessions.running[session] > 0:
             return
         left = self._chains.ancestors(int(sessions.tip[session]), rows)
@@ -124,6 +124,6 @@ class RequestSessions:
         others = walked_by != session
         if others.any():
             blocks.flag(rows[others & (walked_by != NO_ROW)], BlockFlag.SHARED)
-            blocks.session[rows] = session
+            blocks.session[rows[others]] = session
         if tenant:
             blocks.tenant[rows] = self.tenant(tenant)

@@ -27,6 +27,8 @@ class SegmentTagger:
     def tag(self, engine: int, event: RequestStarted, rows: Rows, session: int, now: float) -> None:
         """Set layers from segments, the most precious last, so that it wins a block that
         two share."""
+        if not event.segments:
+            return
         size = event.block_size
         segments = _affordable(event.segments, len(rows), size)
         if len(segments) < len(event.segments):

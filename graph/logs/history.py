@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from ..types import NO_ROW, BlockFlag, Rows, Tier
 from .content_index import ContentIndex
 from .departures import Departures
-from .eviction_log import Way
+from .eviction_log import EvictionLog, Way
 from .heard import Heard, HeardQueue
 from .miss_judge import by_content, judge, missed, named
 from .reasons import REASON_NAMES, Detail, Reason
@@ -67,7 +68,7 @@ class History(Departures):
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
-        self.given = np.zeros(len(TOKEN_COLUMNS), dtype=np.int64)
+        self.given = [0] * len(TOKEN_COLUMNS)
         self._asked: Counter[int] = Counter()  # tokens, by engine
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()
@@ -130,10 +131,8 @@ class History(Departures):
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
         found = min(event.cached_tokens // size, len(rows))
         loaded = min(event.loading_tokens // size, len(rows) - found)
-        brought = (log.marks[rows[:found]] & Way.PREFETCHED) != 0
-        log.marks[rows[:found]] &= ~np.uint8(Way.PREFETCHED)
-        again = self._again(engine, session, rows[found + loaded : reach], now)
-        prefetched = int(np.count_nonzero(brought))
+        prefetched = self._prefetched(log, rows[:found])
+        again = self._again(log, session, rows[found + loaded : reach], now)
         spliced = min(event.spliced_tokens // size, loaded)
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s)
@@ -152,7 +151,7 @@ class History(Departures):
         given = (1, asked.tokens, asked.pool * size, loaded * size, prefetched * size)
         self.tokens.add(given, now)
         self.minutes.add((asked.tokens, len(rows), (found + loaded) * size, 0, 0), now)
-        self.given += given
+        self.given = list(map(add, self.given, given))
         computed = max(0, reach - found - loaded)
         if miss.reason is Reason.UNKNOWN and miss.detail == Detail.IN_POOL:
             row = int(rows[miss.index])
@@ -172,7 +171,8 @@ class History(Departures):
         """Await a request's end no longer; returns it if it was awaited."""
         running = self._await_no_more(engine, name)
         if running is not None:
-            self.comes_no_longer(engine, running.rows, self.running.computed(engine))
+            computed = running.rows[running.first :]
+            self.comes_no_longer(engine, computed, self.running.computed(engine))
         return running
 
     def _await_no_more(self, engine: int, name: str) -> Running | None:
@@ -200,10 +200,17 @@ class History(Departures):
             told = engine, session, rows, keys, reach, found, tokens, now, loaded, size
             self._heard.add(Heard(*told))
 
-    def _again(self, engine: int, session: int, rows: Rows, now: float) -> int:
+    def _prefetched(self, log: EvictionLog, found: Rows) -> int:
+        """Count blocks that were brought back before anybody asked, as somebody does now."""
+        brought = found[(log.marks[found] & Way.PREFETCHED) != 0]
+        if len(brought):
+            log.marks[brought] &= ~np.uint8(Way.PREFETCHED)
+        return len(brought)
+
+    def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> int:
         """Count blocks computed again that were once in this pool: regrets, and what they say about
         its size."""
-        log, blocks = self._log(engine), self._tables.blocks
+        blocks = self._tables.blocks
         rows = rows[(log.marks[rows] & Way.MASK) != 0]
         if not len(rows):
             return 0
@@ -237,10 +244,9 @@ class History(Departures):
 
     def _count(self, miss: Miss, computed: int, now: float) -> None:
         """Count one request by its reason, and the blocks that it computes."""
-        counts = np.zeros(len(REASON_COLUMNS), dtype=np.int64)
-        counts[miss.reason], counts[len(REASON_NAMES) + miss.reason] = 1, computed
-        self.reasons.add(counts.tolist(), now)
-        self.totals += counts
+        for place, count in ((int(miss.reason), 1), (len(REASON_NAMES) + miss.reason, computed)):
+            self.reasons.add_to(place, count, now)
+            self.totals[place] += count
 
     def _names(self, engine: int, event: RequestStarted, session: int) -> RequestNames:
         name = self._tables.name_of(engine) or "?"

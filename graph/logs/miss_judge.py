@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..tables.tables import Tables
 
 _COPIES: Final = int(Tier.WARM | Tier.COLD)
+_HOT: Final = int(Tier.HOT)
 
 
 def missed(
@@ -104,9 +105,9 @@ def _gone(
 
 def holder(tables: Tables, engine: int, row: int) -> str | None:
     """Another engine that has a block in its pool."""
-    there = np.flatnonzero(tables.blocks.tiers[:, row] & int(Tier.HOT))
-    columns = [column for column in there.tolist() if column != engine]
-    return next((name for name, column in tables.engines.items() if column in columns), None)
+    tiers = tables.blocks.tiers
+    others = ((name, column) for name, column in tables.engines.items() if column != engine)
+    return next((name for name, column in others if tiers.item(column, row) & _HOT), None)
 
 
 def _evicted(

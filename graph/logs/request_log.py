@@ -131,10 +131,11 @@ class RequestLog:
         self.next += 1
         self._ring[slot] = (
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
-            asked.prefetched, asked.spliced, asked.again, 0, 0, -1, 0, np.nan, np.nan, 0,
-            asked.waited_s, 0, np.nan, 0, 0,
+            asked.prefetched, asked.spliced, asked.again, miss.index, miss.key, miss.eviction,
+            miss.short, miss.left, np.nan, miss.same, asked.waited_s, 0, np.nan, miss.reason,
+            miss.detail,
         )  # fmt: skip
-        self.judge(number, miss)
+        names.other, names.other_engine = miss.session, miss.engine
         return number
 
     def _name(self, slot: int, names: RequestNames) -> None:

@@ -24,6 +24,8 @@ class StepSums:
         self._sums = np.zeros((0, len(self.columns)), dtype=np.uint32)
         self._step: int | None = None  # the newest
         self._begun = 0  # steps since the first that was counted
+        self._open: int | None = None  # the step of what is not in ``_sums`` yet
+        self._pending = [0] * len(self.columns)
 
     @property
     def nbytes(self) -> int:
@@ -31,11 +33,32 @@ class StepSums:
 
     def add(self, counts: Sequence[int], now: float) -> None:
         """Count in the step of ``now``; in the oldest that is remembered if that is older still."""
+        self._begin(now)
+        for place, count in enumerate(counts):
+            self._pending[place] += count
+
+    def add_to(self, place: int, count: int, now: float) -> None:
+        """The same, in one column by its place."""
+        self._begin(now)
+        self._pending[place] += count
+
+    def _begin(self, now: float) -> None:
+        """Count in the step of ``now`` from here on."""
         step = int(now // self.step_s)
+        if step != self._open:
+            self._settle()
+            self._open = step
+
+    def _settle(self) -> None:
+        """Add what was counted since the last time to the step that it is of."""
+        step, self._open = self._open, None
+        if step is None:
+            return
         newest = self._advance(step)
         step = max(step, newest - self._steps + 1)
         self._begun = max(self._begun, newest - step + 1)
-        self._sums[step % self._steps] += np.array(counts, dtype=np.uint32)
+        self._sums[step % self._steps] += np.array(self._pending, dtype=np.uint32)
+        self._pending = [0] * len(self.columns)
 
     def last(self, seconds: float, now: float) -> dict[str, int]:
         """Sums over the steps that began within ``seconds`` before ``now``, by column."""
@@ -45,6 +68,7 @@ class StepSums:
 
     def series(self, now: float) -> tuple[list[float], Sums]:
         """Every step that is remembered, the oldest first, up to now: its start, and its sums."""
+        self._settle()
         if self._step is None:
             return [], np.zeros((0, len(self.columns)), dtype=np.int64)
         newest = max(self._step, int(now // self.step_s))

@@ -49,7 +49,8 @@ def note_pause(sessions: PauseColumns, row: int, seconds: float) -> None:
     sessions.last_pause[row] = pause
     mean = sessions.mean_pause[row]
     sessions.mean_pause[row] = pause if math.isnan(mean) else mean + (pause - mean) / pauses
-    sessions.longest_pause[row] = np.fmax(sessions.longest_pause[row], pause)
+    if not sessions.longest_pause[row] >= np.float32(pause):  # also where there was none
+        sessions.longest_pause[row] = pause
     _move_mean(sessions.recent_pause, row, pause)
     if sessions.stop[row] == StopReason.TOOL_CALL:
         _move_mean(sessions.tool_pause, row, pause)

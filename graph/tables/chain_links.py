@@ -46,7 +46,8 @@ class ChainLinks:
             walkers, parents = walkers[shared], parents[shared]
             second = walkers == 2  # the walk before it counts from now on, too
             np.add.at(blocks.children_walks, parents, second + _ONE)
-            np.add.at(blocks.shared_children, parents[second], _ONE)
+            if second.any():
+                np.add.at(blocks.shared_children, parents[second], _ONE)
 
     def release(self, gone: Mask) -> None:
         """Remove all links of the rows of which ``gone``, bool ``[blocks.size]``, is true, and

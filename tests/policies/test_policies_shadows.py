@@ -254,13 +254,13 @@ def test_a_change_of_weights_is_played_on_the_remembered_requests(trace: Trace) 
 
 
 def test_shadows_that_take_too_long_follow_fewer(trace: Trace) -> None:
-    seconds = itertools.count(0.0, 0.4)  # what a tick takes of a core
+    seconds = itertools.count(0.0, 0.15)  # what a tick takes of a core
     live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
     assert live.set.sample.share == 1.0
-    live.runner.tick()  # two of them are more than shadows have for half a minute
+    live.runner.tick()  # two of them are more than shadows have for ten seconds
     assert live.set.sample.share == 0.5
     for _ in range(4):
-        live.now += 31.0
+        live.now += 11.0
         live.runner.tick()
     assert live.set.sample.share == 0.5
 
@@ -354,7 +354,7 @@ def test_a_block_that_a_session_of_the_smaller_sample_walked_too_stays_the_sampl
 
 
 def test_the_ceiling_is_of_all_sessions_whatever_the_sample(trace: Trace) -> None:
-    seconds = itertools.count(0.0, 0.4)
+    seconds = itertools.count(0.0, 0.15)
     live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
     live.set.window.add(np.arange(5, dtype=np.uint64), 5, 0)
     live.runner.tick()
