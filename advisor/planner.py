@@ -132,11 +132,6 @@ class GraphEvictionAdvisor:
                 return True
         return False
 
-    def _is_heeded(self) -> bool:
-        """Whether a ranking tells an engine anything."""
-        parts = ((each.order, each.protected, each.spill_first) for each in self.latest.values())
-        return any(len(keys) for each in parts for keys in each)
-
     def _is_first_protected(self) -> bool:
         if self._graph.counters["blocks_protected"] == self._protected_seen:
             return False
@@ -257,5 +252,10 @@ class GraphEvictionAdvisor:
                 self.tick()
                 self._wake()
                 # However fast engines evict: one part of ranking, and some parts of rest.
-                rest = _REST if self._is_heeded() else _LONG_REST
+                rest = _REST if any(map(_tells, self.latest.values())) else _LONG_REST
                 time.sleep(min(rest * (self._clock() - began), self._interval_s))
+
+
+def _tells(ranking: EvictionRanking) -> bool:
+    """Whether a ranking tells its engine anything."""
+    return any(map(len, (ranking.order, ranking.protected, ranking.spill_first)))

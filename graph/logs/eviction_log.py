@@ -152,6 +152,14 @@ class EvictionLog:
         """The time of a record, in the clock's seconds."""
         return self._origin.time(self._ring["at"][number % LIMIT])
 
+    def take_prefetched(self, found: Rows) -> int:
+        """Count those of these blocks that were brought back before anybody asked, as somebody does
+        now."""
+        brought = found[(self.marks[found] & Way.PREFETCHED) != 0]
+        if len(brought):
+            self.marks[brought] &= ~np.uint8(Way.PREFETCHED)
+        return len(brought)
+
     def lose_copies(self, rows: Rows, cause: Cause) -> None:
         """Note that copies of these blocks are gone."""
         self.marks[rows] &= ~np.uint8(Way.CAUSE)

@@ -131,7 +131,7 @@ class History(Departures):
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
         found = min(event.cached_tokens // size, len(rows))
         loaded = min(event.loading_tokens // size, len(rows) - found)
-        prefetched = self._prefetched(log, rows[:found])
+        prefetched = log.take_prefetched(rows[:found])
         again = self._again(log, session, rows[found + loaded : reach], now)
         spliced = min(event.spliced_tokens // size, loaded)
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
@@ -199,13 +199,6 @@ class History(Departures):
             keys = self._tables.blocks.keys[rows]
             told = engine, session, rows, keys, reach, found, tokens, now, loaded, size
             self._heard.add(Heard(*told))
-
-    def _prefetched(self, log: EvictionLog, found: Rows) -> int:
-        """Count blocks that were brought back before anybody asked, as somebody does now."""
-        brought = found[(log.marks[found] & Way.PREFETCHED) != 0]
-        if len(brought):
-            log.marks[brought] &= ~np.uint8(Way.PREFETCHED)
-        return len(brought)
 
     def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> int:
         """Count blocks computed again that were once in this pool: regrets, and what they say about

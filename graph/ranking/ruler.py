@@ -34,11 +34,8 @@ def rank_by_ruler(
         return EvictionRanking.empty(view.now)
     if not is_under_lru(view.engine, policy, referee):
         return rank(view, policy, limit)
-    if view.rules.reserved > 0:
-        return rank(view, LruPolicy(), limit)
-    if _keeps_nothing(view):
-        return EvictionRanking.empty(view.now)
-    return _only_kept(rank(view, LruPolicy(), limit), view)
+    has_room = view.rules.reserved > 0
+    return rank(view, LruPolicy(), limit) if has_room else _only_kept(view, limit)
 
 
 def _keeps_nothing(view: View) -> bool:
@@ -54,10 +51,12 @@ def _keeps_nothing(view: View) -> bool:
     return not kept.any()
 
 
-def _only_kept(ranking: EvictionRanking, view: View) -> EvictionRanking:
+def _only_kept(view: View, limit: int) -> EvictionRanking:
     """Without an order. What is leased, and what stands before it in its chains, is kept as what is
     protected is; it goes before that, each chain tail first."""
-    ranking = replace(ranking, order=as_keys([]))
+    if _keeps_nothing(view):
+        return EvictionRanking.empty(view.now)
+    ranking = replace(rank(view, LruPolicy(), limit), order=as_keys([]))
     blocks = view.blocks
     held = blocks.pick(blocks.resident(view.engine))
     leased = is_pinned(view, held)

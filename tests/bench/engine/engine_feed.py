@@ -103,7 +103,7 @@ class SessionFeed(FakeEngine):
             ended.append(self._running.popleft())
             self._answer(ended[-1].session)
         told: list[AnyEvent] = [self._told(each) for each in started]
-        told += [self._store(each.session) for each in (*started, *ended)]
+        told += [self._keep(each.session) for each in (*started, *ended)]
         if self._held > self._pool:
             told.append(BlocksRemoved(self._evicted(self._held - self._pool)))
         told += [self._over(each) for each in ended]
@@ -157,7 +157,7 @@ class SessionFeed(FakeEngine):
     def _answer(self, session: _Session) -> None:
         session.chain = np.concatenate([session.chain, random_keys(self._rng, 1)])
 
-    def _store(self, session: _Session) -> BlocksStored:
+    def _keep(self, session: _Session) -> BlocksStored:
         new, before = session.chain[session.held :], session.held
         session.held = len(session.chain)
         self._held += len(new)
