@@ -252,10 +252,14 @@ class GraphEvictionAdvisor:
                 self.tick()
                 self._wake()
                 # However fast engines evict: one part of ranking, and some parts of rest.
-                rest = _REST if any(map(_tells, self.latest.values())) else _LONG_REST
-                time.sleep(min(rest * (self._clock() - began), self._interval_s))
+                time.sleep(min(_rest(self.latest) * (self._clock() - began), self._interval_s))
 
 
-def _tells(ranking: EvictionRanking) -> bool:
-    """Whether a ranking tells its engine anything."""
-    return any(map(len, (ranking.order, ranking.protected, ranking.spill_first)))
+def _rest(rankings: Mapping[str, EvictionRanking]) -> float:
+    """Seconds of rest per second of ranking: less where a ranking tells an engine anything."""
+    told = (each for ranking in rankings.values() for each in _told(ranking))
+    return _REST if any(map(len, told)) else _LONG_REST
+
+
+def _told(ranking: EvictionRanking) -> tuple[Keys, Keys, Keys]:
+    return ranking.order, ranking.protected, ranking.spill_first
