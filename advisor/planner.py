@@ -216,7 +216,9 @@ class GraphEvictionAdvisor:
         self.counters["ranked"] += 1
         tables = self._graph.tables
         if engine in tables.engines:
-            tables.history.ranked(tables.engines[engine], ranking.order, self._epoch, now)
+            layers = self._graph.rules.protected_layers
+            named = ranking.order, ranking.protected, layers
+            tables.history.ranked(tables.engines[engine], *named, self._epoch, now)
         return replace(ranking, epoch=self._epoch, ts=now, heard=self._heard[engine])
 
     def _ranked(self, engine: str) -> EvictionRanking:

@@ -198,7 +198,7 @@ def evictions_view(
         evictions=views,
         next=views[-1].id if more else None,
         rules=_rules(log),
-        protected_lost=_protected_lost(log),
+        protected_lost=None if log is None else protected_lost(log),
     )
 
 
@@ -257,11 +257,18 @@ def _rules(log: EvictionLog | None) -> dict[str, RuleTotal]:
     return {name: RuleTotal(evicted=gone, wanted=back) for name, gone, back in counts if gone}
 
 
-def _protected_lost(log: EvictionLog | None) -> str | None:
-    lost = 0 if log is None else int(log.evicted[Rule.PROTECTED_LAYER])
-    if not lost:
-        return None
-    return (
-        f"{lost:,} protected blocks left all the same: nothing else was left to evict, or more "
-        "was protected than [score] protected_share and tenant_share allow."
-    )
+def protected_lost(log: EvictionLog) -> str | None:
+    """Why blocks of protected layers left all the same, and what to do; None where none did."""
+    kept, beyond = (int(log.evicted[r]) for r in (Rule.PROTECTED_LAYER, Rule.PROTECTED_SHARE))
+    said = []
+    if kept:
+        said.append(
+            f"{kept:,} protected blocks were evicted: nothing else was left, or the engine had "
+            "gone without advice for too long. A larger pool keeps them, or protecting less."
+        )
+    if beyond:
+        said.append(
+            f"{beyond:,} blocks of protected layers were evicted, since more of them is in the "
+            "pool than [score] protected_share and tenant_share keep. Protect less, or raise these."
+        )
+    return " ".join(said) or None

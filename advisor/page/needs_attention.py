@@ -7,8 +7,8 @@ from typing import Final
 
 from ...dashboards.api.answer import Notice
 from ...dashboards.source import EngineStatus, SidecarStatus
-from ...graph.logs.reasons import Rule
 from ...graph.tables.tables import Tables
+from .log_views import protected_lost
 
 _STALE_S: Final = 2.0  # an engine ignores advice that is older
 _WASTE: Final = 0.5  # of prefetched blocks: more than so many unused are too many; chosen
@@ -74,13 +74,9 @@ def _of_engine(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
 
 def _of_protection(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
     log = tables.history.evictions.get(tables.engines.get(engine.id, -1))
-    lost = int(log.evicted[Rule.PROTECTED_LAYER]) if log is not None else 0
-    if lost:
-        yield _notice(
-            "warning", engine,
-            f"{lost:,} protected blocks were evicted. More is protected than the pool has room "
-            "for, or than [score] protected_share and tenant_share allow.", "evictions",
-        )  # fmt: skip
+    lost = None if log is None else protected_lost(log)
+    if lost is not None:
+        yield _notice("warning", engine, lost, "evictions")
 
 
 def _of_prefetch(engine: EngineStatus) -> Iterator[Notice]:

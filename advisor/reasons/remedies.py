@@ -64,7 +64,8 @@ _NOTHING_LEFT: Final = (
 
 _RULES: Final = {
     Rule.SESSION_OVER: " Or not saying that a session is over which comes back.",
-    Rule.PROTECTED_LAYER: " Or protecting less: what is protected did not fit its share.",
+    Rule.PROTECTED_LAYER: " Or protecting less: what is protected left room for nothing else.",
+    Rule.PROTECTED_SHARE: " Or a larger [score] protected_share or tenant_share.",
 }
 _COPIES: Final = {
     Cause.ROOM: "More room for copies: AITHER_KVCACHE_WARM_GIB, AITHER_KVCACHE_COLD_GIB.",

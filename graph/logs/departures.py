@@ -11,7 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sessions.copy_log import CopyLog
-from ..types import NO_ROW, PROTECTED_LAYERS, BlockFlag, Keys, Rows, SessionState, Tier
+from ..types import (
+    NO_ROW,
+    PROTECTED_LAYERS,
+    BlockFlag,
+    Keys,
+    Rows,
+    SessionState,
+    SourceLayer,
+    Tier,
+)
 from .eviction_log import UNPLACED, EvictionLog, Left, Places, Way
 from .reasons import Cause, Rule
 from .small_times import Bytes, Origin
@@ -22,15 +31,17 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 _RANKINGS: Final = 4_096  # times that are remembered: half an hour of them; chosen
 _NO_SESSION: Final = len(SessionState)
-_IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 
 
 class _InForce:
-    """An engine's last ranking: positions by key; and when the rankings before it were made."""
+    """An engine's last ranking: positions by key, what it keeps back, and by which layers; and when
+    the rankings before it were made."""
 
     def __init__(self) -> None:
         self._made: deque[tuple[float, int]] = deque(maxlen=_RANKINGS)  # when, and its epoch
         self._order: Keys = np.empty(0, dtype=np.uint64)
+        self._kept: Keys = self._order
+        self.layers = _as_mask(PROTECTED_LAYERS)
         self._sorted: Keys | None = None
         self._places = np.empty(0, dtype=np.int64)
 
@@ -39,10 +50,24 @@ class _InForce:
         """Whether the engine keeps its own order: no ranking was made, or it names no block."""
         return not len(self._order)
 
-    def adopt(self, order: Keys, epoch: int, now: float) -> None:
+    def adopt(
+        self, order: Keys, kept: Keys, layers: Iterable[SourceLayer], epoch: int, now: float
+    ) -> None:
         """Take a new ranking; it is sorted at the first question."""
-        self._order, self._sorted = order, None
+        self._order, self._kept, self._sorted = order, kept, None
+        self.layers = _as_mask(layers)
         self._made.append((now, epoch))
+
+    def gave_up(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
+        """Which of these protected blocks the ranking did not keep back, though it knew them: their
+        layers are protected up to a share.
+
+        Args:
+            used: When each was used last.
+        """
+        made = self._made[-1][0] if self._made else -np.inf
+        known: Mask = (place != UNPLACED) | (used <= made)
+        return known & ~np.isin(keys, self._kept)
 
     def places(self, keys: Keys) -> Places:
         """uint16: how many blocks are before each; ``UNPLACED`` if it is not named."""
@@ -60,6 +85,11 @@ class _InForce:
         """The epoch of the ranking that was in force then; None without one."""
         place = bisect_right(self._made, then, key=lambda each: each[0])
         return self._made[place - 1][1] if place else None
+
+
+def _as_mask(layers: Iterable[SourceLayer]) -> Mask:
+    """bool ``[256]``, by layer."""
+    return np.isin(np.arange(256), [int(layer) for layer in layers])
 
 
 class Departures:
@@ -80,9 +110,19 @@ class Departures:
 
     # Rankings and evictions ---------------------------------------------------------------------
 
-    def ranked(self, engine: int, order: Keys, epoch: int, now: float) -> None:
-        """Note an engine's new ranking; one that names no block leaves the engine its own order."""
-        self._in_force.setdefault(engine, _InForce()).adopt(order, epoch, now)
+    def ranked(
+        self, engine: int, order: Keys, kept: Keys, layers: Iterable[SourceLayer], epoch: int,
+        now: float,
+    ) -> None:  # fmt: skip
+        """Note an engine's new ranking.
+
+        Args:
+            order: Who goes first; none leaves the engine its own order.
+            kept: Protected blocks, which go only when nothing else is left.
+            layers: Those that are protected.
+        """
+        in_force = self._in_force.setdefault(engine, _InForce())
+        in_force.adopt(order, kept, layers, epoch, now)
 
     def ranking_at(self, engine: int, then: float) -> int | None:
         """The epoch of the ranking that was in force then."""
@@ -104,7 +144,7 @@ class Departures:
         left = Left(
             keys=blocks.keys[rows],
             place=place,
-            rule=self._rules(rows, place, state, shared, in_force.is_lrus),
+            rule=self._rules(rows, place, state, shared, in_force, used),
             layer=blocks.layer[rows],
             importance=blocks.importance[rows],
             hits=blocks.hit_count[rows],
@@ -114,17 +154,25 @@ class Departures:
         log = self._log(engine)
         log.add(rows, left, now)
 
-    def _rules(self, rows: Rows, place: Places, state: Bytes, shared: Mask, is_lrus: bool) -> Bytes:
+    def _rules(
+        self, rows: Rows, place: Places, state: Bytes, shared: Mask, in_force: _InForce,
+        used: npt.NDArray[np.float64],
+    ) -> Bytes:  # fmt: skip
         blocks = self._tables.blocks
-        if is_lrus:
+        is_over = (state == SessionState.ENDED) & ~shared
+        if in_force.is_lrus:
             rule = np.full(len(rows), int(Rule.LRU), dtype=np.uint8)
         else:
             named = place != UNPLACED
             rule = np.where(named, int(Rule.POLICY), int(Rule.UNRANKED)).astype(np.uint8)
-            rule[named & (state == SessionState.ENDED) & ~shared] = Rule.SESSION_OVER
+            rule[named & is_over] = Rule.SESSION_OVER
             superseded = (blocks.flags[rows] & int(BlockFlag.SUPERSEDED)) != 0
             rule[named & superseded] = Rule.SUPERSEDED
-        rule[_IS_PROTECTED[blocks.layer[rows]] & (blocks.stated[rows] != 0)] = Rule.PROTECTED_LAYER
+        protected = in_force.layers[blocks.layer[rows]] & (blocks.stated[rows] != 0) & ~is_over
+        if protected.any():
+            gave_up = in_force.gave_up(blocks.wire_keys(rows), place, used)
+            rule[protected] = Rule.PROTECTED_LAYER
+            rule[protected & gave_up] = Rule.PROTECTED_SHARE
         return rule
 
     def emptied(self, engine: int, part: slice, way: int) -> None:

@@ -45,9 +45,10 @@ class Rule(IntEnum):
     POLICY = 1  # the ranking named it
     SUPERSEDED = 2
     SESSION_OVER = 3
-    PROTECTED_LAYER = 4  # though it was protected
+    PROTECTED_LAYER = 4  # though it was kept back: nothing else was left
     UNRANKED = 5  # no ranking named it
     FORGOTTEN = 6  # longer ago than the log reaches
+    PROTECTED_SHARE = 7  # its layer is protected, but only up to a share
 
 
 RULE_NAMES: Final = tuple(rule.name.lower() for rule in Rule)
@@ -56,9 +57,13 @@ RULE_TEXTS: Final = (
     "the policy ranked it among the first to go",
     "only a branch of the history that its session left behind used it",
     "its session is over",
-    "it was protected, but nothing else was left, or more was protected than may be",
-    "no ranking named it: it was younger than the last one, or there was none",
+    "it was protected, but nothing else was left to evict, or the engine had gone without advice "
+    "for too long to keep it",
+    "the engine's last ranking did not name it, as it was newer than that or stood too far down, "
+    "so the longest unused went first",
     "longer ago than the log reaches",
+    "its layer is protected, but more of it is in the pool than [score] protected_share and "
+    "tenant_share keep",
 )
 
 

@@ -93,9 +93,11 @@ class World:
     def evict(self, *keys: int, engine: str = "a") -> None:
         self.tell(BlocksRemoved(pack(*keys)), engine=engine)
 
-    def rank(self, *keys: int, engine: str = "a") -> None:
-        column = self.graph.tables.engines[engine]
-        self.history.ranked(column, as_keys(list(keys)), 7, self.now)
+    def rank(self, *keys: int, engine: str = "a", kept: tuple[int, ...] = ()) -> None:
+        """A ranking of these blocks, the first to go first, that keeps others back."""
+        column, layers = self.graph.tables.engines[engine], self.graph.rules.protected_layers
+        named = as_keys(list(keys)), as_keys(list(kept))
+        self.history.ranked(column, *named, layers, 7, self.now)
 
     def last(self) -> tuple[Reason, int, int]:
         """The newest request's reason, its detail, and the first block that it missed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from kvgraph.graph.kvcache_graph import KVCacheGraph
@@ -189,10 +190,48 @@ def test_evicted_because_it_was_superseded(world: World) -> None:
 def test_evicted_though_it_was_protected(world: World) -> None:
     rules = (Segment(int(SourceLayer.RULES), 0, 2 * SIZE),)
     world.serve(1, 2, 3, segments=rules)
-    world.rank(3, 2, 1)
+    world.rank(3, kept=(2, 1))
+    world.evict(3, 2)
+    world.start(1, 2, 3, found=1)
+    assert world.last() == (Reason.EVICTED, Rule.PROTECTED_LAYER, 1)
+
+
+@pytest.mark.parametrize("order", [(3, 2), ()], ids=["policy", "lru"])
+def test_evicted_because_more_is_protected_than_may_be(
+    world: World, order: tuple[int, ...]
+) -> None:
+    world.serve(1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, 2 * SIZE),))
+    world.rank(*order, kept=(1,))
+    world.evict(2)
+    world.start(1, 2, 3, found=1)
+    assert world.last() == (Reason.EVICTED, Rule.PROTECTED_SHARE, 1)
+
+
+def test_what_no_ranking_knew_was_not_given_up(world: World) -> None:
+    """An engine keeps by itself what callers protect, until a ranking can know of it."""
+    world.rank(kept=(9,))
+    world.serve(1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, 2 * SIZE),))
     world.evict(2)
     world.start(1, 2, 3, found=1)
     assert world.last() == (Reason.EVICTED, Rule.PROTECTED_LAYER, 1)
+
+
+def test_a_protected_block_of_an_ended_session_left_by_right(world: World) -> None:
+    world.serve(1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, 2 * SIZE),))
+    world.tell(SessionSignal("s", ended=True))
+    world.rank(3, 2, 1)
+    world.evict(2)
+    world.start(1, 2, 3, found=1, session="another")
+    assert world.last() == (Reason.EVICTED, Rule.SESSION_OVER, 1)
+
+
+def test_a_layer_that_is_protected_no_longer_is_no_loss(world: World) -> None:
+    world.serve(1, 2, 3, segments=(Segment(int(SourceLayer.RULES), 0, 2 * SIZE),))
+    world.graph.rules = replace(world.graph.rules, protected_layers=frozenset())
+    world.rank(3, 2, 1)
+    world.evict(2)
+    world.start(1, 2, 3, found=1)
+    assert world.last() == (Reason.EVICTED, Rule.POLICY, 1)
 
 
 def test_another_engine_has_it(world: World) -> None:
