@@ -11,12 +11,14 @@ import tempfile
 import threading
 import tomllib
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 from ...graph.errors import ConfigError
 from ...graph.types import LAYER_NAMES
-from .config import load
+from ..policies.registry import POLICIES
+from .config import Config, load
 from .config_errors import unknown_key
 from .sections import EdgeTypesConfig, ScoreConfig
 from .weight_text import with_values
@@ -27,11 +29,11 @@ logger = logging.getLogger(__name__)
 _KEPT: Final = 32  # changes that can be taken back
 
 Change = Mapping[str, Mapping[str, Any]]
-"""By section, ``score`` or ``score.edge_types``: values by key."""
+"""By section, ``score``, ``score.edge_types`` or ``policy``: values by key."""
 
 
 class WeightEditor:
-    """Writes the [score] sections of one configuration file; from any thread.
+    """Writes the [score] and [policy] sections of one configuration file; from any thread.
 
     Args:
         path: The file; None: this sidecar has none, and nothing can be changed.
@@ -49,8 +51,8 @@ class WeightEditor:
         """How many changes can be taken back."""
         return len(self._changes)
 
-    def apply(self, change: Change, who: str) -> ScoreConfig:
-        """Write a change; what [score] is by now.
+    def apply(self, change: Change, who: str) -> Config:
+        """Write a change; what the file says by now.
 
         Args:
             who: The name of the token that allowed it, for the log.
@@ -61,20 +63,20 @@ class WeightEditor:
         """
         with self._lock:
             path, text, edited = self._edited(change)
-            score = self._checked(path, edited, change)
+            config = self._checked(path, edited, change)
             replace_whole(path, edited)
             self._changes = [*self._changes, (text, edited)][-_KEPT:]
-        logger.info("[score] changed over the page, by the %s token: %s", who, _worded(change))
-        return score
+        logger.info("changed over the page, by the %s token: %s", who, _worded(change))
+        return config
 
-    def tried(self, change: Change) -> ScoreConfig:
-        """What [score] would be; nothing is written. Raises ConfigError as ``apply`` does."""
+    def tried(self, change: Change) -> Config:
+        """What the file would say; nothing is written. Raises ConfigError as ``apply`` does."""
         with self._lock:
             path, _, edited = self._edited(change)
             return self._checked(path, edited, change)
 
-    def undo(self, who: str) -> ScoreConfig:
-        """Take the last change back; what [score] is by now.
+    def undo(self, who: str) -> Config:
+        """Take the last change back; what the file says by now.
 
         Raises:
             ConfigError: There is none; the file was changed by hand since; it cannot be read or
@@ -90,11 +92,11 @@ class WeightEditor:
                     f"{path} was changed by hand since the last change over the page, which is "
                     "therefore not taken back; set the values anew, here or in the file"
                 )
-            score = self._checked(path, before, {})
+            config = self._checked(path, before, {})
             replace_whole(path, before)
             self._changes.pop()
-        logger.info("the last change of [score] was taken back over the page, by the %s token", who)
-        return score
+        logger.info("the last change was taken back over the page, by the %s token", who)
+        return config
 
     def _edited(self, change: Change) -> tuple[Path, str, str]:
         """The file, its text, and what that would be."""
@@ -115,11 +117,11 @@ class WeightEditor:
             )
         return self._path
 
-    def _checked(self, path: Path, text: str, change: Change) -> ScoreConfig:
-        """[score] as the sidecar will read it from this text; ConfigError where it will not do."""
-        score = self._loaded(path, text)
+    def _checked(self, path: Path, text: str, change: Change) -> Config:
+        """What the sidecar will read from this text; ConfigError where it will not do."""
+        config = self._loaded(path, text)
         for section, values in change.items():
-            found: Any = score.edge_types if section == "score.edge_types" else score
+            found: Any = attrgetter(section)(config)
             for key, value in values.items():
                 now: Any = getattr(found, key, None)
                 same = set(now) == set(value) if isinstance(value, list) else now == value
@@ -128,25 +130,31 @@ class WeightEditor:
                         f"{section}.{key}: the environment or the command line sets {now!r}, "
                         "which wins over the file"
                     )
-        return score
+        return config
 
-    def _loaded(self, path: Path, text: str) -> ScoreConfig:
+    def _loaded(self, path: Path, text: str) -> Config:
         with tempfile.TemporaryDirectory() as folder:
             tried = Path(folder) / path.name
             tried.write_bytes(text.encode("utf-8"))
             try:
-                return load(tried, self._overrides).score
+                return load(tried, self._overrides)
             except ConfigError as error:
                 raise ConfigError(str(error).replace(str(tried), str(path))) from None
 
 
 def _check_names(change: Change) -> None:
-    """What becomes text of the file is ours: keys and layers that exist, and numbers."""
-    known = {"score": ScoreConfig.model_fields, "score.edge_types": EdgeTypesConfig.model_fields}
+    """What becomes text of the file is ours: keys, layers and policies that exist, and numbers."""
+    known = {
+        "score": ScoreConfig.model_fields,
+        "score.edge_types": EdgeTypesConfig.model_fields,
+        "policy": ("name",),
+    }
     for section, values in change.items():
         for key, value in values.items():
             if key not in known[section]:
                 raise unknown_key(f"{section}.{key}", known[section], "the page")
+            if section == "policy" and value not in POLICIES:
+                raise unknown_key(value, POLICIES, "the page")
             if key == "protected_layers":
                 for name in value:
                     if name not in LAYER_NAMES:

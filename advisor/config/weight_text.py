@@ -86,5 +86,5 @@ def _tail(statement: str) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, list):
-        return "[" + ", ".join(f'"{each}"' for each in value) + "]"
-    return repr(float(value))
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return f'"{value}"' if isinstance(value, str) else repr(float(value))

@@ -19,10 +19,11 @@ from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import History
 from ...graph.tables.tables import Tables
 from ...graph.types import LAYER_NAMES, PROTECTED_LAYERS, SessionState
+from ..shadows.shadow_views import MOST_STEPS
 from .log_views import Unix
 from .needs_attention import notices
 
-WINDOWS_S: Final = (60.0, 600.0, 3600.0)
+WINDOWS_S: Final = (60.0, 600.0, 3600.0, 14_400.0)
 _NO_SESSION: Final = "none"
 _IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 _STATES: Final = (*(state.name.lower() for state in SessionState), _NO_SESSION)
@@ -91,13 +92,17 @@ def _window(
 
 
 def _history(history: History, lru: Mapping[float, int], now: float, unix: Unix) -> TokenHistory:
-    starts, sums = history.tokens.series_by_name(now)
+    step_s, starts, sums = history.tokens.merged(now, MOST_STEPS)
     cached = sums["pool"] + sums["loaded"] + sums["prefetched"]
+    beside: dict[float, int] = {}
+    for start, found in lru.items():
+        step = start // step_s * step_s
+        beside[step] = beside.get(step, 0) + found
     return TokenHistory(
-        step_s=history.tokens.step_s,
+        step_s=step_s,
         starts=[unix(start) for start in starts],
         computed=(sums["asked"] - cached).tolist(),
-        lru=[lru.get(start) for start in starts],
+        lru=[beside.get(start) for start in starts],
         **{name: column.tolist() for name, column in sums.items()},
     )
 
@@ -120,6 +125,8 @@ def _verdict(windows: list[TokenWindow]) -> str:
 
 
 def _span(seconds: float) -> str:
+    if seconds > 3600:
+        return f"{seconds / 3600:.0f} hours"
     return "minute" if seconds == 60 else "hour" if seconds == 3600 else f"{seconds / 60:.0f} min"
 
 

@@ -21,6 +21,7 @@ from ...graph.queries.views import session_row
 from ..config.config import Config
 from ..config.reload import ConfigWatch
 from ..intents.intent_replies import intent_replies
+from ..policies.registry import new_policy
 from ..questions import Questions, RecentAnswers
 from ..shadows.shadow_runner import ShadowRunner
 from ..shadows.shadow_views import lru_tokens, shadows_view
@@ -176,25 +177,30 @@ class PageBoard:
 
     def weights(self) -> Weights:
         """What decides the ranking."""
-        return weights_view(self._watch, None, self._unix.now())
+        return self._weights(None)
+
+    def _weights(self, written: Config | None) -> Weights:
+        return weights_view(self._watch, written, self._graph.policy, self._unix.now())
 
     def preview(self, change: WeightChange, engine: str | None) -> WeightEffect:
         """What a change of weights would do."""
-        score = self._watch.editor.tried(_by_section(change))
+        score = self._watch.editor.tried(_by_section(change)).score
+        is_another = change.policy not in (None, self._graph.policy.name)
+        other = new_policy(change.policy, score.weights()) if change.policy and is_another else None
         with self._questions.turn():
             effect, played = weight_effect(
-                self._graph, score, engine, self._unix, self._shadows.remembered
+                self._graph, score, engine, self._unix, self._shadows.remembered, other
             )
         return effect.model_copy(update={"window": played()})
 
     def change_weights(self, change: WeightChange) -> Weights:
-        """Write a change to the configuration file, from which it takes effect within a second."""
-        score = self._watch.editor.apply(_by_section(change), "edit")
-        return weights_view(self._watch, score, self._unix.now())
+        """Write a change to the configuration file, from which it takes effect within a second,
+        a policy at the next start."""
+        return self._weights(self._watch.editor.apply(_by_section(change), "edit"))
 
     def undo_weights(self) -> Weights:
         """Take the last change back."""
-        return weights_view(self._watch, self._watch.editor.undo("edit"), self._unix.now())
+        return self._weights(self._watch.editor.undo("edit"))
 
     def intend(self, wishes: IntentWishes) -> IntentReplies:
         """Do what is wanted of blocks and sessions; every wish is answered."""
@@ -207,5 +213,6 @@ def _by_section(change: WeightChange) -> dict[str, dict[str, Any]]:
     score: dict[str, Any] = dict(change.score)
     if change.protected_layers is not None:
         score["protected_layers"] = change.protected_layers
-    named = {"score": score, "score.edge_types": dict(change.edge_types)}
+    policy = {} if change.policy is None else {"name": change.policy}
+    named = {"score": score, "score.edge_types": dict(change.edge_types), "policy": policy}
     return {section: values for section, values in named.items() if values}

@@ -20,6 +20,7 @@ from ...graph.ranking.rules import standing
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import LAYER_NAMES, NO_ROW, Rows
+from ..config.config import Config
 from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES
@@ -130,19 +131,23 @@ def _empty(graph: KVCacheGraph, engine: str | None, at: float) -> RankingView:
     )
 
 
-def weights_view(watch: ConfigWatch, score: ScoreConfig | None, at: float) -> WeightsView:
+def weights_view(
+    watch: ConfigWatch, written: Config | None, policy: Policy, at: float
+) -> WeightsView:
     """What decides the ranking, as configured.
 
     Args:
-        score: As it was just written; None: as it is in force.
+        written: What the file was just made to say; None: what it said when it was last read.
+        policy: The one that ranks.
     """
-    config, default = watch.config, ScoreConfig()
-    score = score or config.score
+    config, default = written or watch.config, ScoreConfig()
+    score = config.score
     numbers = [each.name for each in fields(Weights)]
     numbers += ["session_memory_s", "protected_share", "tenant_share"]
     return WeightsView(
         at=at,
-        policy=config.policy.name,
+        policy=policy.name,
+        next_policy=config.policy.name,
         policies=list(POLICIES),
         guard=config.policy.guard,
         score={name: getattr(score, name) for name in numbers},

@@ -273,12 +273,18 @@ def _moment(turn: RequestView, what: str, sentence: str, blocks: int) -> Moment:
     )
 
 
+def _as_expected(turn: RequestView) -> str:
+    """Whether its pause was expected, and as how long."""
+    expected = turn.expected_pause_s
+    return "" if expected is None else f"; {expected:.1f} s were expected"
+
+
 def _pause_moment(before: RequestView, after: RequestView) -> Moment:
     at = before.ended_at if before.ended_at is not None else before.at
     return Moment(
         at=at,
         what="pause",
-        sentence=f"It paused for {max(0.0, after.at - at):.1f} s.",
+        sentence=f"It paused for {max(0.0, after.at - at):.1f} s{_as_expected(before)}.",
         engine=before.engine,
         request=before.id,
         eviction=None,

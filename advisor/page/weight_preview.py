@@ -35,11 +35,14 @@ def weight_effect(
     engine: str | None,
     unix: Unix,
     remembered: Callable[[str], tuple[list[Walked], int]] = _nothing,
+    policy: Policy | None = None,
 ) -> tuple[WeightEffect, Callable[[], WindowEffect | None]]:
-    """The live policy's order now, and with other weights and rules; nothing is changed.
+    """The live policy's order now, and with other weights and rules, or another policy's; nothing
+    is changed.
 
     Args:
         remembered: Gives an engine's last requests, and the pool to play them in.
+        policy: Another one, with other weights; None: the live one.
 
     Returns:
         The effect on the ranking; and what works out the effect on the remembered requests, which
@@ -54,10 +57,11 @@ def weight_effect(
     after = View(graph.tables, score.rules(graph.rules.horizon_s), column, now)
     play = WindowPlay(*remembered(name))
     old, scored = _first(before, graph.policy), play.scores(before, graph.policy)
-    with _weighing(graph.policy, score.weights()):
-        new, otherwise = _first(after, graph.policy), play.scores(after, graph.policy)
+    other = policy or graph.policy
+    with _weighing(other, score.weights()):
+        new, otherwise = _first(after, other), play.scores(after, other)
     entering = len(set(new) - set(old))
-    said = _sentence(len(old), entering, graph)
+    said = _sentence(len(old), entering, other, policy is not None)
     effect = _effect(name, said, len(old), entering, _movers(graph, old, new), unix(now))
     return effect, lambda: _played(play, scored, otherwise)
 
@@ -122,11 +126,17 @@ def _movers(graph: KVCacheGraph, old: list[int], new: list[int]) -> list[Mover]:
     ]
 
 
-def _sentence(count: int, entering: int, graph: KVCacheGraph) -> str:
+def _sentence(count: int, entering: int, policy: Policy, is_another: bool) -> str:
     if not count:
         return "The engine's pool holds nothing yet."
-    if not isinstance(graph.policy, Weighted):
-        return f"The policy {graph.policy.name} heeds no weights; only the rules change."
+    if is_another:
+        return (
+            f"Of the {count:,} blocks to go first {entering:,} would be others under the policy "
+            f"{policy.name}, as it is before it has learned anything. It ranks from the sidecar's "
+            "next start on."
+        )
+    if not isinstance(policy, Weighted):
+        return f"The policy {policy.name} heeds no weights; only the rules change."
     return f"Of the {count:,} blocks to go first {entering:,} would be others."
 
 

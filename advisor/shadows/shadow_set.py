@@ -23,7 +23,7 @@ CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
 """Of the live pool's: as it is, a quarter less and more, and twice."""
 
 STEP_S: Final = 10.0  # chosen
-_STEPS: Final = 360  # of these: an hour; chosen
+_STEPS: Final = 1440  # of these: four hours, as of the tokens of prompts
 _COUNTED: Final = ("tokens", "asked", "ours", "sampled")
 
 

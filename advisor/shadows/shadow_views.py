@@ -14,6 +14,7 @@ from .shadow_set import STEP_S, LruPool, PolicyPool, ShadowSet, for_all, in_samp
 Sums = Mapping[str, np.ndarray]
 """Counts of each step, the oldest first, by the name of what is counted."""
 
+MOST_STEPS: Final = 360  # of a history that is shown; chosen
 _OURS: Final = "the live engine: what its requests found in its pool, or loaded from its tiers"
 _AS_TIERS: Final = 2.0  # a pool so much larger holds what host memory as large as the pool adds
 _BELADY: Final = (
@@ -35,14 +36,16 @@ def shadows_view(
     with runner.lock:
         name = engine if engine is not None else next(iter(runner.sets), None)
         found = runner.sets.get(name) if name is not None else None
-        starts, sums = found.steps.series_by_name(now) if found is not None else ([], {})
+        step_s, starts, sums = (
+            found.steps.merged(now, MOST_STEPS) if found is not None else (STEP_S, [], {})
+        )
         return Shadows(
             at=unix(now),
             engine=name,
             engines=list(runner.sets),
             sampled_share=found.sample.share if found is not None else 0.0,
             sessions=len(found.sample.sessions) if found is not None else 0,
-            step_s=STEP_S,
+            step_s=step_s,
             starts=[unix(start) for start in starts],
             shadows=_views(found, sums) if found is not None else [],
         )
@@ -151,17 +154,17 @@ def lru_tokens(runner: ShadowRunner, asked: Mapping[float, int], now: float) -> 
     Args:
         asked: Tokens of all prompts, by the same starts: engines with shadows stand for them all.
     """
-    tokens: dict[float, int] = {}
-    found: dict[float, int] = {}
+    told = [np.empty((3, 0))]  # starts, tokens, of these found
     with runner.lock:
         for shadows in runner.sets.values():
             starts, sums = shadows.steps.series_by_name(now)
-            columns = (sums[name].tolist() for name in ("tokens", shadows.lru[0].name))
-            for start, of_prompts, blocks in zip(starts, *columns, strict=True):
-                tokens[start] = tokens.get(start, 0) + of_prompts
-                found[start] = found.get(start, 0) + blocks * shadows.block_size
+            found = sums[shadows.lru[0].name] * shadows.block_size
+            told.append(np.array([starts, sums["tokens"], found]))
+    together = np.concatenate(told, axis=1)
+    steps, place = np.unique(together[0], return_inverse=True)
+    tokens, hits = (np.bincount(place, column, len(steps)).tolist() for column in together[1:])
     return {
-        start: round(asked.get(start, 0) * found[start] / count)
-        for start, count in tokens.items()
+        start: round(asked.get(start, 0) * of_these / count)
+        for start, count, of_these in zip(steps.tolist(), tokens, hits, strict=True)
         if count
     }

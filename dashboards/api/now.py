@@ -94,7 +94,7 @@ class Now(Answer):
 
     Attributes:
         verdict: One sentence: whether it is helping, and by how much.
-        windows: The last minute, ten minutes and hour; the newest first.
+        windows: The last minute, ten minutes, hour and four hours; the newest first.
         prefill_tokens_per_s: As engines measured it; None before that.
         attention: What needs it, the most serious first; empty when nothing does.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from .answer import Answer, Part
@@ -56,6 +58,7 @@ class Weights(Answer):
     """What decides the ranking, as configured; keys are those of the configuration file.
 
     Attributes:
+        policy, next_policy: The one that ranks, and the one that does from the next start on.
         policies: All that there are.
         score: [score]'s numbers by name.
         defaults: The same, as they are without configuration.
@@ -65,6 +68,7 @@ class Weights(Answer):
     """
 
     policy: str
+    next_policy: str
     policies: list[str]
     guard: bool
     score: dict[str, float]
@@ -86,11 +90,13 @@ class WeightChange(Part):
         score: Of [score], by name: the numbers that ``Weights.score`` has.
         edge_types: Of [score.edge_types].
         protected_layers: All of them; None: as they are.
+        policy: One of ``Weights.policies``, from the next start on; None: as it is.
     """
 
     score: dict[str, float] = Field(default_factory=dict)
     edge_types: dict[str, float] = Field(default_factory=dict)
     protected_layers: list[str] | None = None
+    policy: Annotated[str, Field(max_length=64)] | None = None
 
 
 class Mover(Part):

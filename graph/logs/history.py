@@ -54,7 +54,7 @@ class History(Departures):
         requests: Of all engines.
         running: Those whose end is awaited.
         unsettled: Of these, by their ids: those whose missing block the pool has by the books.
-        tokens: Of prompts, in steps of ten seconds for an hour.
+        tokens: Of prompts, in steps of ten seconds for four hours.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
         minutes: In the same steps: tokens of prompts, their full blocks, tokens that were found,
             blocks that left, and blocks that were wanted again by then.
@@ -76,7 +76,7 @@ class History(Departures):
         self.unsettled: dict[int, _Unsettled] = {}  # by request
         self.requests = RequestLog()
         self.contents = ContentIndex()
-        self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 360)
+        self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 1440)
         self.reasons = StepSums(REASON_COLUMNS, 60.0, 720)
         self.minutes = StepSums(MINUTE_COLUMNS, 60.0, 720)
         self.totals = np.zeros(len(REASON_COLUMNS), dtype=np.int64)

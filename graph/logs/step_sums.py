@@ -83,6 +83,17 @@ class StepSums:
         starts, sums = self.series(now)
         return starts, dict(zip(self.columns, sums.T, strict=True))
 
+    def merged(self, now: float, most: int) -> tuple[float, list[float], dict[str, Sums]]:
+        """``series_by_name`` in about ``most`` steps or fewer: so many seconds each, their starts,
+        and their sums. Steps are merged by powers of two."""
+        starts, sums = self.series(now)
+        many = 1 << (max(1, -(-len(starts) // most)) - 1).bit_length()
+        step_s = many * self.step_s
+        steps, firsts = np.unique(np.array(starts) // step_s, return_index=True)
+        if len(starts):
+            sums = np.add.reduceat(sums, firsts, axis=0)
+        return step_s, (steps * step_s).tolist(), dict(zip(self.columns, sums.T, strict=True))
+
     def _advance(self, step: int) -> int:
         """Begin steps up to ``step``, each from zero; returns the newest."""
         if self._step is None:

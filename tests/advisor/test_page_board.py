@@ -242,6 +242,27 @@ def test_a_session_has_a_timeline(world: World, board: PageBoard) -> None:
     assert line.session.pool == 4
 
 
+def test_a_pause_is_told_with_what_was_expected(world: World, board: PageBoard) -> None:
+    for key in (1, 2):
+        name = world.start(key)
+        end = RequestFinished(name, pack(key), 21, 21, "stop", "s", None, True, 8.0)
+        world.tell(end)
+        world.now += 4
+    (pause,) = [each for each in board.session("s", None).moments if each.what == "pause"]
+    assert pause.sentence == "It paused for 5.0 s; 8.0 s were expected."
+
+
+def test_hours_are_told_in_longer_steps(world: World, board: PageBoard) -> None:
+    world.serve(1, tail=0)
+    assert board.now().history.step_s == 10
+    world.now += 3.5 * 3600
+    world.serve(1, 2, found=1, tail=0)
+    now = board.now()
+    assert [window.asked for window in now.windows] == [2 * SIZE] * 3 + [3 * SIZE]
+    assert (now.history.step_s, sum(now.history.asked)) == (40, 3 * SIZE)
+    assert "of the last 4 hours" in now.verdict
+
+
 def test_a_session_of_two_tenants_is_asked_for_by_tenant(world: World, board: PageBoard) -> None:
     for key, tenant in ((1, "x"), (2, "y")):
         world.tell(RequestStarted(f"r{key}", pack(key), 20, 0, SIZE, "s", tenant))

@@ -86,6 +86,37 @@ def test_a_change_is_written_to_the_file_and_all_else_stays(
     assert "by the edit token: score.age = 0.5" in caplog.text
 
 
+def test_another_policy_ranks_from_the_next_start_on(
+    source: Source, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    page, runs = client(source), source.world.graph.policy.name
+    answer = page.put("/v1/weights", json={"policy": "lru"}).json()
+    assert (answer["policy"], answer["next_policy"]) == (runs, "lru")
+    assert load(path, {}).policy.name == "lru"
+    assert "by the edit token: policy.name = lru" in caplog.text
+    source.now += 2.0
+    assert source.watch.poll() is not None
+    weights = page.get("/v1/weights").json()
+    assert (weights["policy"], weights["next_policy"]) == (runs, "lru"), "it ranks on until then"
+    assert page.post("/v1/weights/undo").status_code == 200
+    assert path.read_text() == FILE
+
+
+def test_another_policy_is_seen_before_it_ranks(source: Source, path: Path) -> None:
+    for key in range(1, 4):
+        source.world.serve(key, session=f"s{key}")
+    before = source.world.graph.policy
+    page = client(source, edits=False)
+    for policy in ("lifecycle", "lru", "classic"):
+        effect = page.post("/v1/weights/preview", json={"policy": policy}).json()
+        assert effect["looked_at"] == 3
+        said = f"under the policy {policy}" in effect["sentence"]
+        assert said == (policy != before.name)
+    assert source.world.graph.policy is before
+    assert path.read_text() == FILE
+
+
 def test_changes_are_taken_back_one_by_one(source: Source, path: Path) -> None:
     page = client(source)
     for age in (1.0, 2.0):
@@ -121,6 +152,8 @@ def test_what_changes_something_needs_the_second_token(source: Source, path: Pat
         {"score": {"protected_share": 2.0}},
         {"edge_types": {"friendship": 1.0}},
         {"protected_layers": ["rules", 'x"]\n[http]\nallow_remote = ["']},
+        {"policy": "best"},
+        {"policy": 'lru"\n[http]\nhost = "0.0.0.0'},
     ],
 )
 def test_what_is_not_allowed_is_refused_and_nothing_is_written(

@@ -37,6 +37,18 @@ def test_a_step_that_left_the_ring_does_not_come_back(sums: StepSums) -> None:
     assert sums.series(55.0)[1].tolist() == [[0, 0], [0, 0], [0, 0], [1, 1]]
 
 
+def test_many_steps_are_told_as_few() -> None:
+    sums = StepSums(("a", "b"), 10.0, 8)
+    for step in range(3, 11):
+        sums.add((step, 1), 10.0 * step)
+    assert sums.merged(100.0, 8)[:2] == (10.0, [10.0 * step for step in range(3, 11)])
+    step_s, starts, counted = sums.merged(100.0, 4)
+    assert (step_s, starts) == (20.0, [20.0, 40.0, 60.0, 80.0, 100.0])
+    assert counted["a"].tolist() == [3, 9, 13, 17, 10]
+    assert sums.merged(100.0, 3)[:2] == (40.0, [0.0, 40.0, 80.0])
+    assert StepSums(("a",), 10.0, 8).merged(5.0, 2)[1] == []
+
+
 def test_columns_have_names(sums: StepSums) -> None:
     assert sums.series_by_name(0.0)[1]["b"].tolist() == []
     sums.add((1, 2), 5.0)

@@ -863,7 +863,7 @@ export interface components {
          *
          *     Attributes:
          *         verdict: One sentence: whether it is helping, and by how much.
-         *         windows: The last minute, ten minutes and hour; the newest first.
+         *         windows: The last minute, ten minutes, hour and four hours; the newest first.
          *         prefill_tokens_per_s: As engines measured it; None before that.
          *         attention: What needs it, the most serious first; empty when nothing does.
          */
@@ -1366,6 +1366,7 @@ export interface components {
          *         score: Of [score], by name: the numbers that ``Weights.score`` has.
          *         edge_types: Of [score.edge_types].
          *         protected_layers: All of them; None: as they are.
+         *         policy: One of ``Weights.policies``, from the next start on; None: as it is.
          */
         WeightChange: {
             /** Score */
@@ -1378,6 +1379,8 @@ export interface components {
             };
             /** Protected Layers */
             protected_layers?: string[] | null;
+            /** Policy */
+            policy?: string | null;
         };
         /**
          * WeightEffect
@@ -1410,6 +1413,7 @@ export interface components {
          * @description What decides the ranking, as configured; keys are those of the configuration file.
          *
          *     Attributes:
+         *         policy, next_policy: The one that ranks, and the one that does from the next start on.
          *         policies: All that there are.
          *         score: [score]'s numbers by name.
          *         defaults: The same, as they are without configuration.
@@ -1422,6 +1426,8 @@ export interface components {
             at: number;
             /** Policy */
             policy: string;
+            /** Next Policy */
+            next_policy: string;
             /** Policies */
             policies: string[];
             /** Guard */

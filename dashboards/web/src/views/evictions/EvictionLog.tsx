@@ -2,7 +2,7 @@ import { useEffect, useRef } from "react";
 
 import { useResource } from "../../api/resource";
 import type { Evictions, EvictionView } from "../../api/types";
-import { clock, duration, words } from "../../format";
+import { clock, counted, duration, words } from "../../format";
 import { EnginePicker } from "../../parts/EnginePicker";
 import { BlockLink, SessionLink } from "../../parts/links";
 import { Panel } from "../../parts/Panel";
@@ -59,6 +59,13 @@ function Log({ log, named }: { log: Evictions; named: string | null }) {
   );
 }
 
+/** What scores were made of when it left. */
+function knownThen({ importance, hits, shared, ranking }: EvictionView): string {
+  const of = ranking === null ? "" : `, ranking ${ranking}`;
+  const whose = shared ? ", by several sessions" : "";
+  return `Its importance was ${importance}; it had been found ${counted(hits, "time")}${whose}${of}.`;
+}
+
 function Row({ eviction, isNamed }: { eviction: EvictionView; isNamed: boolean }) {
   const row = useRef<HTMLTableRowElement>(null);
   useEffect(() => {
@@ -73,7 +80,9 @@ function Row({ eviction, isNamed }: { eviction: EvictionView; isNamed: boolean }
       </td>
       <td className="why">
         <b>{words(eviction.rule)}</b>
-        <span className="dim wrap">{eviction.sentence}</span>
+        <span className="dim wrap">
+          {eviction.sentence} {knownThen(eviction)}
+        </span>
       </td>
       <td className="wide">
         {eviction.session !== null && <SessionLink of={eviction.session} />}{" "}

@@ -1,13 +1,13 @@
 import "./weights.css";
 
-import { Alert, Button } from "@mantine/core";
+import { Alert, Button, Group, Radio } from "@mantine/core";
 import { IconInfoCircle } from "@tabler/icons-react";
 import { useState } from "react";
 
 import { ApiError, send } from "../../api/client";
 import { editToken } from "../../api/editToken";
 import { useResource } from "../../api/resource";
-import type { Weights } from "../../api/types";
+import type { WeightChange, Weights } from "../../api/types";
 import { Facts } from "../../parts/Facts";
 import { Panel } from "../../parts/Panel";
 import { Await } from "../../parts/states";
@@ -50,12 +50,7 @@ function Screen({ weights }: { weights: Weights }) {
           effect={effect}
           isBusy={isBusy}
           onApply={() =>
-            act(
-              "PUT",
-              "v1/weights",
-              change,
-              `Written to ${weights.file}; in force within a second.`,
-            )
+            act("PUT", "v1/weights", change, `Written to ${weights.file}; ${whenInForce(change)}.`)
           }
           onForget={() => setDraft(UNTOUCHED)}
         />
@@ -95,7 +90,11 @@ function Fields(props: { weights: Weights; draft: Draft; onDraft: (draft: Draft)
   const isEditable = weights.is_editable;
   return (
     <div className="split even">
-      <PolicyPanel weights={weights} />
+      <PolicyPanel
+        weights={weights}
+        chosen={draft.policy ?? weights.next_policy}
+        onChoose={(policy) => onDraft({ ...draft, policy })}
+      />
       <Panel title="Protected layers" note="from most to least precious">
         <LayerList
           layers={weights.layers}
@@ -126,19 +125,38 @@ function Fields(props: { weights: Weights; draft: Draft; onDraft: (draft: Draft)
   );
 }
 
-function PolicyPanel({ weights }: { weights: Weights }) {
+/** A policy ranks from the start of the sidecar on: it would have to learn anew. */
+function whenInForce(change: WeightChange): string {
+  const { policy, ...rest } = change;
+  const isAlone = Object.values(rest).every((part) => part == null || isNothing(part));
+  if (policy == null) return "in force within a second";
+  const later = `the policy ${policy} ranks from the sidecar's next start on`;
+  return isAlone ? later : `in force within a second, ${later}`;
+}
+
+function isNothing(part: object): boolean {
+  return !Array.isArray(part) && Object.keys(part).length === 0;
+}
+
+function PolicyPanel(props: {
+  weights: Weights;
+  chosen: string;
+  onChoose: (policy: string) => void;
+}) {
+  const { weights, chosen, onChoose } = props;
   return (
-    <Panel title="Policy" note="chosen when the sidecar starts">
+    <Panel title="Policy" note="takes effect when the sidecar starts">
       <div className="stack">
-        <ul className="policies">
-          {weights.policies.map((policy) => (
-            <li key={policy} data-current={policy === weights.policy}>
-              {policy}
-            </li>
-          ))}
-        </ul>
+        <Radio.Group aria-label="Policy" value={chosen} onChange={onChoose}>
+          <Group gap="md">
+            {weights.policies.map((policy) => (
+              <Radio key={policy} value={policy} label={policy} disabled={!weights.is_editable} />
+            ))}
+          </Group>
+        </Radio.Group>
         <Facts
           of={{
+            "ranks now": weights.policy,
             guard: weights.guard
               ? "on: LRU ranks until the policy has found more than it"
               : "off: the policy ranks from the start",

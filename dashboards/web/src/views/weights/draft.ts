@@ -6,9 +6,12 @@ export function changeOf(draft: Draft, weights: Weights): WeightChange | null {
   const edge_types = differing(draft.edgeTypes, weights.edge_types);
   const layers =
     draft.layers === null || same(draft.layers, weights.protected_layers) ? null : draft.layers;
+  const policy = draft.policy === weights.next_policy ? null : draft.policy;
   const isEmpty =
-    layers === null && [score, edge_types].every((part) => Object.keys(part).length === 0);
-  return isEmpty ? null : { score, edge_types, protected_layers: layers };
+    layers === null &&
+    policy === null &&
+    [score, edge_types].every((part) => Object.keys(part).length === 0);
+  return isEmpty ? null : { score, edge_types, protected_layers: layers, policy };
 }
 
 /** Values that stand in the fields, where they were touched. */
@@ -16,9 +19,10 @@ export interface Draft {
   readonly score: Record<string, number>;
   readonly edgeTypes: Record<string, number>;
   readonly layers: string[] | null;
+  readonly policy: string | null;
 }
 
-export const UNTOUCHED: Draft = { score: {}, edgeTypes: {}, layers: null };
+export const UNTOUCHED: Draft = { score: {}, edgeTypes: {}, layers: null, policy: null };
 
 function differing(touched: Record<string, number>, now: Record<string, number>) {
   return Object.fromEntries(Object.entries(touched).filter(([name, value]) => now[name] !== value));
