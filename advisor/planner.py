@@ -209,17 +209,17 @@ class GraphEvictionAdvisor:
         if previous and before and basis.is_as_good_as(before):
             self.counters["redated"] += 1
             return replace(previous, ts=now, heard=self._heard[engine])
-        ranking = self._ranked(engine)
-        self._ranked_at[engine] = self._graph.tables.turnover(engine)[0]
         self._epoch += 1
+        ranking = replace(
+            self._ranked(engine), epoch=self._epoch, ts=now, heard=self._heard[engine]
+        )
+        self._ranked_at[engine] = self._graph.tables.turnover(engine)[0]
         self._bases[engine] = basis
         self.counters["ranked"] += 1
-        tables = self._graph.tables
+        tables, layers = self._graph.tables, self._graph.rules.protected_layers
         if engine in tables.engines:
-            layers = self._graph.rules.protected_layers
-            named = ranking.order, ranking.protected, layers
-            tables.history.ranked(tables.engines[engine], *named, self._epoch, now)
-        return replace(ranking, epoch=self._epoch, ts=now, heard=self._heard[engine])
+            tables.history.ranked(tables.engines[engine], ranking, layers)
+        return ranking
 
     def _ranked(self, engine: str) -> EvictionRanking:
         """A new ranking; an empty one for an engine that evicts nothing for long."""

@@ -26,6 +26,7 @@ from .reasons import Cause, Rule
 from .small_times import Bytes, Origin
 
 if TYPE_CHECKING:
+    from ..messages.advice import EvictionRanking
     from ..tables.tables import Tables
 
 Mask = npt.NDArray[np.bool_]
@@ -50,13 +51,11 @@ class _InForce:
         """Whether the engine keeps its own order: no ranking was made, or it names no block."""
         return not len(self._order)
 
-    def adopt(
-        self, order: Keys, kept: Keys, layers: Iterable[SourceLayer], epoch: int, now: float
-    ) -> None:
+    def adopt(self, ranking: EvictionRanking, layers: Iterable[SourceLayer]) -> None:
         """Take a new ranking; it is sorted at the first question."""
-        self._order, self._kept, self._sorted = order, kept, None
+        self._order, self._kept, self._sorted = ranking.order, ranking.protected, None
         self.layers = _as_mask(layers)
-        self._made.append((now, epoch))
+        self._made.append((ranking.ts, ranking.epoch))
 
     def gave_up(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
         """Which of these protected blocks the ranking did not keep back, though it knew them: their
@@ -110,19 +109,10 @@ class Departures:
 
     # Rankings and evictions ---------------------------------------------------------------------
 
-    def ranked(
-        self, engine: int, order: Keys, kept: Keys, layers: Iterable[SourceLayer], epoch: int,
-        now: float,
-    ) -> None:  # fmt: skip
-        """Note an engine's new ranking.
-
-        Args:
-            order: Who goes first; none leaves the engine its own order.
-            kept: Protected blocks, which go only when nothing else is left.
-            layers: Those that are protected.
-        """
-        in_force = self._in_force.setdefault(engine, _InForce())
-        in_force.adopt(order, kept, layers, epoch, now)
+    def ranked(self, engine: int, ranking: EvictionRanking, layers: Iterable[SourceLayer]) -> None:
+        """Note an engine's new ranking, and which layers are protected in it; one that names no
+        block leaves the engine its own order."""
+        self._in_force.setdefault(engine, _InForce()).adopt(ranking, layers)
 
     def ranking_at(self, engine: int, then: float) -> int | None:
         """The epoch of the ranking that was in force then."""

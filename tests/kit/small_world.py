@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvgraph.advisor.replay.traces.raw_log import RawLog
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Reason
+from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import (
     AnyEvent,
     BlocksRemoved,
@@ -97,7 +99,8 @@ class World:
         """A ranking of these blocks, the first to go first, that keeps others back."""
         column, layers = self.graph.tables.engines[engine], self.graph.rules.protected_layers
         named = as_keys(list(keys)), as_keys(list(kept))
-        self.history.ranked(column, *named, layers, 7, self.now)
+        ranking = replace(EvictionRanking.empty(self.now), epoch=7, order=named[0])
+        self.history.ranked(column, replace(ranking, protected=named[1]), layers)
 
     def last(self) -> tuple[Reason, int, int]:
         """The newest request's reason, its detail, and the first block that it missed."""
