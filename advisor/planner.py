@@ -210,16 +210,14 @@ class GraphEvictionAdvisor:
             self.counters["redated"] += 1
             return replace(previous, ts=now, heard=self._heard[engine])
         self._epoch += 1
-        ranking = replace(
-            self._ranked(engine), epoch=self._epoch, ts=now, heard=self._heard[engine]
-        )
+        word = replace(self._ranked(engine), epoch=self._epoch, ts=now, heard=self._heard[engine])
         self._ranked_at[engine] = self._graph.tables.turnover(engine)[0]
         self._bases[engine] = basis
         self.counters["ranked"] += 1
         tables, layers = self._graph.tables, self._graph.rules.protected_layers
         if engine in tables.engines:
-            tables.history.ranked(tables.engines[engine], ranking, layers)
-        return ranking
+            tables.history.ranked(tables.engines[engine], word, layers)
+        return word
 
     def _ranked(self, engine: str) -> EvictionRanking:
         """A new ranking; an empty one for an engine that evicts nothing for long."""
