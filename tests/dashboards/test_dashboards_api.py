@@ -26,6 +26,7 @@ from kvgraph.dashboards.page_tokens import edit_token, page_address, page_token
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from pydantic import BaseModel
+from small_world import World, board_of
 
 SECRET = "a secret that nobody guesses"
 PATHS: dict[str, type[BaseModel]] = {
@@ -167,6 +168,31 @@ def test_the_edit_token_is_another_and_stands_where_no_server_sees_it() -> None:
 
 
 # Events -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "ids", "is_gap"),
+    [("", [3, 4, 5], False), ("4", [5], False), ("2", [3, 4, 5], False), ("1", [3, 4, 5], True),
+     ("x", [3, 4, 5], False), ("9" * 63, [], False)],
+)  # fmt: skip
+def test_a_reader_resumes_where_it_was(
+    monkeypatch: pytest.MonkeyPatch, last: str, ids: list[int], is_gap: bool
+) -> None:
+    monkeypatch.setattr("kvgraph.dashboards.api.stream.RECENT", 3)
+    world = World()
+    for key in range(1, 7):
+        world.serve(key)
+    page = board_of(world)
+
+    async def read() -> bytes:
+        frames = NewsStream(lambda: page).follow(last)
+        await anext(frames)
+        return await anext(frames)
+
+    head, _, data = asyncio.run(read()).partition(b"data: ")
+    news = json.loads(data)
+    assert [each["id"] for each in news["requests"]] == ids
+    assert (news["is_gap"], head) == (is_gap, b"event: news\nid: 5\n")
 
 
 def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,17 +44,75 @@ def test_light_is_as_readable_as_dark(visit: Begin, busy_sidecar: PageSidecar) -
     begun = visit(color_scheme="light")
     begun.page.goto(busy_sidecar.address)
     begun.page.get_by_text("live", exact=True).wait_for()
-    for view in ("now", "misses", "engines"):
-        assert serious_faults(begun.show(view)) == {}
+    for view in VIEWS:
+        assert serious_faults(begun.show(view)) == {}, view
 
 
-@pytest.mark.parametrize("view", ["now", "misses", "sessions", "engines"])
+@pytest.mark.parametrize("view", VIEWS)
 def test_a_phone_shows_it_without_scrolling_sideways(opened: Visit, view: str) -> None:
     opened.page.set_viewport_size(PHONE)
     page = opened.show(view)
     page.wait_for_timeout(200)
     beyond = "() => document.documentElement.scrollWidth - window.innerWidth"
     assert page.evaluate(beyond) <= 0
+
+
+EMPTY = {
+    "now": "Start one with AITHER_KVCACHE_GRAPH=1",
+    "graph": "Send a request to an engine",
+    "misses": "As soon as an engine schedules one",
+    "evictions": "An engine gets its first ranking",
+    "evictions?tab=log": "The pool has had room",
+    "weights": "start it with --config",
+    "sessions": "Sessions are named by",
+    "engines": "Start one with AITHER_KVCACHE_GRAPH=1",
+}
+
+
+def test_a_page_without_an_engine_says_what_to_do_next(
+    visit: Begin, page_sidecar: PageSidecar
+) -> None:
+    begun = visit()
+    begun.page.goto(page_sidecar.address)
+    begun.page.get_by_text("live", exact=True).wait_for()
+    for view, said in EMPTY.items():
+        page = begun.show(view)
+        page.get_by_text(said).first.wait_for()
+        assert serious_faults(page) == {}, view
+    assert begun.page.get_by_role("link", name="What if").count() == 0, "nothing feeds it yet"
+    shows_no_trouble(begun)
+
+
+UNKNOWN = {
+    "misses?request=999999": "is no longer in the log",
+    "misses?find=nobody-is-called-so": "Take the filters away",
+    "evictions?tab=log&eviction=999999": "is no longer in the log",
+    "sessions?session=nobody": "Not known here",
+    "sessions?q=nobody-is-called-so": "No session is called that",
+    "graph?as=table&q=nobody-is-called-so": "Search for a part of a session",
+    "graph?layout=unheard-of": "blocks,",
+    "no-such-view": "From the cache",
+}
+
+
+@pytest.mark.parametrize("view", UNKNOWN)
+def test_what_an_address_names_and_nobody_knows_is_told(opened: Visit, view: str) -> None:
+    page = opened.show(view)
+    page.get_by_text(UNKNOWN[view]).first.wait_for()
+    shows_no_trouble(opened)
+
+
+def test_a_session_is_shown_as_it_was(opened: Visit) -> None:
+    page = opened.show(ONE)
+    page.get_by_text("Shown as it is now").wait_for()
+    page.get_by_role("slider", name="Go back in time").focus()
+    page.keyboard.press("Home")
+    page.get_by_role("button", name="Back to now").wait_for()
+    opened.until("window.location.hash.includes('at=')")
+    page.get_by_role("heading", name="What had happened by then").wait_for()
+    page.get_by_role("button", name="Back to now").click()
+    page.get_by_role("heading", name="What happened").wait_for()
+    shows_no_trouble(opened)
 
 
 def test_the_token_is_asked_for_in_words(visit: Begin, busy_sidecar: PageSidecar) -> None:

@@ -61,6 +61,24 @@ def test_a_weight_is_tried_applied_and_taken_back(
     assert opened.faults == []
 
 
+def test_a_policy_is_chosen_for_the_next_start(
+    visit: Begin, configured_sidecar: tuple[PageSidecar, Path]
+) -> None:
+    sidecar, file = configured_sidecar
+    opened = visit()
+    page = opened.page
+    page.goto(sidecar.edit_address)
+    page.get_by_role("radio", name="lifecycle").click()
+    page.get_by_text("What this change would do").wait_for()
+    page.get_by_role("button", name="Apply").click()
+    page.get_by_text("the policy lifecycle ranks from the sidecar's next start on").wait_for()
+    assert tomllib.loads(file.read_text())["policy"] == {"name": "lifecycle", "guard": False}
+    page.get_by_role("button", name="Take the last change back").click()
+    page.get_by_text("was taken back").wait_for()
+    assert tomllib.loads(file.read_text())["policy"]["name"] == "classic"
+    assert opened.faults == []
+
+
 def test_without_the_edit_token_nothing_is_changed(
     visit: Begin, configured_sidecar: tuple[PageSidecar, Path]
 ) -> None:
