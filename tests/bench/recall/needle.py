@@ -1,36 +1,29 @@
 """A fact that fell out of a session's budget: who still knows it?
 
 The engine serves whole prompts, so its arms differ in what of the text they put into the prompt.
-Caches that evict inside of a sequence (H2O, SnapKV) run in torch, on the same texts and weights,
-and so does ours once more: both must say the same.
+What acts inside of a sequence runs in torch, on the same texts and weights, and so does ours once
+more: both must say the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import torch
 
-from ...hooks.calibrate.spliced_model import SplicedModel, joined, part
-from ...hooks.recall.cover import SpliceLimits
-from ...hooks.transformers.conf_settings import ConfKVSettings
-from ...kernels.maths.rope import rope_from_config
-from ..confkv.confkv_arms import STATIC
-from ..confkv.followed import follow
 from ..confkv.resampled import wilson
-from ..confkv.small_models import load, shipped
+from ..confkv.small_models import shipped
 from ..figures import Figures
-from ..teaching.recall_language import SAID
-from .needle_texts import ARMS, BUDGETS, LENGTH, Asked, Span, draw
+from .needle_texts import ARMS, BUDGETS, draw
+from .needles_in_torch import EVICTING, landings_in_torch, needles_in_torch
+from .places import add_places, add_right
 from .recall_stage import start
+from .recalling_rivals import RECALLING
 
 TEXTS: Final = 60
 TIGHT: Final = BUDGETS[1]  # the budget of the figures without a number: 3.6 × less
-_RIVALS: Final = ("h2o", "snapkv")
-_READ_AT_ONCE: Final = 32  # tokens; the rest is followed, and evicted on the way
 
 Say = Callable[[str], None]
 Right = dict[str, list[bool]]
@@ -39,67 +32,45 @@ Right = dict[str, list[bool]]
 def add_needles(figures: Figures, scratch: Path, texts: int, seed: int, say: Say) -> None:
     """The share of answers that each arm gets right, with Wilson's intervals."""
     (folder,) = shipped("recall")
-    asked = draw(texts, seed)
     say("needles on a real engine")
     served = start("needle", True, scratch, count=texts, seed=seed)
-    rights: Right = served["right"]
-    say("needles in torch: the same splices, and caches that evict inside of a sequence")
-    model = load(folder).model
-    rights |= _in_torch(model, asked) | _evicting(model, asked)
+    say("needles in torch: the same splices, caches that evict, and caches that read back")
+    rights: Right = served["right"] | needles_in_torch(folder, draw(texts, seed))
     for name, right in rights.items():
-        low, high = wilson(sum(right), len(right))
-        figures.add(f"needle_{name}", sum(right) / len(right), f"right, {low:.3f} – {high:.3f}")
+        add_right(figures, f"needle_{name}", right)
     figures.add("needle_texts", texts, "texts")
     figures.add("needle_spliced_share", served["spliced"] / served["prompt"], "of prompt tokens")
     _add_verdict(figures, rights)
 
 
+def add_landings(figures: Figures, scratch: Path, texts: int, seed: int, say: Say) -> None:
+    """The same by where text comes back, whose it is, and in which order."""
+    (folder,) = shipped("recall")
+    say("text that lands elsewhere, on a real engine")
+    add_places(figures, start("places", True, scratch, count=texts, seed=seed))
+    say("text that lands elsewhere, in torch")
+    for where, right in landings_in_torch(folder, draw(texts, seed)).items():
+        add_right(figures, f"place_torch_{where}", right)
+
+
 def _add_verdict(figures: Figures, rights: Right) -> None:
     share = {name: float(np.mean(right)) for name, right in rights.items()}
     ours = share[f"restored_{TIGHT}"]
-    others = [*(arm for arm in ARMS if arm != "restored"), *_RIVALS]
+    others = [*(arm for arm in ARMS if arm != "restored"), *EVICTING]
     best = max(others, key=lambda arm: share[f"{arm}_{TIGHT}"])
+    recalling = max((arm.name for arm in RECALLING), key=lambda arm: share[f"{arm}_{TIGHT}"])
     figures.add("needle_recovery", ours, "right at 3.6 ×", f"≥ {share['full'] - 0.05:.3f}")
     figures.add("needle_best_other", share[f"{best}_{TIGHT}"], f"right: {best}", "< 0.5")
+    figures.add("needle_best_recalling", share[f"{recalling}_{TIGHT}"], f"right: {recalling}")
     pairs = zip(rights[f"restored_{TIGHT}"], rights[f"torch_restored_{TIGHT}"], strict=True)
     same = [mine == theirs for mine, theirs in pairs]
     figures.add("needle_engine_as_torch", float(np.mean(same)), "of texts, right or wrong in both")
+    within = all(_agree(rights, budget) for budget in BUDGETS)
+    figures.add("needle_torch_within", within, "torch within the engine's interval", "true")
 
 
-def _in_torch(model: Any, asked: Sequence[Asked]) -> Right:
-    spliced = SplicedModel(model, rope_from_config(model.config, LENGTH))
-    return {
-        f"torch_restored_{budget}": [_answers(spliced, each, budget) for each in asked]
-        for budget in BUDGETS
-    }
-
-
-def _answers(model: SplicedModel, asked: Asked, budget: int) -> bool:
-    """Whether the answer is right behind spliced sections, without an engine."""
-    spans = _without_margin(asked.spans("restored", budget))
-    states, parts, at = model.states(torch.tensor(asked.body)), [], 0
-    for first, end in spans:
-        parts.append(model.moved(part(states, first, end), at - first))
-        at += end - first
-    rest = [*asked.context("restored", budget)[at:], *asked.question, *asked.answer]
-    said = model.logits(torch.tensor(rest), joined(parts))[-SAID - 1 : -1].argmax(-1)
-    return bool(said.tolist() == asked.answer)
-
-
-def _without_margin(spans: Sequence[Span]) -> list[Span]:
-    if not spans:
-        return []  # no section fits into the budget
-    first, end = spans[-1]
-    return [*spans[:-1], (first, end - SpliceLimits().margin)]
-
-
-def _evicting(model: Any, asked: Sequence[Asked]) -> Right:
-    texts = torch.tensor([[*each.body, *each.question, *each.answer] for each in asked])
-    found: Right = {}
-    for arm in (each for each in STATIC if each.name in _RIVALS):
-        for budget in BUDGETS:
-            settings = ConfKVSettings(low=budget, high=budget, window=budget // 4, slack=8)
-            done = follow(model, texts, _READ_AT_ONCE, arm.cache(model.config, settings, budget))
-            right: list[bool] = np.asarray(done.right[:, -SAID:].all(1)).tolist()
-            found[f"{arm.name}_{budget}"] = right
-    return found
+def _agree(rights: Right, budget: int) -> bool:
+    """Whether the share of torch lies within the interval of the engine's."""
+    served, torch = rights[f"restored_{budget}"], rights[f"torch_restored_{budget}"]
+    low, high = wilson(sum(served), len(served))
+    return bool(low <= float(np.mean(torch)) <= high)

@@ -16,7 +16,7 @@ from .compactions import SESSIONS as AGENTS
 from .cross_hits import REQUESTS, run_crossed
 from .recall_stage import LENGTHS, start
 
-PARTS: Final = ("all", "mixed", "exact", "speed", "needle", "chats", "compacted")
+PARTS: Final = ("all", "mixed", "exact", "speed", "needle", "places", "chats", "compacted")
 ROUNDS: Final = 9  # of each length; the medians are reported
 PLAIN: Final = 120  # requests of the real engine, half of them plain
 
@@ -49,6 +49,10 @@ def run(progress: bool, part: str = "all", quick: bool = False, seed: int = 1) -
             from .needle import TEXTS, add_needles
 
             add_needles(figures, Path(scratch), TEXTS // 10 if quick else TEXTS, seed, say)
+        if part in ("all", "places"):
+            from .needle import TEXTS, add_landings
+
+            add_landings(figures, Path(scratch), TEXTS // 10 if quick else TEXTS, seed, say)
         if part in ("all", "chats"):
             from ..memory.memory_bench import SESSIONS, add_chats
 

@@ -19,6 +19,7 @@ from ...hooks.recall.cover import SpliceLimits
 from ..errors import ServerError
 from ..serving.model import ModelShape, ensure_model, vocabulary_size
 from .needle_texts import ARMS, BUDGETS, Asked, draw
+from .places import serve_cases
 
 BLOCK: Final = 32
 LENGTHS: Final = (20, 40, 160, 640, 1280)
@@ -202,9 +203,12 @@ def needles(stage: Stage, texts: int, seed: int) -> dict[str, Any]:
 
 def main(part: str, recall: bool, scratch: str, count: int, seed: int = 1) -> Any:
     """Run one part on its model."""
-    if part == "needle":
+    if part in ("needle", "places"):
         limits = SpliceLimits(least_tokens=16)  # beside the margin of all engines
-        return needles(Stage(RECALLS, recall, Path(scratch), limits), count, seed)
+        remembers = Stage(RECALLS, recall, Path(scratch), limits)
+        if part == "places":
+            return serve_cases(remembers.serve, count, seed)
+        return needles(remembers, count, seed)
     stage = Stage(ensure_model(LARGE if part == "speed" else None), recall, Path(scratch))
     return speed(stage, count) if part == "speed" else mixed(stage, count)
 
