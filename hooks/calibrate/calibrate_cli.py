@@ -141,6 +141,7 @@ def _table(cells: Sequence[Any]) -> Table:
         "tokens",
         "moved by",
         "pieces",
+        "generations",
         "margin",
         "int8",
         "KL mean",
@@ -153,10 +154,10 @@ def _table(cells: Sequence[Any]) -> Table:
         table.add_column(head, justify="right")
     for cell in cells:
         table.add_row(
-            str(cell["tokens"]), str(cell["distance"]), str(cell["joints"]), str(cell["margin"]),
-            "yes" if cell["int8"] else "", f"{cell['kl']:.4f}", f"{cell['kl_p95']:.4f}",
-            f"{100 * cell['agreement']:.1f} %", f"{cell['wrong_kl']:.3f}",
-            f"{cell['without_kl']:.3f}",
+            str(cell["tokens"]), str(cell["distance"]), str(cell["joints"]),
+            str(cell["generations"]), str(cell["margin"]), "yes" if cell["int8"] else "",
+            f"{cell['kl']:.4f}", f"{cell['kl_p95']:.4f}", f"{100 * cell['agreement']:.1f} %",
+            f"{cell['wrong_kl']:.3f}", f"{cell['without_kl']:.3f}",
         )  # fmt: skip
     return table
 

@@ -33,11 +33,18 @@ class SplicedModel:
     rope: Rope
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
-    def states(self, ids: Tensor, start: int = 0) -> Layers:
-        """Compute ``ids``, int64 [tokens], from position ``start`` on, behind nothing."""
-        places = torch.arange(start, start + len(ids), device=ids.device)
-        out = self.model(input_ids=ids[None], position_ids=places[None], use_cache=True)
-        return [(layer.keys, layer.values) for layer in out.past_key_values.layers]
+    def states(self, ids: Tensor, start: int = 0, before: Layers | None = None) -> Layers:
+        """Keys and values of ``ids``, int64 [tokens], from position ``start`` on.
+
+        Args:
+            before: Keys and values of all that stands before them, if anything does.
+        """
+        out = self._run(ids, start, before)
+        known = _tokens(before)
+        return [
+            (layer.keys[:, :, known:], layer.values[:, :, known:])
+            for layer in out.past_key_values.layers
+        ]
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def logits(self, ids: Tensor, before: Layers | None = None) -> Tensor:
@@ -47,15 +54,8 @@ class SplicedModel:
             ids: int64 [tokens].
             before: Keys and values of all that stands before them.
         """
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
-        for number, (keys, values) in enumerate(before or ()):
-            cache.update(keys, values, number)
-        first = before[0][0].shape[2] if before else 0
-        places = torch.arange(first, first + len(ids), device=ids.device)
-        out = self.model(input_ids=ids[None], position_ids=places[None], past_key_values=cache)
-        return out.logits[0].float()
+        logits: Tensor = self._run(ids, _tokens(before), before).logits[0].float()
+        return logits
 
     def moved(self, layers: Layers, delta: int, int8: bool = False) -> Layers:
         """Keys and values as a splice brings them to positions that are ``delta`` further on.
@@ -83,6 +83,17 @@ class SplicedModel:
                     f"(relative error {error:.3f}): they cannot be moved to other positions"
                 )
 
+    def _run(self, ids: Tensor, start: int, before: Layers | None) -> Any:
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        for number, (keys, values) in enumerate(before or ()):
+            cache.update(keys, values, number)
+        places = torch.arange(start, start + len(ids), device=ids.device)
+        return self.model(
+            input_ids=ids[None], position_ids=places[None], past_key_values=cache, use_cache=True
+        )
+
     def _turned(self, keys: Tensor, delta: int) -> Tensor:
         """As the kernels do it: in float32, rounded once."""
         deltas = torch.full((keys.shape[2],), delta, dtype=torch.int64, device=keys.device)
@@ -102,6 +113,10 @@ def joined(parts: Sequence[Layers]) -> Layers:
         (torch.cat([keys for keys, _ in layer], 2), torch.cat([values for _, values in layer], 2))
         for layer in zip(*parts, strict=True)
     ]
+
+
+def _tokens(layers: Layers | None) -> int:
+    return int(layers[0][0].shape[2]) if layers else 0
 
 
 def _kept(states: Tensor, int8: bool) -> Tensor:

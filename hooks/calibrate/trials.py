@@ -28,6 +28,8 @@ class Cell:
         int8: Whether copies are kept in int8.
         margin: Tokens of the last span behind those that are spliced; they are computed, as an
             engine does.
+        generations: What stands before a span, when it is computed, is itself spliced, so many
+            times less one; see ``SpliceLimits``.
     """
 
     tokens: int
@@ -35,12 +37,13 @@ class Cell:
     joints: int = 1
     int8: bool = False
     margin: int = MARGINS[0]
+    generations: int = 1
 
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence that it needs."""
         spans = self.joints * self.tokens + self.margin
-        return HEAD + spans + max(TAIL, self.distance)
+        return HEAD + spans + max(TAIL, self.distance * min(2, self.generations))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,13 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A prompt: its exact head, spans with the texts that they were computed behind, and what is
-    computed behind them: the margin of the last span, and a tail."""
+    """A prompt: its exact head, spans with the texts that they were computed behind (for each the
+    nearest first, one per generation), and what is computed behind them: the margin of the last
+    span, and a tail."""
 
     head: Tensor
     spans: list[Tensor]
-    befores: list[Tensor]
+    befores: list[list[Tensor]]
     rest: Tensor
 
 
@@ -90,6 +94,7 @@ def grid(longest: int, quick: bool = False, margin: int = MARGINS[0]) -> list[Ce
     cells = [Cell(tokens, distance) for tokens in lengths for distance in distances]
     cells += [Cell(64, 256, joints) for joints in (2, 4, 8)]
     cells += [Cell(128, 256, int8=True)]
+    cells += [Cell(64, 128, generations=generations) for generations in (2, 4)]
     cells = [replace(cell, margin=margin) for cell in cells]
     return [cell for cell in cells if cell.longest <= longest]
 
@@ -113,16 +118,20 @@ def _trials(cell: Cell, samples: int, text: Callable[[int], Tensor]) -> Iterator
         last = text(cell.tokens + cell.margin)
         # Each stood further behind by the distance, in a prompt of other text.
         places = [HEAD + number * cell.tokens for number in range(cell.joints)]
-        befores = [text(place + cell.distance) for place in places]
+        befores = [[text(place + cell.distance), *_further(cell, text)] for place in places]
         rest = torch.cat([last[cell.tokens :], text(TAIL)])
         yield _Trial(text(HEAD), [*spans, last[: cell.tokens]], befores, rest)
+
+
+def _further(cell: Cell, text: Callable[[int], Tensor]) -> list[Tensor]:
+    return [text(cell.distance) for _ in range(cell.generations - 1)]
 
 
 def _row(model: SplicedModel, cell: Cell, trial: _Trial) -> tuple[Tensor, ...]:
     whole = torch.cat([trial.head, *trial.spans, trial.rest])
     truth = model.logits(whole)[-TAIL:]
     head = model.states(trial.head)
-    read = [_read(model, *each) for each in zip(trial.befores, trial.spans, strict=True)]
+    read = [_read(model, cell, *each) for each in zip(trial.befores, trial.spans, strict=True)]
     spliced = _behind(model, cell, head, read, trial.rest, -cell.distance)
     wrong = _behind(model, cell, head, read, trial.rest, -cell.distance + _WRONG)
     without = model.logits(torch.cat([trial.head, trial.rest]))[-TAIL:]
@@ -130,7 +139,12 @@ def _row(model: SplicedModel, cell: Cell, trial: _Trial) -> tuple[Tensor, ...]:
     return _kl(truth, spliced), _kl(truth, wrong), _kl(truth, without), agree
 
 
-def _read(model: SplicedModel, before: Tensor, span: Tensor) -> Layers:
+def _read(model: SplicedModel, cell: Cell, befores: Sequence[Tensor], span: Tensor) -> Layers:
+    """Keys and values of a span behind the text before it, which is spliced if it has one too."""
+    before, *further = befores
+    if further:
+        behind = model.moved(_read(model, cell, further, before), -cell.distance, cell.int8)
+        return model.states(span, len(before), behind)
     return part(model.states(torch.cat([before, span])), len(before), len(before) + len(span))
 
 

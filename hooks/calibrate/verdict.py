@@ -62,10 +62,11 @@ def judge(measured: Sequence[Measured], bar: Bar = DEFAULT_BAR) -> Verdict:
     All of ``measured`` has one margin, which the limits keep.
 
     The limits are found one after the other: the shortest span from which on all lengths pass at
-    the nearest distance, then the largest distance up to which all of these pass, then joints.
+    the nearest distance, then the largest distance up to which all of these pass, then joints, then
+    how often text that was computed behind spliced text may be spliced again.
     """
     exact = [each for each in measured if not each.cell.int8]
-    single = [each for each in exact if each.cell.joints == 1]
+    single = [each for each in exact if each.cell.joints == each.cell.generations == 1]
     if not single:
         return Verdict(False, "the model takes no sequence that is long enough", SpliceLimits())
     nearest = min(each.cell.distance for each in single)
@@ -76,8 +77,10 @@ def judge(measured: Sequence[Measured], bar: Bar = DEFAULT_BAR) -> Verdict:
     fit = [each for each in single if each.cell.tokens >= least]
     furthest = _most((each.cell.distance, bar.passes(each)) for each in fit) or nearest
     joints = _most((each.cell.joints, bar.passes(each)) for each in exact if each.cell.joints > 1)
+    again = [(each.cell.generations, bar.passes(each)) for each in exact]
+    generations = _most(each for each in again if each[0] > 1)
     margin = single[0].cell.margin
-    limits = SpliceLimits(least, furthest, joints or 1, margin)
+    limits = SpliceLimits(least, furthest, joints or 1, margin, generations or 1)
     return Verdict(True, _words(limits, bar), limits)
 
 
@@ -115,8 +118,9 @@ def _why_not(near: Sequence[Measured], bar: Bar) -> str:
 
 def _words(limits: SpliceLimits, bar: Bar) -> str:
     pieces = "one piece" if limits.most_joints == 1 else f"{limits.most_joints} pieces in a row"
+    again = f", of {limits.most_generations} generations" if limits.most_generations > 1 else ""
     return (
         f"pieces of {limits.least_tokens} tokens or more, moved by {limits.most_distance} at most, "
-        f"{pieces}, the last {limits.margin} tokens computed: no more than {bar.most_kl} nats and "
-        f"{100 - 100 * bar.least_agreement:.0f} % of the tokens differ"
+        f"{pieces}{again}, the last {limits.margin} tokens computed: no more than {bar.most_kl} "
+        f"nats and {100 - 100 * bar.least_agreement:.0f} % of the tokens differ"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from .fingerprints import Tokens
@@ -19,17 +19,21 @@ class SpliceLimits:
         most_joints: Pieces in a row.
         margin: Tokens at the end of what is covered that are computed all the same, so that what is
             computed next stands behind text that has read all before it.
+        most_generations: Text that was computed exactly is of the first generation; what was
+            computed behind spliced text is of the next one after the latest of that. Of so many
+            generations text may be spliced.
     """
 
     least_tokens: int = 32
     most_distance: int = 1 << 20
     most_joints: int = 8
     margin: int = 8
+    most_generations: int = 1
 
 
 def cover(
     index: SpanIndex,
-    domain: Domain,
+    domains: Collection[Domain],
     tokens: Tokens,
     start: int,
     usable: Callable[[bytes], bool],
@@ -43,7 +47,7 @@ def cover(
 
     Args:
         index: What the blocks that are held say.
-        domain: Whose text may be used.
+        domains: Whose text may be used.
         tokens: The prompt, without the tokens that must be computed.
         start: Where the exact prefix ends.
         usable: Whether a block can be read now.
@@ -52,11 +56,11 @@ def cover(
             block's border: what of the block behind it is the same goes before all else, exact as
             it is and however short.
     """
-    rest = index.continued(domain, before, tokens, start, usable)
+    rest = index.continued(domains, before, tokens, start, usable)
     pieces: list[Piece] = []
     at = start + (rest.tokens if rest is not None else 0)
     while len(pieces) < limits.most_joints and len(tokens) - at >= limits.least_tokens:
-        piece = index.longest(domain, tokens, at, usable, limits.most_distance)
+        piece = index.longest(domains, tokens, at, usable, limits.most_distance)
         if piece is None or piece.tokens < limits.least_tokens:
             break
         pieces.append(piece)

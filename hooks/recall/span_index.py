@@ -6,7 +6,7 @@ Tokens are kept in the engine's process only, for the blocks that were added las
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -15,10 +15,13 @@ import numpy as np
 from .fingerprints import Fingerprints, Tokens
 
 Domain: TypeAlias = tuple[str, ...]
-"""Whose text it is: spans never cross from one domain to another."""
+"""Whose text it is: nobody finds another's."""
+
+NOBODYS: Final = -1
+"""Stands for a token that is not to be found: no prompt has it."""
 
 WINDOW: Final = 16  # tokens; chosen: a common block size, and more than a phrase
-_MOST_PLACES: Final = 4  # of one window: the same text may stand in many prompts; chosen
+_MOST_PLACES: Final = 4  # of a domain's window: text may stand in many of its prompts; chosen
 _MOST_CHILDREN: Final = 8  # of one block that are tried; chosen
 
 
@@ -101,7 +104,8 @@ class SpanIndex:
         window = next(w for w in (WINDOW, 8, 4, 2, 1) if block_size % w == 0)
         self._prints = Fingerprints(window, rng)
         self._blocks: OrderedDict[bytes, _Said] = OrderedDict()
-        self._places: dict[int, list[tuple[_Said, int]]] = {}  # block and offset, oldest first
+        # By window, the blocks that say it and where, oldest first.
+        self._places: dict[tuple[Domain, int], list[tuple[_Said, int]]] = {}
         self._after: dict[bytes, list[_Said]] = {}
 
     def __len__(self) -> int:
@@ -110,13 +114,25 @@ class SpanIndex:
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._blocks
 
-    def add(self, domain: Domain, hashes: Sequence[bytes], tokens: Tokens) -> None:
-        """Add the full blocks of a sequence from its beginning; ``tokens`` holds all of them."""
+    def domain(self, block_hash: bytes) -> Domain | None:
+        """Whose text a block holds; None if that is not known (any more)."""
+        said = self._blocks.get(block_hash)
+        return None if said is None else said.domain
+
+    def add(self, domain: Domain, hashes: Sequence[bytes], tokens: Tokens, first: int = 0) -> None:
+        """Add full blocks of a sequence.
+
+        Args:
+            domain: Whose text those are that are not known yet.
+            hashes: Of its blocks from the beginning on.
+            tokens: Of all of them; ``NOBODYS`` where nothing is to be found.
+            first: The first block to add, if it is not known.
+        """
         size, before = self._size, b""
         for at, block_hash in enumerate(hashes):
             if block_hash in self._blocks:
                 self._blocks.move_to_end(block_hash)
-            else:
+            elif at >= first:
                 part = tokens[at * size : (at + 1) * size].copy()
                 prints = self._prints.apart(part)
                 self._enter(_Said(block_hash, domain, at * size, part, before, prints))
@@ -132,7 +148,7 @@ class SpanIndex:
 
     def longest(
         self,
-        domain: Domain,
+        domains: Collection[Domain],
         tokens: Tokens,
         at: int,
         usable: Callable[[bytes], bool],
@@ -143,7 +159,7 @@ class SpanIndex:
         What it finds is as long as a window at least, and all that is as long as two is found.
 
         Args:
-            domain: Whose text may be used.
+            domains: Whose text may be used.
             tokens: A prompt, up to where it may be covered.
             at: Where the piece begins.
             usable: Whether a block can be read now.
@@ -152,11 +168,12 @@ class SpanIndex:
         best: Piece | None = None
         window = self._prints.window
         for ahead, fingerprint in enumerate(self._prints.of(tokens[at : at + 2 * window - 1])):
-            for said, offset in self._places.get(fingerprint, ()):
+            for said, offset in self._saying(domains, fingerprint):
                 delta = at + ahead - said.start - offset
-                if said.domain != domain or abs(delta) > most_distance:
+                if abs(delta) > most_distance:
                     continue
-                segments = tuple(self._along(said, offset - ahead, tokens, at, usable))
+                along = self._along(domains, said, offset - ahead, tokens, at, usable)
+                segments = tuple(along)
                 piece = Piece(at, delta, segments)
                 if best is None or piece.tokens > best.tokens:
                     best = piece
@@ -164,7 +181,7 @@ class SpanIndex:
 
     def continued(
         self,
-        domain: Domain,
+        domains: Collection[Domain],
         block_hash: bytes,
         tokens: Tokens,
         at: int,
@@ -177,7 +194,7 @@ class SpanIndex:
         Args:
             block_hash: Of the prompt's last block that was found exactly.
         """
-        after = [each for each in self._after.get(block_hash, ()) if each.domain == domain]
+        after = [each for each in self._after.get(block_hash, ()) if each.domain in domains]
         there = [each for each in after[-_MOST_CHILDREN:] if usable(each.block_hash)]
         said = max(there, key=lambda each: _common(each.tokens, tokens[at:]), default=None)
         same = _common(said.tokens, tokens[at:]) if said is not None else 0
@@ -185,8 +202,18 @@ class SpanIndex:
             return None
         return Piece(at, 0, (Segment(said.block_hash, 0, same),))
 
+    def _saying(self, domains: Collection[Domain], fingerprint: int) -> Iterator[tuple[_Said, int]]:
+        for domain in domains:
+            yield from self._places.get((domain, fingerprint), ())
+
     def _along(
-        self, said: _Said, first: int, tokens: Tokens, at: int, usable: Callable[[bytes], bool]
+        self,
+        domains: Collection[Domain],
+        said: _Said,
+        first: int,
+        tokens: Tokens,
+        at: int,
+        usable: Callable[[bytes], bool],
     ) -> Iterator[Segment]:
         """Follow a sequence's blocks, from the token ``first`` after ``said``'s first one on."""
         block: _Said | None = said
@@ -194,7 +221,7 @@ class SpanIndex:
             block = self._blocks.get(block.before) if block is not None else None
             first += self._size
         # The next block may be another domain's, whose prompt began alike.
-        while block is not None and block.domain == said.domain and usable(block.block_hash):
+        while block is not None and block.domain in domains and usable(block.block_hash):
             same = _common(block.tokens[first:], tokens[at:])
             if same:
                 self._blocks.move_to_end(block.block_hash)
@@ -216,7 +243,7 @@ class SpanIndex:
         if said.before:
             self._after.setdefault(said.before, []).append(said)
         for number, fingerprint in enumerate(said.prints):
-            places = self._places.setdefault(fingerprint, [])
+            places = self._places.setdefault((said.domain, fingerprint), [])
             places.append((said, number * self._prints.window))
             del places[:-_MOST_PLACES]
 
@@ -227,18 +254,19 @@ class SpanIndex:
             siblings[:] = [each for each in siblings if each is not said]
             if not siblings:
                 del self._after[said.before]
-        for fingerprint in said.prints:
-            places = [each for each in self._places.get(fingerprint, ()) if each[0] is not said]
+        for window in ((said.domain, fingerprint) for fingerprint in said.prints):
+            places = [each for each in self._places.get(window, ()) if each[0] is not said]
             if places:
-                self._places[fingerprint] = places
+                self._places[window] = places
             else:
-                self._places.pop(fingerprint, None)
+                self._places.pop(window, None)
 
     def check_integrity(self) -> None:
         """Assert the invariants; for tests."""
         assert len(self._blocks) <= self._most
-        for fingerprint, places in self._places.items():
+        for (domain, fingerprint), places in self._places.items():
             assert 0 < len(places) <= _MOST_PLACES
+            assert all(said.domain == domain for said, _ in places)
             assert all(fingerprint in said.prints for said, _ in places)
             assert all(self._blocks.get(said.block_hash) is said for said, _ in places)
         for before, after in self._after.items():

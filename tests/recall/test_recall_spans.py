@@ -58,7 +58,7 @@ def test_text_is_found_at_every_alignment(shift: int) -> None:
     index, source = new_index(), text(160, 1)
     chain = added(index, source)
     prompt = np.concatenate([text(shift, 2), source[37:121], text(20, 3)])
-    piece = index.longest(OURS, prompt, shift, everything, ANY)
+    piece = index.longest([OURS], prompt, shift, everything, ANY)
     assert piece is not None
     assert (piece.tokens, piece.delta) == (84, shift - 37)
     assert (reads([piece], chain, source) == source[37:121]).all()
@@ -67,10 +67,10 @@ def test_text_is_found_at_every_alignment(shift: int) -> None:
 def test_a_block_that_cannot_be_read_ends_a_span() -> None:
     index, source = new_index(), text(160, 1)
     chain = added(index, source)
-    piece = index.longest(OURS, source[16:], 0, lambda each: each != chain[5], ANY)
+    piece = index.longest([OURS], source[16:], 0, lambda each: each != chain[5], ANY)
     assert piece is not None
     assert piece.tokens == 4 * SIZE
-    assert index.longest(OURS, source[16:], 0, lambda each: each != chain[1], ANY) is None
+    assert index.longest([OURS], source[16:], 0, lambda each: each != chain[1], ANY) is None
 
 
 def test_another_domains_text_is_not_found_behind_a_common_beginning() -> None:
@@ -79,11 +79,11 @@ def test_another_domains_text_is_not_found_behind_a_common_beginning() -> None:
         tokens = np.concatenate([head, tail])
         index.add(domain, hashes(tokens), tokens)  # no salt: one head, under one hash
     prompt = np.concatenate([text(5, 9), head, theirs])
-    piece = index.longest(OURS, prompt, 5, everything, ANY)
+    piece = index.longest([OURS], prompt, 5, everything, ANY)
     assert piece is not None
     assert piece.tokens == 32
-    assert index.longest(OURS, theirs, 0, everything, ANY) is None
-    assert index.longest(("nobody",), prompt, 5, everything, ANY) is None
+    assert index.longest([OURS], theirs, 0, everything, ANY) is None
+    assert index.longest([("nobody",)], prompt, 5, everything, ANY) is None
 
 
 def test_of_branches_the_one_that_goes_on_is_followed() -> None:
@@ -91,7 +91,7 @@ def test_of_branches_the_one_that_goes_on_is_followed() -> None:
     added(index, np.concatenate([head, one]))
     added(index, np.concatenate([head, other]))
     for tail in (one, other):
-        piece = index.longest(OURS, np.concatenate([head, tail]), 0, everything, ANY)
+        piece = index.longest([OURS], np.concatenate([head, tail]), 0, everything, ANY)
         assert piece is not None
         assert piece.tokens == 96
 
@@ -101,15 +101,15 @@ def test_what_was_added_longest_ago_is_forgotten_first() -> None:
     added(index, first)
     added(index, second)
     assert len(index) == 8
-    assert index.longest(OURS, second, 0, everything, ANY) is not None
-    assert index.longest(OURS, first[:48], 0, everything, ANY) is None
+    assert index.longest([OURS], second, 0, everything, ANY) is not None
+    assert index.longest([OURS], first[:48], 0, everything, ANY) is None
 
 
 def test_tokens_that_lie_too_far_apart_are_not_moved() -> None:
     index, source = new_index(), text(160, 1)
     added(index, source)
-    assert index.longest(OURS, source[100:], 0, everything, 99) is None
-    assert index.longest(OURS, source[100:], 0, everything, 100) is not None
+    assert index.longest([OURS], source[100:], 0, everything, 99) is None
+    assert index.longest([OURS], source[100:], 0, everything, 100) is not None
 
 
 def test_a_prompt_is_covered_piece_by_piece_up_to_its_first_gap() -> None:
@@ -118,7 +118,7 @@ def test_a_prompt_is_covered_piece_by_piece_up_to_its_first_gap() -> None:
     added(index, other)
     parts = [one[3:80], other[50:120], text(10, 5), one[80:160]]
     prompt = np.concatenate(parts)
-    pieces = cover(index, OURS, prompt, 0, everything, SpliceLimits(32, ANY, 8, margin=0))
+    pieces = cover(index, [OURS], prompt, 0, everything, SpliceLimits(32, ANY, 8, margin=0))
     assert [(piece.at, piece.tokens, piece.delta) for piece in pieces] == [
         (0, 77, -3),
         (77, 70, 27),
@@ -140,7 +140,7 @@ def test_limits_bind(limits: SpliceLimits, covered: list[int]) -> None:
     added(index, one)
     added(index, other)
     prompt = np.concatenate([one[3:80], other[50:120]])
-    pieces = cover(index, OURS, prompt, 0, everything, limits)
+    pieces = cover(index, [OURS], prompt, 0, everything, limits)
     assert [piece.tokens for piece in pieces] == covered
 
 
@@ -168,13 +168,13 @@ def test_a_cut_inside_of_a_block_loses_nothing_of_what_stands_behind_it(cut: int
     prompt = np.concatenate([source[: 64 + cut], source[200:280], text(9, 2)])
     exact = (64 + cut) // SIZE * SIZE
     before = chain[exact // SIZE - 1]
-    pieces = cover(index, OURS, prompt, exact, everything, SpliceLimits(32, ANY, 8, 0), before)
+    pieces = cover(index, [OURS], prompt, exact, everything, SpliceLimits(32, ANY, 8, 0), before)
     assert [piece.delta for piece in pieces] == [0, 64 + cut - 200][cut % SIZE == 0 :]
     assert np.array_equal(reads(pieces, chain, source), prompt[exact : 64 + cut + 80])
     # Alone it is not worth a load, and nobody else's text is taken.
     alone = np.concatenate([source[: 64 + cut], text(90, 3)])
-    assert not cover(index, OURS, alone, exact, everything, SpliceLimits(32, ANY), before)
-    assert index.continued(THEIRS, before, prompt, exact, everything) is None
+    assert not cover(index, [OURS], alone, exact, everything, SpliceLimits(32, ANY), before)
+    assert index.continued([THEIRS], before, prompt, exact, everything) is None
 
 
 def test_whatever_is_as_long_as_two_windows_is_found() -> None:
@@ -190,7 +190,7 @@ def test_whatever_is_as_long_as_two_windows_is_found() -> None:
         prompt = np.concatenate([make(rng.randrange(20)), chosen[start:], make(5)])
         at = len(prompt) - 5 - len(chosen[start:])
         longest = brute_force(sources, prompt, at)
-        piece = index.longest(OURS, prompt, at, everything, ANY)
+        piece = index.longest([OURS], prompt, at, everything, ANY)
         if longest >= 31:
             assert piece is not None
             assert piece.tokens == longest

@@ -20,6 +20,7 @@ from ..transfers.no_tiers import NoRecall
 from .exact_only import ExactOnly
 from .opt_in import OptIn
 from .own_branch import OwnBranches
+from .own_text import OwnText
 from .splicing import splice_of
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class SpanRecall(NoRecall):
         self._prefilling: dict[str, Request] = {}
         self._usage: dict[str, dict[str, int]] = {}
         self._branches = OwnBranches(group.block_size)
+        self._own = OwnText(index, group.block_size, opt_in, limits.most_generations)
         self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
         self.exact: dict[str, int] = {}
         self._due: deque[bytes] = deque(maxlen=_MOST_DUE)
@@ -148,6 +150,8 @@ class SpanRecall(NoRecall):
         whose = self.exact.get(request.request_id, exact * size)
         usage = _usage(request, min(whose, exact * size), exact * size, spliced)
         self._usage.setdefault(request.request_id, usage)
+        own = self._group.hashes(request, exact * size)[-1] if whose < exact * size else b""
+        self._own.begun(request, own, exact * size, plan.pieces if spliced else ())
         if not spliced:
             return False
         self._set_apart(request, exact)
@@ -165,6 +169,7 @@ class SpanRecall(NoRecall):
         self._plans.pop(request_id, None)
         self._prefilling.pop(request_id, None)
         self._opt_in.forget(request_id)
+        self._own.forget(request_id)
         self.exact_only.forget(request_id)
         self.exact.pop(request_id, None)
         self._tried.discard(request_id)
@@ -177,7 +182,7 @@ class SpanRecall(NoRecall):
             if request.num_computed_tokens >= request.num_prompt_tokens:
                 # Its request holds it: at the turn's end, others may take the blocks at once.
                 del self._prefilling[request.request_id]
-                self._want(self._exact_blocks(request))
+                self._want(self._kept_blocks(request))
         count = min(_COPIED_PER_STEP, len(self._due))
         return list(dict.fromkeys(self._due.popleft() for _ in range(count)))
 
@@ -206,7 +211,8 @@ class SpanRecall(NoRecall):
 
         tokens = _tokens(request, last)
         before = _last(self._group.hashes(request, start))
-        pieces = cover(self._index, domain, tokens, start, usable, self._limits, before)
+        domains = self._own.domains(request, domain)
+        pieces = cover(self._index, domains, tokens, start, usable, self._limits, before)
         read = sum(len(piece.segments) for piece in pieces) * self._ledger.block_bytes
         worth = self._ledger.costs.worth_splicing(sum(piece.tokens for piece in pieces), read)
         return tuple(pieces) if pieces and worth else ()
@@ -217,17 +223,25 @@ class SpanRecall(NoRecall):
         exact = self.exact.get(request.request_id)
         if exact is not None:
             self._keep_branch(request, exact // size, computed // size)
-        hashes, domain = self._exact_blocks(request), self._opt_in.domain(request)
-        if hashes and domain is not None:
-            self._index.add(domain, hashes, _tokens(request, len(hashes) * size))
-            self._want(hashes)
+        hashes, domain = self._kept_blocks(request), self._opt_in.domain(request)
+        if not hashes or domain is None:
+            return
+        known = len(hashes) if exact is None else min(len(hashes), exact // size)
+        tokens = _tokens(request, len(hashes) * size)
+        self._index.add(domain, hashes[:known], tokens)
+        if known < len(hashes):
+            self._own.keep(request, hashes, tokens)
+        self._want(hashes)
 
-    def _exact_blocks(self, request: Request) -> Sequence[bytes]:
-        """Hashes of the blocks that are computed, as far as they are exact."""
+    def _kept_blocks(self, request: Request) -> Sequence[bytes]:
+        """Hashes of the computed blocks that are spliced later: exact ones, and a session's own."""
         computed = min(request.num_computed_tokens, request.num_tokens - 1)
-        exact = self.exact.get(request.request_id, computed)
-        size = self._group.block_size
-        return self._group.hashes(request, min(computed, exact) // size * size)
+        exact, size = self.exact.get(request.request_id, computed), self._group.block_size
+        if exact < computed and not (self._own.enters and self._has_branch(request)):
+            computed = exact
+        hashes = self._group.hashes(request, computed // size * size)
+        self._keep_here(hashes[exact // size :])
+        return hashes
 
     def _want(self, hashes: Sequence[bytes]) -> None:
         """Let blocks be copied now, and whenever they are about to go."""
@@ -247,13 +261,20 @@ class SpanRecall(NoRecall):
         if not mine or not self._branches.begin(request, exact):
             self.exact_only.limit(request.request_id, tokens)
 
+    def _has_branch(self, request: Request) -> bool:
+        """Whether an approximate request's blocks are found by its session."""
+        limited = self.exact_only.exact_tokens(request.request_id) is not None
+        return not limited and self._opt_in.owner(request) is not None
+
     def _keep_branch(self, request: Request, exact: int, whole: int) -> None:
         owner = self._opt_in.owner(request)
-        if owner is None or self.exact_only.exact_tokens(request.request_id) is not None:
-            return
-        self._branches.keep(request, owner, exact, whole)
-        # No copy of these may outlive this process.
-        self._ledger.adapted.update(map(key_of, request.block_hashes[exact:whole]))
+        if owner is not None and self._has_branch(request):
+            self._branches.keep(request, owner, exact, whole)
+            self._keep_here(request.block_hashes[exact:whole])
+
+    def _keep_here(self, hashes: Sequence[bytes]) -> None:
+        """Let no copy of these blocks outlive this process."""
+        self._ledger.adapted.update(map(key_of, hashes))
 
 
 def _last(hashes: Sequence[bytes]) -> bytes:

@@ -98,7 +98,7 @@ def remembering_engine(scratch: Path) -> Iterator[Server]:
     """The engine; its model is taken to be calibrated."""
     from vllm.config import ModelConfig
 
-    limits = SpliceLimits(least_tokens=16)
+    limits = SpliceLimits(least_tokens=16, most_generations=4)  # 4: what is calibrated at most
     keep_calibration(ModelConfig(str(RECALLS), max_model_len=LONGEST), scratch, limits)
     template = scratch / "words.jinja"
     template.write_text(_TEMPLATE)

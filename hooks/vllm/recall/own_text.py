@@ -1,0 +1,109 @@
+"""``OwnText``: what a session's approximate requests computed, for its later ones to splice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ...recall.fingerprints import Tokens
+from ...recall.span_index import NOBODYS, Domain, Piece, SpanIndex
+from .opt_in import OptIn
+from .own_branch import Owner
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+_SHARED: Final = 2  # parts of a domain that sessions share: salt and tenant; see ``OptIn``
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What an approximate request read before it computed.
+
+    Attributes:
+        found: Tokens that the pool or exact copies held.
+        spliced: Tokens behind those.
+        generation: Of what is computed behind them, where exact text is of generation 0.
+    """
+
+    found: int
+    spliced: int
+    generation: int
+
+
+class OwnText:
+    """Enters what was computed behind spliced text, in domains of the session alone.
+
+    A domain for each generation: what a request may use is a question of whose text it is. Spliced
+    tokens are not entered: where they come from is known, and keys are turned once only.
+
+    Args:
+        index: What blocks say.
+        block_size: Tokens of a block.
+        opt_in: Whose requests they are.
+        most_generations: See ``SpliceLimits``.
+
+    Attributes:
+        enters: Whether anything is entered at all.
+    """
+
+    def __init__(
+        self, index: SpanIndex, block_size: int, opt_in: OptIn, most_generations: int
+    ) -> None:
+        self._index, self._size = index, block_size
+        self._opt_in, self._most = opt_in, most_generations
+        self._reads: dict[str, _Read] = {}
+        self.enters = most_generations > 1
+
+    def domains(self, request: Request, domain: Domain) -> list[Domain]:
+        """Whose text a request in ``domain`` may use: exact text of the domain, and its session's
+        own."""
+        owner = self._opt_in.owner(request)
+        if owner is None:
+            return [domain]
+        return [domain, *(_domain(owner, later) for later in range(1, self._most))]
+
+    def begun(self, request: Request, own: bytes, found: int, pieces: Sequence[Piece]) -> None:
+        """Note what a request reads before it computes.
+
+        Args:
+            own: Hash of the session's last approximate block that was found; empty without one.
+            found: Tokens that were found up to it, or exactly.
+            pieces: What is spliced behind those.
+        """
+        behind = [segment.block_hash for piece in pieces for segment in piece.segments]
+        later = [1 + self._generation(each) for each in behind]
+        generation = max([1, self._generation(own) if own else 0, *later])
+        spliced = sum(piece.tokens for piece in pieces)
+        self._reads.setdefault(request.request_id, _Read(found, spliced, generation))
+
+    def keep(self, request: Request, hashes: Sequence[bytes], tokens: Tokens) -> None:
+        """Enter what an approximate request computed.
+
+        Args:
+            hashes: Of all its whole blocks.
+            tokens: Of these.
+        """
+        read, owner = self._reads.get(request.request_id), self._opt_in.owner(request)
+        if read is None or owner is None or read.generation >= self._most:
+            return
+        mine = tokens.copy()
+        mine[read.found : read.found + read.spliced] = NOBODYS
+        domain = _domain(owner, read.generation)
+        self._index.add(domain, hashes, mine, first=read.found // self._size)
+
+    def forget(self, request_id: str) -> None:
+        """Note that a request ended."""
+        self._reads.pop(request_id, None)
+
+    def _generation(self, block_hash: bytes) -> int:
+        domain = self._index.domain(block_hash)
+        if domain is None:
+            return self._most  # forgotten: what is computed behind it is not entered
+        return int(domain[-1]) if len(domain) > _SHARED else 0
+
+
+def _domain(owner: Owner, generation: int) -> Domain:
+    whose, session = owner
+    return (*whose, session, str(generation))
