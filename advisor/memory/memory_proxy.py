@@ -203,9 +203,7 @@ class MemoryProxy:
                 always = stays(chat, by)
                 kept = sum(block.tokens for block in chat.resident if id(block) in always)
                 back = recall(chat, about, by, room - chat.fixed - kept)
-                for block in new:  # behind what came back
-                    block.place = None
-                    chat.enter(block)
+                chat.move_behind(new)
             self._evict(chat, about, room)
             back = [block for block in back if block.place is not None]
         self.counts.recalled += len(back)

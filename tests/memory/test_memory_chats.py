@@ -19,7 +19,7 @@ from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, Mode, S
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering, remembering
 from kvgraph.graph.errors import ConfigError
 
-SMALL = MemorySettings(budget=100)
+SMALL = MemorySettings(budget=100, settled=0)
 FACT = "the vault opens with nine seven four"
 ASKED = "what opens the vault ?"
 
@@ -49,6 +49,30 @@ def test_what_a_user_asks_about_comes_back_behind_the_others_and_before_what_is_
         assert memory.proxy.counts.evicted > 20
 
     play(scene, SMALL)
+
+
+@pytest.mark.parametrize(("settled", "behind"), [(1, 1), (14, 2), (30, 4)])
+def test_it_stands_before_the_newest_text_which_engines_do_not_hold_yet(
+    settled: int, behind: int
+) -> None:
+    """A message of noise takes 13 tokens, an answer 3."""
+
+    async def scene(memory: Remembering) -> None:
+        chat = await talk(memory, 30)
+        newest = [each["content"] for each in chat[-1 - behind : -1]]
+        await memory.chat([*chat[:-1], user(ASKED)])
+        assert memory.prompt()[-2 - behind :] == [FACT, *newest, ASKED]
+
+    play(scene, replace(SMALL, settled=settled))
+
+
+def test_long_text_does_not_move_for_what_comes_back() -> None:
+    async def scene(memory: Remembering) -> None:
+        chat = await talk(memory, 30)
+        await memory.chat([*chat[:-1], user(ASKED)])
+        assert memory.prompt()[-2:] == [FACT, ASKED]
+
+    play(scene, replace(SMALL, settled=14, most_moved=15))
 
 
 def test_no_prompt_is_longer_than_its_budget() -> None:

@@ -93,8 +93,13 @@ class ChatSession(msgspec.Struct, weakref=True):
     def enter(self, block: Block) -> None:
         """Let a block stand behind all others in the prompt, unless it is there already."""
         if block.place is None:
-            block.place, self.places = self.places, self.places + 1
+            self.move_behind([block])
         block.turn = self.turn
+
+    def move_behind(self, blocks: Sequence[Block]) -> None:
+        """Let blocks of the prompt stand behind all others, in this order."""
+        for block in blocks:
+            block.place, self.places = self.places, self.places + 1
 
     def leave(self, block: Block) -> None:
         """Take a block out of the prompt."""

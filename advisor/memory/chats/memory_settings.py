@@ -37,6 +37,11 @@ class MemorySettings:
         half_life: Turns after which recency is half.
         sinks: Blocks behind the system's at the beginning of a chat that always stay.
         tail: Newest blocks that always stay.
+        settled: Tokens of the newest blocks that stand behind what comes back: an engine splices
+            only what adjoins text that it holds, and it holds whole blocks of its own alone.
+            Chosen: two of the largest that are common.
+        most_moved: If those newest blocks take more tokens than this, what comes back stands behind
+            them after all; chosen, for engines that compute what moves.
         strip_think: Whether thoughts leave the prompt with the turn that they belong to.
     """
 
@@ -52,6 +57,8 @@ class MemorySettings:
     half_life: float = 8.0
     sinks: int = 1
     tail: int = 2
+    settled: int = 64
+    most_moved: int = 1024
     strip_think: bool = True
     floors: dict[str, float] = field(default_factory=lambda: dict(FLOORS))
 

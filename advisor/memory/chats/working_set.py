@@ -33,6 +33,9 @@ def evict(chat: ChatSession, about: Shares, by: MemorySettings, until: int) -> l
 def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> list[Block]:
     """Let the blocks come back that a message is about, as long as there is room for them.
 
+    They stand before the newest of the others: an engine splices what adjoins text that it holds,
+    and does not hold the end of what it answered last.
+
     Args:
         about: float64 ``[chat.blocks]``: how much each is about the user's message.
         room: Tokens.
@@ -54,10 +57,29 @@ def recall(chat: ChatSession, about: Shares, by: MemorySettings, room: int) -> l
             taken += 1
             room -= block.tokens
     found = [chat.blocks[number] for number in sorted(back)]
+    newest = _newest(chat, by) if found else []
     for block in found:
         chat.enter(block)
+    chat.move_behind(newest)
     chat.recalls += len(found)
     return found
+
+
+def _newest(chat: ChatSession, by: MemorySettings) -> list[Block]:
+    """The newest blocks of earlier turns that have ``settled`` tokens together, in their order.
+
+    The system's and the chat's first are not among them; none are, if they are too long.
+    """
+    first = [block for block in chat.blocks if block.source != "system"][: by.sinks]
+    fixed = {id(block) for block in first}
+    newest: list[Block] = []
+    for block in reversed(chat.resident):
+        if sum(each.tokens for each in newest) >= by.settled:
+            break
+        if block.turn != chat.turn and block.source != "system" and id(block) not in fixed:
+            newest.append(block)
+    moved = sum(each.tokens for each in newest)
+    return newest[::-1] if moved <= by.most_moved else []
 
 
 def breadcrumb(chat: ChatSession, most: int = 32) -> str:
