@@ -144,7 +144,8 @@ def _read(model: SplicedModel, cell: Cell, befores: Sequence[Tensor], span: Tens
     before, *further = befores
     if further:
         behind = model.moved(_read(model, cell, further, before), -cell.distance, cell.int8)
-        return model.states(span, len(before), behind)
+        states: Layers = model.states(span, len(before), behind)
+        return states
     return part(model.states(torch.cat([before, span])), len(before), len(before) + len(span))
 
 

@@ -49,13 +49,12 @@ class Chosen(NamedTuple):
 
 
 class Recalling(Protocol):
-    """What a step reads of a text.
+    """What a step reads of a text."""
 
-    Attributes:
-        name: Of the arm.
-    """
-
-    name: str
+    @property
+    def name(self) -> str:
+        """Of the arm."""
+        ...
 
     def choose(self, query: Tensor, text: Text, ahead: int, budget: int, rope: Rope) -> Chosen:
         """Choose ``budget`` tokens of each head at most.
