@@ -78,15 +78,16 @@ class OwnText:
         spliced = sum(piece.tokens for piece in pieces)
         self._reads.setdefault(request.request_id, _Read(found, spliced, generation))
 
-    def keep(self, request: Request, hashes: Sequence[bytes], tokens: Tokens) -> None:
-        """Enter what an approximate request computed.
+    def keep(self, request: Request, hashes: Sequence[bytes], tokens: Tokens, exact: int) -> None:
+        """Enter what a request computed behind its exact blocks.
 
         Args:
             hashes: Of all its whole blocks.
             tokens: Of these.
+            exact: How many of them are exact.
         """
         read, owner = self._reads.get(request.request_id), self._opt_in.owner(request)
-        if read is None or owner is None or read.generation >= self._most:
+        if exact == len(hashes) or read is None or owner is None or read.generation >= self._most:
             return
         mine = tokens.copy()
         mine[read.found : read.found + read.spliced] = NOBODYS

@@ -97,7 +97,7 @@ def attach_recall(
     recall = SpanRecall(
         group, bridge.ledger, bridge.loader, index, calibration.limits, opt_in, ExactOnly(manager)
     )
-    bridge.recall, bridge.spiller.marks.wanted = recall, recall.wanted
+    bridge.recall, bridge.spiller.marks.wanted = recall, recall.copies.wanted
     logger.info("kvgraph: recall is possible: %s", calibration.reason)
     return recall
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...keys import key_of
 from ...recall.cover import SpliceLimits, cover
 from ...recall.fingerprints import Tokens
 from ...recall.span_index import Domain, Piece, SpanIndex
@@ -22,14 +19,12 @@ from .opt_in import OptIn
 from .own_branch import OwnBranches
 from .own_text import OwnText
 from .splicing import splice_of
+from .wanted_copies import WantedCopies
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ..observe.group import ObservedGroup
-
-_COPIED_PER_STEP: Final = 256  # blocks; chosen
-_MOST_DUE: Final = 65_536  # blocks whose copies were not begun yet; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,7 @@ class SpanRecall(NoRecall):
     Attributes:
         exact: Of approximate requests under way, how many tokens are exact.
         exact_only: As given.
-        wanted: Keys of blocks that opted-in requests left: each is worth a copy.
+        copies: Of what opted-in requests left.
     """
 
     def __init__(
@@ -94,8 +89,7 @@ class SpanRecall(NoRecall):
         self._own = OwnText(index, group.block_size, opt_in, limits.most_generations)
         self._tried: set[str] = set()  # spliced once: if that failed, it would fail again
         self.exact: dict[str, int] = {}
-        self._due: deque[bytes] = deque(maxlen=_MOST_DUE)
-        self.wanted: dict[int, None] = {}
+        self.copies = WantedCopies(ledger)
 
     def request_queued(self, request: Request) -> None:
         """Let a session's request find what its last one left, before anything is looked up."""
@@ -150,8 +144,8 @@ class SpanRecall(NoRecall):
         whose = self.exact.get(request.request_id, exact * size)
         usage = _usage(request, min(whose, exact * size), exact * size, spliced)
         self._usage.setdefault(request.request_id, usage)
-        own = self._group.hashes(request, exact * size)[-1] if whose < exact * size else b""
-        self._own.begun(request, own, exact * size, plan.pieces if spliced else ())
+        found = self._group.hashes(request, exact * size)[whose // size :]
+        self._own.begun(request, _last(found), exact * size, plan.pieces if spliced else ())
         if not spliced:
             return False
         self._set_apart(request, exact)
@@ -182,21 +176,19 @@ class SpanRecall(NoRecall):
             if request.num_computed_tokens >= request.num_prompt_tokens:
                 # Its request holds it: at the turn's end, others may take the blocks at once.
                 del self._prefilling[request.request_id]
-                self._want(self._kept_blocks(request))
-        count = min(_COPIED_PER_STEP, len(self._due))
-        return list(dict.fromkeys(self._due.popleft() for _ in range(count)))
+                self.copies.add(self._kept_blocks(request))
+        return self.copies.take()
 
     @property
     def busy(self) -> bool:
-        """Whether blocks are to be copied in another step."""
-        return bool(self._due)
+        """See ``WantedCopies.due``."""
+        return self.copies.due
 
     def clear(self) -> None:
         """Forget all text: the bytes that said it no longer count."""
         self._index.clear()
         self._branches.clear()
-        self._due.clear()
-        self.wanted.clear()
+        self.copies.clear()
         self._plans.clear()
 
     def _cover(self, request: Request, domain: Domain, start: int, exact: int) -> tuple[Piece, ...]:
@@ -218,38 +210,26 @@ class SpanRecall(NoRecall):
         return tuple(pieces) if pieces and worth else ()
 
     def _keep(self, request: Request) -> None:
-        size = self._group.block_size
-        computed = min(request.num_computed_tokens, request.num_tokens - 1)
-        exact = self.exact.get(request.request_id)
+        size, exact = self._group.block_size, self.exact.get(request.request_id)
         if exact is not None:
-            self._keep_branch(request, exact // size, computed // size)
+            self._keep_branch(request, exact // size, _computed(request) // size)
         hashes, domain = self._kept_blocks(request), self._opt_in.domain(request)
-        if not hashes or domain is None:
-            return
-        known = len(hashes) if exact is None else min(len(hashes), exact // size)
-        tokens = _tokens(request, len(hashes) * size)
-        self._index.add(domain, hashes[:known], tokens)
-        if known < len(hashes):
-            self._own.keep(request, hashes, tokens)
-        self._want(hashes)
+        if hashes and domain is not None:
+            known = len(hashes) if exact is None else min(len(hashes), exact // size)
+            tokens = _tokens(request, len(hashes) * size)
+            self._index.add(domain, hashes[:known], tokens)
+            self._own.keep(request, hashes, tokens, known)
+            self.copies.add(hashes)
 
     def _kept_blocks(self, request: Request) -> Sequence[bytes]:
         """Hashes of the computed blocks that are spliced later: exact ones, and a session's own."""
-        computed = min(request.num_computed_tokens, request.num_tokens - 1)
-        exact, size = self.exact.get(request.request_id, computed), self._group.block_size
-        if exact < computed and not (self._own.enters and self._has_branch(request)):
-            computed = exact
-        hashes = self._group.hashes(request, computed // size * size)
-        self._keep_here(hashes[exact // size :])
+        size, computed = self._group.block_size, _computed(request)
+        exact = self.exact.get(request.request_id, computed)
+        own = self._own.enters and self._has_branch(request)
+        kept = computed if own else min(computed, exact)
+        hashes = self._group.hashes(request, kept // size * size)
+        self.copies.keep_here(hashes[exact // size :])
         return hashes
-
-    def _want(self, hashes: Sequence[bytes]) -> None:
-        """Let blocks be copied now, and whenever they are about to go."""
-        self.wanted.update(dict.fromkeys(map(key_of, hashes)))
-        excess = len(self.wanted) - _MOST_DUE
-        for key in list(islice(self.wanted, max(0, excess))):
-            del self.wanted[key]
-        self._due.extend(each for each in hashes if each not in self._ledger.directory)
 
     def _set_apart(self, request: Request, exact: int) -> None:
         """Keep blocks from ``exact`` on from all others: for the session alone, or for nobody."""
@@ -263,22 +243,22 @@ class SpanRecall(NoRecall):
 
     def _has_branch(self, request: Request) -> bool:
         """Whether an approximate request's blocks are found by its session."""
-        limited = self.exact_only.exact_tokens(request.request_id) is not None
-        return not limited and self._opt_in.owner(request) is not None
+        named = self._opt_in.owner(request) is not None
+        return named and self.exact_only.exact_tokens(request.request_id) is None
 
     def _keep_branch(self, request: Request, exact: int, whole: int) -> None:
-        owner = self._opt_in.owner(request)
-        if owner is not None and self._has_branch(request):
+        if (owner := self._opt_in.owner(request)) and self._has_branch(request):
             self._branches.keep(request, owner, exact, whole)
-            self._keep_here(request.block_hashes[exact:whole])
-
-    def _keep_here(self, hashes: Sequence[bytes]) -> None:
-        """Let no copy of these blocks outlive this process."""
-        self._ledger.adapted.update(map(key_of, hashes))
+            self.copies.keep_here(request.block_hashes[exact:whole])
 
 
 def _last(hashes: Sequence[bytes]) -> bytes:
     return hashes[-1] if hashes else b""
+
+
+def _computed(request: Request) -> int:
+    """How many of its tokens are computed; the last one's blocks may not be."""
+    return min(request.num_computed_tokens, request.num_tokens - 1)
 
 
 def _tokens(request: Request, count: int) -> Tokens:

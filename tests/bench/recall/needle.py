@@ -16,9 +16,9 @@ import numpy as np
 from ..confkv.resampled import wilson
 from ..confkv.small_models import shipped
 from ..figures import Figures
+from .landings import add_places, add_right
 from .needle_texts import ARMS, BUDGETS, draw
 from .needles_in_torch import EVICTING, landings_in_torch, needles_in_torch
-from .places import add_places, add_right
 from .recall_stage import start
 from .recalling_rivals import RECALLING
 

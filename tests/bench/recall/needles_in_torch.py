@@ -21,8 +21,8 @@ from ..confkv.confkv_arms import STATIC
 from ..confkv.followed import follow
 from ..confkv.small_models import load
 from ..teaching.recall_language import SAID
+from .landings import distances
 from .needle_texts import BUDGETS, LENGTH, Asked, Span
-from .places import distances
 from .recalling_rivals import RECALLING, RecallingModel
 
 EVICTING: Final = ("h2o", "snapkv")

@@ -18,8 +18,8 @@ from typing import Any, Final
 from ...hooks.recall.cover import SpliceLimits
 from ..errors import ServerError
 from ..serving.model import ModelShape, ensure_model, vocabulary_size
+from .landings import serve_cases
 from .needle_texts import ARMS, BUDGETS, Asked, draw
-from .places import serve_cases
 
 BLOCK: Final = 32
 LENGTHS: Final = (20, 40, 160, 640, 1280)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from kvgraph.bench.recall.landings import BEYOND, BUDGET, Case, cases, distances
 from kvgraph.bench.recall.needle_texts import LENGTH, draw
-from kvgraph.bench.recall.places import BEYOND, BUDGET, Case, cases, distances
 from kvgraph.bench.teaching.recall_language import ASK, FACT
 
 
