@@ -6,10 +6,10 @@ import random
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ...hooks.recall.cover import SpliceLimits
-from ..paper.paper_engine import PaperEngine, Shape, base_config
+from ..paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape, base_config
 from ..paper.paper_model import WrongReadError
 from ..serving.model import TINY, ensure_model
 from .approximate import recalling
@@ -18,7 +18,15 @@ from .calibrated import keep_calibration
 REQUESTS: Final = 10_000
 _TENANTS: Final = 12  # salts at any time; each is replaced now and then; chosen
 _DOCUMENTS: Final = 24  # that all tenants' prompts are made of; chosen
+_SESSIONS: Final = 8  # names that several tenants use; chosen
 _AT_ONCE: Final = 6
+
+
+class _Owner(NamedTuple):
+    """Whose text a block holds: all sessions' with a salt, or one's where it is approximate."""
+
+    salt: str | None
+    session: str | None = None
 
 
 @dataclass
@@ -37,14 +45,16 @@ class Crossed:
     prompt: int = 0
     exact: int = 0
     recovered: int = 0
-    owners: dict[bytes, str | None] = field(default_factory=dict)  # whose text a block holds
+    owners: dict[bytes, _Owner] = field(default_factory=dict)  # whose text a block holds
 
 
 def run_crossed(requests: int, seed: int) -> Crossed:
     """Play random requests: salts, opted in or not, shared documents in any order, aborts."""
     with tempfile.TemporaryDirectory() as scratch:
         config = base_config(ensure_model(TINY))
-        keep_calibration(config.model_config, Path(scratch), SpliceLimits(margin=2))
+        keep_calibration(
+            config.model_config, Path(scratch), SpliceLimits(margin=2, most_generations=4)
+        )
         return _Play(config, random.Random(seed)).run(requests)
 
 
@@ -54,6 +64,7 @@ class _Play:
         self._engine = recalling(PaperEngine(config, Shape(blocks=129, warm=512), rng))
         self._documents = [_words(rng, rng.randrange(40, 90)) for _ in range(_DOCUMENTS)]
         self._salts: list[str | None] = [None, *(f"{rng.random()}" for _ in range(_TENANTS))]
+        self._sessions: dict[str, str | None] = {}
         self._watch()
 
     def run(self, requests: int) -> Crossed:
@@ -78,6 +89,8 @@ class _Play:
             self._salts[rng.randrange(1, len(self._salts))] = f"{rng.random()}"
         if rng.random() < 0.6:
             fields["kv_transfer_params"] = {"kvgraph": {"recall": True}}
+            if rng.random() < 0.5:
+                fields["kv_transfer_params"]["kvgraph"]["session"] = str(rng.randrange(_SESSIONS))
         parts = [rng.choice(self._documents) for _ in range(rng.randrange(1, 4))]
         if rng.random() < 0.3:
             parts[0] = parts[0][rng.randrange(20) :]
@@ -86,8 +99,9 @@ class _Play:
         tokens = [*(token for part in parts for token in part), *_words(rng, 5)]
         self.seen.requests += 1
         request = self._engine.ask(tokens, rng.randrange(1, 30), cache_salt=salt, **fields)
-        for block_hash in request.block_hashes:
-            self.seen.owners[block_hash] = salt
+        self._sessions[request.request_id] = fields.get("kv_transfer_params", {}).get(
+            "kvgraph", {}
+        ).get("session")  # fmt: skip
         return request
 
     def _watch(self) -> None:
@@ -96,6 +110,7 @@ class _Play:
         finished, begin = bridge.recall.request_finished, bridge.loader.begin
 
         def request_finished(request_id: str) -> Any:
+            self._note_owners(request_id)
             told = finished(request_id)
             if told is not None:
                 usage = told["kvgraph"]["recall"]
@@ -107,12 +122,22 @@ class _Play:
 
         def watched_begin(request_id: str, hashes: Any, blocks: Any, *splice: Any) -> None:
             salt = self._engine.scheduler.requests[request_id].cache_salt
+            allowed = (_Owner(salt), _Owner(salt, self._sessions[request_id]))
             for copy in splice[0].copies if splice else ():
-                # Blocks of answers are nobody's here: their chain is.
-                seen.cross_hits += seen.owners.get(copy.block_hash, salt) != salt
+                seen.cross_hits += seen.owners[copy.block_hash] not in allowed
             begin(request_id, hashes, blocks, *splice)
 
         bridge.recall.request_finished, bridge.loader.begin = request_finished, watched_begin
+
+    def _note_owners(self, request_id: str) -> None:
+        """Blocks from a request's first approximate one on are its session's alone."""
+        request = self._engine.scheduler.requests[request_id]
+        exact = self._engine.side.bridge.recall.exact.get(request_id)
+        session = self._sessions[request_id]
+        for at, block_hash in enumerate(request.block_hashes):
+            mine = exact is not None and at >= exact // BLOCK_SIZE
+            owner = _Owner(request.cache_salt, session if mine else None)
+            self.seen.owners.setdefault(block_hash, owner)
 
 
 def _words(rng: random.Random, count: int) -> list[int]:
