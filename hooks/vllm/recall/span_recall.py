@@ -258,7 +258,8 @@ def _last(hashes: Sequence[bytes]) -> bytes:
 
 def _computed(request: Request) -> int:
     """How many of its tokens are computed; the last one's blocks may not be."""
-    return min(request.num_computed_tokens, request.num_tokens - 1)
+    computed: int = min(request.num_computed_tokens, request.num_tokens - 1)
+    return computed
 
 
 def _tokens(request: Request, count: int) -> Tokens:
