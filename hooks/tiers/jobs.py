@@ -6,9 +6,10 @@ once in an engine's life, so that a late message cannot be mistaken for a new on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Load:
         request: The request that waits for the load; None for a prefetch.
         runs: What is spliced.
         spliced: The engine's blocks that the runs write to.
+        from_store: As ``from_disk``, of copies that the shared store has.
+        within_s: Seconds after which no more is read from the store.
     """
 
     id: int
@@ -56,6 +59,8 @@ class Load:
     request: str | None
     runs: tuple[Run, ...] = ()
     spliced: tuple[int, ...] = ()
+    from_store: dict[int, bytes] = field(default_factory=dict)
+    within_s: float = math.inf
 
     @property
     def targets(self) -> tuple[int, ...]:
@@ -72,7 +77,19 @@ class Demote:
     hashes: tuple[bytes, ...]
 
 
-Job = Spill | Load | Demote
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Write ``copies`` to the shared store under ``hashes``; they stay in memory."""
+
+    id: int
+    copies: tuple[int, ...]
+    hashes: tuple[bytes, ...]
+
+
+Job = Spill | Load | Demote | Share
+
+
+_NOBODY_WAITS: Final = (Demote, Share)
 
 
 def positions(job: Job) -> int:
@@ -119,11 +136,13 @@ class WorkerStart:
         warm_capacity: Copies that fit into its memory.
         cold_capacity: Records that fit on its disk; 0 without one.
         on_disk: Hashes of the records that its disk held at the start.
+        store_name: Under which name its records are in the shared store; empty without one.
     """
 
     warm_capacity: int = 0
     cold_capacity: int = 0
     on_disk: tuple[bytes, ...] = ()
+    store_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +184,7 @@ class JobBook:
         self._open: dict[int, _Open] = {}
         self._new: list[Job] = []
         self._next = 0
-        self.pressing = 0  # of them, those whose end somebody waits for: all but demotions
+        self.pressing = 0  # of them, those whose end somebody waits for
 
     def __len__(self) -> int:
         return len(self._open)
@@ -179,7 +198,7 @@ class JobBook:
         """Give out a job; ``finish`` is called once, when the last worker has answered."""
         self._new.append(job)
         self._open[job.id] = _Open(job, finish, self._workers)
-        self.pressing += not isinstance(job, Demote)
+        self.pressing += not isinstance(job, _NOBODY_WAITS)
 
     def take(self) -> tuple[Job, ...]:
         """Take the jobs that were opened since the last call."""
@@ -213,6 +232,6 @@ class JobBook:
         entry.missing -= 1
         if not entry.missing:
             del self._open[done.id]
-            self.pressing -= not isinstance(entry.job, Demote)
+            self.pressing -= not isinstance(entry.job, _NOBODY_WAITS)
             finished = JobDone(done.id, frozenset(entry.failed), entry.seconds, entry.bytes)
             entry.finish(finished)

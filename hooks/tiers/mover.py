@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from typing import Final
 
 import torch
@@ -20,11 +19,12 @@ from ...kernels.store.disk import DiskTier
 from ..once import Once
 from ..recall.splicer import splicer
 from .answers import Answers
-from .disk_lane import DISK_KEY_BYTES, DiskLane, Outcome, all_of
-from .disk_watch import DiskWatch
-from .jobs import Demote, Job, Load, Spill, TierWork, WorkerStart, positions
-from .task_thread import TaskThread
-from .transfer_lane import TransferLane
+from .jobs import Demote, Job, Load, Share, Spill, TierWork, WorkerStart, positions
+from .lanes.answer_watch import AnswerWatch
+from .lanes.record_lane import RECORD_KEY_BYTES, Records, all_of
+from .lanes.record_lanes import RecordLanes, kept_by
+from .lanes.task_thread import TaskThread
+from .lanes.transfer_lane import TransferLane
 
 logger = logging.getLogger(__name__)
 
@@ -42,13 +42,14 @@ class TierMover:
     """Does a scheduler's tier work on one worker; never raises into the engine.
 
     The engine's thread calls ``submit``, which waits for nothing. The memory's thread keeps the
-    arena's books; loads, spills and the disk have a thread each, so that a load, for which a
-    request waits, waits for no spill, and a slow disk delays nothing else.
+    arena's books; loads, spills, the disk, and reads from and writes to the shared store have a
+    thread each, so that a load, for which a request waits, waits for no spill, and a slow disk
+    delays nothing else.
 
     Attributes:
         cache: The engine's paged memory on this worker.
         answers: What became of the jobs.
-        lane: The disk and its thread.
+        lanes: Disk and shared store, and their threads.
 
     Args:
         cache: The engine's paged memory on this worker.
@@ -57,6 +58,7 @@ class TierMover:
         hash_bytes: Length of a block hash; the disk's keys are padded with zeros.
         watch: Whether the disk still answers.
         rope: How keys are moved to other positions; None where they cannot be.
+        store: The shared store's records of this worker's shard, if there is one, and their name.
     """
 
     def __init__(
@@ -64,18 +66,21 @@ class TierMover:
         cache: PagedKv,
         arena: Arena,
         disk: DiskTier | None = None,
-        hash_bytes: int = DISK_KEY_BYTES,
-        watch: DiskWatch | None = None,
+        hash_bytes: int = RECORD_KEY_BYTES,
+        watch: AnswerWatch | None = None,
         rope: Rope | None = None,
+        store: tuple[Records, str] | None = None,
     ) -> None:
         self.cache, self._arena, self._rope = cache, arena, rope
         self._handles: dict[int, int] = {}  # copy → record of the arena; the memory's thread's own
         self._loads = TransferLane("kvgraph-loads", cache.memory.device, first=True)
         self._spills = TransferLane("kvgraph-spills", cache.memory.device)
         self._memory = TaskThread("kvgraph-memory")
-        self._watch = watch or DiskWatch(time.monotonic)
-        self.lane = DiskLane(disk, arena, self._memory, self._watch)
-        self.answers = Answers(_start(arena, disk, hash_bytes))
+        records, name = store or (None, "")
+        self.lanes = RecordLanes(
+            disk, records, arena, self._memory, watch, self._release, self._refuse
+        )
+        self.answers = Answers(_start(arena, disk, hash_bytes, name))
         self._once = Once(logger)
         if arena.problem is not None:
             logger.warning(_LESS, arena.capacity, arena.problem)
@@ -90,17 +95,16 @@ class TierMover:
         else:
             self._memory.put(lambda: self._order(work, fence))
 
-    def give_up_on_disk(self) -> None:
-        """Answer for jobs that the disk has not answered for too long; on the engine's thread."""
-        for job in self._watch.overdue():
-            self._report(job, all_of(job), 0.0, StorageError("the disk does not answer"))
+    def give_up_on_overdue(self) -> None:
+        """Answer for jobs that disk or store has not answered for too long; on the engine's
+        thread."""
+        self.lanes.give_up_on_overdue()
 
     def close(self) -> None:
         """Finish what is under way and let memory and disk go."""
         # Each hands over to those that follow; of one that hangs no memory is taken away.
-        self.lane.close()
-        ended = [each.close() for each in (self._memory, self._loads, self._spills)]
-        if all(ended) and not self.lane.alive:
+        others = (self._memory, self._loads, self._spills)
+        if all([self.lanes.close(), *(each.close() for each in others)]):
             self._arena.close()
 
     # On the memory's thread ---------------------------------------------------------------------
@@ -108,15 +112,15 @@ class TierMover:
     def _order(self, work: TierWork, fence: Fence) -> None:
         self._release(work.release)
         if work.erase:
-            self.lane.erase(work.erase)
+            self.lanes.disk.erase(work.erase)
         if work.disown:
-            self.lane.disown()  # before anything new is written to it
+            self.lanes.disown()  # before anything new is written to them
         for job in sorted(work.jobs, key=_can_wait):
             self._begin(job, fence)
 
     def _release(self, copies: Sequence[int]) -> None:
         """Free copies; those that the disk's thread uses, only when it is done with them."""
-        free = [copy for copy in self.lane.keep_back(copies) if copy in self._handles]
+        free = [copy for copy in self.lanes.keep_back(copies) if copy in self._handles]
         handles = [self._handles.pop(copy) for copy in free]
         try:
             if handles:
@@ -134,43 +138,23 @@ class TierMover:
         match job:
             case Spill():
                 self._spill(job, records, fence)
-            case Load() if not job.from_disk:
-                self._load(job, records, fence)
             case Load():
-                reads = {at: job.from_disk[at] for at in sorted(job.from_disk)}
-                self._use_disk(
+                self.lanes.read(
                     job,
-                    lambda: self.lane.read_all(reads, records),
+                    records,
                     lambda failed, seconds: self._load(job, records, fence, failed, seconds),
                 )
-            case Demote():
-                self._use_disk(
-                    job,
-                    lambda: self.lane.write_all(job, records),
-                    lambda failed, seconds: self._over(job, failed, seconds),
+            case Demote() | Share():
+                self.lanes.write(
+                    job, records, lambda failed, seconds: self._over(job, failed, seconds)
                 )
-
-    def _use_disk(
-        self, job: Job, operation: Outcome, rest: Callable[[Set[int], float], None]
-    ) -> None:
-        """Let the disk's thread read or write; the memory's thread continues with what failed."""
-
-        def then(outcome: Outcome, began: float) -> None:
-            seconds = time.perf_counter() - began
-            try:
-                rest(outcome(), seconds)
-            except Exception as error:
-                self._report(job, all_of(job), seconds, error)
-
-        if not self.lane.use(job, operation, then, self._release):
-            self._report(job, all_of(job), 0.0, StorageError("the disk does not answer"))
 
     def _records_for(self, job: Job) -> list[int]:
         """Return handles of a job's copies; allocates those that the job makes."""
         if isinstance(job, Spill):
             self._new_records(job.copies)
         elif isinstance(job, Load):
-            self._new_records([job.copies[at] for at in sorted(job.from_disk)])
+            self._new_records([job.copies[at] for at in sorted((*job.from_disk, *job.from_store))])
         return [self._handles[copy] for copy in job.copies]
 
     def _new_records(self, copies: Sequence[int]) -> None:
@@ -191,8 +175,8 @@ class TierMover:
         job: Load,
         records: Sequence[int],
         fence: Fence,
-        failed: Set[int] = frozenset(),
-        before: float = 0.0,
+        failed: Set[int],
+        before: float,
     ) -> None:
         """Load all but the positions that ``failed`` in the ``before`` seconds on the disk."""
         good = [at for at in range(len(records)) if at not in failed]
@@ -218,7 +202,7 @@ class TierMover:
     ) -> None:
         """Report a job whose positions ``failed`` on the disk, and all of it after an error."""
         if error is None and failed:
-            refused = StorageError(f"the disk refused or damaged {len(failed)} records")
+            refused = StorageError(f"{kept_by(job)} refused or damaged {len(failed)} records")
             self._report(job, frozenset(failed), seconds, refused)
         else:
             self._report(job, all_of(job) if error else frozenset(), seconds, error)
@@ -231,15 +215,19 @@ class TierMover:
         moved = positions(job) - len(failed)
         self.answers.report(job, failed, seconds, moved * self._arena.record_bytes)
 
+    def _refuse(self, job: Job, seconds: float, error: Exception) -> None:
+        self._report(job, all_of(job), seconds, error)
+
     def _say_once(self, what: str, error: Exception) -> None:
         detail = str(error) if isinstance(error, KernelError) else type(error).__name__
         self._once.warn(f"{what} {type(error).__name__}", _FAILED, what, detail)
 
 
-def _start(arena: Arena, disk: DiskTier | None, hash_bytes: int) -> WorkerStart:
+def _start(arena: Arena, disk: DiskTier | None, hash_bytes: int, store: str) -> WorkerStart:
     if disk is None:
-        return WorkerStart(arena.capacity)
-    return WorkerStart(arena.capacity, disk.capacity, tuple(key[:hash_bytes] for key in disk))
+        return WorkerStart(arena.capacity, store_name=store)
+    on_disk = tuple(key[:hash_bytes] for key in disk)
+    return WorkerStart(arena.capacity, disk.capacity, on_disk, store)
 
 
 def _can_wait(job: Job) -> bool:

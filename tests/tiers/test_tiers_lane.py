@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 import torch
 from cuda_streams import Cuda
-from kvgraph.hooks.tiers import transfer_lane
-from kvgraph.hooks.tiers.transfer_lane import TransferLane
+from kvgraph.hooks.tiers.lanes import transfer_lane
+from kvgraph.hooks.tiers.lanes.transfer_lane import TransferLane
 from kvgraph.kernels.gpu.streams import Fence, TransferStream, mark
 
 GPU: Final = torch.device("cuda", 1)

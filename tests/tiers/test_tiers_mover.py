@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from kvgraph.hooks.tiers import mover, task_thread
+from kvgraph.hooks.tiers import mover
 from kvgraph.hooks.tiers.costs import TransferCosts
-from kvgraph.hooks.tiers.disk_lane import DISK_KEY_BYTES
-from kvgraph.hooks.tiers.disk_watch import DiskWatch
 from kvgraph.hooks.tiers.jobs import Demote, Job, JobDone, Load, Spill, TierWork, WorkerStart
+from kvgraph.hooks.tiers.lanes import task_thread
+from kvgraph.hooks.tiers.lanes.answer_watch import AnswerWatch
+from kvgraph.hooks.tiers.lanes.record_lane import RECORD_KEY_BYTES
+from kvgraph.hooks.tiers.lanes.transfer_lane import TransferLane
 from kvgraph.hooks.tiers.ledger import TierLedger
 from kvgraph.hooks.tiers.mover import TierMover
-from kvgraph.hooks.tiers.transfer_lane import TransferLane
 from kvgraph.kernels import ops
 from kvgraph.kernels.layout.addressed import Blocks
 from kvgraph.kernels.layout.engines import cpu_layout
@@ -52,8 +53,8 @@ class Bench:
         self,
         records: int = 6,
         disk: DiskTier | None = None,
-        hash_bytes: int = DISK_KEY_BYTES,
-        watch: DiskWatch | None = None,
+        hash_bytes: int = RECORD_KEY_BYTES,
+        watch: AnswerWatch | None = None,
     ) -> None:
         self.cache = new_memory(LAYOUT)
         self.cache.memory.copy_(torch.randn(len(self.cache.memory)))
@@ -110,7 +111,7 @@ def load(number: int, copies: tuple[int, ...], blocks: tuple[int, ...], **option
 
 
 def key(number: int) -> bytes:
-    return number.to_bytes(DISK_KEY_BYTES, "big")
+    return number.to_bytes(RECORD_KEY_BYTES, "big")
 
 
 def new_disk(tmp_path: Path, capacity: int = 6) -> DiskTier:
@@ -435,7 +436,7 @@ def test_after_a_reset_the_disk_belongs_to_no_checkpoint(
 
 def hanging(new_bench: NewBench, tmp_path: Path) -> tuple[Bench, SlowDisk]:
     disk = SlowDisk(tmp_path / "slow", 6)
-    watch = DiskWatch(time.monotonic, patience_s=0.05)
+    watch = AnswerWatch(time.monotonic, patience_s=0.05)
     return new_bench(records=6, disk=disk, watch=watch), disk
 
 
@@ -443,7 +444,7 @@ def wait_for_the_watch(bench: Bench, count: int) -> list[JobDone]:
     done, deadline = list[JobDone](), time.monotonic() + PATIENCE_S
     while len(done) < count:
         assert time.monotonic() < deadline, "whoever waits is never answered"
-        bench.mover.give_up_on_disk()
+        bench.mover.give_up_on_overdue()
         done += bench.mover.answers.take_answer().done
         time.sleep(0.001)
     return done
@@ -468,7 +469,7 @@ def test_a_read_that_hangs_is_answered_as_failed_and_touches_nothing_later(
     kept = [bench.bytes_of(block) for block in range(5)]
     disk.leave.set()
     bench.do(Spill(4, (5,), (8,)))  # what the disk's thread left is heard before the next order
-    while bench.mover.lane.copies:
+    while bench.mover.lanes.disk.copies:
         bench.do(Spill(5, (), ()))
     assert bench.bytes_of(8) == before
     for block in range(5):
@@ -493,7 +494,7 @@ def test_a_write_that_hangs_is_answered_and_its_copy_stays_whole_until_it_is_ove
     bench.do(Spill(3, (4,), (2,)), release=(1,))
     bench.do(Spill(4, (5,), (3,)))
     disk.leave.set()
-    while bench.mover.lane.copies:
+    while bench.mover.lanes.disk.copies:
         bench.do(Spill(5, (), ()))
     into = bytearray(SIZE)
     assert disk.read(key(33), into)
@@ -503,7 +504,7 @@ def test_a_write_that_hangs_is_answered_and_its_copy_stays_whole_until_it_is_ove
 
 def test_a_disk_that_moves_slowly_is_waited_for() -> None:
     now = [0.0]
-    watch = DiskWatch(lambda: now[0], patience_s=5.0)
+    watch = AnswerWatch(lambda: now[0], patience_s=5.0)
     watch.add(Demote(1, (1, 2, 3), (b"a", b"b", b"c")))
     for _ in range(10):
         now[0] += 4.0
@@ -524,11 +525,11 @@ def test_of_an_engine_that_ends_while_its_disk_hangs_nothing_is_taken_away(
     before = bench.bytes_of(3)
     bench.do(Spill(1, (3,), (1,)))
     bench.give(Demote(2, (1,), (key(33),)))
-    while not bench.mover.lane.copies:
+    while not bench.mover.lanes.disk.copies:
         time.sleep(0.001)
     bench.close()
     disk.leave.set()
-    while bench.mover.lane.alive:
+    while bench.mover.lanes.disk.alive:
         time.sleep(0.001)
     into = bytearray(SIZE)
     assert disk.read(key(33), into)

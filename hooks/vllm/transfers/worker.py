@@ -92,7 +92,7 @@ class WorkerSide:
     def take_finished(self) -> set[str]:
         """Take the requests whose loads ended; their failed blocks are kept for ``take_failed``."""
         if self.mover is not None:
-            self.mover.give_up_on_disk()
+            self.mover.give_up_on_overdue()
         finished, self._failed_blocks = self._answers.take_loaded()
         return finished
 

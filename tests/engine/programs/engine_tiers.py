@@ -250,7 +250,7 @@ def load_fails(stage: Stage) -> Facts:
 def disk_corrupt(stage: Stage) -> Facts:
     context = stage.park("rotten", 41, prompts=COLD)
     if stage.tiers:
-        disk = stage.worker.mover.lane.disk
+        disk = stage.worker.mover.lanes.disk.records
         records = disk.path.stat().st_size - disk.capacity * disk.record_bytes  # behind all else
         with disk.path.open("r+b") as file:
             for slot in range(disk.capacity):
@@ -271,7 +271,9 @@ def disk_full(stage: Stage) -> Facts:
 def disk_slow(stage: Stage) -> Facts:
     """A session waits for the disk; others are served meanwhile."""
     context = stage.park("slow", 61, prompts=COLD)
-    with held(stage, stage.worker.mover.lane.disk if stage.tiers else None, "read") as leave:
+    with held(
+        stage, stage.worker.mover.lanes.disk.records if stage.tiers else None, "read"
+    ) as leave:
         waits = stage.begin_load("slow again", context)
         stage.add("quick", prompt(62))
         stage.until(lambda: "quick" in stage.texts)

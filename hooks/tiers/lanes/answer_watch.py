@@ -1,28 +1,28 @@
-"""Notices a disk that no longer answers, so that it does not hold up those who wait for it."""
+"""Notices a disk or a store that no longer answers, so that it holds up nobody who waits for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-from .jobs import Job
+from ..jobs import Job
 
 PATIENCE_S: Final = 5.0  # a working disk takes a small part of it per record; chosen
 
 
-class DiskWatch:
-    """Jobs of the disk's thread, until one side has answered for each: that thread, or whoever
+class AnswerWatch:
+    """Jobs of a lane's thread, until one side has answered for each: that thread, or whoever
     waits.
 
     A system call to a disk that hangs (a network's, a dying one) cannot be cancelled. So the
-    waiting side answers instead, and what the disk's thread reports later is ignored.
+    waiting side answers instead, and what the lane's thread reports later is ignored.
 
     Attributes:
         stuck: Whether nothing has moved for too long.
 
     Args:
         clock: Monotonic seconds.
-        patience_s: Seconds without a record read or written after which the disk counts as stuck.
+        patience_s: Seconds without a record read or written after which the lane counts as stuck.
     """
 
     def __init__(self, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
@@ -33,7 +33,7 @@ class DiskWatch:
         self.stuck = False
 
     def add(self, job: Job) -> None:
-        """Note that the disk's thread was given ``job``."""
+        """Note that the lane's thread was given ``job``."""
         if not self._jobs:
             self._moved_at = self._clock()
         self._jobs[job.id] = job

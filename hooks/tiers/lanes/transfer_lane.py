@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 import torch
 
-from ...kernels.gpu.streams import Fence, Ticket, TransferStream
-from ..thread_name import shown
+from ....kernels.gpu.streams import Fence, Ticket, TransferStream
+from ...thread_name import shown
 
 _CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
 _MOST_QUEUED: Final = 16  # moves that a device has before the first is waited for; chosen

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Final
 
-from ..thread_name import shown
+from ...thread_name import shown
 
 _CLOSE_S: Final = 5.0  # seconds to finish when the engine ends; chosen
 
