@@ -231,6 +231,10 @@ class TierReport(Event, tag=17, frozen=True):
     load_bytes_per_s: Rate
     spill_bytes_per_s: Rate
     prefill_tokens_per_s: Rate
+    shared: Total = 0  # blocks given to the shared store, or found to be there already
+    share_failed: Total = 0
+    store_loaded: Total = 0  # of those loaded, from the shared store
+    store_failed: Total = 0  # promised by the store, and not given whole
 
 
 class RequestHeld(Event, tag=18, frozen=True):

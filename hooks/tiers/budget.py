@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...graph.errors import ConfigError
+from ..store.store_settings import STORE_VARIABLE, StoreSettings, read_store_settings
 
 WARM_VARIABLE: Final = "AITHER_KVCACHE_WARM_GIB"
 COLD_VARIABLE: Final = "AITHER_KVCACHE_COLD_GIB"
@@ -33,6 +34,7 @@ class TierSettings:
         spill_all: A plain LRU memory: every block that is about to be evicted is copied, and the
             least recently used copy makes room, whatever the graph knows of them.
         sharers: Workers on this machine, each with a budget of this size.
+        store: The shared store below that memory; None without one.
     """
 
     warm_bytes: int
@@ -41,6 +43,12 @@ class TierSettings:
     prefetch: bool = True
     spill_all: bool = False
     sharers: int = 1
+    store: StoreSettings | None = None
+
+    @property
+    def keeps_more(self) -> bool:
+        """Whether workers may find blocks at their start: on their disks, or in a store."""
+        return self.cold_bytes > 0 or self.store is not None
 
     def plain(self) -> dict[str, Any]:
         """Return the settings as numbers and strings, for an engine's configuration."""
@@ -49,8 +57,12 @@ class TierSettings:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> TierSettings:
         """Return the settings that ``plain`` was made of."""
-        directory = plain["cold_dir"]
-        return cls(**{**plain, "cold_dir": Path(directory) if directory else None})
+        directory, store = plain["cold_dir"], plain["store"]
+        made = {
+            "cold_dir": Path(directory) if directory else None,
+            "store": StoreSettings(**store) if store else None,
+        }
+        return cls(**{**plain, **made})
 
 
 def read_settings(environment: Mapping[str, str]) -> TierSettings | None:
@@ -62,6 +74,9 @@ def read_settings(environment: Mapping[str, str]) -> TierSettings | None:
     warm = _gib(environment, WARM_VARIABLE)
     cold = _gib(environment, COLD_VARIABLE)
     directory = environment.get(DIRECTORY_VARIABLE, "").strip()
+    store = read_store_settings(environment)
+    if store is not None and not warm:
+        raise ConfigError(f"{STORE_VARIABLE} needs {WARM_VARIABLE}: blocks reach it by memory")
     if cold and not warm:
         raise ConfigError(f"{COLD_VARIABLE} needs {WARM_VARIABLE}: blocks reach the disk by memory")
     if bool(cold) != bool(directory):
@@ -74,6 +89,7 @@ def read_settings(environment: Mapping[str, str]) -> TierSettings | None:
         Path(directory) if directory else None,
         _choice(environment, PREFETCH_VARIABLE, ("1", "0")) == "1",
         _choice(environment, SPILL_VARIABLE, _SPILL) == "all",
+        store=store,
     )
 
 

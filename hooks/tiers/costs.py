@@ -10,6 +10,8 @@ _SHARE: Final = 0.2  # weight of the newest sample in each mean; chosen
 _FADE: Final = 0.97  # bandwidths are divided by this each time that computing wins; chosen
 _LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
 _LEAST_BYTES: Final = 1 << 20  # smaller transfers say little about bandwidth; chosen
+_UNMEASURED_LIMIT_S: Final = 1.0  # of reading a store, before prefill was measured; chosen
+_LEAST_LIMIT_S: Final = 0.25  # … and at least, however little there is to compute; chosen
 _MOST_STEPS: Final = 4  # under way at once; a runner may not report an idle step's end; chosen
 
 
@@ -25,6 +27,7 @@ class TransferCosts:
         load_bytes_per_s: From host memory to the pool; this and the others are 0 before their first
             sample.
         disk_bytes_per_s: From disk to host memory.
+        store_bytes_per_s: From the shared store to host memory.
         spill_bytes_per_s: From the pool to host memory.
         splice_bytes_per_s: From host memory to other positions of the pool, of whole records.
         prefill_tokens_per_s: In steps that do not only decode.
@@ -37,6 +40,7 @@ class TransferCosts:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.load_bytes_per_s = 0.0
         self.disk_bytes_per_s = 0.0
+        self.store_bytes_per_s = 0.0
         self.spill_bytes_per_s = 0.0
         self.splice_bytes_per_s = 0.0
         self.prefill_tokens_per_s = 0.0
@@ -45,17 +49,20 @@ class TransferCosts:
         self._steps: deque[tuple[int, float]] = deque(maxlen=_MOST_STEPS)
         self._last_end = float("-inf")
 
-    def worth_loading(self, tokens: int, warm_bytes: int, cold_bytes: int) -> bool:
+    def worth_loading(
+        self, tokens: int, warm_bytes: int, cold_bytes: int, store_bytes: int = 0
+    ) -> bool:
         """Whether loading these bytes takes no longer than computing ``tokens`` tokens.
 
         If it takes longer, raises the bandwidths a little; see the class.
         """
         if not self.prefill_tokens_per_s:
             return True
-        if self.load_s(warm_bytes, cold_bytes) <= tokens / self.prefill_tokens_per_s:
+        if self.load_s(warm_bytes, cold_bytes, store_bytes) <= tokens / self.prefill_tokens_per_s:
             return True
         self.load_bytes_per_s /= _FADE
         self.disk_bytes_per_s /= _FADE
+        self.store_bytes_per_s /= _FADE
         return False
 
     def worth_splicing(self, tokens: int, record_bytes: int) -> bool:
@@ -68,14 +75,28 @@ class TransferCosts:
         self.splice_bytes_per_s /= _FADE
         return False
 
-    def load_s(self, warm_bytes: int, cold_bytes: int) -> float:
+    def load_s(self, warm_bytes: int, cold_bytes: int, store_bytes: int = 0) -> float:
         """Seconds that a load takes, behind those under way; 0 if nothing was measured yet."""
         load_s = _over(self.queued_bytes + warm_bytes, self.load_bytes_per_s)
+        load_s += _over(store_bytes, self.store_bytes_per_s)
         return load_s + _over(cold_bytes, self.disk_bytes_per_s)
 
-    def loaded(self, size: int, transfer_s: float, from_disk: bool) -> None:
+    def store_limit_s(self, tokens: int) -> float:
+        """Seconds that a load of ``tokens`` tokens may read the store: what computing them takes.
+
+        So a store that turns slow costs no request more than its prefill once again.
+        """
+        if not self.prefill_tokens_per_s:
+            return _UNMEASURED_LIMIT_S
+        return max(_LEAST_LIMIT_S, tokens / self.prefill_tokens_per_s)
+
+    def loaded(
+        self, size: int, transfer_s: float, from_disk: bool, from_store: bool = False
+    ) -> None:
         """Note that a load of ``size`` bytes took ``transfer_s`` seconds."""
-        if from_disk:
+        if from_store:
+            self.store_bytes_per_s = _speed(self.store_bytes_per_s, size, transfer_s)
+        elif from_disk:
             self.disk_bytes_per_s = _speed(self.disk_bytes_per_s, size, transfer_s)
         else:
             self.load_bytes_per_s = _speed(self.load_bytes_per_s, size, transfer_s)

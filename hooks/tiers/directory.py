@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ...graph.ranking.copy_order import CopyOrder
 from ..keys import key_of, pack_hashes, unpack
+from .voided import Voided
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +37,9 @@ class CopyDirectory:
         warm_capacity: Copies that fit into every worker's memory; 0 before the workers reported.
         cold_capacity: Records that fit on every worker's disk.
         lost: Copies and records that were given up since the start.
+        in_store: Blocks that the shared store held when it was asked for a request that waits.
+        voided: What was given up and the workers were not told of.
+        told: Told which blocks have copies from now on.
         holds_twice: Says whether any copy is of a block that is in use in the pool.
 
     Args:
@@ -49,8 +53,10 @@ class CopyDirectory:
         self._cold: OrderedDict[bytes, None] = OrderedDict()
         self._hashes: dict[int, bytes] = {}  # by the key that advice uses
         self._held = self._next = self._era = self.lost = 0  # held: in memory, complete or not
-        self._released, self._erased, self._cleared = list[int](), list[bytes](), False
+        self.voided = Voided()
         self.holds_twice = self._order.holds_twice
+        self.in_store: set[bytes] = set()
+        self.told: Callable[[list[bytes]], object] = len
 
     @property
     def warm_blocks(self) -> int:
@@ -97,7 +103,7 @@ class CopyDirectory:
             if block_hash in self._warm:
                 continue
             reads += 1
-            if block_hash not in self._cold or reads > self.room:
+            if reads > self.room or not (block_hash in self._cold or block_hash in self.in_store):
                 return count
         return len(hashes)
 
@@ -122,6 +128,7 @@ class CopyDirectory:
                 order.add(block_hash)
                 completed.append(block_hash)
         self._hashes.update(zip(unpack(pack_hashes(completed)), completed, strict=True))
+        self.told(completed)
         return completed
 
     def holds(self, copy: Copy) -> bool:
@@ -131,7 +138,7 @@ class CopyDirectory:
     def abandon(self, copy: Copy) -> None:
         """Give up a copy that is not to be found: its memory is free."""
         self._held -= 1
-        self._released.append(copy.id)
+        self.voided.released.append(copy.id)
 
     def used(self, hashes: Sequence[bytes]) -> None:
         """Note that the pool uses this chain; of its records on disk, the tail goes first."""
@@ -186,7 +193,7 @@ class CopyDirectory:
             self.lost += 1
             del self._cold[block_hash]
             self._forget_key(block_hash)
-        self._erased.append(block_hash)
+        self.voided.erased.append(block_hash)
 
     def oldest_cold(self, count: int) -> list[bytes]:
         """Return the least recently used records."""
@@ -195,26 +202,12 @@ class CopyDirectory:
     def clear(self) -> None:
         """Give up everything: the blocks' bytes no longer follow from their hashes."""
         self._era += 1
-        self._cleared = True
+        self.voided.cleared = True
+        self.in_store.clear()
         for copy in list(self._warm.values()):
             self.drop(copy)
         for block_hash in list(self._cold):
             self.drop_cold(block_hash)
-
-    def take_released(self) -> tuple[int, ...]:
-        """Take the copies whose memory became free since the last call."""
-        released, self._released = tuple(self._released), []
-        return released
-
-    def take_erased(self) -> tuple[bytes, ...]:
-        """Take the records that were given up since the last call."""
-        erased, self._erased = tuple(self._erased), []
-        return erased
-
-    def take_cleared(self) -> bool:
-        """Take whether everything was given up since the last call."""
-        cleared, self._cleared = self._cleared, False
-        return cleared
 
     def _forget_key(self, block_hash: bytes) -> None:
         if block_hash not in self:

@@ -39,6 +39,10 @@ class TierCounts:
     prefetch_useful: int = 0
     prefetch_wasted: int = 0
     prefetch_cancelled: int = 0
+    shared: int = 0
+    share_failed: int = 0
+    store_loaded: int = 0
+    store_failed: int = 0
 
     def since(self, before: TierCounts) -> TierCounts:
         """Return the counts since ``before``."""
@@ -83,9 +87,9 @@ class TierLedger:
         self._emit = emit
         self._was_cleared, self._demoting = False, 0
 
-    def expect(self, hashes: Sequence[bytes], warm_bytes: int, cold_bytes: int) -> None:
+    def expect(self, hashes: Sequence[bytes], *sizes: int) -> None:
         """Note that a load of so many bytes begins: others wait for it while it is not too slow."""
-        usual_s = self.costs.load_s(warm_bytes, cold_bytes)
+        usual_s = self.costs.load_s(*sizes)
         until = self.clock() + _PATIENCE_S + _USUAL_TIMES * usual_s
         self.coming.update(dict.fromkeys(hashes, until))
 

@@ -23,7 +23,16 @@ from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.hooks.keys import key_of
 from kvgraph.hooks.tiers.budget import TierSettings
 from kvgraph.hooks.tiers.costs import TransferCosts
-from kvgraph.hooks.tiers.jobs import Job, JobDone, Load, Spill, TierAnswer, TierWork, WorkerStart
+from kvgraph.hooks.tiers.jobs import (
+    Job,
+    JobDone,
+    Load,
+    Share,
+    Spill,
+    TierAnswer,
+    TierWork,
+    WorkerStart,
+)
 
 BLOCK_BYTES = 2 * 2 * BLOCK_SIZE * 8 * 4  # two layers; K and V; one head of 8 floats
 STEP_S = 0.05  # what a step takes by the engine's own clock, as a batch does on a GPU
@@ -39,6 +48,7 @@ class Worker:
         self.disk_capacity = disk_capacity
         self.copies: dict[int, Content] = {}
         self.disk: dict[bytes, Content] = {}
+        self.store: dict[bytes, Content] = {}
         self.open: list[Job] = []
         self.done: list[JobDone] = []
         self.finished: set[str] = set()
@@ -73,9 +83,15 @@ class Worker:
                     if job.from_disk[at] not in self.disk:
                         return False
                     self.copies[copy] = self.disk[job.from_disk[at]]
+                if at in job.from_store:
+                    if job.from_store[at] not in self.store:
+                        return False
+                    self.copies[copy] = self.store[job.from_store[at]]
                 if copy not in self.copies:
                     return False
                 self.memory[job.blocks[at]] = self.copies[copy]
+            case Share():
+                self.store[job.hashes[at]] = self.copies[copy]
             case _:
                 self.disk[job.hashes[at]] = self.copies[copy]
                 assert len(self.disk) <= self.disk_capacity, "the disk must choose a victim itself"
@@ -348,7 +364,9 @@ class Engine(Scheduler):
 class NoCosts(TransferCosts):
     """Loads are always worth it: what moves here has no size."""
 
-    def worth_loading(self, tokens: int, warm_bytes: int, cold_bytes: int) -> bool:
+    def worth_loading(
+        self, tokens: int, warm_bytes: int, cold_bytes: int, store_bytes: int = 0
+    ) -> bool:
         return True
 
 

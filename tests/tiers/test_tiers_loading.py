@@ -97,7 +97,7 @@ def test_what_is_slower_than_computing_is_declined_once() -> None:
     for _ in range(5):
         engine.step()
         assert turn.state == "waiting", "there are no blocks for it yet"
-    assert asked == [(4 * BLOCK_SIZE, 4 * BLOCK_BYTES, 0)]
+    assert asked == [(4 * BLOCK_SIZE, 4 * BLOCK_BYTES, 0, 0)]
     engine.end(blocker)
     engine.finish_loading(turn)
     assert turn.computed == 4

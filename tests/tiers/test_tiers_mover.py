@@ -414,8 +414,8 @@ def test_after_a_reset_the_disk_belongs_to_no_checkpoint(
         bench.do(Spill(ledger.book.number(), (3,), (copy.id,)))
         directory.complete_all([copy])
         ledger.make_room(directory.warm_capacity, [key(33)])
-        work = TierWork(ledger.book.take(), erase=directory.take_erased(),
-                        disown=directory.take_cleared())  # fmt: skip
+        _, erased, cleared = directory.voided.take()
+        work = TierWork(ledger.book.take(), erase=erased, disown=cleared)
         bench.mover.submit(work)
         for done in bench.wait(1):
             ledger.book.answer(done)

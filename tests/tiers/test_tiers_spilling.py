@@ -119,7 +119,7 @@ def test_a_failed_spill_is_counted_and_gives_its_room_back() -> None:
     engine.settle()
     assert engine.counts.spill_failed > 0
     assert engine.counts.spill_lost > 0
-    engine.directory.take_released()
+    engine.directory.voided.take()
     while engine.side.busy:
         engine.worker.finish_all()
         engine.step()

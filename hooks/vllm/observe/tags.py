@@ -4,7 +4,7 @@
                    "name": "policy.md", "memory_id": "m-17", "pinned": 60}],
      "tenant": "acme", "session": "chat-7",
      "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash",
-     "session_ended": false, "recall": true}
+     "session_ended": false, "recall": true, "share": true}
 
 Every key is optional; ranges are prompt tokens; the signals describe the session once this request
 has finished. What is malformed, unknown or not allowed (``hints.py``; ``"secret"`` may allow it) is
@@ -26,6 +26,7 @@ from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt
 logger = logging.getLogger(__name__)
 
 KEY: Final = "kvgraph"
+SHARE: Final = "share"
 MAX_SEGMENTS: Final = 1024  # per request; chosen
 MAX_SECONDS: Final = 1e9  # of a stated return; chosen
 T = TypeVar("T")
@@ -49,6 +50,15 @@ NO_MEANING: Final = Meaning()
 _SEGMENT_KEYS: Final = frozenset(
     {"layer", "start", "end", "importance", "name", "memory_id", "pinned"}
 )
+
+
+def may_be_shared(params: object) -> bool:
+    """Whether blocks of a request with these ``kv_transfer_params`` may go to a shared store.
+
+    Whoever is not trusted with any hint may still forbid it, also with a word that is not allowed.
+    """
+    tag = params.get(KEY) if isinstance(params, dict) else None
+    return not isinstance(tag, dict) or tag.get(SHARE, True) is True
 
 
 class TagReader:
@@ -75,6 +85,7 @@ class TagReader:
         if not params and not session_id and not salt:
             return NO_MEANING  # nothing is said
         tag = self._tag(params)
+        tag.pop(SHARE, None)  # may_be_shared() reads it, whoever is trusted
         is_operators = self._policy.is_operators(tag.pop("secret", None))
         authority = Authority.OPERATOR if is_operators else Authority.CALLER
         trust = self._policy.trust_in(authority)

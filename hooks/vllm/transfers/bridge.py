@@ -86,7 +86,7 @@ class TierCacheBridge:
         self.needs: dict[str, int] = {}
         self.recall = NoRecall()
         self._found: dict[str, int] = {}  # and how many of them the pool held when it last asked
-        self._first_words = FirstWords(workers, with_disk=settings.cold_bytes > 0)
+        self._first_words = FirstWords(workers, with_disk=settings.keeps_more)
 
     def request_queued(self, request: Request) -> None:
         """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
@@ -165,14 +165,8 @@ class TierCacheBridge:
 
     def outstanding(self) -> TierWork:
         """Take the orders that the workers were not given yet."""
-        directory = self.ledger.directory
         broken, self._broken = tuple(self._broken), []
-        return TierWork(
-            self.ledger.book.take() + broken,
-            directory.take_released(),
-            directory.take_erased(),
-            directory.take_cleared(),
-        )
+        return TierWork(self.ledger.book.take() + broken, *self.ledger.directory.voided.take())
 
     def step_ended(self) -> None:
         """Note that a step's output arrived."""

@@ -73,7 +73,8 @@ class Loader:
         directory = self._ledger.directory
         if match is None or match.first != first or self._ledger.coming:
             return None
-        if match.lost != directory.lost or directory.cold_capacity:  # of which room decides
+        # Of what is on disk or in the store, room decides.
+        if match.lost != directory.lost or directory.cold_capacity or directory.in_store:
             return None
         return len(match.hashes) * self._group.block_size, True
 
@@ -129,10 +130,11 @@ class Loader:
             return False  # asked again at each step that the request waits: decide once
         ledger = self._ledger
         size = ledger.block_bytes
-        warm = sum(ledger.directory.warm(block_hash) is not None for block_hash in hashes)
-        cold = len(hashes) - warm
+        others = [each for each in hashes if ledger.directory.warm(each) is None]
+        cold = sum(map(ledger.directory.is_cold, others))
+        warm, shared = len(hashes) - len(others), len(others) - cold
         tokens = len(hashes) * self._group.block_size
-        if ledger.costs.worth_loading(tokens, warm * size, cold * size):
+        if ledger.costs.worth_loading(tokens, warm * size, cold * size, shared * size):
             return True
         self._declined.add(request_id)
         ledger.counts.recomputed += len(hashes)
@@ -147,15 +149,16 @@ class Loader:
     ) -> None:
         """Begin a load: copies of ``hashes`` to ``blocks``, and ``splice`` behind them."""
         ledger = self._ledger
-        copies, from_disk = take_copies(ledger, hashes)
-        ids = tuple(copy.id for copy in copies)
+        taken = take_copies(ledger, hashes)
+        copies, from_disk, from_store = taken
         job = Load(
-            ledger.book.number(), ids, tuple(blocks), from_disk, request_id,
-            splice.runs, splice.blocks,
+            ledger.book.number(), taken.ids, tuple(blocks), from_disk, request_id,
+            splice.runs, splice.blocks, from_store,
+            ledger.costs.store_limit_s(len(from_store) * self._group.block_size),
         )  # fmt: skip
         began, size = ledger.clock(), (len(copies) + len(splice.copies)) * ledger.block_bytes
-        cold = len(from_disk) * ledger.block_bytes
-        ledger.expect(hashes, size - cold, cold)
+        cold, shared = (len(each) * ledger.block_bytes for each in (from_disk, from_store))
+        ledger.expect(hashes, size - cold - shared, cold, shared)
         ledger.counts.stalls += 1
         ledger.costs.queued_bytes += size
         self.under_way += 1
@@ -167,41 +170,57 @@ class Loader:
             if splice.runs:
                 ledger.costs.spliced(size, done.seconds)
             else:
-                ledger.costs.loaded(done.bytes, done.seconds, bool(from_disk))
+                ledger.costs.loaded(done.bytes, done.seconds, bool(from_disk), bool(from_store))
             ledger.counts.stall_s += waited
             ledger.counts.loaded += len(job.targets) - len(done.failed)
             ledger.arrived(hashes)
             self.under_way -= 1
             for copy in splice.copies:
                 ledger.directory.unpin(copy)
-            settle_copies(ledger, copies, from_disk, done)
+            settle_copies(ledger, taken, done)
 
         ledger.book.open(job, ended)
 
 
-def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> tuple[list[Copy], dict[int, bytes]]:
-    """Pin the copies for a load; those that are only on disk are new ones, by position."""
-    directory, copies, from_disk = ledger.directory, [], {}
+class Taken(NamedTuple):
+    """Copies that a load reads, pinned; of those that are new ones, by position, their hashes."""
+
+    copies: list[Copy]
+    from_disk: dict[int, bytes]
+    from_store: dict[int, bytes]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The copies' numbers."""
+        return tuple(copy.id for copy in self.copies)
+
+
+def take_copies(ledger: TierLedger, hashes: Sequence[bytes]) -> Taken:
+    """Pin the copies for a load; those that are only on disk, or in the store, are new ones."""
+    directory, taken = ledger.directory, Taken([], {}, {})
     for at, block_hash in enumerate(hashes):
         copy = directory.warm(block_hash)
         if copy is None:
             copy = directory.begin(block_hash)
-            from_disk[at] = block_hash
+            cold = directory.is_cold(block_hash)
+            (taken.from_disk if cold else taken.from_store)[at] = block_hash
         else:
             copy.pins += 1
-        copies.append(copy)
+        taken.copies.append(copy)
     directory.used(hashes)
-    return copies, from_disk
+    return taken
 
 
-def settle_copies(
-    ledger: TierLedger, copies: Sequence[Copy], from_disk: dict[int, bytes], done: JobDone
-) -> None:
+def settle_copies(ledger: TierLedger, taken: Taken, done: JobDone) -> None:
     """Unpin a load's copies; give up those that could not be read."""
     ledger.counts.load_failed += len(done.failed)
+    lost = done.failed.intersection(taken.from_store)
+    ledger.counts.store_failed += len(lost)
+    ledger.counts.store_loaded += len(taken.from_store) - len(lost)
+    ledger.directory.in_store.difference_update(taken.from_store.values())
     read, broken = [], []
-    for at, copy in enumerate(copies):
-        if at not in from_disk:
+    for at, copy in enumerate(taken.copies):
+        if at not in taken.from_disk and at not in taken.from_store:
             ledger.directory.unpin(copy)
             if at in done.failed:
                 broken.append(copy)
@@ -210,5 +229,6 @@ def settle_copies(
         elif ledger.directory.complete_all([copy]):
             read.append(copy.block_hash)
     ledger.give_up(broken, Cause.DAMAGED)
-    ledger.lose_cold([key for at, key in from_disk.items() if at in done.failed], Cause.DAMAGED)
+    refused = [key for at, key in taken.from_disk.items() if at in done.failed]
+    ledger.lose_cold(refused, Cause.DAMAGED)
     ledger.announce(read, Tier.WARM)

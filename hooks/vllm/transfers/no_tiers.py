@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ....graph.messages.advice import EvictionRanking
@@ -91,6 +92,7 @@ class NoRecall:
     """An engine in which nothing comes back at another position; see ``SpanRecall``."""
 
     wanted: Container[int] = ()
+    exact: Mapping[str, int] = MappingProxyType({})
 
     @property
     def busy(self) -> bool:

@@ -145,15 +145,17 @@ class Prefetcher:
         blocks = self._pool.get_new_blocks(len(hashes))
         self.held += blocks
         self._under_way += len(hashes)
-        copies, from_disk = take_copies(ledger, hashes)
+        taken = take_copies(ledger, hashes)
+        copies, from_disk, _ = taken
         cold = len(from_disk) * ledger.block_bytes
         ledger.expect(hashes, len(hashes) * ledger.block_bytes - cold, cold)
         job = Load(
             ledger.book.number(),
-            tuple(copy.id for copy in copies),
+            taken.ids,
             tuple(block.block_id for block in blocks),
             from_disk,
             None,
+            from_store=taken.from_store,
         )
 
         def ended(done: JobDone) -> None:
@@ -168,7 +170,7 @@ class Prefetcher:
             self.held[:] = [block for block in self.held if id(block) not in held]
             # Head first in the list, so that the tail is freed, and evicted, before it.
             self._pool.free_blocks(reversed(blocks))
-            settle_copies(ledger, copies, from_disk, done)
+            settle_copies(ledger, taken, done)
 
         ledger.book.open(job, ended)
 

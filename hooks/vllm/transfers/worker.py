@@ -121,7 +121,14 @@ class WorkerSide:
         arena = Arena.for_cache(cache.layout, given)
         ops.prepare(cache, arena.kv)  # compiled and measured now, where it holds up no request
         disk = open_disk(self._config, self._settings, cache, arena.record_bytes)
-        mover = TierMover(cache, arena, disk, hash_bytes(self._config), rope=rope_of(self._config))
+        store = None
+        if self._settings.store is not None:
+            from ..store.worker_store import open_records  # asked for, or never imported
+
+            store = open_records(self._config, self._settings.store, cache)
+        mover = TierMover(
+            cache, arena, disk, hash_bytes(self._config), rope=rope_of(self._config), store=store
+        )
         logger.info(
             "kvgraph: tiers on: %d blocks of %d bytes in host memory%s",
             arena.capacity,

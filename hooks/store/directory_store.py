@@ -1,0 +1,153 @@
+"""``DirectoryStore``: a shared store of files, on one machine or on a network's file system."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ...kernels.errors import StorageError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+_PARTS: Final = 16  # folders by the first digit of a block's hash, swept one at a time; chosen
+_SWEPT_TO: Final = 0.9  # of a part's room, that a sweep leaves filled; chosen
+_SWEEP_AFTER: Final = 32  # of a part's room, 1/32 is written between two sweeps; chosen
+_LEFT_BEHIND_S: Final = 60.0  # before the newest, an unfinished file is nobody's; chosen
+_UNFINISHED: Final = ".tmp"
+_SUFFIX: Final = ".kv"
+
+
+class DirectoryStore:
+    """A file per value. Whoever writes sweeps: the values that were unused longest go.
+
+    A value appears whole or not at all: it is written under another name and renamed. Engines
+    share the directory without telling each other anything. Until a sweep, each of them may
+    exceed the room by 1/32.
+
+    Args:
+        path: The directory; made with mode 0700.
+        capacity: Bytes in all.
+
+    Raises:
+        StorageError: There is no such directory and none can be made, it cannot be written, or
+            every user of the machine can write to it.
+    """
+
+    def __init__(self, path: str, capacity: int) -> None:
+        self._path, self._capacity = Path(path), capacity
+        self._written = [0] * _PARTS
+        self._numbers = iter(range(1 << 62))
+        self._sweeping = threading.Lock()
+        try:
+            self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            mode = self._path.stat().st_mode
+        except OSError as error:
+            raise StorageError(f"shared store {path}: {error.strerror or error}") from error
+        if mode & stat.S_IWOTH:
+            raise StorageError(f"shared store {path}: every user can write to it (chmod o-w)")
+        if not os.access(self._path, os.W_OK | os.X_OK):
+            raise StorageError(f"shared store {path}: it cannot be written")
+
+    def holds(self, keys: Sequence[str]) -> list[bool]:
+        """See ``SharedStore``."""
+        self._path.stat()  # a directory that went away is no store without values
+        return [self._file(key).exists() for key in keys]
+
+    def get(self, key: str, parts: Sequence[WriteableBuffer]) -> bool:
+        """See ``SharedStore``."""
+        try:
+            file = os.open(self._file(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            there, wanted = os.fstat(file), sum(memoryview(part).nbytes for part in parts)
+            if there.st_size != wanted or os.preadv(file, list(parts), 0) != wanted:
+                return False
+            with contextlib.suppress(OSError):  # who may read may not be who wrote
+                os.utime(file)
+            return True
+        finally:
+            os.close(file)
+
+    def put(self, key: str, parts: Sequence[ReadableBuffer]) -> None:
+        """See ``SharedStore``."""
+        target = self._file(key)
+        size = sum(memoryview(part).nbytes for part in parts)
+        part = _part_of(key)
+        if size > self._capacity // _PARTS:
+            raise OSError("a value is larger than a sixteenth of the store")
+        self._written[part] += size
+        if self._written[part] > self._capacity // _PARTS // _SWEEP_AFTER:
+            self._written[part] = 0
+            self._sweep(part)
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        unfinished = target.with_suffix(f".{os.getpid()}-{next(self._numbers)}{_UNFINISHED}")
+        try:
+            _write(unfinished, parts, size)
+            unfinished.rename(target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+
+    def remove(self, key: str) -> None:
+        """See ``SharedStore``."""
+        self._file(key).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """See ``SharedStore``."""
+
+    def _file(self, key: str) -> Path:
+        name, _, block = key.rpartition("/")
+        return self._path / f"{_part_of(key):x}" / name / f"{block}{_SUFFIX}"
+
+    def _sweep(self, part: int) -> None:
+        """Make room in one part of the store, whatever model its values are of."""
+        if not self._sweeping.acquire(blocking=False):
+            return
+        try:
+            files = sorted(_files_in(self._path / f"{part:x}"))
+            values = [each for each in files if not each[2].endswith(_UNFINISHED)]
+            excess = sum(size for _, size, _ in values) - self._capacity // _PARTS
+            if excess > 0:
+                excess += round((1 - _SWEPT_TO) * self._capacity / _PARTS)
+            # By the newest file's time: only the file system's clock is everybody's.
+            old = files[-1][0] - _LEFT_BEHIND_S if files else 0.0
+            for used_at, size, path in files:
+                unfinished = path.endswith(_UNFINISHED)
+                if used_at < old if unfinished else excess > 0:
+                    with contextlib.suppress(OSError):  # another engine sweeps too
+                        os.unlink(path)
+                    excess -= 0 if unfinished else size
+        finally:
+            self._sweeping.release()
+
+
+def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:
+    """When each file of a part was last of use, its size, and its path."""
+    for folder, _, names in os.walk(part):
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                there = os.stat(path)
+                yield there.st_mtime, there.st_size, path
+
+
+def _part_of(key: str) -> int:
+    """Which part a key is in, by the first digit of its block's hash."""
+    return int(key.rpartition("/")[2][0], 16)
+
+
+def _write(path: Path, parts: Sequence[ReadableBuffer], size: int) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if os.writev(file, list(parts)) != size:
+            raise OSError("short write")
+    finally:
+        os.close(file)

@@ -1,0 +1,186 @@
+"""``StoreBridge``: the tiers of an engine that shares a store with others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ....graph.messages.advice import EvictionRanking
+from ....graph.messages.events import AnyEvent
+from ....graph.types import Keys
+from ....kernels.errors import StorageError
+from ...store.shared_store import open_store
+from ...store.store_settings import StoreSettings
+from ...tiers.budget import TierSettings
+from ...tiers.directory import Copy, CopyDirectory
+from ...tiers.jobs import TierAnswer, TierWork
+from ...tiers.ledger import TierLedger
+from ..observe.tags import may_be_shared
+from ..transfers.bridge import TierCacheBridge
+from ..transfers.spiller import StepTaken
+from .sharer import Sharer
+from .store_lookup import StoreLookup
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.request import Request
+
+    from ..observe.group import ObservedGroup
+    from ..pool.index import BlockIndex
+
+logger = logging.getLogger(__name__)
+
+
+class StoreBridge(TierCacheBridge):
+    """Tiers with a shared store below them: POOL.
+
+    What the pool, memory and disk lack of a prompt is looked up in the store, once per request, and
+    loaded by way of the memory. What requests leave goes there. After a reset of the prefix cache
+    the weights may not be those by which records are named: from then on this engine neither reads
+    the store nor writes to it.
+
+    Args:
+        The same as ``TierCacheBridge``; ``settings`` name the store.
+
+    Attributes:
+        sharer: Gives the store blocks.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        group: ObservedGroup,
+        index: BlockIndex,
+        settings: TierSettings,
+        ledger: TierLedger,
+        emit: Callable[[AnyEvent], None],
+        workers: int,
+        manager: KVCacheManager | None = None,
+    ) -> None:
+        super().__init__(pool, group, index, settings, ledger, emit, workers, manager)
+        assert settings.store is not None
+        block_of, suffix = pool.cached_block_hash_to_block.get_one_block, group.suffix
+        self._names: list[str] = []
+        self._workers = workers
+        self._lookup = _lookup(settings.store, ledger.clock)
+        self.sharer = Sharer(
+            group,
+            ledger,
+            lambda hashes: self.spiller.copy(hashes, suffix),
+            lambda block_hash: block_of(block_hash + suffix) is not None,
+            permits(settings.store),
+            settings.store.at_turn_end,
+        )
+
+    def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
+        """Return what a load can bring; a short while is waited for the store's word."""
+        if self._lookup is not None and self._lookup.names:
+            first = computed_tokens // self._group.block_size
+            hashes = self._group.hashes(request, request.num_tokens - 1)[first:]
+            if self._waits(self._lookup, request.request_id, hashes):
+                return None, False
+        return super().request_looked_up(request, computed_tokens)
+
+    def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
+        """Note that a request was given blocks."""
+        super().request_scheduled(request, blocks, to_load)
+        self._forget(request.request_id)
+        self.sharer.request_scheduled(request)
+
+    def request_finished(self, request_id: str) -> dict[str, Any] | None:
+        """Note that a request ended: its blocks may be shared."""
+        self._forget(request_id)
+        self.sharer.request_finished(request_id, self.recall.exact.get(request_id))
+        return super().request_finished(request_id)
+
+    def step(
+        self, ranking: EvictionRanking | None, wanted: Keys | None, step: StepTaken
+    ) -> TierWork:
+        """Decide what the workers shall do; first, what is shared."""
+        self.sharer.step()
+        return super().step(ranking, wanted, step)
+
+    def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
+        """Take what the workers did; by their first words it is known how records are named."""
+        self._names += [start.store_name for start in answer.starts]
+        if answer.starts and self._lookup is not None and len(self._names) == self._workers:
+            self._lookup.names = self._names if all(self._names) else []
+        super().answered(answer, received)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine must go on stepping."""
+        return super().busy or self.sharer.busy
+
+    def drop_copies(self) -> bool:
+        """Give up what the colder tiers hold, and the store."""
+        self.sharer.clear()
+        if self._lookup is not None:
+            self._lookup.end()
+            self._lookup = None
+        return super().drop_copies()
+
+    def _waits(self, lookup: StoreLookup, name: str, hashes: Sequence[bytes]) -> bool:
+        """Whether a request waits for the store's word; once it is there, a load may find it.
+
+        Args:
+            hashes: Of its blocks that the pool lacks.
+        """
+        if not lookup.asked(name):
+            local = self.ledger.directory.run(hashes)
+            lookup.ask(name, hashes[local:])
+        if lookup.waits(name):
+            return True
+        if (word := lookup.take(name)) is not None:
+            self._offer(hashes, *word)
+        return False
+
+    def _offer(
+        self, hashes: Sequence[bytes], asked: Sequence[bytes], there: Sequence[bytes]
+    ) -> None:
+        """Let a load find what the store has, with memory to bring it to."""
+        directory = self.ledger.directory
+        self.sharer.known(asked, there)
+        missing = [each for each in there if each not in directory]
+        directory.in_store.update(missing)
+        kept = [copy for copy in map(directory.warm, hashes) if copy is not None]
+        with _pinned(directory, kept):
+            self.ledger.make_room(len(missing), ())
+
+    def _forget(self, request_id: str) -> None:
+        if self._lookup is not None:
+            self.ledger.directory.in_store.difference_update(self._lookup.forget(request_id))
+
+
+def permits(settings: StoreSettings) -> Callable[[Request], bool]:
+    """Return whose blocks may leave this engine: no adapter's, which may be trained further under
+    its name; none with a cache salt, unless the operator allows it; none whose caller forbids it.
+    """
+
+    def permitted(request: Request) -> bool:
+        salt_permits = settings.salted or not request.cache_salt
+        alone = request.lora_request is None
+        return salt_permits and alone and may_be_shared(request.kv_transfer_params)
+
+    return permitted
+
+
+def _lookup(settings: StoreSettings, clock: Callable[[], float]) -> StoreLookup | None:
+    try:
+        return StoreLookup(open_store(settings, adds=False), clock)
+    except StorageError as error:
+        logger.warning("kvgraph: no shared store: %s", error)
+        return None
+
+
+@contextmanager
+def _pinned(directory: CopyDirectory, copies: Sequence[Copy]) -> Iterator[None]:
+    """Keep copies from being given up."""
+    for copy in copies:
+        copy.pins += 1
+    yield
+    for copy in copies:
+        directory.unpin(copy)

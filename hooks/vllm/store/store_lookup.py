@@ -1,0 +1,125 @@
+"""``StoreLookup``: asks the shared store which blocks of a prompt it holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ...store.sealed_records import store_keys
+from ...store.shared_store import SharedStore
+from ...store.store_breaker import StoreBreaker
+from ...tiers.lanes.task_thread import TaskThread
+
+PATIENCE_S: Final = 0.25  # that a request waits for the store's word; chosen
+_AT_ONCE: Final = 64  # blocks that the store is asked for in one call; chosen
+_MOST_BLOCKS: Final = 65_536  # of a prompt that are asked for; chosen
+
+
+@dataclass(slots=True, eq=False)
+class _Ask:
+    """One request's question.
+
+    Attributes:
+        found: How many of ``hashes``, from the first on, are there; None: no answer yet.
+        wanted: Whether somebody still waits.
+    """
+
+    hashes: Sequence[bytes]
+    asked_at: float
+    found: int | None = None
+    wanted: bool = True
+
+
+class StoreLookup:
+    """Asks once per request, on a thread of its own; the engine's thread never waits.
+
+    Args:
+        store: What is asked.
+        clock: Monotonic seconds, of the engine.
+
+    Attributes:
+        names: What each worker calls its records; before they are known, nothing is asked.
+    """
+
+    def __init__(self, store: SharedStore, clock: Callable[[], float]) -> None:
+        self.names: list[str] = []
+        self._store, self._clock = store, clock
+        self._asks: dict[str, _Ask] = {}
+        self._pending: _Ask | None = None  # the last one that the thread has not answered
+        self._breaker = StoreBreaker(time.monotonic)
+        self._thread = TaskThread("kvgraph-store-look")
+
+    def asked(self, request_id: str) -> bool:
+        """Whether the store was asked for a request."""
+        return request_id in self._asks
+
+    def ask(self, request_id: str, hashes: Sequence[bytes]) -> None:
+        """Ask which of ``hashes`` the store has, from the first on; not while it does not
+        answer."""
+        ask = self._asks[request_id] = _Ask(hashes[:_MOST_BLOCKS], self._clock())
+        if not self.names or self._breaker.rests or self._hangs():
+            ask.found = 0
+            return
+        self._pending = ask
+        self._thread.put(lambda: self._look(ask))
+
+    def waits(self, request_id: str) -> bool:
+        """Whether the answer for a request is worth waiting for."""
+        ask = self._asks[request_id]
+        if ask.found is None and self._clock() - ask.asked_at > PATIENCE_S:
+            ask.wanted = False
+        return ask.found is None and ask.wanted
+
+    def take(self, request_id: str) -> tuple[Sequence[bytes], Sequence[bytes]] | None:
+        """Take the answer for a request, once: what was asked for, and which of it, from the first
+        on, is there. None if it was taken, or did not come in time."""
+        ask = self._asks[request_id]
+        if not ask.wanted or ask.found is None:
+            return None
+        ask.wanted = False
+        return ask.hashes, ask.hashes[: ask.found]
+
+    def forget(self, request_id: str) -> Sequence[bytes]:
+        """Forget a request's question; returns the blocks that were found for it."""
+        ask = self._asks.pop(request_id, None)
+        if ask is None:
+            return ()
+        ask.wanted = False
+        return ask.hashes[: ask.found or 0]
+
+    def end(self) -> None:
+        """Let the store go as soon as it answers; nobody waits for that."""
+        self._thread.put(self._store.close)
+
+    def _hangs(self) -> bool:
+        pending = self._pending
+        if pending is None or pending.found is not None:
+            return False
+        return self._clock() - pending.asked_at > PATIENCE_S
+
+    # On the thread ------------------------------------------------------------------------------
+
+    def _look(self, ask: _Ask) -> None:
+        began, found = time.monotonic(), 0
+        try:
+            if ask.wanted and self._breaker.allows():
+                found = self._run(ask)
+                self._breaker.succeeded(time.monotonic() - began)
+        except OSError:
+            self._breaker.failed()
+        finally:
+            ask.found = found
+
+    def _run(self, ask: _Ask) -> int:
+        """How many blocks are there, from the first on, for every worker."""
+        for start in range(0, len(ask.hashes), _AT_ONCE):
+            hashes = ask.hashes[start : start + _AT_ONCE]
+            keys = [key for each in hashes for key in store_keys(self.names, each)]
+            there = self._store.holds(keys)
+            if not ask.wanted:
+                return 0
+            if False in there:
+                return start + there.index(False) // len(self.names)
+        return len(ask.hashes)
