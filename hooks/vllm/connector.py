@@ -28,6 +28,7 @@ from .sampled.sample_words import told_apart
 from .scheduler import SchedulerSide, Surroundings
 from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY, protect_stale_s
 from .shapes import reason_to_leave_alone
+from .store.tier_support import records_opener
 from .transfers.cache_layout import wanted_layout
 from .transfers.worker import TierMetadata, WorkerSide
 from .transfers.worker_calls import WorkerCalls
@@ -66,7 +67,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         self._tiers = TierSettings.from_plain(tiers) if tiers else None
         if role is KVConnectorRole.WORKER and self._tiers:
             log_where_vllm_logs()  # a worker is a process of its own
-            self.worker = WorkerSide(vllm_config, self._tiers)
+            self.worker = WorkerSide(vllm_config, self._tiers, records_opener(self._tiers))
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:

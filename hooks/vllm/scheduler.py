@@ -39,9 +39,9 @@ from .pool.tap import PoolTap
 from .recall.recall_support import attach_recall
 from .sampled.sample_reporter import SampleReporter
 from .settings import hold_max_s, protect_stale_s
+from .store.tier_support import new_bridge
 from .transfers.no_tiers import NoTiers
 from .transfers.spiller import StepTaken
-from .transfers.tier_support import new_bridge
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

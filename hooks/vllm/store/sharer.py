@@ -96,8 +96,9 @@ class Sharer:
         if self._ready and not self._under_way:
             self._share(room)
 
-    def clear(self) -> None:
-        """Share nothing of what was computed until now: it may be of older weights."""
+    def end(self) -> None:
+        """Share nothing any more: the weights may be others than those that records name."""
+        self._permits = _nobody
         for each in (self._running, self._allowed, self._there, self._due, self._ready):
             each.clear()
 
@@ -133,6 +134,10 @@ class Sharer:
         counts.share_failed += len(done.failed)
         if self._at_turn_end:  # their blocks are in the pool: these copies are the first to go
             directory.used(list(filter(self._in_pool, taken)))
+
+
+def _nobody(request: Request) -> bool:
+    return False
 
 
 def _remember(those: OrderedDict[bytes, None], hashes: Sequence[bytes]) -> None:

@@ -47,6 +47,7 @@ class StoreBridge(TierCacheBridge):
 
     Attributes:
         sharer: Gives the store blocks.
+        lookup: Asks the store; None where there is none any more.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class StoreBridge(TierCacheBridge):
         block_of, suffix = pool.cached_block_hash_to_block.get_one_block, group.suffix
         self._names: list[str] = []
         self._workers = workers
-        self._lookup = _lookup(settings.store, ledger.clock)
+        self.lookup = _lookup(settings.store, ledger.clock)
         self.sharer = Sharer(
             group,
             ledger,
@@ -77,22 +78,24 @@ class StoreBridge(TierCacheBridge):
 
     def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """Return what a load can bring; a short while is waited for the store's word."""
-        if self._lookup is not None and self._lookup.names:
+        if self.lookup is not None and self.lookup.names:
             first = computed_tokens // self._group.block_size
             hashes = self._group.hashes(request, request.num_tokens - 1)[first:]
-            if self._waits(self._lookup, request.request_id, hashes):
+            if self._waits(self.lookup, request.request_id, hashes):
                 return None, False
         return super().request_looked_up(request, computed_tokens)
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """Note that a request was given blocks."""
         super().request_scheduled(request, blocks, to_load)
-        self._forget(request.request_id)
+        self._offered(request.request_id)
         self.sharer.request_scheduled(request)
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
         """Note that a request ended: its blocks may be shared."""
-        self._forget(request_id)
+        self._offered(request_id)
+        if self.lookup is not None:
+            self.lookup.forget(request_id)
         self.sharer.request_finished(request_id, self.recall.exact.get(request_id))
         return super().request_finished(request_id)
 
@@ -106,9 +109,13 @@ class StoreBridge(TierCacheBridge):
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """Take what the workers did; by their first words it is known how records are named."""
         self._names += [start.store_name for start in answer.starts]
-        if answer.starts and self._lookup is not None and len(self._names) == self._workers:
-            self._lookup.names = self._names if all(self._names) else []
+        if answer.starts and self.lookup is not None and len(self._names) == self._workers:
+            self.lookup.names = self._names if all(self._names) else []
+        counts = self.ledger.counts
+        failed, loaded = counts.store_failed, counts.store_loaded
         super().answered(answer, received)
+        if counts.store_failed > failed and counts.store_loaded == loaded and self.lookup:
+            self.lookup.distrust()
 
     @property
     def busy(self) -> bool:
@@ -117,10 +124,10 @@ class StoreBridge(TierCacheBridge):
 
     def drop_copies(self) -> bool:
         """Give up what the colder tiers hold, and the store."""
-        self.sharer.clear()
-        if self._lookup is not None:
-            self._lookup.end()
-            self._lookup = None
+        self.sharer.end()
+        if self.lookup is not None:
+            self.lookup.end()
+            self.lookup = None
         return super().drop_copies()
 
     def _waits(self, lookup: StoreLookup, name: str, hashes: Sequence[bytes]) -> bool:
@@ -150,9 +157,11 @@ class StoreBridge(TierCacheBridge):
         with _pinned(directory, kept):
             self.ledger.make_room(len(missing), ())
 
-    def _forget(self, request_id: str) -> None:
-        if self._lookup is not None:
-            self.ledger.directory.in_store.difference_update(self._lookup.forget(request_id))
+    def _offered(self, request_id: str) -> None:
+        """Offer no longer what was found for a request: it loads, or does without."""
+        if self.lookup is not None and self.ledger.directory.in_store:
+            there = self.lookup.there(request_id)
+            self.ledger.directory.in_store.difference_update(there)
 
 
 def permits(settings: StoreSettings) -> Callable[[Request], bool]:
@@ -170,7 +179,7 @@ def permits(settings: StoreSettings) -> Callable[[Request], bool]:
 
 def _lookup(settings: StoreSettings, clock: Callable[[], float]) -> StoreLookup | None:
     try:
-        return StoreLookup(open_store(settings, adds=False), clock)
+        return StoreLookup(open_store(settings), clock)
     except StorageError as error:
         logger.warning("kvgraph: no shared store: %s", error)
         return None

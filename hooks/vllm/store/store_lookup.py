@@ -51,6 +51,11 @@ class StoreLookup:
         self._breaker = StoreBreaker(time.monotonic)
         self._thread = TaskThread("kvgraph-store-look")
 
+    @property
+    def answered(self) -> bool:
+        """Whether the store owes no answer."""
+        return self._pending is None or self._pending.found is not None
+
     def asked(self, request_id: str) -> bool:
         """Whether the store was asked for a request."""
         return request_id in self._asks
@@ -81,13 +86,21 @@ class StoreLookup:
         ask.wanted = False
         return ask.hashes, ask.hashes[: ask.found]
 
-    def forget(self, request_id: str) -> Sequence[bytes]:
-        """Forget a request's question; returns the blocks that were found for it."""
+    def there(self, request_id: str) -> Sequence[bytes]:
+        """Return what was found for a request."""
+        ask = self._asks.get(request_id)
+        return ask.hashes[: ask.found or 0] if ask is not None else ()
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request that ended. Until then it is asked for once: where a load fails, vLLM
+        looks up again, and would for ever."""
         ask = self._asks.pop(request_id, None)
-        if ask is None:
-            return ()
-        ask.wanted = False
-        return ask.hashes[: ask.found or 0]
+        if ask is not None:
+            ask.wanted = False
+
+    def distrust(self) -> None:
+        """Ask nothing for a while: what the store has it does not give."""
+        self._breaker.failed()
 
     def end(self) -> None:
         """Let the store go as soon as it answers; nobody waits for that."""
@@ -95,9 +108,8 @@ class StoreLookup:
 
     def _hangs(self) -> bool:
         pending = self._pending
-        if pending is None or pending.found is not None:
-            return False
-        return self._clock() - pending.asked_at > PATIENCE_S
+        late = pending is not None and self._clock() - pending.asked_at > PATIENCE_S
+        return late and not self.answered
 
     # On the thread ------------------------------------------------------------------------------
 

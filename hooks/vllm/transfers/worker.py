@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,13 @@ if TYPE_CHECKING:
 
     from ....kernels.layout.layout import PagedKv
     from ....kernels.maths.rope import Rope
+    from ...tiers.lanes.record_lane import Records
     from ...tiers.mover import TierMover
 
 logger = logging.getLogger(__name__)
+
+OpenRecords = Callable[["VllmConfig", "PagedKv"], "tuple[Records, str] | None"]
+"""Opens the shared store's records of one worker's shard, and says what they are called."""
 
 
 @dataclass
@@ -50,13 +55,20 @@ class WorkerSide:
     Args:
         config: The engine's configuration.
         settings: Budgets of one worker.
+        open_records: Opens the shard's records in the shared store, if there is one.
 
     Attributes:
         mover: Moves the shard's blocks; None before there is a cache, and where that failed.
     """
 
-    def __init__(self, config: VllmConfig, settings: TierSettings) -> None:
+    def __init__(
+        self,
+        config: VllmConfig,
+        settings: TierSettings,
+        open_records: OpenRecords | None = None,
+    ) -> None:
         self._config = config
+        self._open_records = open_records
         self._settings = settings
         self.mover: TierMover | None = None
         self._answers = Answers(WorkerStart())
@@ -121,11 +133,7 @@ class WorkerSide:
         arena = Arena.for_cache(cache.layout, given)
         ops.prepare(cache, arena.kv)  # compiled and measured now, where it holds up no request
         disk = open_disk(self._config, self._settings, cache, arena.record_bytes)
-        store = None
-        if self._settings.store is not None:
-            from ..store.worker_store import open_records  # asked for, or never imported
-
-            store = open_records(self._config, self._settings.store, cache)
+        store = self._open_records(self._config, cache) if self._open_records else None
         mover = TierMover(
             cache, arena, disk, hash_bytes(self._config), rope=rope_of(self._config), store=store
         )

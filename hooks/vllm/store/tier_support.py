@@ -1,4 +1,4 @@
-"""Which engines can have tiers; makes the tiers of one that can."""
+"""Which engines can have tiers; makes the tiers of one that can, with or without a store."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from ....graph.messages.events import AnyEvent
 from ...tiers.budget import TierSettings
 from ...tiers.costs import TransferCosts
 from ...tiers.ledger import TierLedger
-from .bridge import TierCacheBridge
-from .no_tiers import NoTiers
+from ..transfers.bridge import TierCacheBridge
+from ..transfers.no_tiers import NoTiers
+from ..transfers.worker import OpenRecords
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -67,7 +68,17 @@ def new_bridge(
     workers = config.parallel_config.world_size
     ledger = TierLedger(block_bytes, workers, emit, clock, costs(clock), settings.spill_all)
     if settings.store is not None:
-        from ..store.store_bridge import StoreBridge  # asked for, or never imported
+        from .store_bridge import StoreBridge  # asked for, or never imported
 
         return StoreBridge(pool, group, index, settings, ledger, emit, workers, manager)
     return TierCacheBridge(pool, group, index, settings, ledger, emit, workers, manager)
+
+
+def records_opener(settings: TierSettings) -> OpenRecords | None:
+    """Return what opens a worker's records in the shared store; None where there is no store."""
+    store = settings.store
+    if store is None:
+        return None
+    from .worker_store import open_records  # asked for, or never imported
+
+    return lambda config, cache: open_records(config, store, cache)

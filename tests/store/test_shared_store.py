@@ -1,0 +1,194 @@
+"""A shared store of files: what it gives back is what was asked for, or nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from kvgraph.graph.errors import ConfigError
+from kvgraph.hooks.store.directory_store import DirectoryStore
+from kvgraph.hooks.store.sealed_records import SealedRecords, store_keys
+from kvgraph.hooks.store.store_breaker import SLOW_S, StoreBreaker
+from kvgraph.hooks.store.store_settings import StoreSettings, read_store_settings
+from kvgraph.hooks.tiers.budget import TierSettings, read_settings
+from kvgraph.kernels.errors import StorageError
+
+SIZE = 4096
+ROOM = 16 * 40 * SIZE
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(2, "big") * 16
+
+
+class Broken(DirectoryStore):
+    """Fails each call, and counts them."""
+
+    calls = 0
+
+    def holds(self, keys: object) -> list[bool]:
+        self.calls += 1
+        raise OSError("down")
+
+    def get(self, key: str, parts: object) -> bool:
+        self.calls += 1
+        raise OSError("down")
+
+
+def records(path: Path, name: str = "model", room: int = ROOM) -> SealedRecords:
+    return SealedRecords(DirectoryStore(str(path / "s"), room), name)
+
+
+def read(from_: SealedRecords, number: int) -> bytes | None:
+    into = bytearray(SIZE)
+    return bytes(into) if from_.read(key(number), into) else None
+
+
+def test_another_process_reads_what_one_wrote(tmp_path: Path) -> None:
+    written = os.urandom(SIZE)
+    assert records(tmp_path).write(key(1), written)
+    assert read(records(tmp_path), 1) == written
+    assert read(records(tmp_path), 2) is None
+
+
+def test_models_do_not_find_each_others_records(tmp_path: Path) -> None:
+    records(tmp_path).write(key(1), bytes(SIZE))
+    assert read(records(tmp_path, "other"), 1) is None
+
+
+def test_what_is_there_is_not_sent_again(tmp_path: Path) -> None:
+    one, two = records(tmp_path), records(tmp_path)
+    one.write(key(1), bytes(SIZE))
+    assert two.write(key(1), bytes(SIZE))
+    assert (one.spared, two.spared) == (0, 1)
+
+
+@pytest.mark.parametrize("damage", ["other block", "other model", "one bit", "cut", "empty"])
+def test_whatever_is_not_the_block_is_refused_and_removed(tmp_path: Path, damage: str) -> None:
+    store = records(tmp_path)
+    name = "other" if damage == "other model" else "model"
+    for number in (1, 2):
+        records(tmp_path, name).write(key(number), bytes([number]) * SIZE)
+    (source,) = (tmp_path / "s").glob(f"*/{name}/{key(2).hex()}.kv")
+    target = tmp_path / "s" / "0" / "model" / f"{key(1).hex()}.kv"
+    target.parent.mkdir(exist_ok=True)
+    content = source.read_bytes()
+    if damage == "one bit":
+        content = target.read_bytes()[:-1] + b"\0"
+    target.write_bytes({"cut": content[:-1], "empty": b""}.get(damage, content))
+    assert read(store, 1) is None
+    if damage not in ("cut", "empty"):  # these are seen by their size, and overwritten
+        assert store.damaged == 1
+        assert not target.exists()
+
+
+def test_a_full_store_forgets_what_was_unused_longest(tmp_path: Path) -> None:
+    store = records(tmp_path, room=16 * 20 * SIZE)
+    numbers = [at for at in range(4096) if at < 0x1000][:60]  # of one part
+    for number in numbers:
+        assert store.write(key(number), bytes(SIZE))
+        os.utime(*[next((tmp_path / "s").glob(f"*/*/{key(number).hex()}.kv"))], (number, number))
+    kept = [number for number in numbers if read(store, number) is not None]
+    assert kept == numbers[-len(kept) :]
+    assert 15 <= len(kept) <= 21
+
+
+def test_what_a_killed_engine_left_unfinished_is_never_found_and_goes(tmp_path: Path) -> None:
+    store = records(tmp_path, room=16 * 20 * SIZE)
+    store.write(key(1), bytes(SIZE))
+    folder = tmp_path / "s" / "0" / "model"
+    left = folder / f"{key(2).hex()}.77-0.tmp"
+    left.write_bytes(b"half")
+    os.utime(left, (1, 1))
+    assert read(store, 2) is None
+    for number in range(10, 40):
+        store.write(key(number), bytes(SIZE))
+    assert not left.exists()
+
+
+def test_a_value_without_room_is_not_taken(tmp_path: Path) -> None:
+    assert not records(tmp_path, room=SIZE).write(key(1), bytes(SIZE))
+
+
+def test_who_may_be_someone_else_s_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s").chmod(0o777)
+    with pytest.raises(StorageError, match="every user"):
+        records(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="Not a directory"):
+        DirectoryStore(str(tmp_path / "file" / "s"), ROOM)
+
+
+def test_after_a_reset_it_neither_gives_nor_takes(tmp_path: Path) -> None:
+    store = records(tmp_path)
+    store.write(key(1), bytes(SIZE))
+    store.disown()
+    assert read(store, 1) is None
+    assert not store.write(key(2), bytes(SIZE))
+    assert read(records(tmp_path), 2) is None
+
+
+def test_a_store_that_fails_is_left_alone_and_tried_again(tmp_path: Path) -> None:
+    now = [0.0]
+    broken = Broken(str(tmp_path / "s"), ROOM)
+    store = SealedRecords(broken, "model", lambda: now[0])
+    for _ in range(10):
+        assert read(store, 1) is None
+        assert not store.write(key(1), bytes(SIZE))
+    assert broken.calls == 1
+    now[0] += 1.5
+    assert read(store, 1) is None
+    assert not store.write(key(1), bytes(SIZE))
+    assert broken.calls == 2
+
+
+def test_slow_calls_count_as_failed_ones() -> None:
+    now = [0.0]
+    breaker = StoreBreaker(lambda: now[0])
+    breaker.succeeded(SLOW_S / 2)
+    assert breaker.allows()
+    breaker.succeeded(2 * SLOW_S)
+    assert not breaker.allows()
+    now[0] += 1.1
+    assert breaker.allows(), "the first who asks after the rest tries"
+    assert not breaker.allows(), "and nobody else until it is known what came of it"
+    breaker.succeeded(0.0)
+    assert breaker.allows()
+
+
+def test_a_key_of_any_length_is_named_alike(tmp_path: Path) -> None:
+    store, short = records(tmp_path), b"\x01" * 16
+    store.write(short.ljust(32, b"\0"), bytes(SIZE))
+    (name,) = store_keys(["model"], short)
+    assert DirectoryStore(str(tmp_path / "s"), ROOM).holds([name]) == [True]
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({}, "needs AITHER_KVCACHE_STORE_GIB"),
+        ({"AITHER_KVCACHE_STORE_GIB": "much"}, "'much'; allowed: GiB"),
+        ({"AITHER_KVCACHE_STORE": "here", "AITHER_KVCACHE_STORE_GIB": "1"}, "an absolute path"),
+        ({"AITHER_KVCACHE_STORE_AT": "never"}, "'never'; allowed: turn, eviction"),
+        ({"AITHER_KVCACHE_STORE_SALTED": "yes"}, "'yes'; allowed: 0, 1"),
+    ],
+)
+def test_what_is_not_allowed_is_said(variables: dict[str, str], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        read_store_settings({"AITHER_KVCACHE_STORE": "/s", **variables})
+
+
+def test_settings_are_read_and_survive_an_engines_configuration() -> None:
+    asked = {
+        "AITHER_KVCACHE_WARM_GIB": "1",
+        "AITHER_KVCACHE_STORE": "/srv/kv",
+        "AITHER_KVCACHE_STORE_GIB": "2",
+        "AITHER_KVCACHE_STORE_AT": "eviction",
+    }
+    tiers = read_settings(asked)
+    assert tiers == TierSettings(1 << 30, store=StoreSettings("/srv/kv", 2 << 30, False))
+    assert TierSettings.from_plain(tiers.plain()) == tiers
+    with pytest.raises(ConfigError, match="needs AITHER_KVCACHE_WARM_GIB"):
+        read_settings({**asked, "AITHER_KVCACHE_WARM_GIB": ""})

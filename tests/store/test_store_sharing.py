@@ -1,0 +1,184 @@
+"""What an engine gives the shared store and takes from it, by its scheduler's decisions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kvgraph.hooks.store.directory_store import DirectoryStore
+from kvgraph.hooks.store.sealed_records import store_keys
+from kvgraph.hooks.store.store_settings import StoreSettings
+from kvgraph.hooks.tiers.jobs import Load, TierAnswer, WorkerStart
+from pool_engine import Engine, parked, prompt
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+ROOM = 1 << 30
+NAME = "model"
+
+
+class Fleet:
+    """Engines on paper that share one directory; their workers put names of contents there."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self._settings = StoreSettings(str(path / "s"), ROOM, **options)
+        self._files = DirectoryStore(self._settings.place, ROOM)
+        self._contents: dict[bytes, Any] = {}
+
+    def engine(self, **options: Any) -> Engine:
+        engine = Engine(started=False, store=self._settings, **options)
+        engine.worker.store = self._contents
+        engine.bridge.answered(TierAnswer(starts=(WorkerStart(32, store_name=NAME),)))
+        return engine
+
+    def settle(self, engine: Engine) -> None:
+        """Whatever was shared is there as files too: lookups ask for these."""
+        engine.settle()
+        for block_hash in self._contents:
+            self._files.put(store_keys([NAME], block_hash)[0], [b"x"])
+
+    def serve(self, engine: Engine, tokens: Sequence[int], request: Any = None) -> Any:
+        heard(engine)
+        turn = engine.ask(tokens)
+        for name, value in (request or {}).items():
+            setattr(turn.request, name, value)
+        for _ in range(20):
+            engine.step()
+            if turn.state == "running":
+                break
+            heard(engine)
+            engine.worker.finish_all()
+        assert turn.state == "running"
+        engine.end(turn)
+        self.settle(engine)
+        return turn
+
+
+def heard(engine: Engine) -> None:
+    """Wait for the store's word, which comes from a thread and by no engine's clock."""
+    deadline = time.monotonic() + 10.0
+    lookup = engine.bridge.lookup
+    while lookup is not None and not lookup.answered:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_what_one_engine_computed_another_loads(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    one, two = fleet.engine(), fleet.engine()
+    assert fleet.serve(one, prompt(4, 1)).computed == 4
+    turn = fleet.serve(two, prompt(4, 1))
+    assert (turn.loaded, turn.computed) == (4, 0)
+    assert two.counts.store_loaded == 4
+    assert two.counts.shared == 0, "it is there"
+    two.check_whole()
+
+
+def test_a_shared_prefix_goes_there_once(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    one = fleet.engine()
+    fleet.serve(one, prompt(4, 1))
+    fleet.serve(one, [*prompt(4, 1, extra=0), *prompt(2, 2)])
+    assert one.counts.shared == 6
+
+
+def test_at_eviction_only_what_is_about_to_go_is_given(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, at_turn_end=False)
+    one, two = fleet.engine(blocks=65), fleet.engine()
+    fleet.serve(one, prompt(4, 1))
+    one.push_out()
+    fleet.settle(one)
+    assert one.counts.shared >= 4
+    assert fleet.serve(two, prompt(4, 1)).loaded == 4
+
+
+@pytest.mark.parametrize(
+    "request_says",
+    [
+        {"cache_salt": "s"},
+        {"lora_request": SimpleNamespace(lora_name="a")},
+        {"kv_transfer_params": {"kvgraph": {"share": False}}},
+        {"kv_transfer_params": {"kvgraph": {"share": "no"}}},
+    ],
+)
+def test_what_a_request_forbids_stays_here(tmp_path: Path, request_says: dict[str, Any]) -> None:
+    fleet = Fleet(tmp_path)
+    one = fleet.engine()
+    fleet.serve(one, prompt(4, 1), request_says)
+    one.push_out()
+    fleet.settle(one)
+    assert not set(one.hashes_of(prompt(4, 1))) & set(one.worker.store)
+
+
+def test_salted_blocks_go_where_the_operator_allows_it(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path, salted=True)
+    one = fleet.engine()
+    fleet.serve(one, prompt(4, 1), {"cache_salt": "s"})
+    assert one.counts.shared == 4
+
+
+def test_what_is_not_there_after_all_is_computed_and_asked_for_once(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    one, two = fleet.engine(), fleet.engine()
+    fleet.serve(one, prompt(4, 1))
+    two.worker.store = {}
+    turn = fleet.serve(two, prompt(4, 1))
+    assert (turn.loaded, turn.computed) == (0, 4)
+    assert two.counts.store_failed == 4
+    assert two.counts.stalls == 1
+    two.check_whole()
+
+
+def test_memory_makes_room_for_what_comes(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    one = fleet.engine()
+    fleet.serve(one, prompt(8, 1))
+    two = fleet.engine(blocks=33)
+    for seed in range(2, 8):
+        parked(two, seed=seed)
+    assert two.directory.room < 8
+    assert fleet.serve(two, prompt(8, 1)).loaded == 8
+
+
+def test_after_a_reset_the_store_is_left_alone(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    one, two = fleet.engine(), fleet.engine()
+    fleet.serve(one, prompt(4, 1))
+    assert two.reset()
+    two.step()
+    turn = fleet.serve(two, prompt(4, 1))
+    assert turn.computed == 4, "its weights may be others"
+    two.push_out()
+    fleet.settle(two)
+    assert two.counts.shared == 0
+
+
+def test_a_request_that_ends_while_the_store_is_asked_leaves_nothing(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    one, two = fleet.engine(), fleet.engine()
+    fleet.serve(one, prompt(4, 1))
+    turn = two.ask(prompt(4, 1))
+    two.step()
+    two.end(turn)
+    time.sleep(0.05)
+    fleet.settle(two)
+    assert not two.directory.in_store
+    assert not [job for job in two.worker.open if isinstance(job, Load)]
+    two.check_whole()
+
+
+def test_the_store_s_silence_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DirectoryStore, "holds", lambda self, keys: time.sleep(0.5) or [])
+    engine = Fleet(tmp_path).engine(blocks=33)
+    turns = [engine.ask(prompt(4, seed)) for seed in (1, 2)]
+    for _ in range(10):  # of .05 s by the engine's own clock
+        engine.step()
+    assert [turn.state for turn in turns] == ["running", "running"]
+    later = engine.ask(prompt(4, 3))
+    engine.step()
+    assert later.state == "running", "while it hangs nobody is asked to wait"
