@@ -35,6 +35,7 @@ from .environment import (
     check_protection,
     check_recall,
     check_sampling,
+    check_store,
     check_switch,
     check_tiers,
 )
@@ -82,6 +83,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     yield _check("admission", check_admission)
     yield _check("protection", check_protection)
     yield _check("tiers", check_tiers)
+    yield _check("shared store", check_store)
     yield _check("recall", check_recall)
     yield _check("sampling", check_sampling)
     yield _check("gpu", check_gpu)

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from ...graph.errors import ConfigError
+from ...kernels.errors import StorageError
 from ..recall.gate import calibration_file
+from ..store.shared_store import open_store
+from ..store.store_settings import STORE_GIB_VARIABLE, STORE_VARIABLE, read_store_settings
 from ..tiers.budget import (
     COLD_VARIABLE,
     DIRECTORY_VARIABLE,
@@ -148,6 +151,28 @@ def check_tiers() -> Check:
     if tiers.cold_dir is not None and (problem := _disk_problem(tiers.cold_dir, tiers.cold_bytes)):
         return Check("tiers", False, problem, f"change {DIRECTORY_VARIABLE} or {COLD_VARIABLE}")
     return _memory(tiers)
+
+
+def check_store() -> Check:
+    """Can the shared store be used that the environment asks for."""
+    try:
+        store = read_store_settings(os.environ)
+    except ConfigError as error:
+        return Check("shared store", False, str(error), _CORRECT)
+    if store is None:
+        off = f"off; {STORE_VARIABLE}=DIRECTORY lets engines share what they computed"
+        return Check("shared store", None, off)
+    try:
+        open_store(store).close()
+    except StorageError as error:
+        return Check("shared store", False, str(error), f"change {STORE_VARIABLE}")
+    room, free = store.capacity_bytes, shutil.disk_usage(store.place).free
+    present = sum(file.stat().st_size for file in Path(store.place).glob("*/*/*"))
+    detail = f"{store.place}, {_gib(present)} of {_gib(room)} GiB"
+    if free + present < room:
+        detail = f"{detail}; only {_gib(free)} GiB are free there"
+        return Check("shared store", True, detail, f"lower {STORE_GIB_VARIABLE}")
+    return Check("shared store", True, detail)
 
 
 def _memory(tiers: TierSettings) -> Check:

@@ -252,12 +252,17 @@ def fleet(
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
     processes: Annotated[int, typer.Option(min=1, max=64)] = 2,
     raw: Annotated[Path | None, typer.Option(help="Save what each arm found, as JSON.")] = None,
+    part: Annotated[str, typer.Option(help="all, lab, or store: on real engines.")] = "all",
 ) -> None:
     """Many engines: homes, a shared store, eviction by lifecycle; and what the router costs."""
     with _explained():
-        from .fleet.fleet_bench import run
+        from .fleet.fleet_bench import PARTS, run
 
-        figures: Figures = run(progress=not as_json, quick=quick, processes=processes, raw=raw)
+        if part not in PARTS:
+            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        figures: Figures = run(
+            progress=not as_json, quick=quick, processes=processes, raw=raw, part=part
+        )
     figures.print(as_json)
 
 

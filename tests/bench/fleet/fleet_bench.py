@@ -21,6 +21,7 @@ from ..replay import SHARED as CONVERSATIONS
 from .fleet_lab import SEED_SIZE, add_arms, add_generator, add_other_seeds
 from .fleet_latency import add_latency
 from .fleet_scale import add_imbalance, add_times
+from .fleet_store import add_store
 
 PREFILL: Final = 9_000.0
 """Prompt tokens per second of an engine of the recorded agents', as in the closed loops."""
@@ -35,6 +36,7 @@ class Scale:
         conversations, share: The fleet that serves the conversations, and how many of these.
         sessions: That the router of 1,000 engines knows.
         requests: Sent through the proxy.
+        moves: Sessions that change engines, by way of a store.
     """
 
     users: int
@@ -44,25 +46,44 @@ class Scale:
     share: float
     sessions: int
     requests: int
+    moves: int
 
 
-FULL: Final = Scale(40, 3.0, FleetSize(8, 250), FleetSize(8, 1250), 1.0, 1_000_000, 2000)
-QUICK: Final = Scale(25, 1.0, FleetSize(4, 250), FleetSize(4, 1000), 0.2, 100_000, 200)
+FULL: Final = Scale(40, 3.0, FleetSize(8, 250), FleetSize(8, 1250), 1.0, 1_000_000, 2000, 12)
+QUICK: Final = Scale(25, 1.0, FleetSize(4, 250), FleetSize(4, 1000), 0.2, 100_000, 200, 3)
+
+
+PARTS: Final = ("all", "lab", "store")
 
 
 def run(
-    progress: bool, quick: bool = False, processes: int = 2, raw: Path | None = None
+    progress: bool,
+    quick: bool = False,
+    processes: int = 2,
+    raw: Path | None = None,
+    part: str = "all",
 ) -> Figures:
     """Measure every figure.
 
     Args:
         quick: A short version, whose figures are no claims.
         raw: Where all that each arm found goes, as JSON.
+        part: ``store``: on real engines; ``lab``: all others.
 
     Raises:
-        BenchError: There are no recorded sessions.
+        BenchError: There are no recorded sessions, or no vLLM to start.
     """
     scale, figures = QUICK if quick else FULL, Figures("fleet")
+    if part != "lab":
+        add_store(figures, scale.moves)
+    if part != "store":
+        _add_lab(figures, scale, progress, processes, raw)
+    return figures
+
+
+def _add_lab(
+    figures: Figures, scale: Scale, progress: bool, processes: int, raw: Path | None
+) -> None:
     console = Console(stderr=True, quiet=not progress)
     facts: dict[str, Any] = {"generator": add_generator(figures)}
     add_other_seeds(figures)
@@ -79,7 +100,6 @@ def run(
         facts[name or "seed"] = add_arms(figures, trace, size, name, processes, say)
     if raw is not None:
         raw.write_text(json.dumps({**figures.as_dict(), **facts}, indent=1) + "\n")
-    return figures
 
 
 def _agents(scale: Scale) -> Trace:
