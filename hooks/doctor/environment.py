@@ -12,7 +12,12 @@ from ...graph.errors import ConfigError
 from ...kernels.errors import StorageError
 from ..recall.gate import calibration_file
 from ..store.shared_store import open_store
-from ..store.store_settings import STORE_GIB_VARIABLE, STORE_VARIABLE, read_store_settings
+from ..store.store_settings import (
+    STORE_GIB_VARIABLE,
+    STORE_VARIABLE,
+    StoreSettings,
+    read_store_settings,
+)
 from ..tiers.budget import (
     COLD_VARIABLE,
     DIRECTORY_VARIABLE,
@@ -162,6 +167,8 @@ def check_store() -> Check:
     if store is None:
         off = f"off; {STORE_VARIABLE}=DIRECTORY lets engines share what they computed"
         return Check("shared store", None, off)
+    if store.is_mooncake:
+        return _mooncake(store)
     try:
         open_store(store).close()
     except StorageError as error:
@@ -172,6 +179,16 @@ def check_store() -> Check:
     if free + present < room:
         detail = f"{detail}; only {_gib(free)} GiB are free there"
         return Check("shared store", True, detail, f"lower {STORE_GIB_VARIABLE}")
+    return Check("shared store", True, detail)
+
+
+def _mooncake(store: StoreSettings) -> Check:
+    """Does the master answer; the client that asks adds no memory."""
+    try:
+        open_store(store, adds=False).close()
+    except StorageError as error:
+        return Check("shared store", False, str(error), f"change {STORE_VARIABLE}")
+    detail = f"{store.place} answers; each worker adds {_gib(store.capacity_bytes)} GiB"
     return Check("shared store", True, detail)
 
 

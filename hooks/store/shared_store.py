@@ -49,12 +49,19 @@ class SharedStore(Protocol):
         """Let go of it; what was put stays."""
 
 
-def open_store(settings: StoreSettings) -> SharedStore:
+def open_store(settings: StoreSettings, adds: bool = True) -> SharedStore:
     """Open the store that ``settings`` name.
+
+    Args:
+        adds: Whether this client adds room to the store, where clients do so.
 
     Raises:
         StorageError: It cannot be used; the message says why.
     """
+    if settings.is_mooncake:
+        from .mooncake_store import MooncakeStore  # asked for, or never imported
+
+        return MooncakeStore(settings.place, settings.capacity_bytes if adds else 0)
     from .directory_store import DirectoryStore
 
     return DirectoryStore(settings.place, settings.capacity_bytes)

@@ -10,10 +10,14 @@ from typing import Final
 from ...graph.errors import ConfigError
 
 STORE_VARIABLE: Final = "AITHER_KVCACHE_STORE"
-"""A directory that engines share."""
+"""A directory that engines share, or ``mooncake://HOST:PORT``, a Mooncake master."""
 STORE_GIB_VARIABLE: Final = "AITHER_KVCACHE_STORE_GIB"
 STORE_AT_VARIABLE: Final = "AITHER_KVCACHE_STORE_AT"
 STORE_SALTED_VARIABLE: Final = "AITHER_KVCACHE_STORE_SALTED"
+STORE_OPEN_VARIABLE: Final = "AITHER_KVCACHE_STORE_OPEN"
+"""1: the operator knows that Mooncake's clients listen on all interfaces, without a password."""
+
+MOONCAKE: Final = "mooncake://"
 
 TURN, EVICTION = "turn", "eviction"
 _WHEN: Final = (TURN, EVICTION)
@@ -27,8 +31,8 @@ class StoreSettings:
     """One store, and what may go there.
 
     Attributes:
-        place: A directory's path.
-        capacity_bytes: What it may hold in all.
+        place: A directory's path, or ``mooncake://HOST:PORT``.
+        capacity_bytes: Of a directory in all; of Mooncake's store what each worker adds to it.
         at_turn_end: Whether blocks go there when their request ends; else when they are about to be
             evicted.
         salted: Whether blocks of requests with a cache salt go there too.
@@ -38,6 +42,11 @@ class StoreSettings:
     capacity_bytes: int
     at_turn_end: bool = True
     salted: bool = False
+
+    @property
+    def is_mooncake(self) -> bool:
+        """Whether it is Mooncake's."""
+        return self.place.startswith(MOONCAKE)
 
 
 def read_store_settings(environment: Mapping[str, str]) -> StoreSettings | None:
@@ -50,13 +59,21 @@ def read_store_settings(environment: Mapping[str, str]) -> StoreSettings | None:
     capacity = _gib(environment)
     when = _choice(environment, STORE_AT_VARIABLE, _WHEN)
     salted = _choice(environment, STORE_SALTED_VARIABLE, _SWITCH) == "1"
+    is_open = _choice(environment, STORE_OPEN_VARIABLE, _SWITCH) == "1"
     if not place:
         return None
     if not capacity:
         raise ConfigError(f"{STORE_VARIABLE} needs {STORE_GIB_VARIABLE}: how much it may hold")
-    if not Path(place).is_absolute():
-        raise ConfigError(f"{STORE_VARIABLE}={place!r}; allowed: an absolute path")
-    return StoreSettings(place, capacity, when == TURN, salted)
+    settings = StoreSettings(place, capacity, when == TURN, salted)
+    if settings.is_mooncake and not is_open:
+        raise ConfigError(
+            f"{STORE_VARIABLE}={place!r}: Mooncake's clients listen on all interfaces, without a "
+            f"password; if only engines can reach them, {STORE_OPEN_VARIABLE}=1 allows it"
+        )
+    if not settings.is_mooncake and not Path(place).is_absolute():
+        allowed = f"an absolute path, or {MOONCAKE}HOST:PORT"
+        raise ConfigError(f"{STORE_VARIABLE}={place!r}; allowed: {allowed}")
+    return settings
 
 
 def _gib(environment: Mapping[str, str]) -> int:

@@ -171,6 +171,10 @@ def test_a_key_of_any_length_is_named_alike(tmp_path: Path) -> None:
         ({}, "needs AITHER_KVCACHE_STORE_GIB"),
         ({"AITHER_KVCACHE_STORE_GIB": "much"}, "'much'; allowed: GiB"),
         ({"AITHER_KVCACHE_STORE": "here", "AITHER_KVCACHE_STORE_GIB": "1"}, "an absolute path"),
+        (
+            {"AITHER_KVCACHE_STORE": "mooncake://h:1", "AITHER_KVCACHE_STORE_GIB": "1"},
+            "AITHER_KVCACHE_STORE_OPEN=1 allows it",
+        ),
         ({"AITHER_KVCACHE_STORE_AT": "never"}, "'never'; allowed: turn, eviction"),
         ({"AITHER_KVCACHE_STORE_SALTED": "yes"}, "'yes'; allowed: 0, 1"),
     ],

@@ -82,10 +82,9 @@ class Sharer:
             self._ready.extend(each for each in new if holds(each) is not None)
             self._due.extend(each for each in new if holds(each) is None)
 
-    def known(self, hashes: Sequence[bytes], there: Sequence[bytes]) -> None:
-        """Note the store's word: of ``hashes``, ``there`` are there, and the next one is not."""
-        _remember(self._there, there)
-        for block_hash in hashes[len(there) : len(there) + 1]:
+    def missing(self, hashes: Sequence[bytes]) -> None:
+        """Note that the store has not the first of ``hashes``; of the others nothing is known."""
+        for block_hash in hashes[:1]:
             self._there.pop(block_hash, None)
 
     def step(self) -> None:

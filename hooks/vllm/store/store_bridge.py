@@ -150,7 +150,7 @@ class StoreBridge(TierCacheBridge):
     ) -> None:
         """Let a load find what the store has, with memory to bring it to."""
         directory = self.ledger.directory
-        self.sharer.known(asked, there)
+        self.sharer.missing(asked[len(there) :])
         missing = [each for each in there if each not in directory]
         directory.in_store.update(missing)
         kept = [copy for copy in map(directory.warm, hashes) if copy is not None]
@@ -179,7 +179,7 @@ def permits(settings: StoreSettings) -> Callable[[Request], bool]:
 
 def _lookup(settings: StoreSettings, clock: Callable[[], float]) -> StoreLookup | None:
     try:
-        return StoreLookup(open_store(settings), clock)
+        return StoreLookup(open_store(settings, adds=False), clock)
     except StorageError as error:
         logger.warning("kvgraph: no shared store: %s", error)
         return None

@@ -1,0 +1,116 @@
+"""Two clients of one Mooncake master, in a network namespace; prints ``RESULT {json}``.
+
+Called as ``unshare --net python -P mooncake_pair.py``; as ``… own`` it is the client that owns the
+value and is killed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from kvgraph.hooks.store.mooncake_store import MooncakeStore
+from kvgraph.hooks.store.sealed_records import SealedRecords, store_keys
+
+PORT = 50951
+PLACE = f"mooncake://127.0.0.1:{PORT}"
+SIZE = 1 << 20
+KEY, NONE = bytes([1]) * 32, bytes([2]) * 32
+
+
+def start_master() -> subprocess.Popen[bytes]:
+    spec = importlib.util.find_spec("mooncake")
+    assert spec is not None
+    assert spec.origin is not None
+    program = Path(spec.origin).parent / "mooncake_master"
+    return subprocess.Popen(
+        [
+            str(program), "--rpc_address=127.0.0.1", f"--rpc_port={PORT}",
+            "--metrics_host=127.0.0.1", "--enable_metric_reporting=false",
+        ],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def own() -> None:
+    """Give the store a value, and hold it until killed."""
+    records = SealedRecords(MooncakeStore(PLACE, 256 << 20), "model")
+    sys.stdout.write(f"{records.write(KEY, bytes(SIZE))}\n")
+    sys.stdout.flush()
+    threading.Event().wait()
+
+
+def main() -> dict[str, Any]:
+    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+    master = start_master()
+    store = connected()
+    command = [sys.executable, "-P", __file__, "own"]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert owner.stdout is not None
+    assert owner.stdout.readline().strip() == "True"
+    records, into = SealedRecords(store, "model"), bytearray(b"x" * SIZE)
+    facts: dict[str, Any] = {
+        "read": records.read(KEY, into) and into == bytes(SIZE),
+        "missing": records.read(NONE, into),
+        "holds": store.holds([store_keys(["model"], each)[0] for each in (KEY, NONE)]),
+        "written": records.write(KEY, bytes(SIZE)),
+        "spared": records.spared,
+    }
+    owner.kill()
+    owner.wait()
+    facts["owner_dead"] = records.read(KEY, into)
+    master.kill()
+    master.wait()
+    return {**facts, **without_master(SealedRecords(store, "model"))}
+
+
+def connected() -> MooncakeStore:
+    """A client, as soon as the master takes it."""
+    from kvgraph.kernels.errors import StorageError
+
+    deadline = time.monotonic() + 20.0
+    while True:
+        try:
+            return MooncakeStore(PLACE, 0)
+        except StorageError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def without_master(records: SealedRecords) -> dict[str, Any]:
+    answers, into = list[bool](), bytearray(SIZE)
+    seconds = list[float]()
+
+    def ask() -> None:
+        for _ in range(5):
+            began = time.monotonic()
+            answers.append(records.write(NONE, into))
+            seconds.append(time.monotonic() - began)
+            if len(answers) == 1 and not records.breaker.broken:
+                answers.clear()  # the connection noticed nothing yet
+
+    thread, gaps, last = threading.Thread(target=ask), [0.0], time.monotonic()
+    thread.start()
+    while thread.is_alive():
+        time.sleep(0.005)
+        gaps.append(time.monotonic() - last)
+        last = time.monotonic()
+    return {
+        "master_dead": answers, "refused_s": max(seconds[1:]), "longest_gap_s": max(gaps)
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["own"]:
+        own()
+    sys.stdout.write(f"\nRESULT {json.dumps(main())}\n")
+    sys.stdout.flush()
+    os._exit(0)  # its client would go on looking for the master
