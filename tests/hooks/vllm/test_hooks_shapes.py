@@ -18,7 +18,7 @@ from kvgraph.hooks.keys import GROUP_BYTES, key_of, unpack
 from kvgraph.hooks.tiers.answers import Answers
 from kvgraph.hooks.tiers.jobs import WorkerStart
 from kvgraph.hooks.vllm import plugin, shapes
-from kvgraph.hooks.vllm.transfers.tier_support import reason_to_refuse
+from kvgraph.hooks.vllm.store.tier_support import reason_to_refuse
 from paper import park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
