@@ -49,7 +49,7 @@ class Scale:
     moves: int
 
 
-FULL: Final = Scale(40, 3.0, FleetSize(8, 250), FleetSize(8, 1250), 1.0, 1_000_000, 2000, 12)
+FULL: Final = Scale(40, 3.0, FleetSize(8, 250), FleetSize(8, 1250), 1.0, 1_000_000, 2000, 8)
 QUICK: Final = Scale(25, 1.0, FleetSize(4, 250), FleetSize(4, 1000), 0.2, 100_000, 200, 3)
 
 
@@ -75,7 +75,8 @@ def run(
     """
     scale, figures = QUICK if quick else FULL, Figures("fleet")
     if part != "lab":
-        add_store(figures, scale.moves)
+        console = Console(stderr=True, quiet=not progress)
+        add_store(figures, scale.moves, lambda line: console.print(line, highlight=False))
     if part != "store":
         _add_lab(figures, scale, progress, processes, raw)
     return figures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,8 +51,12 @@ class _Moves:
     stored: int = 0
 
 
-def add_store(figures: Figures, sessions: int) -> None:
+def add_store(figures: Figures, sessions: int, say: Callable[[str], None]) -> None:
     """Measure a turn on another engine against computing its prompt, and when to offload.
+
+    Args:
+        sessions: That change engines, in each arm.
+        say: Told what each arm found, as soon as it did.
 
     Raises:
         ServerError: An engine did not start.
@@ -60,7 +64,7 @@ def add_store(figures: Figures, sessions: int) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         at_turn, at_eviction = (
-            _arm(Path(folder) / when, when, sessions) for when in ("turn", "eviction")
+            _arm(Path(folder) / when, when, sessions, say) for when in ("turn", "eviction")
         )
     if at_turn.other_texts or at_eviction.other_texts:
         raise BenchError("an answer through the store is not the one without it")
@@ -73,11 +77,12 @@ def add_store(figures: Figures, sessions: int) -> None:
         figures.add(f"pool_mib_at_{when}", arm.stored / 2**20, "MiB")
 
 
-def _arm(folder: Path, when: str, sessions: int) -> _Moves:
+def _arm(folder: Path, when: str, sessions: int, say: Callable[[str], None]) -> _Moves:
     store, moves = folder / "store", _Moves()
     with _engine(folder, 1, when) as one, _engine(folder, 2, when) as two:
         asyncio.run(_play(one, two, sessions, moves))
         moves.stored = sum(file.stat().st_size for file in store.rglob("*.kv"))
+    say(f"store, at {when}: {moves}")
     return moves
 
 
