@@ -16,7 +16,7 @@ from .source import EngineStatus, SidecarStatus, StatusSource
 _TIER_COUNTS = (
     "spilled", "spill_lost", "spill_failed", "passed_over", "demoted", "dropped", "loaded",
     "load_failed", "stalls", "recomputed", "prefetched", "prefetch_useful", "prefetch_wasted",
-    "prefetch_cancelled",
+    "prefetch_cancelled", "shared", "share_failed", "store_loaded", "store_failed",
 )  # fmt: skip
 
 

@@ -78,7 +78,8 @@ _IN_ANY_CASE: Final = {
     Detail.READS_NONE: "Not asking for what only computing gives (such as prompt_logprobs).",
 }
 _OTHERS: Final = {
-    Reason.OTHER_ENGINE: "Going to the engine that had it: `kvgraph route` sends requests there.",
+    Reason.OTHER_ENGINE: "Going to the engine that had it: `kvgraph route` sends requests there. "
+    "Or a store that engines share (AITHER_KVCACHE_STORE).",
     Reason.LOAD_SLOWER: "A faster way from the tier: computing it was the faster one.",
     Reason.RESET: "Not resetting the prefix cache: that drops all blocks of the engine.",
     Reason.OTHER_SALT: "One cache salt for callers that may share.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import sys
 import threading
 import time
@@ -98,7 +99,8 @@ class Stage:
 
 
 def context(number: int) -> list[int]:
-    return [3 + number % 500, 3 + number // 500, *range(10, 8 + CONTEXT)]
+    dice = random.Random(number)
+    return [dice.randrange(3, 500) for _ in range(CONTEXT)]
 
 
 # Faults -----------------------------------------------------------------------------------------
