@@ -79,15 +79,20 @@ def client_words(body: bytes) -> ClientWords | None:
     messages = fields.get("messages") if isinstance(fields, dict) else None
     if not isinstance(messages, list) or not messages:
         return None
-    if not all(isinstance(each, dict) for each in messages):
+    if not all(map(_is_message, messages)):
         return None
     params = fields.get(_PARAMS)
     ours = params.get(_OURS) if isinstance(params, dict) else None
     ours = ours if isinstance(ours, dict) else {}
     memory = ours.get(_MEMORY)
-    if memory == "off" or fields.get("n", 1) != 1:
+    if memory == "off" or fields.get("n") not in (None, 1):
         return None
     return ClientWords(fields, messages, memory == "append", _tags(ours, messages))
+
+
+def _is_message(message: object) -> bool:
+    """Whether a message has the form that blocks are made of; the engine judges any other."""
+    return isinstance(message, dict) and isinstance(message.get("tool_calls") or [], list)
 
 
 def _tags(ours: Mapping[str, Any], messages: Sequence[Message]) -> dict[int, dict[str, Any]]:

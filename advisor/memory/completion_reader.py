@@ -9,6 +9,7 @@ import orjson
 from .chats.chat_blocks import Message
 
 _MOST: Final = 64 << 20  # bytes of an answer that are read; chosen: beyond any
+_DONE: Final = b"[DONE]"  # the last event of a stream
 _TEXTS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
 
@@ -20,11 +21,13 @@ class CompletionReader:
 
     Attributes:
         streams: As given.
+        is_over: Whether a stream's last event was read.
         prompt_tokens: What the engine counted; 0: it did not say.
     """
 
     def __init__(self, streams: bool) -> None:
         self.streams = streams
+        self.is_over = False
         self._rest = bytearray()
         self._size = 0
         self._message: dict[str, Any] = {}
@@ -59,7 +62,9 @@ class CompletionReader:
 
     def _line(self, line: bytes) -> None:
         if line.startswith(b"data:"):
-            event = _object(line.removeprefix(b"data:").strip())
+            data = line.removeprefix(b"data:").strip()
+            self.is_over |= data == _DONE
+            event = _object(data)
             self._usage(event)
             for choice in _choices(event):
                 self._delta(choice.get("delta"))

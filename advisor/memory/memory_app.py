@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any, Final
-from urllib.parse import unquote
 
 from starlette.types import Receive, Scope, Send
 
@@ -42,8 +41,7 @@ class MemoryApp:
         elif path == "/memory":
             await say(send, 200, self._proxy.status())
         elif path.startswith(_CHATS) and method in ("GET", "DELETE"):
-            name = unquote(path.removeprefix(_CHATS))
-            found = self._proxy.store.of_caller(caller_of(scope["headers"]), name)
+            found = self._named(path.removeprefix(_CHATS), caller_of(scope["headers"]))
             if not found:
                 return await refuse(send, 404, "no chat of this caller goes by that name")
             if method == "DELETE":
@@ -54,6 +52,16 @@ class MemoryApp:
             await self._relay.pass_on(scope, receive, send)
         else:
             await refuse(send, 404, "not served here; requests go to /v1/…")
+
+    def _named(self, name: str, caller: str) -> list[ChatSession]:
+        """Chats that go by a name, in a header too: servers read those as Latin-1."""
+        in_header = name.encode().decode("latin-1")
+        found = {
+            c.key: c
+            for each in {name, in_header}
+            for c in self._proxy.store.of_caller(caller, each)
+        }
+        return list(found.values())
 
 
 def _plain(chat: ChatSession) -> dict[str, Any]:

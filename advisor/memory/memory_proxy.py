@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -13,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import httpx
 import msgspec
 import numpy as np
+import orjson
 
 from ..fleet.proxy.callers import Asked, Body, Callers, Headers
 from ..fleet.proxy.prompt_chains import PromptMemory
@@ -33,7 +35,6 @@ _HEADER: Final = b"x-kvgraph-memory"
 _ANSWER: Final = 8  # the part of the budget that is kept for an answer of unknown length; chosen
 _OK: Final = 200
 _REFUSED: Final = 400
-_DONE: Final = b"[DONE]"  # the last event of a stream
 
 _log = logging.getLogger(__name__)
 
@@ -78,9 +79,9 @@ class Turn(NamedTuple):
     before: bytes
     number: int
     model: object
-    sent: int
-    counted: int
-    back: list[str]
+    sent: int = 0
+    counted: int = 0
+    back: tuple[str, ...] = ()
 
 
 class MemoryProxy:
@@ -102,6 +103,7 @@ class MemoryProxy:
         self._memory = PromptMemory()
         self.callers = Callers(self._memory)
         self._counter = TokenCounter(self.upstream)
+        self._remembering: set[asyncio.Task[None]] = set()
 
     async def begin(self, asked: Asked) -> tuple[Reply, Turn | None]:
         """The beginning of an answer.
@@ -117,7 +119,10 @@ class MemoryProxy:
         words = client_words(call.body.data) if is_chat else None
         if words is None:
             return await self.upstream.begin(call), None
-        turn, body = await self._prepared(asked, words)
+        try:
+            turn, body = await self._prepared(asked, words)
+        except orjson.JSONEncodeError:  # its hints are nested deeper than JSON is written here
+            return await self.upstream.begin(call), None
         try:
             reply = await self.upstream.begin(call._replace(body=Body(body)))
             if reply.status == _REFUSED and turn.sent != len(words.messages):
@@ -146,13 +151,13 @@ class MemoryProxy:
                 async for chunk in chunks:
                     if turn is not None and not ended:
                         reader.feed(chunk)
-                        if reader.streams and _DONE in chunk:  # the client may go on at once
+                        if reader.is_over:  # the client may go on at once
                             ended = True
-                            await self._answered(turn, reader)
+                            await self._remember(turn, reader)
                     yield chunk
             if turn is not None and not ended:
                 ended = True
-                await self._answered(turn, reader)
+                await self._remember(turn, reader)
         finally:
             if turn is not None and not ended:
                 self._undo(turn)
@@ -167,7 +172,8 @@ class MemoryProxy:
         return {**asdict(self.counts), "chats": len(self.store), "budget": self.settings.budget}
 
     async def close(self) -> None:
-        """Close connections."""
+        """Remember what was answered, and close connections."""
+        await asyncio.gather(*self._remembering, return_exceptions=True)
         await self._similarity.close()
         await self.upstream.close()
 
@@ -180,18 +186,21 @@ class MemoryProxy:
         async with self.store.lock(key):
             chat = self.store.get(key, asked.turn.name, caller_of(asked.call.headers))
             before = msgspec.msgpack.encode(chat)
-            new = chat.follow(words.messages, words.appends, by.strip_think)
-            chat.tag(words.tags, len(words.messages))
-            chat.fixed = chat.fixed or words.fixed
-            await self._counter.count(words.model, chat.blocks)
-            room = by.budget - (words.answer or by.budget // _ANSWER)
-            back = await self._choose(chat, new, room)
-            messages, tags = self._prompt(chat)
-            counted = chat.tokens - chat.fixed
-            body = words.body(messages, tags, by.mode is Mode.KV_RESTORE)
-        names = [block.name for block in back]
-        turn = Turn(chat, before, chat.turn, words.model, len(messages), counted, names)
-        return turn, body
+            turn = Turn(chat, before, chat.turn + 1, words.model)
+            try:
+                new = chat.follow(words.messages, words.appends, by.strip_think)
+                chat.tag(words.tags, len(words.messages))
+                chat.fixed = chat.fixed or words.fixed
+                await self._counter.count(words.model, chat.blocks)
+                room = by.budget - (words.answer or by.budget // _ANSWER)
+                back = await self._choose(chat, new, room)
+                messages, tags = self._prompt(chat)
+                body = words.body(messages, tags, by.mode is Mode.KV_RESTORE)
+            except BaseException:  # its client is gone, perhaps
+                self._undo(turn)
+                raise
+            counted, names = chat.tokens - chat.fixed, tuple(block.name for block in back)
+        return turn._replace(sent=len(messages), counted=counted, back=names), body
 
     async def _choose(self, chat: ChatSession, new: Sequence[Block], room: int) -> list[Block]:
         """Let blocks come back that the user speaks of, and others leave until all fits."""
@@ -209,6 +218,13 @@ class MemoryProxy:
         self.counts.recalled += len(back)
         self.counts.beyond += chat.tokens > room
         return back
+
+    async def _remember(self, turn: Turn, reader: CompletionReader) -> None:
+        """Keep an answer that has ended, also where its client has all of it and is gone."""
+        remembering = asyncio.ensure_future(self._answered(turn, reader))
+        self._remembering.add(remembering)
+        remembering.add_done_callback(self._remembering.discard)
+        await asyncio.shield(remembering)
 
     async def _answered(self, turn: Turn, reader: CompletionReader) -> None:
         """Keep an answer that has ended, and let blocks leave if there are too many."""

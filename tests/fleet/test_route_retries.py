@@ -21,6 +21,18 @@ def served(fleet: Routed) -> list[int]:
     return [len(engine.got) for engine in fleet.engines]
 
 
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_only_what_is_posted_there_generates(fleet_of_two: Any, method: str) -> None:
+    async def run() -> None:
+        async with fleet_of_two as fleet:
+            for engine in fleet.engines:
+                engine.drops = True
+            answer = await fleet.client.request(method, "/v1/completions", json={"prompt": "a"})
+            assert (answer.status_code, sum(served(fleet))) == (502, 1)
+
+    asyncio.run(run())
+
+
 async def first_chunk(fleet: Routed, body: dict[str, Any]) -> AsyncIterator[str]:
     async with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
         async for text in answer.aiter_text():

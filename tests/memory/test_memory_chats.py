@@ -126,6 +126,18 @@ def test_what_is_tagged_stays_and_keeps_its_hints_where_it_stands_now() -> None:
     play(scene, SMALL)
 
 
+def test_a_name_that_a_client_gives_fits_into_a_header() -> None:
+    async def scene(memory: Remembering) -> None:
+        tags = {"index": 1, "identity": "v" * 200_000}
+        chat = [user("hello"), user(FACT)]
+        await memory.chat(chat, kv_transfer_params={"kvgraph": {"messages": [tags]}})
+        chat = await talk(memory, 30, [*chat, {"role": "assistant", "content": "well then"}])
+        answer = await memory.chat([*chat[:-1], user(ASKED)])
+        assert json.loads(answer.headers["x-kvgraph-memory"])["recalled"] == ["v" * 128]
+
+    play(scene, SMALL)
+
+
 def test_a_tools_results_leave_and_come_back_with_their_call() -> None:
     def says(body: dict[str, Any]) -> dict[str, Any]:
         if body["messages"][-1]["content"] == "read it":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
+import numpy as np
 import pytest
 
 pytest.importorskip("bm25s")
@@ -13,7 +17,7 @@ pytest.importorskip("bm25s")
 from chat_scenes import play, user
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.fleet.proxy.upstream import Upstream
-from kvgraph.advisor.memory.chats.memory_settings import MemorySettings
+from kvgraph.advisor.memory.chats.memory_settings import MemorySettings, StoreSettings
 from kvgraph.advisor.memory.completion_reader import CompletionReader
 from kvgraph.bench.memory.chat_engine import ChatEngine, Remembering
 
@@ -147,6 +151,141 @@ def test_a_gone_engine_is_said() -> None:
         assert answer.status_code == 502
         assert "127.0.0.1:9" in answer.json()["error"]["message"]
         await before.close()
+
+    play(scene, SETTINGS)
+
+
+def test_an_answer_that_speaks_of_a_streams_end_is_none() -> None:
+    engine = ChatEngine()
+    engine.says = lambda _: {"role": "assistant", "content": "data: [DONE] ends it"}
+
+    async def scene(memory: Remembering) -> None:
+        await append(memory, "one", stream=True)
+        await append(memory, "two", stream=True)
+        assert memory.prompt() == ["one", "data: [DONE] ends it ", "two"]
+
+    play(scene, SETTINGS, engine=engine)
+
+
+class Held:
+    """Says how much blocks are about what is said, once it is let."""
+
+    def __init__(self) -> None:
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    async def of(self, said: str, blocks: Any) -> Any:
+        self.asked.set()
+        await self.let.wait()
+        return np.zeros(len(blocks))
+
+    async def close(self) -> None: ...
+
+
+def test_a_client_that_leaves_before_anything_was_sent_leaves_nothing_behind() -> None:
+    similarity = Held()
+
+    async def scene(memory: Remembering) -> None:
+        await append(memory, "x " * 400)
+        leaving = asyncio.create_task(append(memory, "y " * 700))
+        await similarity.asked.wait()
+        assert len(memory.engine.got) == 1
+        leaving.cancel()
+        while not memory.proxy.counts.left:
+            await asyncio.sleep(0.01)
+        similarity.let.set()
+        await append(memory, "two")
+        assert memory.prompt() == ["x " * 400, "well then", "two"]
+
+    play(scene, SETTINGS, similarity=similarity)
+
+
+def test_an_answer_is_kept_though_its_client_hangs_up_as_soon_as_it_has_it(tmp_path: Path) -> None:
+    similarity, kept = Held(), StoreSettings(directory=tmp_path)
+
+    async def scene(memory: Remembering) -> None:
+        asked = {"model": "m", "max_tokens": 8, "messages": [user("a " * 900)]}
+        body = json.dumps(asked).encode()
+        url = memory.client.base_url
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}"
+        writer.write(head.encode() + b"\r\nx-session-id: s\r\n\r\n" + body)
+        await reader.readuntil(b"well then")
+        await similarity.asked.wait()  # its prompt is nearly as long as the budget
+        writer.close()
+        while not memory.proxy.counts.left:
+            await asyncio.sleep(0.01)
+        similarity.let.set()
+
+    play(scene, SETTINGS, similarity=similarity, kept=kept)
+    (path,) = tmp_path.iterdir()
+    assert b"well then" in path.read_bytes()
+
+
+DEEP = "[" * 252 + "]" * 252
+CALLS = '{"role": "assistant", "content": "a", "tool_calls": '
+HINTS = '{"role": "user", "content": "a"}], "kv_transfer_params": {"kvgraph": {"messages": '
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        CALLS + "5}", CALLS + '{"a": 1}}', CALLS + '"x"}',
+        '{"role": "user", "content": ' + DEEP + "}",
+        HINTS + '[{"index": 0, "identity": ' + DEEP + '}]}}, "stop": ["x"',
+    ],
+    ids=["number", "object", "text", "deep", "deep hints"],
+)  # fmt: skip
+def test_what_is_no_chat_is_the_engines_to_judge(messages: str) -> None:
+    engine = ChatEngine()
+    engine.refuses = lambda _: True
+
+    async def scene(memory: Remembering) -> None:
+        body = '{"model": "m", "messages": [' + messages + "]}"
+        headers = {"X-Session-ID": "s"}
+        answer = await memory.client.post("/v1/chat/completions", content=body, headers=headers)
+        assert answer.status_code == 400
+        assert len(memory.engine.got) == 1
+        assert len(memory.proxy.store) == 0
+
+    play(scene, SETTINGS, engine=engine)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "a%20b", "a%2Fb", "100%", "x?y#z", "\u2603 snow", "\xfc"]
+)
+@pytest.mark.parametrize("in_header", [True, False])
+def test_a_chat_is_found_by_whatever_name_it_has(name: str, in_header: bool) -> None:
+    async def scene(memory: Remembering) -> None:
+        body = {
+            "model": "m",
+            "messages": [user("a")],
+            **({} if in_header else {"session_id": name}),
+        }
+        headers = {b"x-session-id": name.encode()} if in_header else {}
+        await memory.client.post("/v1/chat/completions", json=body, headers=headers)
+        path = f"/memory/{quote(name, safe='')}"
+        assert len((await memory.client.get(path)).json()) == 1
+        assert (await memory.client.delete(path)).status_code == 200
+        assert len(memory.proxy.store) == 0
+
+    play(scene, SETTINGS)
+
+
+def test_only_an_answer_has_thoughts() -> None:
+    async def scene(memory: Remembering) -> None:
+        said = {"role": "assistant", "content": "well then"}
+        for quoted in ("one</think> and", "two</think> and"):
+            await memory.chat([user(quoted), said, user("next")])
+            assert memory.prompt()[0] == quoted
+
+    play(scene, SETTINGS)
+
+
+def test_one_choice_is_one_choice_however_it_is_said() -> None:
+    async def scene(memory: Remembering) -> None:
+        for n, turns in ((1, 1), (None, 2), (2, 2)):
+            await append(memory, "a", n=n)
+            assert memory.proxy.counts.turns == turns
 
     play(scene, SETTINGS)
 

@@ -65,7 +65,9 @@ class Call(NamedTuple):
     @property
     def repeatable(self) -> bool:
         """Whether an engine that got it and is gone may be followed by another one."""
-        return self.method in ("GET", "HEAD") or self.path.partition("?")[0] in _REPEATABLE
+        if self.method == "POST":
+            return self.path.partition("?")[0] in _REPEATABLE
+        return self.method in ("GET", "HEAD")
 
 
 class Turn(NamedTuple):
@@ -132,7 +134,10 @@ class Callers:
         fields = _fields(body) if method == "POST" else None
         if fields is None:
             return Asked(call, None)
-        turn = self.turn(fields, headers)
+        try:
+            turn = self.turn(fields, headers)
+        except orjson.JSONEncodeError:  # it is nested deeper than JSON is written here
+            return Asked(call, None)
         if path.partition("?")[0] in _GENERATES and not fields.get("session_id"):
             call = call._replace(body=Body(_with_session(body, turn.name)))
         return Asked(call._replace(streams=fields.get("stream") is True), turn)

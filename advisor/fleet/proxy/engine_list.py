@@ -15,6 +15,9 @@ MOST_ENGINES: Final = 1024
 """Chosen: decisions are measured with 1,000."""
 
 
+MOST_SHOWN: Final = 80  # characters of a line that is none; chosen
+
+
 class Listed(NamedTuple):
     """An engine's address, and whether it shall get no further requests."""
 
@@ -28,13 +31,22 @@ def listed(words: str) -> Listed:
     Raises:
         ConfigError: It says something else.
     """
-    url, *rest = words.split()
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or rest not in ([], ["drain"]):
+    url, *rest = words.split() or [""]
+    if not _is_address(url) or rest not in ([], ["drain"]):
         raise ConfigError(
-            f"engine {words!r}: allowed: http://HOST:PORT, and behind it the word drain"
+            f"engine {words[:MOST_SHOWN]!r}: allowed: http://HOST:PORT, and behind it the word "
+            "drain"
         )
     return Listed(url.rstrip("/").removesuffix("/v1"), bool(rest))
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        more = parts.query or parts.fragment or parts.port == 0  # a port that is none raises
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and not more
 
 
 def engines_in(path: Path) -> list[Listed]:

@@ -7,6 +7,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 _CACHE: Final = "vllm:cache_config_info"
+_MOST: Final = 1 << 53  # tokens; chosen: beyond any pool
 
 
 def pool_tokens(exposition: str) -> int:
@@ -18,10 +19,11 @@ def pool_tokens(exposition: str) -> int:
     lines = [line for line in exposition.splitlines() if line.startswith(_CACHE + "{")]
     try:
         families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
-        return sum(
+        tokens = sum(
             int(sample.labels["num_gpu_blocks"]) * int(sample.labels["block_size"])
             for family in families
             for sample in family.samples
         )
     except (ValueError, KeyError):
         return 0
+    return tokens if 0 <= tokens <= _MOST else 0

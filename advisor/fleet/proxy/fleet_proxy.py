@@ -80,15 +80,21 @@ class FleetProxy:
         self.list_again(engines)
 
     def list_again(self, engines: Sequence[Listed]) -> None:
-        """Take over a list of engines: new ones are added, missing ones get no further requests."""
+        """Take over a list of engines: new ones are added, missing ones get no further requests.
+
+        Raises:
+            ConfigError: One of them is no address; nothing has changed.
+        """
         known = {upstream.url: upstream.number for upstream in self.upstreams}
-        for each in engines:
-            if each.url not in known:
-                known[each.url] = number = self.board.add(each.url, self._speed)
-                self.board.up[number] = False  # until it says that it is well
-                self.upstreams.append(Upstream(number, each.url, self._first_byte_s))
-                if self._watching:
-                    self._watch(self.upstreams[-1])
+        urls = [each.url for each in engines if each.url not in known]
+        first = len(self.upstreams)  # all are made before any is added: a bad list changes nothing
+        new = [Upstream(at, url, self._first_byte_s) for at, url in enumerate(urls, first)]
+        for upstream in new:
+            known[upstream.url] = number = self.board.add(upstream.url, self._speed)
+            self.board.up[number] = False  # until it says that it is well
+            self.upstreams.append(upstream)
+            if self._watching:
+                self._watch(upstream)
         self.board.draining[:] = True
         for each in engines:
             self.board.draining[known[each.url]] = each.drains

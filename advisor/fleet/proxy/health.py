@@ -73,7 +73,7 @@ class HealthWatch:
                 upstream.is_silent = True
                 self._down(upstream, f"no answer to {SLOW} questions after its health")
             return
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             self._down(upstream, type(error).__name__)
             if isinstance(error, httpx.ConnectError) and refuses(error):
                 upstream.is_gone()
@@ -105,7 +105,7 @@ class HealthWatch:
         number = upstream.number
         try:
             models = _models((await upstream.ask("/v1/models", TIMEOUT_S)).content)
-        except httpx.TransportError:
+        except httpx.RequestError:
             return
         if self._models is None or not self._board.up.any():
             self._models = models
@@ -126,7 +126,7 @@ async def _pool(upstream: Upstream) -> int:
     """Tokens that its pool holds; 0 where it does not say."""
     try:
         return pool_tokens((await upstream.ask("/metrics", TIMEOUT_S)).text)
-    except httpx.TransportError:
+    except httpx.RequestError:
         return 0
 
 

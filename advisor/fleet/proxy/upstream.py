@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Final, NamedTuple
 
 import httpx
 
+from ....graph.errors import ConfigError
 from .callers import BadRequestError, Call, is_served
-from .engine_list import FIRST_BYTE_S
+from .engine_list import FIRST_BYTE_S, MOST_SHOWN
 
 CONNECT_S: Final = 2.0
 """Until a connection stands; chosen: engines are on this machine or beside it."""
@@ -84,6 +86,9 @@ class Upstream:
         asked: Requests that it has and has not begun to answer.
         running: Requests whose answers it has begun and not ended.
         is_silent: Whether it leaves questions after its health unanswered.
+
+    Raises:
+        ConfigError: The address is none.
     """
 
     def __init__(self, number: int, url: str, first_byte_s: float = FIRST_BYTE_S) -> None:
@@ -92,12 +97,17 @@ class Upstream:
         self._first_byte_s = first_byte_s
         self.asked = self.running = 0
         self._gone = asyncio.Event()
-        self._client = httpx.AsyncClient(
-            base_url=url,
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
-            transport=_transport(),
-            trust_env=False,
-        )
+        try:
+            self._client = httpx.AsyncClient(
+                base_url=url,
+                timeout=httpx.Timeout(None, connect=CONNECT_S),
+                transport=_transport(),
+                trust_env=False,
+                # One caller's cookies must not go out with another's request.
+                cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+            )
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"engine {url[:MOST_SHOWN]!r}: {error}") from None
         self._client.headers.clear()  # what the client sent, and nothing more
 
     async def begin(self, call: Call) -> Reply:
@@ -128,9 +138,13 @@ class Upstream:
         """The answer to a question of our own.
 
         Raises:
-            httpx.TransportError: There is none.
+            httpx.RequestError: There is none, it cannot be read, or not all of it is there in time.
         """
-        return await self._client.get(path, timeout=timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._client.get(path, timeout=timeout_s)
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"not all of the answer came in {timeout_s:g} s") from None
 
     def is_gone(self) -> None:
         """Give up requests that it has not answered yet: nothing listens there any more."""

@@ -20,7 +20,7 @@ _SOURCES: Final = {"system": "system", "developer": "system", "tool": "tool", "f
 _FILES: Final = ("path", "file_path", "filename", "file")  # of a tool's arguments: what it is about
 _THOUGHT: Final = re.compile(r"\A(?:\s*<think>)?(?:(?!<think>).)*?</think>\s*", re.DOTALL)
 _THOUGHTS: Final = ("reasoning_content", "reasoning")
-_LONGEST_NAME: Final = 128  # characters
+LONGEST_NAME: Final = 128  # characters
 
 
 class Block(msgspec.Struct):
@@ -83,7 +83,7 @@ def name_of(message: Message, named: Counter[str]) -> str:
         stem = _about(message)
     number = named[stem]
     named[stem] += 1
-    return f"{stem[:_LONGEST_NAME]}#{number}"
+    return f"{stem[:LONGEST_NAME]}#{number}"
 
 
 def digest_of(message: Message) -> bytes:
@@ -97,7 +97,8 @@ def digest_of(message: Message) -> bytes:
     if isinstance(content, list) and all(_is_text(part) for part in content):
         content = "".join(part["text"] for part in content)
     if isinstance(content, str):
-        content = without_thought(content).strip()
+        is_answer = message.get("role") == "assistant"
+        content = (without_thought(content) if is_answer else content).strip()
     said = [message.get("role"), content or "", calls, message.get("tool_call_id")]
     return hashlib.blake2b(orjson.dumps(said), digest_size=16).digest()
 

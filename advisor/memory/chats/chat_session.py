@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from .chat_blocks import Block, Message, as_kept, digest_of, name_of, source_of
+from .chat_blocks import LONGEST_NAME, Block, Message, as_kept, digest_of, name_of, source_of
 
 
 class ChatSession(msgspec.Struct, weakref=True):
@@ -123,7 +123,7 @@ class ChatSession(msgspec.Struct, weakref=True):
                 block.tags |= tags.get(number, {})
                 number += 1
             if isinstance(name := block.tags.get("identity"), str) and name:
-                block.name = name
+                block.name = name[:LONGEST_NAME]
 
     def _cut(self, messages: int) -> None:
         """Forget all but the first ``messages`` messages."""

@@ -29,6 +29,7 @@ class StandInEngine:
         pieces: Chunks of an answer; ``hold`` is waited for before the last one.
         cut: Whether it closes the connection before the last chunk.
         metrics: What it answers at ``/metrics``.
+        raw: What it answers at these paths instead, to the byte.
         left: Requests whose client went away before the end.
     """
 
@@ -41,6 +42,7 @@ class StandInEngine:
         self.hangs: asyncio.Event | None = None
         self.pieces = ["one ", "two ", "three"]
         self.metrics = ""
+        self.raw: dict[str, bytes] = {}
         self.left = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -75,6 +77,10 @@ class StandInEngine:
         fields = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
         body = await reader.readexactly(int(fields.get("content-length", 0)))
         path = head.split(" ")[1]
+        if path in self.raw:
+            self.headers.append(head)
+            writer.write(self.raw[path])
+            return await writer.drain()
         if path == "/health" and self.silent:
             await asyncio.Event().wait()
         if path == "/health":
