@@ -11,6 +11,7 @@ _FADE: Final = 0.97  # bandwidths are divided by this each time that computing w
 _LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
 _LEAST_BYTES: Final = 1 << 20  # smaller transfers say little about bandwidth; chosen
 _UNMEASURED_LIMIT_S: Final = 1.0  # of reading a store, before prefill was measured; chosen
+_LEAST_ASKED_S: Final = 0.05  # of computing, for which a store is asked; chosen: some decode steps
 _LEAST_LIMIT_S: Final = 0.25  # … and at least, however little there is to compute; chosen
 _MOST_STEPS: Final = 4  # under way at once; a runner may not report an idle step's end; chosen
 
@@ -80,6 +81,12 @@ class TransferCosts:
         load_s = _over(self.queued_bytes + warm_bytes, self.load_bytes_per_s)
         load_s += _over(store_bytes, self.store_bytes_per_s)
         return load_s + _over(cold_bytes, self.disk_bytes_per_s)
+
+    def worth_asking(self, tokens: int) -> bool:
+        """Whether the store's word on ``tokens`` tokens is worth a step's wait."""
+        if not self.prefill_tokens_per_s:
+            return True
+        return tokens / self.prefill_tokens_per_s > _LEAST_ASKED_S
 
     def store_limit_s(self, tokens: int) -> float:
         """Seconds that a load of ``tokens`` tokens may read the store: what computing them takes.

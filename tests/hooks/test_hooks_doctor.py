@@ -15,6 +15,7 @@ from kvgraph.hooks.doctor.environment import (
     check_admission,
     check_hints,
     check_sampling,
+    check_store,
     check_tiers,
 )
 from kvgraph.hooks.vllm.observe.hints import hint_policy
@@ -232,3 +233,17 @@ def test_a_secret_that_all_can_read_draws_a_warning(
     assert hint_policy(os.environ).secret == "sixteen characters or more"
     assert [words in each.message for each in caplog.records] == ([] if words is None else [True])
     assert "sixteen" not in check.line() + caplog.text
+
+
+def test_a_shared_store_is_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert check_store().ok is None
+    monkeypatch.setenv("AITHER_KVCACHE_STORE", str(tmp_path / "kv"))
+    assert "needs AITHER_KVCACHE_STORE_GIB" in check_store().detail
+    monkeypatch.setenv("AITHER_KVCACHE_STORE_GIB", "0.5")
+    assert "0.0 of 0.5 GiB" in check_store().detail
+    monkeypatch.setenv("AITHER_KVCACHE_STORE_GIB", "900000")
+    assert check_store().line().startswith("warn shared store: ")
+    (tmp_path / "kv").chmod(0o777)
+    assert check_store().ok is False
+    monkeypatch.setenv("AITHER_KVCACHE_STORE", "mooncake://127.0.0.1:1")
+    assert "AITHER_KVCACHE_STORE_OPEN=1 allows it" in check_store().detail

@@ -369,6 +369,9 @@ class NoCosts(TransferCosts):
     ) -> bool:
         return True
 
+    def worth_asking(self, tokens: int) -> bool:
+        return tokens > 0
+
 
 def scheduler_side(
     pool: Any, settings: TierSettings, workers: int, clock: Callable[[], float]

@@ -217,3 +217,28 @@ def test_a_bad_value_is_named_with_what_is_allowed(variable: str, value: str, al
 def test_no_disk_without_memory() -> None:
     with pytest.raises(ConfigError, match=f"{COLD_VARIABLE} needs {WARM_VARIABLE}"):
         read_settings({COLD_VARIABLE: "1", DIRECTORY_VARIABLE: "/somewhere"})
+
+
+def test_a_store_is_asked_for_what_takes_a_while_to_compute() -> None:
+    costs = TransferCosts(lambda: 0.0)
+    assert costs.worth_asking(16), "nothing was measured yet"
+    costs.prefill_tokens_per_s = 10_000.0
+    assert not costs.worth_asking(0)
+    assert not costs.worth_asking(400)
+    assert costs.worth_asking(600)
+
+
+def test_a_store_is_read_as_long_as_computing_takes() -> None:
+    costs = TransferCosts(lambda: 0.0)
+    assert costs.store_limit_s(100_000) == 1.0, "nothing was measured yet"
+    costs.prefill_tokens_per_s = 10_000.0
+    assert costs.store_limit_s(100_000) == 10.0
+    assert costs.store_limit_s(16) == 0.25
+
+
+def test_a_store_that_turned_slow_is_not_loaded_from() -> None:
+    costs = TransferCosts(lambda: 0.0)
+    costs.prefill_tokens_per_s = 1000.0
+    costs.loaded(10 * MIB, 10.0, from_disk=False, from_store=True)
+    assert costs.worth_loading(1000, MIB, 0), "memory is another matter"
+    assert not costs.worth_loading(1000, 0, 0, 10 * MIB)

@@ -137,8 +137,11 @@ class StoreBridge(TierCacheBridge):
             hashes: Of its blocks that the pool lacks.
         """
         if not lookup.asked(name):
-            local = self.ledger.directory.run(hashes)
-            lookup.ask(name, hashes[local:])
+            missing = hashes[self.ledger.directory.run(hashes) :]
+            tokens = len(missing) * self._group.block_size
+            if not tokens or not self.ledger.costs.worth_asking(tokens):
+                return False
+            lookup.ask(name, missing)
         if lookup.waits(name):
             return True
         if (word := lookup.take(name)) is not None:

@@ -40,7 +40,8 @@ class Stage:
         self.side = self.scheduler.connector.side if self.scheduler.connector else None
         self.answers: dict[str, Any] = {}
         if self.side is not None:  # so small a model computes faster than anything loads
-            self.side.bridge.ledger.costs.worth_loading = lambda *_: True
+            costs = self.side.bridge.ledger.costs
+            costs.worth_loading = costs.worth_asking = lambda *_: True
 
     @property
     def counts(self) -> dict[str, float]:
