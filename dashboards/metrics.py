@@ -19,6 +19,8 @@ _TIER_COUNTS = (
     "prefetch_cancelled", "shared", "share_failed", "store_loaded", "store_failed",
 )  # fmt: skip
 
+_ADVICE_COUNTS = ("moved", "recycled", "stale", "protected_evicted")
+
 
 class SidecarCollector(Collector):
     """Reads ``source`` at each scrape; nothing is kept between scrapes."""
@@ -32,6 +34,7 @@ class SidecarCollector(Collector):
         yield _gauge("kvgraph_uptime_seconds", "Seconds since the sidecar started", status.uptime_s)
         yield from _graph(status)
         yield from _engines(status.engines)
+        yield from _reports(status.engines)
         yield from _tiers(status.engines)
         yield from admission_metrics(
             [
@@ -89,6 +92,22 @@ def _engines(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
         for layer, count in (engine.graph.layers if engine.graph else {}).items():
             blocks.add_metric([*label, layer], count)
     yield from (info, state, age, blocks, rules, ahead, changes, gaps)
+
+
+def _reports(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:
+    """What engines say of themselves; all of it counts from their start."""
+    advice = CounterMetricFamily("kvgraph_advice_applied", "What an engine did with rankings",
+                                 labels=["engine", "what"])  # fmt: skip
+    dropped = CounterMetricFamily("kvgraph_events_dropped", "Events that its full queue dropped",
+                                  labels=["engine"])  # fmt: skip
+    for engine in engines:
+        applied = engine.graph.applied if engine.graph is not None else None
+        if applied is None:
+            continue
+        for what in _ADVICE_COUNTS:
+            advice.add_metric([cut(engine.id), what], getattr(applied, what))
+        dropped.add_metric([cut(engine.id)], applied.dropped)
+    yield from (advice, dropped)
 
 
 def _tiers(engines: tuple[EngineStatus, ...]) -> Iterator[Metric]:

@@ -32,7 +32,7 @@ class Source:
         report = AdmissionReport(1, 2, 3.0, 4, (0,), 5.0, 6.0, 7)
         hello = EngineHello("e", "m", 16, 100, "v")
         self.graph.apply(
-            engine, [hello, Pressure(1, 1, 1, 1, 1), AdviceApplied(1, 1, 1, 1, 1, 1), report]
+            engine, [hello, Pressure(1, 1, 1, 1, 1), AdviceApplied(1, 2, 3, 4, 5, 6), report]
         )
 
     def status(self) -> SidecarStatus:
@@ -119,6 +119,20 @@ def test_misses_regrets_and_shadows_are_metrics() -> None:
     assert {"kvgraph_misses_total", "kvgraph_regrets_total"} <= samples
     assert {"kvgraph_shadow_found_blocks_total", "kvgraph_prompt_tokens_total"} <= samples
     assert list(admission_metrics([]))
+
+
+def test_what_engines_report_of_advice_is_metrics() -> None:
+    families = SidecarCollector(Source()).collect()  # type: ignore[arg-type]
+    told = {
+        (sample.name, sample.labels.get("what")): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name in ("kvgraph_advice_applied_total", "kvgraph_events_dropped_total")
+    }
+    counts = [("kvgraph_advice_applied_total", what) for what in ("moved", "recycled", "stale")]
+    assert set(told) == {*counts, ("kvgraph_advice_applied_total", "protected_evicted"),
+                         ("kvgraph_events_dropped_total", None)}  # fmt: skip
+    assert told["kvgraph_events_dropped_total", None] == 6
 
 
 def test_families_call_an_engine_alike_however_long_its_id_is() -> None:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kvgraph.graph.messages.events import (
+    BlocksRemoved,
+    BlocksStored,
+    RequestFinished,
+    RequestStarted,
+)
 from kvgraph.hooks.fake import FakeEngine
 from page_browser import Visit
 from page_sidecar import BLOCK, PageSidecar, serve_agents
+from small_world import pack
 
 HOSTILE = [
     "<script>window.pwned=1</script>",
@@ -47,12 +54,30 @@ VIEWS = ("now", "graph", "graph?as=table", "graph?layout=timeline", "misses", "e
 Begin = Callable[..., Visit]
 
 
+def tell_the_rest(engine: FakeEngine, names: list[str]) -> None:
+    """Fields that no agent of ``serve_agents`` fills: requests' ids, why they ended, tools; and
+    misses that name others."""
+    for number, name in enumerate(names):
+        key, head = pack(10_000 + number), pack(9_999)
+        found, whose = (BLOCK, f"{name} again") if number else (0, name)
+        engine.client.emit(RequestStarted(name, head + key, 2 * BLOCK + 5, found, BLOCK, whose))
+        fresh, parent = (key, 9_999) if number else (head + key, None)
+        engine.client.emit(BlocksStored(fresh, parent, BLOCK))
+        end = RequestFinished(
+            name, head + key, 2 * BLOCK + 5, 2 * BLOCK + 5, name, whose,
+            waiting_for_tool=True, expected_return_s=5.0, tool=name,
+        )  # fmt: skip
+        engine.client.emit(end)
+        engine.client.emit(BlocksRemoved(key))
+
+
 def test_hostile_names_execute_nothing(visit: Begin, page_sidecar: PageSidecar) -> None:
     assert len(HOSTILE) == 30
     names = [name.encode("utf-16", "surrogatepass").decode("utf-16") for name in HOSTILE]
     with FakeEngine(page_sidecar.endpoint, 120, BLOCK, "<img src=x onerror=pwned=1>") as engine:
         time.sleep(0.5)
         serve_agents(engine, names, turns=2)
+        tell_the_rest(engine, names)
         time.sleep(1.0)
         opened = visit()
         page = opened.page
@@ -62,14 +87,20 @@ def test_hostile_names_execute_nothing(visit: Begin, page_sidecar: PageSidecar) 
             opened.show(view)
             page.wait_for_timeout(300)
         opened.show("sessions")
+        page.get_by_text("waits for <script>window.pwned=1</script>").first.wait_for()
         page.get_by_text("<script>window.pwned=1</script>", exact=True).first.click()
         page.get_by_role("heading", name="<script>window.pwned=1</script>").wait_for()
         for row in page.locator(".rows .link").all()[:30]:
             row.click()
             page.wait_for_timeout(60)
         opened.show("misses")
+        page.get_by_text("diverged", exact=True).first.wait_for()
         for row in page.locator(".requests button").all()[:30]:
             row.click()
+        opened.show("misses?find=svg%20onload")
+        page.locator(".requests button", has_text="diverged").first.click()
+        page.locator(".opened .mono").get_by_text(HOSTILE[2], exact=True).wait_for()
+        page.locator(".opened .reason").get_by_text("up to there the prompt is that").wait_for()
     assert page.evaluate("window.pwned") is None
     assert (
         page.locator("#page script, #page iframe, #page object, #page img, #page base").count() == 0
