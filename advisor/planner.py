@@ -139,8 +139,8 @@ class GraphEvictionAdvisor:
 
     def tick(self) -> None:
         """Advise every live engine once; see ``latest``, ``wanted`` and ``admissions``."""
+        self._heard = self._engines()  # first: a ranking knows at least what it says it does
         self._protected_seen = self._graph.counters["blocks_protected"]
-        self._heard = self._engines()
         self._due = self._try(self._due_sessions, "") or []
         self._try(self._forget_gone, "")
         rankings, orders, words = {}, {}, {}

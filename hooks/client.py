@@ -259,13 +259,13 @@ class AdvisorClient(Mailbox):
             return True
         if now - self._last_greeting < self.options.resync_gap_s:
             return False
-        self._last_greeting = now
         self.outbox.open()  # what changes while we list is told after it
+        self._last_greeting = opened = self._clock()  # what came before may have been dropped
         hello, resident = self._engine.hello(), BlocksResident(self._engine.resident())
         self._listed = self.outbox.send(socket, [hello, resident, *self._engine.copies()])
         self.hellos += self._listed
         if self._listed:
-            self.linked_since, self._tips_until = now, -math.inf
+            self.linked_since, self._tips_until = opened, -math.inf
             self.outbox.send_all(socket, self._engine.held())
         return self._listed
 

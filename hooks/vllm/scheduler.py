@@ -165,10 +165,11 @@ class SchedulerSide:
     def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """Say what a load can bring beyond the ``computed_tokens`` in the prefix cache."""
         self._catch_up()
-        self._demand.looked_up(request, computed_tokens)
+        found = self.bridge.request_looked_up(request, computed_tokens)
+        self._demand.looked_up(request, computed_tokens, found[0] or 0)
         self._heed_news()
         self.observer.request_looked_up(request, computed_tokens)
-        return self.bridge.request_looked_up(request, computed_tokens)
+        return found
 
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """Note that a request got blocks; a load fills ``to_load`` tokens of them."""
@@ -197,13 +198,13 @@ class SchedulerSide:
         taken = self._changes.take()
         self.observer.requests_preempted(preempted)
         self._news.after_step(self.observer.stored)
-        ranking = self.client.ranking()
+        ranking, wanted = self.client.ranking(), self.client.wanted()
         self.arranger.step_ended(taken)
-        self.arranger.expect(*self._demand.most(len(self.observer.running)))
+        running, fetched = len(self.observer.running), self.bridge.offered(wanted)
+        self.arranger.expect(*self._demand.most(running, fetched))
         self._arrange(ranking)
         self.holding.step()
-        step = StepTaken(tokens, taken, self.arranger.held_back)
-        return self.bridge.step(ranking, self.client.wanted(), step)
+        return self.bridge.step(ranking, wanted, StepTaken(tokens, taken, self.arranger.held_back))
 
     def step_ended(self) -> None:
         """Note that a step's output arrived."""
@@ -253,11 +254,8 @@ class SchedulerSide:
         return [pressure, applied, *others]
 
     def _heed_news(self) -> None:
-        """Arrange the queue before a step allocates, where the last step did not foresee it.
-
-        Advice may have come since, as while the engine was idle, and a prompt may need more than
-        a step of late took.
-        """
+        """Arrange the queue before a step allocates, where the last step did not foresee it: advice
+        may have come since, as to an idle engine, and a prompt may need more than it took."""
         more = self.arranger.expect(*self._demand.most(len(self.observer.running)))
         ranking = self.client.ranking()
         if ranking is None:

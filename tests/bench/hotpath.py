@@ -146,7 +146,7 @@ class DecodeLoop:
                 self._finish(entry)
                 self._start()
         if self.connector is not None:
-            _answer(self.connector, self.connector.build_connector_meta(STEP))
+            answer(self.connector, self.connector.build_connector_meta(STEP))
 
     def _start(self) -> None:
         tokens = list(range(PROMPT_TOKENS))
@@ -298,7 +298,7 @@ def tiered_connector(pool: Any) -> Any:
     return connected(pool, tiers_of=POOL_DECODING)
 
 
-def _answer(connector: Any, metadata: Any) -> None:
+def answer(connector: Any, metadata: Any) -> None:
     """What a worker says to a step's orders, if there are any: all done."""
     from ..hooks.tiers.jobs import JobDone, TierAnswer
     from ..hooks.vllm.transfers.worker import TierMetadata, TierWorkerMetadata

@@ -84,8 +84,8 @@ class FreeQueueArranger:
         self._guard.relaid = self._window.forget
 
     def copies_first(self, copier: Copier) -> None:
-        """From now on, tell ``copier`` what it must know of the queue, and let some victims of the
-        last ranking go before those of a new one, which have no copies yet."""
+        """Tell ``copier`` of the queue from now on, and let some victims of the last ranking go
+        before those of a new one, which have no copies yet."""
         self._copier = copier
         self._window.ahead, self._window.laid_more = 1 + _STEPS_CARRIED, copier.laid_more
 
@@ -109,23 +109,24 @@ class FreeQueueArranger:
         """Evictions of blocks that were protected then."""
         return self._protection.evicted_protected
 
-    def expect(self, decoding: int, prompts: int) -> bool:
+    def expect(self, decoding: int, prompts: int, loads: int = 0) -> bool:
         """Note what the next step can take; returns whether to arrange the queue for it first.
 
         Args:
             decoding: Blocks that requests may need to go on.
             prompts: Blocks that prompts may need besides.
+            loads: Those of them that loads fill, all at once.
         """
         wanted = (1 + (decoding + prompts) // _REACH_STEP) * _REACH_STEP  # never none
-        reach = min(self._blocks_per_step, wanted)
+        reach = min(self._blocks_per_step, wanted) + loads
         grown = reach > self._window.reach
         self._window.reach = self._guard.reach = reach
         self._window.prompts = min(prompts, reach)
         return grown
 
-    def stated(self, keys: Sequence[int]) -> None:
-        """Note that a caller says that these keys are protected."""
-        self._protection.state(keys)
+    def stated(self, keys: Sequence[int], is_over: bool) -> None:
+        """Note that a caller says that these are protected; again when its request is over."""
+        (self._protection.over if is_over else self._protection.state)(keys)
 
     def freed(self) -> None:
         """Note that blocks were given back between two steps."""
@@ -157,12 +158,11 @@ class FreeQueueArranger:
 
         Args:
             ranking: The latest ranking, if it is fresh enough to act on; None otherwise.
-            remembered: The latest ranking, whether fresh or not: its order has expired then, but
-                what it protects is still protected.
+            remembered: The latest, fresh or not: what it protects is still protected.
             linked_since: The sidecar may have missed what was reported before this time.
         """
         self._protection.look_through(ranking, linked_since)
-        if self._protection.adopt(ranking or remembered):
+        if self._protection.adopt(ranking or remembered, linked_since):
             self._guard.forget_head()
         if ranking is None:
             self.stale += 1
@@ -223,12 +223,13 @@ class FreeQueueArranger:
             self.epoch = max(0, ranking.epoch)  # below 0: not of a sidecar's making
             self._forget_protected(window.adopt(ranking, self._carried(ranking)))
         self._as_of = ranking.ts
-        if self._blanks.still_suffice():
+        blanks_may_do = window.reach <= self._blocks_per_step  # loads take more
+        if blanks_may_do and self._blanks.still_suffice():
             return True
         if window.falls_due() and (place := self._place_for_more(ranking)) is not None:
             window.lay(place, ranking.known_of)
             self._guard.forget_head()  # it may rely on some of them
-        return self._blanks.suffice or window.still_suffices()
+        return (blanks_may_do and self._blanks.suffice) or window.still_suffices()
 
     def _place_for_more(self, ranking: EvictionRanking) -> KVCacheBlock | None:
         """Behind which block more victims belong; None: there are blank blocks enough."""
@@ -238,8 +239,7 @@ class FreeQueueArranger:
         return None if blanks is None else self._window.last_blank(blanks)
 
     def _carried(self, ranking: EvictionRanking) -> int:
-        """For how many steps victims of the last ranking go before those of ``ranking``: it is
-        about as young."""
+        """For how many steps the last ranking's victims go first: ``ranking`` is about as young."""
         young = ranking.ts - self._as_of <= _YOUNG_S
         return _STEPS_CARRIED if young and self._copier is not None else 0
 

@@ -2,13 +2,13 @@
 
 Which blocks are protected changes more slowly than the order of eviction, and an engine needs the
 protection most when its sidecar is late. Therefore it is remembered longer, and a caller's
-statement counts until a sidecar can have ranked it.
+statement counts until a ranking knows that the request is over: then it knows all of its blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, compress
 from operator import not_
 from typing import TYPE_CHECKING, Final
@@ -24,10 +24,10 @@ from ..pool.found_blocks import hash_of
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-_HEARD_S: Final = 10.0  # a ranking so much younger knows of a request, on busy cores too; chosen
 _LOOK_THROUGH_S: Final = 1.0  # between two looks through what is stated; chosen
 _MOST_STATED: Final = 0.5  # share of a pool: as much as a sidecar protects by default
 _NO_KEYS: Final[Keys] = np.empty(0, dtype=np.uint64)
+_Said = tuple[float, float]  # when a caller stated it, and when that request was over
 
 
 class ProtectedKeys:
@@ -47,8 +47,9 @@ class ProtectedKeys:
         self._stale_s = stale_s
         self._clock = clock
         self._most_stated = int(_MOST_STATED * blocks)
-        self._stated: dict[int, float] = {}  # key → when, the latest last
+        self._stated: dict[int, _Said] = {}  # by key, the latest last
         self._looked_through = 0.0  # ts of the ranking by which these were looked through
+        self._linked_since = -math.inf  # when the last ranking was adopted
         self._keys = _NO_KEYS
         self._place: dict[int, int] = {}  # of each protected key, the least precious first
 
@@ -63,26 +64,41 @@ class ProtectedKeys:
         unranked = (key for key in self._stated if key not in self._place)
         return chain(unranked, self._place)
 
-    def adopt(self, ranking: EvictionRanking | None) -> bool:
+    def adopt(self, ranking: EvictionRanking | None, linked_since: float) -> bool:
         """Protect what ``ranking`` protects from now on, nothing if it is None; returns whether
-        that changes."""
+        that changes.
+
+        Args:
+            linked_since: As in ``look_through``: what the last ranking protected and the first one
+                after this time does not stays protected for as long as what no sidecar knows.
+        """
         keys = _NO_KEYS if ranking is None else ranking.protected
         if keys is self._keys:
             return False
         news = keys.tobytes() != self._keys.tobytes()
         if news:
-            self._place = {} if ranking is None else places_of(ranking)
-        self._keys = keys
+            before, self._place = self._place, {} if ranking is None else places_of(ranking)
+            if ranking is not None and linked_since != self._linked_since:
+                self._keep_unheard(before.keys() - self._place.keys() - self._stated.keys())
+        self._keys, self._linked_since = keys, linked_since
         return news
 
     def state(self, keys: Sequence[int]) -> None:
-        """Protect what a caller states, until a sidecar that knows of it ranks these blocks."""
-        now, stated = self._clock(), self._stated
+        """Protect what the caller of a request that starts states, until a ranking knows that it is
+        over."""
+        stated, said = self._stated, (self._clock(), math.inf)
         for key in keys:
             stated.pop(key, None)
-            stated[key] = now
-        while len(stated) > self._most_stated:
-            del stated[next(iter(stated))]
+            stated[key] = said
+        self._forget_beyond_share()
+
+    def over(self, keys: Sequence[int]) -> None:
+        """Note that a request which stated these is over, as the sidecar was told before."""
+        stated, now = self._stated, self._clock()
+        for key in keys:
+            said, _ = stated.pop(key, (now, now))
+            stated[key] = said, now
+        self._forget_beyond_share()
 
     def stated_among(self, blocks: Sequence[KVCacheBlock]) -> Sequence[KVCacheBlock]:
         """Those of some cached blocks that a caller's statement protects."""
@@ -94,7 +110,9 @@ class ProtectedKeys:
         return list(compress(blocks, map(stated.__contains__, keys)))
 
     def look_through(self, ranking: EvictionRanking | None, linked_since: float) -> None:
-        """Leave to ``ranking`` the statements that its sidecar knows, and forget those of long ago.
+        """Leave to ``ranking`` the statements that it knows, and forget those of long ago.
+
+        Their age alone tells nothing: on busy cores a sidecar may be as far behind.
 
         Args:
             linked_since: The sidecar may have missed what was stated before this time.
@@ -103,12 +121,12 @@ class ProtectedKeys:
         if not self._stated or as_of - self._looked_through < _LOOK_THROUGH_S:
             return
         self._looked_through = as_of
-        heard_of = -math.inf if ranking is None else as_of - _HEARD_S
+        known_of = -math.inf if ranking is None else ranking.known_of
         oldest = self._clock() - self._stale_s
         self._stated = {
-            key: at
-            for key, at in self._stated.items()
-            if at > oldest and not linked_since < at < heard_of
+            key: (said, over)
+            for key, (said, over) in self._stated.items()
+            if over > oldest and not (linked_since < said and over < known_of)
         }
 
     def parted(self, blocks: list[KVCacheBlock]) -> tuple[list[KVCacheBlock], list[KVCacheBlock]]:
@@ -143,3 +161,14 @@ class ProtectedKeys:
     def reset(self) -> None:
         """Forget what is protected: the prefix cache was reset."""
         self._keys, self._place, self._stated = _NO_KEYS, {}, {}
+
+    def _keep_unheard(self, keys: Iterable[int]) -> None:
+        """Keep what an earlier sidecar protected, of which the one that ranks now may not know."""
+        self._stated.update(dict.fromkeys(keys, (-math.inf, self._clock())))
+        self._forget_beyond_share()
+
+    def _forget_beyond_share(self) -> None:
+        """Forget what was stated first, where callers state more than their share of the pool."""
+        stated = self._stated
+        while len(stated) > self._most_stated:
+            del stated[next(iter(stated))]

@@ -45,6 +45,10 @@ def _nobody_asks(keys: Sequence[int]) -> None:
     pass
 
 
+def _nobody_heeds(keys: Sequence[int], is_over: bool) -> None:
+    pass
+
+
 def _as_told(event: AnyEvent, request: Request) -> AnyEvent | Later:
     return event
 
@@ -62,7 +66,8 @@ class EngineObserver:
         index: Learns which block holds which key.
         listeners: Are told of changes in the step itself; all others learn of them later.
         emit: Takes each event; must not wait.
-        stated: Is told which keys a caller says are protected.
+        stated: Is told which keys a caller says are protected: as its request starts, and again
+            when it is over, after the event that says so.
         adapted: Is told which keys a LoRA adapter computed, as they enter the prefix cache.
         ended: What to emit at a request's end, for what callers say of it.
         gone: Is told which keys the engine evicted, when that is worked through.
@@ -77,7 +82,7 @@ class EngineObserver:
         index: BlockIndex,
         listeners: Sequence[ChangeListener],
         emit: Callable[[AnyEvent | Later], None],
-        stated: Callable[[Sequence[int]], None] = _nobody_asks,
+        stated: Callable[[Sequence[int], bool], None] = _nobody_heeds,
         adapted: Callable[[Sequence[int]], None] = _nobody_asks,
         ended: Callable[[RequestFinished, Request], AnyEvent | Later] = _as_told,
         gone: Callable[[Sequence[int]], None] = _nobody_asks,
@@ -127,8 +132,7 @@ class EngineObserver:
         meaning = self._meant.pop(request.request_id, None) or self._read(request)
         self.running[request.request_id] = request, meaning
         hashes = self._group.hashes(request, prompt)
-        for keys in _protected(meaning, hashes, self._group.block_size):
-            self._stated(keys)
+        self._state(meaning, hashes, is_over=False)
         if meaning.session is not None and meaning.tenant is None:  # a name is its tenant's
             self._sessions[request.request_id] = meaning.session
         event = RequestStarted(
@@ -178,6 +182,13 @@ class EngineObserver:
         )
         hashes = self._give_back(request, block_ids[self._group.index])
         self._emit(LateHashes(self._ended(event, request), hashes))
+        if meaning.segments:  # last: a ranking that knows of this time knows of the end
+            prompt = self._group.hashes(request, request.num_prompt_tokens)
+            self._state(meaning, prompt, is_over=True)
+
+    def _state(self, meaning: Meaning, hashes: Sequence[bytes], is_over: bool) -> None:
+        for keys in _protected(meaning, hashes, self._group.block_size):
+            self._stated(keys, is_over)
 
     def requests_preempted(self, request_ids: Iterable[str]) -> None:
         """Note that requests lost their blocks, which can be evicted now, and will be scheduled

@@ -16,6 +16,7 @@ class PromptDemand:
 
     A step takes at most one block for each request that decodes, and those of prompts that were
     looked up: vLLM schedules no request before it has asked what the prefix cache holds of it.
+    What a step computes bounds them, but for those that loads fill: it takes all of these at once.
 
     Args:
         block_size: Tokens of a block of the observed group.
@@ -30,15 +31,20 @@ class PromptDemand:
         self._block_size, self._groups_take = block_size, groups_take
         self._needs: dict[str, int] = {}  # request id → blocks of its tokens, when it was looked up
         self._has: dict[str, int] = {}  # and how many of them are computed
+        self._loads: dict[str, int] = {}  # and how many of them a load can fill, if any
 
-    def most(self, decoding: int) -> tuple[int, int]:
-        """Blocks of all groups that the next step can take: for so many requests that decode, and
-        for prompts."""
-        return self._groups_take * decoding, self._groups_take * self.prompts
+    def most(self, decoding: int, fetched: int = 0) -> tuple[int, int, int]:
+        """Blocks of all groups that the next step can take: for so many requests that decode, for
+        prompts, and for loads, those of prompts and so many others that are ``fetched``."""
+        take, loads = self._groups_take, fetched + sum(self._loads.values())
+        return take * decoding, take * self.prompts, take * loads
 
-    def looked_up(self, request: Request, computed_tokens: int) -> None:
-        """Note that a step may begin to compute what ``request`` lacks."""
+    def looked_up(self, request: Request, computed_tokens: int, to_load: int = 0) -> None:
+        """Note that a step may begin to compute what ``request`` lacks, or to load ``to_load``
+        tokens of it."""
         self.finished(request.request_id)
+        if to_load:
+            self._loads[request.request_id] = to_load // self._block_size
         needs = 1 + request.num_tokens // self._block_size
         has = computed_tokens // self._block_size
         self._needs[request.request_id], self._has[request.request_id] = needs, has
@@ -56,6 +62,7 @@ class PromptDemand:
     def finished(self, request_id: str) -> None:
         """Note that a request takes no more blocks, or will be looked up again."""
         needs = self._needs.pop(request_id, None)
+        self._loads.pop(request_id, None)
         if needs is not None:
             self.prompts -= needs - self._has.pop(request_id)
 

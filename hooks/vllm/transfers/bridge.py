@@ -14,7 +14,7 @@ from ...tiers.jobs import Load, TierAnswer, TierWork
 from ...tiers.ledger import TierLedger
 from .first_words import FirstWords
 from .loader import Loader
-from .no_tiers import NoRecall
+from .no_tiers import NoRecall, NoTiers
 from .prefetcher import Prefetcher
 from .promises import NoPromises, Promises
 from .spiller import Spiller, StepTaken
@@ -55,7 +55,7 @@ class TierCacheBridge:
         promises: Those loads.
         reports: Reports the state of the tiers to the sidecar.
         spiller: Copies blocks before they go.
-        needs: Blocks that requests wait for, by their ids.
+        needs, offered: Blocks that requests wait for, by their ids; see ``Prefetcher``.
         adapted: Told which keys, that the engine cached, a LoRA adapter computed.
     """
 
@@ -72,10 +72,11 @@ class TierCacheBridge:
     ) -> None:
         self.ledger, self.adapted = ledger, ledger.adapted.update
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
-        self._group, self._pool, self._index, self._settings = group, pool, index, settings
+        self._group, self._pool, self._index = group, pool, index
         self.loader = Loader(group, ledger)
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit)
+        self.offered = self._prefetcher.offered if settings.prefetch else NoTiers().offered
         self.keeps_promises = manager is not None
         self.promises: Promises | NoPromises = (
             NoPromises(self.loader, self._prefetcher)
@@ -155,8 +156,7 @@ class TierCacheBridge:
         ledger, tokens = self.ledger, step.tokens
         ledger.costs.step_began(tokens)
         taken = 1 + tokens // self._group.block_size + self.loader.take_begun()
-        suggested = wanted if self._settings.prefetch else None
-        more = self._prefetcher.offered(suggested) if suggested is not None else 0
+        more = self.offered(wanted)
         spare = self.spiller.step(ranking, max(taken, step.evicted), more, step)
         self.spiller.copy(self.recall.take_due(), self._group.suffix)
         if more:

@@ -68,9 +68,11 @@ class Prefetcher:
         """Whether blocks that were brought back wait to be hit."""
         return bool(self._unused)
 
-    def offered(self, order: Keys) -> int:
-        """Take the sidecar's newest order; returns how many blocks a step would take for it at
-        most."""
+    def offered(self, order: Keys | None) -> int:
+        """Take the sidecar's newest order, if there is one; returns how many blocks a step would
+        take for it at most."""
+        if order is None:
+            return 0
         if order is not self._order:
             self._order, self._next = order, 0
         return min(len(order) - self._next, _MOST_AT_ONCE)

@@ -69,21 +69,22 @@ class Watch:
         self._pool = pool = scheduler.kv_cache_manager.block_pool
         self._protected: set[int] = set()
         self.lost = self.needless = self.taken = 0
-        emit, take = self._side.observer._emit, pool.get_new_blocks
+        observer = self._side.observer
+        scheduled, take = observer.request_scheduled, pool.get_new_blocks
 
-        def emitted(event: Any) -> None:
-            from kvgraph.hooks.keys import unpack
+        def noted(request: Any, *args: Any) -> None:
+            """Reads the request alone: events are made once, for the sidecar."""
+            from kvgraph.hooks.keys import key_of
 
-            for each in event.events() if hasattr(event, "events") else [event]:
-                if getattr(each, "segments", ()):
-                    self._protected.update(unpack(each.hashes)[: HEAD // BLOCK])
-            emit(event)
+            if request.kv_transfer_params["kvgraph"]:
+                self._protected.update(map(key_of, request.block_hashes[: HEAD // BLOCK]))
+            scheduled(request, *args)
 
         def taken(count: int) -> Any:
             self._look(count)
             return take(count)
 
-        self._side.observer._emit, pool.get_new_blocks = emitted, taken
+        observer.request_scheduled, pool.get_new_blocks = noted, taken
 
     def report(self) -> dict[str, Any]:
         arranger, client = self._side.arranger, self._side.client

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +21,7 @@ from kvgraph.bench.hotpath import (
     new_pool,
     request_maker,
 )
+from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.hooks.client import AdvisorClient, ClientOptions
 from kvgraph.hooks.keys import key_of, pack_hashes, unpack
@@ -29,9 +33,11 @@ from kvgraph.hooks.vllm.settings import PROTECT_STALE_S, PROTECT_STALE_VARIABLE,
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 
-def ranking(order: Any = (), protected: Any = (), ts: float = math.inf) -> EvictionRanking:
+def ranking(
+    order: Any = (), protected: Any = (), ts: float = math.inf, known_of: float = math.inf
+) -> EvictionRanking:
     as_keys = [np.array(list(keys), dtype=np.uint64) for keys in (order, protected, (), ())]
-    return EvictionRanking(1, ts, *as_keys)
+    return EvictionRanking(1, ts, *as_keys, known_of=known_of)
 
 
 def key(block: Any) -> int | None:
@@ -41,9 +47,15 @@ def key(block: Any) -> int | None:
 class Pool:
     """A real block pool under an arranger: what is taken from it, and what that costs."""
 
-    def __init__(self, pool: Any, index: BlockIndex, blocks_per_step: int) -> None:
+    def __init__(
+        self,
+        pool: Any,
+        index: BlockIndex,
+        blocks_per_step: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.pool, self.index = pool, index
-        self.arranger = FreeQueueArranger(pool, index, blocks_per_step)
+        self.arranger = FreeQueueArranger(pool, index, blocks_per_step, clock=clock)
         self.lost: list[int] = []  # protected keys, in the order in which they went
         self.needlessly: list[int] = []  # those that went while others were free
         self._make = request_maker()
@@ -197,13 +209,74 @@ def test_blocks_of_a_preempted_request_are_known() -> None:
     assert [index.find(each) for each in keys] == blocks
 
 
+class Listener:
+    """A sidecar that ranks what it hears, as late as the test has it hear; all of it real but the
+    socket."""
+
+    def __init__(self, connector: Any, clock: Callable[[], float]) -> None:
+        self._side, self._clock = connector.side, clock
+        self.graph = KVCacheGraph(clock=clock)
+        self._client = self._side.client
+        self._client.outbox.open()
+        self._client.linked_since = clock()
+        self.graph.apply("engine", [self._side.hello()])
+        self._unheard: list[tuple[float, list[Any]]] = []
+        self._heard_until = clock()
+
+    def hears(self, late_s: float) -> None:
+        """Take what was sent, apply what is so old, and rank now."""
+        now = self._clock()
+        self._unheard.append((now, self._client.outbox.take_all()))
+        while self._unheard and self._unheard[0][0] <= now - late_s:
+            self._heard_until, events = self._unheard.pop(0)
+            self.graph.apply("engine", events)
+        made = self.graph.rank("engine", 4096)
+        self._client.hold_ranking(dataclasses.replace(made, ts=now, known_of=self._heard_until))
+
+
+@pytest.mark.parametrize("late_s", [0.0, 2.0, 11.0, 45.0])
+def test_rules_outlive_any_delay_of_a_sidecar_that_ranks_in_time(
+    monkeypatch: pytest.MonkeyPatch, late_s: float
+) -> None:
+    monkeypatch.setenv("AITHER_KVCACHE_HINTS", "all")
+    now, pool, make = 1000.0, new_pool(101), request_maker()
+    connector = connected(pool, clock=lambda: now, batched_tokens=256, requests=4)
+    sidecar = Listener(connector, lambda: now)
+    rules = {"segments": [{"layer": "rules", "start": 0, "end": 7 * BLOCK_SIZE}]}
+    rng, precious, lost = random.Random(3), set[bytes](), 0
+    for number in range(240):
+        says = number < 3 or rng.random() < 0.04
+        head = rng.randrange(3) if says else 10 + number
+        tokens = [head, *range(1, 7 * BLOCK_SIZE), *(rng.randrange(250) for _ in range(80))]
+        request = make(tokens)
+        request.kv_transfer_params = {"kvgraph": rules if says else {}}
+        cached = [pool.get_cached_block(each, [0]) for each in request.block_hashes]
+        hits = [each[0] for each in itertools.takewhile(bool, cached)]
+        lost += says and request.block_hashes[0] in precious and len(hits) < 7
+        precious.update(request.block_hashes[:1] if says else [])
+        connector.on_new_request(request)
+        connector.get_num_new_matched_tokens(request, len(hits) * BLOCK_SIZE)
+        pool.touch(hits)
+        blocks = hits + pool.get_new_blocks(len(request.block_hashes) - len(hits))
+        pool.cache_full_blocks(request, blocks, len(hits), len(blocks), BLOCK_SIZE, 0)
+        connector.update_state_after_alloc(request, None, 0)
+        request.num_computed_tokens = len(blocks) * BLOCK_SIZE
+        connector.build_connector_meta(STEP)
+        now += 0.3
+        sidecar.hears(late_s)
+        connector.request_finished_all_groups(request, ([block.block_id for block in blocks],))
+        pool.free_blocks(reversed(blocks))
+        now += 0.2
+    assert not lost
+
+
 class Told(Pool):
     """A pool whose protected keys callers state; time stands where the test puts it."""
 
     def __init__(self, stale_s: float = 60.0) -> None:
         self.now = 1000.0
         pool, keys, index = cached_pool(201, self.clock)
-        super().__init__(pool, index, blocks_per_step=16)
+        super().__init__(pool, index, 16, self.clock)
         self.keys = keys.tolist()
         self.protection = ProtectedKeys(len(pool.blocks), stale_s, self.clock)
         self.protection.state(self.keys[:40])
@@ -219,18 +292,50 @@ class Told(Pool):
         return self.protection.evicted_protected
 
 
-def test_a_callers_word_counts_until_a_sidecar_that_heard_it_ranks() -> None:
+def test_a_callers_word_counts_until_a_ranking_knows_that_the_request_is_over() -> None:
     told = Told()
     told.now += 5.0
     assert told.remains(None, math.inf) == 40
-    assert told.remains(ranking(ts=1004.0), 990.0) == 40, "that was made before it could know"
-    assert told.remains(ranking(ts=told.now), 1001.0) == 40, "that one linked after it was said"
-    told.now += 15.0
-    assert told.remains(ranking(ts=told.now), 990.0) == 0
+    assert told.remains(ranking(ts=told.now, known_of=1004.0), 990.0) == 40, "it runs"
+    told.protection.over(told.keys[:40])
+    told.now += 50.0
+    assert told.remains(ranking(ts=told.now, known_of=1004.0), 990.0) == 40, "not all is stored"
+    told.now += 5.0
+    assert told.remains(ranking(ts=told.now, known_of=1006.0), 1001.0) == 40, "linked too late"
+    told.now += 2.0
+    assert told.remains(ranking(ts=told.now, known_of=1006.0), 990.0) == 0
+
+
+def test_the_word_of_two_requests_counts_until_the_later_one_is_over() -> None:
+    told = Told()
+    told.protection.state(told.keys[:20])
+    told.protection.over(told.keys[:40])
+    told.protection.state(told.keys[:10])
+    told.now += 5.0
+    assert told.remains(ranking(ts=told.now, known_of=1004.0), 990.0) == 10
+    told.protection.over(told.keys[:20])
+    told.now += 5.0
+    assert told.remains(ranking(ts=told.now, known_of=1004.0), 990.0) == 20, "stored by now, too"
+    told.now += 5.0
+    assert told.remains(ranking(ts=told.now, known_of=1006.0), 990.0) == 0
+
+
+def test_a_fresh_ranking_of_a_sidecar_that_is_far_behind_overrules_no_caller() -> None:
+    """On a busy machine a sidecar ranks in time, by what it heard half a minute ago."""
+    told = Told()
+    precious, heard = set(told.keys[:40]), told.now - 1.0
+    for is_over in (False, True):
+        told.arranger.stated(told.keys[:40], is_over)
+    for number in range(30):
+        told.now += 1.0
+        told.arranger.step(ranking(told.keys, ts=told.now, known_of=heard), linked_since=0.0)
+        told.serve(12, number + 5, precious)
+    assert told.lost == []
 
 
 def test_a_word_that_nobody_heard_is_forgotten_in_the_end() -> None:
     told = Told(stale_s=30.0)
+    told.protection.over(told.keys[:40])
     told.now += 29.0
     assert told.remains(None, math.inf) == 40
     told.now += 2.0
@@ -320,7 +425,7 @@ def test_a_ranking_that_did_not_hear_of_it_does_not_overrule_a_caller() -> None:
     pool, keys, index = cached_pool(201)
     world = Pool(pool, index, blocks_per_step=16)
     precious = set(keys.tolist()[:40])
-    world.arranger.stated(list(precious))
+    world.arranger.stated(list(precious), is_over=True)
     for number in range(60):
         world.arranger.step(ranking(order=keys), linked_since=math.inf)
         world.serve(12, number + 5, precious)
