@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from kvgraph.advisor.process.http_service import HeadDeadline
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
@@ -84,5 +87,32 @@ def test_a_request_that_hangs_everywhere_is_refused_and_says_why() -> None:
             answer: httpx.Response = await asked
             assert answer.status_code in (502, 503)  # 503: the only engine is down by then
             assert fleet.proxy.counts.hung >= 1
+
+    asyncio.run(run())
+
+
+def test_a_client_whose_request_never_begins_is_cut_and_one_that_waits_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(HeadDeadline, "head_s", 0.3)
+
+    async def run() -> None:
+        engine = StandInEngine()
+        async with routed([engine]) as fleet:
+            await fleet.until(True)
+            at = urlsplit(fleet.url)
+            for begun in (b"", b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n"):
+                reader, writer = await asyncio.open_connection(at.hostname, at.port)
+                writer.write(begun)
+                async with asyncio.timeout(15):
+                    with contextlib.suppress(ConnectionError):
+                        assert await reader.read() == b""
+                writer.close()
+            engine.hold = asyncio.Event()
+            waiting = asyncio.create_task(fleet.complete())
+            await asyncio.sleep(1)
+            engine.hold.set()
+            assert (await waiting).text == "one two three"
+            assert (await fleet.complete()).status_code == 200
 
     asyncio.run(run())
