@@ -13,7 +13,7 @@ _LEAST_BYTES: Final = 1 << 20  # smaller transfers say little about bandwidth; c
 _UNMEASURED_LIMIT_S: Final = 1.0  # of reading a store, before prefill was measured; chosen
 _LEAST_ASKED_S: Final = 0.05  # of computing, for which a store is asked; chosen: some decode steps
 _LEAST_LIMIT_S: Final = 0.25  # … and at least, however little there is to compute; chosen
-_MOST_STEPS: Final = 4  # under way at once; a runner may not report an idle step's end; chosen
+_MOST_STEPS: Final = 4  # under way at once; chosen
 
 
 class TransferCosts:
@@ -117,8 +117,13 @@ class TransferCosts:
         self.spill_bytes_per_s = _speed(self.spill_bytes_per_s, size, transfer_s)
 
     def step_began(self, tokens: int) -> None:
-        """Note that a step with ``tokens`` tokens was scheduled."""
-        self._steps.append((tokens, self._clock()))
+        """Note that a step with ``tokens`` tokens was scheduled.
+
+        One without tokens is not waited for: a runner tells of its end only if a transfer ended. An
+        end that is awaited in vain would have later steps taken for one another from then on.
+        """
+        if tokens:
+            self._steps.append((tokens, self._clock()))
 
     def step_ended(self) -> None:
         """Note that the oldest step's output arrived. Steps overlap: one counts from the end of the

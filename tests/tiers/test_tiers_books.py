@@ -242,3 +242,15 @@ def test_a_store_that_turned_slow_is_not_loaded_from() -> None:
     costs.loaded(10 * MIB, 10.0, from_disk=False, from_store=True)
     assert costs.worth_loading(1000, MIB, 0), "memory is another matter"
     assert not costs.worth_loading(1000, 0, 0, 10 * MIB)
+
+
+def test_idle_steps_whose_end_nobody_tells_of_shift_no_measurement() -> None:
+    clock = Clock()
+    costs = TransferCosts(clock)
+    for _ in range(3):
+        costs.step_began(0)
+        clock.now += 0.01
+    costs.step_began(1000)
+    clock.now += 1.0
+    costs.step_ended()
+    assert costs.prefill_tokens_per_s == pytest.approx(1000)
