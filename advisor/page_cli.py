@@ -155,9 +155,12 @@ def why_sentence(request: Mapping[str, Any]) -> str:
         f"Request {request['request']}{session}: {request['prompt_tokens']:,} tokens, "
         f"{blocks['asked']} blocks; {', '.join(parts)}, {blocks['computed']} computed."
     )
-    wait = request["ended_at"]
-    took = f" It took {seconds(wait - request['at'])}." if wait is not None else ""
-    said = [miss["sentence"], f"What would have helped: {miss['remedy']}"] if miss else []
-    if miss and not miss["remedy"]:
-        said.pop()
+    ended, wait = request["ended_at"], request["wait"]
+    took = f" It took {seconds(ended - request['at'])}." if ended is not None else ""
+    said = []
+    if wait:
+        said = [f"Before, it waited {seconds(request['waited_s'])}.", wait["sentence"]]
+        said += [f"What would have let it begin sooner: {wait['remedy']}"]
+    said += [miss["sentence"]] if miss else []
+    said += [f"What would have helped: {miss['remedy']}"] if miss and miss["remedy"] else []
     return " ".join([f"{head}{took}", *said])

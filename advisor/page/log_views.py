@@ -19,6 +19,7 @@ from ...graph.tables.tables import Tables
 from ...graph.types import LAYER_NAMES, NO_ROW, SessionState, as_keys
 from ..reasons.miss_words import eviction_sentence, miss_sentence
 from ..reasons.remedies import remedy
+from .work_ahead import wait_of
 
 Unix = Callable[[float], float]
 """Turns a time of the graph's clock into Unix seconds."""
@@ -72,6 +73,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         tenant=names.tenant,
         at=unix(float(record["at"])),
         waited_s=round(float(record["waited"]), 3),
+        wait=wait_of(history.requests, number),
         prompt_tokens=int(record["tokens"]),
         block_size=int(record["size"]),
         blocks=BlockCounts(

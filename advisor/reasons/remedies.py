@@ -47,8 +47,8 @@ _NEW_PROMPT: Final = (
     "`kvgraph precache` has it computed before the first one comes."
 )
 _NEW_TURN: Final = (
-    "No cache would have: from there on the prompt is new. Only fewer new tokens would have been "
-    "faster."
+    "No cache would have: from there on the prompt is new, and fewer new tokens alone are sooner "
+    "computed."
 )
 _UNCHANGED: Final = (
     "Sending the earlier turns as they were, and adding to their end: what changes from turn to "

@@ -50,6 +50,26 @@ class Miss(Part):
     evicted_at: float | None
 
 
+class Wait(Part):
+    """What an engine did while a request waited for its turn there.
+
+    Attributes:
+        prompts: That were begun in that time.
+        tokens: That were computed for these.
+        again: Of these tokens: how many had been in the engine's pool before.
+        largest: The request's ``id`` for which most was computed; None where nothing was.
+        sentence: All that in words.
+        remedy: What would have let it begin sooner, in words.
+    """
+
+    prompts: int
+    tokens: int
+    again: int
+    largest: int | None
+    sentence: str
+    remedy: str
+
+
 class RequestView(Part):
     """One request as its engine first scheduled it.
 
@@ -58,6 +78,7 @@ class RequestView(Part):
         request: What its engine calls it.
         at: When it was first scheduled, in Unix seconds.
         waited_s: From its arrival until then; 0 where its engine does not tell.
+        wait: What it waited for; None where it hardly waited.
         prompt_tokens: All of them, the partial block at the end included.
         block_size: Tokens of a block.
         again: Of the blocks that it computed: how many had been in this pool before.
@@ -75,6 +96,7 @@ class RequestView(Part):
     tenant: str | None
     at: float
     waited_s: float = 0.0
+    wait: Wait | None = None
     prompt_tokens: int
     block_size: int
     blocks: BlockCounts

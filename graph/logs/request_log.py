@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ..columns.columns import grown
 from .reasons import Detail, Reason
@@ -176,8 +177,16 @@ class RequestLog:
 
     def missing(self, key: int) -> list[int]:
         """Requests whose first missing block has this key, the oldest first."""
-        slots = np.flatnonzero(self._ring["key"] == np.uint64(key))
-        newest = self.next - 1 - (self.next - 1 - slots) % LIMIT
+        return self._in(self._ring["key"] == np.uint64(key))
+
+    def scheduled(self, since: float, until: float) -> list[int]:
+        """Requests that were first scheduled from ``since`` on and before ``until``, in the clock's
+        seconds, the oldest first."""
+        return self._in((self._ring["at"] >= since) & (self._ring["at"] < until))
+
+    def _in(self, slots: npt.NDArray[np.bool_]) -> list[int]:
+        taken = np.flatnonzero(slots)
+        newest = self.next - 1 - (self.next - 1 - taken) % LIMIT
         return sorted(newest[newest >= 0].tolist())
 
     def names(self, number: int) -> RequestNames:

@@ -324,3 +324,33 @@ def test_a_terminal_says_why_in_sentences(world: World, board: PageBoard) -> Non
     assert said.startswith(f"Request {name} of session s: 53 tokens, 3 blocks; 2 in the pool, 1")
     assert "Block 3 of 3 left the pool 1.0 s before" in said
     assert "What would have helped: A pool larger by one block would have kept it." in said
+
+
+def test_a_request_that_waited_says_what_was_computed_meanwhile(
+    world: World, board: PageBoard
+) -> None:
+    world.serve(1, 2, 3, session="before")
+    world.evict(3, 2)
+    world.now += 10
+    world.serve(1, 2, 3, found=1, session="largest")
+    world.serve(7, engine="b")
+    world.now += 1
+    world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=9.0))
+    (request,) = board.requests(1).requests
+    assert request.wait is not None
+    largest = board.requests(3).requests[-1]
+    assert (largest.session, request.wait.largest) == ("largest", largest.id)
+    assert (request.wait.prompts, request.wait.again) == (1, 2 * SIZE)
+    assert request.wait.tokens == largest.prompt_tokens - SIZE
+    said = why_sentence(request.model_dump())
+    assert "it waited 9.0 s. While it waited, the engine began one other prompt" in said
+    assert "The largest was largest's: " in said
+    assert "would have let it begin sooner: Keeping what the prompts before it" in said
+
+
+def test_a_request_that_waited_behind_nobody_says_so(world: World, board: PageBoard) -> None:
+    world.tell(RequestStarted("alone", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
+    (request,) = board.requests(1).requests
+    assert request.wait is not None
+    assert request.wait.largest is None
+    assert "no other prompt was begun" in request.wait.sentence

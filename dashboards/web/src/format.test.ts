@@ -6,6 +6,9 @@ test("nothing of nothing is unknown, and zero is not", () => {
   expect(percent(0, 0)).toBe("–");
   expect(percent(null)).toBe("–");
   expect(percent(0, 10)).toBe("0 %");
+  expect(percent(212, 213)).toBe(">99 %");
+  expect(percent(9_999_999, 10_000_000, 1)).toBe(">99.9 %");
+  expect(percent(213, 213)).toBe("100 %");
 });
 
 test("one of something is not many", () => {

@@ -18,9 +18,12 @@ export function counted(count: number | null | undefined, name: string): string 
   return `${whole(count)} ${name}${count === 1 ? "" : "s"}`;
 }
 
-/** `part` of `all` in percent; nothing of nothing is unknown. */
+/** `part` of `all` in percent; nothing of nothing is unknown, and 100 % is all of it. */
 export function percent(part: number | null | undefined, all = 1, digits = 0): string {
-  return part == null || all === 0 ? UNKNOWN : `${((100 * part) / all).toFixed(digits)} %`;
+  if (part == null || all === 0) return UNKNOWN;
+  const said = ((100 * part) / all).toFixed(digits);
+  const most = (100 - 10 ** -digits).toFixed(digits);
+  return Number(said) === 100 && part < all ? `>${most} %` : `${said} %`;
 }
 
 export function points(difference: number | null): string {

@@ -50,7 +50,7 @@ class LivePage:
     @property
     def address(self) -> str:
         """What to open in a browser."""
-        return page_address(self._sidecar.http, self._token, edit=True)
+        return page_address(self._sidecar.http, self._token)
 
     def begin_anew(self) -> None:
         """Forget all that was seen: the next scene begins."""

@@ -995,6 +995,7 @@ export interface components {
          *         request: What its engine calls it.
          *         at: When it was first scheduled, in Unix seconds.
          *         waited_s: From its arrival until then; 0 where its engine does not tell.
+         *         wait: What it waited for; None where it hardly waited.
          *         prompt_tokens: All of them, the partial block at the end included.
          *         block_size: Tokens of a block.
          *         again: Of the blocks that it computed: how many had been in this pool before.
@@ -1022,6 +1023,7 @@ export interface components {
              * @default 0
              */
             waited_s: number;
+            wait?: components["schemas"]["Wait"] | null;
             /** Prompt Tokens */
             prompt_tokens: number;
             /** Block Size */
@@ -1358,6 +1360,32 @@ export interface components {
          * @enum {string}
          */
         Verdict: "accepted" | "clipped" | "deferred" | "rejected" | "missing";
+        /**
+         * Wait
+         * @description What an engine did while a request waited for its turn there.
+         *
+         *     Attributes:
+         *         prompts: That were begun in that time.
+         *         tokens: That were computed for these.
+         *         again: Of these tokens: how many had been in the engine's pool before.
+         *         largest: The request's ``id`` for which most was computed; None where nothing was.
+         *         sentence: All that in words.
+         *         remedy: What would have let it begin sooner, in words.
+         */
+        Wait: {
+            /** Prompts */
+            prompts: number;
+            /** Tokens */
+            tokens: number;
+            /** Again */
+            again: number;
+            /** Largest */
+            largest: number | null;
+            /** Sentence */
+            sentence: string;
+            /** Remedy */
+            remedy: string;
+        };
         /**
          * WeightChange
          * @description What to change of the weights; what is not named stays.

@@ -18,6 +18,7 @@ export type TierFill = Schemas["TierFill"];
 export type AdviceAge = Schemas["AdviceAge"];
 export type Requests = Schemas["Requests"];
 export type RequestView = Schemas["RequestView"];
+export type Wait = Schemas["Wait"];
 export type Miss = Schemas["Miss"];
 export type Misses = Schemas["Misses"];
 export type Loss = Schemas["Loss"];

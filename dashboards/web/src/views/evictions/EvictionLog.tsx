@@ -74,7 +74,7 @@ function Row({ eviction, isNamed }: { eviction: EvictionView; isNamed: boolean }
   return (
     <tr ref={row} aria-selected={isNamed}>
       <td className="dim">{clock(eviction.at)}</td>
-      <td>
+      <td title="Its layer as it was when it left">
         <BlockLink of={eviction.key} />
         <LayerKey of={eviction.layer} className="dim" />
       </td>

@@ -68,7 +68,7 @@ function factsOf(block: Explained, nameOf: Named) {
     session: block.session && <SessionLink of={block.session} tenant={block.tenant} />,
     tenant: block.tenant,
     model: block.model,
-    tokens: `${from} to ${to}, block ${block.depth} of its chain`,
+    tokens: `${from} to ${to}, block ${block.depth + 1} of its chain`,
     importance: percent(block.importance),
     used: `by ${counted(block.requests, "request")}, found by ${block.hits}, last ${duration(block.age_s)} ago`,
     "held by": held(block, nameOf) || "nobody: remembered only",

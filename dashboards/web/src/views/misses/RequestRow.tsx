@@ -2,7 +2,7 @@ import { useEffect, useRef } from "react";
 
 import { useEngineNames } from "../../api/engineNames";
 import { useNews } from "../../api/heartbeat";
-import type { Miss, RequestView } from "../../api/types";
+import type { Miss, RequestView, Wait } from "../../api/types";
 import { clock, counted, duration, percent, whole, words } from "../../format";
 import { Bar, type Slice } from "../../parts/Bar";
 import { Facts } from "../../parts/Facts";
@@ -65,6 +65,7 @@ function Opened({ request }: { request: RequestView }) {
   return (
     <div className="opened">
       <Took request={request} rate={rate} />
+      {request.wait && <Waited wait={request.wait} />}
       {miss ? (
         <Why miss={miss} engine={request.engine} />
       ) : (
@@ -79,6 +80,8 @@ function Opened({ request }: { request: RequestView }) {
           engine: nameOf(request.engine),
           prompt: `${counted(request.prompt_tokens, "token")}, ${counted(blocks.asked, "full block")} of ${request.block_size}`,
           blocks: from.map(({ label, value }) => `${whole(value)} ${label}`).join(", "),
+          arrived: clock(request.at - request.waited_s),
+          begun: clock(request.at),
           ended: request.finished === null ? "it runs" : words(request.finished),
         }}
       />
@@ -86,22 +89,34 @@ function Opened({ request }: { request: RequestView }) {
   );
 }
 
-const BEYOND = {
-  queue:
-    "Most of its time it waited for its turn: less to compute for the requests before it, or another engine.",
-  rest: "Most of its time went to its answer, and to what ran beside it: no cache shortens that.",
-};
+const REST =
+  "Most of its time went to its answer, and to what ran beside it: no cache shortens that.";
+
+/** What its engine did before it began. */
+function Waited({ wait }: { wait: Wait }) {
+  return (
+    <p className="sentence wait wrap">
+      <b>Why it waited:</b> {wait.sentence}{" "}
+      {wait.largest !== null && (
+        <span className="ways">
+          <a href={linkTo("misses", { request: wait.largest })}>the largest</a>
+        </span>
+      )}
+    </p>
+  );
+}
 
 /** What would have made it fast; where that is not the cache, also what would have been found. */
 function Remedy({ request, rate }: { request: RequestView; rate: number | null }) {
   const beyond = beyondTheCache(timingOf(request, rate));
   const remedy = request.miss?.remedy ?? null;
   const again = againOf(request, rate);
+  const other = beyond === "rest" ? REST : (request.wait?.remedy ?? null);
   return (
     <>
-      {beyond !== null && (
-        <p className="sentence">
-          <b>What would have made it fast:</b> {BEYOND[beyond]}
+      {beyond !== null && other !== null && (
+        <p className="sentence wrap">
+          <b>What would have made it fast:</b> {other}
         </p>
       )}
       {remedy !== null && (
@@ -142,7 +157,7 @@ function Took({ request, rate }: { request: RequestView; rate: number | null }) 
     <div className="took">
       <p className="sentence">
         <b>It took {duration(timing.all)}</b>
-        {prompt !== null && ", its prompt by the speed that was measured"}:
+        {prompt !== null && " (how long its prompt took is reckoned from the speed of others)"}:
       </p>
       <Bar label="Milliseconds" slices={slices.map(inMilliseconds)} />
       <Legend entries={slices.map((each) => ({ ...each, value: duration(each.value) }))} />
