@@ -20,6 +20,10 @@ HOLD_MAX_S: Final = 300.0
 prefill, during which no resident session is answered, so that a short bound brings the collapse
 back; and it is half of what clients wait (the OpenAI client's default is 600 s)."""
 
+HOLD_PATIENCE_S: Final = 10.0
+"""A request held for as long may start when nobody else is queued. Chosen: room comes by then, or
+the engine has time to compute the context again."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvictionRanking:

@@ -6,12 +6,13 @@ An engine's hook asks it in its steps, and the replay lab as its clock runs; it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
-from ..messages.advice import AdmissionAdvice
-from .release_order import Ages, Held, HoldingOrder
+from ..messages.advice import HOLD_PATIENCE_S, AdmissionAdvice
+from .pacing import Pacing
+from .release_order import Held, HoldingOrder
 from .room_left import RoomLedger
 from .saturation import Saturation
 
@@ -21,12 +22,13 @@ answer soon. Chosen."""
 _LAST_STEPS: Final = 0.02
 """Share of the bound: a request goes when it has waited 98 % of it, since the next step may be
 long. Chosen."""
-_OVERDUE: Final = 0.7
-"""Share of the bound: whoever has waited longer goes first, since all that reach the bound start
-whatever else is queued. Chosen."""
-_GRACE: Final = 0.1
-"""Share of the bound: so long, those that lack the least go first; see ``Ages``. Chosen."""
+_OVERDUE: Final = 0.5
+"""Share of the bound: whoever has waited longer goes first and is waited for no longer, since all
+that reach the bound start whatever else is queued. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
+_PATIENT: Final = 20.0
+"""A request that has waited this many times as long as its prompt takes was patient, even before
+``HOLD_PATIENCE_S``. Chosen."""
 _SHORT: Final = 256
 """A prompt is short if so many like it fit into the pool: it takes little room, and no agent's
 context is so small. Chosen."""
@@ -71,24 +73,19 @@ class HoldingRule:
 
     A request does not wait if it brings no new context, and none waits while the sidecar is silent
     or sees room for all, while nothing else runs, or longer than the bound. While few prompts
-    queue, nobody begins to wait but behind others who do. All times are seconds of one clock.
+    queue, nobody begins to wait but behind others who do, and these start one at a time without
+    being patient first. All times are seconds of one clock.
 
     Attributes:
         saturation: Whether prompts queue so often that the engine gains by letting some wait.
-
-    Args:
-        lacks: Blocks of a held request's prompt that would have to be computed now.
     """
 
-    def __init__(self, bounds: HoldingBounds, lacks: Callable[[Held], int]) -> None:
+    def __init__(self, bounds: HoldingBounds) -> None:
         self._bounds = bounds
-        self._lacks = lacks
-        self._longest_s = (1.0 - _LAST_STEPS) * bounds.most_s
-        self._ages = Ages(_OVERDUE * bounds.most_s, _GRACE * bounds.most_s)
         self._order = HoldingOrder()
         self._room = RoomLedger()
+        self._pacing = Pacing()
         self.saturation = Saturation()
-        self._came: dict[str, float] = {}  # since when those wait that are not held, by request
         self._counted = False  # whether one came since the last step: it counts for all who did
         self._ran_at = -math.inf
 
@@ -112,7 +109,6 @@ class HoldingRule:
         resting = idle and asks.since - self._ran_at >= _ABOUT_TO_RUN_S
         if resting and not len(self._order):
             return self._let_in(asks)
-        self._came[asks.request_id] = asks.born
         return self.turn_comes(asks, advice)
 
     def turn_comes(self, asks: Held, advice: AdmissionAdvice | None) -> bool:
@@ -122,11 +118,9 @@ class HoldingRule:
         """
         if self.is_let_in(asks.request_id):
             return False
-        waited = asks.since - self._came.get(asks.request_id, asks.born)
-        if advice is None or waited >= self._longest_s or not self._must_wait(asks, advice):
+        if not asks.blocks or advice is None or not self._must_wait(asks, advice):
             return self._let_in(asks)
-        self._came.pop(asks.request_id, None)
-        self._order.add(replace(asks, waited_s=waited))
+        self._order.add(asks)
         return True
 
     def is_let_in(self, request_id: str) -> bool:
@@ -139,7 +133,6 @@ class HoldingRule:
 
     def started(self, request_id: str, now: float) -> None:
         """A request got blocks."""
-        self._came.pop(request_id, None)
         self._room.begin(request_id, now)
 
     def removed(self, request_id: str) -> Held | None:
@@ -148,7 +141,6 @@ class HoldingRule:
 
     def ended(self, request_id: str) -> None:
         """Forget a request that was not held and is over, in whatever state it was."""
-        self._came.pop(request_id, None)
         self._room.drop(request_id)
 
     # Steps --------------------------------------------------------------------------------------
@@ -158,31 +150,30 @@ class HoldingRule:
     ) -> list[tuple[Held, str]]:
         """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
 
-        If there is no room, one starts once no other is queued, and with it as many as one step
-        computes with it: a prefill that stands before a resident session's turn may evict that
-        session's blocks, but an engine that waits for such a turn computes nothing.
+        If there is no room, a request that was patient (it has waited ``HOLD_PATIENCE_S``, or
+        ``_PATIENT`` times what its prompt takes; or at all, while few prompts queue) starts once no
+        other is queued, and with it as many as one step computes with it, as ``Pacing`` allows: a
+        prefill that stands before a resident session's turn may evict that session's blocks.
 
         Args:
             idle: The engine has no work but held requests.
-            free: No request is queued, and the prompt of the last one released is as good as
-                computed.
+            free: No request is queued, and the prompt of the last one released has been computed.
         """
         self._counted = False
         if not idle or not len(self._order):
             self._ran_at = now
+        self._pacing.looks(now, free)
         if advice is None or advice.room_blocks is None:
             return list(self._all("open" if advice is not None else "silence"))
         found = [*self._old(now), *self._fitting(advice)]
-        if found or not (idle or free):
-            return found
-        return [(held, "idle" if idle else "patience") for held in self._together(now)]
+        return found or self._without_room(now, idle)
 
     def oldest(self) -> Held | None:
         """The request that has waited longest; None if none is held."""
         return self._order.oldest()
 
     def _must_wait(self, asks: Held, advice: AdmissionAdvice) -> bool:
-        if advice.room_blocks is None or not 0 < asks.blocks < self._bounds.pool_blocks:
+        if advice.room_blocks is None or asks.blocks >= self._bounds.pool_blocks:
             return False
         if len(self._order):
             return True  # behind those that wait
@@ -193,8 +184,8 @@ class HoldingRule:
             yield self._let_go(held), reason
 
     def _old(self, now: float) -> Iterator[tuple[Held, str]]:
-        born = now - self._longest_s
-        while (held := self._order.oldest()) is not None and held.born <= born:
+        born = now - (1.0 - _LAST_STEPS) * self._bounds.most_s
+        while (held := self._order.oldest()) is not None and held.since <= born:
             yield self._let_go(held), "bound"
 
     def _fitting(self, advice: AdmissionAdvice) -> Iterator[tuple[Held, str]]:
@@ -204,16 +195,33 @@ class HoldingRule:
                 return
             yield self._let_go(held), "room"
 
-    def _together(self, now: float) -> Iterator[Held]:
+    def _without_room(self, now: float, idle: bool) -> list[tuple[Held, str]]:
+        resting = idle and now - self._ran_at >= _ABOUT_TO_RUN_S
+        if resting and (held := self._order.peek()) is not None:
+            return [(self._let_go(held), "idle")]
+        due = now - _OVERDUE * self._bounds.most_s
+        oldest = self._order.oldest()
+        if oldest is None or not self._pacing.may_start(now, hurries=oldest.since <= due):
+            return []
+        patient = list(self._patient(due, now))
+        if patient:
+            self._pacing.begin(now, sum(held.blocks for held in patient))
+        return [(held, "patience") for held in patient]
+
+    def _patient(self, due: float, now: float) -> Iterator[Held]:
         """Those who start together: one, and as many as are computed in the same step."""
-        left = self._bounds.step_blocks
-        while left > 0:
-            held = self._order.pop_nearest(self._lacks, self._ages, now)
-            if held is None:
-                return
+        saturated, left = self.saturation.is_reached, self._bounds.step_blocks
+
+        def is_patient(held: Held) -> bool:
+            return not saturated or now - held.since >= self._patience(held)
+
+        while left > 0 and (held := self._order.pop_patient(is_patient, due, now)) is not None:
             self._let_in(held)
             yield held
             left -= held.blocks
+
+    def _patience(self, held: Held) -> float:
+        return min(HOLD_PATIENCE_S, _PATIENT * self._pacing.takes(held.blocks))
 
     def _let_in(self, asks: Held) -> bool:
         self._room.promise(asks.request_id, asks.blocks)

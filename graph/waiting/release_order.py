@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ _MOST_TENANTS: Final = (
     4096  # remembered; the one that started a request longest ago is forgotten. Chosen
 )
 _DEAD_ENTRIES: Final = 64  # in the heap, besides one for each that waits; chosen
-_MOST_LOOKED_AT: Final = 64  # lanes, and requests of a lane, in ``pop_nearest``; chosen
+_MOST_LOOKED_AT: Final = 64  # lanes, and requests of a lane, in ``pop_patient``; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,12 @@ class Held:
 
     Attributes:
         request_id: The engine's id of it.
-        since: When it began to be held, in seconds of the engine's clock.
+        since: When it began to wait, in seconds of the engine's clock.
         blocks: Blocks of its context that the pool does not hold.
         priority: As in vLLM: lower goes first.
         returning: Whether its session has been served here before.
         session: Its session's name, if it has one.
         tenant: Its tenant's name, if that is known.
-        waited_s: What it had waited before: for the engine, or held and given up by its client.
-        asker: Who would ask again: the same session, or the same prompt.
     """
 
     request_id: str
@@ -39,26 +37,6 @@ class Held:
     returning: bool = False
     session: str | None = None
     tenant: str | None = None
-    waited_s: float = 0.0
-    asker: Hashable = None
-
-    @property
-    def born(self) -> float:
-        """Since when it waits, all told: what the bound on waiting counts from."""
-        return self.since - self.waited_s
-
-
-class Ages(NamedTuple):
-    """What waiting counts for where there is no room, in seconds.
-
-    Attributes:
-        overdue_s: Who has waited for as long goes first, whatever it lacks.
-        grace_s: So long, whoever lacks less goes first; of two that waited much longer, it is who
-            waited longer for each block that it lacks.
-    """
-
-    overdue_s: float
-    grace_s: float
 
 
 class _Place(NamedTuple):
@@ -89,12 +67,11 @@ class HoldingOrder:
     A tenant pays for what starts, and not for what goes away before. Every operation costs
     O(log n) of those that wait, spread over all.
 
-    Where there is no room, what a request still lacks counts too: see ``pop_nearest``.
+    Where there is no room, what a request will cost counts too: see ``pop_patient``.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, Held] = {}
-        self._ages: list[tuple[float, int, str]] = []  # a heap: when each was born, dead ones too
+        self._held: OrderedDict[str, Held] = OrderedDict()
         self._lanes: dict[tuple[str | None, int, bool], _Lane] = {}  # without the empty ones
         self._turns: list[_Turn] = []  # a heap: each lane once, no later than where it stands now
         self._ends: OrderedDict[str | None, float] = OrderedDict()
@@ -104,8 +81,8 @@ class HoldingOrder:
 
     @property
     def entries(self) -> int:
-        """Places of both heaps, dead ones among them: what they cost to keep."""
-        return max(len(self._turns), len(self._ages))
+        """Places of the heap, dead ones among them: what it costs to keep."""
+        return len(self._turns)
 
     @property
     def tenants(self) -> int:
@@ -119,22 +96,15 @@ class HoldingOrder:
         """Add ``held``, behind those of its tenant."""
         self._count += 1
         self._held[held.request_id] = held
-        heapq.heappush(self._ages, (held.born, self._count, held.request_id))
         lane = self._lanes.setdefault(_lane_of(held), OrderedDict())
         lane[held.request_id] = _Place(self._now, self._count, held)
         if len(lane) == 1:
             heapq.heappush(self._turns, self._turn(lane))
-        self._forget()
+            self._forget()
 
     def oldest(self) -> Held | None:
         """The request that has waited longest; None if none is held."""
-        ages = self._ages
-        while ages:
-            held = self._held.get(ages[0][-1])
-            if held is not None and held.born == ages[0][0]:
-                return held
-            heapq.heappop(ages)
-        return None
+        return next(iter(self._held.values()), None)
 
     def peek(self) -> Held | None:
         """The next one in order; None if none is held. Brings the heap's top up to date."""
@@ -150,24 +120,24 @@ class HoldingOrder:
             heapq.heapreplace(turns, turn)
         return None
 
-    def pop_nearest(self, lacks: Callable[[Held], int], ages: Ages, now: float) -> Held | None:
-        """Remove and return one that starts although there is no room; None if none is held.
+    def pop_patient(
+        self, is_patient: Callable[[Held], bool], due: float, now: float
+    ) -> Held | None:
+        """Remove and return one of those that have been patient; None if there is none.
 
-        Of the best priority, and there of the tenant that has had the least: the request that has
-        waited longest, if it is overdue; else the one that has waited longest for the blocks that
-        it lacks, so that what is nearly resident, or short, goes before what must be computed, and
-        that before whatever came much later (highest response ratio next; Brinch Hansen, 1971).
-
-        Args:
-            lacks: Blocks of its prompt that would have to be computed if it started now.
+        Of the tenant that has had the least: the request that has waited longest, if since ``due``
+        or longer; else the one that has waited longest for its blocks, so that a short one goes
+        before a long one that came with it, and a long one before short ones that came much later
+        (highest response ratio next; Brinch Hansen, 1971).
         """
-        found = self._least_served()
+        found = self._least_served(is_patient)
         if found is None:
             return None
         start, tenant, priority = found
         lanes = [self._lanes.get((tenant, priority, kind)) for kind in (False, True)]
         waiting = (held for lane in lanes if lane for held in _looked_at(lane))
-        best = max(waiting, key=lambda held: _claim(held, lacks, ages, now))
+        patient = (held for held in waiting if is_patient(held))
+        best = max(patient, key=lambda held: _claim(held, due, now))
         self._now = max(self._now, start)
         return self.take(best.request_id)
 
@@ -190,14 +160,17 @@ class HoldingOrder:
         place = self._remove(request_id)
         return place.held if place is not None else None
 
-    def _least_served(self) -> tuple[float, str | None, int] | None:
+    def _least_served(
+        self, is_patient: Callable[[Held], bool]
+    ) -> tuple[float, str | None, int] | None:
         """Where the tenant whose turn it is starts, its name and its request's priority."""
-        firsts = [_first(lane) for lane in islice(self._lanes.values(), _MOST_LOOKED_AT)]
-        turns = [(each.held.priority, self._start(each), each.number, each) for each in firsts]
-        if not turns:
-            return None
-        priority, start, _, place = min(turns)
-        return start, place.held.tenant, priority
+        found: tuple[int, float, int, str | None] | None = None
+        for lane in islice(self._lanes.values(), _MOST_LOOKED_AT):
+            place = _first(lane)
+            if any(is_patient(held) for held in _looked_at(lane)):
+                turn = place.held.priority, self._start(place), place.number, place.held.tenant
+                found = turn if found is None or turn[:3] < found[:3] else found
+        return None if found is None else (found[1], found[3], found[0])
 
     def _remove(self, request_id: str) -> _Place | None:
         held = self._held.pop(request_id, None)
@@ -222,10 +195,6 @@ class HoldingOrder:
         if len(self._turns) > 2 * len(self._lanes) + _DEAD_ENTRIES:
             self._turns = [turn for turn in self._turns if turn[-1]]
             heapq.heapify(self._turns)
-        if len(self._ages) > 2 * len(self._held) + _DEAD_ENTRIES:
-            numbers = enumerate(self._held.values(), start=self._count - len(self._held) + 1)
-            self._ages = [(held.born, number, held.request_id) for number, held in numbers]
-            heapq.heapify(self._ages)
 
 
 def _first(lane: _Lane) -> _Place:
@@ -237,11 +206,9 @@ def _looked_at(lane: _Lane) -> Iterator[Held]:
     return (place.held for place in islice(lane.values(), _MOST_LOOKED_AT))
 
 
-def _claim(held: Held, lacks: Callable[[Held], int], ages: Ages, now: float) -> tuple[bool, float]:
-    waited = now - held.born
-    if waited >= ages.overdue_s:
-        return True, waited
-    return False, (waited + ages.grace_s) / max(1, lacks(held))
+def _claim(held: Held, due: float, now: float) -> tuple[bool, float]:
+    waited = now - held.since
+    return (True, waited) if held.since <= due else (False, waited / held.blocks)
 
 
 def _lane_of(held: Held) -> tuple[str | None, int, bool]:

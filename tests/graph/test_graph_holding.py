@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from kvgraph.graph.messages.advice import AdmissionAdvice
+from kvgraph.graph.messages.advice import HOLD_PATIENCE_S, AdmissionAdvice
 from kvgraph.graph.messages.events import HOLD_ENDS
 from kvgraph.graph.waiting.holding_rule import HoldingBounds, HoldingRule, new_context_blocks
 from kvgraph.graph.waiting.release_order import Held
@@ -22,11 +22,6 @@ def asks(name: str, since: float, blocks: int = 10, **facts: object) -> Held:
     return Held(name, since, blocks, **facts)  # type: ignore[arg-type]
 
 
-def blocks_of(held: Held) -> int:
-    """What it lacks, where nothing of its prompt is evicted while it waits."""
-    return held.blocks
-
-
 def meets(rule: HoldingRule, requests: int, *, queued: bool) -> None:
     """So many requests come, and others stand in the queue then, or do not."""
     for _ in range(requests):
@@ -36,7 +31,7 @@ def meets(rule: HoldingRule, requests: int, *, queued: bool) -> None:
 @pytest.fixture
 def rule() -> HoldingRule:
     """Of an engine that ran a moment ago, and had a long queue."""
-    rule = HoldingRule(HoldingBounds(POOL, MOST_S), blocks_of)
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
     meets(rule, 100, queued=True)
     step(rule, 0.0, None)
     return rule
@@ -73,33 +68,33 @@ def test_nobody_is_held_without_a_word_or_with_room_for_all(rule: HoldingRule) -
 
 def test_nobody_is_held_by_an_engine_that_has_been_at_rest(rule: HoldingRule) -> None:
     assert rule.arrives(asks("a", 0.4), word(0), idle=True, queued=True), "it ran a moment ago"
-    assert step(rule, 0.45, 0, idle=True) == ["a idle"]
-    step(rule, 0.5, 0)
-    assert rule.arrives(asks("b", 0.9), word(0), idle=True, queued=True)
-    assert step(rule, 0.95, 0, idle=True) == ["b idle"]
-    assert not rule.arrives(asks("c", 1.5), word(0), idle=True, queued=True)
+    assert step(rule, 0.45, 0, idle=True) == []
+    assert step(rule, 0.6, 0, idle=True) == ["a idle"]
+    assert not rule.arrives(asks("b", 1.2), word(0), idle=True, queued=True)
 
 
 def test_nobody_is_held_by_an_engine_that_keeps_up() -> None:
-    rule = HoldingRule(HoldingBounds(POOL, MOST_S), blocks_of)
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
     meets(rule, 100, queued=False)
     for number in range(100):
         asked = asks(str(number), 1.0)
         assert not rule.arrives(asked, word(0), idle=False, queued=number % 4 == 0)
 
 
-def test_once_few_prompts_queue_nobody_begins_to_wait_but_behind_others(rule: HoldingRule) -> None:
-    assert rule.arrives(asks("a", 1.0), word(0), idle=False, queued=True)
+def test_once_few_prompts_queue_those_that_wait_start_one_at_a_time(rule: HoldingRule) -> None:
+    for name in "abc":
+        assert rule.arrives(asks(name, 1.0), word(0), idle=False, queued=True)
+    assert step(rule, 2.0, 0, free=True) == []
     meets(rule, 50, queued=False)
-    assert rule.arrives(asks("b", 3.1), word(0), idle=False, queued=False), "behind the other"
-    assert step(rule, 3.2, 0) == [], "others are queued"
-    assert step(rule, 4.0, 0, free=True) == ["a patience"]
-    assert step(rule, 4.1, 0, free=True) == ["b patience"]
-    assert not rule.arrives(asks("c", 5.0), word(0), idle=False, queued=False)
+    assert step(rule, 3.0, 0, free=True) == ["a patience"]
+    assert rule.arrives(asks("d", 3.1), word(0), idle=False, queued=False), "behind the others"
+    assert step(rule, 3.2, 0) == [], "its prompt is under way"
+    assert step(rule, 4.0, 0, free=True) == [], "the engine rests for a tenth of that time"
+    assert step(rule, 4.2, 0, free=True) == ["b patience"]
 
 
 def test_those_that_come_together_are_one_sign_of_a_queue() -> None:
-    rule = HoldingRule(HoldingBounds(POOL, MOST_S), blocks_of)
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
     for _ in range(200):
         for sibling in range(8):
             rule.arrives(asks(str(sibling), 0.0, 0), word(0), idle=False, queued=sibling > 0)
@@ -107,13 +102,26 @@ def test_those_that_come_together_are_one_sign_of_a_queue() -> None:
     assert not rule.saturation.is_reached
 
 
+def test_a_prompt_that_takes_little_has_been_patient_soon() -> None:
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S))
+    meets(rule, 100, queued=True)
+    step(rule, 0.0, None)
+    assert rule.arrives(asks("measured", 0.0), word(0), idle=False, queued=True)
+    assert step(rule, 10.0, 0, free=True) == ["measured patience"]
+    step(rule, 10.1, 0, free=True)  # ten blocks took a tenth of a second
+    for name, blocks in (("short", 10), ("long", 200)):
+        assert rule.arrives(asks(name, 20.0, blocks), word(0), idle=False, queued=True)
+    assert step(rule, 21.9, 0, free=True) == []
+    assert step(rule, 22.1, 0, free=True) == ["short patience"]
+
+
 def test_as_many_start_without_room_as_one_step_computes() -> None:
-    rule = HoldingRule(HoldingBounds(POOL, MOST_S, step_blocks=25), blocks_of)
+    rule = HoldingRule(HoldingBounds(POOL, MOST_S, step_blocks=25))
     meets(rule, 100, queued=True)
     step(rule, 0.0, None)
     for name in "abcd":
         assert rule.arrives(asks(name, 0.0), word(0), idle=False, queued=True)
-    begun = step(rule, 1.0, 0, free=True)
+    begun = step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True)
     assert begun == ["a patience", "b patience", "c patience"]
 
 
@@ -172,65 +180,41 @@ def test_nobody_is_held_beyond_the_bound(rule: HoldingRule) -> None:
     assert step(rule, 98.0, 0) == ["early bound"], "a little ahead of it: a step takes its time"
 
 
-def test_without_room_they_start_one_at_a_time_and_only_where_nobody_else_waits(
+def test_who_was_patient_starts_where_nobody_else_waits_one_at_a_time(rule: HoldingRule) -> None:
+    assert rule.arrives(asks("oldest", 0.0), word(0), idle=False, queued=True)
+    assert rule.arrives(asks("returning", 1.0, returning=True), word(0), idle=False, queued=True)
+    assert step(rule, HOLD_PATIENCE_S - 1.0, 0, free=True) == []
+    assert step(rule, HOLD_PATIENCE_S, 0) == []
+    assert step(rule, HOLD_PATIENCE_S + 1.0, 0, free=True) == ["oldest patience"]
+    assert step(rule, HOLD_PATIENCE_S + 6.0, 0) == []
+    assert step(rule, HOLD_PATIENCE_S + 11.0, 0, free=True) == [], "its prompt took ten seconds"
+    assert step(rule, HOLD_PATIENCE_S + 11.9, 0, free=True) == [], "and one more it has in peace"
+    assert step(rule, HOLD_PATIENCE_S + 12.1, 0, free=True) == ["returning patience"]
+
+
+def test_short_prompts_go_before_long_ones_where_there_is_no_room_but_not_for_ever(
     rule: HoldingRule,
 ) -> None:
-    assert rule.arrives(asks("oldest", 0.0), word(0), idle=False, queued=True)
-    assert rule.arrives(asks("younger", 1.0, returning=True), word(0), idle=False, queued=True)
-    assert step(rule, 50.0, 0) == []
-    assert step(rule, 51.0, 0, free=True) == ["oldest patience"]
-    assert step(rule, 52.0, 0) == [], "its prompt is under way"
-    assert step(rule, 61.0, 0, free=True) == ["younger patience"]
-
-
-def test_what_is_nearly_resident_by_now_goes_first(rule: HoldingRule) -> None:
-    lacks = {"a": 40, "b": 40, "c": 40}
-    rule = HoldingRule(HoldingBounds(POOL, MOST_S), lambda held: lacks[held.request_id])
-    meets(rule, 100, queued=True)
-    for name in lacks:
-        assert rule.arrives(asks(name, 1.0, 40), word(0), idle=False, queued=True)
-    lacks["b"] = 3  # another session computed what both begin with
-    assert step(rule, 2.0, 0, free=True) == ["b patience"]
-    lacks["a"] = 80  # it lost its context
-    assert step(rule, 3.0, 0, free=True) == ["c patience"]
-
-
-def test_what_a_request_waited_for_the_engine_counts(rule: HoldingRule) -> None:
-    assert not rule.arrives(asks("warm", 1.0, 0), word(0), idle=False, queued=True)
-    assert rule.arrives(asks("later", 20.0), word(0), idle=False, queued=True)
-    assert rule.turn_comes(asks("warm", 60.0), word(0))
-    assert rule.oldest().request_id == "warm"
-    assert step(rule, 98.9, 0) == []
-    assert step(rule, 99.1, 0) == ["warm bound"], "it came a hundred seconds ago"
-    assert not rule.arrives(asks("late", 100.0, 0), word(None), idle=False, queued=True)
-    assert not rule.turn_comes(asks("late", 199.0), word(0)), "it has waited for the bound already"
-
-
-def test_what_lacks_less_goes_before_what_lacks_more_but_not_for_ever(rule: HoldingRule) -> None:
     rule.arrives(asks("long", 1.0, 40), word(0), idle=False, queued=True)
     for now in range(1, 95):
-        short = asks(f"short at {now}", float(now), 10)  # there always is one
-        rule.arrives(short, word(0), idle=False, queued=True)
+        if now % 2:  # there always is a short one that has waited for long enough
+            rule.arrives(asks(f"short at {now}", float(now), 10), word(0), idle=False, queued=True)
         found = step(rule, float(now), 0, free=now > 12)
         assert now > 13 or found in ([], ["short at 1 patience"])
         if "long patience" in found:
-            assert 41 <= now <= 72, "it is overdue at the latest"
+            assert 41 <= now <= 55, "forty seconds for forty blocks are as long as ten for ten"
             return
     pytest.fail("the long one is overtaken by whatever comes")
 
 
-def test_who_is_overdue_goes_first_whatever_it_lacks(rule: HoldingRule) -> None:
-    rule.arrives(asks("large", 0.0, 900), word(0), idle=False, queued=True)
-    rule.arrives(asks("small", 1.0, 1), word(0), idle=False, queued=True)
-    rule.arrives(asks("smaller", 68.0, 1), word(0), idle=False, queued=True)
-    assert step(rule, 69.0, 0, free=True) == ["small patience"]
-    assert step(rule, 70.5, 0, free=True) == ["large patience"]
-
-
-def test_a_better_priority_goes_first_however_late_it_comes(rule: HoldingRule) -> None:
-    rule.arrives(asks("low", 0.0, 10, priority=5), word(0), idle=False, queued=True)
-    rule.arrives(asks("high", 89.0, 500), word(0), idle=False, queued=True)
-    assert step(rule, 90.0, 0, free=True) == ["high patience"]
+def test_whoever_waited_for_half_of_the_bound_starts_without_a_rest(rule: HoldingRule) -> None:
+    rule.arrives(asks("a", 0.0), word(0), idle=False, queued=True)
+    rule.arrives(asks("b", 25.0), word(0), idle=False, queued=True)
+    rule.arrives(asks("c", 50.0), word(0), idle=False, queued=True)
+    assert step(rule, 61.0, 0, free=True) == ["a patience"]
+    assert step(rule, 81.0, 0, free=True) == ["b patience"], "a's prompt took twenty seconds"
+    assert step(rule, 91.0, 0, free=True) == [], "b's took ten, and c has waited for less than half"
+    assert step(rule, 92.1, 0, free=True) == ["c patience"]
 
 
 def test_tenants_take_turns_where_there_is_no_room(rule: HoldingRule) -> None:
@@ -270,7 +254,7 @@ def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest(
     rule: HoldingRule,
 ) -> None:
     rng = random.Random(11)
-    now, number, waiting = 0.0, 0, dict[str, Held]()
+    now, number, rest, waiting = 0.0, 0, 0.0, dict[str, Held]()
     for _ in range(20_000):
         now += rng.expovariate(5.0)
         room = rng.choice([0, 0, 0, 5, 40])
@@ -287,15 +271,16 @@ def test_whatever_comes_nobody_waits_beyond_the_bound_or_in_an_engine_at_rest(
                 waiting[held.request_id] = held
         if waiting and rng.random() < 0.02:
             gone = rng.choice(sorted(waiting))
-            assert rule.removed(gone) == waiting.pop(gone)
+            assert rule.removed(gone) is waiting.pop(gone)
+        rest = now if not idle or not waiting else rest
         found = rule.released(word(room, now), now, idle=idle, free=free)
         for held, reason in found:
-            assert waiting.pop(held.request_id) == held
+            assert waiting.pop(held.request_id) is held
             rule.started(held.request_id, now)
             assert reason != "room" or room > 0
         assert len(rule) == len(waiting)
         assert all(now - held.since < MOST_S for held in waiting.values())
-        assert found or not waiting or not (idle or free)
+        assert not waiting or now - rest < 0.5 or found
 
 
 def test_reasons_keep_their_places_on_the_wire() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
-from kvgraph.graph.waiting.release_order import _MOST_TENANTS, Ages, Held, HoldingOrder
+from kvgraph.graph.waiting.release_order import _MOST_TENANTS, Held, HoldingOrder
 
 
 def drain(order: HoldingOrder) -> list[str]:
@@ -112,46 +113,30 @@ def test_the_heap_gives_what_a_search_through_all_gives() -> None:
     assert sorted(drain(order)) == sorted(waiting)
 
 
-def blocks_of(held: Held) -> int:
-    return held.blocks
+def since(born: float) -> Callable[[Held], bool]:
+    """Patient are those who wait since then or longer."""
+    return lambda held: held.since <= born
 
 
-def test_without_room_it_is_priority_then_tenant_then_what_each_waited_for_what_it_lacks() -> None:
+def test_the_patient_start_by_priority_then_tenant_then_what_they_waited_for_their_size() -> None:
     order = HoldingOrder()
     order.add(Held("a-long", 0.0, 100, tenant="a"))
     order.add(Held("a-short", 5.0, 10, returning=True, tenant="a"))
     order.add(Held("b", 6.0, 100, tenant="b"))
     order.add(Held("urgent", 7.0, 300, -1, tenant="a"))
+    order.add(Held("late", 50.0, 1, tenant="c"))
+    assert order.pop_patient(since(-1.0), -9.0, 20.0) is None
     names = []
-    while (held := order.pop_nearest(blocks_of, Ages(99.0, 9.0), 30.0)) is not None:
+    while (held := order.pop_patient(since(20.0), -9.0, 30.0)) is not None:
         names.append(held.request_id)
     assert names == ["urgent", "b", "a-short", "a-long"]
+    assert drain(order) == ["late"]
 
 
-def test_who_is_overdue_goes_before_those_of_its_tenant_that_lack_less() -> None:
+def test_who_is_overdue_goes_before_those_of_its_tenant_that_are_shorter() -> None:
     order = HoldingOrder()
     order.add(Held("long", 1.0, 100))
-    order.add(Held("longer", 30.0, 200, waited_s=28.0))
+    order.add(Held("longer", 2.0, 200))
     order.add(Held("short", 3.0, 1))
-    assert order.oldest().request_id == "long"
-    names = [order.pop_nearest(blocks_of, Ages(68.0, 1.0), 70.0).request_id for _ in range(3)]  # type: ignore[union-attr]
+    names = [order.pop_patient(since(60.0), 2.0, 70.0).request_id for _ in range(3)]  # type: ignore[union-attr]
     assert names == ["long", "longer", "short"]
-
-
-def test_the_oldest_is_who_has_waited_longest_all_told() -> None:
-    rng, order = random.Random(4), HoldingOrder()
-    born: dict[str, float] = {}
-    for number in range(3000):
-        if len(born) < 30 and rng.random() < 0.6:
-            held = Held(f"r{number % 900}", float(number), 1, waited_s=rng.choice([0.0, 50.0]))
-            if held.request_id not in born:
-                order.add(held)
-                born[held.request_id] = held.born
-                assert order.entries <= 2 * len(order) + 65
-        elif born:
-            name = rng.choice(sorted(born))
-            order.drop(name)
-            del born[name]
-        oldest = order.oldest()
-        assert (oldest is None) == (not born)
-        assert oldest is None or oldest.born == min(born.values())

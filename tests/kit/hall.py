@@ -16,12 +16,6 @@ from paper import text
 STEP_S = 0.01  # what a step takes by the test's clock
 
 
-class NeverFree(HoldingQueue):
-    """As where others stand in vLLM's queue whenever one could start without room: not played."""
-
-    prefill_idle = False
-
-
 class Clock:
     now = 1000.0
 
@@ -55,10 +49,6 @@ class Hall:
     def held(self) -> list[str]:
         """Who is held, in the order of arrival."""
         return held_of(self.engine)
-
-    def never_free(self) -> None:
-        """From now on, nobody starts without room while anybody runs."""
-        self.holding.queue.__class__ = NeverFree
 
     def saturate(self) -> None:
         """As if many requests had come and had met others in vLLM's queue."""

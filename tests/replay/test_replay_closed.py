@@ -182,7 +182,7 @@ NUMBERS = itertools.count()
 
 
 def hold(word: Callable[[float], AdmissionAdvice]) -> Hold:
-    return Hold(word, HoldingBounds(1000, 100.0), lambda request: 10)
+    return Hold(word, HoldingBounds(1000, 100.0))
 
 
 def asked(*, opens: bool = True, brings: int = 10) -> Asked:
@@ -212,7 +212,7 @@ def test_a_request_is_asked_about_when_it_comes_and_when_its_turn_comes() -> Non
 
 
 def test_without_a_word_nobody_is_held() -> None:
-    held = Hold(None, HoldingBounds(1000, 100.0), lambda request: 10)
+    held = Hold(None, HoldingBounds(1000, 100.0))
     assert not held.arrives(asked(), 1.0, idle=False, queued=True)
     assert not held.turn_comes(asked(), 1.0)
     assert held.released(2.0, idle=False, free=True) == []

@@ -52,14 +52,11 @@ class Hold:
     Args:
         word: None holds nobody.
         bounds: What holding keeps to.
-        lacks: Blocks of a request's prompt that would have to be computed now.
     """
 
-    def __init__(
-        self, word: Word | None, bounds: HoldingBounds, lacks: Callable[[int], int]
-    ) -> None:
+    def __init__(self, word: Word | None, bounds: HoldingBounds) -> None:
         self._word = word
-        self._rule = HoldingRule(bounds, lambda held: lacks(self._held[held.request_id].request))
+        self._rule = HoldingRule(bounds)
         self._held: dict[str, Asked] = {}
 
     def __len__(self) -> int:

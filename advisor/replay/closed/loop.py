@@ -109,7 +109,7 @@ class _Play:
         self._input, self._output = trace.input_tokens.tolist(), trace.output_tokens.tolist()
         self._pause, self._first = runs.pause.tolist(), runs.first.tolist()
         self._size = trace.block_size
-        self._hold = Hold(word, HoldingBounds(instance.capacity, loop.bound_s), self._lacks)
+        self._hold = Hold(word, HoldingBounds(instance.capacity, loop.bound_s))
         self._line: list[Asked] = []  # who may start, and waits for the engine
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = 0
@@ -185,12 +185,8 @@ class _Play:
 
     def _brings(self, asked: Asked) -> int:
         prompt = self._limits[asked.request]
-        found = prompt - self._lacks(asked.request)
+        found = self._instance.reach(self._chains[asked.request], prompt)
         return new_context_blocks(prompt, found, self._instance.capacity, new=asked.opens)
-
-    def _lacks(self, request: int) -> int:
-        prompt: int = self._limits[request]
-        return prompt - self._instance.reach(self._chains[request], prompt)
 
     def _serve(self, now: float) -> None:
         """Start who may start; one prompt is computed at a time."""

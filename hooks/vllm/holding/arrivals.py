@@ -26,18 +26,11 @@ class Arrival:
         blocks: Blocks of new context; 0 for a live, resident session, and for a short prompt.
         returning: Whether its session has been served here before.
         meaning: What its caller says.
-        hashes: Of the full blocks of its prompt.
     """
 
     blocks: int
     returning: bool
     meaning: Meaning
-    hashes: Sequence[bytes]
-
-    @property
-    def name(self) -> SessionName | None:
-        """Its session's name, if it has one."""
-        return _name(self.meaning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +82,8 @@ class LiveSessions:
         """Assess a new request."""
         meaning = self._read(request)
         hashes = self._group.hashes(request, request.num_prompt_tokens)
-        if (name := _name(meaning)) is not None:
+        if meaning.session is not None:
+            name = SessionName(meaning.tenant, meaning.session)
             self._names.arrived(name)
             self._dequeue(request.request_id)
             asked = _Asked(name, middle_of(hashes), meaning.session_ended)
@@ -101,11 +95,6 @@ class LiveSessions:
         """Assess a request again that has arrived and still waits."""
         hashes = self._group.hashes(request, request.num_prompt_tokens)
         return self._seen(request, self._read(request), hashes)
-
-    def lacks(self, request: Request) -> int:
-        """Blocks of a request's prompt that would have to be computed now."""
-        hashes = self._group.hashes(request, request.num_prompt_tokens)
-        return len(hashes) - self._found(hashes)
 
     def scheduled(self, request_id: str) -> None:
         """Note that a request got blocks; counts only the first time, not after a preemption."""
@@ -132,11 +121,10 @@ class LiveSessions:
         return entry
 
     def _seen(self, request: Request, meaning: Meaning, hashes: Sequence[bytes]) -> Arrival:
-        name = _name(meaning)
-        if name is None:
-            return Arrival(self._by_prompt(request, hashes), False, meaning, hashes)
-        blocks, returning = self._named(name, request, hashes), self._is_known(name, hashes)
-        return Arrival(blocks, returning, meaning, hashes)
+        if meaning.session is None:
+            return Arrival(self._by_prompt(request, hashes), False, meaning)
+        name = SessionName(meaning.tenant, meaning.session)
+        return Arrival(self._named(name, request, hashes), self._is_known(name, hashes), meaning)
 
     def _named(self, name: SessionName, request: Request, hashes: Sequence[bytes]) -> int:
         if self._names.is_new(name) and not _comes_from_elsewhere(request):
@@ -177,10 +165,6 @@ class LiveSessions:
         if hashes and block_of(hashes[0] + suffix) is not None:
             here = bisect_left(hashes, True, key=lambda each: block_of(each + suffix) is None)
         return here + self._copied(hashes[here:])
-
-
-def _name(meaning: Meaning) -> SessionName | None:
-    return None if meaning.session is None else SessionName(meaning.tenant, meaning.session)
 
 
 def _comes_from_elsewhere(request: Request) -> bool:

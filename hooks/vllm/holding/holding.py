@@ -12,14 +12,12 @@ from ....graph.messages.events import AdmissionReport, AnyEvent
 from ....graph.waiting.holding_rule import HoldingBounds, HoldingRule
 from ....graph.waiting.release_order import Held
 from .arrivals import Arrival, LiveSessions
-from .gave_up import GaveUp
 from .hold_log import HoldingLog
 from .holding_queue import HoldingQueue
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-_MOST_ASKED_AGAIN: Final = 16  # of that queue, in one step; chosen
 _ASKED_AGAIN_S: Final = 0.05  # least time between two checks of the head of vLLM's queue; chosen
 
 
@@ -54,19 +52,16 @@ class Holding:
         self._sessions = sessions
         self._advice = advice
         self._clock = clock
-        self._rule = HoldingRule(bounds, self._lacks)
+        self._rule = HoldingRule(bounds)
         self.saturation = self._rule.saturation
         self._log = HoldingLog(emit, bounds.most_s)
-        self._gave_up = GaveUp(bounds.most_s)
         self._asked_at = -math.inf
 
     # Requests -----------------------------------------------------------------------------------
 
     def arrived(self, request: Request) -> bool:
         """Decide on a new request. True: hold it."""
-        arrival, now = self._sessions.arrived(request), self._clock()
-        waited_s = self._gave_up.take(arrival.name, arrival.hashes, now)
-        asks, advice = self._asks(request, arrival, now, waited_s), self._advice()
+        asks, advice = self._asks(request, self._sessions.arrived(request)), self._advice()
         queue = self.queue
         if not self._rule.arrives(asks, advice, idle=queue.idle, queued=queue.has_queued):
             self._log.not_held()
@@ -88,9 +83,7 @@ class Holding:
         """Forget a held request whose client went away."""
         held = self._rule.removed(request_id)
         if held is not None:
-            now = self._clock()
-            self._log.ended(held, "gone", now)
-            self._gave_up.note(held.asker, now - held.born, now)
+            self._log.ended(held, "gone", self._clock())
 
     def finished(self, request: Request) -> None:
         """Note that a request ended, in whatever state it was."""
@@ -135,28 +128,21 @@ class Holding:
             queue.release(held.request_id)
 
     def _ask_again(self, advice: AdmissionAdvice, now: float) -> None:
-        """Hold the next requests after all that were resident on arrival and are no longer."""
+        """Hold the next request after all, if it was resident on arrival and is no longer."""
         if now - self._asked_at < _ASKED_AGAIN_S or not self._rule.is_full(advice):
             return
-        for _ in range(_MOST_ASKED_AGAIN):
-            head = self.queue.head
-            if head is None or self._rule.is_let_in(head.request_id):
-                return
-            self._asked_at = now
-            asks = self._asks(head, self._sessions.again(head), now)
-            if not self._rule.turn_comes(asks, advice):
-                return
+        head = self.queue.head
+        if head is None or self._rule.is_let_in(head.request_id):
+            return
+        self._asked_at = now
+        asks = self._asks(head, self._sessions.again(head))
+        if self._rule.turn_comes(asks, advice):
             self.queue.hold_head()
             self._log.held(asks, advice)
 
-    def _lacks(self, held: Held) -> int:
-        return self._sessions.lacks(self.queue.held(held.request_id))
-
-    def _asks(self, request: Request, arrival: Arrival, now: float, waited_s: float = 0.0) -> Held:
-        blocks = 0 if self.queue.outranks(request) else arrival.blocks
-        meaning, name, hashes = arrival.meaning, arrival.name, arrival.hashes
-        asker = name if name is not None or not hashes else hashes[-1]
+    def _asks(self, request: Request, arrival: Arrival) -> Held:
+        blocks = 0 if self.queue.outranks_running(request) else arrival.blocks
         return Held(
-            request.request_id, now, blocks, request.priority, arrival.returning,
-            meaning.session, meaning.tenant, waited_s, asker,
+            request.request_id, self._clock(), blocks, request.priority, arrival.returning,
+            arrival.meaning.session, arrival.meaning.tenant,
         )  # fmt: skip

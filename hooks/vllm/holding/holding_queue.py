@@ -79,26 +79,20 @@ class HoldingQueue:
 
     @property
     def prefill_idle(self) -> bool:
-        """Whether no request is queued, and the prompt of the last one released is computed.
-
-        Or nearly so: less is left of it than this step and the next compute. Otherwise the next
-        step computes less than it could.
-        """
+        """Whether no request is queued and the prompt of the last one released is computed."""
         if self.has_queued:
             return False
         last = self._last
         if last is None or last.is_finished():
             return True
-        left: int = last.num_prompt_tokens - last.num_computed_tokens
-        return left <= 0 or left < 2 * self.step_tokens
+        return bool(last.num_computed_tokens >= last.num_prompt_tokens)
 
-    def outranks(self, request: Request) -> bool:
-        """Whether one that runs, or the next one to start, is of worse priority than a request."""
+    def outranks_running(self, request: Request) -> bool:
+        """Whether one that runs is of worse priority than a request."""
         scheduler = self._scheduler
         if scheduler.policy.value != "priority":
             return False
-        head = [self._queue.peek_request()] if self._queue else []
-        return any(each.priority > request.priority for each in (*scheduler.running, *head))
+        return any(each.priority > request.priority for each in scheduler.running)
 
     @property
     def head(self) -> Request | None:
@@ -116,10 +110,6 @@ class HoldingQueue:
     def is_held(self, request_id: str) -> bool:
         """Whether a request waits here, beside vLLM's queue."""
         return request_id in self._held
-
-    def held(self, request_id: str) -> Request:
-        """The request of that id that waits here."""
-        return self._held[request_id]
 
     def release(self, request_id: str) -> None:
         """Move a held request into vLLM's queue: to its end, or by its priority."""

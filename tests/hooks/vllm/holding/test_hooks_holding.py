@@ -46,7 +46,6 @@ def test_a_burst_that_makes_a_queue_is_held(paper: Callable[..., Any]) -> None:
 
 
 def test_new_sessions_wait_while_the_room_is_used_up(hall: Hall) -> None:
-    hall.never_free()
     busy = hall.busy()
     hall.say(0)
     first, second = hall.ask(4, 1), hall.ask(4, 2)
@@ -61,7 +60,6 @@ def test_new_sessions_wait_while_the_room_is_used_up(hall: Hall) -> None:
 
 
 def test_what_starts_is_taken_off_a_room_that_does_not_know_of_it(hall: Hall) -> None:
-    hall.never_free()
     hall.busy()
     before = hall.clock.now
     hall.say(10, known_of=before)
@@ -93,7 +91,6 @@ def test_a_session_whose_context_is_gone_waits_before_new_ones(hall: Hall) -> No
     hall.ask(4, 1, session_id="a")
     hall.engine.settle()
     assert hall.engine.reset()
-    hall.never_free()
     hall.busy()
     hall.say(0)
     new, cold = hall.ask(4, 2, session_id="b"), hall.ask(5, 1, session_id="a")
@@ -125,7 +122,6 @@ def test_a_sidecar_that_dies_lets_all_start_at_once_and_in_order(hall: Hall) -> 
     hall.say(None)
     hall.ask(4, 1, session_id="a")
     hall.engine.settle()
-    hall.never_free()
     hall.busy()
     hall.say(0)
     names = [hall.ask(2, seed) for seed in range(10, 14)]
@@ -188,21 +184,19 @@ def test_steps_that_take_long_do_not_make_anybody_wait_longer(hall: Hall) -> Non
     assert 116 < hall.holding.report().longest_s <= 120
 
 
-def test_an_idle_engine_lets_as_many_start_as_a_step_computes(hall: Hall) -> None:
-    hall.never_free()
+def test_an_idle_engine_lets_one_start_after_a_moment(hall: Hall) -> None:
     busy = hall.busy()
     hall.say(0)
-    names = [hall.ask(20, seed) for seed in range(1, 4)]
-    hall.step(10, room=0)
-    assert hall.held == names
+    names = [hall.ask(2, seed) for seed in range(1, 4)]
     hall.abort(busy)
-    hall.step(1, room=0)
+    hall.step(10, room=0)
+    assert hall.held == names, "a tool may answer any moment"
+    hall.step(45, room=0)
     assert hall.held == names[1:]
     assert hall.released() == [(names[0], "idle")]
 
 
 def test_an_engine_that_was_idle_starts_whoever_comes_first(hall: Hall) -> None:
-    hall.never_free()
     hall.clock.now += 10
     hall.say(0)
     first, second = hall.ask(2, 1, output=50), hall.ask(2, 2)
@@ -309,7 +303,6 @@ def test_vllm_counts_and_lists_who_is_held(hall: Hall) -> None:
 
 
 def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
-    hall.never_free()
     hall.busy()
     hall.say(0)
     with caplog.at_level("INFO", logger="kvgraph.hooks.vllm.holding.hold_log"):
@@ -335,7 +328,6 @@ def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_sidecar_that_is_told_anew_hears_who_is_held_now(hall: Hall) -> None:
-    hall.never_free()
     hall.busy()
     hall.say(0)
     names = [hall.ask(3, seed, session_id=f"s{seed}") for seed in range(1, 5)]
@@ -349,57 +341,22 @@ def test_a_sidecar_that_is_told_anew_hears_who_is_held_now(hall: Hall) -> None:
     assert hall.side.heartbeat(0)[-1].waiting == 0
 
 
-def test_without_room_they_start_where_nobody_else_waits(hall: Hall) -> None:
-    """One at a time: the next one as soon as the prompt of the last is as good as computed."""
+def test_who_waited_for_long_starts_where_nobody_else_waits(hall: Hall) -> None:
+    """One at a time: the next one a moment after the prompt of the last is computed."""
     hall.busy()
     hall.say(0)
-    first, second, third = (hall.ask(20, seed) for seed in (1, 2, 3))
+    first, second = hall.ask(20, 1), hall.ask(20, 2)
+    hall.clock.now += 9.5
+    hall.step(2, room=0)
+    assert hall.held == [first, second]
+    hall.clock.now += 1.0
     hall.step(room=0)
-    assert hall.held == [second, third]
+    assert hall.held == [second]
     hall.step(room=0)
-    assert hall.held == [second, third], "the first one's prompt takes several steps"
-    hall.step(12, room=0)
+    assert hall.held == [second], "the first one's prompt takes several steps"
+    hall.step(10, room=0)
     assert hall.held == []
-    assert hall.released() == [(name, "patience") for name in (first, second, third)]
-    assert hall.started[1:] == [first, second, third]
-
-
-def test_who_has_the_most_in_the_pool_goes_first(hall: Hall) -> None:
-    hall.say(None)
-    hall.ask(8, 2)
-    hall.engine.settle()
-    hall.busy()
-    hall.say(0)
-    cold, partly = hall.ask(30, 1), hall.ask(30, 2)
-    assert hall.held == [cold, partly]
-    hall.step(1, room=0)
-    assert hall.held == [cold]
-
-
-def test_a_client_that_gives_up_and_asks_again_goes_on_waiting(hall: Hall) -> None:
-    hall.never_free()
-    hall.busy()
-    hall.say(0)
-    given_up, other = hall.ask(4, 1), hall.ask(4, 2)
-    named = hall.ask(4, 3, session_id="a")
-    hall.clock.now += 60
-    hall.abort(given_up)
-    hall.abort(named)
-    hall.clock.now += 40
-    hall.say(0)
-    longer = hall.engine.ask(tokens_of(4, 1, range(BLOCK_SIZE)), 1).request_id
-    rephrased = hall.ask(4, 4, session_id="a")
-    assert hall.held == [other, longer, rephrased]
-    hall.clock.now += 19
-    hall.step(1, room=0)
-    assert hall.held == [longer, rephrased], "its client never gave up"
-    hall.clock.now += 38
-    hall.step(1, room=0)
-    assert hall.held == [longer, rephrased], "its absence does not count"
-    hall.clock.now += 2
-    hall.step(1, room=0)
-    assert hall.held == []
-    assert hall.holding.report().longest_s == pytest.approx(119, abs=0.1)
+    assert hall.released() == [(first, "patience"), (second, "patience")]
 
 
 def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None:
@@ -407,7 +364,6 @@ def test_who_lost_its_context_in_the_queue_waits_like_others(hall: Hall) -> None
     hall.say(None)
     hall.ask(4, 1, session_id="a")
     hall.engine.settle()
-    hall.never_free()
     running = [hall.busy(seed) for seed in range(9000, 9006)]  # as many as run at once
     hall.say(0)
     other = hall.ask(4, 2, session_id="b")

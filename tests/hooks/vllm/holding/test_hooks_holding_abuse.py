@@ -19,7 +19,6 @@ def hall(paper: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Hall:
 
 
 def test_a_tenant_that_opens_sessions_does_not_starve_another(hall: Hall) -> None:
-    hall.never_free()
     hall.busy()
     hall.say(0)
     greedy = [hall.ask(3, seed, session_id=f"g{seed}", cache_salt="greedy") for seed in range(80)]
@@ -138,7 +137,7 @@ def test_salts_without_an_end_leave_nothing_behind(hall: Hall) -> None:
     assert order.entries <= 67
 
 
-def test_who_waits_for_its_user_stands_in_nobodys_way(hall: Hall) -> None:
+def test_who_waits_for_its_user_takes_nobodys_patience_away(hall: Hall) -> None:
     hall.say(None)
     hall.engine.ask(tokens_of(2, 1), 1, resumable=True)
     hall.step(6, room=None)
@@ -146,5 +145,9 @@ def test_who_waits_for_its_user_stands_in_nobodys_way(hall: Hall) -> None:
     hall.busy()
     hall.say(0)
     held = hall.ask(3, 50)
+    hall.clock.now += 9.0
+    hall.step(2, room=0)
+    assert hall.held == [held]
+    hall.clock.now += 1.5
     hall.step(2, room=0)
     assert held in hall.started

@@ -36,7 +36,6 @@ def test_names_that_were_served_next_to_nothing_go_before_nobody(hall: Hall) -> 
     for at in range(12):
         hall.engine.ask([at + 1] * 3, 1, session_id=f"g{at}", cache_salt="greedy")
         hall.engine.settle()
-    hall.never_free()
     hall.busy()
     hall.say(0)
     honest = [hall.ask(3, 50 + at, session_id=f"h{at}", cache_salt="honest") for at in range(3)]
@@ -71,7 +70,6 @@ def test_a_cold_session_goes_before_new_ones_whoever_else_bore_its_name(
         hall.ask(3, 20 + at, session_id="a")
         hall.engine.settle()
     assert hall.engine.reset()
-    hall.never_free()
     hall.busy()
     hall.say(0)
     new, cold = hall.ask(4, 2, session_id="b"), hall.ask(5, 1, session_id="a")

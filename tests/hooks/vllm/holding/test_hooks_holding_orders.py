@@ -195,7 +195,6 @@ def test_a_preempted_request_is_never_held(paper: Callable[..., Any]) -> None:
 
 
 def test_a_long_prompt_that_was_held_is_computed_in_chunks(hall: Hall) -> None:
-    hall.never_free()
     busy = hall.busy()
     hall.say(0)
     name = hall.ask(28, 1, output=2)
@@ -224,25 +223,6 @@ def test_vllms_priorities_hold(
     assert hall.held == [late]
     hall.step(3, room=None)
     assert hall.started[1:] == [most_urgent, urgent, late]
-
-
-def test_no_worse_priority_starts_before_one_that_is_held(
-    paper_config: Any, request: pytest.FixtureRequest
-) -> None:
-    engine = PaperEngine(by_priority(paper_config), shape(), clock=Clock())
-    request.addfinalizer(engine.close)
-    hall = Hall(engine)
-    hall.say(None)
-    for seed in range(9000, 9006):
-        hall.busy(seed)  # as many as run at once
-    hall.ask(4, 1, priority=5)
-    hall.say(0)
-    low, equal = hall.ask(4, 2, priority=5), hall.ask(4, 3)
-    assert hall.held == [low], "one of worse priority would start before the other"
-    hall.abort("r0")
-    hall.abort("r1")
-    hall.step(2, room=0)
-    assert hall.started.index(equal) == 6
 
 
 def test_streamed_input_of_a_held_request_waits_with_it(hall: Hall) -> None:

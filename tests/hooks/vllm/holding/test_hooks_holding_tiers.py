@@ -37,7 +37,6 @@ def suggest(hall: Hall) -> None:
 
 @pytest.mark.parametrize("waiting", [0, 40])
 def test_a_full_hall_takes_no_room_from_prefetches(hall: Hall, waiting: int) -> None:
-    hall.never_free()
     hall.busy()
     hall.say(0)
     names = []
@@ -55,7 +54,6 @@ def test_a_full_hall_takes_no_room_from_prefetches(hall: Hall, waiting: int) -> 
 
 def test_who_is_released_wants_room(hall: Hall) -> None:
     needs = hall.side.bridge.needs
-    hall.never_free()
     hall.busy()
     hall.say(0)
     name = hall.ask(6, 50)

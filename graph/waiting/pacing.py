@@ -1,0 +1,52 @@
+"""How soon another request may start although there is no room for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+_REST: Final = 0.1
+"""Of the time that its prompt took, the engine is left alone after each. Chosen in the closed loop
+of the replay lab, on other sessions than those of the figures."""
+_LATEST: Final = 0.2  # weight of the newest prompt in the time that a block takes; chosen
+
+
+class Pacing:
+    """Spaces out requests that start without room: each evicts blocks that another request needs.
+
+    It measures time by prompts, not by seconds: a machine that computes a prompt in half the time
+    starts twice as many.
+    """
+
+    def __init__(self) -> None:
+        self._began: float | None = None  # when the last one started; None: its prompt is computed
+        self._from = -math.inf
+        self._free = False
+        self._blocks = 0  # of new context, that began then
+        self._block_s: float | None = None
+
+    def begin(self, now: float, blocks: int) -> None:
+        """Note that requests with so many blocks of new context start."""
+        self._began, self._blocks = now, blocks
+
+    def takes(self, blocks: int) -> float:
+        """Seconds that so many blocks took to compute lately; infinite before any did."""
+        return math.inf if self._block_s is None else blocks * self._block_s
+
+    def looks(self, now: float, free: bool) -> None:
+        """Note at each step whether the engine could take another request.
+
+        Args:
+            free: No request is queued, and the prompt of the last one released has been computed.
+        """
+        self._free = free
+        if free and self._began is not None:
+            took = now - self._began
+            self._from, self._began = now + _REST * took, None
+            block_s = took / self._blocks
+            before = block_s if self._block_s is None else self._block_s
+            self._block_s = before + _LATEST * (block_s - before)
+
+    def may_start(self, now: float, *, hurries: bool) -> bool:
+        """Whether another may start; with ``hurries``, without a rest."""
+        return self._free and (hurries or now >= self._from)
