@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..pool.index import BlockIndex
 from .protected_keys import ProtectedKeys
@@ -16,6 +16,8 @@ from .protected_keys import ProtectedKeys
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+_LOOKED_AT: Final = 4  # times what a step takes, from the queue's back on; chosen
 
 
 class HeadGuard:
@@ -155,16 +157,25 @@ class HeadGuard:
             self._mark(chosen[len(chosen) // 2 :])
 
     def _let_go_first_what_came_last(self) -> None:
-        """Move blocks that became free behind the protected ones before them."""
+        """Move blocks that became free behind the protected ones before them.
+
+        The beginning of a chain may be protected, and is freed after the rest of it.
+        """
         queue = self._pool.free_block_queue
         found: list[KVCacheBlock] = []
+        behind = 0  # how many of them stand behind a protected block
         block = queue.fake_free_list_tail.prev_free_block
-        while block is not None and block is not queue.fake_free_list_head:
-            enough = len(found) == 2 * self.reach
-            if enough or block.block_hash is None or self._protection.rank_of(block) is not None:
+        for _ in range(_LOOKED_AT * self.reach):
+            if block is None or block.block_hash is None:
                 break
-            found.append(block)
+            if self._protection.rank_of(block) is None:
+                found.append(block)
+            else:
+                behind = len(found)
             block = block.prev_free_block
+        else:
+            behind = behind or len(found)  # of protected ones that were not reached
+        found = found[:behind]
         blanks = self._blanks() if found else []
         if found and len(blanks) < 2 * self.reach:
             self._to_front(blanks + found[::-1])

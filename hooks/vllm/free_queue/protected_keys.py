@@ -49,7 +49,7 @@ class ProtectedKeys:
         self._most_stated = int(_MOST_STATED * blocks)
         self._stated: dict[int, _Said] = {}  # by key, the latest last
         self._looked_through = 0.0  # ts of the ranking by which these were looked through
-        self._linked_since = -math.inf  # when the last ranking was adopted
+        self._linked_since = -math.inf  # when the last ranking was made
         self._keys = _NO_KEYS
         self._place: dict[int, int] = {}  # of each protected key, the least precious first
 
@@ -76,11 +76,13 @@ class ProtectedKeys:
         if keys is self._keys:
             return False
         news = keys.tobytes() != self._keys.tobytes()
+        before = self._place
         if news:
-            before, self._place = self._place, {} if ranking is None else places_of(ranking)
-            if ranking is not None and linked_since != self._linked_since:
-                self._keep_unheard(before.keys() - self._place.keys() - self._stated.keys())
-        self._keys, self._linked_since = keys, linked_since
+            self._place = {} if ranking is None else places_of(ranking)
+        if ranking is not None and ranking.ts >= linked_since != self._linked_since:
+            self._linked_since = linked_since
+            self._keep_unheard(before.keys() - self._place.keys() - self._stated.keys())
+        self._keys = keys
         return news
 
     def state(self, keys: Sequence[int]) -> None:
