@@ -430,3 +430,47 @@ def test_a_ranking_that_did_not_hear_of_it_does_not_overrule_a_caller() -> None:
         world.arranger.step(ranking(order=keys), linked_since=math.inf)
         world.serve(12, number + 5, precious)
     assert world.lost == []
+
+
+def test_what_a_sidecar_protected_outlives_it_for_a_while() -> None:
+    """Another one takes its place, which heard of none of these requests."""
+    told = Told(stale_s=60.0)
+    precious, old = told.keys[40:70], ranking(protected=told.keys[40:70], ts=told.now)
+    told.protection.reset()
+    told.protection.adopt(old, 900.0)
+    told.now += 1.0
+    linked = told.now
+    again = ranking(protected=precious, ts=linked - 0.5)  # read after the link, made before it
+    told.protection.adopt(again, linked)
+    told.now += 1.0
+    new = ranking(told.keys, ts=told.now, known_of=told.now)
+    told.protection.adopt(new, linked)
+    told.now += 50.0
+    assert told.remains(dataclasses.replace(new, ts=told.now, known_of=told.now), linked) == 30
+    told.now += 11.0
+    assert told.remains(dataclasses.replace(new, ts=told.now, known_of=told.now), linked) == 0
+
+
+def test_a_sidecar_that_stays_takes_protection_back_at_once() -> None:
+    told = Told()
+    told.protection.reset()
+    told.protection.adopt(ranking(protected=told.keys[40:70], ts=told.now), 900.0)
+    told.now += 1.0
+    told.protection.adopt(ranking(told.keys, ts=told.now), 900.0)
+    assert told.remains(ranking(ts=told.now), 900.0) == 0
+
+
+def test_what_is_freed_together_with_its_protected_head_goes_before_it() -> None:
+    """A chain is freed from its end: its head stands behind all that was freed with it."""
+    pool, keys, index = cached_pool(41)
+    world = Pool(pool, index, blocks_per_step=16)
+    precious, others = keys.tolist()[:28], keys.tolist()[28:]  # fewer than a step can take
+    chain = [index.find(each) for each in [*precious[:4], *others]]
+    advice = ranking(protected=precious)
+    pool.touch(chain)
+    world.arranger.touched(chain)
+    world.arranger.step(None, advice)
+    pool.free_blocks(reversed(chain))
+    world.arranger.freed()
+    world.take(12, set(precious))
+    assert world.lost == []
