@@ -51,6 +51,7 @@ class HeadGuard:
         self._protection = protection
         self._marker: tuple[KVCacheBlock, object] | None = None  # of what was seen at the head
         self._only_protected_are_free = False
+        self._last: KVCacheBlock | None = None  # in the queue, when its back was looked at
 
     @property
     def stands(self) -> bool:
@@ -80,7 +81,7 @@ class HeadGuard:
             and_who_is_free: Forget as well whether only protected blocks were free: others may
                 have moved since.
         """
-        self._marker = None
+        self._marker = self._last = None
         if and_who_is_free:
             self._only_protected_are_free = False
 
@@ -165,6 +166,8 @@ class HeadGuard:
         found: list[KVCacheBlock] = []
         behind = 0  # how many of them stand behind a protected block
         block = queue.fake_free_list_tail.prev_free_block
+        if block is self._last:
+            return  # nothing became free since
         for _ in range(_LOOKED_AT * self.reach):
             if block is None or block.block_hash is None:
                 break
@@ -179,6 +182,7 @@ class HeadGuard:
         blanks = self._blanks() if found else []
         if found and len(blanks) < 2 * self.reach:
             self._to_front(blanks + found[::-1])
+        self._last = queue.fake_free_list_tail.prev_free_block
 
     def _blanks(self) -> list[KVCacheBlock]:
         """The empty blocks at the head, which always go first."""
