@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
+
+import numpy as np
 
 from ...dashboards.api.misses import Wait
 from ...graph.logs.request_log import RequestLog
-from ..reasons.wait_words import wait_remedy, wait_sentence
+from ..reasons.wait_words import WorkAhead, wait_remedy, wait_sentence
 
 _TOLD_S: Final = 0.05  # a shorter wait is nobody's question; chosen
 
 
-class _Prompt(NamedTuple):
-    tokens: int  # computed
-    again: int  # of these: tokens that had been in the engine's pool before
-    number: int
-
-
 def wait_of(log: RequestLog, number: int) -> Wait | None:
     """What a request waited for; None where it hardly waited."""
-    record = log.record(number)
-    at, waited = float(record["at"]), float(record["waited"])
-    if waited < _TOLD_S:
+    if float(log.record(number)["waited"]) < _TOLD_S:
         return None
-    engine = log.names(number).engine
-    prompts = [
-        _computed(log, each)
-        for each in log.scheduled(at - waited, at)
-        if log.names(each).engine == engine
-    ]
-    tokens, again = sum(each.tokens for each in prompts), sum(each.again for each in prompts)
-    largest = max(prompts).number if tokens else None
+    ahead = log.ahead(number)
+    records = log.records(ahead)
+    size = records["size"].astype(np.int64)
+    found = sum(records[name] * size for name in ("pool", "loaded", "prefetched", "spliced"))
+    computed = records["tokens"] - found
+    tokens = int(computed.sum())
+    most = int(computed.argmax()) if tokens else None
+    largest = None if most is None else int(ahead[most])
     names = None if largest is None else log.names(largest)
-    who = None if names is None else names.session or names.request
-    most = max(prompts).tokens if tokens else 0
-    return Wait(
-        prompts=len(prompts),
+    again = records["again"] > 0
+    work = WorkAhead(
+        prompts=len(ahead),
         tokens=tokens,
-        again=again,
-        largest=largest,
-        sentence=wait_sentence(len(prompts), tokens, again, who, most),
-        remedy=wait_remedy(tokens, again),
+        again=int((records["again"] * size).sum()),
+        short=int(records["short"][again].max(initial=0)),
+        who=None if names is None else names.session or names.request,
+        most=0 if most is None else int(computed[most]),
     )
-
-
-def _computed(log: RequestLog, number: int) -> _Prompt:
-    record = log.record(number)
-    size = int(record["size"])
-    found = sum(int(record[name]) for name in ("pool", "loaded", "prefetched", "spliced"))
-    return _Prompt(int(record["tokens"]) - found * size, int(record["again"]) * size, number)
+    return Wait(
+        prompts=work.prompts,
+        tokens=work.tokens,
+        again=work.again,
+        largest=largest,
+        sentence=wait_sentence(work),
+        remedy=wait_remedy(work),
+    )

@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-_MUCH_AGAIN = 0.25  # share of what was computed before it; chosen
+from typing import Final, NamedTuple
+
+_MUCH_AGAIN: Final = 0.25  # share of what was computed before it; chosen
 
 
-def wait_sentence(prompts: int, tokens: int, again: int, who: str | None, most: int) -> str:
-    """What the engine did while a request waited.
+class WorkAhead(NamedTuple):
+    """What an engine did while a request waited.
 
-    Args:
+    Attributes:
         prompts: That were begun before it.
         tokens: That were computed for these.
         again: Of these tokens: how many had been in the engine's pool before.
+        short: By about how many blocks the pool was too small for the largest loss among them; 0:
+            not known.
         who: Whose prompt took most; None: nothing was computed.
         most: Tokens that were computed for that one.
     """
-    if not tokens:
+
+    prompts: int
+    tokens: int
+    again: int
+    short: int
+    who: str | None
+    most: int
+
+
+def wait_sentence(work: WorkAhead) -> str:
+    """What the engine did while a request waited."""
+    if not work.tokens:
         return (
             "While it waited, no other prompt was begun: the engine computed an earlier one, or "
             "was full of answers under way."
         )
-    others = "one other prompt" if prompts == 1 else f"{prompts:,} other prompts"
-    said = f"While it waited, the engine began {others} and computed {tokens:,} tokens of them"
-    if again:
-        said += f", {_percent(again, tokens)} of which it had held before"
-    return f"{said}. The largest was {who}'s: {most:,} tokens."
+    others = "one other prompt" if work.prompts == 1 else f"{work.prompts:,} other prompts"
+    said = f"While it waited, the engine began {others} and computed {work.tokens:,} tokens of them"
+    if work.again:
+        said += f", {_percent(work.again, work.tokens)} of which it had held before"
+    return f"{said}. The largest was {work.who}'s: {work.most:,} tokens."
 
 
-def wait_remedy(tokens: int, again: int) -> str:
-    """What would have let it begin sooner; arguments as above."""
-    if tokens and again >= _MUCH_AGAIN * tokens:
+def wait_remedy(work: WorkAhead) -> str:
+    """What would have let it begin sooner."""
+    if work.tokens and work.again >= _MUCH_AGAIN * work.tokens:
+        much = f" by about {work.short:,} blocks" if work.short > 1 else ""
         return (
-            "Keeping what the prompts before it computed again: a larger pool, or host memory for "
-            "copies (AITHER_KVCACHE_WARM_GIB); What if shows how much they would find."
+            f"Keeping the {work.again:,} tokens that were computed again before it: a pool larger"
+            f"{much}, host memory for copies (AITHER_KVCACHE_WARM_GIB), or fewer sessions at once "
+            "(AITHER_KVCACHE_ADMISSION)."
         )
     return (
         "Fewer requests at once, or another engine (`kvgraph route`): little of what was computed "

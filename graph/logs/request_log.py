@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,7 @@ _RECORD: Final = np.dtype(
         ("waited", "<f4"),  # seconds before it was scheduled
         ("answer", "<u4"),  # tokens
         ("pause", "<f4"),  # that its session announced then; NaN: none
+        ("engine", "<u4"),  # a checksum of its id, to tell engines apart by column
         ("reason", "u1"),
         ("detail", "u1"),
     ]
@@ -133,8 +135,8 @@ class RequestLog:
         self._ring[slot] = (
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
             asked.prefetched, asked.spliced, asked.again, miss.index, miss.key, miss.eviction,
-            miss.short, miss.left, np.nan, miss.same, asked.waited_s, 0, np.nan, miss.reason,
-            miss.detail,
+            miss.short, miss.left, np.nan, miss.same, asked.waited_s, 0, np.nan,
+            crc32(names.engine.encode()), miss.reason, miss.detail,
         )  # fmt: skip
         names.other, names.other_engine = miss.session, miss.engine
         return number
@@ -177,17 +179,26 @@ class RequestLog:
 
     def missing(self, key: int) -> list[int]:
         """Requests whose first missing block has this key, the oldest first."""
-        return self._in(self._ring["key"] == np.uint64(key))
+        found: list[int] = self._in(self._ring["key"] == np.uint64(key)).tolist()
+        return found
 
-    def scheduled(self, since: float, until: float) -> list[int]:
-        """Requests that were first scheduled from ``since`` on and before ``until``, in the clock's
-        seconds, the oldest first."""
-        return self._in((self._ring["at"] >= since) & (self._ring["at"] < until))
+    def ahead(self, number: int) -> npt.NDArray[np.int64]:
+        """int64 ``[n]``: requests that the same engine first scheduled while this one waited for
+        its turn, the oldest first."""
+        ring, record = self._ring, self.record(number)
+        begun = ring["at"] < record["at"]
+        begun &= ring["at"] >= record["at"] - record["waited"]
+        begun &= ring["engine"] == record["engine"]
+        return self._in(begun)
 
-    def _in(self, slots: npt.NDArray[np.bool_]) -> list[int]:
+    def records(self, numbers: npt.NDArray[np.int64]) -> Any:
+        """The columns of some requests, copied; each id as ``record`` takes it."""
+        return self._ring[numbers % LIMIT]
+
+    def _in(self, slots: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         taken = np.flatnonzero(slots)
         newest = self.next - 1 - (self.next - 1 - taken) % LIMIT
-        return sorted(newest[newest >= 0].tolist())
+        return np.sort(newest[newest >= 0])
 
     def names(self, number: int) -> RequestNames:
         """The names of a request."""

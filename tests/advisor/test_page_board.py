@@ -12,6 +12,7 @@ from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.reasons.remedies import remedy
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
+from kvgraph.graph.logs.request_log import LIMIT, Miss, PromptBlocks, RequestLog, RequestNames
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import BlocksSpilled, RequestFinished, RequestStarted, Segment
 from kvgraph.graph.types import SourceLayer, as_keys
@@ -345,7 +346,8 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(
     said = why_sentence(request.model_dump())
     assert "it waited 9.0 s. While it waited, the engine began one other prompt" in said
     assert "The largest was largest's: " in said
-    assert "would have let it begin sooner: Keeping what the prompts before it" in said
+    assert "would have let it begin sooner: Keeping the 32 tokens that were computed again" in said
+    assert "a pool larger by about 2 blocks" in said
 
 
 def test_a_request_that_waited_behind_nobody_says_so(world: World, board: PageBoard) -> None:
@@ -354,3 +356,26 @@ def test_a_request_that_waited_behind_nobody_says_so(world: World, board: PageBo
     assert request.wait is not None
     assert request.wait.largest is None
     assert "no other prompt was begun" in request.wait.sentence
+
+
+def test_a_request_that_waited_behind_new_prompts_is_sent_elsewhere(
+    world: World, board: PageBoard
+) -> None:
+    for session in range(3):
+        world.serve(10 * session + 1, 10 * session + 2, session=f"new {session}")
+    world.now += 1
+    world.tell(RequestStarted("late", pack(99), 20, 0, SIZE, "s", waited_s=60.0))
+    (request,) = board.requests(1).requests
+    assert request.wait is not None
+    assert (request.wait.prompts, request.wait.again) == (3, 0)
+    assert "another engine" in request.wait.remedy
+
+
+def test_work_ahead_is_found_where_the_log_has_begun_anew() -> None:
+    log = RequestLog()
+    for at in range(LIMIT + 10):
+        names = RequestNames(f"r{at}", "a" if at % 2 else "b", "s", None)
+        log.add(names, PromptBlocks(20, SIZE, 1, 0, 0, 0, 0, 0, 8.5), Miss(0, 1, Reason(0)), at)
+    newest = log.next - 1
+    assert log.ahead(newest).tolist() == [newest - 8, newest - 6, newest - 4, newest - 2]
+    assert log.ahead(log.first + 3).tolist() == [log.first + 1]
