@@ -25,6 +25,7 @@ from .needs_attention import notices
 
 WINDOWS_S: Final = (60.0, 600.0, 3600.0, 14_400.0)
 _NO_SESSION: Final = "none"
+_NOTHING: Final = "No request was seen yet."
 _IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 _STATES: Final = (*(state.name.lower() for state in SessionState), _NO_SESSION)
 
@@ -48,7 +49,7 @@ def now_view(
     windows = [_window(tables.history, lru, rate, seconds, now) for seconds in WINDOWS_S]
     return Now(
         at=unix(now),
-        verdict=_verdict(windows),
+        verdict=next((each.verdict for each in windows[::-1] if each.asked), _NOTHING),
         windows=windows,
         history=_history(tables.history, lru, now, unix),
         prefill_tokens_per_s=rate,
@@ -81,6 +82,7 @@ def _window(
     beside = sum(found for start, found in lru.items() if start > now - seconds) if lru else None
     return TokenWindow(
         seconds=seconds,
+        verdict=_verdict(seconds, sums["asked"], cached, beside),
         computed=sums["asked"] - cached,
         lru=beside,
         saved_s=None if rate is None else round(cached / rate, 3),
@@ -107,17 +109,15 @@ def _history(history: History, lru: Mapping[float, int], now: float, unix: Unix)
     )
 
 
-def _verdict(windows: list[TokenWindow]) -> str:
-    """One sentence about the longest window in which anything was asked."""
-    asked = [window for window in windows if window.asked]
+def _verdict(seconds: float, asked: int, cached: int, lru: int | None) -> str:
+    """One sentence about a window; ``cached`` and ``lru`` are tokens that were found, and that
+    stock LRU would have found."""
     if not asked:
-        return "No request was seen yet."
-    window = asked[-1]
-    found = 1 - window.computed / window.asked
-    said = f"{found:.0%} of the prompt tokens of the last {_span(window.seconds)} were found"
-    if window.lru is None:
+        return f"No request was seen in the last {_span(seconds)}."
+    said = f"{cached / asked:.0%} of the prompt tokens of the last {_span(seconds)} were found"
+    if lru is None:
         return f"{said}; no shadow of LRU is there yet to compare with."
-    ahead = found - window.lru / window.asked
+    ahead = (cached - lru) / asked
     if abs(ahead) < 0.005:
         return f"{said}, as many as stock LRU would have found."
     than = "more" if ahead > 0 else "fewer"

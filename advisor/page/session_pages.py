@@ -135,11 +135,12 @@ def timeline(
 
 
 def _turns(requests: list[RequestView]) -> list[Turn]:
-    following = [each.at for each in requests[1:]]
+    following = [each.at - each.waited_s for each in requests[1:]]
     return [
         Turn(
             request=each.id,
             at=each.at,
+            waited_s=each.waited_s,
             ended_at=each.ended_at,
             prompt_tokens=each.prompt_tokens,
             found_blocks=each.blocks.asked - each.blocks.computed,

@@ -18,6 +18,7 @@ class TokenWindow(Part):
         saved_s: Seconds of computing that cached tokens stand for, at the measured prefill rate;
             None before one was measured.
         saved_beside_lru_s: Of these: beyond what LRU would have saved; may be negative.
+        verdict: One sentence: whether it is helping, and by how much.
     """
 
     seconds: float
@@ -30,6 +31,7 @@ class TokenWindow(Part):
     lru: int | None
     saved_s: float | None
     saved_beside_lru_s: float | None
+    verdict: str
 
 
 class TokenHistory(Part):
@@ -93,7 +95,7 @@ class Now(Answer):
     """Everything on the first screen.
 
     Attributes:
-        verdict: One sentence: whether it is helping, and by how much.
+        verdict: That of the longest window in which anything was asked.
         windows: The last minute, ten minutes, hour and four hours; the newest first.
         prefill_tokens_per_s: As engines measured it; None before that.
         attention: What needs it, the most serious first; empty when nothing does.

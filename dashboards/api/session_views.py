@@ -56,14 +56,16 @@ class Turn(Part):
     """One turn: when it was scheduled and ended, and the pause that followed.
 
     Attributes:
+        waited_s: From its arrival until ``at``; 0 where its engine does not tell.
         ended_at: None while it runs.
-        pause_s: Until the next turn; None: there was none yet.
+        pause_s: Until the next turn arrived; None: there was none yet.
         expected_pause_s: As it was expected when the turn ended; None: nobody said.
         found_blocks: Blocks of its prompt that it found.
     """
 
     request: int
     at: float
+    waited_s: float
     ended_at: float | None
     prompt_tokens: int
     found_blocks: int

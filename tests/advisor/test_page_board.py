@@ -379,3 +379,25 @@ def test_work_ahead_is_found_where_the_log_has_begun_anew() -> None:
     newest = log.next - 1
     assert log.ahead(newest).tolist() == [newest - 8, newest - 6, newest - 4, newest - 2]
     assert log.ahead(log.first + 3).tolist() == [log.first + 1]
+
+
+def test_a_pause_ends_where_the_next_turn_arrives(world: World, board: PageBoard) -> None:
+    for name, waited in (("first", 0.0), ("second", 4.0)):
+        world.tell(RequestStarted(name, pack(1), 20, 0, SIZE, "s", waited_s=waited))
+        world.tell(RequestFinished(name, pack(1), 20, 20, "stop", "s"))
+        world.now += 10
+    turns = board.session("s", None).turns
+    assert [turn.waited_s for turn in turns] == [0.0, 4.0]
+    assert turns[0].pause_s == pytest.approx(6.0, abs=0.05)
+
+
+def test_each_window_has_its_own_sentence(world: World, board: PageBoard) -> None:
+    assert board.now().verdict == "No request was seen yet."
+    world.serve(1, 2, 3)
+    world.now += 300
+    board = board_of(world)
+    now = board.now()
+    minute, ten = now.windows[:2]
+    assert minute.verdict == "No request was seen in the last minute."
+    assert ten.verdict.startswith("0% of the prompt tokens of the last 10 min were found")
+    assert now.verdict == now.windows[-1].verdict

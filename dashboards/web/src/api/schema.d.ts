@@ -862,7 +862,7 @@ export interface components {
          * @description Everything on the first screen.
          *
          *     Attributes:
-         *         verdict: One sentence: whether it is helping, and by how much.
+         *         verdict: That of the longest window in which anything was asked.
          *         windows: The last minute, ten minutes, hour and four hours; the newest first.
          *         prefill_tokens_per_s: As engines measured it; None before that.
          *         attention: What needs it, the most serious first; empty when nothing does.
@@ -1290,6 +1290,7 @@ export interface components {
          *         saved_s: Seconds of computing that cached tokens stand for, at the measured prefill rate;
          *             None before one was measured.
          *         saved_beside_lru_s: Of these: beyond what LRU would have saved; may be negative.
+         *         verdict: One sentence: whether it is helping, and by how much.
          */
         TokenWindow: {
             /** Seconds */
@@ -1312,14 +1313,17 @@ export interface components {
             saved_s: number | null;
             /** Saved Beside Lru S */
             saved_beside_lru_s: number | null;
+            /** Verdict */
+            verdict: string;
         };
         /**
          * Turn
          * @description One turn: when it was scheduled and ended, and the pause that followed.
          *
          *     Attributes:
+         *         waited_s: From its arrival until ``at``; 0 where its engine does not tell.
          *         ended_at: None while it runs.
-         *         pause_s: Until the next turn; None: there was none yet.
+         *         pause_s: Until the next turn arrived; None: there was none yet.
          *         expected_pause_s: As it was expected when the turn ended; None: nobody said.
          *         found_blocks: Blocks of its prompt that it found.
          */
@@ -1328,6 +1332,8 @@ export interface components {
             request: number;
             /** At */
             at: number;
+            /** Waited S */
+            waited_s: number;
             /** Ended At */
             ended_at: number | null;
             /** Prompt Tokens */

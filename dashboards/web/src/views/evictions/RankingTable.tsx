@@ -25,8 +25,11 @@ function Table({ ranking }: { ranking: RankingView }) {
         {ranking.sentence}{" "}
         {ranking.epoch !== null && (
           <span className="dim">
-            {whole(ranking.ranked)} blocks are in this order, {whole(ranking.protected)} go only
-            when nothing else is left; ranking {ranking.epoch}, {duration(ranking.age_s)} old.
+            {whole(ranking.ranked)} blocks are in this order: what a rule sends first stands above
+            all others, and among blocks of the same rules the higher score goes first. Besides
+            these, {whole(ranking.protected)} go only when nothing else is left: those of protected
+            layers, and what stands before these in their prompts. Ranking {ranking.epoch},{" "}
+            {duration(ranking.age_s)} old.
           </span>
         )}
       </p>

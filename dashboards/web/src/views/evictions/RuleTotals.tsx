@@ -18,7 +18,7 @@ export function RuleTotals({ log }: { log: Evictions }) {
             <dt>{words(rule)}</dt>
             <dd className="track">
               <i style={{ width: `${(100 * evicted) / most}%` }}>
-                <b style={{ width: percent(wanted, evicted, 1).replace(" ", "") }} />
+                <b style={{ width: `${(100 * wanted) / evicted}%` }} />
               </i>
             </dd>
             <dd>

@@ -29,7 +29,8 @@ export function GraphControls(props: Props) {
     <aside className="controls" aria-label="What is shown">
       <TextInput
         aria-label="Search"
-        placeholder="Session, tenant, layer or key"
+        placeholder="Session, layer, key …"
+        title="A part of a session, tenant, layer or key"
         leftSection={<IconSearch size={15} />}
         value={search}
         onChange={(event) => change({ q: event.currentTarget.value, block: null })}

@@ -3,6 +3,7 @@ import { counted, whole } from "../../format";
 import { Facts } from "../../parts/Facts";
 import { Figure } from "../../parts/Figure";
 import { Panel } from "../../parts/Panel";
+import { linkTo } from "../../route";
 
 /** What was computed again though it had been there, and how large a pool would have kept it. */
 export function LossPanel({ loss }: { loss: Loss }) {
@@ -27,6 +28,11 @@ export function LossPanel({ loss }: { loss: Loss }) {
             "to keep another's": enough(loss.capacity_cross_session),
           }}
         />
+        <p className="dim">
+          So large a pool would have kept 95 % of what was lost, however long ago it had been used.
+          It is an upper bound; what less memory would find is on{" "}
+          <a href={linkTo("whatif")}>What if</a>: go by that when buying.
+        </p>
       </div>
     </Panel>
   );

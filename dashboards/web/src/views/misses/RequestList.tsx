@@ -70,6 +70,11 @@ export function RequestList({ requests, session, older }: Props) {
         </Empty>
       ) : (
         <ol className="requests">
+          <li className="head" aria-hidden="true">
+            {["arrived", "session", "its prompt", "found", "took", "why no more"].map((name) => (
+              <span key={name}>{name}</span>
+            ))}
+          </li>
           {fitting.slice(0, Math.max(shown, place + 1)).map((each) => (
             <RequestRow
               key={each.id}

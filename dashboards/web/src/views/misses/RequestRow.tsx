@@ -11,7 +11,14 @@ import { BlockLink, SessionLink } from "../../parts/links";
 import { change, linkTo } from "../../route";
 import { slicesOf } from "./parts";
 import { colorOf } from "./reasons";
-import { beyondTheCache, computedTokens, timingOf } from "./timing";
+import {
+  againOf,
+  beyondTheCache,
+  computedTokens,
+  isWorthTelling,
+  mostSaved,
+  timingOf,
+} from "./timing";
 
 interface Props {
   readonly request: RequestView;
@@ -34,7 +41,7 @@ export function RequestRow({ request, widest, isOpen }: Props) {
         aria-expanded={isOpen}
         onClick={() => change({ request: isOpen ? null : request.id })}
       >
-        <time>{clock(request.at)}</time>
+        <time title="When it arrived">{clock(request.at - request.waited_s)}</time>
         <span className="who">{request.session ?? request.request}</span>
         <span className="track">
           <span style={{ width: `${Math.max(2, 100 * Math.sqrt(blocks.asked / widest))}%` }}>
@@ -106,11 +113,15 @@ function Waited({ wait }: { wait: Wait }) {
   );
 }
 
-/** What would have made it fast; where that is not the cache, also what would have been found. */
+/**
+ * What would have made it fast: the cache where its prompt took longest; else what did, and of the
+ * cache only what would have bought more than a hundredth of its time.
+ */
 function Remedy({ request, rate }: { request: RequestView; rate: number | null }) {
-  const beyond = beyondTheCache(timingOf(request, rate));
+  const timing = timingOf(request, rate);
+  const beyond = beyondTheCache(timing);
+  const saved = mostSaved(request, rate);
   const remedy = request.miss?.remedy ?? null;
-  const again = againOf(request, rate);
   const other = beyond === "rest" ? REST : (request.wait?.remedy ?? null);
   return (
     <>
@@ -119,14 +130,17 @@ function Remedy({ request, rate }: { request: RequestView; rate: number | null }
           <b>What would have made it fast:</b> {other}
         </p>
       )}
-      {remedy !== null && (
+      {remedy !== null && beyond === null && (
+        <p className="sentence remedy wrap">
+          <b>What would have made it fast:</b> {remedy} {computedAgain(request, rate)}
+        </p>
+      )}
+      {remedy !== null && beyond !== null && isWorthTelling(saved, timing) && (
         <p className="sentence remedy wrap">
           <b>
-            {beyond === null
-              ? "What would have made it fast:"
-              : "What would have let it find more:"}
+            What would have saved at most {duration(saved)} of {duration(timing?.all)}:
           </b>{" "}
-          {remedy} {again}
+          {remedy}
         </p>
       )}
     </>
@@ -170,14 +184,12 @@ function inMilliseconds(slice: Slice): Slice {
 }
 
 /** How much of what it computed had been there before. */
-function againOf(request: RequestView, rate: number | null): string {
-  const { again, block_size } = request;
-  if (again === 0) return "";
-  const tokens = again * block_size;
-  const prompt = timingOf(request, rate)?.prompt ?? null;
-  const took =
-    prompt === null ? "" : `, about ${duration((prompt * tokens) / computedTokens(request))}`;
-  return `${counted(again, "block")} of what it computed had been in this pool before: ${counted(tokens, "token")}${took}.`;
+function computedAgain(request: RequestView, rate: number | null): string {
+  const blocks = request.again;
+  const { tokens, seconds } = againOf(request, rate);
+  if (blocks === 0) return "";
+  const took = seconds === null ? "" : `, about ${duration(seconds)}`;
+  return `${counted(blocks, "block")} of what it computed had been in this pool before: ${counted(tokens, "token")}${took}.`;
 }
 
 function Why({ miss, engine }: { miss: Miss; engine: string }) {

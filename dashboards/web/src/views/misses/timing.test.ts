@@ -1,7 +1,15 @@
 import { expect, test } from "vitest";
 
 import type { RequestView } from "../../api/types";
-import { beyondTheCache, computedTokens, slowestFirst, timingOf } from "./timing";
+import {
+  againOf,
+  beyondTheCache,
+  computedTokens,
+  isWorthTelling,
+  mostSaved,
+  slowestFirst,
+  timingOf,
+} from "./timing";
 
 const request = (id: number, ended_at: number | null, waited_s = 0) =>
   ({
@@ -35,4 +43,18 @@ test("a cache ends neither a wait nor an answer", () => {
 test("who runs and who took longest come first", () => {
   const all = [request(1, 101), request(2, 109), request(3, null), request(4, 101, 20)];
   expect(slowestFirst(all).map(({ id }) => id)).toEqual([3, 4, 2, 1]);
+});
+
+test("what a cache could have saved is told only where it is worth a sentence", () => {
+  const evicted = { ...request(1, 101, 9), again: 2, miss: { reason: "evicted" } } as RequestView;
+  const saves = (of: RequestView, rate: number | null = 54) => mostSaved(of, rate);
+  const isTold = (of: RequestView) => isWorthTelling(saves(of), timingOf(of, 54));
+  expect(againOf(evicted, 54).tokens).toBe(32);
+  expect(saves(evicted)).toBeCloseTo(32 / 54);
+  expect(isTold(evicted)).toBe(true);
+  expect(isTold({ ...evicted, waited_s: 99 })).toBe(false);
+  expect(saves({ ...evicted, again: 0 })).toBe(1); // elsewhere: all of its prompt
+  expect(saves({ ...evicted, again: 0, miss: { reason: "never_seen" } } as RequestView)).toBe(0);
+  expect(saves(evicted, null)).toBeNull();
+  expect(isTold({ ...evicted, ended_at: null })).toBe(true);
 });

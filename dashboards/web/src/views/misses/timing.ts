@@ -35,6 +35,31 @@ export function beyondTheCache(timing: Timing | null): "queue" | "rest" | null {
   return timing.rest > timing.all / 2 ? "rest" : null;
 }
 
+/** Tokens that it computed though they had been there; `seconds` is null where nobody can tell. */
+export function againOf(request: RequestView, rate: number | null) {
+  const tokens = request.again * request.block_size;
+  const prompt = timingOf(request, rate)?.prompt ?? null;
+  const computed = computedTokens(request);
+  return { tokens, seconds: prompt === null || !computed ? null : (prompt * tokens) / computed };
+}
+
+/**
+ * Seconds that a cache could have saved at most: those of what was computed again, or where nothing
+ * of it had been here, but somewhere, of all that was computed; null where nobody can tell.
+ */
+export function mostSaved(request: RequestView, rate: number | null): number | null {
+  const prompt = timingOf(request, rate)?.prompt ?? null;
+  if (prompt === null || request.miss === null || request.miss.reason === "never_seen")
+    return prompt === null ? null : 0;
+  return request.again > 0 ? againOf(request, rate).seconds : prompt;
+}
+
+const LITTLE = 0.01; // share of a request's time that is not worth a sentence; chosen
+
+export function isWorthTelling(saved: number | null, timing: Timing | null): boolean {
+  return saved === null || timing === null || saved >= LITTLE * timing.all;
+}
+
 /** Those that took longest first; those that run are not known to be fast. */
 export function slowestFirst(requests: readonly RequestView[]): RequestView[] {
   const took = (each: RequestView) => timingOf(each, null)?.all ?? Infinity;

@@ -16,7 +16,7 @@ export function Saved({ now }: { now: Now }) {
   return (
     <section className="panel saved" aria-label="Is it helping?">
       <div className="verdict">
-        <p>{now.verdict}</p>
+        <p>{window?.verdict ?? now.verdict}</p>
         <SegmentedControl
           size="xs"
           aria-label="Over the last"

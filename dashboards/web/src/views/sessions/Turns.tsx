@@ -10,17 +10,17 @@ const [WIDTH, HEIGHT] = [1000, 64];
  * a line at a moment that is looked at.
  */
 export function Turns({ turns, at }: { turns: readonly Turn[]; at: number | null }) {
-  const first = turns[0];
-  if (first === undefined) return <p className="dim">The log remembers no turn of it.</p>;
+  if (turns.length === 0) return <p className="dim">The log remembers no turn of it.</p>;
+  const begin = Math.min(...turns.map((turn) => turn.at - turn.waited_s));
   const end = Math.max(
     ...turns.map((turn) => (turn.ended_at ?? turn.at) + (turn.pause_s ?? 0)),
-    first.at + 1,
+    begin + 1,
   );
-  const x = (at: number) => (WIDTH * (at - first.at)) / (end - first.at);
+  const x = (at: number) => (WIDTH * (at - begin)) / (end - begin);
   return (
     <div>
       <h3>
-        Turns, from {clock(first.at)} to {clock(end)}
+        Turns, from {clock(begin)} to {clock(end)}
       </h3>
       <svg className="turns" viewBox={`0 0 ${WIDTH} ${HEIGHT}`} preserveAspectRatio="none">
         <line x1="0" x2={WIDTH} y1={HEIGHT - 0.5} y2={HEIGHT - 0.5} stroke="var(--line)" />
@@ -35,6 +35,9 @@ export function Turns({ turns, at }: { turns: readonly Turn[]; at: number | null
         entries={[
           { label: "found", color: "pool" },
           { label: "computed", color: "computed" },
+          ...(turns.some((turn) => turn.waited_s > 0)
+            ? [{ label: "in the queue before", color: "waits" }]
+            : []),
           { label: "pause, as it was expected", color: "prefetched" },
         ]}
       />
@@ -63,6 +66,16 @@ function One({ turn, x }: { turn: Turn; x: (at: number) => number }) {
       )}
       <a href={linkTo("misses", { request: turn.request })} aria-label={said}>
         <title>{said}</title>
+        {turn.waited_s > 0 && (
+          <rect
+            x={x(turn.at - turn.waited_s)}
+            width={x(turn.at) - x(turn.at - turn.waited_s)}
+            y={HEIGHT / 2}
+            height={HEIGHT / 2 - 8}
+            fill="var(--waits)"
+            opacity="0.6"
+          />
+        )}
         <rect x={x(turn.at)} width={width} y="0" height={HEIGHT - 8} fill="var(--computed)" />
         <rect
           x={x(turn.at)}
@@ -80,5 +93,6 @@ function saidOf(turn: Turn, all: number): string {
   const pause = turn.pause_s === null ? "" : `, then a pause of ${duration(turn.pause_s)}`;
   const expected =
     turn.expected_pause_s === null ? "" : `, expected ${duration(turn.expected_pause_s)}`;
-  return `${clock(turn.at)}: ${counted(turn.prompt_tokens, "token")}, ${percent(turn.found_blocks, all)} found${pause}${expected}`;
+  const waited = turn.waited_s === 0 ? "" : `, after ${duration(turn.waited_s)} in the queue`;
+  return `${clock(turn.at)}${waited}: ${counted(turn.prompt_tokens, "token")}, ${percent(turn.found_blocks, all)} found${pause}${expected}`;
 }

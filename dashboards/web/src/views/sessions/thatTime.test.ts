@@ -10,6 +10,7 @@ const turn = (
 ): Turn => ({
   request: at,
   at,
+  waited_s: 0,
   ended_at,
   prompt_tokens: 64,
   found_blocks: 0,
