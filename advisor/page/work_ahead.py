@@ -17,7 +17,8 @@ def wait_of(log: RequestLog, number: int) -> Wait | None:
     """What a request waited for; None where it hardly waited."""
     if float(log.record(number)["waited"]) < _TOLD_S:
         return None
-    ahead = log.ahead(number)
+    begun = log.ahead(number)
+    ahead = begun if len(begun) else log.under_way(number)
     records = log.records(ahead)
     size = records["size"].astype(np.int64)
     found = sum(records[name] * size for name in ("pool", "loaded", "prefetched", "spliced"))
@@ -28,7 +29,7 @@ def wait_of(log: RequestLog, number: int) -> Wait | None:
     names = None if largest is None else log.names(largest)
     again = records["again"] > 0
     work = WorkAhead(
-        prompts=len(ahead),
+        prompts=len(begun),
         tokens=tokens,
         again=int((records["again"] * size).sum()),
         short=int(records["short"][again].max(initial=0)),

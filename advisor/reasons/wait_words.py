@@ -11,8 +11,9 @@ class WorkAhead(NamedTuple):
     """What an engine did while a request waited.
 
     Attributes:
-        prompts: That were begun before it.
-        tokens: That were computed for these.
+        prompts: That were begun in that time.
+        tokens: That were computed for these; where there were none, for the last one begun before
+            that was under way.
         again: Of these tokens: how many had been in the engine's pool before.
         short: By about how many blocks the pool was too small for the largest loss among them; 0:
             not known.
@@ -32,14 +33,22 @@ def wait_sentence(work: WorkAhead) -> str:
     """What the engine did while a request waited."""
     if not work.tokens:
         return (
-            "While it waited, no other prompt was begun: the engine computed an earlier one, or "
-            "was full of answers under way."
+            "While it waited, no other prompt was computed that the log remembers: the engine may "
+            "have been full of answers under way."
+        )
+    known = ""
+    if work.again:
+        known = f", {_percent(work.again, work.tokens)} of which it had held before"
+    if not work.prompts:
+        return (
+            f"While it waited, no other prompt was begun. The last one begun before it came was "
+            f"{work.who}'s, and still under way: {work.tokens:,} tokens were computed of it{known}."
         )
     others = "one other prompt" if work.prompts == 1 else f"{work.prompts:,} other prompts"
-    said = f"While it waited, the engine began {others} and computed {work.tokens:,} tokens of them"
-    if work.again:
-        said += f", {_percent(work.again, work.tokens)} of which it had held before"
-    return f"{said}. The largest was {work.who}'s: {work.most:,} tokens."
+    return (
+        f"While it waited, the engine began {others} and computed {work.tokens:,} tokens of them"
+        f"{known}. The largest was {work.who}'s: {work.most:,} tokens."
+    )
 
 
 def wait_remedy(work: WorkAhead) -> str:

@@ -55,7 +55,8 @@ class Wait(Part):
 
     Attributes:
         prompts: That were begun in that time.
-        tokens: That were computed for these.
+        tokens: That were computed for these; where there were none, for the last one begun before
+            that was under way.
         again: Of these tokens: how many had been in the engine's pool before.
         largest: The request's ``id`` for which most was computed; None where nothing was.
         sentence: All that in words.

@@ -191,6 +191,16 @@ class RequestLog:
         begun &= ring["engine"] == record["engine"]
         return self._in(begun)
 
+    def under_way(self, number: int) -> npt.NDArray[np.int64]:
+        """int64 ``[0]`` or ``[1]``: the last request that the same engine had first scheduled when
+        this one arrived, of those that had not ended by then."""
+        ring, record = self._ring, self.record(number)
+        arrived = record["at"] - record["waited"]
+        there = ring["at"] < arrived
+        there &= ring["engine"] == record["engine"]
+        there &= ~(ring["ended"] <= arrived)  # NaN: it runs
+        return self._in(there)[-1:]
+
     def records(self, numbers: npt.NDArray[np.int64]) -> Any:
         """The columns of some requests, copied; each id as ``record`` takes it."""
         return self._ring[numbers % LIMIT]

@@ -355,7 +355,21 @@ def test_a_request_that_waited_behind_nobody_says_so(world: World, board: PageBo
     (request,) = board.requests(1).requests
     assert request.wait is not None
     assert request.wait.largest is None
-    assert "no other prompt was begun" in request.wait.sentence
+    assert "no other prompt was computed" in request.wait.sentence
+
+
+def test_a_request_that_waited_behind_one_under_way_names_it(
+    world: World, board: PageBoard
+) -> None:
+    world.tell(RequestStarted("long", pack(1, 2), 40, 0, SIZE, "long"))
+    world.tell(RequestStarted("over", pack(3), 20, 0, SIZE, "over"))
+    world.tell(RequestFinished("over", pack(3), 20, 20, "stop", "over"))
+    world.now += 10
+    world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
+    request, _, long = board.requests(3).requests
+    assert request.wait is not None
+    assert (request.wait.prompts, request.wait.largest) == (0, long.id)
+    assert "was long's, and still under way: 40 tokens" in request.wait.sentence
 
 
 def test_a_request_that_waited_behind_new_prompts_is_sent_elsewhere(

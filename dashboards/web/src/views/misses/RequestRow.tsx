@@ -106,7 +106,9 @@ function Waited({ wait }: { wait: Wait }) {
       <b>Why it waited:</b> {wait.sentence}{" "}
       {wait.largest !== null && (
         <span className="ways">
-          <a href={linkTo("misses", { request: wait.largest })}>the largest</a>
+          <a href={linkTo("misses", { request: wait.largest })}>
+            {wait.prompts > 0 ? "the largest" : "that one"}
+          </a>
         </span>
       )}
     </p>

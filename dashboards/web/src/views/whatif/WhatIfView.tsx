@@ -41,11 +41,13 @@ function Screen({ data }: { data: Shadows }) {
           <ShadowHistory data={data} />
         </Panel>
         <Panel title="Found over the pool's size" note={followed}>
-          <CapacityChart shadows={data.shadows} />
-          <p className="dim">
-            What more memory would find of the same requests: go by this when buying. The ceiling
-            holds for today's size alone; a larger pool can find more than it.
-          </p>
+          <div className="stack">
+            <CapacityChart shadows={data.shadows} />
+            <p className="dim">
+              What more memory would find of the same requests: go by this when buying. The ceiling
+              (belady) holds for today's size alone; a larger pool can find more than it.
+            </p>
+          </div>
         </Panel>
       </div>
       <Panel title="Every shadow" note={followed}>
