@@ -19,7 +19,8 @@ _OURS: Final = "the live engine: what its requests found in its pool, or loaded 
 _AS_TIERS: Final = 2.0  # a pool so much larger holds what host memory as large as the pool adds
 _BELADY: Final = (
     "the ceiling at today's size: what would have been found in a pool as large by whoever knows "
-    "the future, on the requests that are remembered; worked out at most once a minute while somebody looks"
+    "the future, on the requests that are remembered; worked out at most once a minute while "
+    "somebody looks"
 )
 
 

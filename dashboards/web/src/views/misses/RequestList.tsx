@@ -69,21 +69,23 @@ export function RequestList({ requests, session, older }: Props) {
             : "Take the filters away to see the others."}
         </Empty>
       ) : (
-        <ol className="requests">
-          <li className="head" aria-hidden="true">
+        <>
+          <div className="columns" aria-hidden="true">
             {["arrived", "session", "its prompt", "found", "took", "why no more"].map((name) => (
               <span key={name}>{name}</span>
             ))}
-          </li>
-          {fitting.slice(0, Math.max(shown, place + 1)).map((each) => (
-            <RequestRow
-              key={each.id}
-              request={each}
-              widest={widest}
-              isOpen={String(each.id) === open}
-            />
-          ))}
-        </ol>
+          </div>
+          <ol className="requests">
+            {fitting.slice(0, Math.max(shown, place + 1)).map((each) => (
+              <RequestRow
+                key={each.id}
+                request={each}
+                widest={widest}
+                isOpen={String(each.id) === open}
+              />
+            ))}
+          </ol>
+        </>
       )}
       {fitting.length > shown && (
         <Button variant="default" size="xs" onClick={() => show(shown + PAGE)}>
