@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _SEAL: Final = struct.Struct("<8s32sQI")  # magic, key, bytes of the record, checksum of all
 _MAGIC: Final = b"KVGSTOR1"
+_HASH_BYTES: Final = 32  # of the longest hash that names a block, as in the seal
 _FAILED: Final = (
     "kvgraph: the shared store failed (%s); it rests for some seconds, and blocks are computed"
 )
@@ -63,7 +64,7 @@ class SealedRecords:
         """Keep a copy of ``record`` unless there is one; False if the store does not take it."""
         if self._disowned or not self.breaker.allows():
             return False
-        name = self._key(key)
+        name = store_key(self._name, key)
         with self._watched():
             if self._store.holds([name])[0]:
                 self.spared += 1
@@ -76,7 +77,7 @@ class SealedRecords:
         """Fill ``into``; False, and ``into`` is undefined, if there is no such record whole."""
         if self._disowned or not self.breaker.allows():
             return False
-        name, seal = self._key(key), bytearray(_SEAL.size)
+        name, seal = store_key(self._name, key), bytearray(_SEAL.size)
         with self._watched():
             if not self._store.get(name, [seal, into]):
                 return False
@@ -91,7 +92,7 @@ class SealedRecords:
         """Forget a record, for every engine."""
         if self.breaker.allows():
             with self._watched():
-                self._store.remove(self._key(key))
+                self._store.remove(store_key(self._name, key))
 
     def disown(self) -> None:
         """Neither read nor write any more: this engine's weights may not be what the name says."""
@@ -100,9 +101,6 @@ class SealedRecords:
     def close(self) -> None:
         """Let go of the store."""
         self._store.close()
-
-    def _key(self, key: bytes) -> str:
-        return f"{self._name}/{key.hex()}"
 
     def _seal(self, key: bytes, record: ReadableBuffer) -> bytes:
         size = memoryview(record).nbytes
@@ -122,6 +120,6 @@ class SealedRecords:
             self.breaker.succeeded(self._clock() - began)
 
 
-def store_keys(names: list[str], block_hash: bytes) -> list[str]:
-    """Under which keys the workers with these names keep a block's records."""
-    return [f"{name}/{block_hash.ljust(32, bytes(1)).hex()}" for name in names]
+def store_key(name: str, block_hash: bytes) -> str:
+    """Under which key the worker that calls its records by ``name`` keeps a block's."""
+    return f"{name}/{block_hash.ljust(_HASH_BYTES, bytes(1)).hex()}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ...graph.errors import ConfigError
+from ..variables import read_choice, read_gib
 
 STORE_VARIABLE: Final = "AITHER_KVCACHE_STORE"
 """A directory that engines share, or ``mooncake://HOST:PORT``, a Mooncake master."""
@@ -22,8 +23,6 @@ MOONCAKE: Final = "mooncake://"
 TURN, EVICTION = "turn", "eviction"
 _WHEN: Final = (TURN, EVICTION)
 _SWITCH: Final = ("0", "1")
-_GIB: Final = 1 << 30
-_MOST_GIB: Final = 1 << 20  # a pebibyte; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,10 @@ def read_store_settings(environment: Mapping[str, str]) -> StoreSettings | None:
         ConfigError: A variable's value is not allowed; the message names both.
     """
     place = environment.get(STORE_VARIABLE, "").strip()
-    capacity = _gib(environment)
-    when = _choice(environment, STORE_AT_VARIABLE, _WHEN)
-    salted = _choice(environment, STORE_SALTED_VARIABLE, _SWITCH) == "1"
-    is_open = _choice(environment, STORE_OPEN_VARIABLE, _SWITCH) == "1"
+    capacity = read_gib(environment, STORE_GIB_VARIABLE)
+    when = read_choice(environment, STORE_AT_VARIABLE, _WHEN)
+    salted = read_choice(environment, STORE_SALTED_VARIABLE, _SWITCH) == "1"
+    is_open = read_choice(environment, STORE_OPEN_VARIABLE, _SWITCH) == "1"
     if not place:
         return None
     if not capacity:
@@ -74,21 +73,3 @@ def read_store_settings(environment: Mapping[str, str]) -> StoreSettings | None:
         allowed = f"an absolute path, or {MOONCAKE}HOST:PORT"
         raise ConfigError(f"{STORE_VARIABLE}={place!r}; allowed: {allowed}")
     return settings
-
-
-def _gib(environment: Mapping[str, str]) -> int:
-    text = environment.get(STORE_GIB_VARIABLE, "").strip()
-    try:
-        value = float(text) if text else 0.0
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= _MOST_GIB:  # which no NaN is
-        raise ConfigError(f"{STORE_GIB_VARIABLE}={text!r}; allowed: GiB from 0 to {_MOST_GIB}")
-    return int(value * _GIB)
-
-
-def _choice(environment: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    value = environment.get(name, "").strip().lower() or allowed[0]
-    if value not in allowed:
-        raise ConfigError(f"{name}={value!r}; allowed: {', '.join(allowed)}")
-    return value

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ...graph.errors import ConfigError
 from ..store.store_settings import STORE_VARIABLE, StoreSettings, read_store_settings
+from ..variables import read_choice, read_gib
 
 WARM_VARIABLE: Final = "AITHER_KVCACHE_WARM_GIB"
 COLD_VARIABLE: Final = "AITHER_KVCACHE_COLD_GIB"
@@ -17,8 +18,6 @@ PREFETCH_VARIABLE: Final = "AITHER_KVCACHE_PREFETCH"
 SPILL_VARIABLE: Final = "AITHER_KVCACHE_SPILL"
 DISK_SUFFIX: Final = ".tier"  # of a disk tier's files
 
-_GIB: Final = 1 << 30
-_MOST_GIB: Final = 1 << 20  # a pebibyte; chosen
 _SPILL: Final = ("worth", "all")
 
 
@@ -71,8 +70,8 @@ def read_settings(environment: Mapping[str, str]) -> TierSettings | None:
     Raises:
         ConfigError: A variable's value is not allowed; the message names both.
     """
-    warm = _gib(environment, WARM_VARIABLE)
-    cold = _gib(environment, COLD_VARIABLE)
+    warm = read_gib(environment, WARM_VARIABLE)
+    cold = read_gib(environment, COLD_VARIABLE)
     directory = environment.get(DIRECTORY_VARIABLE, "").strip()
     store = read_store_settings(environment)
     if store is not None and not warm:
@@ -87,25 +86,7 @@ def read_settings(environment: Mapping[str, str]) -> TierSettings | None:
         warm,
         cold,
         Path(directory) if directory else None,
-        _choice(environment, PREFETCH_VARIABLE, ("1", "0")) == "1",
-        _choice(environment, SPILL_VARIABLE, _SPILL) == "all",
+        read_choice(environment, PREFETCH_VARIABLE, ("1", "0")) == "1",
+        read_choice(environment, SPILL_VARIABLE, _SPILL) == "all",
         store=store,
     )
-
-
-def _gib(environment: Mapping[str, str], name: str) -> int:
-    text = environment.get(name, "").strip()
-    try:
-        value = float(text) if text else 0.0
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= _MOST_GIB:  # which no NaN is
-        raise ConfigError(f"{name}={text!r}; allowed: GiB from 0 to {_MOST_GIB}")
-    return int(value * _GIB)
-
-
-def _choice(environment: Mapping[str, str], name: str, allowed: tuple[str, ...]) -> str:
-    value = environment.get(name, "").strip().lower() or allowed[0]
-    if value not in allowed:
-        raise ConfigError(f"{name}={value!r}; allowed: {', '.join(allowed)}")
-    return value

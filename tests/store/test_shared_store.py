@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kvgraph.graph.errors import ConfigError
 from kvgraph.hooks.store.directory_store import DirectoryStore
-from kvgraph.hooks.store.sealed_records import SealedRecords, store_keys
+from kvgraph.hooks.store.sealed_records import SealedRecords, store_key
 from kvgraph.hooks.store.store_breaker import SLOW_S, StoreBreaker
 from kvgraph.hooks.store.store_settings import StoreSettings, read_store_settings
 from kvgraph.hooks.tiers.budget import TierSettings, read_settings
@@ -161,7 +161,7 @@ def test_slow_calls_count_as_failed_ones() -> None:
 def test_a_key_of_any_length_is_named_alike(tmp_path: Path) -> None:
     store, short = records(tmp_path), b"\x01" * 16
     store.write(short.ljust(32, b"\0"), bytes(SIZE))
-    (name,) = store_keys(["model"], short)
+    name = store_key("model", short)
     assert DirectoryStore(str(tmp_path / "s"), ROOM).holds([name]) == [True]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kvgraph.hooks.store.directory_store import DirectoryStore
-from kvgraph.hooks.store.sealed_records import store_keys
+from kvgraph.hooks.store.sealed_records import store_key
 from kvgraph.hooks.store.store_settings import StoreSettings
 from kvgraph.hooks.tiers.jobs import Load, TierAnswer, WorkerStart
 from pool_engine import Engine, parked, prompt
@@ -38,7 +38,7 @@ class Fleet:
         """Whatever was shared is there as files too: lookups ask for these."""
         engine.settle()
         for block_hash in self._contents:
-            self._files.put(store_keys([NAME], block_hash)[0], [b"x"])
+            self._files.put(store_key(NAME, block_hash), [b"x"])
 
     def serve(self, engine: Engine, tokens: Sequence[int], request: Any = None) -> Any:
         heard(engine)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ...store.sealed_records import store_keys
+from ...store.sealed_records import store_key
 from ...store.shared_store import SharedStore
 from ...store.store_breaker import StoreBreaker
 from ...tiers.lanes.task_thread import TaskThread
@@ -128,7 +128,7 @@ class StoreLookup:
         """How many blocks are there, from the first on, for every worker."""
         for start in range(0, len(ask.hashes), _AT_ONCE):
             hashes = ask.hashes[start : start + _AT_ONCE]
-            keys = [key for each in hashes for key in store_keys(self.names, each)]
+            keys = [store_key(name, each) for each in hashes for name in self.names]
             there = self._store.holds(keys)
             if not ask.wanted:
                 return 0

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgraph.hooks.store.mooncake_store import MooncakeStore
-from kvgraph.hooks.store.sealed_records import SealedRecords, store_keys
+from kvgraph.hooks.store.sealed_records import SealedRecords, store_key
 
 PORT = 50951
 PLACE = f"mooncake://127.0.0.1:{PORT}"
@@ -59,7 +59,7 @@ def main() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "read": records.read(KEY, into) and into == bytes(SIZE),
         "missing": records.read(NONE, into),
-        "holds": store.holds([store_keys(["model"], each)[0] for each in (KEY, NONE)]),
+        "holds": store.holds([store_key("model", each) for each in (KEY, NONE)]),
         "written": records.write(KEY, bytes(SIZE)),
         "spared": records.spared,
     }
