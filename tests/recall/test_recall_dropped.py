@@ -14,6 +14,7 @@ from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
 from paper import words
+from recall_usage import used
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 ASKS: dict[str, Any] = {"kv_transfer_params": {"kvgraph": {"recall": True, "session": "mine"}}}
@@ -47,18 +48,7 @@ def without_copy(engine: Any, hashes: list[bytes]) -> list[bytes]:
 
 def recovered(engine: Any) -> int:
     """Serve a turn that begins with the file; how many tokens were spliced for it."""
-    told: list[Any] = []
-    recall = engine.side.bridge.recall
-    finished = recall.request_finished
-
-    def request_finished(request_id: str) -> Any:
-        told.append(finished(request_id))
-        return told[-1]
-
-    recall.request_finished = request_finished
-    engine.serve([*FILE, *words(20, 7)], **ASKS)
-    recall.request_finished = finished
-    return int(told[-1]["kvgraph"]["recall"]["spliced"])
+    return used(engine, [*FILE, *words(20, 7)], **ASKS)["spliced"]
 
 
 def test_a_dropped_file_has_a_copy_when_the_pool_has_forgotten_it(engine: Any) -> None:

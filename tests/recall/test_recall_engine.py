@@ -16,6 +16,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
 from paper import words
+from recall_usage import used
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 LIMITS = SpliceLimits(least_tokens=32, margin=4)
@@ -49,21 +50,6 @@ def engine(
 ) -> Any:
     calibrated(paper_config, tmp_path, monkeypatch)
     return recalling(paper(Shape(blocks=97)))
-
-
-def used(engine: Any, tokens: list[int], output: int = 1, **fields: Any) -> dict[str, int]:
-    """Serve a request alone; what it says of its recall."""
-    told: list[Any] = []
-    finished = engine.side.bridge.recall.request_finished
-
-    def request_finished(request_id: str) -> Any:
-        told.append(finished(request_id))
-        return told[-1]
-
-    engine.side.bridge.recall.request_finished = request_finished
-    engine.serve(tokens, output, **fields)
-    engine.side.bridge.recall.request_finished = finished
-    return {} if told[0] is None else told[0]["kvgraph"]["recall"]
 
 
 def test_text_comes_back_at_another_position(engine: Any) -> None:

@@ -14,6 +14,7 @@ from kvgraph.bench.recall.calibrated import keep_calibration
 from kvgraph.hooks.recall.cover import SpliceLimits
 from kvgraph.hooks.recall.gate import DIRECTORY_VARIABLE
 from paper import words
+from recall_usage import used
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 LIMITS = SpliceLimits(least_tokens=32, margin=4, most_generations=3)
@@ -38,23 +39,6 @@ def make(
         return recalling(paper(Shape(blocks=97)))
 
     return engine
-
-
-def used(engine: Any, tokens: list[int], output: int = 1, **fields: Any) -> dict[str, int]:
-    """Serve a request alone; what it says of its recall."""
-    told: list[Any] = []
-    recall = engine.side.bridge.recall
-    finished = recall.request_finished
-
-    def request_finished(request_id: str) -> Any:
-        told.append(finished(request_id))
-        return told[-1]
-
-    recall.request_finished = request_finished
-    engine.serve(tokens, output, **fields)
-    recall.request_finished = finished
-    found: dict[str, int] = {} if told[0] is None else told[0]["kvgraph"]["recall"]
-    return found
 
 
 def behind_spliced(engine: Any, name: str = "mine", **fields: Any) -> dict[str, int]:
