@@ -274,8 +274,8 @@ class AdmissionReport(Event, tag=20, frozen=True):
 HOLD_ENDS = ("room", "bound", "idle", "open", "silence", "gone", "patience")
 """Why a request is no longer held: its turn came and there was room; it had waited as long as
 allowed; the engine was idle; admission opened for all; the sidecar fell silent; its client went
-away; it had waited ``HOLD_PATIENCE_S`` and nobody else was queued. On the wire a reason is its
-place here: a new one goes last."""
+away; it had been patient and nobody else was queued. On the wire a reason is its place here: a new
+one goes last."""
 
 AnyEvent = (
     EngineHello

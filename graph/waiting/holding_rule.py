@@ -26,9 +26,6 @@ _OVERDUE: Final = 0.5
 """Share of the bound: whoever has waited longer goes first and is waited for no longer, since all
 that reach the bound start whatever else is queued. Chosen."""
 _MOST_RELEASED: Final = 64  # in one step, while there is room; chosen
-_PATIENT: Final = 20.0
-"""A request that has waited this many times as long as its prompt takes was patient, even before
-``HOLD_PATIENCE_S``. Chosen."""
 _SHORT: Final = 256
 """A prompt is short if so many like it fit into the pool: it takes little room, and no agent's
 context is so small. Chosen."""
@@ -150,10 +147,11 @@ class HoldingRule:
     ) -> list[tuple[Held, str]]:
         """Requests that may start now, in this order, each with its reason (of ``HOLD_ENDS``).
 
-        If there is no room, a request that was patient (it has waited ``HOLD_PATIENCE_S``, or
-        ``_PATIENT`` times what its prompt takes; or at all, while few prompts queue) starts once no
-        other is queued, and with it as many as one step computes with it, as ``Pacing`` allows: a
-        prefill that stands before a resident session's turn may evict that session's blocks.
+        If there is no room, a request that was patient starts once no other is queued, and with it
+        as many as one step computes with it, as ``Pacing`` allows: a prefill that stands before a
+        resident session's turn may evict that session's blocks. It was patient if it has waited
+        ``HOLD_PATIENCE_S``, or as long as all live contexts would take to compute, or at all, while
+        few prompts queue.
 
         Args:
             idle: The engine has no work but held requests.
@@ -166,7 +164,7 @@ class HoldingRule:
         if advice is None or advice.room_blocks is None:
             return list(self._all("open" if advice is not None else "silence"))
         found = [*self._old(now), *self._fitting(advice)]
-        return found or self._without_room(now, idle)
+        return found or self._without_room(advice, now, idle)
 
     def oldest(self) -> Held | None:
         """The request that has waited longest; None if none is held."""
@@ -195,7 +193,9 @@ class HoldingRule:
                 return
             yield self._let_go(held), "room"
 
-    def _without_room(self, now: float, idle: bool) -> list[tuple[Held, str]]:
+    def _without_room(
+        self, advice: AdmissionAdvice, now: float, idle: bool
+    ) -> list[tuple[Held, str]]:
         resting = idle and now - self._ran_at >= _ABOUT_TO_RUN_S
         if resting and (held := self._order.peek()) is not None:
             return [(self._let_go(held), "idle")]
@@ -203,25 +203,25 @@ class HoldingRule:
         oldest = self._order.oldest()
         if oldest is None or not self._pacing.may_start(now, hurries=oldest.since <= due):
             return []
-        patient = list(self._patient(due, now))
+        latest = now - self._patience(advice) if self.saturation.is_reached else now
+        patient = list(self._patient(latest, due, now))
         if patient:
             self._pacing.begin(now, sum(held.blocks for held in patient))
         return [(held, "patience") for held in patient]
 
-    def _patient(self, due: float, now: float) -> Iterator[Held]:
+    def _patient(self, latest: float, due: float, now: float) -> Iterator[Held]:
         """Those who start together: one, and as many as are computed in the same step."""
-        saturated, left = self.saturation.is_reached, self._bounds.step_blocks
-
-        def is_patient(held: Held) -> bool:
-            return not saturated or now - held.since >= self._patience(held)
-
-        while left > 0 and (held := self._order.pop_patient(is_patient, due, now)) is not None:
+        left = self._bounds.step_blocks
+        while left > 0 and (held := self._order.pop_patient(latest, due, now)) is not None:
             self._let_in(held)
             yield held
             left -= held.blocks
 
-    def _patience(self, held: Held) -> float:
-        return min(HOLD_PATIENCE_S, _PATIENT * self._pacing.takes(held.blocks))
+    def _patience(self, advice: AdmissionAdvice) -> float:
+        """As long as a turn waits where all live contexts are computed again, one after the other:
+        so many pools of prompts as live sessions are more than fit."""
+        crowd = max(1.0, advice.live_sessions / max(1, advice.fitting_sessions))
+        return min(HOLD_PATIENCE_S, crowd * self._pacing.takes(self._bounds.pool_blocks))
 
     def _let_in(self, asks: Held) -> bool:
         self._room.promise(asks.request_id, asks.blocks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
@@ -120,23 +120,21 @@ class HoldingOrder:
             heapq.heapreplace(turns, turn)
         return None
 
-    def pop_patient(
-        self, is_patient: Callable[[Held], bool], due: float, now: float
-    ) -> Held | None:
-        """Remove and return one of those that have been patient; None if there is none.
+    def pop_patient(self, latest: float, due: float, now: float) -> Held | None:
+        """Remove and return one of those that wait since ``latest`` or longer; None if none does.
 
         Of the tenant that has had the least: the request that has waited longest, if since ``due``
         or longer; else the one that has waited longest for its blocks, so that a short one goes
         before a long one that came with it, and a long one before short ones that came much later
         (highest response ratio next; Brinch Hansen, 1971).
         """
-        found = self._least_served(is_patient)
+        found = self._least_served(latest)
         if found is None:
             return None
         start, tenant, priority = found
         lanes = [self._lanes.get((tenant, priority, kind)) for kind in (False, True)]
         waiting = (held for lane in lanes if lane for held in _looked_at(lane))
-        patient = (held for held in waiting if is_patient(held))
+        patient = (held for held in waiting if held.since <= latest)
         best = max(patient, key=lambda held: _claim(held, due, now))
         self._now = max(self._now, start)
         return self.take(best.request_id)
@@ -160,14 +158,13 @@ class HoldingOrder:
         place = self._remove(request_id)
         return place.held if place is not None else None
 
-    def _least_served(
-        self, is_patient: Callable[[Held], bool]
-    ) -> tuple[float, str | None, int] | None:
-        """Where the tenant whose turn it is starts, its name and its request's priority."""
+    def _least_served(self, latest: float) -> tuple[float, str | None, int] | None:
+        """Where the tenant whose turn it is starts, its name and its request's priority; of those
+        that wait since ``latest`` or longer."""
         found: tuple[int, float, int, str | None] | None = None
         for lane in islice(self._lanes.values(), _MOST_LOOKED_AT):
             place = _first(lane)
-            if any(is_patient(held) for held in _looked_at(lane)):
+            if any(held.since <= latest for held in _looked_at(lane)):
                 turn = place.held.priority, self._start(place), place.number, place.held.tenant
                 found = turn if found is None or turn[:3] < found[:3] else found
         return None if found is None else (found[1], found[3], found[0])

@@ -102,17 +102,19 @@ def test_those_that_come_together_are_one_sign_of_a_queue() -> None:
     assert not rule.saturation.is_reached
 
 
-def test_a_prompt_that_takes_little_has_been_patient_soon() -> None:
+def test_patient_is_who_waited_as_long_as_all_live_contexts_take() -> None:
     rule = HoldingRule(HoldingBounds(POOL, MOST_S))
     meets(rule, 100, queued=True)
     step(rule, 0.0, None)
     assert rule.arrives(asks("measured", 0.0), word(0), idle=False, queued=True)
     assert step(rule, 10.0, 0, free=True) == ["measured patience"]
-    step(rule, 10.1, 0, free=True)  # ten blocks took a tenth of a second
+    step(
+        rule, 10.02, 0, free=True
+    )  # ten blocks took 20 ms: two pools, of two live sessions, four seconds
     for name, blocks in (("short", 10), ("long", 200)):
         assert rule.arrives(asks(name, 20.0, blocks), word(0), idle=False, queued=True)
-    assert step(rule, 21.9, 0, free=True) == []
-    assert step(rule, 22.1, 0, free=True) == ["short patience"]
+    assert step(rule, 23.9, 0, free=True) == []
+    assert step(rule, 24.1, 0, free=True) == ["short patience"]
 
 
 def test_as_many_start_without_room_as_one_step_computes() -> None:

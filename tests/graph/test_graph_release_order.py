@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 from kvgraph.graph.waiting.release_order import _MOST_TENANTS, Held, HoldingOrder
@@ -113,11 +112,6 @@ def test_the_heap_gives_what_a_search_through_all_gives() -> None:
     assert sorted(drain(order)) == sorted(waiting)
 
 
-def since(born: float) -> Callable[[Held], bool]:
-    """Patient are those who wait since then or longer."""
-    return lambda held: held.since <= born
-
-
 def test_the_patient_start_by_priority_then_tenant_then_what_they_waited_for_their_size() -> None:
     order = HoldingOrder()
     order.add(Held("a-long", 0.0, 100, tenant="a"))
@@ -125,9 +119,9 @@ def test_the_patient_start_by_priority_then_tenant_then_what_they_waited_for_the
     order.add(Held("b", 6.0, 100, tenant="b"))
     order.add(Held("urgent", 7.0, 300, -1, tenant="a"))
     order.add(Held("late", 50.0, 1, tenant="c"))
-    assert order.pop_patient(since(-1.0), -9.0, 20.0) is None
+    assert order.pop_patient(-1.0, -9.0, 20.0) is None
     names = []
-    while (held := order.pop_patient(since(20.0), -9.0, 30.0)) is not None:
+    while (held := order.pop_patient(20.0, -9.0, 30.0)) is not None:
         names.append(held.request_id)
     assert names == ["urgent", "b", "a-short", "a-long"]
     assert drain(order) == ["late"]
@@ -138,5 +132,5 @@ def test_who_is_overdue_goes_before_those_of_its_tenant_that_are_shorter() -> No
     order.add(Held("long", 1.0, 100))
     order.add(Held("longer", 2.0, 200))
     order.add(Held("short", 3.0, 1))
-    names = [order.pop_patient(since(60.0), 2.0, 70.0).request_id for _ in range(3)]  # type: ignore[union-attr]
+    names = [order.pop_patient(60.0, 2.0, 70.0).request_id for _ in range(3)]  # type: ignore[union-attr]
     assert names == ["long", "longer", "short"]
