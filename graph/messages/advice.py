@@ -21,8 +21,8 @@ prefill, during which no resident session is answered, so that a short bound bri
 back; and it is half of what clients wait (the OpenAI client's default is 600 s)."""
 
 HOLD_PATIENCE_S: Final = 10.0
-"""A request held for as long may start when nobody else is queued, and earlier where all live
-contexts take less to compute. Chosen: room comes by then, or the engine has time to compute the
+"""A request held for as long may start when nobody else is queued, and earlier where a whole pool
+of prompts takes less to compute. Chosen: room comes by then, or the engine has time to compute the
 context again."""
 
 
@@ -71,7 +71,7 @@ class AdmissionAdvice:
         room_blocks: Blocks of context of new or cold sessions that may still start, counted from
             ``ts``; None: without a limit.
         live_sessions: Sessions that are live on the engine.
-        fitting_sessions: Sessions whose contexts fit; an estimate.
+        fitting_sessions: Sessions that fit, for people to read.
         known_of: The opinion does not know what the engine started after this time (same
             seconds): subtract it from the room.
         heard: How many of the engine's batches the opinion knows.

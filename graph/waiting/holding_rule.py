@@ -150,8 +150,8 @@ class HoldingRule:
         If there is no room, a request that was patient starts once no other is queued, and with it
         as many as one step computes with it, as ``Pacing`` allows: a prefill that stands before a
         resident session's turn may evict that session's blocks. It was patient if it has waited
-        ``HOLD_PATIENCE_S``, or as long as all live contexts would take to compute, or at all, while
-        few prompts queue.
+        ``HOLD_PATIENCE_S``, or as long as a whole pool of prompts takes to compute, or at all,
+        while few prompts queue.
 
         Args:
             idle: The engine has no work but held requests.
@@ -164,7 +164,7 @@ class HoldingRule:
         if advice is None or advice.room_blocks is None:
             return list(self._all("open" if advice is not None else "silence"))
         found = [*self._old(now), *self._fitting(advice)]
-        return found or self._without_room(advice, now, idle)
+        return found or self._without_room(now, idle)
 
     def oldest(self) -> Held | None:
         """The request that has waited longest; None if none is held."""
@@ -193,9 +193,7 @@ class HoldingRule:
                 return
             yield self._let_go(held), "room"
 
-    def _without_room(
-        self, advice: AdmissionAdvice, now: float, idle: bool
-    ) -> list[tuple[Held, str]]:
+    def _without_room(self, now: float, idle: bool) -> list[tuple[Held, str]]:
         resting = idle and now - self._ran_at >= _ABOUT_TO_RUN_S
         if resting and (held := self._order.peek()) is not None:
             return [(self._let_go(held), "idle")]
@@ -203,7 +201,7 @@ class HoldingRule:
         oldest = self._order.oldest()
         if oldest is None or not self._pacing.may_start(now, hurries=oldest.since <= due):
             return []
-        latest = now - self._patience(advice) if self.saturation.is_reached else now
+        latest = now - self._patience() if self.saturation.is_reached else now
         patient = list(self._patient(latest, due, now))
         if patient:
             self._pacing.begin(now, sum(held.blocks for held in patient))
@@ -217,11 +215,10 @@ class HoldingRule:
             yield held
             left -= held.blocks
 
-    def _patience(self, advice: AdmissionAdvice) -> float:
-        """As long as a turn waits where all live contexts are computed again, one after the other:
-        so many pools of prompts as live sessions are more than fit."""
-        crowd = max(1.0, advice.live_sessions / max(1, advice.fitting_sessions))
-        return min(HOLD_PATIENCE_S, crowd * self._pacing.takes(self._bounds.pool_blocks))
+    def _patience(self) -> float:
+        """As long as a turn of a thrashing engine waits at least: LRU lost its context because a
+        pool's worth of other prompts was computed before it."""
+        return min(HOLD_PATIENCE_S, self._pacing.takes(self._bounds.pool_blocks))
 
     def _let_in(self, asks: Held) -> bool:
         self._room.promise(asks.request_id, asks.blocks)

@@ -102,15 +102,13 @@ def test_those_that_come_together_are_one_sign_of_a_queue() -> None:
     assert not rule.saturation.is_reached
 
 
-def test_patient_is_who_waited_as_long_as_all_live_contexts_take() -> None:
+def test_patient_is_who_waited_as_long_as_a_pool_of_prompts_takes() -> None:
     rule = HoldingRule(HoldingBounds(POOL, MOST_S))
     meets(rule, 100, queued=True)
     step(rule, 0.0, None)
     assert rule.arrives(asks("measured", 0.0), word(0), idle=False, queued=True)
     assert step(rule, 10.0, 0, free=True) == ["measured patience"]
-    step(
-        rule, 10.02, 0, free=True
-    )  # ten blocks took 20 ms: two pools, of two live sessions, four seconds
+    step(rule, 10.04, 0, free=True)  # ten blocks took 40 ms: a thousand would take four seconds
     for name, blocks in (("short", 10), ("long", 200)):
         assert rule.arrives(asks(name, 20.0, blocks), word(0), idle=False, queued=True)
     assert step(rule, 23.9, 0, free=True) == []
