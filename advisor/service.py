@@ -22,6 +22,7 @@ from .config.sections import HttpConfig
 from .intake import MESSAGES_A_TURN, Tap
 from .policies.registry import set_weights
 from .process.parent import ParentWatch
+from .shadows.other_weights import OtherWeights
 from .status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -155,11 +156,15 @@ class Service:
             self._adopt(config)
 
     def _adopt(self, config: Config) -> None:
-        """Take new weights, rules and bounds; the policy keeps what it learned."""
+        """Take new weights, rules and bounds; the policy keeps what it learned. The weights before
+        go on in a shadow, beside which one sees what the change brought."""
         with self.graph.lock:
+            before = OtherWeights.in_force(self.graph, "the weights before the last change")
             set_weights(self.graph.policy, config.score.weights())
             self.graph.configure(config.rules(), config.graph.limits())
             self.parts.planner.prefetch = config.prefetch
+        if before != OtherWeights.in_force(self.graph, before.said):
+            self.parts.shadows.weigh_otherwise(before)
 
     def _close(self) -> None:
         parts = self.parts

@@ -66,7 +66,7 @@ class WeightEditor:
             config = self._checked(path, edited, change)
             replace_whole(path, edited)
             self._changes = [*self._changes, (text, edited)][-_KEPT:]
-        logger.info("changed over the page, by the %s token: %s", who, _worded(change))
+        logger.info("changed over the page, by the %s token: %s", who, change_in_words(change))
         return config
 
     def tried(self, change: Change) -> Config:
@@ -161,7 +161,8 @@ def _check_names(change: Change) -> None:
                         raise unknown_key(name, LAYER_NAMES, "the page")
 
 
-def _worded(change: Change) -> str:
+def change_in_words(change: Change) -> str:
+    """A change as the log tells it."""
     return ", ".join(
         f"{section}.{key} = {value}"
         for section, values in change.items()

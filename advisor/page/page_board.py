@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...dashboards.api.engine_views import Engines
@@ -18,8 +20,13 @@ from ...dashboards.source import SidecarStatus
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import session_row
+from ...graph.ranking.policy import Policy
+from ...graph.ranking.ruler import is_under_lru
+from ...graph.types import NO_ROW
 from ..config.config import Config
+from ..config.edits import change_in_words
 from ..config.reload import ConfigWatch
+from ..config.sections import ScoreConfig
 from ..intents.intent_replies import intent_replies
 from ..policies.registry import new_policy
 from ..questions import Questions, RecentAnswers
@@ -31,9 +38,11 @@ from .engine_pages import engines_view
 from .graph_columns import graph_view
 from .log_views import evictions_view, misses_view, request_views
 from .now_view import now_view
-from .ranking_view import ranking_view, weights_view
+from .ranking_view import ranking_view, weights_view, who_ranks
 from .session_pages import sessions_view, timeline
-from .weight_preview import weight_effect
+from .weight_preview import other_weights, weight_effect
+
+logger = logging.getLogger(__name__)
 
 
 class PageBoard:
@@ -173,7 +182,12 @@ class PageBoard:
 
     def shadows(self, engine: str | None) -> Shadows:
         """What others would have found."""
-        return shadows_view(self._shadows, engine, self._graph.clock(), self._unix)
+        now = self._graph.clock()
+        return shadows_view(self._shadows, engine, now, self._unix, self._guards_word)
+
+    def _guards_word(self, engine: str) -> str:
+        graph, column = self._graph, self._graph.tables.engines.get(engine, NO_ROW)
+        return who_ranks(graph, engine, not is_under_lru(column, graph.policy, graph.referee))
 
     def weights(self) -> Weights:
         """What decides the ranking."""
@@ -184,14 +198,27 @@ class PageBoard:
 
     def preview(self, change: WeightChange, engine: str | None) -> WeightEffect:
         """What a change of weights would do."""
-        score = self._watch.editor.tried(_by_section(change)).score
-        is_another = change.policy not in (None, self._graph.policy.name)
-        other = new_policy(change.policy, score.weights()) if change.policy and is_another else None
+        score, other = self._tried(change)
         with self._questions.turn():
             effect, played = weight_effect(
                 self._graph, score, engine, self._unix, self._shadows.remembered, other
             )
         return effect.model_copy(update={"window": played()})
+
+    def try_weights(self, change: WeightChange) -> Shadows:
+        """Let a shadow have a change from now on; nothing else changes."""
+        score, other = self._tried(change)
+        weights = other_weights(self._graph, score, other)
+        self._shadows.weigh_otherwise(replace(weights, said="the weights that are tried"))
+        logger.info("tried over the page, in a shadow: %s", change_in_words(_by_section(change)))
+        return self.shadows(None)
+
+    def _tried(self, change: WeightChange) -> tuple[ScoreConfig, Policy | None]:
+        """What a change would make of [score]; and the policy that it names, if it is another."""
+        score = self._watch.editor.tried(_by_section(change)).score
+        if change.policy in (None, self._graph.policy.name):
+            return score, None
+        return score, new_policy(change.policy, score.weights())
 
     def change_weights(self, change: WeightChange) -> Weights:
         """Write a change to the configuration file, from which it takes effect within a second,

@@ -53,7 +53,7 @@ def ranking_view(
         engine=name,
         engines=list(tables.engines),
         ranked_by=policy.name,
-        sentence=_who(graph, name, by_policy),
+        sentence=who_ranks(graph, name, by_policy),
         epoch=ranking.epoch,
         age_s=round(now - ranking.ts, 3),
         terms=list(policy.terms(view.of(NO_ROW), int(rows[0]))) if order else [],
@@ -102,7 +102,8 @@ def _ranked(policy: Policy, view: View, place: int, row: int) -> RankedBlock:
     )
 
 
-def _who(graph: KVCacheGraph, engine: str, by_policy: bool) -> str:
+def who_ranks(graph: KVCacheGraph, engine: str, by_policy: bool) -> str:
+    """Who ranks an engine's blocks, and what its guard knows of policy and LRU, in words."""
     ruling = graph.ruling(engine)
     if by_policy:
         ahead = f", {ruling.ahead:+.0f} blocks ahead of LRU lately" if ruling is not None else ""

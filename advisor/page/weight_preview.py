@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -12,12 +11,11 @@ from ...dashboards.api.what_if import Mover, WeightEffect, WindowEffect
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.queries.views import block_name
 from ...graph.ranking.policy import Policy, Scores, Weighted
-from ...graph.ranking.profile import Weights
-from ...graph.ranking.scoring import resident_scores
 from ...graph.ranking.view import View
 from ...graph.types import LAYER_NAMES, NO_ROW
 from ..config.sections import ScoreConfig
 from ..shadows.ceiling import Walked
+from ..shadows.other_weights import OtherWeights
 from ..shadows.window_play import WindowPlay
 from .log_views import Unix, chosen
 
@@ -53,15 +51,12 @@ def weight_effect(
         said = "No engine is connected: there is nothing to rank."
         return _effect(None, said, 0, 0, [], unix(now)), lambda: None
     column = graph.tables.engines[name]
-    before = View(graph.tables, graph.rules, column, now)
-    after = View(graph.tables, score.rules(graph.rules.horizon_s), column, now)
-    play = WindowPlay(*remembered(name))
-    old, scored = _first(before, graph.policy), play.scores(before, graph.policy)
-    other = policy or graph.policy
-    with _weighing(other, score.weights()):
-        new, otherwise = _first(after, other), play.scores(after, other)
+    view, play = View(graph.tables, graph.rules, column, now), WindowPlay(*remembered(name))
+    before, after = OtherWeights.in_force(graph), other_weights(graph, score, policy)
+    old, scored = _first(view, before), play.scores(view, before)
+    new, otherwise = _first(view, after), play.scores(view, after)
     entering = len(set(new) - set(old))
-    said = _sentence(len(old), entering, other, policy is not None)
+    said = _sentence(len(old), entering, after.policy, policy is not None)
     effect = _effect(name, said, len(old), entering, _movers(graph, old, new), unix(now))
     return effect, lambda: _played(play, scored, otherwise)
 
@@ -88,21 +83,16 @@ def _told(play: WindowPlay, now: int, then: int) -> str:
     )
 
 
-@contextmanager
-def _weighing(policy: Policy, weights: Weights) -> Iterator[None]:
-    """Let a policy heed other weights for a moment, under the graph's lock."""
-    if not isinstance(policy, Weighted):
-        yield
-        return
-    before, policy.weights = policy.weights, weights
-    try:
-        yield
-    finally:
-        policy.weights = before
+def other_weights(
+    graph: KVCacheGraph, score: ScoreConfig, policy: Policy | None = None
+) -> OtherWeights:
+    """A [score] section's weights and rules, for the live policy or for another one."""
+    rules = score.rules(graph.rules.horizon_s)
+    return OtherWeights(policy or graph.policy, score.weights(), rules)
 
 
-def _first(view: View, policy: Policy) -> list[int]:
-    rows, scores = resident_scores(view, policy)
+def _first(view: View, weights: OtherWeights) -> list[int]:
+    rows, scores = weights.resident_scores(view)
     found: list[int] = rows[np.argsort(-scores, kind="stable")[:FIRST]].tolist()
     return found
 

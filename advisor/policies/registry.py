@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from ...graph.ranking.formulas import ClassicPolicy, LruPolicy
@@ -36,3 +37,16 @@ def set_weights(policy: Policy, weights: Weights) -> None:
     ignores them."""
     if isinstance(policy, Weighted):
         policy.weights = weights
+
+
+@contextmanager
+def weighing(policy: Policy, weights: Weights | None) -> Iterator[None]:
+    """Let a policy heed other weights for a moment, under the graph's lock; None: those it has."""
+    if weights is None or not isinstance(policy, Weighted):
+        yield
+        return
+    before, policy.weights = policy.weights, weights
+    try:
+        yield
+    finally:
+        policy.weights = before

@@ -29,6 +29,15 @@ class Walked(NamedTuple):
     asked: bool = True
 
 
+class Ceiling(NamedTuple):
+    """Blocks that some requests asked for, and what of them Belady's algorithm would have found and
+    the live engine did."""
+
+    asked: int = 0
+    found: int = 0
+    ours: int = 0
+
+
 class RequestWindow:
     """The last requests, as many as have ``MOST_BLOCKS`` blocks."""
 
@@ -61,14 +70,14 @@ def blocks_asked(window: Sequence[Walked]) -> int:
     return sum(len(each.keys) for each in window if each.asked)
 
 
-def ceiling(window: Sequence[Walked], capacity: int) -> tuple[int, int]:
-    """Blocks asked for in the window, and how many of them Belady's algorithm would have found.
+def ceiling(window: Sequence[Walked], capacity: int) -> Ceiling:
+    """What Belady's algorithm would have found in the window.
 
     Blocks that the live pool had at their first use here were there when the window began: Belady's
     pool starts with them too.
     """
     if not window or capacity < 1:
-        return 0, 0
+        return Ceiling()
     keys = np.concatenate([asked.keys for asked in window])
     blocks = np.unique(keys, return_inverse=True)[1].astype(np.int32)
     ends = np.cumsum([len(asked.keys) for asked in window])
@@ -79,7 +88,8 @@ def ceiling(window: Sequence[Walked], capacity: int) -> tuple[int, int]:
         np.concatenate([[0], starts + len(seeds)]),
         [0, *(asked.reach for asked in window)],
     )
-    return blocks_asked(window), int(belady_hits(trace, capacity).sum())
+    found, ours = int(belady_hits(trace, capacity).sum()), sum(each.found for each in window)
+    return Ceiling(blocks_asked(window), found, ours)
 
 
 def _there_at_first(

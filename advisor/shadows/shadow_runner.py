@@ -15,12 +15,13 @@ from ...graph.ranking.view import View
 from ..policies.lifecycle import LifecyclePolicy
 from ..process.notices import Notices
 from .ceiling import Walked, ceiling
+from .other_weights import OtherWeights
 from .shadow_set import ShadowSet
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 0.5  # as often as the planner ranks
-# Of a core, over so many seconds: once it is used up, half as many sessions are followed. Chosen.
+# Of a core, over so many seconds: once it is used up, shadows do less. Chosen.
 _SHARE_OF_A_CORE: Final = 0.02
 _JUDGED_OVER_S: Final = 10.0
 _RANK_AT_LEAST_EVERY_S: Final = 64.0  # chosen
@@ -39,6 +40,8 @@ class ShadowRunner:
 
     Attributes:
         sets: engine → its shadows; read it under ``lock``.
+        otherwise: Weights that are not in force and have a shadow, if any.
+        rank_every_s: Seconds between rankings of policies' shadows.
         spent_s: Of a processor core, by the last tick; its ceilings, which have a share of their
             own, are not counted.
     """
@@ -56,12 +59,13 @@ class ShadowRunner:
         self._thread = threading.Thread(target=self._run, name="kvgraph-shadows", daemon=True)
         self._spent, self._judged = 0.0, clock()
         self.spent_s = 0.0
-        self._rank_every_s = INTERVAL_S
+        self.rank_every_s = INTERVAL_S
         self._next_ranking = clock()
         self._next_ceiling = clock()
         self._looked = float("-inf")
         self._stirred: set[str] = set()  # engines with requests since they were ranked
         self.lock = threading.Lock()
+        self.otherwise: OtherWeights | None = None
         self.sets: dict[str, ShadowSet] = {}
 
     def start(self) -> None:
@@ -83,6 +87,14 @@ class ShadowRunner:
         with self.lock:
             shadows = self.sets.get(engine)
             return ([], 0) if shadows is None else shadows.remembered()
+
+    def weigh_otherwise(self, weights: OtherWeights) -> None:
+        """Follow other weights from now on, instead of those that were followed before."""
+        with self._graph.lock, self.lock:
+            self.otherwise = weights
+            for engine, shadows in self.sets.items():
+                if (column := self._graph.tables.engines.get(engine)) is not None:
+                    shadows.weigh_otherwise(weights, self._view(column))
 
     def tick(self) -> None:
         """Take what happened since the last tick, and rank again."""
@@ -108,7 +120,7 @@ class ShadowRunner:
         now = self._clock()
         if now < self._next_ranking:
             return
-        self._next_ranking = now + self._rank_every_s
+        self._next_ranking = now + self.rank_every_s
         stirred, self._stirred = self._stirred, set()
         for engine in stirred & self.sets.keys():
             if (column := self._graph.tables.engines.get(engine)) is not None:
@@ -134,6 +146,8 @@ class ShadowRunner:
             if before is None or (before.blocks, before.copies) != (blocks, copies):
                 before = ShadowSet(blocks, self._policies(), copies)
                 before.hold_what_is_there(self._view(column))
+                if self.otherwise is not None:
+                    before.weigh_otherwise(self.otherwise, self._view(column))
             kept[engine] = before
         with self.lock:
             self.sets = kept
@@ -179,17 +193,23 @@ class ShadowRunner:
             self._spent, self._judged = 0.0, now
 
     def _do_less(self) -> None:
-        """Follow half as many sessions; where none can be left out, rank half as often."""
+        """Rank half as often; where that is seldom enough, follow half as many sessions.
+
+        In this order, since a ranking that is a minute old finds nearly what a fresh one does, and
+        half of the sessions often find something else than all of them (``kvgraph bench
+        dashboard``).
+        """
+        if self.sets and self.rank_every_s < _RANK_AT_LEAST_EVERY_S:
+            self.rank_every_s *= 2
+            logger.info(
+                "shadows are ranked every %g s from now on: they took too long",
+                self.rank_every_s,
+            )
+            return
         with self.lock:
             halved = [engine for engine, each in self.sets.items() if each.halve()]
         if halved:
             logger.info("policies' shadows follow half as many sessions: they took too long")
-        elif self.sets and self._rank_every_s < _RANK_AT_LEAST_EVERY_S:
-            self._rank_every_s *= 2
-            logger.info(
-                "shadows are ranked every %g s from now on: they took too long",
-                self._rank_every_s,
-            )
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL_S):

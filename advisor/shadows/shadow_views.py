@@ -8,8 +8,10 @@ from typing import Final
 import numpy as np
 
 from ...dashboards.api.what_if import Shadows, ShadowView
+from .other_weights import OtherWeights
+from .shadow_pools import LruPool, PolicyPool, for_all, in_sample
 from .shadow_runner import ShadowRunner
-from .shadow_set import STEP_S, LruPool, PolicyPool, ShadowSet, for_all, in_sample
+from .shadow_set import STEP_S, ShadowSet
 
 Sums = Mapping[str, np.ndarray]
 """Counts of each step, the oldest first, by the name of what is counted."""
@@ -25,13 +27,18 @@ _BELADY: Final = (
 
 
 def shadows_view(
-    runner: ShadowRunner, engine: str | None, now: float, unix: Callable[[float], float]
+    runner: ShadowRunner,
+    engine: str | None,
+    now: float,
+    unix: Callable[[float], float],
+    guard: Callable[[str], str],
 ) -> Shadows:
     """Shadows of one engine, or of the first that has some.
 
     Args:
         now: By the graph's clock.
         unix: Makes Unix seconds of it.
+        guard: Says who ranks an engine's blocks, and by how much.
     """
     runner.looked()
     with runner.lock:
@@ -44,18 +51,26 @@ def shadows_view(
             at=unix(now),
             engine=name,
             engines=list(runner.sets),
+            guard=guard(name) if name is not None else None,
             sampled_share=found.sample.share if found is not None else 0.0,
             sessions=len(found.sample.sessions) if found is not None else 0,
+            ranked_every_s=runner.rank_every_s,
             step_s=step_s,
             starts=[unix(start) for start in starts],
-            shadows=_views(found, sums) if found is not None else [],
+            shadows=_views(found, starts, sums, runner.otherwise) if found is not None else [],
         )
 
 
-def _views(found: ShadowSet, sums: Sums) -> list[ShadowView]:
+def _views(
+    found: ShadowSet, starts: list[float], sums: Sums, otherwise: OtherWeights | None
+) -> list[ShadowView]:
     views = [_ours(found, sums)]
     for pool in found.pools:
         view = _view(found, sums, pool)
+        if isinstance(pool, PolicyPool) and pool.since is not None and otherwise is not None:
+            heard = found.heard_by(pool)
+            said = f"the policy {otherwise.policy.name} with {otherwise.said}"
+            view = _begun_later(view, pool.since, starts, said, _share(heard.ours, heard.asked))
         views.append(view)
         if pool.capacity == _AS_TIERS and not found.copies:
             views.append(_as_tiers(view))
@@ -72,7 +87,8 @@ def _ours(found: ShadowSet, sums: Sums) -> ShadowView:
         blocks=found.blocks,
         asked=found.asked,
         found=found.ours,
-        hit_rate=_rounded(found.ours / found.asked if found.asked else None),
+        hit_rate=_share(found.ours, found.asked),
+        ours=_share(found.ours, found.asked),
         history=_history(sums, "ours", None),
     )
 
@@ -89,6 +105,7 @@ def _view(found: ShadowSet, sums: Sums, pool: LruPool | PolicyPool) -> ShadowVie
         asked=found.asked_of(pool),
         found=pool.found,
         hit_rate=_rounded(found.rate(pool)),
+        ours=_share(found.ours, found.asked),
         history=_history(sums, pool.name, beside),
     )
 
@@ -107,12 +124,25 @@ def _history(sums: Sums, name: str, beside: str | None) -> list[float | None]:
     return [_rounded(for_all(*step)) for step in each_step]
 
 
+def _begun_later(
+    view: ShadowView, since: float, starts: list[float], sentence: str, ours: float | None
+) -> ShadowView:
+    """A shadow that has nothing to tell of the steps that began before it did."""
+    steps = zip(starts, view.history, strict=True)
+    history = [share if start >= since else None for start, share in steps]
+    return view.model_copy(update={"history": history, "sentence": sentence, "ours": ours})
+
+
+def _share(found: int, asked: int) -> float | None:
+    return round(found / asked, 4) if asked else None
+
+
 def _rounded(share: float | None) -> float | None:
     return None if share is None else round(share, 4)
 
 
 def _ceiling(found: ShadowSet) -> ShadowView:
-    asked, hits = found.belady
+    asked, hits, ours = found.belady
     return ShadowView(
         name="belady",
         sentence=_BELADY,
@@ -122,7 +152,8 @@ def _ceiling(found: ShadowSet) -> ShadowView:
         blocks=found.blocks,
         asked=asked,
         found=hits,
-        hit_rate=round(hits / asked, 4) if asked else None,
+        hit_rate=_share(hits, asked),
+        ours=_share(ours, asked),
         history=[],
     )
 

@@ -8,13 +8,13 @@ from typing import Final
 import numpy as np
 
 from ...graph.columns.columns import grown
-from ...graph.ranking.policy import Policy, Scores
-from ...graph.ranking.scoring import whole_scores
+from ...graph.ranking.policy import Scores
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import NO_ROW
 from ..policies.shadow import RankedShadow
 from .ceiling import Walked, blocks_asked
+from .other_weights import OtherWeights
 
 _RANKED_EVERY: Final = 16  # requests; chosen
 _MOST_BLOCKS: Final = 100_000  # of the last requests that are played; chosen: a second at most
@@ -45,13 +45,13 @@ class WindowPlay:
         self._asked = np.split(places.astype(np.int32), ends[:-1])
         self.requests, self.asked = sum(each.asked for each in last), blocks_asked(last)
 
-    def scores(self, view: View, policy: Policy) -> Scores:
-        """float64 ``[n]``: as ``policy`` scores them now; what is no longer known goes first."""
+    def scores(self, view: View, weights: OtherWeights) -> Scores:
+        """float64 ``[n]``: as ``weights`` score them now; what is no longer known goes first."""
         rows = view.blocks.find(self.keys)
         known = np.flatnonzero(rows != NO_ROW)
         known = known[np.argsort(rows[known])]
         found = np.full(len(rows), np.inf)
-        found[known] = whole_scores(view, policy, Selection(view.blocks, rows[known]))
+        found[known] = weights.whole_scores(view, Selection(view.blocks, rows[known]))
         return found
 
     def found(self, scores: Scores) -> int:

@@ -66,6 +66,10 @@ class PageSource(Protocol):
     def preview(self, change: WeightChange, engine: str | None) -> WeightEffect:
         """What a change of weights would do; raises ConfigError for one that is not allowed."""
 
+    def try_weights(self, change: WeightChange) -> Shadows:
+        """Let a shadow have a change from now on; raises ConfigError for one that is not
+        allowed."""
+
     def change_weights(self, change: WeightChange) -> Weights:
         """Write a change to the configuration file; raises ConfigError where that cannot be."""
 

@@ -135,6 +135,10 @@ def _add_changes(
     def preview(change: WeightChange, engine: NameQuery = None) -> Response:
         return answered(page().preview(change, engine))
 
+    @router.post("/weights/trial", response_model=Shadows, dependencies=[Depends(edits)])
+    def try_weights(change: WeightChange) -> Response:
+        return answered(page().try_weights(change))
+
     @router.put("/weights", response_model=Weights, dependencies=[Depends(edits)])
     def change_weights(change: WeightChange) -> Response:
         return answered(page().change_weights(change))

@@ -22,6 +22,7 @@ class ShadowView(Part):
         blocks: Its size, of the whole pool.
         asked, found: Blocks of the sampled requests.
         hit_rate: What they say all requests would find; the ceiling's is theirs. None before any.
+        ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
         history: Hit rates by step, the oldest first; None where nothing was asked.
     """
 
@@ -34,6 +35,7 @@ class ShadowView(Part):
     asked: int
     found: int
     hit_rate: float | None
+    ours: float | None
     history: list[float | None]
 
 
@@ -41,14 +43,19 @@ class Shadows(Answer):
     """Shadows of one engine, ``ours`` first.
 
     Attributes:
+        guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
+            without an engine.
         sampled_share: Of sessions, that shadows follow, chosen by a hash of their names.
         sessions: How many these were so far.
+        ranked_every_s: How often policies' shadows rank; seldom where that takes too long.
     """
 
     engine: str | None
     engines: list[str]
+    guard: str | None
     sampled_share: float
     sessions: int
+    ranked_every_s: float
     step_s: float
     starts: list[float]
     shadows: list[ShadowView]

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -526,6 +527,9 @@ def test_weights_are_reloaded_while_running(tmp_path: Path, start: Start, connec
     running.until(lambda s: s["counters"]["config"].get("reloaded") == 1)
     assert running.service.graph.policy is policy, "what it learned stays"
     assert policy.weights.age == 77.0
+    former = running.service.parts.shadows.otherwise
+    assert former is not None, "those before go on in a shadow"
+    assert former.weights == replace(policy.weights, age=1.0)
     engine.ranking(lambda keys: keys == {1})
 
 

@@ -14,6 +14,7 @@ from kvgraph.advisor.config.config import load
 from kvgraph.advisor.config.reload import ConfigWatch
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
+from kvgraph.advisor.shadows.shadow_runner import ShadowRunner
 from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.page_tokens import edit_token, page_token
 from kvgraph.graph.errors import ConfigError
@@ -41,7 +42,8 @@ class Source:
         self.now = 0.0
         self.watch = ConfigWatch(load(path, {}), path, {}, lambda: self.now)
         questions = Questions(self.world.graph.lock, time.monotonic, lambda _: None)
-        self.page = PageBoard(self.world.graph, questions, watch=self.watch)
+        self.shadows = ShadowRunner(self.world.graph, lambda: self.now)
+        self.page = PageBoard(self.world.graph, questions, shadows=self.shadows, watch=self.watch)
 
 
 @pytest.fixture
@@ -117,6 +119,24 @@ def test_another_policy_is_seen_before_it_ranks(source: Source, path: Path) -> N
     assert path.read_text() == FILE
 
 
+def test_a_change_is_tried_in_a_shadow_and_nowhere_else(
+    source: Source, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    before = source.world.graph.policy.weights
+    answer = client(source).post("/v1/weights/trial", json={"score": {"age": 0.5}})
+    assert answer.status_code == 200
+    assert source.world.graph.policy.weights is before
+    assert path.read_text() == FILE
+    tried = source.shadows.otherwise
+    assert tried is not None
+    assert tried.weights is not None
+    assert (tried.weights.age, tried.said) == (0.5, "the weights that are tried")
+    assert "in a shadow: score.age = 0.5" in caplog.text
+    refused = client(source).post("/v1/weights/trial", json={"score": {"aeg": 0.5}})
+    assert (refused.status_code, source.shadows.otherwise) == (409, tried)
+
+
 def test_changes_are_taken_back_one_by_one(source: Source, path: Path) -> None:
     page = client(source)
     for age in (1.0, 2.0):
@@ -133,6 +153,7 @@ def test_what_changes_something_needs_the_second_token(source: Source, path: Pat
     for answer in (
         reader.put("/v1/weights", json={"score": {"age": 1.0}}),
         reader.post("/v1/weights/undo"),
+        reader.post("/v1/weights/trial", json={"score": {"age": 1.0}}),
         reader.put("/v1/weights", json={}, headers={"X-Kvgraph-Edit": page_token(SECRET)}),
     ):
         assert answer.status_code == 403

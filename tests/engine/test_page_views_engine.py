@@ -159,6 +159,12 @@ def a_weight_changes_the_ranking(opened: Visit, agents: Agents) -> None:
     page = opened.show("weights")
     page.get_by_role("textbox", name="hit count").fill("50")
     page.get_by_text("What this change would do").wait_for()
+    page.get_by_role("button", name="Try in a shadow").click()
+    page.get_by_text("A shadow has these weights").wait_for()
+    page = opened.show("whatif")
+    page.get_by_text("with the weights that are tried").wait_for()
+    page = opened.show("weights")
+    page.get_by_role("textbox", name="hit count").fill("50")
     page.get_by_role("button", name="Apply").click()
     page.get_by_text("Written to").wait_for()
     assert tomllib.loads(agents.config.read_text())["score"]["hit_count"] == 50

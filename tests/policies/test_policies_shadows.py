@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,76 +15,22 @@ from kvgraph.advisor.page.weight_preview import weight_effect
 from kvgraph.advisor.replay.fast.bounds import belady_hits
 from kvgraph.advisor.replay.fast.lru import lru_hits
 from kvgraph.advisor.replay.traces.trace import Trace
-from kvgraph.advisor.replay.traces.trace_events import TraceEvents
 from kvgraph.advisor.shadows import shadow_runner
-from kvgraph.advisor.shadows.ceiling import RequestWindow, ceiling
+from kvgraph.advisor.shadows.ceiling import Ceiling, RequestWindow, ceiling
 from kvgraph.advisor.shadows.session_sample import LEAST, SessionSample
-from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S, ShadowRunner
+from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S
 from kvgraph.advisor.shadows.shadow_set import ShadowSet
 from kvgraph.advisor.shadows.shadow_views import lru_tokens, shadows_view
-from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.heard import Heard
 from kvgraph.graph.messages.events import EngineHello, RequestStarted, TierReport
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.view import View
+from live_shadows import Live
 from made_traffic import agents, chats, made
 
 POINT = 0.01
 CAPACITY = 400
 SMALL = 80  # much of the trace is lost
-
-
-class Live:
-    """A graph that hears a trace, as an engine under LRU tells it, and the shadows beside it."""
-
-    def __init__(
-        self,
-        trace: Trace,
-        capacity: int,
-        halvings: int = 0,
-        cpu: Callable[[], float] = time.thread_time,
-    ) -> None:
-        self.now = 0.0
-        self.trace, self.capacity = trace, capacity
-        self.graph = KVCacheGraph(clock=lambda: self.now)
-        self.runner = ShadowRunner(self.graph, lambda: self.now, cpu)
-        hello = EngineHello("host", "", trace.block_size, capacity + 1, "")
-        self.graph.apply("e", [hello])
-        self.runner.tick()
-        for _ in range(halvings):
-            assert self.set.halve()
-
-    @property
-    def set(self) -> ShadowSet:
-        return self.runner.sets["e"]
-
-    def play(self) -> None:
-        events = TraceEvents(self.trace, hints=True)
-        hits = lru_hits(self.trace, self.capacity)
-        next_tick = 0.0
-        for request, at in enumerate(self.trace.at.tolist()):
-            while next_tick <= at:
-                self.now = next_tick
-                self.runner.tick()
-                next_tick += INTERVAL_S
-            self.now = at
-            hit = int(hits[request])
-            started = events.started(request, hit)
-            self.graph.apply(
-                "e", [started, events.stored(request, hit), events.finished(request, at)]
-            )
-        self.runner.tick()
-
-    def ask(self) -> None:
-        """The trace's first request, once more."""
-        events = TraceEvents(self.trace, hints=True)
-        asked = [events.started(0, 0), events.stored(0, 0), events.finished(0, self.now)]
-        self.graph.apply("e", asked)
-
-    def rate(self, name: str) -> float:
-        (rate,) = [self.set.rate(pool) for pool in self.set.pools if pool.name == name]
-        assert rate is not None
-        return rate
 
 
 @pytest.fixture
@@ -124,7 +69,7 @@ def test_half_of_the_sessions_say_what_a_policy_would_find_for_all(tmp_path: Pat
         live.play()
     policy = half.set.ranked[0].name
     assert half.rate(policy) == pytest.approx(all_of_them.rate(policy), abs=6 * POINT)
-    view = shadows_view(half.runner, None, half.now, float)
+    view = shadows_view(half.runner, None, half.now, float, str)
     rates = {each.name: each.hit_rate for each in view.shadows}
     assert rates[policy] == pytest.approx(half.rate(policy), abs=1e-4)
 
@@ -135,8 +80,8 @@ def test_belady_is_above_all_of_them(trace: Trace) -> None:
     live.now = 61.0
     live.play()
     window = live.set.window.taken()
-    asked, found = ceiling(window, CAPACITY)
-    assert asked == live.set.asked
+    asked, found, ours = ceiling(window, CAPACITY)
+    assert (asked, ours) == (live.set.asked, live.set.ours)
     assert found == belady_hits(trace, CAPACITY).sum()
     assert found >= max(pool.found for pool in live.set.pools if pool.capacity == 1.0)
 
@@ -145,9 +90,9 @@ def test_the_ceiling_starts_with_what_the_pool_had() -> None:
     window = RequestWindow()
     keys = np.arange(1, 5, dtype=np.uint64)
     window.add(keys, 4, 4)
-    assert ceiling(window.taken(), 10) == (4, 4)
-    assert ceiling(window.taken(), 2) == (4, 2)
-    assert ceiling([], 10) == (0, 0)
+    assert ceiling(window.taken(), 10) == (4, 4, 4)
+    assert ceiling(window.taken(), 2) == (4, 2, 4)
+    assert ceiling([], 10) == (0, 0, 0)
 
 
 def test_what_an_answer_left_is_there_for_whoever_knows_the_future() -> None:
@@ -157,7 +102,7 @@ def test_what_an_answer_left_is_there_for_whoever_knows_the_future() -> None:
     window.add(keys[:4], 4, 0)
     window.answered(keys[4:])
     window.add(keys, 6, 6)
-    assert ceiling(window.taken(), 10) == (10, 6)
+    assert ceiling(window.taken(), 10) == (10, 6, 6)
 
 
 def test_the_ceiling_is_above_lru_where_turns_come_back_with_their_answers() -> None:
@@ -168,7 +113,7 @@ def test_the_ceiling_is_above_lru_where_turns_come_back_with_their_answers() -> 
         asked, left = 4 * turn + 2, 4 * turn + 4
         for blocks, reach, found in ((asked, asked, 0), (left, asked, -1)):
             shadows.hear(Heard(0, "s", rows[:blocks], keys[:blocks], reach, found, 0, 1.0 + turn))
-    asked, belady = ceiling(*shadows.remembered())
+    asked, belady, _ = ceiling(*shadows.remembered())
     assert asked == shadows.asked == 2 + 6 + 10
     assert belady >= shadows.lru[0].found == 4 + 8
 
@@ -189,7 +134,7 @@ def test_a_sample_is_nested_and_about_its_share() -> None:
 def test_shadows_reach_the_page(trace: Trace) -> None:
     live = Live(trace, CAPACITY)
     live.play()
-    view = shadows_view(live.runner, None, live.now, lambda at: round(at + 1e9, 3))
+    view = shadows_view(live.runner, None, live.now, lambda at: round(at + 1e9, 3), str)
     names = [shadow.name for shadow in view.shadows]
     assert (names[0], names[-1], view.engine) == ("ours", "belady", "e")
     assert {"lru", "lru ×2", "classic"} <= set(names)
@@ -210,7 +155,7 @@ def test_tiers_are_as_much_more_pool(trace: Trace) -> None:
     full = lru_hits(trace, SMALL + 80).sum()
     assert pools["lru + tiers"].found == pytest.approx(full, abs=POINT * live.set.asked)
     assert pools["lru + tiers"].found > pools["lru"].found
-    view = shadows_view(live.runner, None, live.now, float)
+    view = shadows_view(live.runner, None, live.now, float, str)
     assert next(s.name for s in view.shadows if s.tiers) == "lru + tiers"
     assert all(s.blocks == SMALL + 80 for s in view.shadows if s.tiers)
 
@@ -218,7 +163,7 @@ def test_tiers_are_as_much_more_pool(trace: Trace) -> None:
 def test_what_host_memory_would_bring_is_told_of_an_engine_without_tiers(trace: Trace) -> None:
     live = Live(trace, CAPACITY)
     live.play()
-    shadows = {each.name: each for each in shadows_view(live.runner, None, 0.0, float).shadows}
+    shadows = {each.name: each for each in shadows_view(live.runner, None, 0.0, float, str).shadows}
     with_memory, twice = shadows["lru + host memory"], shadows["lru ×2"]
     assert (with_memory.found, with_memory.tiers, twice.tiers) == (twice.found, True, False)
 
@@ -253,16 +198,22 @@ def test_a_change_of_weights_is_played_on_the_remembered_requests(trace: Trace) 
     assert "fewer" in second.sentence
 
 
-def test_shadows_that_take_too_long_follow_fewer(trace: Trace) -> None:
-    seconds = itertools.count(0.0, 0.15)  # what a tick takes of a core
+def test_shadows_that_take_too_long_rank_less_often_and_then_follow_fewer(trace: Trace) -> None:
+    seconds = itertools.count(0.0, 0.21)  # a tick takes more than shadows have for ten seconds
     live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
-    assert live.set.sample.share == 1.0
-    live.runner.tick()  # two of them are more than shadows have for ten seconds
-    assert live.set.sample.share == 0.5
-    for _ in range(4):
+    seen = []
+    for _ in range(10):
         live.now += 11.0
         live.runner.tick()
-    assert live.set.sample.share == 0.5
+        seen.append((live.runner.rank_every_s, live.set.sample.share))
+    assert seen[:6] == [(INTERVAL_S * 2**n, 1.0) for n in range(2, 8)]
+    assert seen[6:8] == [(64.0, 0.5), (64.0, 0.25)]
+
+
+def test_shadows_that_take_little_do_all(trace: Trace) -> None:
+    live = Live(trace, CAPACITY, cpu=lambda: 0.0)
+    live.play()
+    assert (live.runner.rank_every_s, live.set.sample.share) == (INTERVAL_S, 1.0)
 
 
 def test_a_pool_of_another_size_begins_anew(trace: Trace) -> None:
@@ -282,7 +233,7 @@ def test_a_ceiling_costs_no_session_its_place(
     """It has a share of a core of its own, and is worked out only while somebody looks."""
     spent_s = [0.0]
 
-    def slow(window: Sequence[Any], capacity: int) -> tuple[int, int]:
+    def slow(window: Sequence[Any], capacity: int) -> Ceiling:
         spent_s[0] += 4.0
         return ceiling(window, capacity)
 
@@ -294,7 +245,7 @@ def test_a_ceiling_costs_no_session_its_place(
         live.now += 10.0
         live.runner.tick()
     assert spent_s[0] >= 4.0
-    assert live.set.belady == (5, 0)
+    assert live.set.belady == (5, 0, 0)
     assert live.set.sample.share == 1.0
 
 
@@ -308,7 +259,7 @@ def test_ceilings_that_take_long_are_worked_out_less_often(trace: Trace) -> None
         live.set.window.add(np.arange(5 + int(at), dtype=np.uint64), 5, 0)
         live.runner.tick()
         found.append(live.set.belady)
-    assert found == [(5, 0), (5, 0), (5, 0), (561, 15)]
+    assert found == [(5, 0, 0), (5, 0, 0), (5, 0, 0), (561, 15, 0)]
 
 
 def test_what_dropped_sessions_walked_is_the_samples_no_longer() -> None:
@@ -354,13 +305,12 @@ def test_a_block_that_a_session_of_the_smaller_sample_walked_too_stays_the_sampl
 
 
 def test_the_ceiling_is_of_all_sessions_whatever_the_sample(trace: Trace) -> None:
-    seconds = itertools.count(0.0, 0.15)
-    live = Live(trace, CAPACITY, cpu=lambda: next(seconds))
+    live = Live(trace, CAPACITY, halvings=1)
     live.set.window.add(np.arange(5, dtype=np.uint64), 5, 0)
     live.runner.tick()
     assert live.set.sample.share == 0.5
     live.set.window.add(np.arange(5, dtype=np.uint64), 5, 5)
-    assert ceiling(*live.runner.remembered("e")) == (10, 5)
+    assert ceiling(*live.runner.remembered("e")) == (10, 5, 5)
 
 
 def noted(live: Live, ranked: list[float]) -> Callable[[View], Iterator[None]]:

@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+import time
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
+from ...advisor.policies.lifecycle import LifecyclePolicy
 from ...advisor.replay.fast.lru import lru_hits
+from ...advisor.replay.recordings.signals import Signals
 from ...advisor.replay.traces.trace import Trace
 from ...advisor.replay.traces.trace_events import TraceEvents
+from ...advisor.shadows.shadow_pools import CAPACITIES
 from ...advisor.shadows.shadow_runner import INTERVAL_S, ShadowRunner
-from ...advisor.shadows.shadow_set import CAPACITIES, ShadowSet
+from ...advisor.shadows.shadow_set import ShadowSet
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.events import EngineHello
 from ...graph.ranking.formulas import ClassicPolicy
+from ...graph.ranking.view import View
 from ..figures import Figures
 from ..policies.policies_fleets import SHIPPED, fleet, sessions_in
 
-USERS: Final = 24
-HOURS: Final = 4.0
-CAPACITY: Final = 2_000  # blocks of 512 tokens
-HALVINGS: Final = (0, 1, 2)
-"""How often the sample of sessions that policies' shadows follow is halved; LRU's follow all."""
+ENGINE: Final = "e"
+
+
+class Effort(NamedTuple):
+    """How much policies' shadows do: how often they rank, and how often the sample of sessions that
+    they follow was halved."""
+
+    rank_every_s: float = INTERVAL_S
+    halvings: int = 0
+
+
+SELDOM: Final = "ranked_every_8_s"
+LESS: Final = {
+    SELDOM: Effort(8.0),
+    "ranked_every_64_s": Effort(64.0),
+    "of_50_percent": Effort(64.0, 1),
+    "of_25_percent": Effort(64.0, 2),
+}
+"""What they do where the whole takes too long, in this order; those of LRU follow all always."""
+
+
+class Hours(NamedTuple):
+    """Traffic: users, hours, and the pool's blocks of 512 tokens."""
+
+    users: int
+    hours: float
+    capacity: int
+
+
+FEW: Final = Hours(24, 4.0, 2_000)
+MANY: Final = Hours(240, 1.0, 20_000)
 
 
 @dataclass
@@ -34,62 +65,96 @@ class _Played:
         """Share of all blocks that each shadow would have found, as the page tells it."""
         return {pool.name: self.shadows.rate(pool) or 0.0 for pool in self.shadows.pools}
 
+    def of(self, policy: str) -> dict[str, float]:
+        """The same, of one policy's shadows alone."""
+        rates = self.rates()
+        pools = (pool for pool in self.shadows.ranked if pool.policy_name == policy)
+        return {pool.name: rates[pool.name] for pool in pools}
+
 
 def run(figures: Figures, quick: bool) -> None:
-    """Shadows of LRU at every size against LRU itself, and those of a policy that follow a part of
-    the sessions against those that follow all."""
-    from ...advisor.replay.recordings.signals import Signals
-
-    sessions = sessions_in(SHIPPED, lambda _: None)
-    trace = fleet("agents", sessions, USERS, 1.0 if quick else HOURS, Signals.ALL)
-    played = [play(trace, CAPACITY, halvings) for halvings in HALVINGS]
+    """Shadows of LRU at every size against LRU itself, and those of policies that do less against
+    those that follow all sessions and rank as often as the live engine is ranked."""
+    few = _traffic(FEW._replace(hours=1.0) if quick else FEW)
+    whole = play(few, FEW.capacity)
     full = {
-        _name(size): lru_hits(trace, round(CAPACITY * size)).sum() / trace.full.sum()
+        _name(size): lru_hits(few, round(FEW.capacity * size)).sum() / few.full.sum()
         for size in CAPACITIES
     }
-    _add_error(figures, "", full, played, "≤ 1.0")
-    unsampled = played[0].rates()
-    policies = {pool.name: unsampled[pool.name] for pool in played[0].shadows.ranked}
-    _add_error(figures, "_of_a_policy", policies, played, "")
-    seconds = float(trace.at[-1])
-    figures.add("shadows_cpu_percent_of_the_trace", 100 * played[0].cpu_s / seconds, "%")
-    figures.add("shadowed_blocks", played[0].shadows.asked, "")
+    figures.add("shadow_error_points", _error(whole.rates(), full), "points", "≤ 1.0")
+    for less, effort in LESS.items():
+        played = play(few, FEW.capacity, effort)
+        _add_error(figures, less, played, whole, "≤ 1.0" if effort == LESS[SELDOM] else "")
+    figures.add("shadows_cpu_percent_of_the_trace", _cpu_percent(whole, few), "%")
+    figures.add("shadowed_blocks", whole.shadows.asked, "")
     figures.add("lru_hit_rate", 100 * full["lru"], "%")
+    if not quick:
+        _add_many(figures)
+
+
+def _add_many(figures: Figures) -> None:
+    """Ten times as many users, whose shadows would take too long if they ranked that often."""
+    many = _traffic(MANY)
+    whole, seldom = play(many, MANY.capacity), play(many, MANY.capacity, Effort(64.0))
+    _add_error(figures, f"ranked_every_64_s_of_{MANY.users}_users", seldom, whole)
+    for name, played in (("", whole), ("_ranked_every_64_s", seldom)):
+        cpu = _cpu_percent(played, many)
+        figures.add(f"shadows_cpu_percent_of_{MANY.users}_users{name}", cpu, "%")
+
+
+def _traffic(hours: Hours) -> Trace:
+    sessions = sessions_in(SHIPPED, lambda _: None)
+    return fleet("agents", sessions, hours.users, hours.hours, Signals.ALL)
 
 
 def _add_error(
-    figures: Figures, of: str, full: dict[str, float], played: list[_Played], target: str
+    figures: Figures, less: str, played: _Played, whole: _Played, target: str = ""
 ) -> None:
-    """The largest error of these shadows, for each share of sessions."""
-    for halvings, each in zip(HALVINGS, played, strict=True):
-        rates = each.rates()
-        error = max(100 * abs(rates[name] - rate) for name, rate in full.items())
-        suffix = f"_of_{0.5**halvings:.0%}".replace("%", "_percent") if halvings else ""
-        figures.add(f"shadow_error_points{of}{suffix}", error, "points", target)
+    """How far policies' shadows are from those that do all: the default's, and the classic's."""
+    for name, policy in (("", LifecyclePolicy.name), ("_of_classic", ClassicPolicy.name)):
+        error = _error(played.of(policy), whole.of(policy))
+        figures.add(f"shadow_error_points{name}_{less}", error, "points", "" if name else target)
 
 
-def play(trace: Trace, capacity: int, halvings: int = 0) -> _Played:
-    """A graph that hears a trace as an engine under LRU tells it, and shadows beside it."""
-    now = [0.0]
-    graph = KVCacheGraph(policy=ClassicPolicy(), clock=lambda: now[0])
-    runner = ShadowRunner(graph, lambda: now[0])
-    graph.apply("e", [EngineHello("e", "", trace.block_size, capacity + 1, "v")])
+def _error(found: dict[str, float], full: dict[str, float]) -> float:
+    """The largest difference of these shadows, in points."""
+    return max(100 * abs(found[name] - rate) for name, rate in full.items())
+
+
+def _cpu_percent(played: _Played, trace: Trace) -> float:
+    return 100 * played.cpu_s / float(trace.at[-1])
+
+
+def play(trace: Trace, capacity: int, effort: Effort | None = None) -> _Played:
+    """A graph that hears a trace as an engine under LRU tells it, and shadows beside it.
+
+    Args:
+        effort: What policies' shadows do, however long that takes.
+    """
+    now, effort = [0.0], effort or Effort()
+    graph = KVCacheGraph(policy=LifecyclePolicy(), clock=lambda: now[0])
+    runner = ShadowRunner(graph, lambda: now[0], cpu=lambda: 0.0)
+    runner.rank_every_s = effort.rank_every_s
+    graph.apply(ENGINE, [EngineHello(ENGINE, "", trace.block_size, capacity + 1, "v")])
     runner.tick()
-    for _ in range(halvings):
-        runner.sets["e"].halve()
+    for _ in range(effort.halvings):
+        runner.sets[ENGINE].halve()
     events, hits, cpu_s = TraceEvents(trace, hints=True), lru_hits(trace, capacity), 0.0
+    view = View(graph.tables, graph.rules, graph.tables.engines[ENGINE], 0.0)
     next_tick = 0.0
     for request, at in enumerate(trace.at.tolist()):
         if next_tick <= at:
             now[0] = at
+            graph.policy.observe(replace(view, now=at))
+            cpu_s -= time.thread_time()
             runner.tick()
-            cpu_s += runner.spent_s
+            cpu_s += time.thread_time()
             next_tick = at + INTERVAL_S
         now[0], hit = at, int(hits[request])
-        graph.apply("e", [events.started(request, hit)])
-        graph.apply("e", [events.stored(request, hit), events.finished(request, at)])
+        graph.apply(ENGINE, [events.started(request, hit)])
+        graph.apply(ENGINE, [events.stored(request, hit), events.finished(request, at)])
     runner.tick()
-    return _Played(runner.sets["e"], cpu_s)
+    return _Played(runner.sets[ENGINE], cpu_s)
 
 
 def _name(size: float) -> str:

@@ -226,6 +226,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/weights/trial": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Try Weights */
+        post: operations["try_weights_v1_weights_trial_post"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/intents": {
         parameters: {
             query?: never;
@@ -1186,6 +1203,7 @@ export interface components {
          *         blocks: Its size, of the whole pool.
          *         asked, found: Blocks of the sampled requests.
          *         hit_rate: What they say all requests would find; the ceiling's is theirs. None before any.
+         *         ours: What the live engine found of the same requests, in its pool or loaded from its tiers.
          *         history: Hit rates by step, the oldest first; None where nothing was asked.
          */
         ShadowView: {
@@ -1207,6 +1225,8 @@ export interface components {
             found: number;
             /** Hit Rate */
             hit_rate: number | null;
+            /** Ours */
+            ours: number | null;
             /** History */
             history: (number | null)[];
         };
@@ -1215,8 +1235,11 @@ export interface components {
          * @description Shadows of one engine, ``ours`` first.
          *
          *     Attributes:
+         *         guard: Who ranks the engine's blocks and by how much, as its guard's own shadow says; None
+         *             without an engine.
          *         sampled_share: Of sessions, that shadows follow, chosen by a hash of their names.
          *         sessions: How many these were so far.
+         *         ranked_every_s: How often policies' shadows rank; seldom where that takes too long.
          */
         Shadows: {
             /** At */
@@ -1225,10 +1248,14 @@ export interface components {
             engine: string | null;
             /** Engines */
             engines: string[];
+            /** Guard */
+            guard: string | null;
             /** Sampled Share */
             sampled_share: number;
             /** Sessions */
             sessions: number;
+            /** Ranked Every S */
+            ranked_every_s: number;
             /** Step S */
             step_s: number;
             /** Starts */
@@ -1921,6 +1948,39 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["WeightEffect"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    try_weights_v1_weights_trial_post: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["WeightChange"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Shadows"];
                 };
             };
             /** @description Validation Error */

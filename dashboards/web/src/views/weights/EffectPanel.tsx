@@ -13,18 +13,23 @@ interface Props {
   readonly effect: Resource<WeightEffect>;
   readonly isBusy: boolean;
   readonly onApply: () => void;
+  readonly onTry: () => void;
   readonly onForget: () => void;
 }
 
 /** What the change in the fields would do, before it is made. */
-export function EffectPanel({ effect, isBusy, onApply, onForget }: Props) {
+export function EffectPanel({ effect, isBusy, onApply, onTry, onForget }: Props) {
   const mayEdit = editToken() !== null;
+  const isReady = mayEdit && !isBusy && effect.data !== undefined;
   return (
     <Panel title="What this change would do">
       <Await of={effect}>{(data) => <Effect effect={data} />}</Await>
       <p className="acts">
-        <Button onClick={onApply} disabled={!mayEdit || isBusy || effect.data === undefined}>
+        <Button onClick={onApply} disabled={!isReady}>
           Apply
+        </Button>
+        <Button variant="default" onClick={onTry} disabled={!isReady}>
+          Try in a shadow
         </Button>
         <Button variant="default" onClick={onForget}>
           Leave it as it is

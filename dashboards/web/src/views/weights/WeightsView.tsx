@@ -17,6 +17,10 @@ import { LayerList } from "./LayerList";
 import { useEffectOf } from "./useEffectOf";
 import { WeightTable } from "./WeightTable";
 
+const TRIED =
+  "A shadow has these weights from now on, and nothing else has: What if shows what it finds of " +
+  "your traffic, as “other weights”.";
+
 /** What decides the ranking: seen, tried, changed and taken back. */
 export function WeightsView() {
   const weights = useResource<Weights>("v1/weights", 2000);
@@ -31,7 +35,7 @@ function Screen({ weights }: { weights: Weights }) {
   const effect = useEffectOf(change);
   const act = (method: "PUT" | "POST", path: string, body: unknown, said: string) => {
     setBusy(true);
-    send<Weights>(method, path, body)
+    send<unknown>(method, path, body)
       .then(() => setDone(said))
       .catch((error: unknown) => setDone(error instanceof ApiError ? error.message : String(error)))
       .finally(() => {
@@ -52,6 +56,7 @@ function Screen({ weights }: { weights: Weights }) {
           onApply={() =>
             act("PUT", "v1/weights", change, `Written to ${weights.file}; ${whenInForce(change)}.`)
           }
+          onTry={() => act("POST", "v1/weights/trial", change, TRIED)}
           onForget={() => setDraft(UNTOUCHED)}
         />
       )}

@@ -6,7 +6,6 @@ import { CEILING, colorsOf, OURS } from "./looks";
 
 /** Every shadow in words and numbers, those that find most first. */
 export function ShadowTable({ shadows }: { shadows: readonly ShadowView[] }) {
-  const ours = shadows.find(({ name }) => name === OURS)?.hit_rate ?? null;
   const colors = colorsOf(shadows);
   const sorted = [...shadows].sort((a, b) => (b.hit_rate ?? -1) - (a.hit_rate ?? -1));
   return (
@@ -21,7 +20,7 @@ export function ShadowTable({ shadows }: { shadows: readonly ShadowView[] }) {
         ]}
       >
         {sorted.map((each) => (
-          <Row key={each.name} shadow={each} ours={ours} colors={colors} />
+          <Row key={each.name} shadow={each} colors={colors} />
         ))}
       </Rows>
     </Scroll>
@@ -30,11 +29,10 @@ export function ShadowTable({ shadows }: { shadows: readonly ShadowView[] }) {
 
 interface RowProps {
   readonly shadow: ShadowView;
-  readonly ours: number | null;
   readonly colors: ReadonlyMap<string, string>;
 }
 
-function Row({ shadow, ours, colors }: RowProps) {
+function Row({ shadow, colors }: RowProps) {
   const { name, asked, hit_rate } = shadow;
   const found = Math.round(asked * (hit_rate ?? 0)); // where a sample is followed: as of all
   const color = (name === CEILING ? "warn" : colors.get(shadow.policy)) ?? "dim";
@@ -48,12 +46,13 @@ function Row({ shadow, ours, colors }: RowProps) {
         <Bar label={name} slices={[{ label: "found", value: found, color }]} room={asked - found} />
       </td>
       <td className="right">{percent(hit_rate, 1, 1)}</td>
-      <td className="right">{beside(shadow, ours)}</td>
+      <td className="right">{beside(shadow)}</td>
     </tr>
   );
 }
 
-function beside({ name, hit_rate }: ShadowView, ours: number | null): string {
+/** Beside what the live engine found of the same requests. */
+function beside({ name, hit_rate, ours }: ShadowView): string {
   if (name === OURS || hit_rate === null || ours === null) return "";
   return points(hit_rate - ours);
 }

@@ -33,6 +33,7 @@ function Screen({ data }: { data: Shadows }) {
   const followed = followedBy(data);
   return (
     <div className="stack">
+      {data.guard !== null && <p className="lead wrap">{data.guard}</p>}
       <div className="split even">
         <Panel
           title="Found over time, in a pool as large"
@@ -58,7 +59,9 @@ function Screen({ data }: { data: Shadows }) {
 }
 
 /** Whom shadows follow: policies a part of the sessions, where all would take too long. */
-function followedBy({ sessions, sampled_share: share }: Shadows): string {
+function followedBy({ sessions, sampled_share, ranked_every_s }: Shadows): string {
   const many = counted(sessions, "session");
-  return share === 1 ? `${many} followed` : `policies by ${many}, ${percent(share, 1, 1)} of all`;
+  const often = ranked_every_s > 1 ? `, ranked every ${ranked_every_s} s` : "";
+  if (sampled_share === 1) return `${many} followed${often}`;
+  return `policies by ${many}, ${percent(sampled_share, 1, 1)} of all${often}`;
 }
