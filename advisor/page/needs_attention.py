@@ -14,6 +14,10 @@ _STALE_S: Final = 2.0  # an engine ignores advice that is older
 _WASTE: Final = 0.5  # of prefetched blocks: more than so many unused are too many; chosen
 _ENOUGH: Final = 256  # prefetched blocks from which a share means something; chosen
 _ORDER: Final = ("serious", "warning", "info")
+_BEYOND: Final = {
+    "tenant": "a tenant's share of the pool (score.tenant_share)",
+    "all": "the share of the pool (score.protected_share)",
+}
 
 
 def notices(tables: Tables, status: SidecarStatus | None) -> list[Notice]:
@@ -73,6 +77,15 @@ def _of_engine(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
 
 
 def _of_protection(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
+    limited = {} if engine.graph is None else engine.graph.limited
+    beyond = [f"{limited[which]:,} beyond {share}" for which, share in _BEYOND.items()
+              if limited.get(which)]  # fmt: skip
+    if beyond:
+        yield _notice(
+            "info", engine,
+            f"More blocks are marked as protected than may be: {', '.join(beyond)}. These are "
+            "evicted like others, the least precious first.", "weights",
+        )  # fmt: skip
     log = tables.history.evictions.get(tables.engines.get(engine.id, -1))
     lost = None if log is None else protected_lost(log)
     if lost is not None:

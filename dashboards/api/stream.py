@@ -4,12 +4,14 @@ Every second (``BEAT_S``) in which something changed there is one event of type 
 is ``News``; in others a comment, so that a dead connection is noticed. ``id`` is the newest
 request's; a reader that reconnects with it in ``Last-Event-ID``, as browsers do by themselves, gets
 the requests since. Where more of them passed than are kept, ``is_gap`` says so: ask for all again.
-A reader that does not read is cut by the server (``dashboards.timeouts``) and holds nobody up.
+The first event on a connection has the whole of Now's history; the others have its last steps. A
+reader that does not read is cut by the server (``dashboards.timeouts``) and holds nobody up.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
@@ -19,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from ...graph.errors import KvGraphError
 from .answer import Answer
 from .misses import RequestView
-from .now import Now
+from .now import Now, TokenHistory
 from .page_source import PageSource
 
 BEAT_S: Final = 1.0
@@ -31,12 +33,16 @@ class News(Answer):
 
     Attributes:
         version: The graph's; another one means that ``/v1/graph`` has changed.
+        now: The first screen; of its history the steps that are new or may have changed.
+        steps: How many the whole history has: where it has more, its first ones are those that the
+            events before told.
         requests: New ones, the oldest first.
         is_gap: Some before them are not here.
     """
 
     version: int
     now: Now
+    steps: int
     requests: list[RequestView]
     is_gap: bool
 
@@ -53,16 +59,17 @@ class NewsStream:
     async def follow(self, last_event_id: str) -> AsyncIterator[bytes]:
         """Frames for one reader, who has seen the request ``last_event_id``."""
         seen = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else None
-        version = -1
+        told: News | None = None
         yield b"retry: 2000\n\n"
         while True:
             news = await self._look()
             if news is None:
                 yield b": busy\n\n"
             else:
-                frame, seen = _frame(news, seen)
-                changed = news.version != version
-                version = news.version
+                frame, seen = _frame(news, seen, told)
+                changed = told is None or news.version != told.version
+                if changed:
+                    told = news
                 yield frame if changed else b": nothing new\n\n"
             await asyncio.sleep(BEAT_S)
 
@@ -82,17 +89,34 @@ class NewsStream:
     def _gather(self) -> News:
         page = self._page()
         version, now, recent = page.graph_version(), page.now(), page.requests(RECENT)
+        steps, requests = len(now.history.starts), recent.requests[::-1]
         return News(
-            at=now.at, version=version, now=now, requests=recent.requests[::-1], is_gap=False
+            at=now.at, version=version, now=now, steps=steps, requests=requests, is_gap=False
         )
 
 
-def _frame(news: News, seen: int | None) -> tuple[bytes, int | None]:
-    """One event with what came after ``seen``, and what is seen by then."""
+def _frame(news: News, seen: int | None, told: News | None) -> tuple[bytes, int | None]:
+    """One event with what came after ``seen`` and after the news that were told last, and what is
+    seen by then."""
     requests = news.requests
     fresh = [each for each in requests if seen is None or each.id > seen]
     is_gap = seen is not None and bool(requests) and requests[0].id > seen + 1
     newest = requests[-1].id if requests else seen
-    said = news.model_copy(update={"requests": fresh, "is_gap": is_gap})
+    now = news.now
+    if told is not None:
+        now = now.model_copy(update={"history": _since(now.history, told.now.history)})
+    said = news.model_copy(update={"now": now, "requests": fresh, "is_gap": is_gap})
     head = b"event: news\n" if newest is None else b"event: news\nid: %d\n" % newest
     return head + b"data: " + orjson.dumps(said.model_dump()) + b"\n\n", newest
+
+
+def _since(history: TokenHistory, told: TokenHistory) -> TokenHistory:
+    """The last two steps that were told, in which something may have been counted since, and what
+    came after them; all where steps have another length by now."""
+    if told.step_s != history.step_s or len(told.starts) < 2:
+        return history
+    # Clocks drift: the same step's start may be told a little earlier or later.
+    first = bisect_left(history.starts, told.starts[-2] - history.step_s / 2)
+    return history.model_copy(
+        update={name: column[first:] for name, column in history if isinstance(column, list)}
+    )

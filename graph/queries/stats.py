@@ -9,7 +9,7 @@ import numpy as np
 
 from ..messages.events import AdmissionReport, AdviceApplied, EngineHello, Pressure, TierReport
 from ..ranking.copy_worth import COPIES
-from ..ranking.protection import over_share
+from ..ranking.protection import Limit, limited_by
 from ..ranking.rules import is_protected
 from ..ranking.view import View
 from ..tables.engine_words import EngineWords
@@ -25,6 +25,7 @@ class EngineStats:
     spilled: int  # blocks with a copy in a colder tier
     protected: int  # by their layer
     over_share: int  # of these: beyond the share that may be
+    limited: dict[str, int]  # the same, by what bounds them: inferred, tenant, all
     layers: dict[str, int]  # resident blocks by layer
     hello: EngineHello | None
     pressure: Pressure | None
@@ -73,14 +74,16 @@ def _engine_stats(view: View) -> EngineStats:
     resident = blocks.pick(blocks.resident(column))
     spilled = (blocks.tiers[column, : blocks.size] & COPIES) != 0
     protected = is_protected(view, resident)
-    beyond = over_share(view, resident, protected)
+    limits = np.bincount(limited_by(view, resident, protected), minlength=len(Limit))
+    limited = {each.name.lower(): int(limits[each]) for each in Limit if each}
     words = view.tables.words.get(column) or EngineWords()
     layers = np.bincount(resident.of(blocks.layer), minlength=len(LAYER_NAMES))
     return EngineStats(
         resident=len(resident),
         spilled=int(spilled.sum()),
         protected=int(protected.sum()),
-        over_share=int(beyond.sum()),
+        over_share=sum(limited.values()),
+        limited=limited,
         layers=dict(zip(LAYER_NAMES, layers.tolist(), strict=True)),
         hello=words.hello,
         pressure=words.pressure,

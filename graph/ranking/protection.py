@@ -3,6 +3,7 @@ and per tenant, and room for sessions that came back before."""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
 
 import numpy as np
@@ -23,8 +24,22 @@ INFERRED_S: Final = 600.0
 session counts as live."""
 
 
+class Limit(IntEnum):
+    """What bounds how many blocks are protected."""
+
+    NONE = 0
+    INFERRED = 1  # all of what nobody said, together
+    TENANT = 2  # the share of one named tenant
+    ALL = 3  # the share of the pool
+
+
 def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
-    """bool ``[len(picked)]``: protected blocks beyond the share that may be protected.
+    """bool ``[len(picked)]``: protected blocks beyond the share that may be; see ``limited_by``."""
+    return limited_by(view, picked, protected) != Limit.NONE
+
+
+def limited_by(view: View, picked: Selection, protected: Mask) -> npt.NDArray[np.uint8]:
+    """uint8 ``[len(picked)]``: the ``Limit`` beyond which each protected block is.
 
     A protected block keeps all that stand before it in its chain, so these count too. The most
     precious keep their protection: by layer, then importance, then last use, then from the start of
@@ -35,29 +50,30 @@ def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
     Args:
         protected: bool ``[len(picked)]``: which of them a protected layer names.
     """
-    beyond = np.zeros(len(picked), dtype=np.bool_)
+    limits = np.zeros(len(picked), dtype=np.uint8)
     pool = view.tables.pool_blocks.get(view.engine)
     inferred = protected & is_inferred(view, picked)
     if inferred.any():
         if _inferred_cost(view, picked, inferred) > int(view.rules.inferred_share * (pool or 0)):
-            beyond |= inferred
+            limits[inferred] = Limit.INFERRED
         protected = protected & ~inferred
     if pool is None:
-        return beyond
+        return limits
     rules, deep = view.rules, picked.of(view.blocks.depth)
     hot = (picked.of(view.blocks.tiers[view.engine]) & int(Tier.HOT)) != 0
     most, each = int(rules.protected_share * pool), int(rules.tenant_share * pool)
     deepest = deep[hot & protected].max(initial=-1)
     near = np.flatnonzero(hot & (deep <= deepest))  # whatever they keep is among these
     if len(near) <= min(most, each):
-        return beyond
+        return limits
     heads = Selection(view.blocks, picked.rows[near])
     places = _in_order(view, heads, protected[near])
     tenants, costs = _tenants(view, heads.rows[places]), _costs(heads, places)
-    kept = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)
-    kept &= np.cumsum(costs * kept) <= most
-    beyond[near[places[~kept]]] = True
-    return beyond
+    granted = (tenants == NO_ROW) | (_sums_of_its_kind(tenants, costs) <= each)
+    in_all = np.cumsum(costs * granted) <= most
+    limits[near[places[~in_all]]] = Limit.ALL
+    limits[near[places[~granted]]] = Limit.TENANT
+    return limits
 
 
 def _in_order(view: View, picked: Selection, among: Mask) -> Places:

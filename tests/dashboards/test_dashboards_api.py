@@ -213,3 +213,37 @@ def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert head.startswith(b"event: news\n")
     assert json.loads(data)["now"]["verdict"]
     assert quiet.startswith(b":")
+
+
+def test_a_reader_is_told_of_the_history_what_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvgraph.dashboards.api.stream.BEAT_S", 0.01)
+    world = World()
+    for key in range(1, 40):
+        world.serve(key)
+        world.now += 20.0
+    page = board_of(world)
+
+    async def read() -> list[bytes]:
+        stream = NewsStream(lambda: page)
+        frames, found = stream.follow(""), []
+        await anext(frames)
+        while len(found) < 3:
+            frame = await anext(frames)
+            if frame.startswith(b"event:"):
+                found.append(frame)
+                world.now += 20.0
+                world.serve(100 + len(found))
+        again = stream.follow("3")
+        await anext(again)
+        return [*found, await anext(again)]
+
+    told = [json.loads(each.partition(b"data: ")[2]) for each in asyncio.run(read())]
+    sizes = [len(each["now"]["history"]["asked"]) for each in told]
+    assert sizes[0] == told[0]["steps"] > 40
+    assert max(sizes[1:3]) <= 5, "two steps that were told, and those since"
+    assert sizes[3] == told[3]["steps"], "a new connection begins with all of it"
+    assert told[1]["now"]["history"]["starts"][0] == pytest.approx(
+        told[0]["now"]["history"]["starts"][-2], abs=0.1
+    )

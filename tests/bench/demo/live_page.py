@@ -49,8 +49,8 @@ class LivePage:
 
     @property
     def address(self) -> str:
-        """What to open in a browser."""
-        return page_address(self._sidecar.http, self._token)
+        """What to open in a browser, to look at and to edit weights: the demo is one's own."""
+        return page_address(self._sidecar.http, self._token, edit=True)
 
     def begin_anew(self) -> None:
         """Forget all that was seen: the next scene begins."""

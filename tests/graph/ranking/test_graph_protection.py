@@ -133,7 +133,9 @@ def test_no_more_than_its_share_of_a_pool_is_protected(world: World) -> None:
         world.say(None, RULES, *range(100 * number, 100 * number + 10), session=str(number))
     assert len(world.protected()) == 50
     assert world.graph.stats().engines["e"].protected == 80
-    assert world.graph.stats().engines["e"].over_share == 30
+    stats = world.graph.stats().engines["e"]
+    assert stats.over_share == 30
+    assert stats.limited == {"inferred": 0, "tenant": 0, "all": 30}
     assert len(world.graph.rank("e", 1000).order) == 30
 
 
@@ -184,6 +186,7 @@ def test_one_named_tenant_cannot_take_all_of_it(world: World) -> None:
     world.say("greedy", AXIOMS, *range(100, 180), session="g")
     world.say("modest", RULES, *range(200, 210), session="m")
     assert world.protected() == {*range(100, 125), *range(200, 210)}
+    assert world.graph.stats().engines["e"].limited == {"inferred": 0, "tenant": 55, "all": 0}
 
 
 def test_the_shares_are_configuration(world: World) -> None:

@@ -1,5 +1,6 @@
 import { useSyncExternalStore } from "react";
 
+import { joined } from "./joined";
 import type { News } from "./types";
 
 export type Connection = "connecting" | "live" | "lost" | "locked";
@@ -67,7 +68,9 @@ class Heartbeat {
     this.stream?.close();
     this.stream = new EventSource("v1/events");
     this.stream.addEventListener("news", (event: MessageEvent<string>) => {
-      this.latest = JSON.parse(event.data) as News;
+      const news = JSON.parse(event.data) as News;
+      const history = joined(this.latest?.now.history, news.now.history, news.steps);
+      this.latest = { ...news, now: { ...news.now, history } };
       this.strike();
     });
     this.stream.onerror = () => {

@@ -7,6 +7,7 @@ export type News = {
   at: number;
   version: number;
   now: Now;
+  steps: number;
   requests: RequestView[];
   is_gap: boolean;
 };

@@ -1,0 +1,21 @@
+import type { TokenHistory } from "./types";
+
+type Columns = { [Name in keyof TokenHistory]: TokenHistory[Name] };
+
+/** A history with its last steps told again and new ones behind them; `steps` is its length. */
+export function joined(
+  before: TokenHistory | undefined,
+  last: TokenHistory,
+  steps: number,
+): TokenHistory {
+  const [first] = last.starts;
+  if (before === undefined || first === undefined || last.starts.length >= steps) return last;
+  const old = before.starts.findIndex((start) => start > first - last.step_s / 2);
+  const whole: Record<string, unknown> = { ...last };
+  for (const [name, column] of Object.entries(last as Columns)) {
+    if (!Array.isArray(column)) continue;
+    const known = before[name as keyof TokenHistory] as unknown[];
+    whole[name] = [...known.slice(0, old < 0 ? known.length : old), ...column].slice(-steps);
+  }
+  return whole as unknown as TokenHistory;
+}
