@@ -35,7 +35,7 @@ class Limit(IntEnum):
 
 def over_share(view: View, picked: Selection, protected: Mask) -> Mask:
     """bool ``[len(picked)]``: protected blocks beyond the share that may be; see ``limited_by``."""
-    return limited_by(view, picked, protected) != Limit.NONE
+    return np.asarray(limited_by(view, picked, protected) != Limit.NONE)
 
 
 def limited_by(view: View, picked: Selection, protected: Mask) -> npt.NDArray[np.uint8]:
