@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kvgraph.bench.fleet.kills.mooncake_processes import APART, why_not
 from kvgraph.hooks.store.mooncake_store import MooncakeStore
 from kvgraph.kernels.errors import StorageError
 
 PROGRAM = Path(__file__).parent / "programs" / "mooncake_pair.py"
-APART = ["unshare", "--net"]
-
-
-def why_not() -> str:
-    """What is missing; empty if nothing is."""
-    if importlib.util.find_spec("mooncake") is None:
-        return "Mooncake is not installed: pip install 'kvgraph[mooncake]'"
-    asked = subprocess.run(
-        [sys.executable, "-c", "import mooncake.store"], capture_output=True, text=True
-    )
-    if asked.returncode:
-        return f"Mooncake cannot be loaded: {asked.stderr.strip().splitlines()[-1]}"
-    if not shutil.which("unshare") or subprocess.run([*APART, "true"], stderr=-3).returncode:
-        return "no network namespace can be made here, and its clients listen on all interfaces"
-    return ""
 
 
 @pytest.fixture(scope="module")

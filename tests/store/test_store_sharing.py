@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from kvgraph.hooks.store.directory_store import DirectoryStore
 from kvgraph.hooks.store.sealed_records import store_key
 from kvgraph.hooks.store.store_settings import StoreSettings
 from kvgraph.hooks.tiers.jobs import Load, TierAnswer, WorkerStart
+from kvgraph.hooks.vllm.store.store_lookup import PATIENCE_S, StoreLookup
 from pool_engine import Engine, parked, prompt
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -182,3 +184,20 @@ def test_the_store_s_silence_keeps_nobody_waiting(
     later = engine.ask(prompt(4, 3))
     engine.step()
     assert later.state == "running", "while it hangs nobody is asked to wait"
+
+
+def test_requests_that_come_one_after_the_other_do_not_all_wait_for_a_store_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave = threading.Event()
+    monkeypatch.setattr(DirectoryStore, "holds", lambda self, keys: leave.wait(30.0) and [])
+    now = 0.0
+    lookup = StoreLookup(DirectoryStore(str(tmp_path / "s"), ROOM), lambda: now)
+    lookup.names = [NAME]
+    waited = []
+    for number in range(40):
+        lookup.ask(f"r{number}", [bytes([number]) * 32])
+        waited.append(lookup.waits(f"r{number}"))
+        now += PATIENCE_S / 10
+    leave.set()
+    assert waited == [number <= 10 for number in range(40)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -47,14 +48,14 @@ class StoreLookup:
         self.names: list[str] = []
         self._store, self._clock = store, clock
         self._asks: dict[str, _Ask] = {}
-        self._pending: _Ask | None = None  # the last one that the thread has not answered
+        self._pending: deque[_Ask] = deque()  # that the thread has not answered, the oldest first
         self._breaker = StoreBreaker(time.monotonic)
         self._thread = TaskThread("kvgraph-store-look")
 
     @property
     def answered(self) -> bool:
         """Whether the store owes no answer."""
-        return self._pending is None or self._pending.found is not None
+        return not self._pending
 
     def asked(self, request_id: str) -> bool:
         """Whether the store was asked for a request."""
@@ -67,7 +68,7 @@ class StoreLookup:
         if not self.names or self._breaker.rests or self._hangs():
             ask.found = 0
             return
-        self._pending = ask
+        self._pending.append(ask)
         self._thread.put(lambda: self._look(ask))
 
     def waits(self, request_id: str) -> bool:
@@ -107,9 +108,8 @@ class StoreLookup:
         self._thread.put(self._store.close)
 
     def _hangs(self) -> bool:
-        pending = self._pending
-        late = pending is not None and self._clock() - pending.asked_at > PATIENCE_S
-        return late and not self.answered
+        oldest = next(iter(self._pending.copy()), None)  # the thread takes from it meanwhile
+        return oldest is not None and self._clock() - oldest.asked_at > PATIENCE_S
 
     # On the thread ------------------------------------------------------------------------------
 
@@ -123,6 +123,7 @@ class StoreLookup:
             self._breaker.failed()
         finally:
             ask.found = found
+            self._pending.popleft()
 
     def _run(self, ask: _Ask) -> int:
         """How many blocks are there, from the first on, for every worker."""

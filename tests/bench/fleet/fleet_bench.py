@@ -22,6 +22,7 @@ from .fleet_lab import SEED_SIZE, add_arms, add_generator, add_other_seeds
 from .fleet_latency import add_latency
 from .fleet_scale import add_imbalance, add_times
 from .fleet_store import add_store
+from .kills.fleet_kills import add_kills
 
 PREFILL: Final = 9_000.0
 """Prompt tokens per second of an engine of the recorded agents', as in the closed loops."""
@@ -53,7 +54,7 @@ FULL: Final = Scale(40, 3.0, FleetSize(8, 250), FleetSize(8, 1250), 1.0, 1_000_0
 QUICK: Final = Scale(25, 1.0, FleetSize(4, 250), FleetSize(4, 1000), 0.2, 100_000, 200, 3)
 
 
-PARTS: Final = ("all", "lab", "store")
+PARTS: Final = ("all", "lab", "store", "kills")
 
 
 def run(
@@ -68,16 +69,22 @@ def run(
     Args:
         quick: A short version, whose figures are no claims.
         raw: Where all that each arm found goes, as JSON.
-        part: ``store``: on real engines; ``lab``: all others.
+        part: ``store`` and ``kills``: on real engines; ``lab``: all others.
 
     Raises:
-        BenchError: There are no recorded sessions, or no vLLM to start.
+        BenchError: There are no recorded sessions, no vLLM to start, or no Mooncake.
     """
     scale, figures = QUICK if quick else FULL, Figures("fleet")
-    if part != "lab":
-        console = Console(stderr=True, quiet=not progress)
-        add_store(figures, scale.moves, lambda line: console.print(line, highlight=False))
-    if part != "store":
+    console = Console(stderr=True, quiet=not progress)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False)
+
+    if part in ("all", "store"):
+        add_store(figures, scale.moves, say)
+    if part in ("all", "kills"):
+        add_kills(figures, say)
+    if part in ("all", "lab"):
         _add_lab(figures, scale, progress, processes, raw)
     return figures
 

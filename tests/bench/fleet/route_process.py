@@ -58,6 +58,13 @@ class RouteProcess:
         found: dict[str, Any] = httpx.get(f"{self.url}/fleet", timeout=30.0, trust_env=False).json()
         return found
 
+    def kill(self) -> None:
+        """SIGKILL, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
     def stop(self, grace_s: float = 40.0) -> None:
         """Tell it to stop, and end it if it has not after ``grace_s``."""
         if self._process is None:

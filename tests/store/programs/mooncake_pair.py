@@ -6,42 +6,24 @@ value and is killed.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
-from kvgraph.hooks.store.mooncake_store import MooncakeStore
+from kvgraph.bench.fleet.kills.mooncake_processes import connected, start_master
 from kvgraph.hooks.store.sealed_records import SealedRecords, store_key
 
-PORT = 50951
-PLACE = f"mooncake://127.0.0.1:{PORT}"
 SIZE = 1 << 20
 KEY, NONE = bytes([1]) * 32, bytes([2]) * 32
 
 
-def start_master() -> subprocess.Popen[bytes]:
-    spec = importlib.util.find_spec("mooncake")
-    assert spec is not None
-    assert spec.origin is not None
-    program = Path(spec.origin).parent / "mooncake_master"
-    return subprocess.Popen(
-        [
-            str(program), "--rpc_address=127.0.0.1", f"--rpc_port={PORT}",
-            "--metrics_host=127.0.0.1", "--enable_metric_reporting=false",
-        ],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-
-
 def own() -> None:
     """Give the store a value, and hold it until killed."""
-    records = SealedRecords(MooncakeStore(PLACE, 256 << 20), "model")
+    records = SealedRecords(connected(256 << 20), "model")
     sys.stdout.write(f"{records.write(KEY, bytes(SIZE))}\n")
     sys.stdout.flush()
     threading.Event().wait()
@@ -69,20 +51,6 @@ def main() -> dict[str, Any]:
     master.kill()
     master.wait()
     return {**facts, **without_master(SealedRecords(store, "model"))}
-
-
-def connected() -> MooncakeStore:
-    """A client, as soon as the master takes it."""
-    from kvgraph.kernels.errors import StorageError
-
-    deadline = time.monotonic() + 20.0
-    while True:
-        try:
-            return MooncakeStore(PLACE, 0)
-        except StorageError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 def without_master(records: SealedRecords) -> dict[str, Any]:

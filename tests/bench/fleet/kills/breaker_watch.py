@@ -1,0 +1,61 @@
+"""How long anybody waits for a store whose master was killed."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from itertools import count
+from typing import Final, NamedTuple
+
+from ....hooks.store.mooncake_store import MooncakeStore
+from ....hooks.vllm.store.store_lookup import StoreLookup
+
+_TICK_S: Final = 0.01  # between two requests that ask; chosen
+_WATCHED_S: Final = 4.0  # less than the first call blocks
+_CALM_S: Final = 0.5  # of questions that are answered before the kill; chosen
+_NAME: Final = "model"
+
+
+class Waits(NamedTuple):
+    """What requests waited for.
+
+    Attributes:
+        longest_s: The longest time in which some request waited for the store's word.
+        requests: How many waited, of ``asked``.
+        step_s: For which asking kept the engine's thread at most.
+    """
+
+    longest_s: float
+    requests: int
+    asked: int
+    step_s: float
+
+
+def waits_after_kill(store: MooncakeStore, master: subprocess.Popen[bytes]) -> Waits:
+    """Kill the master while requests come, each of which asks the store for its prompt."""
+    lookup = StoreLookup(store, time.monotonic)
+    lookup.names = [_NAME]
+    _ask_for(lookup, _CALM_S)
+    master.kill()
+    master.wait()
+    return _ask_for(lookup, _WATCHED_S)
+
+
+def _ask_for(lookup: StoreLookup, seconds: float) -> Waits:
+    longest = step_s = 0.0
+    waiting: dict[str, None] = {}
+    numbers, waited = count(), set[str]()
+    begin = now = since = time.monotonic()
+    while now < begin + seconds:
+        name = f"{begin} {next(numbers)}"
+        lookup.ask(name, [name.encode()])
+        waiting[name] = None
+        for each in [each for each in waiting if not lookup.waits(each)]:
+            del waiting[each]
+            lookup.forget(each)
+        step_s = max(step_s, time.monotonic() - now)
+        time.sleep(_TICK_S)
+        since, now = since if waiting else now, time.monotonic()
+        waited.update(waiting)
+        longest = max(longest, now - since if waiting else 0.0)
+    return Waits(longest, len(waited), next(numbers), step_s)

@@ -1,0 +1,94 @@
+"""What is counted when a part of a fleet is killed, and that nothing fails which had not begun."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kvgraph.bench.errors import BenchError
+from kvgraph.bench.fleet.kills.fleet_kills import failed_in, in_a_network_of_its_own
+from kvgraph.bench.fleet.kills.kill_wave import LEAST, KillWave, WaveEnd
+from kvgraph.bench.fleet.kills.mooncake_processes import why_not
+from kvgraph.bench.fleet.stand_in_engine import StandInEngine
+
+BODIES = [{"model": "m", "prompt": str(number)} for number in range(LEAST + 2)]
+LAST = 'data: {"choices":[],"usage":{"prompt_tokens_details":{"cached_tokens":7}}}\n\n'
+PIECES = ['data: {"choices":[]}\n\n', LAST + "data: [DONE]\n\n"]
+
+
+async def play(*, addresses: int, killed: bool) -> WaveEnd:
+    """A wave before stand-ins, of which the first may be killed; its answers never end before."""
+    engines = [StandInEngine() for _ in range(addresses)]
+    for number, engine in enumerate(engines):
+        engine.pieces = PIECES
+        engine.hold = asyncio.Event() if number == 0 else None
+        await engine.start()
+
+    async def kill() -> None:
+        if killed:
+            engines[0].kill()
+        else:
+            assert engines[0].hold is not None
+            engines[0].hold.set()
+
+    end = await KillWave([each.url for each in engines], BODIES).play(kill)
+    for engine in engines:
+        engine.kill()
+    return end
+
+
+def test_a_wave_that_nothing_befalls_is_answered_whole() -> None:
+    facts = asyncio.run(play(addresses=1, killed=False)).facts()
+    assert facts["in_flight"] == facts["whole"] == len(BODIES)
+    assert (facts["cut"], facts["failed"], facts["asked_again"]) == (0, 0, 0)
+    assert facts["found"] == 7 * len(BODIES)
+
+
+@pytest.mark.parametrize("addresses", [1, 2])
+def test_an_answer_that_had_begun_is_cut_and_asked_for_nowhere_else(addresses: int) -> None:
+    facts = asyncio.run(play(addresses=addresses, killed=True)).facts()
+    assert facts["cut"] >= facts["begun"] >= 2
+    assert facts["cut"] + facts["failed"] + facts["whole"] == len(BODIES)
+    if addresses == 2:
+        assert facts["failed"] == 0
+        assert facts["whole"] == facts["asked_again"]
+
+
+def test_what_is_cut_counts_as_failed_unless_its_answer_was_passed_on_by_what_was_killed() -> None:
+    facts: dict[str, Any] = {"cut": 2, "failed": 1}
+    assert failed_in("engine", facts) == failed_in("router", facts) == 1
+    assert failed_in("master", facts) == failed_in("sidecar", facts) == 3
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """Short enough for a socket's path."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="kvg-") as name:
+        yield name
+
+
+def test_few_requests_wait_for_a_store_whose_master_is_dead(folder: str) -> None:
+    waits = in_a_network_of_its_own("breaker")
+    assert waits["longest_s"] < 1.0
+    assert waits["requests"] < waits["asked"] / 4
+
+
+def test_a_stage_that_breaks_says_why(folder: str) -> None:
+    with pytest.raises(BenchError, match="kills broke"):
+        in_a_network_of_its_own("/dev/null/x")
+
+
+@pytest.mark.engine
+def test_nothing_fails_that_had_not_begun_whatever_is_killed(folder: str) -> None:
+    """Three real engines, two proxies, a sidecar, and Mooncake's master and owner."""
+    waves = in_a_network_of_its_own(folder)
+    assert list(waves) == ["sidecar", "owner", "router", "engine", "master"]
+    assert {name: failed_in(name, each) for name, each in waves.items()} == dict.fromkeys(waves, 0)
+    assert min(each["in_flight"] for each in waves.values()) >= LEAST
+    assert sum(each["store_loaded"] for each in waves.values()) > 0, json.dumps(waves)
