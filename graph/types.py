@@ -61,6 +61,11 @@ class Tier(IntFlag):
     HOT = 1
     WARM = 2
     COLD = 4
+    POOL = 8  # the store that engines share: as far as this engine knows
+
+
+HELD: Final = int(Tier.HOT | Tier.WARM | Tier.COLD)
+"""Tiers of an engine's own: what is in POOL alone, nobody holds."""
 
 
 class EdgeType(IntEnum):

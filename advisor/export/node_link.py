@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ...dashboards.api.graph_view import GraphView
 
-_TIERS: Final = ((1, "pool"), (2, "warm"), (4, "cold"))
+_TIERS: Final = ((1, "pool"), (2, "warm"), (4, "cold"), (8, "store"))
 _SUPERSEDED, _SHARED = 1, 2  # flags of the API
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, Detail, Reason
+from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, STORE_CAUSES, Detail, Reason
 from ...graph.types import SessionState
 from ..times.spoken_times import seconds
 
@@ -78,11 +78,20 @@ def _evicted(detail: int, ago_s: float | None, session: str | None) -> str:
 
 
 def _copy_lost(detail: int, ago_s: float | None, session: str | None) -> str:
+    if ago_s is None and detail in STORE_CAUSES:
+        return f"was in the shared store, and its copy there is lost: {CAUSE_TEXTS[detail]}."
     return f"{_left(ago_s)} with a copy, and the copy is gone: {CAUSE_TEXTS[detail]}."
 
 
 def _load_slower(detail: int, ago_s: float | None, session: str | None) -> str:
     return "has a copy in a colder tier, but computing it was judged faster than loading."
+
+
+def _in_store(detail: int, ago_s: float | None, session: str | None) -> str:
+    return (
+        "is in the shared store, but did not come from there: computing it was judged faster than "
+        "loading, or the store did not answer in time."
+    )
 
 
 def _other_engine(detail: int, ago_s: float | None, session: str | None) -> str:
@@ -121,6 +130,7 @@ _WHY: Final = {
     Reason.RESET: _reset,
     Reason.UNKNOWN: _unknown,
     Reason.OTHER_SALT: _other_salt,
+    Reason.IN_STORE: _in_store,
 }
 
 

@@ -71,6 +71,9 @@ _COPIES: Final = {
     Cause.ROOM: "More room for copies: AITHER_KVCACHE_WARM_GIB, AITHER_KVCACHE_COLD_GIB.",
     Cause.DAMAGED: "A disk that gives back what it took: see the engine's log.",
     Cause.RESET: "Not resetting the prefix cache: that drops all copies as well.",
+    Cause.STORE_GONE: "More room in the shared store (AITHER_KVCACHE_STORE_GIB); what is in "
+    "Mooncake's goes with the process that holds it, too.",
+    Cause.STORE_BROKE: "A shared store that gives back what it took: see the engine's log.",
     Cause.NOT_TAKEN: "A disk that takes copies: is it full, or slow? See the engine's log.",
 }
 _IN_ANY_CASE: Final = {
@@ -82,5 +85,6 @@ _OTHERS: Final = {
     "Or a store that engines share (AITHER_KVCACHE_STORE).",
     Reason.LOAD_SLOWER: "A faster way from the tier: computing it was the faster one.",
     Reason.RESET: "Not resetting the prefix cache: that drops all blocks of the engine.",
+    Reason.IN_STORE: "A faster way to the shared store: computing it was the faster one.",
     Reason.OTHER_SALT: "One cache salt for callers that may share.",
 }

@@ -26,6 +26,9 @@ class CopyRecorder:
         if keys is None:
             return
         tier, blocks = Tier(event.tier), self._tables.blocks
+        if tier is Tier.POOL:
+            self._in_store(engine, keys)
+            return
         rows = np.unique(blocks.ensure(keys, now, self._tables.salt(engine))[0])
         self._note(rows[~self._anywhere(rows, tier)], tier, 1, now)
         blocks.mark(engine, rows, tier)
@@ -51,6 +54,9 @@ class CopyRecorder:
         if keys is not None:
             rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
             rows, blocks, tier = rows[rows != NO_ROW], self._tables.blocks, Tier(event.tier)
+            if tier is Tier.POOL:
+                self._lost_by_store(engine, rows, event.cause)
+                return
             self._unmark(engine, rows[blocks.has(engine, rows, tier)], tier, now)
             bare = rows[~blocks.has(engine, rows, Tier.WARM | Tier.COLD)]
             self._tables.history.copies_lost(engine, bare, event.cause)
@@ -67,6 +73,23 @@ class CopyRecorder:
         rows = np.arange(blocks.size, dtype=np.int32)[part or slice(None)]
         for tier in (Tier.WARM, Tier.COLD):
             self._unmark(engine, rows[blocks.has(engine, rows, tier)], tier, now)
+
+    def _in_store(self, engine: int, keys: Keys) -> None:
+        """Note that the shared store has blocks; those that nobody heard of stay unknown."""
+        rows = np.unique(self._tables.blocks.find(keys, self._tables.salt(engine)))
+        rows = rows[rows != NO_ROW]
+        self._tables.blocks.mark(engine, rows, Tier.POOL)
+        self._tables.history.copied(engine, rows)
+
+    def _lost_by_store(self, engine: int, rows: Rows, cause: int) -> None:
+        """Note that an engine did not get blocks from the shared store: who gave them there knows
+        no better."""
+        blocks = self._tables.blocks
+        rows = rows[self._anywhere(rows, Tier.POOL)]
+        for column in range(len(blocks.tiers)):
+            blocks.unmark(column, rows, Tier.POOL)
+        bare = rows[~blocks.has(engine, rows, Tier.WARM | Tier.COLD)]
+        self._tables.history.copies_lost(engine, bare, cause)
 
     def _unmark(self, engine: int, rows: Rows, tier: Tier, now: float) -> None:
         """Note that an engine has no copies of these blocks any more, which it had."""
@@ -93,7 +116,7 @@ class CopyRecorder:
 
     def _keys(self, event: BlocksSpilled | CopiesDropped) -> Keys | None:
         """Block keys of the event; None (and counted) if they are malformed."""
-        if len(event.hashes) % 8 == 0 and Tier(event.tier) in (Tier.WARM, Tier.COLD):
+        if len(event.hashes) % 8 == 0 and Tier(event.tier) in (Tier.WARM, Tier.COLD, Tier.POOL):
             return as_keys(event.hashes)
         self._counters["events_refused"] += 1
         return None

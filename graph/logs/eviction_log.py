@@ -55,7 +55,7 @@ class Way:
     UNHEARD: Final = 3
     MASK: Final = 0x03
     COMING: Final = 0x04  # a running request computes it
-    CAUSE: Final = 0x70  # why its copy is gone
+    CAUSE: Final = 0x70  # why its copy is gone; full: there is no room for an eighth
     CAUSE_SHIFT: Final = 4
     PREFETCHED: Final = 0x80  # brought back, and not asked for yet
 

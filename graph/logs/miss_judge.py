@@ -1,9 +1,10 @@
 """Judges why a prompt's first missing block is missing, by the first reason that holds.
 
-A copy that was not loaded; a pool that has it by the books; a request that is computing it; how the
-block left this pool (by an eviction, whose copy may be lost since; by a reset; unknown); another
-engine that has it; and for a block that no request asked for before, where the prompt differs from
-a known one. Where callers use salts, such a block may be known under another one (``by_content``).
+A copy that was not loaded; a pool that has it by the books; a request that is computing it; the
+shared store that has it; how the block left this pool (by an eviction, whose copy may be lost
+since; by a reset; unknown); the shared store that lost it; another engine that has it; and for a
+block that no request asked for before, where the prompt differs from a known one. Where callers use
+salts, such a block may be known under another one (``by_content``).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ..types import NO_ROW, Rows, Tier, as_keys
+from ..types import HELD, NO_ROW, Rows, Tier, as_keys
 from .eviction_log import EvictionLog, Way
-from .reasons import Cause, Detail, Reason, Rule
+from .reasons import STORE_CAUSES, Cause, Detail, Reason, Rule
 from .request_log import Miss
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def judge(
     """
     blocks, row = tables.blocks, int(rows[index])
     key = int(blocks.wire_keys(row))
-    held, mark = int(blocks.tiers[engine, row]), int(log.marks[row])
+    held, mark = int(blocks.tiers[engine, row]) & HELD, int(log.marks[row])
     if held & _COPIES:
         return Miss(index, key, Reason.LOAD_SLOWER)
     if held and blocks.walkers[row] > 1:
@@ -64,9 +65,13 @@ def judge(
         return _unseen(tables, session, rows, index, key, now)
     if mark & Way.COMING:
         return Miss(index, key, Reason.NOT_CACHEABLE, Detail.UNDER_WAY)
+    if _in_store(tables, engine, row):
+        return Miss(index, key, Reason.IN_STORE)
     elsewhere = holder(tables, engine, row)
     if mark & Way.MASK != Way.HERE:
         return _gone(tables, log, row, index, key, elsewhere)
+    if (lost := _lost(mark)) in STORE_CAUSES:
+        return Miss(index, key, Reason.COPY_LOST, lost, engine=elsewhere)
     if elsewhere is not None:
         return Miss(index, key, Reason.OTHER_ENGINE, engine=elsewhere)
     if _was_elsewhere(tables, engine, row):
@@ -74,6 +79,20 @@ def judge(
     if _was_known(tables, row, now):
         return Miss(index, key, Reason.UNKNOWN, Detail.UNCOMPUTED)
     return _unseen(tables, session, rows, index, key, now)
+
+
+def _in_store(tables: Tables, engine: int, row: int) -> bool:
+    """Whether any engine knows a block to be in the store, which this engine reads."""
+    said = tables.words[engine].tiers
+    if said is None or not said.reads_store:
+        return False
+    return bool((tables.blocks.tiers[:, row] & int(Tier.POOL)).any())
+
+
+def _lost(mark: int) -> Cause | None:
+    """Why a block's copy is gone; None if it is not, or there was none."""
+    cause = (mark & Way.CAUSE) >> Way.CAUSE_SHIFT
+    return Cause(cause - 1) if cause else None
 
 
 def _was_known(tables: Tables, row: int, now: float) -> bool:
@@ -116,9 +135,7 @@ def _evicted(
     found = int(log.find(np.array([row]), tables.blocks.keys[[row]])[0])
     owner = named(tables, int(tables.blocks.session[row]))
     left = log.at(found) if found >= log.first else float("nan")
-    cause = (int(log.marks[row]) & Way.CAUSE) >> Way.CAUSE_SHIFT
-    if cause:
-        lost = Cause(cause - 1)
+    if (lost := _lost(int(log.marks[row]))) is not None:
         return Miss(index, key, Reason.COPY_LOST, lost, found, left, owner, elsewhere)
     if found < log.first:
         return Miss(index, key, Reason.EVICTED, Rule.FORGOTTEN, found, left, owner, elsewhere)

@@ -19,6 +19,7 @@ class Reason(IntEnum):
     NOT_CACHEABLE = 7
     UNKNOWN = 8
     OTHER_SALT = 9
+    IN_STORE = 10
 
 
 REASON_NAMES: Final = tuple(reason.name.lower() for reason in Reason)
@@ -28,13 +29,15 @@ REASON_TEXTS: Final = {
     "evicted": "it was here, and left the pool",
     "other_engine": "another engine has it, or had it, and this one never did",
     "load_slower": "there is a copy, but loading it would have taken longer than computing",
-    "copy_lost": "it left the pool with a copy, and the copy is gone",
+    "copy_lost": "it left the pool with a copy, or was in the shared store, and the copy is gone",
     "reset": "the prefix cache was reset",
     "not_cacheable": "nothing that can be found was missing: a partial or last block, one that "
     "another request was just computing, or the request reads no cache",
     "unknown": "the sidecar cannot tell: news of it were lost, or what was heard does not explain "
     "it",
     "other_salt": "another tenant asked for the same, under another cache salt",
+    "in_store": "it is in the shared store, but loading it would have taken longer than computing, "
+    "or the store did not answer in time",
 }
 
 
@@ -75,6 +78,11 @@ class Cause(IntEnum):
     DAMAGED = 2  # it could not be read back
     RESET = 3
     NOT_TAKEN = 4  # the disk did not take it
+    STORE_GONE = 5  # the shared store has it no more
+    STORE_BROKE = 6  # the shared store said that it has it, and did not give it
+
+
+STORE_CAUSES: Final = (Cause.STORE_GONE, Cause.STORE_BROKE)
 
 
 CAUSE_TEXTS: Final = (
@@ -83,6 +91,8 @@ CAUSE_TEXTS: Final = (
     "it could not be read back",
     "the prefix cache was reset",
     "the disk did not take it",
+    "the shared store has it no more",
+    "the shared store said that it has it, and did not give it whole and in time",
 )
 
 

@@ -165,7 +165,7 @@ class BlocksSpilled(Event, tag=12, frozen=True):
     """Copies of blocks were completed in a colder tier."""
 
     hashes: Hashes
-    tier: Annotated[int, msgspec.Meta(ge=2, le=4)]  # types.Tier.WARM or COLD
+    tier: Annotated[int, msgspec.Meta(ge=2, le=8)]  # types.Tier.WARM, COLD or POOL
     bytes_per_block: Count
 
 
@@ -179,7 +179,7 @@ class CopiesDropped(Event, tag=14, frozen=True):
     """Copies in a colder tier are gone."""
 
     hashes: Hashes
-    tier: Annotated[int, msgspec.Meta(ge=2, le=4)]
+    tier: Annotated[int, msgspec.Meta(ge=2, le=8)]
     cause: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0  # logs.reasons.Cause
 
 
@@ -235,6 +235,7 @@ class TierReport(Event, tag=17, frozen=True):
     share_failed: Total = 0
     store_loaded: Total = 0  # of those loaded, from the shared store
     store_failed: Total = 0  # promised by the store, and not given whole
+    reads_store: bool = False  # whether there is one that it reads
 
 
 class RequestHeld(Event, tag=18, frozen=True):

@@ -38,7 +38,7 @@ from .plain_words import beliefs, why_linked
 ROOT = "root"
 """The node before every first block: the empty prefix."""
 
-_TIERS = {"hot": Tier.HOT, "warm": Tier.WARM, "cold": Tier.COLD}
+_TIERS = {"hot": Tier.HOT, "warm": Tier.WARM, "cold": Tier.COLD, "store": Tier.POOL}
 
 
 def block_name(key: BlockKey) -> str:
@@ -253,9 +253,9 @@ def _target(tables: Tables, edge: Edge) -> str:
 def _tiers(tables: Tables, row: int) -> dict[str, list[str]]:
     held = {}
     for engine, column in tables.engines.items():
-        bits = Tier(int(tables.blocks.tiers[column, row]))
+        bits = int(tables.blocks.tiers[column, row])
         if bits:
-            held[engine] = [tier.name.lower() for tier in bits if tier.name]
+            held[engine] = [name for name, tier in _TIERS.items() if bits & tier]
     return held
 
 

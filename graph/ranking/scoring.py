@@ -15,7 +15,7 @@ from ..columns.whole_chains import keep_chains_whole
 from ..errors import GraphError
 from ..messages.advice import EvictionRanking
 from ..tables.blocks import BlockTable, Places, Selection
-from ..types import Rows, Tier
+from ..types import HELD, Rows, Tier
 from .copy_worth import COPIES, worth_spilling
 from .policy import Policy, Scores
 from .rules import PROTECTED_BELOW, Mask, lay_rules
@@ -34,7 +34,7 @@ def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
     The ranking has no epoch yet: its publisher numbers it.
     """
     blocks, tables = view.blocks, view.tables
-    held = blocks.pick(blocks.tiers[view.engine, : blocks.size] != 0)
+    held = blocks.pick((blocks.tiers[view.engine, : blocks.size] & HELD) != 0)
     tiers = held.of(blocks.tiers[view.engine])
     scores = _ruled_scores(view, policy, held)
     demoting = _demoting(scores, blocks, held, tiers, limit)

@@ -10,7 +10,7 @@ import numpy as np
 from ..tables.block_columns import Mask, Times
 from ..tables.blocks import BlockTable
 from ..tables.tables import Tables
-from ..types import Rows
+from ..types import HELD, Rows
 from .oldest import oldest
 
 _PART: Final = 1 << 13  # rows that are released in one slice; chosen
@@ -97,7 +97,7 @@ class GhostKeeper:
 
 
 def _unheld(blocks: BlockTable, part: slice) -> Rows:
-    """int32, ascending: rows in use, from a part of the table, that no tier of any engine holds."""
-    held = np.bitwise_or.reduce(blocks.tiers[:, part], axis=0) != 0
+    """int32, ascending: rows in use, from a part of the table, that no engine holds."""
+    held = (np.bitwise_or.reduce(blocks.tiers[:, part], axis=0) & HELD) != 0
     rows: Rows = part.start + np.flatnonzero(blocks.alive[part] & ~held).astype(np.int32)
     return rows

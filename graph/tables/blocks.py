@@ -160,7 +160,7 @@ class BlockTable(BlockColumns):
     def mark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine holds these blocks in this tier."""
         self.tiers[engine, rows] |= np.uint8(tier)
-        self.had_copies |= tier is not Tier.HOT
+        self.had_copies |= bool(tier & _COPIES)
 
     def unmark(self, engine: int, rows: Rows | slice, tier: Tier) -> None:
         """Note that this engine no longer holds these blocks in this tier."""

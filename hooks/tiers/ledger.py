@@ -55,6 +55,7 @@ class TierLedger:
 
     Attributes:
         coming: Hashes of blocks that a load is bringing back, and until when other requests wait.
+        reads_store: Whether this engine reads a store that others share.
         adapted: Keys of blocks in the pool that a LoRA adapter computed. It may be trained
             further under its name: no copy of them may outlive this process.
 
@@ -81,6 +82,7 @@ class TierLedger:
         self.book = JobBook(workers)
         self.costs = costs
         self.counts = TierCounts()
+        self.reads_store = False
         self.coming: dict[bytes, float] = {}
         self.adapted: set[int] = set()
         self.clock = clock
@@ -210,7 +212,7 @@ class TierLedger:
 
     def announce(self, hashes: Sequence[bytes], tier: Tier) -> None:
         """Emit events for copies that were completed."""
-        for event in self._spilled_events(hashes, tier):
+        for event in copied_events(hashes, tier, self.block_bytes):
             self._emit(event)
 
     def announce_dropped(self, hashes: Sequence[bytes], tier: Tier, cause: Cause) -> None:
@@ -222,18 +224,8 @@ class TierLedger:
         """Return every copy, for a sidecar that starts again; safe to call from any thread."""
         directory = self.directory
         return [
-            *self._spilled_events(directory.warm_hashes(), Tier.WARM),
-            *self._spilled_events(directory.cold_hashes(), Tier.COLD),
-        ]
-
-    def _spilled_events(self, hashes: Sequence[bytes], tier: Tier) -> list[AnyEvent]:
-        return [
-            BlocksSpilled(
-                pack_hashes(hashes[start : start + _ANNOUNCED_AT_ONCE]),
-                int(tier),
-                self.block_bytes,
-            )
-            for start in range(0, len(hashes), _ANNOUNCED_AT_ONCE)
+            *copied_events(directory.warm_hashes(), Tier.WARM, self.block_bytes),
+            *copied_events(directory.cold_hashes(), Tier.COLD, self.block_bytes),
         ]
 
     def report(self) -> TierReport:
@@ -249,4 +241,15 @@ class TierLedger:
             spill_bytes_per_s=costs.spill_bytes_per_s,
             prefill_tokens_per_s=costs.prefill_tokens_per_s,
             **asdict(self.counts),
+            reads_store=self.reads_store,
         )
+
+
+def copied_events(hashes: Sequence[bytes], tier: Tier, block_bytes: int) -> list[AnyEvent]:
+    """Return events that say that blocks have copies in a tier."""
+    return [
+        BlocksSpilled(
+            pack_hashes(hashes[start : start + _ANNOUNCED_AT_ONCE]), int(tier), block_bytes
+        )
+        for start in range(0, len(hashes), _ANNOUNCED_AT_ONCE)
+    ]

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kvgraph.graph.messages.events import BlocksSpilled, CopiesDropped
+from kvgraph.graph.types import Tier
 from kvgraph.hooks.store.directory_store import DirectoryStore
 from kvgraph.hooks.store.sealed_records import store_key
 from kvgraph.hooks.store.store_settings import StoreSettings
@@ -41,6 +43,12 @@ class Fleet:
         engine.settle()
         for block_hash in self._contents:
             self._files.put(store_key(NAME, block_hash), [b"x"])
+
+    def take_away(self) -> None:
+        """All that the store has is gone."""
+        for block_hash in self._contents:
+            self._files.remove(store_key(NAME, block_hash))
+        self._contents.clear()
 
     def serve(self, engine: Engine, tokens: Sequence[int], request: Any = None) -> Any:
         heard(engine)
@@ -201,3 +209,29 @@ def test_requests_that_come_one_after_the_other_do_not_all_wait_for_a_store_that
         now += PATIENCE_S / 10
     leave.set()
     assert waited == [number <= 10 for number in range(40)]
+
+
+def told(engine: Engine, kind: type) -> list[bytes]:
+    """Hashes of an engine's events about the store."""
+    events = [each for each in engine.events if isinstance(each, kind)]
+    return [each.hashes for each in events if each.tier == Tier.POOL]
+
+
+def test_the_sidecar_hears_what_is_in_the_store_and_what_is_lost_there(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path)
+    one, two = fleet.engine(), fleet.engine()
+    fleet.serve(one, prompt(4, 1))
+    given = b"".join(told(one, BlocksSpilled))
+    assert len(given) == 8 * len(one.bridge.sharer.known()) > 0
+    assert given in b"".join(each.hashes for each in one.bridge.copies())
+    fleet.serve(two, prompt(4, 1))
+    found = told(two, BlocksSpilled)[0]
+    assert found
+    assert given.startswith(found), "it was looked up, and is there"
+    assert one.bridge.ledger.report().reads_store
+    fleet.take_away()
+    three = fleet.engine()
+    fleet.serve(three, prompt(4, 1))
+    assert b"".join(told(three, CopiesDropped)) == given[:8], "the first that is not there"
+    one.bridge.drop_copies()
+    assert not one.bridge.ledger.report().reads_store

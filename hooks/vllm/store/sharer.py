@@ -6,6 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
+from ....graph.logs.reasons import Cause
+from ....graph.types import Tier
 from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Share
 from ...tiers.ledger import TierLedger
@@ -86,6 +88,15 @@ class Sharer:
         """Note that the store has not the first of ``hashes``; of the others nothing is known."""
         for block_hash in hashes[:1]:
             self._there.pop(block_hash, None)
+        self._ledger.announce_dropped(hashes[:1], Tier.POOL, Cause.STORE_GONE)
+
+    def known(self) -> list[bytes]:
+        """Return what the store has, as far as this engine knows; safe from any thread."""
+        return list(self._there)
+
+    def found(self, hashes: Sequence[bytes]) -> None:
+        """Note that the store has these."""
+        self._ledger.announce([each for each in hashes if each not in self._there], Tier.POOL)
 
     def step(self) -> None:
         """Begin with what is due."""
@@ -129,6 +140,7 @@ class Sharer:
         taken = [copy.block_hash for at, copy in enumerate(copies) if at not in done.failed]
         if all(map(directory.holds, copies)):  # else it was cleared meanwhile
             _remember(self._there, taken)
+            self._ledger.announce(taken, Tier.POOL)
         counts.shared += len(taken)
         counts.share_failed += len(done.failed)
         if self._at_turn_end:  # their blocks are in the pool: these copies are the first to go

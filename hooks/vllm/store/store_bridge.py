@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ....graph.messages.advice import EvictionRanking
 from ....graph.messages.events import AnyEvent
-from ....graph.types import Keys
+from ....graph.types import Keys, Tier
 from ....kernels.errors import StorageError
 from ...store.shared_store import open_store
 from ...store.store_settings import StoreSettings
 from ...tiers.budget import TierSettings
 from ...tiers.directory import Copy, CopyDirectory
 from ...tiers.jobs import TierAnswer, TierWork
-from ...tiers.ledger import TierLedger
+from ...tiers.ledger import TierLedger, copied_events
 from ..observe.tags import may_be_shared
 from ..transfers.bridge import TierCacheBridge
 from ..transfers.spiller import StepTaken
@@ -67,6 +67,7 @@ class StoreBridge(TierCacheBridge):
         self._names: list[str] = []
         self._workers = workers
         self.lookup = _lookup(settings.store, ledger.clock)
+        ledger.reads_store = self.lookup is not None
         self.sharer = Sharer(
             group,
             ledger,
@@ -124,11 +125,17 @@ class StoreBridge(TierCacheBridge):
 
     def drop_copies(self) -> bool:
         """Give up what the colder tiers hold, and the store."""
+        self.ledger.reads_store = False
         self.sharer.end()
         if self.lookup is not None:
             self.lookup.end()
             self.lookup = None
         return super().drop_copies()
+
+    def copies(self) -> list[AnyEvent]:
+        """Return every copy, and what this engine knows to be in the store, for the sidecar."""
+        known = self.sharer.known()
+        return [*super().copies(), *copied_events(known, Tier.POOL, self.ledger.block_bytes)]
 
     def _waits(self, lookup: StoreLookup, name: str, hashes: Sequence[bytes]) -> bool:
         """Whether a request waits for the store's word; once it is there, a load may find it.
@@ -154,6 +161,7 @@ class StoreBridge(TierCacheBridge):
         """Let a load find what the store has, with memory to bring it to."""
         directory = self.ledger.directory
         self.sharer.missing(asked[len(there) :])
+        self.sharer.found(there)
         missing = [each for each in there if each not in directory]
         directory.in_store.update(missing)
         kept = [copy for copy in map(directory.warm, hashes) if copy is not None]

@@ -216,6 +216,8 @@ def settle_copies(ledger: TierLedger, taken: Taken, done: JobDone) -> None:
     ledger.counts.load_failed += len(done.failed)
     lost = done.failed.intersection(taken.from_store)
     ledger.counts.store_failed += len(lost)
+    broken_there = [taken.from_store[at] for at in sorted(lost)]
+    ledger.announce_dropped(broken_there, Tier.POOL, Cause.STORE_BROKE)
     ledger.counts.store_loaded += len(taken.from_store) - len(lost)
     ledger.directory.in_store.difference_update(taken.from_store.values())
     read, broken = [], []

@@ -68,7 +68,7 @@ def run(
 
     Args:
         quick: A short version, whose figures are no claims.
-        raw: Where all that each arm found goes, as JSON.
+        raw: Where all that each arm found, and each kill did, goes as JSON.
         part: ``store`` and ``kills``: on real engines; ``lab``: all others.
 
     Raises:
@@ -77,21 +77,23 @@ def run(
     scale, figures = QUICK if quick else FULL, Figures("fleet")
     console = Console(stderr=True, quiet=not progress)
 
+    facts: dict[str, Any] = {}
+
     def say(line: str) -> None:
         console.print(line, highlight=False)
 
     if part in ("all", "store"):
         add_store(figures, scale.moves, say)
     if part in ("all", "kills"):
-        add_kills(figures, say)
+        facts["kills"] = add_kills(figures, say)
     if part in ("all", "lab"):
-        _add_lab(figures, scale, progress, processes, raw)
+        facts.update(_add_lab(figures, scale, progress, processes))
+    if raw is not None:
+        raw.write_text(json.dumps({**figures.as_dict(), **facts}, indent=1) + "\n")
     return figures
 
 
-def _add_lab(
-    figures: Figures, scale: Scale, progress: bool, processes: int, raw: Path | None
-) -> None:
+def _add_lab(figures: Figures, scale: Scale, progress: bool, processes: int) -> dict[str, Any]:
     console = Console(stderr=True, quiet=not progress)
     facts: dict[str, Any] = {"generator": add_generator(figures)}
     add_other_seeds(figures)
@@ -106,8 +108,7 @@ def _add_lab(
     for name, trace, size in plays:
         say = _told(console, trace.name)
         facts[name or "seed"] = add_arms(figures, trace, size, name, processes, say)
-    if raw is not None:
-        raw.write_text(json.dumps({**figures.as_dict(), **facts}, indent=1) + "\n")
+    return facts
 
 
 def _agents(scale: Scale) -> Trace:

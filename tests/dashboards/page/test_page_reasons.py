@@ -17,6 +17,7 @@ from kvgraph.graph.messages.events import (
     CopiesDropped,
     RequestFinished,
     RequestStarted,
+    TierReport,
 )
 from kvgraph.hooks.fake import FakeEngine
 from page_browser import Visit
@@ -33,6 +34,7 @@ SENTENCES = {
     "reset": "was in the pool until the prefix cache was reset",
     "not_cacheable": "All that can be found was found",
     "unknown": "the news of its eviction were lost",
+    "in_store": "is in the shared store, but did not come from there",
     "other_salt": "session theirs's prompt says the same up to there under another one",
 }
 """A part of what the page says; sessions are called by the reason that they make happen."""
@@ -85,6 +87,10 @@ def make_all_happen(one: Told, two: Told) -> None:
     one.serve("copy_lost", 71, 72, found=1)
     one.serve("theirs", 81, 82, contents=pack(5, 6), salt=1)
     one.serve("other_salt", 91, 92, contents=pack(5, 6), salt=2)
+    one.say(TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True))
+    two.serve("theirs", 111, 112)
+    two.say(BlocksSpilled(pack(111, 112), 8, 100))
+    one.serve("in_store", 111, 112)
     one.serve("theirs", 101, 102)
     one.serve("unknown", 101, 102, found=1)
 

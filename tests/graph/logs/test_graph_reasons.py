@@ -6,10 +6,11 @@ import math
 from dataclasses import replace
 
 import pytest
+from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.eviction_log import LIMIT
 from kvgraph.graph.logs.history import WINDOW_S
-from kvgraph.graph.logs.reasons import Cause, Detail, Reason, Rule
+from kvgraph.graph.logs.reasons import STORE_CAUSES, Cause, Detail, Reason, Rule
 from kvgraph.graph.messages.events import (
     BlocksCleared,
     BlocksLoaded,
@@ -24,10 +25,17 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
     SessionSignal,
+    TierReport,
 )
+from kvgraph.graph.tables.integrity import check_integrity
 from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import SourceLayer, as_keys
+from kvgraph.graph.types import SourceLayer, Tier, as_keys
 from small_world import SIZE, World, pack
+
+POOL = int(Tier.POOL)
+WITH_STORE = TierReport(
+    4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -309,6 +317,69 @@ def test_a_copy_was_lost_with_its_cause(world: World, cause: Cause) -> None:
     world.tell(CopiesDropped(pack(3), 4, int(cause)))
     world.start(1, 2, 3, found=2)
     assert world.last() == (Reason.COPY_LOST, cause, 2)
+
+
+def reads_store(world: World, *engines: str) -> None:
+    for engine in engines:
+        world.tell(WITH_STORE, engine=engine)
+
+
+def test_it_is_in_the_store_that_this_engine_reads(world: World) -> None:
+    reads_store(world, "a", "b")
+    world.serve(1, 2, 3, engine="b")
+    world.tell(BlocksSpilled(pack(1, 2, 3), POOL, 100), engine="b")
+    world.start(1, 2, 3, engine="a")
+    assert world.last() == (Reason.IN_STORE, Detail.NONE, 0)
+    world.tell(BlocksStored(pack(1, 2, 3), None, SIZE), engine="a")
+    world.evict(3, engine="a")
+    world.start(1, 2, 3, found=2, engine="a")
+    assert world.last() == (Reason.IN_STORE, Detail.NONE, 2)
+
+
+def test_an_engine_that_reads_no_store_does_not_miss_what_is_there(world: World) -> None:
+    reads_store(world, "b")
+    world.serve(1, 2, 3, engine="b")
+    world.tell(BlocksSpilled(pack(1, 2, 3), POOL, 100), engine="b")
+    world.start(1, 2, 3, engine="a")
+    assert world.last() == (Reason.OTHER_ENGINE, Detail.NONE, 0)
+
+
+@pytest.mark.parametrize("cause", STORE_CAUSES)
+@pytest.mark.parametrize("was_here", [False, True])
+def test_the_store_lost_it_with_its_cause(world: World, cause: Cause, was_here: bool) -> None:
+    reads_store(world, "a", "b")
+    world.serve(1, 2, 3, engine="b")
+    if was_here:
+        world.serve(1, 2, 3, engine="a")
+        world.evict(3, 2, 1, engine="a")
+    world.tell(BlocksSpilled(pack(1, 2, 3), POOL, 100), engine="b")
+    world.tell(CopiesDropped(pack(1), POOL, int(cause)), engine="a")
+    name = world.start(1, 2, 3, engine="a")
+    assert world.last() == (Reason.COPY_LOST, cause, 0)
+    world.tell(RequestFinished(name, b"", 53, 53, "abort", "s"), engine="a")
+    world.tell(BlocksSpilled(pack(1), POOL, 100), engine="a")
+    world.start(1, 2, 3, engine="a")
+    assert world.last()[0] is Reason.IN_STORE, "it is there again"
+
+
+def test_what_nobody_knew_to_be_in_the_store_is_not_lost_there(world: World) -> None:
+    reads_store(world, "a")
+    world.serve(1, 2, 3, engine="b")
+    world.tell(CopiesDropped(pack(1), POOL, int(Cause.STORE_GONE)), engine="a")
+    world.start(1, 2, 3, engine="a")
+    assert world.last() == (Reason.OTHER_ENGINE, Detail.NONE, 0)
+
+
+def test_what_is_in_the_store_alone_is_held_by_nobody(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.tell(BlocksSpilled(pack(2, 3, 99), POOL, 100))
+    world.evict(3, 2)
+    ranking = world.graph.rank("a", 10)
+    assert 2 not in ranking.order.tolist()
+    with pytest.raises(GraphError, match="no block 99"):
+        world.graph.explain(99)  # nobody but the store ever heard of it
+    assert world.graph.explain(3)["copies"] == "store on a"
+    check_integrity(world.graph.tables)
 
 
 def test_a_cause_from_a_later_version_is_unknown(world: World) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import time
+from dataclasses import dataclass
 from itertools import count
-from typing import Final, NamedTuple
+from typing import Final
 
 from ....hooks.store.mooncake_store import MooncakeStore
 from ....hooks.vllm.store.store_lookup import StoreLookup
@@ -16,7 +17,8 @@ _CALM_S: Final = 0.5  # of questions that are answered before the kill; chosen
 _NAME: Final = "model"
 
 
-class Waits(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Waits:
     """What requests waited for.
 
     Attributes:

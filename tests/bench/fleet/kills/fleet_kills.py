@@ -20,8 +20,11 @@ _LONGEST_S: Final = 900.0
 _TAIL: Final = 12  # lines of what a stage said, where it failed; chosen
 
 
-def add_kills(figures: Figures, say: Callable[[str], None]) -> None:
+def add_kills(figures: Figures, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     """Kill each part of a fleet of real engines with requests in flight.
+
+    Returns:
+        What came of each wave, by what was killed in it.
 
     Args:
         say: Told what each kill did.
@@ -39,6 +42,7 @@ def add_kills(figures: Figures, say: Callable[[str], None]) -> None:
     add_waves(figures, waves)
     figures.add("breaker_s", breaker["longest_s"], "s", "< 1")
     figures.add("waited_for_dead_store", breaker["requests"], f"of {breaker['asked']} requests")
+    return waves
 
 
 def add_waves(figures: Figures, waves: dict[str, dict[str, Any]]) -> None:

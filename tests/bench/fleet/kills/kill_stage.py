@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from ...sidecars.sidecar_process import SidecarProcess
 from ..route_process import RouteProcess
 from .breaker_watch import waits_after_kill
 from .kill_wave import KillWave
-from .mooncake_processes import PLACE, connected, owner, start_master
+from .mooncake_processes import PLACE, connected, end, owner, start_master
 
 ENGINES: Final = 3
 REQUESTS: Final = 28
@@ -122,7 +122,7 @@ class KillStage:
         facts = {**end.facts(), "wall_s": round(time.monotonic() - began, 2)}
         self._heal(name)
         after = self._store_counts()
-        facts.update({each: after[each] - before.get(each, 0) for each in after})
+        facts.update(_since(before, after))
         facts["proxy"] = self._routes[0].status()["requests"]
         _say(f"{name}: {facts}")
         return facts
@@ -144,13 +144,11 @@ class KillStage:
             self._routes.pop(0)
 
     def _store_counts(self) -> dict[str, int]:
-        """Blocks that went to the store and came from it so far, as far as the sidecar heard."""
+        """Blocks that went to the store and came from it so far, by engine, as far as the sidecar
+        heard."""
         time.sleep(_HEARD_S)
         samples = self._sidecar.samples()
-        return {
-            name: int(sum(value for key, value in samples.items() if f'"{name}"' in key))
-            for name in ("shared", "store_loaded", "store_failed")
-        }
+        return {key: int(value) for key, value in samples.items() if "tier_events" in key}
 
     def _kill_sidecar(self) -> None:
         self._sidecar.kill()
@@ -176,7 +174,7 @@ def breaker() -> dict[str, float]:
     """A master of its own, killed while requests ask the store."""
     master = start_master()
     try:
-        return waits_after_kill(connected(64 << 20), master)._asdict()
+        return asdict(waits_after_kill(connected(64 << 20), master))
     finally:
         master.kill()
 
@@ -201,13 +199,21 @@ def _body(session: str, prompt: list[int], tokens: int) -> dict[str, Any]:
     }
 
 
+def _since(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """What the store gave and took meanwhile, at engines that are there yet."""
+    return {
+        name: sum(after[key] - before.get(key, 0) for key in after if f'"{name}"' in key)
+        for name in ("shared", "store_loaded", "store_failed")
+    }
+
+
 def _say(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def main(what: str) -> None:
-    """Print the result, and end although a client would go on looking for the master."""
+    """Print the result, and end."""
     code = 1
     try:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -217,9 +223,7 @@ def main(what: str) -> None:
     except Exception:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end(code)
 
 
 if __name__ == "__main__":
