@@ -90,7 +90,6 @@ def make_all_happen(one: Told, two: Told) -> None:
     one.say(TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True))
     two.serve("theirs", 111, 112)
     two.say(BlocksSpilled(pack(111, 112), 8, 100))
-    one.serve("in_store", 111, 112)
     one.serve("theirs", 101, 102)
     one.serve("unknown", 101, 102, found=1)
 
@@ -124,6 +123,7 @@ def test_every_reason_is_told_on_the_page(
         make_all_happen(one, two)
         until(lambda: "unknown" in told(page_sidecar))
         one.serve("other_engine", 51, 52)
+        one.serve("in_store", 111, 112)
         one.say(BlocksCleared())
         one.serve("reset", 1, 2, 3)
         until(lambda: "reset" in told(page_sidecar))
