@@ -106,14 +106,14 @@ async def closed_loop(
         _, pending = await asyncio.wait(
             tasks, timeout=clock.end_s, return_when=asyncio.FIRST_EXCEPTION
         )
-        waiting = play.waiting()
+        waiting, failed = play.waiting(), play.failed  # who is cancelled below has not failed
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
     for task in tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
-    return ClosedPass(clock, tuple(play.answers), waiting, play.failed)
+    return ClosedPass(clock, tuple(play.answers), waiting, failed)
 
 
 @dataclass
