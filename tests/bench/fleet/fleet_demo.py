@@ -1,16 +1,19 @@
-"""The demo of a fleet: three real engines, recorded agents, our router and three others; and an
-engine that is killed half way.
+"""The demo of a fleet: three real engines, recorded agents, our router and three others; then our
+router with a store that the engines share, and an engine that is killed half way.
 
 All arms have the same three engines, one sidecar beside them and empty pools. Rivals' requests go
-straight to the engine that was picked; ours pass through the proxy, and its time counts.
+straight to the engine that was picked; ours pass through the proxy, and its time counts. For the
+store, three such engines start anew, with some host memory, by way of which blocks go and come.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-from contextlib import ExitStack
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +24,12 @@ from ..recorded.agents_fleet import SESSIONS, USERS, recorded_requests
 from ..recorded.agents_forcing import OPTIONS
 from ..serving.model import ensure_model, vocabulary_size
 from ..serving.progress import DemoProgress
-from ..serving.vllm_server import ServerPlan
+from ..serving.vllm_server import Server, ServerPlan
 from ..serving.workload import BLOCK
 from ..sidecars.sidecar_process import SidecarProcess
 from .fleet_pass import FleetPass
 from .fleet_stage import FleetStage, Killed, engine
+from .kills.kill_stage import counted_since
 from .rival_routers import Pick, consistent_hash, power_of_two, round_robin
 
 ENGINES: Final = 3
@@ -40,11 +44,21 @@ RUNNING: Final = 1
 """Requests that run at once in an engine, as in the demo of one engine."""
 
 
+HOST_GIB: Final = 1 / 64
+"""Of host memory, where engines share a store: about as much as a pool; chosen."""
+STORE_GIB: Final = 4
+
+_HEARD_S: Final = 1.5  # engines report twice a second; chosen
+
+
 @dataclass(frozen=True, slots=True)
 class FleetDemo:
     """What all arms did, ours first.
 
     Attributes:
+        shared: What our router did before engines that share a store.
+        from_store: Blocks that they loaded from it in that arm.
+        from_store_later: … and in the one in which an engine was killed, at the others.
         pool: KV blocks of each engine.
         pace: Seconds that a recorded second took.
         decisions: Of our router in its arm, by reason.
@@ -56,6 +70,9 @@ class FleetDemo:
     pace: float
     arms: tuple[FleetPass, ...]
     decisions: dict[str, int]
+    shared: FleetPass
+    from_store: int
+    from_store_later: int
     killed: Killed
 
     def figures(self) -> Figures:
@@ -66,6 +83,7 @@ class FleetDemo:
         times = [quantile(each.result.ttft_ms, 95) for each in self.arms]
         figures.add("cached_over_best_rival", ours.result.cached_tokens / cached, "×", "> 1")
         figures.add("ttft_p95_over_best_rival", times[0] / min(times[1:]), "×", "≤ 1.05")
+        figures.add("cached_with_store", self.shared.result.cached_tokens / cached, "×")
         figures.add("in_flight_at_kill", self.killed.in_flight, "requests")
         figures.add("failed_after_kill", self.killed.failed_before, "not begun", "0")
         figures.add("cut_by_kill", self.killed.cut, "begun")
@@ -89,18 +107,40 @@ def run_fleet_demo(out: Path, model: str | None = None, progress: bool = True) -
     least = longest(requests) // BLOCK + KEPT_BACK
     together = pool_for(requests, FINDS, least, out / "fleet.jsonl.gz")
     pool = max(least, math.ceil(together / ENGINES))
-    with DemoProgress(len(requests), progress) as shown, ExitStack() as stack:
+    with DemoProgress(len(requests), progress) as shown:
+        plan = ServerPlan(name, True, out, pool, longest(requests), RUNNING, options=OPTIONS)
+        with _fleet(plan, shown) as (runtime, engines, _):
+            stage = FleetStage(out, runtime, engines, requests, shown)
+            pace = stage.warm_up()
+            ours, decisions = stage.ours(pace)
+            arms = (ours, *(stage.rival(arm, pick, pace) for arm, pick in _rivals()))
+        with _fleet(plan, shown, store=True) as (runtime, engines, sidecar):
+            stage = FleetStage(out, runtime, engines, requests, shown, store=True)
+            shared, _ = stage.ours(pace)
+            loaded = _from_store(sidecar)
+            killed = stage.killed()
+            later = counted_since(loaded, _from_store(sidecar))
+        return FleetDemo(out, len(requests), pool, pace, arms, decisions, shared,
+                         sum(loaded.values()), later, killed)  # fmt: skip
+
+
+@contextmanager
+def _fleet(
+    plan: ServerPlan, shown: DemoProgress, store: bool = False
+) -> Iterator[tuple[Path, list[Server], SidecarProcess]]:
+    """Engines that run beside one sidecar: where that says so, the engines, the sidecar."""
+    with ExitStack() as stack:
         runtime = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvg-")))
-        plan = ServerPlan(
-            name, True, out, pool, longest(requests), RUNNING, options=OPTIONS,
-            settings=_settings(stack.enter_context(SidecarProcess(runtime, policy__guard="true"))),
-        )  # fmt: skip
+        sidecar = stack.enter_context(SidecarProcess(runtime, policy__guard="true"))
+        settings = [*_settings(sidecar), *(_store_settings(runtime / "store") if store else ())]
+        plan = replace(plan, settings=tuple(settings))
         engines = [stack.enter_context(engine(plan, n, shown)) for n in range(1, ENGINES + 1)]
-        stage = FleetStage(out, runtime, engines, requests, shown)
-        pace = stage.warm_up()
-        ours, decisions = stage.ours(pace)
-        arms = (ours, *(stage.rival(arm, pick, pace) for arm, pick in _rivals()))
-        return FleetDemo(out, len(requests), pool, pace, arms, decisions, stage.killed())
+        yield runtime, engines, sidecar
+
+
+def _from_store(sidecar: SidecarProcess) -> dict[str, int]:
+    time.sleep(_HEARD_S)
+    return sidecar.tier_events("store_loaded")
 
 
 def _rivals() -> list[tuple[str, Pick]]:
@@ -117,4 +157,15 @@ def _settings(sidecar: SidecarProcess) -> tuple[tuple[str, str], ...]:
         ("OMP_NUM_THREADS", "1"),
         ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
         ("AITHER_KVCACHE_SIDECAR", sidecar.endpoint),
+    )
+
+
+def _store_settings(path: Path) -> tuple[tuple[str, str], ...]:
+    """A directory that the engines share, for blocks of salted requests too: salts keep passes
+    apart."""
+    return (
+        ("AITHER_KVCACHE_WARM_GIB", str(HOST_GIB)),
+        ("AITHER_KVCACHE_STORE", str(path)),
+        ("AITHER_KVCACHE_STORE_GIB", str(STORE_GIB)),
+        ("AITHER_KVCACHE_STORE_SALTED", "1"),
     )

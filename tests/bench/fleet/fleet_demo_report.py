@@ -10,14 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ..figures import quantile
-from .fleet_demo import ENGINES, FleetDemo
+from .fleet_demo import ENGINES, HOST_GIB, FleetDemo
 from .fleet_pass import FleetPass
 
 FLEET_FILE: Final = "fleet.json"
-NO_STORE: Final = (
-    "A store that the engines share is not part of this yet: what one engine computed, another "
-    "computes again."
-)
 
 
 def print_fleet(result: FleetDemo, console: Console | None = None) -> None:
@@ -37,7 +33,11 @@ def save_fleet(result: FleetDemo) -> Path:
         "requests": result.requests,
         "pool_blocks": result.pool,
         "pace": round(result.pace, 5),
-        "shared_store": False,
+        "shared_store": {
+            **_details(result.shared),
+            "blocks_from_store": result.from_store,
+            "blocks_from_store_after_kill": result.from_store_later,
+        },
         "arms": {each.arm: _details(each) for each in result.arms},
         "decisions": result.decisions,
         "killed": {
@@ -62,7 +62,7 @@ def _table(result: FleetDemo) -> Table:
     table.add_column("")
     for column in ("cached tokens", "of prompt", "TTFT p50", "p95", "failed"):
         table.add_column(column, justify="right")
-    for each in result.arms:
+    for each in (*result.arms, result.shared):
         table.add_row(each.arm, *_cells(each))
     return table
 
@@ -80,11 +80,13 @@ def _lines(result: FleetDemo) -> list[str]:
         f"Each engine has a pool of {result.pool} blocks; agents are "
         f"{1 / result.pace:,.0f} × as fast as recorded. The first arm's requests pass through the "
         "proxy, whose time counts; the others' go straight to an engine.",
+        f"In the last arm the engines share a store, by way of {HOST_GIB * 1024:.0f} MiB of host "
+        f"memory each: {result.from_store} blocks came from it.",
         f"Then, without pauses, an engine was killed half way: {killed.in_flight} requests were in "
         f"flight, {killed.asked + killed.begun} of them there, {killed.begun} with an answer "
         f"begun. {len(killed.passed.failed)} failed: {killed.cut} whose answer had begun, "
-        f"{killed.failed_before} others. {requests['retried']} were sent to another engine.",
-        NO_STORE,
+        f"{killed.failed_before} others. {requests['retried']} were sent to another engine; "
+        f"the engines left loaded {result.from_store_later} blocks from the store.",
         f"  {result.out / FLEET_FILE}",
     ]
 

@@ -50,6 +50,8 @@ class FleetSender:
         pick: Chooses among them.
         pace: Seconds that a recorded second takes; 0: each session as fast as it is answered.
         midway: Happens in the middle.
+        salted: Whether the arm's name salts the prefix cache too, since engines still have what
+            other passes asked for.
     """
 
     def __init__(
@@ -61,11 +63,12 @@ class FleetSender:
         pace: float,
         on_answer: OnAnswer,
         midway: Midway | None = None,
+        salted: bool = False,
     ) -> None:
         self._arm, self._urls, self._pick = arm, urls, pick
         self._requests, self._pace = requests, pace
         self._on_answer = on_answer
-        self._midway = midway
+        self._midway, self._salted = midway, salted
         self._began = perf_counter()
         self._half = asyncio.Event()
         self._running = [0] * len(urls)
@@ -110,6 +113,8 @@ class FleetSender:
         self._running[number] += 1
         try:
             body = request.body(self._pace, hinted=True)
+            if self._salted:
+                body["cache_salt"] = self._arm
             answer = await send(self._clients[number], request.name, body)
         except CompletionError:
             self._failed.append(request.name)

@@ -97,6 +97,8 @@ class FleetStage:
     Args:
         out: Where the proxy's logs go.
         runtime: Where the sidecar says that it runs.
+        store: Whether the engines share a store; they leave it alone once their caches are reset,
+            so that salts keep passes apart.
     """
 
     def __init__(
@@ -106,7 +108,9 @@ class FleetStage:
         engines: Sequence[Server],
         requests: Sequence[AgentRequest],
         shown: DemoProgress,
+        store: bool = False,
     ) -> None:
+        self._store = store
         self._out, self._runtime = out, runtime
         self._engines, self._requests, self._shown = engines, requests, shown
         self._urls = [each.url for each in engines]
@@ -122,8 +126,8 @@ class FleetStage:
 
     def ours(self, pace: float) -> tuple[FleetPass, dict[str, int]]:
         """Our router's pass, and its decisions by reason."""
-        with self._route("route.log") as route:
-            self._begin(OURS, "side by side")
+        with self._route(f"route{'-store' * self._store}.log") as route:
+            self._begin(self._ours, "side by side")
             passed = asyncio.run(self._through(route, pace).play())
             return passed, route.status()["decisions"]
 
@@ -141,6 +145,10 @@ class FleetStage:
             passed = asyncio.run(self._through(route, 0.0, killing).play())
             return Killed(passed, killing.asked, killing.begun, killing.in_flight, route.status())
 
+    @property
+    def _ours(self) -> str:
+        return f"{OURS}, a store" if self._store else OURS
+
     def _route(self, log: str) -> RouteProcess:
         return RouteProcess(self._urls, self._runtime, self._out / log)
 
@@ -148,8 +156,8 @@ class FleetStage:
         self, route: RouteProcess, pace: float, midway: Midway | None = None
     ) -> FleetSender:
         return FleetSender(
-            OURS if midway is None else "killed", [route.url], lambda *_: 0, self._requests, pace,
-            self._shown.answered, midway,
+            self._ours if midway is None else "killed", [route.url], lambda *_: 0, self._requests,
+            pace, self._shown.answered, midway, self._store,
         )  # fmt: skip
 
     def _alone(self, number: int, request: AgentRequest) -> float:
@@ -159,7 +167,7 @@ class FleetStage:
         return asyncio.run(sender.play()).result.wall_s
 
     def _begin(self, arm: str, how: str) -> None:
-        """Every pass starts with empty pools."""
-        for each in self._engines:
+        """Every pass starts with empty pools, or with none of its own blocks there."""
+        for each in self._engines if not self._store else ():
             each.reset_prefix_cache()
         self._shown.passing(arm, how)

@@ -108,6 +108,12 @@ class SidecarProcess:
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
 
+    def tier_events(self, name: str) -> dict[str, int]:
+        """What engines counted of their tiers under a name, by the sample of each engine."""
+        marks = ("kvgraph_tier_events", f'"{name}"')
+        samples = self.samples().items()
+        return {key: int(value) for key, value in samples if all(mark in key for mark in marks)}
+
     def _get(self, path: str) -> str:
         with urllib.request.urlopen(f"{self.http}{path}", timeout=30) as answer:
             text: str = answer.read().decode()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kvgraph.bench.fleet.fleet_demo import FleetDemo
-from kvgraph.bench.fleet.fleet_demo_report import NO_STORE, print_fleet, save_fleet
+from kvgraph.bench.fleet.fleet_demo_report import print_fleet, save_fleet
 from kvgraph.bench.fleet.fleet_pass import FleetPass, FleetSender, Midway
 from kvgraph.bench.fleet.fleet_stage import Killed
 from kvgraph.bench.fleet.rival_routers import consistent_hash, power_of_two, round_robin
@@ -129,7 +129,10 @@ def result(tmp_path: Path) -> FleetDemo:
     status = {"requests": {"broken": 1, "retried": 4}, "decisions": {"home": 3}}
     killed = Killed(arm("killed", 50, 1.0, failed=3), 5, 1, 17, status)
     arms = (arm("kvgraph route", 60, 0.5), arm("round robin", 20, 2.0), arm("hash", 50, 1.0))
-    return FleetDemo(tmp_path, 20, 70, 0.01, arms, {"home": 15, "new": 5}, killed)
+    shared = arm("kvgraph route, a store", 70, 0.4)
+    return FleetDemo(
+        tmp_path, 20, 70, 0.01, arms, {"home": 15, "new": 5}, shared, 12, 34, killed
+    )  # fmt: skip
 
 
 def test_figures_compare_with_the_best_rival(result: FleetDemo) -> None:
@@ -140,16 +143,18 @@ def test_figures_compare_with_the_best_rival(result: FleetDemo) -> None:
     assert figures["cut_by_kill"].value == 1
 
 
-def test_the_report_says_what_failed_and_that_no_store_is_part_of_it(result: FleetDemo) -> None:
+def test_the_report_says_what_failed_and_what_came_from_the_store(result: FleetDemo) -> None:
     path = save_fleet(result)
     saved = json.loads(path.read_text())
-    assert saved["shared_store"] is False
+    assert saved["shared_store"]["blocks_from_store"] == 12
     assert saved["killed"]["failed_not_begun"] == 2
     assert list(saved["arms"]) == ["kvgraph route", "round robin", "hash"]
     console = Console(record=True, width=200, file=io.StringIO())
     print_fleet(result, console)
     text = console.export_text()
-    assert NO_STORE in text
+    assert "kvgraph route, a store" in text
+    assert "12 blocks came from it" in text
+    assert "loaded 34 blocks from the store" in text
     assert "17 requests were in flight, 6 of them there, 1 with an answer begun" in text
     assert "3 failed: 1 whose answer had begun, 2 others" in text
     assert str(path) in text

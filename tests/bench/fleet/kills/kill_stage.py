@@ -122,7 +122,7 @@ class KillStage:
         facts = {**end.facts(), "wall_s": round(time.monotonic() - began, 2)}
         self._heal(name)
         after = self._store_counts()
-        facts.update(_since(before, after))
+        facts.update({each: counted_since(before[each], after[each]) for each in after})
         facts["proxy"] = self._routes[0].status()["requests"]
         _say(f"{name}: {facts}")
         return facts
@@ -143,12 +143,11 @@ class KillStage:
         elif name == "router":
             self._routes.pop(0)
 
-    def _store_counts(self) -> dict[str, int]:
-        """Blocks that went to the store and came from it so far, by engine, as far as the sidecar
-        heard."""
+    def _store_counts(self) -> dict[str, dict[str, int]]:
+        """Blocks that went to the store and came from it so far, as far as the sidecar heard."""
         time.sleep(_HEARD_S)
-        samples = self._sidecar.samples()
-        return {key: int(value) for key, value in samples.items() if "tier_events" in key}
+        names = ("shared", "store_loaded", "store_failed")
+        return {name: self._sidecar.tier_events(name) for name in names}
 
     def _kill_sidecar(self) -> None:
         self._sidecar.kill()
@@ -199,12 +198,9 @@ def _body(session: str, prompt: list[int], tokens: int) -> dict[str, Any]:
     }
 
 
-def _since(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """What the store gave and took meanwhile, at engines that are there yet."""
-    return {
-        name: sum(after[key] - before.get(key, 0) for key in after if f'"{name}"' in key)
-        for name in ("shared", "store_loaded", "store_failed")
-    }
+def counted_since(before: dict[str, int], after: dict[str, int]) -> int:
+    """What was counted meanwhile, at engines that are there yet."""
+    return sum(count - before.get(key, 0) for key, count in after.items())
 
 
 def _say(line: str) -> None:
