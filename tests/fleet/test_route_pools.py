@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from kvgraph.advisor.fleet.proxy.engine_metrics import pool_tokens
+from kvgraph.advisor.fleet.proxy.engine_metrics import cache_facts
 from kvgraph.bench.fleet.stand_in_engine import StandInEngine, routed
 
 
@@ -29,7 +29,33 @@ def said(blocks: str, engine: int = 0) -> str:
     ],
 )
 def test_a_pool_is_as_large_as_the_engine_says(exposition: str, tokens: int) -> None:
-    assert pool_tokens(exposition) == tokens
+    assert cache_facts(exposition).tokens == tokens
+
+
+def test_an_engine_with_other_blocks_gets_requests_and_is_named() -> None:
+    async def run() -> None:
+        engines = [StandInEngine() for _ in range(3)]
+        for engine, line in zip(engines, (said("64"), said("64"), OTHERWISE), strict=True):
+            engine.metrics = line
+        async with routed(engines) as fleet:
+            await fleet.until(True, True, True)
+            for number in range(6):
+                answer = await fleet.complete(headers={"X-Session-ID": f"s{number}"})
+                assert answer.status_code == 200
+            told = [
+                each["differs"] for each in (await fleet.client.get("/fleet")).json()["engines"]
+            ]
+        assert told[:2] == [None, None]
+        assert told[2] == (
+            "blocks of 16 tokens, xxhash, the others blocks of 32 tokens: they find nothing of "
+            "each other's in a store"
+        )
+        assert engines[2].got
+
+    asyncio.run(run())
+
+
+OTHERWISE = said("64").replace('"32"', '"16"').replace("{", '{prefix_caching_hash_algo="xxhash",')
 
 
 def test_new_sessions_go_where_they_displace_nothing_though_a_prefix_lies_elsewhere() -> None:

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
 _CACHE: Final = "vllm:cache_config_info"
+_LONGEST_NAME: Final = 40  # characters; chosen
 _MOST: Final = 1 << 53  # tokens; chosen: beyond any pool
 
 
-def pool_tokens(exposition: str) -> int:
-    """Tokens that an engine's KV pool holds, its ranks' together; 0 where it does not say.
+class CacheFacts(NamedTuple):
+    """What an engine says of its KV cache.
 
-    Args:
-        exposition: What it answers at ``/metrics``.
+    Attributes:
+        tokens: That its pool holds, its ranks' together; 0 where it does not say.
+        hashing: By what its blocks are told apart, in words; empty where it does not say.
     """
+
+    tokens: int = 0
+    hashing: str = ""
+
+
+def cache_facts(exposition: str) -> CacheFacts:
+    """What an engine answers at ``/metrics`` about its KV cache."""
     lines = [line for line in exposition.splitlines() if line.startswith(_CACHE + "{")]
     try:
         families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
-        tokens = sum(
-            int(sample.labels["num_gpu_blocks"]) * int(sample.labels["block_size"])
-            for family in families
-            for sample in family.samples
-        )
+        ranks = [sample.labels for family in families for sample in family.samples]
+        tokens = sum(int(each["num_gpu_blocks"]) * int(each["block_size"]) for each in ranks)
     except (ValueError, KeyError):
-        return 0
-    return tokens if 0 <= tokens <= _MOST else 0
+        return CacheFacts()
+    if not ranks or not 0 <= tokens <= _MOST:
+        return CacheFacts()
+    algorithm = ranks[0].get("prefix_caching_hash_algo", "")[:_LONGEST_NAME]
+    hashing = f"blocks of {int(ranks[0]['block_size'])} tokens" + f", {algorithm}" * bool(algorithm)
+    return CacheFacts(tokens, hashing)

@@ -13,7 +13,7 @@ import httpx
 import orjson
 
 from ..engine_board import EngineBoard
-from .engine_metrics import pool_tokens
+from .engine_metrics import CacheFacts, cache_facts
 from .upstream import Upstream, refuses
 
 INTERVAL_S: Final = 0.5
@@ -37,8 +37,15 @@ class HealthWatch:
     It is up again when it says that it is well, serves the same models as the others, and some
     time has passed: twice as long after each time that it said so and then dropped a request.
 
+    Engines whose blocks have another size or are hashed otherwise get requests all the same: the
+    proxy counts in tokens, by engine. They are named, since they cannot share a store.
+
     Args:
         came_back: Told of an engine that was down and is up.
+
+    Attributes:
+        refused: Why an engine gets no requests though it is well, by its number.
+        differs: How the blocks of one that gets some differ from the others'.
     """
 
     def __init__(
@@ -54,7 +61,9 @@ class HealthWatch:
         self._doubt_s: dict[int, float] = {}
         self._not_before: dict[int, float] = {}
         self._models: list[str] | None = None
+        self._hashing = ""
         self.refused: dict[int, str] = {}
+        self.differs: dict[int, str] = {}
 
     async def watch(self, upstream: Upstream) -> None:
         """Ask one engine for ever."""
@@ -96,6 +105,21 @@ class HealthWatch:
         """Note that an engine answered a request to its end: it is believed again."""
         self._doubt_s.pop(upstream.number, None)
 
+    def _compare(self, upstream: Upstream, hashing: str) -> None:
+        """Name an engine whose blocks are not told apart as those of the first one are."""
+        number = upstream.number
+        if not self._hashing or not self._board.up.any():
+            self._hashing = hashing
+        if not hashing or hashing == self._hashing:
+            self.differs.pop(number, None)
+            return
+        said = (
+            f"{hashing}, the others {self._hashing}: they find nothing of each other's in a store"
+        )
+        if self.differs.get(number) != said:
+            _log.warning("engine %s has %s", upstream.url, said)
+        self.differs[number] = said
+
     def _down(self, upstream: Upstream, why: str) -> None:
         if self._board.up[upstream.number]:
             self._board.up[upstream.number] = False
@@ -116,18 +140,19 @@ class HealthWatch:
             self.refused[number] = said
             return
         self.refused.pop(number, None)
-        self._board.pool[number] = await _pool(upstream)
+        facts = await _facts(upstream)
+        self._board.pool[number] = facts.tokens
+        self._compare(upstream, facts.hashing)
         self._board.up[number] = True
         self._came_back(upstream)
         _log.info("engine %s is up", upstream.url)
 
 
-async def _pool(upstream: Upstream) -> int:
-    """Tokens that its pool holds; 0 where it does not say."""
+async def _facts(upstream: Upstream) -> CacheFacts:
     try:
-        return pool_tokens((await upstream.ask("/metrics", TIMEOUT_S)).text)
+        return cache_facts((await upstream.ask("/metrics", TIMEOUT_S)).text)
     except httpx.RequestError:
-        return 0
+        return CacheFacts()
 
 
 def _models(content: bytes) -> list[str] | None:
