@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 import zmq
@@ -40,6 +40,9 @@ from .environment import (
     check_tiers,
 )
 from .gpu_check import check_gpu
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 app = typer.Typer(add_completion=False)
 
@@ -140,7 +143,20 @@ def check_engine(arguments: str) -> Check:
         return Check("engine", False, f"runs without us: {reason}", "see docs/engines.md")
     if reason := reason_for_no_tiers(config):
         return Check("engine", True, f"advised; no tiers: {reason}")
-    return Check("engine", True, f"advised; tiers where {WARM_VARIABLE} asks for them")
+    detail = f"advised; tiers where {WARM_VARIABLE} asks for them; {_sizing(config)}"
+    return Check("engine", True, detail)
+
+
+def _sizing(config: VllmConfig) -> str:
+    """What memory holds, of a pool, of a host's, or of a store."""
+    from ..vllm.shapes import kv_bytes_per_token
+
+    token, longest = kv_bytes_per_token(config), config.model_config.max_model_len
+    return (
+        f"one token's KV takes {token:,} B per worker, so that a GiB holds {2**30 // token:,} "
+        f"tokens, and a context of {longest:,} takes {token * longest / 2**30:.2g} GiB "
+        "(`kvgraph plan TRACE` says how much a trace needs)"
+    )
 
 
 def check_plugin() -> Check:

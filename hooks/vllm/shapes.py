@@ -81,6 +81,16 @@ def reason_to_leave_alone(kv_cache: KVCacheConfig) -> str | None:
     )
 
 
+def kv_bytes_per_token(config: VllmConfig) -> int:
+    """Bytes that one token's KV takes on one worker, where every layer keeps all of it."""
+    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
+
+    model, parallel = config.model_config, config.parallel_config
+    dtype = kv_cache_dtype_str_to_dtype(config.cache_config.cache_dtype, model)
+    parts = 1 if model.use_mla else 2 * model.get_num_kv_heads(parallel)
+    return int(parts * model.get_head_size() * model.get_num_layers(parallel) * dtype.itemsize)
+
+
 def engine_config(arguments: Sequence[str]) -> VllmConfig:
     """vLLM's configuration of an engine that is started with ``arguments`` of ``vllm serve``.
 

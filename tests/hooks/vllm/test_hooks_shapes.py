@@ -205,6 +205,7 @@ def ranked(engine: Any) -> set[int]:
     ("more", "ok", "words"),
     [
         ("", True, "tiers where AITHER_KVCACHE_WARM_GIB"),
+        ("", True, "one token's KV takes 2,048 B per worker, so that a GiB holds 524,288 tokens"),
         ("--no-enable-prefix-caching", False, "prefix caching is off"),
         ("--no-such-flag", False, "unrecognized arguments: --no-such-flag"),
     ],
