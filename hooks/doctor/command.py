@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 import zmq
@@ -40,9 +40,6 @@ from .environment import (
     check_tiers,
 )
 from .gpu_check import check_gpu
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
 
 app = typer.Typer(add_completion=False)
 
@@ -129,7 +126,7 @@ def check_hooks() -> Check:
 
 def check_engine(arguments: str) -> Check:
     """Is an engine that is started with ``arguments`` advised, and can it have tiers."""
-    from ..vllm.shapes import engine_config, reason_for_no_tiers, reason_to_decline
+    from ..vllm.shapes import engine_config, reason_for_no_tiers, reason_to_decline, sizing
 
     said = io.StringIO()  # by vLLM's parser, before it exits with a number
     try:
@@ -143,20 +140,8 @@ def check_engine(arguments: str) -> Check:
         return Check("engine", False, f"runs without us: {reason}", "see docs/engines.md")
     if reason := reason_for_no_tiers(config):
         return Check("engine", True, f"advised; no tiers: {reason}")
-    detail = f"advised; tiers where {WARM_VARIABLE} asks for them; {_sizing(config)}"
+    detail = f"advised; tiers where {WARM_VARIABLE} asks for them; {sizing(config)}"
     return Check("engine", True, detail)
-
-
-def _sizing(config: VllmConfig) -> str:
-    """What memory holds, of a pool, of a host's, or of a store."""
-    from ..vllm.shapes import kv_bytes_per_token
-
-    token, longest = kv_bytes_per_token(config), config.model_config.max_model_len
-    return (
-        f"one token's KV takes {token:,} B per worker, so that a GiB holds {2**30 // token:,} "
-        f"tokens, and a context of {longest:,} takes {token * longest / 2**30:.2g} GiB "
-        "(`kvgraph plan TRACE` says how much a trace needs)"
-    )
 
 
 def check_plugin() -> Check:

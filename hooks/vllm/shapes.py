@@ -81,8 +81,18 @@ def reason_to_leave_alone(kv_cache: KVCacheConfig) -> str | None:
     )
 
 
-def kv_bytes_per_token(config: VllmConfig) -> int:
-    """Bytes that one token's KV takes on one worker, where every layer keeps all of it."""
+def sizing(config: VllmConfig) -> str:
+    """What memory holds, of a pool, a host's, or a store, in words."""
+    token, longest = _bytes_per_token(config), config.model_config.max_model_len
+    return (
+        f"one token's KV takes {token:,} B per worker, so that a GiB holds {2**30 // token:,} "
+        f"tokens, and a context of {longest:,} takes {token * longest / 2**30:.2g} GiB "
+        "(`kvgraph plan TRACE` says how much a trace needs)"
+    )
+
+
+def _bytes_per_token(config: VllmConfig) -> int:
+    """Of KV, on one worker, where every layer keeps all of it."""
     from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
     model, parallel = config.model_config, config.parallel_config
