@@ -151,6 +151,7 @@ class ScoreConfig(Section):
     degree: Weight = _PROFILE.degree
     edge_weight: Weight = _PROFILE.edge_weight
     importance: Weight = _PROFILE.importance
+    confidence: Weight = _PROFILE.confidence
     hit_count: Weight = _PROFILE.hit_count
     session_credit: Weight = _PROFILE.session_credit
     session_memory_s: Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)] = (

@@ -40,7 +40,7 @@ class LifecyclePolicy:
     points.
 
     Args:
-        weights: What edges and importance count; assign others while it runs.
+        weights: What edges, importance and confidence count; assign others while it runs.
         returns: What it knows of returns; None starts from the prior that ships.
     """
 
@@ -64,7 +64,8 @@ class LifecyclePolicy:
         return scores
 
     def _steered(self, view: View, picked: Selection) -> Floats:
-        """float64 ``[len(picked)]``: what edges and importance add, by the configured weights."""
+        """float64 ``[len(picked)]``: what edges, importance and confidence add, by the configured
+        weights."""
         worth = graph_worth(view, self.weights, picked)
         return np.asarray(_SCALE * _STEER * np.tanh((worth - _USUAL_WORTH) / _WORTH))
 

@@ -80,8 +80,8 @@ def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Te
 
 
 def graph_worth(view: View, weights: Weights, picked: Selection) -> npt.NDArray[np.float64]:
-    """float64 ``[len(picked)]``: points for what the graph knows besides time: edges and
-    importance."""
+    """float64 ``[len(picked)]``: points for what the graph knows besides time: edges, importance,
+    and how sure the model is."""
     worth = np.zeros(len(picked))
     for term in _graph_terms(view, weights, picked).values():
         for weight, values in term:
@@ -95,6 +95,7 @@ def _graph_terms(view: View, weights: Weights, picked: Selection) -> dict[str, T
         "degree": _over_types(weights.degree, edges.degree, view, picked),
         "edge_weight": _over_types(weights.edge_weight, edges.weight, view, picked),
         "importance": [(weights.importance, picked.of(view.blocks.importance))],
+        "confidence": _surer(weights.confidence, view, picked),
     }
 
 
@@ -106,6 +107,18 @@ def _over_types(factor: float, values: Values, view: View, picked: Selection) ->
         for kind, weight in view.rules.edge_types.items()
         if weight and view.tables.all_edges.may_have(kind)
     ]
+
+
+def _surer(factor: float, view: View, picked: Selection) -> Term:
+    """By how much surer the model was than in the mean when it wrote to each block's session; left
+    out where no session was sampled."""
+    confidence = view.sessions.confidence[: view.sessions.size]
+    sampled = confidence >= 0
+    if not factor or not sampled.any():
+        return []
+    surer = np.zeros(len(confidence) + 1)  # of those sampled, and for NO_ROW
+    surer[:-1][sampled] = confidence[sampled] - confidence[sampled].mean()
+    return [(factor, np.take(surer, picked.of(view.blocks.session), mode="wrap"))]
 
 
 def _credit(view: View, picked: Selection) -> Scores:

@@ -23,9 +23,13 @@ class Weights:
     """Weights of a score's terms; each policy has its own.
 
     ``score = age·seconds + degree·Σ wₜ·degreeₜ + edge_weight·Σ wₜ·weightₜ + importance·importance +
-    hit_count·hits + session_credit·credit``, with ``wₜ`` of ``Rules.edge_types``.
+    confidence·surer + hit_count·hits + session_credit·credit``, with ``wₜ`` of
+    ``Rules.edge_types``.
 
     Attributes:
+        confidence: Weight of how much surer than the mean of all sampled sessions the model was, in
+            [-1, 1], when it last wrote to the session that last walked a block: while the model
+            doubts, more of what it reads is kept.
         session_credit: Weight of the claim, in [0, 1], of the session that last walked a block.
     """
 
@@ -33,6 +37,7 @@ class Weights:
     degree: float = -5.0
     edge_weight: float = -2.0
     importance: float = -20.0
+    confidence: float = 20.0
     hit_count: float = -3.0
     session_credit: float = -40.0
 
