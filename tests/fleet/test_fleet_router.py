@@ -211,3 +211,15 @@ def test_an_engine_of_which_nothing_was_measured_is_taken_to_be_as_fast_as_the_o
     assert board.compute_s == pytest.approx([0.001, 0.0005, 0.00075])
     board.measured(0, 1000, 2.0)
     assert board.compute_s[0] == pytest.approx(0.0011)
+
+
+def test_a_thousand_sessions_that_are_pinned_to_one_home_spread_when_all_come_at_once() -> None:
+    router = router_of(3)
+    for session in range(1000):
+        router.homes.settle(session, 0, 1000, 0.0)
+    wanted = [Wanted(session, 1000) for session in range(1000)]
+    taken = [router.route(each, NOWHERE, 1.0).engine for each in wanted]
+    shares = [taken.count(engine) / 1000 for engine in range(3)]
+    assert max(shares) < 0.4, shares
+    assert router.counts[Reason.HOME_OVERLOADED] == 1000 - router.counts[Reason.HOME]
+    assert int(router.board.live.sum()) == 1_000_000, "each counts at its new home alone"
