@@ -116,13 +116,11 @@ class GraphEvictionAdvisor:
         if self._thread.is_alive():
             self._thread.join()
 
-    def applied(self) -> None:
-        """Note that the graph changed, and rank at once if that cannot wait for the interval.
-
-        It cannot wait for the first protected blocks, nor for an engine to a good part of whose
-        pool something happened since the last ranking.
-        """
-        if self._is_pressing() or self._is_first_protected():
+    def applied(self, intended: bool = False) -> None:
+        """Note that the graph changed, and rank at once if that cannot wait for the interval: what
+        somebody ``intended`` cannot, nor the first protected blocks, nor an engine to a good part
+        of whose pool something happened since the last ranking."""
+        if intended or self._is_pressing() or self._is_first_protected():
             self._call.set()
 
     def _is_pressing(self) -> bool:

@@ -49,6 +49,7 @@ class StatusBoard:
             status=self.status,
             latest=lambda: parts.planner.latest,
             watch=parts.watch,
+            intended=lambda: parts.planner.applied(intended=True),
         )
         self._status: tuple[float, SidecarStatus] | None = None  # when it was true, and what
         self.http = ""

@@ -17,6 +17,7 @@ from ...dashboards.api.session_views import Sessions, SessionTimeline
 from ...dashboards.api.what_if import Shadows, WeightChange, WeightEffect, Weights
 from ...dashboards.intents.intent_wishes import IntentReplies, IntentWishes
 from ...dashboards.source import SidecarStatus
+from ...graph.intents.intent import Verdict
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import session_row
@@ -57,6 +58,7 @@ class PageBoard:
         latest: Rankings by engine.
         shadows: What other policies would find; None makes shadows that do not run.
         watch: The configuration in force; None: the defaults, and no file.
+        intended: Called when an intent or a signal was done, without the graph's lock.
         wall: Unix seconds.
     """
 
@@ -69,6 +71,7 @@ class PageBoard:
         latest: Callable[[], Mapping[str, EvictionRanking]] = dict,
         shadows: ShadowRunner | None = None,
         watch: ConfigWatch | None = None,
+        intended: Callable[[], None] = lambda: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._graph = graph
@@ -77,6 +80,7 @@ class PageBoard:
         self._latest = latest
         self._shadows = shadows or ShadowRunner(graph, graph.clock)
         self._watch = watch or ConfigWatch(Config(), None, {}, graph.clock)
+        self._intended = intended
         self._unix = UnixTime(graph.clock, wall)
         self._recent = RecentAnswers(graph.clock)
 
@@ -232,7 +236,10 @@ class PageBoard:
     def intend(self, wishes: IntentWishes) -> IntentReplies:
         """Do what is wanted of blocks and sessions; every wish is answered."""
         with self._questions.turn():
-            return IntentReplies(at=self._unix.now(), answers=intent_replies(self._graph, wishes))
+            replies = intent_replies(self._graph, wishes)
+        if any(each.answer not in (Verdict.REJECTED, Verdict.MISSING) for each in replies):
+            self._intended()
+        return IntentReplies(at=self._unix.now(), answers=replies)
 
 
 def _by_section(change: WeightChange) -> dict[str, dict[str, Any]]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
+from typing import Any
 
 import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import PrefetchConfig
+from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.planner import RERANK_AFTER_S, GraphEvictionAdvisor
+from kvgraph.advisor.questions import Questions
+from kvgraph.dashboards.intents.intent_wishes import IntentWish, IntentWishes
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import (
@@ -250,6 +255,34 @@ def test_the_first_protected_block_is_not_kept_waiting() -> None:
         planned.ranked.clear()
         planned.protect()
         assert not planned.ranked.wait(0.2), "a ranking names what is protected: the next can wait"
+    finally:
+        planned.planner.stop()
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"kind": "prefetch", "session": "agent"},
+        {"kind": "signal", "session": "agent", "waiting_for_tool": True, "expected_return_s": 0.5},
+    ],
+)
+def test_what_somebody_says_is_urgent_is_ordered_at_once(wish: dict[str, Any]) -> None:
+    planned = Planned(interval_s=3600.0)
+    keys = planned.pause(expected_return_s=900.0)
+    planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
+    planned.tick()
+    assert not planned.planner.wanted["a"].keys.tolist()
+    planned.planner.start()
+    questions = Questions(planned.graph.lock, time.monotonic)
+    page = PageBoard(
+        planned.graph, questions, intended=lambda: planned.planner.applied(intended=True)
+    )
+    try:
+        page.intend(IntentWishes(intents=[IntentWish(kind="pin", session="nobody")]))
+        assert not planned.ranked.wait(0.2), "nothing was done: the next round can wait"
+        page.intend(IntentWishes(intents=[IntentWish.model_validate(wish)]))
+        assert planned.ranked.wait(30.0)
+        assert planned.planner.wanted["a"].keys.tolist() == list(range(1, 11))
     finally:
         planned.planner.stop()
 
