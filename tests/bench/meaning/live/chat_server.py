@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 POOL: Final = 240  # blocks
-MOST_TOKENS: Final = 4096  # of a prompt and its answer
+MOST_TOKENS: Final = 7168  # of a prompt and its answer: 200 turns, in less than the pool
 _GRAPH: Final = (("AITHER_KVCACHE_HINTS", "session"), ("AITHER_KVCACHE_LAYERS", "1"))
 RULING: Final = ("KVGRAPH_POLICY__GUARD", "false")
 """Lets the policy rank from the start: a short run is over before it has proved itself."""
