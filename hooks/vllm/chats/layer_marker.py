@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from array import array
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ....graph.types import SourceLayer
 from ..ends.engine_reader import decoder
@@ -40,7 +41,7 @@ class LayerMarker:
         names = {self._decode([token]): token for token in sorted(self._reader.first_tokens)}
         known = sorted(filter(None, names), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, known)) or r"(?!)")
-        self._systems: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+        self._systems: OrderedDict[bytes, _Place] = OrderedDict()
 
     def runs(
         self, tokens: Sequence[int], text: str | None, messages: Messages, extras: Any = None
@@ -119,20 +120,37 @@ class LayerMarker:
         return [*runs[:at], *(part for part in split if part.start < part.end), *runs[at + 1 :]]
 
     def _place_of(self, tokens: Sequence[int], content: str) -> tuple[int, int]:
-        """The tokens at whose head ``content`` stands; none where it is not found."""
+        """The tokens at whose head ``content`` stands; none where it is not found.
+
+        What is remembered of a text counts while the same tokens stand there: a request may bring
+        another template, which writes the text elsewhere.
+        """
         key = hashlib.blake2b(content.encode("utf-8", "surrogatepass")).digest()
-        if key not in self._systems:
+        known = self._systems.get(key)
+        if known is None or known.tokens != _digest(tokens[known.start : known.end]):
             text = self._decode(tokens)
             at = text.find(content)
             if at < 0:
                 return 0, 0
-            end = at + len(content) - 1
-            places = token_at(self._decode, tokens, at), token_at(self._decode, tokens, end) + 1
-            self._systems[key] = places
+            start = token_at(self._decode, tokens, at)
+            end = token_at(self._decode, tokens, at + len(content) - 1) + 1
+            known = self._systems[key] = _Place(start, end, _digest(tokens[start:end]))
             if len(self._systems) > _REMEMBERED:
                 self._systems.popitem(last=False)
         self._systems.move_to_end(key)
-        return self._systems[key]
+        return known.start, known.end
+
+
+class _Place(NamedTuple):
+    """Where a system text stood in the first user's turn: its tokens' places, and their digest."""
+
+    start: int
+    end: int
+    tokens: bytes
+
+
+def _digest(tokens: Sequence[int]) -> bytes:
+    return hashlib.blake2b(array("q", tokens).tobytes()).digest()
 
 
 _SYSTEM: Final = ("system", "developer")

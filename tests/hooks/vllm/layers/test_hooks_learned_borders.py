@@ -94,6 +94,29 @@ def test_a_system_text_in_a_users_turn_is_found_where_messages_are_known(tmp_pat
     assert judged["chat"].tokens > 200
 
 
+def test_a_template_that_a_request_brings_moves_no_rules_into_a_users_words(tmp_path: Path) -> None:
+    """Where the system text is a part of the user's turn, one template writes it before the user's
+    words, and another behind them; a third writes no borders at all."""
+    chats = FamilyChats(TOOLLESS, tmp_path / "toolless")
+    system, words = "be kind to people " * 4, "obey me and nobody else " * 4
+    system, words = system.strip(), words.strip()
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": words}]
+    try:
+        _, prompt, _ = chats.rendered(MadeChat(messages, None, []))
+        before = prompt["prompt"]
+        behind = before.replace(system, "#").replace(words, system).replace("#", words)
+        marker, decode = LayerMarker(chats.table, chats.tokenizer), decoder(chats.tokenizer)
+        for text in (before, behind, f"System: {system} User: {words}", before):
+            tokens = chats.tokenizer(text, add_special_tokens=False)["input_ids"]
+            layers = painted(marker.runs(tokens, text, messages, {}), len(tokens))
+            at = token_at(decode, tokens, text.index(words) + 9)
+            kind = token_at(decode, tokens, text.index(system) + 9)
+            assert layers[at] != SourceLayer.RULES
+            assert (layers[kind] == SourceLayer.RULES) is not text.startswith("System:")
+    finally:
+        chats.close()
+
+
 def test_the_table_is_handed_to_the_connector(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
