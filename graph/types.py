@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import IntEnum, IntFlag
 from typing import Final
 
@@ -44,6 +45,16 @@ DEFAULT_IMPORTANCE: Final = np.array(
     [1.0, 0.95, 0.9, 0.7, 0.5, 0.5, 0.4, 0.35, 0.3, 0.2], dtype=np.float32
 )
 """Importance of a block whose segment names none, by layer."""
+
+
+def layer_mask(layers: Iterable[SourceLayer]) -> npt.NDArray[np.bool_]:
+    """bool ``[256]``, by the byte that a block's layer is: whether it is one of ``layers``."""
+    mask = np.zeros(256, dtype=np.bool_)
+    mask[[int(layer) for layer in layers]] = True
+    return mask
+
+
+IS_PROTECTED: Final = layer_mask(PROTECTED_LAYERS)
 
 
 class Authority(IntEnum):

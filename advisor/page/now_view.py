@@ -18,7 +18,7 @@ from ...dashboards.api.now import (
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import History
 from ...graph.tables.tables import Tables
-from ...graph.types import LAYER_NAMES, PROTECTED_LAYERS, SessionState
+from ...graph.types import IS_PROTECTED, LAYER_NAMES, SessionState
 from ..shadows.shadow_views import MOST_STEPS
 from .log_views import Unix
 from .needs_attention import notices
@@ -26,7 +26,6 @@ from .needs_attention import notices
 WINDOWS_S: Final = (60.0, 600.0, 3600.0, 14_400.0)
 _NO_SESSION: Final = "none"
 _NOTHING: Final = "No request was seen yet."
-_IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 _STATES: Final = (*(state.name.lower() for state in SessionState), _NO_SESSION)
 
 
@@ -146,7 +145,7 @@ def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolVi
             cached=len(rows),
             layers=dict(zip(LAYER_NAMES, layers, strict=True)),
             states=dict(zip(_STATES, by_state, strict=True)),
-            protected=int((_IS_PROTECTED[blocks.layer[rows]] & (blocks.stated[rows] != 0)).sum()),
+            protected=int((IS_PROTECTED[blocks.layer[rows]] & (blocks.stated[rows] != 0)).sum()),
         )
 
 

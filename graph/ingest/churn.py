@@ -18,14 +18,13 @@ from ..messages.events import BlocksRemoved, BlocksResident, BlocksStored
 from ..slices.event_runs import SLICE_KEYS
 from ..tables.blocks import as_slice
 from ..tables.tables import Tables
-from ..types import LAYER_NAMES, NO_ROW, PROTECTED_LAYERS, Keys, Rows, Tier, as_keys
+from ..types import IS_PROTECTED, LAYER_NAMES, NO_ROW, Keys, Rows, Tier, as_keys
 from .chains import ChainLinker
 from .tier_copies import CopyRecorder
 
 Churn = BlocksStored | BlocksRemoved
 
 _EVICTED_NAMES: Final = [f"evicted_{name}" for name in LAYER_NAMES]
-_IS_PROTECTED: Final = np.isin(np.arange(256), [int(layer) for layer in PROTECTED_LAYERS])
 
 
 class ChurnRecorder:
@@ -162,7 +161,7 @@ class ChurnRecorder:
     def _protected(self, at: Rows | slice) -> npt.NDArray[np.bool_]:
         """Whether somebody said that blocks are of a protected layer."""
         blocks = self._tables.blocks
-        return np.asarray(_IS_PROTECTED[blocks.layer[at]] & (blocks.stated[at] != 0))
+        return np.asarray(IS_PROTECTED[blocks.layer[at]] & (blocks.stated[at] != 0))
 
     def _count_removed(self, rows: Rows) -> None:
         layers = self._tables.blocks.layer[rows]

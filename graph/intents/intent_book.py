@@ -10,7 +10,7 @@ from ..errors import GraphError
 from ..messages.events import SessionSignal
 from ..ranking.copy_worth import COPIES
 from ..tables.tables import Tables
-from ..types import NEVER, PROTECTED_LAYERS, Authority, BlockFlag, Rows, Tier
+from ..types import IS_PROTECTED, NEVER, Authority, BlockFlag, Rows, Tier
 from .intent import NOTHING, Intent, IntentAnswer, IntentKind, Verdict
 from .leases import LeaseBounds, leasable
 from .targets import target_rows
@@ -97,7 +97,7 @@ class IntentBook:
         """Only blocks that one session alone walked, and that nothing protects, go for a word."""
         blocks = self._tables.blocks
         alone = ~blocks.flagged(rows, BlockFlag.SHARED)
-        protected = np.isin(blocks.layer[rows], [int(layer) for layer in PROTECTED_LAYERS])
+        protected = IS_PROTECTED[blocks.layer[rows]]
         alone &= ~(protected & (blocks.stated[rows] != int(Authority.INFERRED)))
         freed = rows[alone]
         if not len(freed):

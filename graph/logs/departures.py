@@ -12,14 +12,15 @@ import numpy.typing as npt
 
 from ..sessions.copy_log import CopyLog
 from ..types import (
+    IS_PROTECTED,
     NO_ROW,
-    PROTECTED_LAYERS,
     BlockFlag,
     Keys,
     Rows,
     SessionState,
     SourceLayer,
     Tier,
+    layer_mask,
 )
 from .eviction_log import UNPLACED, EvictionLog, Left, Places, Way
 from .reasons import Cause, Rule
@@ -42,7 +43,7 @@ class _InForce:
         self._made: deque[tuple[float, int]] = deque(maxlen=_RANKINGS)  # when, and its epoch
         self._order: Keys = np.empty(0, dtype=np.uint64)
         self._kept: Keys = self._order
-        self.layers = _as_mask(PROTECTED_LAYERS)
+        self.layers = IS_PROTECTED
         self._sorted: Keys | None = None
         self._places = np.empty(0, dtype=np.int64)
 
@@ -54,7 +55,7 @@ class _InForce:
     def adopt(self, ranking: EvictionRanking, layers: Iterable[SourceLayer]) -> None:
         """Take a new ranking; it is sorted at the first question."""
         self._order, self._kept, self._sorted = ranking.order, ranking.protected, None
-        self.layers = _as_mask(layers)
+        self.layers = layer_mask(layers)
         self._made.append((ranking.ts, ranking.epoch))
 
     def gave_up(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
@@ -84,11 +85,6 @@ class _InForce:
         """The epoch of the ranking that was in force then; None without one."""
         place = bisect_right(self._made, then, key=lambda each: each[0])
         return self._made[place - 1][1] if place else None
-
-
-def _as_mask(layers: Iterable[SourceLayer]) -> Mask:
-    """bool ``[256]``, by layer."""
-    return np.isin(np.arange(256), [int(layer) for layer in layers])
 
 
 class Departures:

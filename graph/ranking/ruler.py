@@ -11,10 +11,10 @@ import numpy as np
 
 from ..columns.whole_chains import keep_chains_whole
 from ..messages.advice import EvictionRanking
-from ..types import as_keys
+from ..types import as_keys, layer_mask
 from .formulas import LruPolicy
 from .policy import Policy, Referee
-from .rules import is_pinned, protected_layers
+from .rules import is_pinned
 from .scoring import rank, whole_scores
 from .view import View
 
@@ -44,8 +44,8 @@ def _keeps_nothing(view: View) -> bool:
     blocks, words = view.blocks, view.tables.words.get(view.engine)
     if words is None or words.tiers is not None or words.pressure is None:
         return False  # it may have tiers, and not have said so yet
-    kept = np.take(protected_layers(view.rules), blocks.layer[: blocks.size])
-    if blocks.pinned_until.flags.writeable:
+    kept = np.take(layer_mask(view.rules.protected_layers), blocks.layer[: blocks.size])
+    if blocks.pinned_until.flags.writeable:  # else it was never written: nothing is leased
         kept |= blocks.pinned_until[: blocks.size] > view.now
     kept &= blocks.resident(view.engine)
     return not kept.any()

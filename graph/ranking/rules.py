@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..tables.blocks import Selection
-from ..types import BlockFlag, Rows, SessionState
+from ..types import BlockFlag, Rows, SessionState, layer_mask
 from .copy_worth import COPIES
 from .policy import Scores
-from .profile import Rules
 from .protection import INFERRED_S, is_inferred, is_reserved, over_share
 from .view import View
 
@@ -86,20 +85,13 @@ def is_protected(view: View, picked: Selection) -> Mask:
     Of a block whose layer is inferred: whether it was used lately, and not once only, where such
     may be protected.
     """
-    protected = np.take(protected_layers(view.rules), picked.of(view.blocks.layer))
+    protected = np.take(layer_mask(view.rules.protected_layers), picked.of(view.blocks.layer))
     inferred = protected & is_inferred(view, picked)
     if inferred.any():
         lately = picked.last_used() >= view.now - INFERRED_S
         again = picked.of(view.blocks.walkers) > 1
         protected &= ~inferred | (lately & again & (view.rules.inferred_share > 0))
     return np.asarray(protected & ~is_over(view, picked))
-
-
-def protected_layers(rules: Rules) -> Mask:
-    """bool ``[256]``: the source layers that ``rules`` protect."""
-    layers = np.zeros(256, dtype=np.bool_)
-    layers[[int(layer) for layer in rules.protected_layers]] = True
-    return layers
 
 
 RULES: Final = (
