@@ -27,10 +27,8 @@ blocks by the same amount and reorders nothing."""
 
 
 _ROOMY: Final = 0.25  # blank share of a pool, from which on no ranking is needed; chosen
-# Seconds of rest per second of ranking: where an engine goes by the ranking, and where all keep
-# their own order, and only their shadows are ranked. Both chosen.
-_REST: Final = 4.0
-_LONG_REST: Final = 19.0
+_REST: Final = 4.0  # seconds of rest per second of ranking; chosen
+_LONG_REST: Final = 19.0  # the same, while no ranking tells an engine anything; chosen
 
 
 class _Basis(NamedTuple):
@@ -249,12 +247,12 @@ class GraphEvictionAdvisor:
                 began = self._clock()
                 self.tick()
                 self._wake()
-                # However fast engines evict: one part of ranking, and some parts of rest.
+                # However fast engines evict, there is rest after each ranking.
                 time.sleep(min(_rest(self.latest) * (self._clock() - began), self._interval_s))
 
 
 def _rest(rankings: Mapping[str, EvictionRanking]) -> float:
-    """Seconds of rest per second of ranking: less where a ranking tells an engine anything."""
+    """Seconds of rest per second of ranking."""
     told = (each for ranking in rankings.values() for each in _told(ranking))
     return _REST if any(map(len, told)) else _LONG_REST
 

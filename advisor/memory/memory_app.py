@@ -54,7 +54,8 @@ class MemoryApp:
             await refuse(send, 404, "not served here; requests go to /v1/…")
 
     def _named(self, name: str, caller: str) -> list[ChatSession]:
-        """Chats that go by a name, in a header too: servers read those as Latin-1."""
+        """Chats that go by a name, which came in the path. In a request's header it may have come
+        as UTF-8, which servers read as Latin-1: a chat may be known by that, too."""
         in_header = name.encode().decode("latin-1")
         found = {
             c.key: c

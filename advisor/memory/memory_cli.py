@@ -11,7 +11,7 @@ import typer
 
 from ...graph.errors import ConfigError
 from ..fleet.proxy.engine_list import listed
-from ..process.public_address import log_for_people, permit
+from ..process.before_serving import log_for_people, refuse_remote
 from .chats.memory_settings import MemorySettings, Mode, StoreSettings
 
 _MIB: Final = 1 << 20
@@ -56,7 +56,7 @@ def memory(
             f"{error.name} is missing; install it with pip install 'kvgraph[memory]'"
         ) from None
 
-    permit(host, allow_remote)
+    refuse_remote(host, allow_remote)
     if embeddings and not embedding_model:
         raise ConfigError("--embeddings wants --embedding-model")
     url = listed(engine).url

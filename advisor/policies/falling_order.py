@@ -9,10 +9,10 @@ import numpy as np
 from ...graph.ranking.policy import Scores
 from ...graph.types import Rows
 
-_PART: Final = 16  # the order is sorted in about so many parts; chosen
+_PARTS: Final = 16  # in which the order is sorted, one after the other; chosen
 _LEAST: Final = 1024  # rows of a part; chosen
-_FEW: Final = 64  # rows that are given at least; chosen
-_MOST_SEEN: Final = 2  # times what is asked for: some are passed over; chosen
+_FEW: Final = 64  # rows that are given however few are asked for; chosen
+_TIMES: Final = 2  # as many rows as are asked for: some are passed over; chosen
 
 
 class FallingOrder:
@@ -25,7 +25,7 @@ class FallingOrder:
 
     def __init__(self, rows: Rows, scores: Scores) -> None:
         self._rows, self._scores = rows, scores  # not sorted yet
-        self._part = max(_LEAST, len(rows) // _PART)
+        self._part = max(_LEAST, len(rows) // _PARTS)
         self._sorted = rows[:0]
         self._at = 0  # in ``_sorted``
 
@@ -35,10 +35,10 @@ class FallingOrder:
         return cls(np.empty(0, dtype=np.int32), np.empty(0))
 
     def peek(self, count: int) -> Rows:
-        """int32: the next rows, at least one if any is left, twice ``count`` or a few at most."""
+        """int32: the next rows: about twice ``count`` at most, at least one if any is left."""
         if self._at == len(self._sorted):
             self._sort()
-        return self._sorted[self._at : self._at + max(_FEW, _MOST_SEEN * count)]
+        return self._sorted[self._at : self._at + max(_FEW, _TIMES * count)]
 
     def skip(self, count: int) -> None:
         """Go on behind the first ``count`` of the next rows."""

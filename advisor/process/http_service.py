@@ -18,10 +18,12 @@ _STOP_S: Final = 30
 
 
 class HeadDeadline(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, which waits for ever for a request whose head does not arrive.
+    """Cuts a connection whose next request does not begin in time.
+
+    uvicorn's own HTTP/1.1 protocol waits for ever for a head of which only a part came.
 
     Attributes:
-        head_s: For a whole head; chosen: as long as a whole body has.
+        head_s: Seconds for a whole head; chosen: as long as a whole body has.
     """
 
     head_s: float = 60.0
@@ -33,27 +35,27 @@ class HeadDeadline(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take the connection."""
         super().connection_made(transport)
-        self._wait()
+        self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
-        self._forget()
+        self._wait_no_more()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Note that an answer was written: the next request may come."""
         super().on_response_complete()
-        self._wait()
+        self._wait_for_head()
 
-    def _wait(self) -> None:
-        self._forget()
-        self._timer = self.loop.call_later(self.head_s, self._judge)
+    def _wait_for_head(self) -> None:
+        self._wait_no_more()
+        self._timer = self.loop.call_later(self.head_s, self._cut_if_waiting)
 
-    def _forget(self) -> None:
+    def _wait_no_more(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _judge(self) -> None:
+    def _cut_if_waiting(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
 

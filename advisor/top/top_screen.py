@@ -58,10 +58,14 @@ def _notice(notice: Mapping[str, Any]) -> Text:
 
 
 def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Where the tokens of prompts came from; a window without requests is left out."""
+    """Where the tokens of prompts came from; a window without requests is left out.
+
+    Args:
+        windows: As ``Now`` has them: the longest last.
+    """
     cells = [_window(each) for each in windows if each["asked"]]
     if not cells:
-        return Text("No request was seen in the last hours.")
+        return Text(windows[-1]["verdict"])
     table = Table(box=None, pad_edge=False)
     for name in _WINDOW_COLUMNS:
         table.add_column(name, justify="left" if name == _WINDOW_COLUMNS[0] else "right")

@@ -34,8 +34,8 @@ class News(Answer):
     Attributes:
         version: The graph's; another one means that ``/v1/graph`` has changed.
         now: The first screen; of its history the steps that are new or may have changed.
-        steps: How many the whole history has: where it has more, its first ones are those that the
-            events before told.
+        steps: How many steps the whole history has; those that are not in ``now.history`` are its
+            first ones, and earlier events told them.
         requests: New ones, the oldest first.
         is_gap: Some before them are not here.
     """
@@ -96,8 +96,12 @@ class NewsStream:
 
 
 def _frame(news: News, seen: int | None, told: News | None) -> tuple[bytes, int | None]:
-    """One event with what came after ``seen`` and after the news that were told last, and what is
-    seen by then."""
+    """One event, and the newest request that it tells of.
+
+    Args:
+        seen: The newest request that the reader knows.
+        told: The news that the reader was told last.
+    """
     requests = news.requests
     fresh = [each for each in requests if seen is None or each.id > seen]
     is_gap = seen is not None and bool(requests) and requests[0].id > seen + 1
@@ -111,8 +115,8 @@ def _frame(news: News, seen: int | None, told: News | None) -> tuple[bytes, int 
 
 
 def _since(history: TokenHistory, told: TokenHistory) -> TokenHistory:
-    """The last two steps that were told, in which something may have been counted since, and what
-    came after them; all where steps have another length by now."""
+    """The steps that a reader lacks, and before them the last two that it was told: these may
+    have counted more since. All steps, where they have another length by now."""
     if told.step_s != history.step_s or len(told.starts) < 2:
         return history
     # Clocks drift: the same step's start may be told a little earlier or later.

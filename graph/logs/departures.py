@@ -36,8 +36,11 @@ _NO_SESSION: Final = len(SessionState)
 
 
 class _InForce:
-    """An engine's last ranking: positions by key, what it keeps back, and by which layers; and when
-    the rankings before it were made."""
+    """An engine's last ranking, and when the ones before it were made.
+
+    Attributes:
+        layers: bool ``[256]``: the source layers that it protects.
+    """
 
     def __init__(self) -> None:
         self._made: deque[tuple[float, int]] = deque(maxlen=_RANKINGS)  # when, and its epoch

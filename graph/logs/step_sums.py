@@ -67,7 +67,7 @@ class StepSums:
         return dict(zip(self.columns, total.tolist(), strict=True))
 
     def series(self, now: float) -> tuple[list[float], Sums]:
-        """Every step that is remembered, the oldest first, up to now: its start, and its sums."""
+        """Return the starts and sums of every remembered step up to now, the oldest first."""
         self._settle()
         if self._step is None:
             return [], np.zeros((0, len(self.columns)), dtype=np.int64)
@@ -84,8 +84,11 @@ class StepSums:
         return starts, dict(zip(self.columns, sums.T, strict=True))
 
     def merged(self, now: float, most: int) -> tuple[float, list[float], dict[str, Sums]]:
-        """``series_by_name`` in about ``most`` steps or fewer: so many seconds each, their starts,
-        and their sums. Steps are merged by powers of two."""
+        """Merge the steps of ``series_by_name`` by twos until about ``most`` are left.
+
+        Returns:
+            Seconds of a merged step; when each begins; its sums, by column.
+        """
         starts, sums = self.series(now)
         many = 1 << (max(1, -(-len(starts) // most)) - 1).bit_length()
         step_s = many * self.step_s

@@ -121,7 +121,8 @@ class DirectoryStore:
             old = files[-1][0] - _LEFT_BEHIND_S if files else 0.0
             for used_at, size, path in files:
                 unfinished = path.endswith(_UNFINISHED)
-                if used_at < old if unfinished else excess > 0:
+                goes = used_at < old if unfinished else excess > 0
+                if goes:
                     with contextlib.suppress(OSError):  # another engine sweeps too
                         os.unlink(path)
                     excess -= 0 if unfinished else size
@@ -130,7 +131,7 @@ class DirectoryStore:
 
 
 def _files_in(part: Path) -> Iterator[tuple[float, int, str]]:
-    """When each file of a part was last of use, its size, and its path."""
+    """When each file of a part was last used, its size in bytes, and its path."""
     for folder, _, names in os.walk(part):
         for name in names:
             path = os.path.join(folder, name)

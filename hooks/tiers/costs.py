@@ -10,9 +10,9 @@ _SHARE: Final = 0.2  # weight of the newest sample in each mean; chosen
 _FADE: Final = 0.97  # bandwidths are divided by this each time that computing wins; chosen
 _LEAST_TOKENS: Final = 64  # steps with fewer say little about prefill; chosen
 _LEAST_BYTES: Final = 1 << 20  # smaller transfers say little about bandwidth; chosen
-_UNMEASURED_LIMIT_S: Final = 1.0  # of reading a store, before prefill was measured; chosen
 _LEAST_ASKED_S: Final = 0.05  # of computing, for which a store is asked; chosen: some decode steps
-_LEAST_LIMIT_S: Final = 0.25  # … and at least, however little there is to compute; chosen
+_UNMEASURED_LIMIT_S: Final = 1.0  # of reading a store, before prefill was measured; chosen
+_LEAST_LIMIT_S: Final = 0.25  # of reading it, however little there is to compute; chosen
 _MOST_STEPS: Final = 4  # under way at once; chosen
 
 

@@ -30,6 +30,10 @@ class Copy:
     pins: int = 0
 
 
+def _nobody_listens(hashes: list[bytes]) -> None:
+    pass
+
+
 class CopyDirectory:
     """Finds copies by block hash; only complete copies are found.
 
@@ -38,8 +42,8 @@ class CopyDirectory:
         cold_capacity: Records that fit on every worker's disk.
         lost: Copies and records that were given up since the start.
         in_store: Blocks that the shared store held when it was asked for a request that waits.
-        voided: What was given up and the workers were not told of.
-        told: Told which blocks have copies from now on.
+        voided: What was given up, until the workers are told of it.
+        told: Called with the hashes of blocks that have copies from now on.
         holds_twice: Says whether any copy is of a block that is in use in the pool.
 
     Args:
@@ -56,7 +60,7 @@ class CopyDirectory:
         self.voided = Voided()
         self.holds_twice = self._order.holds_twice
         self.in_store: set[bytes] = set()
-        self.told: Callable[[list[bytes]], object] = len
+        self.told: Callable[[list[bytes]], None] = _nobody_listens
 
     @property
     def warm_blocks(self) -> int:

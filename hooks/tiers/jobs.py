@@ -88,8 +88,7 @@ class Share:
 
 Job = Spill | Load | Demote | Share
 
-
-_NOBODY_WAITS: Final = (Demote, Share)
+_NOBODY_WAITS: Final = (Demote, Share)  # for the end of one of these
 
 
 def positions(job: Job) -> int:
@@ -184,7 +183,7 @@ class JobBook:
         self._open: dict[int, _Open] = {}
         self._new: list[Job] = []
         self._next = 0
-        self.pressing = 0  # of them, those whose end somebody waits for
+        self.pressing = 0  # open jobs whose end somebody waits for
 
     def __len__(self) -> int:
         return len(self._open)

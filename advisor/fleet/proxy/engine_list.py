@@ -14,8 +14,8 @@ admission holds a request, and as long as OpenAI's clients wait."""
 MOST_ENGINES: Final = 1024
 """Chosen: decisions are measured with 1,000."""
 
-
-MOST_SHOWN: Final = 80  # characters of a line that is none; chosen
+MOST_SHOWN: Final = 80
+"""Characters of a bad address that an error shows; chosen."""
 
 
 class Listed(NamedTuple):

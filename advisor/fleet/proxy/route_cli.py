@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ....graph.errors import ConfigError
-from ...process.public_address import log_for_people, permit
+from ...process.before_serving import log_for_people, refuse_remote
 from .engine_list import FIRST_BYTE_S, checked, engines_in
 from .engine_list import listed as parsed
 
@@ -53,7 +53,7 @@ def route(
             f"{error.name} is missing; install it with pip install 'kvgraph[route]'"
         ) from None
 
-    permit(host, allow_remote)
+    refuse_remote(host, allow_remote)
     if (listed is None) == (not engines):
         raise ConfigError("name engines either by their addresses or by --engines FILE")
     given = engines_in(listed) if listed else checked([parsed(each) for each in engines or []])

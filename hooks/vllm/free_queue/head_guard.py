@@ -164,7 +164,7 @@ class HeadGuard:
         """
         queue = self._pool.free_block_queue
         found: list[KVCacheBlock] = []
-        behind = 0  # how many of them stand behind a protected block
+        behind = 0  # how many of these stand behind a protected block that was seen
         block = queue.fake_free_list_tail.prev_free_block
         if block is self._last:
             return  # nothing became free since
@@ -177,7 +177,7 @@ class HeadGuard:
                 behind = len(found)
             block = block.prev_free_block
         else:
-            behind = behind or len(found)  # of protected ones that were not reached
+            behind = behind or len(found)  # none was seen: all stand behind those further on
         found = found[:behind]
         blanks = self._blanks() if found else []
         if found and len(blanks) < 2 * self.reach:

@@ -8,11 +8,11 @@ from ...graph.errors import ConfigError
 from ...graph.ipc.addresses import is_loopback
 
 
-def permit(host: str, allow_remote: bool) -> None:
-    """Raise unless ``host`` is loopback, or more was permitted.
+def refuse_remote(host: str, allow_remote: bool) -> None:
+    """Refuse to listen beyond loopback unless ``allow_remote`` allows it.
 
     Raises:
-        ConfigError: It lies beyond loopback.
+        ConfigError: ``host`` is not loopback, and nothing else was allowed.
     """
     if not (is_loopback(host) or allow_remote):
         raise ConfigError(f"--host {host}: listens beyond loopback; --allow-remote permits it")
