@@ -95,7 +95,7 @@ def test_a_shared_prefix_goes_there_once(tmp_path: Path) -> None:
     assert one.counts.shared == 6
 
 
-def test_at_eviction_only_what_is_about_to_go_is_given(tmp_path: Path) -> None:
+def test_at_eviction_what_is_copied_ahead_is_given(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, at_turn_end=False)
     one, two = fleet.engine(blocks=65), fleet.engine()
     fleet.serve(one, prompt(4, 1))
@@ -173,7 +173,7 @@ def test_a_request_that_ends_while_the_store_is_asked_leaves_nothing(tmp_path: P
     turn = two.ask(prompt(4, 1))
     two.step()
     two.end(turn)
-    time.sleep(0.05)
+    heard(two)
     fleet.settle(two)
     assert not two.directory.in_store
     assert not [job for job in two.worker.open if isinstance(job, Load)]

@@ -126,10 +126,7 @@ class FreeQueueArranger:
 
     def stated(self, keys: Sequence[int], is_over: bool) -> None:
         """Note that a caller says that these are protected; again when its request is over."""
-        if is_over:
-            self._protection.over(keys)
-        else:
-            self._protection.state(keys)
+        (self._protection.over if is_over else self._protection.state)(keys)
 
     def freed(self) -> None:
         """Note that blocks were given back between two steps."""
