@@ -12,14 +12,18 @@ from ...serving.model import ModelShape, ensure_model
 from ..families import FAMILIES
 from ..family_models import write_tokenizer
 
-_SHAPE: Final = ModelShape(hidden=128, layers=2, heads=2, kv_heads=2, intermediate=384, vocab=2112,
-                           max_tokens=8192)  # fmt: skip
+QUICK_MODEL: Final = ModelShape(
+    hidden=128, layers=2, heads=2, kv_heads=2, intermediate=384, vocab=2112, max_tokens=8192
+)
+"""For what depends on no time."""
+SLOW_MODEL: Final = ModelShape(vocab=2112, max_tokens=8192)
+"""Computes a long prompt for much longer than a server needs for the rest of a request."""
 _SPACE: Final = "Ġ"  # how byte pairs write the space before a word
 
 
-def write_chat_model(directory: Path) -> Path:
+def write_chat_model(directory: Path, shape: ModelShape) -> Path:
     """A random Llama with the tokenizer and the chat template of a family; returns its folder."""
-    shutil.copytree(ensure_model(_SHAPE), directory)
+    shutil.copytree(ensure_model(shape), directory)
     hermes = next(family for family in FAMILIES if family.name == "hermes")
     end = write_tokenizer(hermes, directory)
     for name in ("config.json", "generation_config.json"):
