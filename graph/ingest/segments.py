@@ -38,8 +38,8 @@ class SegmentTagger:
             covered = rows[first:last] if segment.end > segment.start else rows[:0]
             layer, authority = SourceLayer(segment.layer), Authority(segment.authority)
             self._layers.state(covered, layer, segment.importance, authority, session)
-            if segment.layer in PROTECTED_LAYERS and authority is not Authority.INFERRED:
-                self._counters["blocks_protected"] += len(covered)
+            if segment.layer in PROTECTED_LAYERS:
+                self._counters["blocks_protected"] += self._begin_protection(covered, authority)
             if segment.name is not None:
                 blocks = self._tables.blocks
                 blocks.identity[covered] = self._tables.segment_names.intern(segment.name)
@@ -48,6 +48,13 @@ class SegmentTagger:
                 self._lease(engine, covered, segment.pinned_s, now)
             if segment.memory_id is not None:
                 self._memories.refer(covered, segment, session, now)
+
+    def _begin_protection(self, rows: Rows, authority: Authority) -> int:
+        """How many blocks are protected from this request on: those that it states, and those of
+        which nobody said so if it is the second that walks them."""
+        if authority is not Authority.INFERRED:
+            return len(rows)
+        return int(np.count_nonzero(self._tables.blocks.walkers[rows] == 2))
 
     def _lease(self, engine: int, rows: Rows, seconds: float, now: float) -> None:
         """Lease blocks that a request states, as far as leases may; a longer lease stands."""

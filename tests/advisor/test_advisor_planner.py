@@ -28,7 +28,7 @@ from kvgraph.graph.messages.events import (
     Segment,
 )
 from kvgraph.graph.ranking.profile import Rules
-from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.types import Authority, SourceLayer
 
 
 class Clock:
@@ -75,9 +75,9 @@ class Planned:
         self.graph.apply("a", [RequestStarted("r", keys, 160, 0, 16, "agent"), turn])
         return keys
 
-    def protect(self) -> None:
+    def protect(self, authority: Authority = Authority.CALLER) -> None:
         """A request tags the first of a's blocks as rules."""
-        rules = Segment(int(SourceLayer.RULES), 0, 16)
+        rules = Segment(int(SourceLayer.RULES), 0, 16, authority=int(authority))
         keys = np.arange(1, 11, dtype="<u8").tobytes()
         started = RequestStarted("r", keys, 160, 0, 16, None, None, (rules,))
         self.graph.apply("a", [started])
@@ -255,6 +255,22 @@ def test_the_first_protected_block_is_not_kept_waiting() -> None:
         planned.ranked.clear()
         planned.protect()
         assert not planned.ranked.wait(0.2), "a ranking names what is protected: the next can wait"
+    finally:
+        planned.planner.stop()
+
+
+def test_the_first_system_text_that_is_asked_for_again_is_not_kept_waiting() -> None:
+    planned = Planned(interval_s=3600.0)
+    planned.graph.apply("a", [EngineHello("a", "", 16, 1_000, "v")])
+    planned.planner.start()
+    try:
+        planned.store("a", 500)
+        planned.protect(Authority.INFERRED)
+        planned.planner.applied()
+        assert not planned.ranked.wait(0.2), "one request alone may never be followed by another"
+        planned.protect(Authority.INFERRED)
+        assert planned.ranked.wait(30.0)
+        assert planned.planner.latest["a"].protected.tolist() == [1]
     finally:
         planned.planner.stop()
 
