@@ -5,6 +5,7 @@ const COLORS: Record<string, string> = {
   evicted: "rules",
   other_engine: "memories",
   load_slower: "loaded",
+  in_store: "cold",
   copy_lost: "warm",
   reset: "axioms",
   not_cacheable: "computed",
