@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..reliance.fit import Part
 from ..reliance.live_vllm import live_misfits
@@ -12,6 +12,9 @@ from ..reliance.releases import WHAT_FITS
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+_ITEM_BYTES: Final = {"float32": 4, "float": 4, "half": 2, "float16": 2, "bfloat16": 2}
+"""Of vLLM's names for what a cache holds; the others stand for a byte or less."""
 
 
 def reason_to_decline(config: VllmConfig) -> str | None:
@@ -93,12 +96,11 @@ def sizing(config: VllmConfig) -> str:
 
 def _bytes_per_token(config: VllmConfig) -> int:
     """Of KV, on one worker, where every layer keeps all of it."""
-    from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
-
     model, parallel = config.model_config, config.parallel_config
-    dtype = kv_cache_dtype_str_to_dtype(config.cache_config.cache_dtype, model)
+    kind = config.cache_config.cache_dtype
+    item = model.dtype.itemsize if kind == "auto" else _ITEM_BYTES.get(kind, 1)
     parts = 1 if model.use_mla else 2 * model.get_num_kv_heads(parallel)
-    return int(parts * model.get_head_size() * model.get_num_layers(parallel) * dtype.itemsize)
+    return int(parts * model.get_head_size() * model.get_num_layers(parallel) * item)
 
 
 def engine_config(arguments: Sequence[str]) -> VllmConfig:
