@@ -12,7 +12,7 @@ from ..graph.errors import GraphError
 from ..graph.queries.stats import GraphStats
 from .admission.wording import fit_and_live
 from .assembly import Parts
-from .page.log_totals import log_totals
+from .page.logged.log_totals import log_totals
 from .page.page_board import PageBoard
 from .questions import Questions
 from .sockets.peers import Peer

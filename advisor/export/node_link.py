@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ...dashboards.api.graph_view import GraphView
+from ...dashboards.answers.graph_view import GraphView
 
 _TIERS: Final = ((1, "pool"), (2, "warm"), (4, "cold"), (8, "store"))
 _SUPERSEDED, _SHARED = 1, 2  # flags of the API

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from ...dashboards.api.evictions import EvictionView
-from ...dashboards.api.misses import RequestView
+from ...dashboards.answers.evictions import EvictionView
+from ...dashboards.answers.misses import RequestView
 from ..happened.happened import BlockLife, Happened
 from .trace_file import TraceFile, lanes
 

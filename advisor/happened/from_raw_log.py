@@ -6,14 +6,15 @@ from collections import deque
 from pathlib import Path
 from typing import Final
 
-from ...dashboards.api.evictions import EvictionView
-from ...dashboards.api.misses import RequestView
+from ...dashboards.answers.evictions import EvictionView
+from ...dashboards.answers.misses import RequestView
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.logs.eviction_log import LIMIT as EVICTIONS_KEPT
 from ...graph.logs.eviction_log import EvictionLog
 from ...graph.logs.request_log import LIMIT as REQUESTS_KEPT
 from ...graph.messages.events import EngineHello
-from ..page.log_views import eviction_view, request_view
+from ..page.logged.eviction_views import eviction_view
+from ..page.logged.request_views import request_view
 from ..replay.traces.raw_events import RawBatch, read_raw_log
 from ..times.spoken_times import seconds
 from .block_lives import LifeBook

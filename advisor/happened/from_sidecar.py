@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any, Final
 from urllib.parse import quote
 
-from ...dashboards.api.evictions import EvictionView
-from ...dashboards.api.graph_view import GraphView
-from ...dashboards.api.misses import RequestView
+from ...dashboards.answers.evictions import EvictionView
+from ...dashboards.answers.graph_view import GraphView
+from ...dashboards.answers.misses import RequestView
 from ..remote import ask_patiently
 from ..times.spoken_times import seconds, time_of_day
 from .happened import BlockLife, Happened, Minute

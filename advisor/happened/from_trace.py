@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...dashboards.api.misses import BlockCounts, RequestView
+from ...dashboards.answers.misses import BlockCounts, RequestView
 from ..replay.errors import TraceError
 from ..replay.traces.formats import RECORDED, Line, decode_line, detect
 from ..replay.traces.lines import read_lines

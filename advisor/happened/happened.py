@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ...dashboards.api.evictions import EvictionView
-from ...dashboards.api.misses import RequestView
+from ...dashboards.answers.evictions import EvictionView
+from ...dashboards.answers.misses import RequestView
 
 _LONGEST_RECORDING_S: Final = 1e6
 """Times beyond are Unix seconds: eleven days, and 1970. Chosen."""

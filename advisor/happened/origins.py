@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from ...dashboards.api.graph_view import GraphView
+from ...dashboards.answers.graph_view import GraphView
 from ...graph.errors import ConfigError
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.snapshot import load

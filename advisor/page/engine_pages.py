@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ...dashboards.api.engine_views import Engines, EngineView
+from ...dashboards.answers.engine_views import Engines, EngineView
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import History
 from .now_view import ranked_by

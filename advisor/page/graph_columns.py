@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ...dashboards.api.graph_view import GraphView, Links, Names, Nodes
+from ...dashboards.answers.graph_view import GraphView, Links, Names, Nodes
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.queries.views import block_name
 from ...graph.tables.blocks import Selection
@@ -15,7 +15,7 @@ from ...graph.tables.edge_list import BLOCK_TO_BLOCK
 from ...graph.tables.edges import STORED
 from ...graph.tables.tables import Tables
 from ...graph.types import EDGE_NAMES, LAYER_NAMES, NO_ROW, EdgeType, Rows, Tier
-from .log_views import Unix
+from ..times.unix_time import Unix
 
 _LINKS_A_NODE: Final = 3  # edges shown per block, at most; chosen
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ...dashboards.api.answer import Notice
+from ...dashboards.answers.answer import Notice
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.tables.tables import Tables
-from .log_views import protected_lost
+from .logged.eviction_views import protected_lost
 
 _STALE_S: Final = 2.0  # an engine ignores advice that is older
 _WASTE: Final = 0.5  # of prefetched blocks: more than so many unused are too many; chosen

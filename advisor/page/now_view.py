@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ...dashboards.api.now import (
+from ...dashboards.answers.now import (
     AdviceAge,
     Now,
     PoolView,
@@ -20,7 +20,7 @@ from ...graph.logs.history import History
 from ...graph.tables.tables import Tables
 from ...graph.types import IS_PROTECTED, LAYER_NAMES, SessionState
 from ..shadows.shadow_views import MOST_STEPS
-from .log_views import Unix
+from ..times.unix_time import Unix
 from .needs_attention import notices
 
 WINDOWS_S: Final = (60.0, 600.0, 3600.0, 14_400.0)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...dashboards.api.engine_views import Engines
-from ...dashboards.api.evictions import Evictions, RankingView
-from ...dashboards.api.graph_view import BlockView, GraphView
-from ...dashboards.api.misses import Misses, Requests
-from ...dashboards.api.now import Now
-from ...dashboards.api.session_views import Sessions, SessionTimeline
-from ...dashboards.api.what_if import Shadows, WeightChange, WeightEffect, Weights
+from ...dashboards.answers.engine_views import Engines
+from ...dashboards.answers.evictions import Evictions, RankingView
+from ...dashboards.answers.graph_view import BlockView, GraphView
+from ...dashboards.answers.misses import Misses, Requests
+from ...dashboards.answers.now import Now
+from ...dashboards.answers.session_views import Sessions, SessionTimeline
+from ...dashboards.answers.what_if import Shadows, WeightChange, WeightEffect, Weights
 from ...dashboards.intents.intent_wishes import IntentReplies, IntentWishes
 from ...dashboards.source import SidecarStatus
 from ...graph.intents.intent import Verdict
@@ -34,10 +34,12 @@ from ..questions import Questions, RecentAnswers
 from ..shadows.shadow_runner import ShadowRunner
 from ..shadows.shadow_views import lru_tokens, shadows_view
 from ..times.unix_time import UnixTime
-from .block_history import block_history
 from .engine_pages import engines_view
 from .graph_columns import graph_view
-from .log_views import evictions_view, misses_view, request_views
+from .logged.block_history import block_history
+from .logged.eviction_views import evictions_view
+from .logged.miss_totals import misses_view
+from .logged.request_views import request_views
 from .now_view import now_view
 from .ranking_view import ranking_view, weights_view, who_ranks
 from .session_pages import sessions_view, timeline

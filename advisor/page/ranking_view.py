@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from ...dashboards.api.evictions import RankedBlock, RankingView
-from ...dashboards.api.what_if import Weights as WeightsView
+from ...dashboards.answers.evictions import RankedBlock, RankingView
+from ...dashboards.answers.what_if import Weights as WeightsView
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import block_name
@@ -24,7 +24,8 @@ from ..config.config import Config
 from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES
-from .log_views import Unix, chosen
+from ..times.unix_time import Unix
+from .logged.eviction_views import chosen
 
 MOST: Final = 200  # blocks per answer: each costs a tenth of a millisecond; chosen
 

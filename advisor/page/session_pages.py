@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...dashboards.api.graph_view import Moment
-from ...dashboards.api.misses import RequestView
-from ...dashboards.api.session_views import (
+from ...dashboards.answers.graph_view import Moment
+from ...dashboards.answers.misses import RequestView
+from ...dashboards.answers.session_views import (
     Residency,
     Sessions,
     SessionTimeline,
@@ -22,7 +22,8 @@ from ...graph.logs.reasons import RULE_TEXTS
 from ...graph.queries.held_chains import held_chains
 from ...graph.tables.tables import Tables
 from ...graph.types import NEVER, NO_ROW, SessionState, Tier
-from .log_views import Unix, request_views
+from ..times.unix_time import Unix
+from .logged.request_views import request_views
 
 MOST_REQUESTS: Final = 500  # shown of one session; chosen
 _STATES: Final = tuple(state.name.lower() for state in SessionState)

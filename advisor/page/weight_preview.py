@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ...dashboards.api.what_if import Mover, WeightEffect, WindowEffect
+from ...dashboards.answers.what_if import Mover, WeightEffect, WindowEffect
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.queries.views import block_name
 from ...graph.ranking.policy import Policy, Scores, Weighted
@@ -17,7 +17,8 @@ from ..config.sections import ScoreConfig
 from ..shadows.ceiling import Walked
 from ..shadows.other_weights import OtherWeights
 from ..shadows.window_play import WindowPlay
-from .log_views import Unix, chosen
+from ..times.unix_time import Unix
+from .logged.eviction_views import chosen
 
 FIRST: Final = 1_000  # blocks of each list that are compared; chosen
 _MOVERS: Final = 50  # that are told

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ...dashboards.api.what_if import Shadows, ShadowView
+from ...dashboards.answers.what_if import Shadows, ShadowView
 from .other_weights import OtherWeights
 from .shadow_pools import LruPool, PolicyPool, for_all, in_sample
 from .shadow_runner import ShadowRunner

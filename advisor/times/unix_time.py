@@ -5,6 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+Unix = Callable[[float], float]
+"""Turns a time of the graph's clock into Unix seconds."""
+
 
 class UnixTime:
     """Called with a time of the clock, it gives Unix seconds, to the millisecond.

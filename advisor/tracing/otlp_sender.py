@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import set_span_in_context
 
 from ... import __version__
-from ...dashboards.api.misses import RequestView
+from ...dashboards.answers.misses import RequestView
 from .request_spans import SpanRecord, spans_of
 
 _NS: Final = 1_000_000_000

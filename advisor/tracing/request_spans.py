@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ...dashboards.api.misses import Miss, RequestView
+from ...dashboards.answers.misses import Miss, RequestView
 
 
 class SpanRecord(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
-from ...dashboards.api.misses import RequestView
+from ...dashboards.answers.misses import RequestView
 from ...graph.kvcache_graph import KVCacheGraph
-from ..page.log_views import request_view
+from ..page.logged.request_views import request_view
 from ..process.notices import Notices
 from ..times.unix_time import UnixTime
 

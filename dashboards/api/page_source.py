@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ..answers.engine_views import Engines
+from ..answers.evictions import Evictions, RankingView
+from ..answers.graph_view import BlockView, GraphView
+from ..answers.misses import Misses, Requests
+from ..answers.now import Now
+from ..answers.session_views import Sessions, SessionTimeline
+from ..answers.what_if import Shadows, WeightChange, WeightEffect, Weights
 from ..intents.intent_wishes import IntentReplies, IntentWishes
-from .engine_views import Engines
-from .evictions import Evictions, RankingView
-from .graph_view import BlockView, GraphView
-from .misses import Misses, Requests
-from .now import Now
-from .session_views import Sessions, SessionTimeline
-from .what_if import Shadows, WeightChange, WeightEffect, Weights
 
 
 class PageSource(Protocol):

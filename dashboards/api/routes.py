@@ -13,17 +13,17 @@ from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
 from ...graph.types import BlockKey
+from ..answers.engine_views import Engines
+from ..answers.evictions import Evictions, RankingView
+from ..answers.graph_view import BlockView, GraphView
+from ..answers.misses import Misses, Requests
+from ..answers.now import Now
+from ..answers.session_views import Sessions, SessionTimeline
+from ..answers.what_if import Shadows, WeightChange, WeightEffect, Weights
 from ..intents.intent_wishes import IntentReplies, IntentWishes
 from .docs_page import POLICY, docs_page
-from .engine_views import Engines
-from .evictions import Evictions, RankingView
-from .graph_view import BlockView, GraphView
-from .misses import Misses, Requests
-from .now import Now
 from .page_source import PageSource
-from .session_views import Sessions, SessionTimeline
 from .stream import NewsStream
-from .what_if import Shadows, WeightChange, WeightEffect, Weights
 
 MAX_RECORDS: Final = 1_000  # in one answer; chosen
 MAX_NODES: Final = 200_000  # chosen: what the page promises to be usable at

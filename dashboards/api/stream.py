@@ -19,9 +19,9 @@ import orjson
 from starlette.concurrency import run_in_threadpool
 
 from ...graph.errors import KvGraphError
-from .answer import Answer
-from .misses import RequestView
-from .now import Now, TokenHistory
+from ..answers.answer import Answer
+from ..answers.misses import RequestView
+from ..answers.now import Now, TokenHistory
 from .page_source import PageSource
 
 BEAT_S: Final = 1.0

@@ -12,14 +12,14 @@ import pytest
 from fastapi.testclient import TestClient
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
-from kvgraph.dashboards.api.engine_views import Engines
-from kvgraph.dashboards.api.evictions import Evictions, RankingView
-from kvgraph.dashboards.api.graph_view import GraphView
-from kvgraph.dashboards.api.misses import Misses, Requests
-from kvgraph.dashboards.api.now import Now
-from kvgraph.dashboards.api.session_views import Sessions
+from kvgraph.dashboards.answers.engine_views import Engines
+from kvgraph.dashboards.answers.evictions import Evictions, RankingView
+from kvgraph.dashboards.answers.graph_view import GraphView
+from kvgraph.dashboards.answers.misses import Misses, Requests
+from kvgraph.dashboards.answers.now import Now
+from kvgraph.dashboards.answers.session_views import Sessions
+from kvgraph.dashboards.answers.what_if import Shadows, Weights
 from kvgraph.dashboards.api.stream import NewsStream
-from kvgraph.dashboards.api.what_if import Shadows, Weights
 from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.page_access import Access
 from kvgraph.dashboards.page_tokens import edit_token, page_address, page_token

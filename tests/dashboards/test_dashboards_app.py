@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from fastapi.testclient import TestClient
-from kvgraph.advisor.page.log_totals import log_totals
+from kvgraph.advisor.page.logged.log_totals import log_totals
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.shadows.shadow_runner import ShadowRunner

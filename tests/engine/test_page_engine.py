@@ -11,7 +11,7 @@ import pytest
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.page_cli import why_sentence
 from kvgraph.advisor.service import Service
-from kvgraph.dashboards.api.misses import RequestView
+from kvgraph.dashboards.answers.misses import RequestView
 from kvgraph.graph.logs.eviction_log import EvictionLog
 from kvgraph.graph.messages.events import AnyEvent, BlocksStored, EngineHello, RequestStarted
 from kvgraph.graph.tables.identity import salt_of

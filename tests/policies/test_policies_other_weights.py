@@ -11,7 +11,7 @@ from kvgraph.advisor.replay.traces.trace import Trace
 from kvgraph.advisor.shadows.other_weights import OtherWeights
 from kvgraph.advisor.shadows.shadow_pools import OTHERWISE
 from kvgraph.advisor.shadows.shadow_views import shadows_view
-from kvgraph.dashboards.api.what_if import ShadowView
+from kvgraph.dashboards.answers.what_if import ShadowView
 from kvgraph.graph.messages.events import EngineHello
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.profile import Weights

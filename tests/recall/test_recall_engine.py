@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvgraph.advisor.page.log_views import request_view
+from kvgraph.advisor.page.logged.request_views import request_view
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.bench.recall.approximate import recalling
 from kvgraph.bench.recall.calibrated import keep_calibration

@@ -18,7 +18,7 @@ from kvgraph.advisor.config.config import load
 from kvgraph.advisor.config.sections import TracingConfig
 from kvgraph.advisor.tracing.destination import sender_for
 from kvgraph.advisor.tracing.span_feed import SpanFeed
-from kvgraph.dashboards.api.misses import RequestView
+from kvgraph.dashboards.answers.misses import RequestView
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.logs.request_log import LIMIT
 from kvgraph.graph.messages.events import BlocksSpilled, RequestFinished, RequestStarted

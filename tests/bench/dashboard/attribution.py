@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ...advisor.page.log_views import request_view
+from ...advisor.page.logged.request_views import request_view
 from ...advisor.replay.recordings.weka import read_sessions
 from ...advisor.replay.traces.raw_log import RawLog
-from ...dashboards.api.misses import RequestView
+from ...dashboards.answers.misses import RequestView
 from ...graph.logs.history import History
 from ...graph.logs.reasons import Detail
 from ...graph.logs.request_log import LIMIT

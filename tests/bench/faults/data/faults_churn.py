@@ -11,7 +11,7 @@ import psutil
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from ....advisor.page.log_totals import log_totals
+from ....advisor.page.logged.log_totals import log_totals
 from ....advisor.shadows.shadow_runner import ShadowRunner
 from ....dashboards.metrics import SidecarCollector
 from ....dashboards.source import EngineStatus, LogTotals, SidecarStatus

@@ -6,9 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from ...dashboards.api.misses import Wait
-from ...graph.logs.request_log import RequestLog
-from ..reasons.wait_words import WorkAhead, wait_remedy, wait_sentence
+from ....dashboards.answers.misses import Wait
+from ....graph.logs.request_log import RequestLog
+from ...reasons.wait_words import WorkAhead, wait_remedy, wait_sentence
 
 _TOLD_S: Final = 0.05  # a shorter wait is nobody's question; chosen
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...dashboards.api.graph_view import Moment
-from ...graph.tables.tables import Tables
-from .log_views import Unix, eviction_view, request_view
+from ....dashboards.answers.graph_view import Moment
+from ....graph.tables.tables import Tables
+from ...times.unix_time import Unix
+from .eviction_views import eviction_view
+from .request_views import request_view
 
 
 def block_history(tables: Tables, key: int, unix: Unix) -> list[Moment]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ...dashboards.source import LogTotals
-from ...graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History
-from ...graph.logs.reasons import REASON_NAMES, RULE_NAMES
-from ...graph.tables.tables import Tables
-from ..shadows.shadow_runner import ShadowRunner
+from ....dashboards.source import LogTotals
+from ....graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History
+from ....graph.logs.reasons import REASON_NAMES, RULE_NAMES
+from ....graph.tables.tables import Tables
+from ...shadows.shadow_runner import ShadowRunner
 
 
 def log_totals(tables: Tables, shadows: ShadowRunner) -> LogTotals:

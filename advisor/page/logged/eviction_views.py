@@ -1,0 +1,117 @@
+"""Evictions as the page shows them, and why protected blocks were among them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ....dashboards.answers.evictions import Evictions, EvictionView, RuleTotal
+from ....graph.errors import GraphError
+from ....graph.logs.eviction_log import UNPLACED, EvictionLog
+from ....graph.logs.history import WINDOW_S
+from ....graph.logs.reasons import RULE_NAMES, Rule
+from ....graph.logs.small_times import seconds_of
+from ....graph.queries.views import block_name
+from ....graph.tables.tables import Tables
+from ....graph.types import LAYER_NAMES, NO_ROW, SessionState, as_keys
+from ...reasons.miss_words import eviction_sentence
+from ...times.unix_time import Unix
+
+_COPIES: Final = ("none", "warm", "cold", "warm and cold")
+_STATES: Final = (*(state.name.lower() for state in SessionState), "none")
+
+
+def evictions_view(
+    tables: Tables, engine: str | None, limit: int, before: int | None, now: float, unix: Unix
+) -> Evictions:
+    """Recent evictions of one engine, the newest first."""
+    history = tables.history
+    name = chosen(tables, engine)
+    log = history.evictions.get(tables.engines[name]) if name is not None else None
+    views: list[EvictionView] = []
+    if log is not None and name is not None:
+        newest = log.next if before is None else min(before, log.next)
+        numbers = range(newest - 1, max(newest - 1 - limit, log.first - 1), -1)
+        views = [eviction_view(tables, name, log, number, unix) for number in numbers]
+    more = bool(views) and log is not None and views[-1].id > log.first
+    return Evictions(
+        at=unix(now),
+        engine=name,
+        engines=list(tables.engines),
+        window_s=WINDOW_S,
+        evictions=views,
+        next=views[-1].id if more else None,
+        rules=_rules(log),
+        protected_lost=None if log is None else protected_lost(log),
+    )
+
+
+def eviction_view(
+    tables: Tables, engine: str, log: EvictionLog, number: int, unix: Unix
+) -> EvictionView:
+    """One block that left."""
+    record, left = log.record(number), log.at(number)
+    state, rule, layer = int(record["state"]), int(record["why"]) >> 4, int(record["why"]) & 15
+    doing, place = (state >> 2) & 7, int(record["place"])
+    idle = seconds_of(record["idle"])
+    key, session = _named(tables, tables.engines[engine], int(record["key"]))
+    return EvictionView(
+        id=number,
+        at=unix(left),
+        engine=engine,
+        key=key,
+        rule=RULE_NAMES[rule],
+        sentence=eviction_sentence(rule, place if place != UNPLACED else None, idle, doing),
+        ranking=tables.history.ranking_at(tables.engines[engine], left),
+        place=place if place != UNPLACED else None,
+        layer=LAYER_NAMES[layer],
+        importance=round(int(record["worth"]) / 255, 2),
+        hits=int(record["hits"]),
+        idle_s=round(idle or 0.0, 1),
+        shared=bool(state & 32),
+        session=session,
+        session_state=_STATES[min(doing, len(_STATES) - 1)],
+        copied=_COPIES[state & 3],
+        wanted_after_s=seconds_of(record["wanted"]),
+    )
+
+
+def chosen(tables: Tables, engine: str | None) -> str | None:
+    """The engine that is asked about: the first where none is named; None where there is none."""
+    if engine is None:
+        return next(iter(tables.engines), None)
+    if engine not in tables.engines:
+        raise GraphError("no engine of that id is connected")
+    return engine
+
+
+def _named(tables: Tables, column: int, key: int) -> tuple[str, str | None]:
+    """A block as engines call it, and whose it is by now."""
+    salt = int(tables.salt(column))
+    row = int(tables.blocks.find(as_keys([key]))[0])
+    session = NO_ROW if row == NO_ROW else int(tables.blocks.session[row])
+    name = None if session == NO_ROW else tables.sessions.names[session]
+    return block_name(key ^ salt), name
+
+
+def _rules(log: EvictionLog | None) -> dict[str, RuleTotal]:
+    if log is None:
+        return {}
+    counts = zip(RULE_NAMES, log.evicted.tolist(), log.wanted.tolist(), strict=True)
+    return {name: RuleTotal(evicted=gone, wanted=back) for name, gone, back in counts if gone}
+
+
+def protected_lost(log: EvictionLog) -> str | None:
+    """Why blocks of protected layers left all the same, and what to do; None where none did."""
+    kept, beyond = (int(log.evicted[r]) for r in (Rule.PROTECTED_LAYER, Rule.PROTECTED_SHARE))
+    said = []
+    if kept:
+        said.append(
+            f"{kept:,} protected blocks were evicted: nothing else was left, or the engine had "
+            "gone without advice for too long. A larger pool keeps them, or protecting less."
+        )
+    if beyond:
+        said.append(
+            f"{beyond:,} blocks of protected layers were evicted, since more of them is in the "
+            "pool than [score] protected_share and tenant_share keep. Protect less, or raise these."
+        )
+    return " ".join(said) or None

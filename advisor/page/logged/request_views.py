@@ -1,0 +1,108 @@
+"""Requests as the page shows them, each with its first miss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ....dashboards.answers.misses import BlockCounts, Miss, RequestView
+from ....graph.logs.history import History
+from ....graph.logs.reasons import REASON_NAMES, Reason
+from ....graph.logs.request_log import RequestNames
+from ....graph.queries.views import block_name
+from ...reasons.miss_words import miss_sentence
+from ...reasons.remedies import remedy
+from ...times.unix_time import Unix
+from .work_ahead import wait_of
+
+
+def request_views(
+    history: History,
+    limit: int,
+    before: int | None,
+    session: str | None,
+    unix: Unix,
+    search: str = "",
+) -> Iterator[RequestView]:
+    """Up to ``limit`` requests older than ``before``, the newest first.
+
+    Args:
+        session: Only this one's; None: all.
+        search: Only those whose id, session or tenant contains this.
+    """
+    newest = history.requests.next if before is None else min(before, history.requests.next)
+    left = limit
+    for number in range(newest - 1, history.requests.first - 1, -1):
+        names = history.requests.names(number)
+        if session in (None, names.session) and _matches(names, search.lower()):
+            yield request_view(history, number, unix)
+            left -= 1
+        if not left:
+            return
+
+
+def _matches(names: RequestNames, search: str) -> bool:
+    said = names.request, names.session or "", names.tenant or ""
+    return not search or any(search in each.lower() for each in said)
+
+
+def request_view(history: History, number: int, unix: Unix) -> RequestView:
+    """One request."""
+    record, names = history.requests.record(number), history.requests.names(number)
+    asked, pool, loaded, prefetched, spliced = (
+        int(record[name]) for name in ("asked", "pool", "loaded", "prefetched", "spliced")
+    )
+    return RequestView(
+        id=number,
+        request=names.request,
+        engine=names.engine,
+        session=names.session,
+        tenant=names.tenant,
+        at=unix(float(record["at"])),
+        waited_s=round(float(record["waited"]), 3),
+        wait=wait_of(history.requests, number),
+        prompt_tokens=int(record["tokens"]),
+        block_size=int(record["size"]),
+        blocks=BlockCounts(
+            asked=asked,
+            pool=pool,
+            loaded=loaded,
+            prefetched=prefetched,
+            spliced=spliced,
+            computed=asked - pool - loaded - prefetched - spliced,
+        ),
+        again=int(record["again"]),
+        finished=names.finished,
+        ended_at=_known(float(record["ended"]), unix),
+        answer_tokens=None if math.isnan(float(record["ended"])) else int(record["answer"]),
+        expected_pause_s=_known(float(record["pause"])),
+        miss=_miss(history, number, unix),
+    )
+
+
+def _known(value: float, unix: Unix = float) -> float | None:
+    return None if math.isnan(value) else unix(value)
+
+
+def _miss(history: History, number: int, unix: Unix) -> Miss:
+    record, names = history.requests.record(number), history.requests.names(number)
+    reason, index = Reason(int(record["reason"])), int(record["index"])
+    detail, short = int(record["detail"]), int(record["short"])
+    left, eviction = float(record["left"]), int(record["eviction"])
+    ago = None if math.isnan(left) else float(record["at"]) - left
+    session, tenant = names.other
+    place, same = (index, int(record["asked"])), int(record["same"])
+    token = index * int(record["size"]) + same if same else None
+    return Miss(
+        index=index,
+        reason=REASON_NAMES[reason],
+        sentence=miss_sentence(reason, detail, place, ago, session, names.other_engine, token),
+        remedy=remedy(reason, detail, index, short),
+        key=block_name(int(record["key"])) if record["key"] else None,
+        token=token,
+        session=session,
+        tenant=tenant,
+        engine=names.other_engine,
+        eviction=eviction if eviction >= 0 else None,
+        evicted_at=_known(left, unix),
+    )
