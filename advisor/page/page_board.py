@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
 
 from ...dashboards.answers.engine_views import Engines
 from ...dashboards.answers.evictions import Evictions, RankingView
 from ...dashboards.answers.graph_view import BlockView, GraphView
 from ...dashboards.answers.misses import Misses, Requests
 from ...dashboards.answers.now import Now
+from ...dashboards.answers.sampled import Sampled
 from ...dashboards.answers.session_views import Sessions, SessionTimeline
 from ...dashboards.answers.what_if import Shadows, WeightChange, WeightEffect, Weights
 from ...dashboards.intents.intent_wishes import IntentReplies, IntentWishes
@@ -21,15 +19,11 @@ from ...graph.intents.intent import Verdict
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import session_row
-from ...graph.ranking.policy import Policy
 from ...graph.ranking.ruler import is_under_lru
 from ...graph.types import NO_ROW
 from ..config.config import Config
-from ..config.edits import change_in_words
 from ..config.reload import ConfigWatch
-from ..config.sections import ScoreConfig
 from ..intents.intent_replies import intent_replies
-from ..policies.registry import new_policy
 from ..questions import Questions, RecentAnswers
 from ..shadows.shadow_runner import ShadowRunner
 from ..shadows.shadow_views import lru_tokens, shadows_view
@@ -41,11 +35,10 @@ from .logged.eviction_views import evictions_view
 from .logged.miss_totals import misses_view
 from .logged.request_views import request_views
 from .now_view import now_view
-from .ranking_view import ranking_view, weights_view, who_ranks
+from .ranking_view import ranking_view, who_ranks
+from .sampled_view import sampled_view
 from .session_pages import sessions_view, timeline
-from .weight_preview import other_weights, weight_effect
-
-logger = logging.getLogger(__name__)
+from .weight_desk import WeightDesk
 
 
 class PageBoard:
@@ -81,9 +74,10 @@ class PageBoard:
         self._status = status
         self._latest = latest
         self._shadows = shadows or ShadowRunner(graph, graph.clock)
-        self._watch = watch or ConfigWatch(Config(), None, {}, graph.clock)
         self._intended = intended
         self._unix = UnixTime(graph.clock, wall)
+        watch = watch or ConfigWatch(Config(), None, {}, graph.clock)
+        self._desk = WeightDesk(graph, questions, self._shadows, watch, self._unix)
         self._recent = RecentAnswers(graph.clock)
 
     def now(self) -> Now:
@@ -197,43 +191,33 @@ class PageBoard:
 
     def weights(self) -> Weights:
         """What decides the ranking."""
-        return self._weights(None)
-
-    def _weights(self, written: Config | None) -> Weights:
-        return weights_view(self._watch, written, self._graph.policy, self._unix.now())
+        return self._desk.weights()
 
     def preview(self, change: WeightChange, engine: str | None) -> WeightEffect:
         """What a change of weights would do."""
-        score, other = self._tried(change)
-        with self._questions.turn():
-            effect, played = weight_effect(
-                self._graph, score, engine, self._unix, self._shadows.remembered, other
-            )
-        return effect.model_copy(update={"window": played()})
+        return self._desk.preview(change, engine)
 
     def try_weights(self, change: WeightChange) -> Shadows:
         """Let a shadow have a change from now on; nothing else changes."""
-        score, other = self._tried(change)
-        weights = other_weights(self._graph, score, other)
-        self._shadows.weigh_otherwise(replace(weights, said="the weights that are tried"))
-        logger.info("tried over the page, in a shadow: %s", change_in_words(_by_section(change)))
+        self._desk.try_weights(change)
         return self.shadows(None)
-
-    def _tried(self, change: WeightChange) -> tuple[ScoreConfig, Policy | None]:
-        """What a change would make of [score]; and the policy that it names, if it is another."""
-        score = self._watch.editor.tried(_by_section(change)).score
-        if change.policy in (None, self._graph.policy.name):
-            return score, None
-        return score, new_policy(change.policy, score.weights())
 
     def change_weights(self, change: WeightChange) -> Weights:
         """Write a change to the configuration file, from which it takes effect within a second,
         a policy at the next start."""
-        return self._weights(self._watch.editor.apply(_by_section(change), "edit"))
+        return self._desk.change_weights(change)
 
     def undo_weights(self) -> Weights:
         """Take the last change back."""
-        return self._weights(self._watch.editor.undo("edit"))
+        return self._desk.undo_weights()
+
+    def sampled(self, limit: int) -> Sampled:
+        """Where the model looks, and how sure it is."""
+        return self._recent.of(("sampled", limit), lambda: self._sampled(limit))
+
+    def _sampled(self, limit: int) -> Sampled:
+        with self._questions.turn():
+            return sampled_view(self._graph.tables, limit, self._graph.clock(), self._unix)
 
     def intend(self, wishes: IntentWishes) -> IntentReplies:
         """Do what is wanted of blocks and sessions; every wish is answered."""
@@ -242,13 +226,3 @@ class PageBoard:
         if any(each.answer not in (Verdict.REJECTED, Verdict.MISSING) for each in replies):
             self._intended()
         return IntentReplies(at=self._unix.now(), answers=replies)
-
-
-def _by_section(change: WeightChange) -> dict[str, dict[str, Any]]:
-    """A change as the file's sections have it."""
-    score: dict[str, Any] = dict(change.score)
-    if change.protected_layers is not None:
-        score["protected_layers"] = change.protected_layers
-    policy = {} if change.policy is None else {"name": change.policy}
-    named = {"score": score, "score.edge_types": dict(change.edge_types), "policy": policy}
-    return {section: values for section, values in named.items() if values}

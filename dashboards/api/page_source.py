@@ -9,6 +9,7 @@ from ..answers.evictions import Evictions, RankingView
 from ..answers.graph_view import BlockView, GraphView
 from ..answers.misses import Misses, Requests
 from ..answers.now import Now
+from ..answers.sampled import Sampled
 from ..answers.session_views import Sessions, SessionTimeline
 from ..answers.what_if import Shadows, WeightChange, WeightEffect, Weights
 from ..intents.intent_wishes import IntentReplies, IntentWishes
@@ -59,6 +60,9 @@ class PageSource(Protocol):
 
     def shadows(self, engine: str | None) -> Shadows:
         """What others would have found."""
+
+    def sampled(self, limit: int) -> Sampled:
+        """Where the model looks, and how sure it is; up to ``limit`` blocks and sessions."""
 
     def weights(self) -> Weights:
         """What decides the ranking."""

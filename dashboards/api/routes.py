@@ -18,6 +18,7 @@ from ..answers.evictions import Evictions, RankingView
 from ..answers.graph_view import BlockView, GraphView
 from ..answers.misses import Misses, Requests
 from ..answers.now import Now
+from ..answers.sampled import Sampled
 from ..answers.session_views import Sessions, SessionTimeline
 from ..answers.what_if import Shadows, WeightChange, WeightEffect, Weights
 from ..intents.intent_wishes import IntentReplies, IntentWishes
@@ -122,6 +123,10 @@ def _add_sidecar(router: APIRouter, page: Callable[[], PageSource]) -> None:
     @router.get("/shadows", response_model=Shadows)
     def shadows(engine: NameQuery = None) -> Response:
         return answered(page().shadows(engine))
+
+    @router.get("/sampled", response_model=Sampled)
+    def sampled(limit: RecordsQuery = 50) -> Response:
+        return answered(page().sampled(limit))
 
     @router.get("/weights", response_model=Weights)
     def weights() -> Response:

@@ -17,6 +17,7 @@ from kvgraph.dashboards.answers.evictions import Evictions, RankingView
 from kvgraph.dashboards.answers.graph_view import GraphView
 from kvgraph.dashboards.answers.misses import Misses, Requests
 from kvgraph.dashboards.answers.now import Now
+from kvgraph.dashboards.answers.sampled import Sampled
 from kvgraph.dashboards.answers.session_views import Sessions
 from kvgraph.dashboards.answers.what_if import Shadows, Weights
 from kvgraph.dashboards.api.stream import NewsStream
@@ -38,6 +39,7 @@ PATHS: dict[str, type[BaseModel]] = {
     "graph": GraphView,
     "sessions": Sessions,
     "engines": Engines,
+    "sampled": Sampled,
     "shadows": Shadows,
     "weights": Weights,
 }

@@ -13,11 +13,13 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from kvgraph.dashboards.page_tokens import page_address
-from kvgraph.graph.messages.events import Segment
+from kvgraph.graph.messages.events import BlocksAttended, ConfidenceSampled, Segment
 from kvgraph.graph.types import SourceLayer
 from kvgraph.hooks.fake import FakeEngine
+from small_world import pack
 
 TOKEN = "a-token-for-tests-of-the-page"
 BLOCK = 16
@@ -89,6 +91,15 @@ def serve_agents(engine: FakeEngine, names: list[str], turns: int = 4) -> None:
             )
             last = turn == turns - 1 and place % 3 == 0
             engine.run(system + own, name, name[:100], segments, turn % 2 == 0, last)
+            sample(engine, system + own, name, sure=place / len(names))
+
+
+def sample(engine: FakeEngine, tokens: list[int], name: str, sure: float) -> None:
+    """Tell of a sampled step: the earlier a block of the prompt, the more it is attended to."""
+    keys = engine.keys(tokens)
+    mass = np.arange(len(keys), 0, -1) / sum(range(len(keys) + 1))
+    engine.client.emit(BlocksAttended(pack(*keys), mass.astype("<f4").tobytes()))
+    engine.client.emit(ConfidenceSampled(b"", sure, session=name, tenant=name[:100]))
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ HOSTILE = [
     "x" * 256,
 ]
 VIEWS = ("now", "graph", "graph?as=table", "graph?layout=timeline", "misses", "evictions",
-         "evictions?tab=log", "whatif", "weights", "sessions", "engines")  # fmt: skip
+         "evictions?tab=log", "whatif", "weights", "sessions", "engines", "sampled")  # fmt: skip
 
 Begin = Callable[..., Visit]
 

@@ -10,7 +10,7 @@ from page_sidecar import PageSidecar
 
 ONE = "sessions?session=agent-01&tenant=agent-01"
 VIEWS = ("now", "graph", "misses", "evictions", "evictions?tab=log", "whatif", "weights",
-         "sessions", "engines", "graph?as=table", ONE)  # fmt: skip
+         "sessions", "engines", "sampled", "graph?as=table", ONE)  # fmt: skip
 PHONE = {"width": 390, "height": 844}
 
 Begin = Callable[..., Visit]
@@ -57,6 +57,16 @@ def test_a_phone_shows_it_without_scrolling_sideways(opened: Visit, view: str) -
     assert page.evaluate(beyond) <= 0
 
 
+def test_what_the_model_looks_at_leads_to_the_block(opened: Visit) -> None:
+    page = opened.show("sampled")
+    looked_at = page.get_by_role("region", name="Blocks that it looks at most").first
+    looked_at.get_by_text("rules").first.wait_for()
+    page.get_by_role("region", name="How sure it is").first.get_by_text("agent-00").first.wait_for()
+    looked_at.locator("a.mono").first.click()
+    page.get_by_role("heading", name="Block", exact=True).wait_for()
+    shows_no_trouble(opened)
+
+
 EMPTY = {
     "now": "Start one with AITHER_KVCACHE_GRAPH=1",
     "graph": "Send a request to an engine",
@@ -79,7 +89,8 @@ def test_a_page_without_an_engine_says_what_to_do_next(
         page = begun.show(view)
         page.get_by_text(said).first.wait_for()
         assert serious_faults(page) == {}, view
-    assert begun.page.get_by_role("link", name="What if").count() == 0, "nothing feeds it yet"
+    for fed_by_none in ("What if", "Attention"):
+        assert begun.page.get_by_role("link", name=fed_by_none).count() == 0
     shows_no_trouble(begun)
 
 

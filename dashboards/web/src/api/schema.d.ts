@@ -191,6 +191,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/sampled": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Sampled */
+        get: operations["sampled_v1_sampled_get"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/weights": {
         parameters: {
             query?: never;
@@ -623,6 +640,22 @@ export interface components {
             intents: components["schemas"]["IntentWish"][];
         };
         /**
+         * LayerLooks
+         * @description What the blocks of one source layer get.
+         *
+         *     Attributes:
+         *         blocks: Blocks of the layer that were sampled.
+         *         attention: Their share of all the attention that was sampled, from 0 to 1.
+         */
+        LayerLooks: {
+            /** Layer */
+            layer: string;
+            /** Blocks */
+            blocks: number;
+            /** Attention */
+            attention: number;
+        };
+        /**
          * Links
          * @description Edges, a column each. ``type`` is a place in ``Names.types``.
          *
@@ -638,6 +671,33 @@ export interface components {
             type: number[];
             /** Weight */
             weight: number[];
+        };
+        /**
+         * LookedAt
+         * @description One block that is looked at.
+         *
+         *     Attributes:
+         *         session: The last that asked for it; None where nobody knows.
+         *         identity: The segment that it is part of, where a request named it.
+         *         attention: A running mean of its share of the attention in the samples that it was in.
+         *         importance: What it is worth, from 0 to 1; much attention raises it where nobody stated it.
+         *         in_pool: Whether an engine's pool holds it.
+         */
+        LookedAt: {
+            /** Key */
+            key: string;
+            /** Layer */
+            layer: string;
+            /** Session */
+            session: string | null;
+            /** Identity */
+            identity: string | null;
+            /** Attention */
+            attention: number;
+            /** Importance */
+            importance: number;
+            /** In Pool */
+            in_pool: boolean;
         };
         /**
          * Loss
@@ -1098,6 +1158,33 @@ export interface components {
             wanted: number;
         };
         /**
+         * Sampled
+         * @description What sampling found; all of it empty where no engine samples.
+         *
+         *     Attributes:
+         *         layers: In the order of the layers' authority, those that were sampled.
+         *         blocks: The most attended, most first.
+         *         sessions: The least sure first.
+         *         confidence: The mean over all sampled sessions; None where none was.
+         *         edges: How many edges samples made, by type.
+         */
+        Sampled: {
+            /** At */
+            at: number;
+            /** Layers */
+            layers: components["schemas"]["LayerLooks"][];
+            /** Blocks */
+            blocks: components["schemas"]["LookedAt"][];
+            /** Sessions */
+            sessions: components["schemas"]["SureOf"][];
+            /** Confidence */
+            confidence: number | null;
+            /** Edges */
+            edges: {
+                [key: string]: number;
+            };
+        };
+        /**
          * SessionTimeline
          * @description One session: ``explain`` is what ``/sessions/NAME/explain`` says.
          *
@@ -1262,6 +1349,23 @@ export interface components {
             starts: number[];
             /** Shadows */
             shadows: components["schemas"]["ShadowView"][];
+        };
+        /**
+         * SureOf
+         * @description How sure the model is of what it writes to one session.
+         *
+         *     Attributes:
+         *         confidence: A running mean, from 0 to 1; no probability of being right.
+         */
+        SureOf: {
+            /** Session */
+            session: string;
+            /** Tenant */
+            tenant: string | null;
+            /** State */
+            state: string;
+            /** Confidence */
+            confidence: number;
         };
         /**
          * TierFill
@@ -1860,6 +1964,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Shadows"];
+                };
+            };
+            /** @description Validation Error */
+            422: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    sampled_v1_sampled_get: {
+        parameters: {
+            query?: {
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Sampled"];
                 };
             };
             /** @description Validation Error */

@@ -41,3 +41,4 @@ export type WeightChange = Schemas["WeightChange"];
 export type WeightEffect = Schemas["WeightEffect"];
 export type Engines = Schemas["Engines"];
 export type EngineView = Schemas["EngineView"];
+export type Sampled = Schemas["Sampled"];

@@ -1,5 +1,6 @@
 import { useResource } from "../api/resource";
-import type { Shadows } from "../api/types";
+import type { Sampled, Shadows } from "../api/types";
+import { isFed } from "../views/sampled/SampledView";
 import { VIEWS, type View } from "./views";
 
 const RARELY_MS = 30_000;
@@ -7,7 +8,9 @@ const RARELY_MS = 30_000;
 /** The views that have something to show: what no engine feeds is left out. */
 export function useShownViews(): readonly View[] {
   const { data: shadows } = useResource<Shadows>("v1/shadows", RARELY_MS);
+  const { data: sampled } = useResource<Sampled>("v1/sampled?limit=1", RARELY_MS);
   const away = new Set<string>();
   if (shadows !== undefined && shadows.shadows.length === 0) away.add("whatif");
+  if (sampled !== undefined && !isFed(sampled)) away.add("sampled");
   return VIEWS.filter((view) => !away.has(view.id));
 }

@@ -1,6 +1,7 @@
 import {
   IconArrowsExchange,
   IconChartDots3,
+  IconEye,
   IconGauge,
   IconLogout2,
   IconRoute2,
@@ -15,6 +16,7 @@ import { EvictionsView } from "../views/evictions/EvictionsView";
 import { GraphPage } from "../views/graph/GraphPage";
 import { MissesView } from "../views/misses/MissesView";
 import { NowView } from "../views/now/NowView";
+import { SampledView } from "../views/sampled/SampledView";
 import { SessionsView } from "../views/sessions/SessionsView";
 import { WeightsView } from "../views/weights/WeightsView";
 import { WhatIfView } from "../views/whatif/WhatIfView";
@@ -71,6 +73,13 @@ export const VIEWS: readonly View[] = [
     question: "Who is here, and what do they hold?",
     icon: IconRoute2,
     show: SessionsView,
+  },
+  {
+    id: "sampled",
+    title: "Attention",
+    question: "Where does the model look, and how sure is it?",
+    icon: IconEye,
+    show: SampledView,
   },
   {
     id: "engines",

@@ -1,0 +1,75 @@
+"""What sampled decode steps told of blocks and sessions, as the page shows it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from ...dashboards.answers.sampled import LayerLooks, LookedAt, Sampled, SureOf
+from ...graph.queries.views import block_name
+from ...graph.tables.tables import Tables
+from ...graph.types import LAYER_NAMES, NO_ROW, EdgeType, Rows, SessionState, Tier
+from ..times.unix_time import Unix
+
+_MADE: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that come of samples alone
+
+
+def sampled_view(tables: Tables, limit: int, now: float, unix: Unix) -> Sampled:
+    """Up to ``limit`` blocks and as many sessions."""
+    blocks, sessions = tables.blocks, tables.sessions
+    live = blocks.live_rows()
+    looked_at = live[blocks.attention[live] > 0]
+    confidence = sessions.confidence[: sessions.size]
+    asked = np.flatnonzero(confidence >= 0)
+    counts = tables.all_edges.counts()
+    least_sure = asked[np.argsort(confidence[asked], kind="stable")]
+    return Sampled(
+        at=unix(now),
+        layers=_layers(tables, looked_at),
+        blocks=[_block(tables, row) for row in _most(tables, looked_at, limit)],
+        sessions=[_session(tables, row) for row in least_sure[:limit].tolist()],
+        confidence=round(float(confidence[asked].mean()), 4) if len(asked) else None,
+        edges={kind.name.lower(): int(counts[kind]) for kind in _MADE},
+    )
+
+
+def _layers(tables: Tables, rows: Rows) -> list[LayerLooks]:
+    layer, attention = tables.blocks.layer[rows], tables.blocks.attention[rows]
+    blocks = np.bincount(layer, minlength=len(LAYER_NAMES)).tolist()
+    looks = np.bincount(layer, weights=attention, minlength=len(LAYER_NAMES))
+    shares = (looks / max(looks.sum(), np.finfo(float).tiny)).tolist()
+    return [
+        LayerLooks(layer=name, blocks=blocks[at], attention=round(shares[at], 4))
+        for at, name in enumerate(LAYER_NAMES)
+        if blocks[at]
+    ]
+
+
+def _most(tables: Tables, rows: Rows, limit: int) -> list[int]:
+    found: list[int] = rows[np.argsort(-tables.blocks.attention[rows], kind="stable")].tolist()
+    return found[:limit]
+
+
+def _block(tables: Tables, row: int) -> LookedAt:
+    blocks = tables.blocks
+    session = int(blocks.session[row])
+    return LookedAt(
+        key=block_name(int(blocks.wire_keys(row))),
+        layer=LAYER_NAMES[blocks.layer[row]],
+        session=None if session == NO_ROW else tables.sessions.names[session],
+        identity=tables.segment_names.name(int(blocks.identity[row])),
+        attention=round(float(blocks.attention[row]), 6),
+        importance=round(float(blocks.importance[row]), 4),
+        in_pool=bool((blocks.tiers[:, row] & int(Tier.HOT)).any()),
+    )
+
+
+def _session(tables: Tables, row: int) -> SureOf:
+    sessions = tables.sessions
+    return SureOf(
+        session=sessions.names[row],
+        tenant=tables.tenants.name(int(sessions.tenant[row])),
+        state=SessionState(int(sessions.state[row])).name.lower(),
+        confidence=round(float(sessions.confidence[row]), 4),
+    )

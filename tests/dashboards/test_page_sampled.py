@@ -1,0 +1,61 @@
+"""What sampled steps told, as the page answers it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kvgraph.advisor.page.page_board import PageBoard
+from kvgraph.graph.messages.events import BlocksAttended, ConfidenceSampled, Segment
+from kvgraph.graph.types import SourceLayer
+from small_world import SIZE, World, board_of, pack
+
+RULES = Segment(int(SourceLayer.RULES), 0, 2 * SIZE, name="house rules")
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def board(world: World) -> PageBoard:
+    return board_of(world)
+
+
+def look(world: World, keys: tuple[int, ...], mass: tuple[float, ...]) -> None:
+    world.tell(BlocksAttended(pack(*keys), np.array(mass, dtype="<f4").tobytes()))
+
+
+def test_where_nobody_samples_there_is_nothing(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, 3)
+    view = board.sampled(10)
+    assert (view.layers, view.blocks, view.sessions, view.confidence) == ([], [], [], None)
+
+
+def test_layers_and_blocks_are_told_by_how_much_they_are_looked_at(
+    world: World, board: PageBoard
+) -> None:
+    world.serve(1, 2, 3, 4, segments=(RULES,))
+    for _ in range(5):
+        look(world, (1, 2, 3, 4), (0.5, 0.25, 0.15, 0.1))
+    world.evict(4)
+    view = board.sampled(3)
+    assert [(each.layer, each.blocks) for each in view.layers] == [("rules", 2), ("user_turn", 2)]
+    assert [each.attention for each in view.layers] == pytest.approx([0.75, 0.25], abs=0.001)
+    assert [int(each.key, 16) for each in view.blocks] == [1, 2, 3]
+    assert (view.blocks[0].identity, view.blocks[0].session) == ("house rules", "s")
+    assert [each.in_pool for each in board.sampled(4).blocks] == [True, True, True, False]
+    assert view.edges["co_attend"] > 0
+
+
+def test_the_least_sure_session_is_first(world: World, board: PageBoard) -> None:
+    for session, sure in (("calm", 0.9), ("lost", 0.3), ("unsampled", None)):
+        world.serve(1, 2, session=session)
+        if sure is not None:
+            world.tell(ConfidenceSampled(b"", sure, session=session))
+    view = board.sampled(10)
+    assert [(each.session, each.confidence) for each in view.sessions] == [
+        ("lost", 0.3),
+        ("calm", 0.9),
+    ]
+    assert view.confidence == pytest.approx(0.6)
