@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -45,12 +45,12 @@ class Guard:
     def trusts(self, engine: int) -> bool:
         """Whether the policy ranks this engine's blocks; otherwise LRU does."""
         case = self._cases.get(engine)
-        return case is not None and case.trusted
+        return case is not None and case.trust.trusted
 
     def rulings(self) -> dict[int, Ruling]:
         """The ruling on each engine that is watched, by residency column."""
         return {
-            engine: Ruling(case.trusted, case.evidence.ahead, case.changes)
+            engine: Ruling(case.trust.trusted, case.trust.ahead, case.trust.changes)
             for engine, case in self._cases.items()
         }
 
@@ -66,16 +66,16 @@ class Guard:
             return
         case = self._cases.get(engine)
         if tables.walks.watch(engine) or case is None or case.lru.capacity != capacity:
-            trusted = case is not None and case.trusted
-            case = _Case(LruShadow(capacity), RankedShadow(capacity), trusted)
+            trust = Trust(capacity, case is not None and case.trust.trusted)
+            case = _Case(LruShadow(capacity), RankedShadow(capacity), trust)
             case.hold_what_is_there(tables, engine)
             self._cases[engine] = case
         for walk in tables.walks.take(engine):
             case.follow(walk, tables)
-        if case.is_due_for_change():
+        if case.trust.is_due_for_change():
             case.change_hands(tables, engine)
             self._say(tables, engine, case)
-        if not case.trusted:
+        if not case.trust.trusted:
             rows = case.ranked.rows(tables.blocks.keys)
             case.ranked.adopt(rows, scores(Selection(tables.blocks, rows)))
 
@@ -85,28 +85,47 @@ class Guard:
 
     def _say(self, tables: Tables, engine: int, case: _Case) -> None:
         name = tables.name_of(engine) or "?"
-        ruler, other = (self._name, "LRU") if case.trusted else ("LRU", self._name)
+        ruler, other = (self._name, "LRU") if case.trust.trusted else ("LRU", self._name)
         logger.info("engine %s: %s ranks from now on; it finds more than %s", name, ruler, other)
 
 
 @dataclass(slots=True)
-class Evidence:
-    """By how many blocks the policy is ahead of LRU, and the spread of that; old walks fade."""
+class Trust:
+    """Whether a policy ranks a pool, by how many blocks it finds beside LRU; old walks fade.
 
-    memory: float
+    Attributes:
+        capacity: Blocks of the pool.
+        trusted: Whether the policy ranks.
+        changes: How often the one or the other took over.
+        ahead, spread: By how many blocks the policy is ahead of LRU since then, and the spread of
+            that.
+    """
+
+    capacity: int
+    trusted: bool = False
+    changes: int = 0
     ahead: float = 0.0
     spread: float = 0.0
 
-    def add(self, difference: int, walked: int) -> None:
+    def note(self, difference: int, walked: int) -> None:
         """Note that the policy found so many blocks more than LRU in a request of ``walked``
         blocks."""
-        fade = 0.5 ** (walked / self.memory)
+        fade = 0.5 ** (walked / (_MEMORY * self.capacity))
         self.ahead = self.ahead * fade + difference
         self.spread = self.spread * fade + difference * difference
 
-    def is_sure(self, least: float) -> bool:
-        """Whether the leader is ahead by more than chance, and by ``least`` blocks."""
-        return abs(self.ahead) > max(_SURE * math.sqrt(self.spread), least)
+    def is_due_for_change(self) -> bool:
+        """Whether the other order is surely better."""
+        # Each change that was taken back makes the next one harder: two equals do not take turns.
+        least = _AHEAD * self.capacity * (1 + self.changes // 2)
+        is_sure = abs(self.ahead) > max(_SURE * math.sqrt(self.spread), least)
+        return is_sure and (self.ahead > 0) != self.trusted
+
+    def change_hands(self) -> None:
+        """Let the other order rank from now on."""
+        self.trusted = not self.trusted
+        self.changes += 1
+        self.ahead = self.spread = 0.0
 
 
 @dataclass(slots=True)
@@ -115,37 +134,25 @@ class _Case:
 
     lru: LruShadow
     ranked: RankedShadow
-    trusted: bool = False
-    changes: int = 0
-    evidence: Evidence = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._forget()
+    trust: Trust
 
     def follow(self, walk: Walk, tables: Tables) -> None:
         """Follow a request that began or ended."""
         rows = walk.rows
         keys = tables.blocks.keys[rows]
+        trusted = self.trust.trusted
         if walk.found >= 0:
             matched = rows[: walk.reach], keys[: walk.reach]
-            ours = walk.found if self.trusted else self.ranked.found(*matched)
-            self.evidence.add(min(ours, walk.reach) - self.lru.found(*matched), len(rows))
+            ours = walk.found if trusted else self.ranked.found(*matched)
+            self.trust.note(min(ours, walk.reach) - self.lru.found(*matched), len(rows))
         self.lru.use(rows, keys)
-        if not self.trusted:
+        if not trusted:
             self.ranked.use(rows, keys)
-
-    def is_due_for_change(self) -> bool:
-        """Whether the other order is surely better."""
-        # Each change that was taken back makes the next one harder: two equals do not take turns.
-        least = _AHEAD * self.lru.capacity * (1 + self.changes // 2)
-        return self.evidence.is_sure(least) and (self.evidence.ahead > 0) != self.trusted
 
     def change_hands(self, tables: Tables, engine: int) -> None:
         """Let the other order rank from now on."""
-        self.trusted = not self.trusted
-        self.changes += 1
-        self._forget()
-        if not self.trusted:
+        self.trust.change_hands()
+        if not self.trust.trusted:
             resident = np.flatnonzero(tables.blocks.resident(engine)).astype(np.int32)
             self.ranked.restart(resident, tables.blocks.keys[resident])
 
@@ -157,6 +164,3 @@ class _Case:
         keys = blocks.keys[oldest_last]
         self.lru.use(oldest_last, keys)
         self.ranked.use(oldest_last, keys)
-
-    def _forget(self) -> None:
-        self.evidence = Evidence(_MEMORY * self.lru.capacity)

@@ -56,7 +56,7 @@ class RankedShadow:
         """Hold these blocks from now on: those of the engine's own pool."""
         self._resident[:] = False
         self._held = 0
-        self._order = FallingOrder.empty()
+        self.use_up()
         self.use(resident[: self.capacity], keys[: self.capacity])
 
     def rows(self, keys: Keys) -> Rows:
@@ -72,6 +72,10 @@ class RankedShadow:
     def adopt(self, rows: Rows, scores: Scores) -> None:
         """Evict these from now on, the highest score first; of equals the first of them."""
         self._order, self._as_of = FallingOrder(rows, scores), self._uses
+
+    def use_up(self) -> None:
+        """Evict by no ranking any more, until there is another one."""
+        self._order = FallingOrder.empty()
 
     def found(self, rows: Rows, keys: Keys) -> int:
         """How many of these blocks are held, from the first on without a gap."""

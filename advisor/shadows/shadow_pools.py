@@ -10,7 +10,9 @@ from ...graph.ranking.policy import Policy, Scores
 from ...graph.ranking.scoring import whole_scores
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
-from ..policies.shadow import RankedShadow
+from ...graph.types import Rows
+from ..policies.guard import Trust
+from .guarded_pool import GuardedPool
 from .other_weights import OtherWeights
 
 CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
@@ -18,6 +20,10 @@ CAPACITIES: Final = (1.0, 0.75, 1.25, 2.0)
 
 OTHERWISE: Final = "other weights"
 """The name of the shadow of weights that are not in force."""
+
+
+Guarding = Callable[[int], Trust | None]
+"""Gives what a guard thinks of the policy in a pool of so many blocks at first; None: no guard."""
 
 
 class Counted(NamedTuple):
@@ -69,7 +75,8 @@ class LruPool:
 
 @dataclass(slots=True)
 class PolicyPool:
-    """A simulated pool that a policy ranks, which follows a sample of sessions.
+    """A simulated pool that a policy ranks, guarded as the live one is, which follows a sample of
+    sessions.
 
     Attributes:
         policy_name: Who ranks it.
@@ -84,7 +91,7 @@ class PolicyPool:
     policy_name: str
     scores: Callable[[View, Selection], Scores]
     beside: LruPool
-    pool: RankedShadow
+    pool: GuardedPool
     found: int = 0
     since: float | None = None
     before: Counted = NOTHING
@@ -96,6 +103,14 @@ class PolicyPool:
     @property
     def has_tiers(self) -> bool:
         return self.beside.has_tiers
+
+    def rank(self, view: View) -> None:
+        """Rank what it holds."""
+
+        def scores(rows: Rows) -> Scores:
+            return self.scores(view, Selection(view.blocks, rows))
+
+        self.pool.rank(view.blocks.keys, scores)
 
 
 def for_all(found: int, control: int, sampled: int, known: int, asked: int) -> float | None:
@@ -126,16 +141,18 @@ def lru_pool(blocks: int, capacity: float) -> LruPool:
     return LruPool(_name("lru", capacity), capacity, round(blocks * capacity))
 
 
-def policy_pools(pools: Sequence[LruPool], policies: Sequence[Policy]) -> list[PolicyPool]:
+def policy_pools(
+    pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding
+) -> list[PolicyPool]:
     """The live policy at every size, the others at the live pool's."""
     return [
-        policy_pool(pool, _name(policy.name, pool.capacity), policy)
+        policy_pool(pool, _name(policy.name, pool.capacity), policy, guard)
         for place, policy in enumerate(policies)
         for pool in (pools if place == 0 else pools[:1])
     ]
 
 
-def policy_pool(beside: LruPool, name: str, policy: Policy) -> PolicyPool:
+def policy_pool(beside: LruPool, name: str, policy: Policy, guard: Guarding) -> PolicyPool:
     """A policy's pool, as large as one of LRU.
 
     What leaves a pool and is copied is found as if it had stayed: so pool and tiers are one pool,
@@ -145,14 +162,16 @@ def policy_pool(beside: LruPool, name: str, policy: Policy) -> PolicyPool:
     def scores(view: View, picked: Selection) -> Scores:
         return whole_scores(view, policy, picked)
 
-    return PolicyPool(name, policy.name, scores, beside, RankedShadow(beside.blocks))
+    pool = GuardedPool(beside.blocks, guard(beside.blocks))
+    return PolicyPool(name, policy.name, scores, beside, pool)
 
 
 def otherwise_pool(
-    beside: LruPool, weights: OtherWeights, now: float, before: Counted
+    beside: LruPool, weights: OtherWeights, guard: Guarding, now: float, before: Counted
 ) -> PolicyPool:
     """A pool that begins now, ranked by weights that are not in force."""
-    pool, scores = RankedShadow(beside.blocks), weights.whole_scores
+    pool = GuardedPool(beside.blocks, guard(beside.blocks))
+    scores = weights.whole_scores
     return PolicyPool(OTHERWISE, OTHERWISE, scores, beside, pool, since=now, before=before)
 
 

@@ -12,10 +12,12 @@ from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.ranking.formulas import ClassicPolicy, LruPolicy
 from ...graph.ranking.policy import Policy
 from ...graph.ranking.view import View
+from ..policies.guard import Trust
 from ..policies.lifecycle import LifecyclePolicy
 from ..process.notices import Notices
 from .ceiling import Walked, ceiling
 from .other_weights import OtherWeights
+from .shadow_pools import Guarding
 from .shadow_set import ShadowSet
 
 logger = logging.getLogger(__name__)
@@ -144,13 +146,22 @@ class ShadowRunner:
             copies = self._copies(column)
             before = self.sets.get(engine)
             if before is None or (before.blocks, before.copies) != (blocks, copies):
-                before = ShadowSet(blocks, self._policies(), copies)
+                before = ShadowSet(blocks, self._policies(), copies, self._guard(column))
                 before.hold_what_is_there(self._view(column))
                 if self.otherwise is not None:
                     before.weigh_otherwise(self.otherwise, self._view(column))
             kept[engine] = before
         with self.lock:
             self.sets = kept
+
+    def _guard(self, column: int) -> Guarding:
+        """What the live guard thinks of the policy, for shadows to begin with."""
+
+        def trust(blocks: int) -> Trust | None:
+            referee = self._graph.referee
+            return None if referee is None else Trust(blocks, referee.trusts(column))
+
+        return trust
 
     def _copies(self, column: int) -> int:
         """How many copies fit into an engine's colder tiers."""

@@ -11,8 +11,8 @@ from ...graph.logs.heard import Heard
 from ...graph.logs.step_sums import StepSums
 from ...graph.ranking.policy import Policy
 from ...graph.ranking.view import View
-from ...graph.tables.blocks import Selection
 from ...graph.types import Rows
+from ..policies.guard import Trust
 from ..policies.lru_stack import LruStack
 from .ceiling import Ceiling, RequestWindow, Walked
 from .other_weights import OtherWeights
@@ -21,6 +21,7 @@ from .shadow_pools import (
     CAPACITIES,
     OTHERWISE,
     Counted,
+    Guarding,
     LruPool,
     PolicyPool,
     for_all,
@@ -36,6 +37,10 @@ _STEPS: Final = 1440  # of these: four hours, as of the tokens of prompts
 _COUNTED: Final = ("tokens", "asked", "ours", "sampled")
 
 
+def _no_guard(blocks: int) -> Trust | None:
+    return None
+
+
 class ShadowSet:
     """All shadows of one engine.
 
@@ -43,24 +48,27 @@ class ShadowSet:
         blocks: The live pool's size.
         policies: Those that rank shadows, the live one first.
         copies: That fit into the engine's colder tiers.
+        guard: Sees to it that LRU ranks where it finds more.
 
     Attributes:
         asked, ours: Blocks that all sessions asked for, and what the live pool found.
         sampled: Blocks that sessions of the sample asked for.
     """
 
-    def __init__(self, blocks: int, policies: Sequence[Policy], copies: int = 0) -> None:
-        self.blocks, self.copies = blocks, copies
+    def __init__(
+        self, blocks: int, policies: Sequence[Policy], copies: int = 0, guard: Guarding = _no_guard
+    ) -> None:
+        self.blocks, self.copies, self._guard = blocks, copies, guard
         self.sample = SessionSample()
         self.lru = [lru_pool(blocks, capacity) for capacity in CAPACITIES]
-        self.ranked = policy_pools(self.lru, policies)
+        self.ranked = policy_pools(self.lru, policies, guard)
         self.otherwise: PolicyPool | None = None
         if copies:
             both = blocks + copies
             room = LruPool("lru + tiers", both / blocks, both, has_tiers=True)
             self.lru.append(room)
             self.ranked += [
-                policy_pool(room, f"{each.name} + tiers", each) for each in policies[:1]
+                policy_pool(room, f"{each.name} + tiers", each, guard) for each in policies[:1]
             ]
         self._stack = LruStack([each.blocks for each in self.lru])
         self.window = RequestWindow()
@@ -105,8 +113,12 @@ class ShadowSet:
         prompt = heard.rows[: heard.reach], heard.keys[: heard.reach]
         of_all = self._stack.found(*prompt)
         of_sample = of_all if followed else [0] * len(self.lru)
+        by_lru = dict(zip((each.name for each in self.lru), of_all, strict=True))
         ranked = self.of_policies
-        of_policies = [each.pool.found(*prompt) if followed else 0 for each in ranked]
+        of_policies = [
+            each.pool.found(*prompt, by_lru[each.beside.name], blocks) if followed else 0
+            for each in ranked
+        ]
         for lru, found, in_it in zip(self.lru, of_all, of_sample, strict=True):
             lru.found, lru.sampled_found = lru.found + found, lru.sampled_found + in_it
         for each, found in zip(ranked, of_policies, strict=True):
@@ -153,7 +165,7 @@ class ShadowSet:
         """Follow other weights from now on, in a pool that holds what the live one does; whatever
         other weights were followed before are not any more."""
         lru = self.lru[0]
-        self.otherwise = otherwise_pool(lru, weights, view.now, self._counted(lru))
+        self.otherwise = otherwise_pool(lru, weights, self._guard, view.now, self._counted(lru))
         held = _newest_first(view)[: lru.blocks]
         self.otherwise.pool.use(held, view.blocks.keys[held])
 
@@ -164,9 +176,8 @@ class ShadowSet:
         resident = np.flatnonzero(blocks.resident(view.engine)).astype(np.int32)
         part = self.sample.part_of(resident, blocks.keys[resident])
         for each in self.of_policies:
-            each.pool.capacity = max(1, round(self.blocks * each.capacity * part))
-            rows = each.pool.rows(blocks.keys)
-            each.pool.adopt(rows, each.scores(view, Selection(blocks, rows)))
+            each.pool.resize(max(1, round(self.blocks * each.capacity * part)))
+            each.rank(view)
             yield
 
 

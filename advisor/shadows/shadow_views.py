@@ -164,7 +164,8 @@ def _as_tiers(twice: ShadowView) -> ShadowView:
     A block that leaves the pool and is copied is found as if it had stayed.
     """
     name = f"{twice.policy} + host memory"
-    said = f"{_who(twice.policy)} in a pool as large, with host memory for as many copies"
+    who, _, _ = twice.sentence.partition(" in a pool")
+    said = f"{who} in a pool as large, with host memory for as many copies"
     return twice.model_copy(update={"name": name, "sentence": said, "tiers": True})
 
 
@@ -174,6 +175,8 @@ def _who(policy: str) -> str:
 
 def _sentence(pool: LruPool | PolicyPool) -> str:
     who = _who(pool.policy_name)
+    if isinstance(pool, PolicyPool) and pool.pool.is_guarded:
+        who += ", guarded as ours is,"
     if pool.has_tiers:
         return f"{who} in a pool as large, with copies in all tiers that this engine has"
     size = {1.0: "in a pool as large", 2.0: "in a pool twice as large"}.get(pool.capacity)

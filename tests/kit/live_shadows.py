@@ -12,6 +12,7 @@ from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S, ShadowRunner
 from kvgraph.advisor.shadows.shadow_set import ShadowSet
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import EngineHello
+from kvgraph.graph.ranking.policy import Policy, Referee
 
 
 class Live:
@@ -23,10 +24,12 @@ class Live:
         capacity: int,
         halvings: int = 0,
         cpu: Callable[[], float] = time.thread_time,
+        policy: Policy | None = None,
+        referee: Referee | None = None,
     ) -> None:
         self.now = 0.0
         self.trace, self.capacity = trace, capacity
-        self.graph = KVCacheGraph(clock=lambda: self.now)
+        self.graph = KVCacheGraph(clock=lambda: self.now, policy=policy, referee=referee)
         self.runner = ShadowRunner(self.graph, lambda: self.now, cpu)
         self.hello()
         for _ in range(halvings):

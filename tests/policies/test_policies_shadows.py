@@ -12,15 +12,20 @@ import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import ScoreConfig
 from kvgraph.advisor.page.weight_preview import weight_effect
+from kvgraph.advisor.policies.guard import Guard, Trust
+from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
+from kvgraph.advisor.policies.shadow import LruShadow
 from kvgraph.advisor.replay.fast.bounds import belady_hits
 from kvgraph.advisor.replay.fast.lru import lru_hits
 from kvgraph.advisor.replay.traces.trace import Trace
 from kvgraph.advisor.shadows import shadow_runner
 from kvgraph.advisor.shadows.ceiling import Ceiling, RequestWindow, ceiling
+from kvgraph.advisor.shadows.guarded_pool import GuardedPool
 from kvgraph.advisor.shadows.session_sample import LEAST, SessionSample
 from kvgraph.advisor.shadows.shadow_runner import INTERVAL_S
 from kvgraph.advisor.shadows.shadow_set import ShadowSet
 from kvgraph.advisor.shadows.shadow_views import lru_tokens, shadows_view
+from kvgraph.dashboards.answers.what_if import ShadowView
 from kvgraph.graph.logs.heard import Heard
 from kvgraph.graph.messages.events import EngineHello, RequestStarted, TierReport
 from kvgraph.graph.ranking.formulas import ClassicPolicy
@@ -48,6 +53,50 @@ def test_a_shadow_of_lru_finds_what_a_full_replay_finds(trace: Trace, capacity: 
     assert live.set.ours / live.set.asked == pytest.approx(
         lru_hits(trace, CAPACITY).sum() / trace.full.sum(), abs=1e-9
     )
+
+
+@pytest.mark.parametrize("begins_trusted", [False, True])
+def test_a_guarded_pool_of_a_bad_policy_finds_what_lru_finds(begins_trusted: bool) -> None:
+    """Who asks does so twice and never again; the policy sends away what was used last."""
+    keys = np.arange(4_000, dtype=np.uint64)
+    alone, lru = GuardedPool(SMALL, None), LruShadow(SMALL)
+    guarded = GuardedPool(SMALL, Trust(SMALL, begins_trusted))
+    found = dict.fromkeys(("alone", "guarded", "lru"), 0)
+    for turn in range(990):
+        for first in (turn, turn - 3) if turn >= 3 else (turn,):
+            rows = np.arange(4 * first, 4 * first + 4, dtype=np.int32)
+            by_lru = lru.found(rows, keys[rows])
+            found["lru"] += by_lru
+            found["alone"] += alone.found(rows, keys[rows], by_lru, 4)
+            found["guarded"] += guarded.found(rows, keys[rows], by_lru, 4)
+            for pool in (alone, guarded, lru):
+                pool.use(rows, keys[rows])
+        for pool in (alone, guarded):
+            pool.rank(keys, lambda rows: rows.astype(np.float64))
+    assert found["alone"] < 0.1 * found["lru"]
+    assert found["guarded"] > 0.95 * found["lru"]
+
+
+def test_the_page_says_which_shadows_are_guarded(trace: Trace) -> None:
+    guarded = Live(trace, SMALL, referee=Guard(ClassicPolicy.name))
+    said = {each.name: each.sentence for each in views_of(guarded)}
+    assert "guarded as ours is, in a pool twice as large" in said["classic ×2"]
+    assert "guarded as ours is, in a pool as large, with host" in said["classic + host memory"]
+    assert "guarded" not in said["lru ×2"]
+    assert not any("guarded" in each.sentence for each in views_of(Live(trace, SMALL)))
+
+
+def test_a_guarded_shadow_of_a_good_policy_finds_what_the_policy_finds(trace: Trace) -> None:
+    alone = Live(trace, SMALL, policy=LifecyclePolicy())
+    guarded = Live(trace, SMALL, policy=LifecyclePolicy(), referee=Guard(LifecyclePolicy.name))
+    for live in (alone, guarded):
+        live.play()
+    assert alone.rate("lifecycle") > guarded.rate("lru") + 5 * POINT
+    assert guarded.rate("lifecycle") >= alone.rate("lifecycle") - POINT
+
+
+def views_of(live: Live) -> list[ShadowView]:
+    return shadows_view(live.runner, None, live.now, float, str).shadows
 
 
 def test_lru_follows_all_sessions_and_policies_half_of_them(tmp_path: Path) -> None:

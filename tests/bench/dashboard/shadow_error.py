@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from ...advisor.policies.guard import Guard
 from ...advisor.policies.lifecycle import LifecyclePolicy
 from ...advisor.replay.fast.lru import lru_hits
 from ...advisor.replay.recordings.signals import Signals
@@ -132,7 +133,8 @@ def play(trace: Trace, capacity: int, effort: Effort | None = None) -> _Played:
         effort: What policies' shadows do, however long that takes.
     """
     now, effort = [0.0], effort or Effort()
-    graph = KVCacheGraph(policy=LifecyclePolicy(), clock=lambda: now[0])
+    guard = Guard(LifecyclePolicy.name)  # stays with LRU here: what shadows begin with
+    graph = KVCacheGraph(policy=LifecyclePolicy(), clock=lambda: now[0], referee=guard)
     runner = ShadowRunner(graph, lambda: now[0], cpu=lambda: 0.0)
     runner.rank_every_s = effort.rank_every_s
     graph.apply(ENGINE, [EngineHello(ENGINE, "", trace.block_size, capacity + 1, "v")])
