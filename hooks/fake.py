@@ -152,13 +152,23 @@ class FakeEngine:
             return
         ranking = self.client.ranking()
         self._stale += ranking is None
-        candidates = dict.fromkeys([*_ranked(ranking), *self._cached])
+        candidates = self._in_order(ranking)
         victims = [key for key in candidates if key in self._cached and key not in keep][:n]
         for key in victims:
             del self._cached[key]
         self._applied = self._applied if ranking is None else ranking.epoch
         self.evicted += victims
         self.client.emit(BlocksRemoved(_pack(victims)))
+
+    def _in_order(self, ranking: EvictionRanking | None) -> dict[int, None]:
+        """All that may be evicted, the first to go first: what is ranked, then the longest unused,
+        and only then what is protected."""
+        if ranking is None:
+            return dict.fromkeys(self._cached)
+        kept = ranking.protected.tolist()
+        last = set(kept)
+        longest_unused = (key for key in self._cached if key not in last)
+        return dict.fromkeys([*ranking.order.tolist(), *longest_unused, *kept])
 
     # EngineEnd ----------------------------------------------------------------------------------
 
@@ -185,10 +195,6 @@ class FakeEngine:
         pressure = Pressure(self.num_blocks, self.num_blocks, cached, 0, 0, speed)
         evicted = len(self.evicted)
         return [pressure, AdviceApplied(self._applied, evicted, 0, self._stale, 0, dropped)]
-
-
-def _ranked(ranking: EvictionRanking | None) -> list[int]:
-    return [] if ranking is None else ranking.order.tolist()
 
 
 def _pack(keys: Sequence[int]) -> bytes:

@@ -144,7 +144,7 @@ def eviction_sentence(rule: int, place: int | None, idle_s: float | None, state:
     """
     words = [RULE_TEXTS[rule]]
     if place is not None:
-        words.append(f"{place} stood before it in the ranking")
+        words.append("first in the ranking" if place == 0 else f"{place} stood before it there")
     if idle_s is not None:
         words.append(f"unused for {seconds(idle_s)}")
     words.append(f"its session was {_STATES[min(state, len(SessionState))]}")

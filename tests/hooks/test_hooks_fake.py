@@ -69,3 +69,15 @@ def test_it_evicts_by_the_ranking(router: Any) -> None:
         router.read_until(lambda: engine.client.ranking() is not None)
         engine.run(prompt(3, 3))
     assert engine.evicted == newest
+
+
+def test_what_is_protected_goes_last(router: Any) -> None:
+    with FakeEngine(router.endpoint, num_blocks=6, options=OPTIONS) as engine:
+        kept, other = (engine.keys(prompt(3, salt)) for salt in (1, 2))
+        engine.run(prompt(3, 1))
+        engine.run(prompt(3, 2))
+        router.read_until(lambda: router.peers)
+        router.advise(RankingMessage(1, 0.0, b"", struct.pack("<3Q", *kept[::-1]), b""))
+        router.read_until(lambda: engine.client.ranking() is not None)
+        engine.run(prompt(4, 3))
+    assert engine.evicted == [*other[::-1], kept[-1]]
