@@ -16,7 +16,7 @@ from ...graph.queries.views import block_name
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.policy import Policy
 from ...graph.ranking.profile import Weights
-from ...graph.ranking.rules import standing
+from ...graph.ranking.rules import RULES, standings
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import LAYER_NAMES, NO_ROW, Rows
@@ -24,6 +24,7 @@ from ..config.config import Config
 from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES
+from ..reasons.term_words import meanings
 from ..times.unix_time import Unix
 from .logged.eviction_views import chosen
 
@@ -48,7 +49,9 @@ def ranking_view(
     policy: Policy = graph.policy if by_policy else LruPolicy()
     rows, ranked = _by_policy(view, ranking) if by_policy else _longest_unused(view, ranking)
     rows = rows[: min(limit, MOST)]
-    order = [_ranked(policy, view, place, int(row)) for place, row in _known(rows)]
+    order = _ranked(policy, view, rows)
+    terms = list(policy.terms(view.of(NO_ROW), int(rows[0]))) if order else []
+    rules = [rule.name for rule in RULES if any(rule.name in each.standing for each in order)]
     return RankingView(
         at=unix(now),
         engine=name,
@@ -57,7 +60,8 @@ def ranking_view(
         sentence=who_ranks(graph, name, by_policy),
         epoch=ranking.epoch,
         age_s=round(now - ranking.ts, 3),
-        terms=list(policy.terms(view.of(NO_ROW), int(rows[0]))) if order else [],
+        terms=terms,
+        meanings=meanings([*terms, *rules]),
         order=order,
         ranked=ranked,
         protected=len(ranking.protected),
@@ -81,15 +85,18 @@ def _longest_unused(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
     return free.rows[oldest_first[:MOST]], len(free)
 
 
-def _known(rows: Rows) -> list[tuple[int, int]]:
-    return [(place, row) for place, row in enumerate(rows.tolist()) if row != NO_ROW]
+def _ranked(policy: Policy, view: View, rows: Rows) -> list[RankedBlock]:
+    """Those of these rows that are known, each with its place among them."""
+    places = np.flatnonzero(rows != NO_ROW)
+    known = Selection(view.blocks, rows[places])
+    bound = zip(places.tolist(), known.rows.tolist(), standings(view, known), strict=True)
+    return [_block(policy, view, place, row, rules) for place, row, rules in bound]
 
 
-def _ranked(policy: Policy, view: View, place: int, row: int) -> RankedBlock:
+def _block(policy: Policy, view: View, place: int, row: int, rules: list[str]) -> RankedBlock:
     tables, blocks = view.tables, view.blocks
     terms = policy.terms(view.of(NO_ROW), row)
     session, identity = int(blocks.session[row]), int(blocks.identity[row])
-    only = Selection(blocks, np.array([row], dtype=np.int32))
     return RankedBlock(
         place=place,
         key=block_name(int(blocks.wire_keys(row))),
@@ -99,7 +106,7 @@ def _ranked(policy: Policy, view: View, place: int, row: int) -> RankedBlock:
         identity=tables.segment_names.name(identity),
         score=round(sum(terms.values()), 3),
         terms=[round(value, 3) for value in terms.values()],
-        standing=standing(view, only),
+        standing=rules,
     )
 
 
@@ -127,6 +134,7 @@ def _empty(graph: KVCacheGraph, engine: str | None, at: float) -> RankingView:
         epoch=None,
         age_s=None,
         terms=[],
+        meanings={},
         order=[],
         ranked=0,
         protected=0,

@@ -88,6 +88,7 @@ class RankingView(Answer):
         ranked_by: The policy, or ``lru``: then ``order`` is what the engine does by itself.
         sentence: Who ranks and why, in words.
         terms: The names of the terms that make a score.
+        meanings: What these terms mean, and the rules that bind some of these blocks, in words.
         ranked: How many blocks the whole order has.
         protected: How many are to go only when nothing else is left.
     """
@@ -99,6 +100,7 @@ class RankingView(Answer):
     epoch: int | None
     age_s: float | None
     terms: list[str]
+    meanings: dict[str, str]
     order: list[RankedBlock]
     ranked: int
     protected: int

@@ -14,7 +14,7 @@ from ..errors import GraphError
 from ..ranking.copy_worth import not_worth
 from ..ranking.places import Order, places, who_ranks
 from ..ranking.protection import over_share
-from ..ranking.rules import is_protected, is_superseded, standing
+from ..ranking.rules import is_protected, is_superseded, standings
 from ..ranking.view import View
 from ..tables.blocks import Selection
 from ..tables.edge_list import BLOCK_TO_BLOCK, Edge
@@ -135,7 +135,7 @@ def explain(view: View, order: Order, row: int) -> dict[str, Any]:
         "believes": beliefs(tables, row),
         "terms": {name: round(value, 4) for name, value in terms.items()},
         "score": round(sum(terms.values()), 4),
-        "standing": standing(view, only),
+        "standing": standings(view, only)[0],
         "over_share_on": _over_share_on(view, row),
         "copies": _copies(tables, row, now),
         "parent": None if blocks.parent[row] == NO_ROW else _block(tables, int(blocks.parent[row])),

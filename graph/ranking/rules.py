@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..tables.blocks import Selection
-from ..types import BlockFlag, Rows, SessionState, layer_mask
+from ..types import NO_ROW, BlockFlag, Rows, SessionState, layer_mask
 from .copy_worth import COPIES
 from .policy import Scores
 from .protection import INFERRED_S, is_inferred, is_reserved, over_share
@@ -122,9 +122,25 @@ def lay_rules(scores: Scores, view: View, picked: Selection) -> Scores:
     return ruled
 
 
-def standing(view: View, picked: Selection) -> list[str]:
-    """The names of the rules that apply to the first of ``picked``, in the rules' order."""
-    return [rule.name for rule in RULES if rule.applies(view, picked)[0]]
+def standings(view: View, picked: Selection) -> list[list[str]]:
+    """The names of the rules that bind each of ``picked``, in the rules' order.
+
+    Args:
+        view: Of the engine that ranks them; of none: what binds them wherever they are held.
+    """
+    binding = [rule for rule in RULES if not rule.with_copies or _has_copies(view)]
+    names = [rule.name for rule in binding]
+    each_rule = [rule.applies(view, picked).tolist() for rule in binding]
+    columns = zip(*each_rule, strict=True)
+    return [[name for name, it in zip(names, each, strict=True) if it] for each in columns]
+
+
+def _has_copies(view: View) -> bool:
+    """Whether the view's engine has copies of any blocks."""
+    blocks = view.blocks
+    if view.engine == NO_ROW or not blocks.had_copies:
+        return blocks.had_copies
+    return bool((blocks.tiers[view.engine] & COPIES).any())
 
 
 def flagged(view: View, picked: Selection, flag: BlockFlag) -> Mask:

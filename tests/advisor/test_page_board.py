@@ -8,13 +8,16 @@ from dataclasses import replace
 import pytest
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.page_cli import matching, why_sentence
+from kvgraph.advisor.policies.registry import POLICIES, new_policy
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.reasons.remedies import remedy
+from kvgraph.advisor.reasons.term_words import meanings
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
 from kvgraph.graph.logs.request_log import LIMIT, Miss, PromptBlocks, RequestLog, RequestNames
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import BlocksSpilled, RequestFinished, RequestStarted, Segment
+from kvgraph.graph.ranking.rules import RULES
 from kvgraph.graph.types import SourceLayer, as_keys
 from small_world import SIZE, World, board_of, pack
 
@@ -160,6 +163,31 @@ def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> N
     assert answer.rules["policy"].evicted == 1
     with pytest.raises(GraphError):
         board.evictions("nobody", 10)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_term_and_rule_of_a_ranking_is_explained(world: World, policy: str) -> None:
+    world.graph.policy = new_policy(policy)
+    world.serve(1, 2, segments=(Segment(int(SourceLayer.RULES), 0, SIZE),))
+    board = board_of(world, "a")
+    ranking = board.ranking("a", 10)
+    assert ranking.terms
+    assert set(ranking.terms) <= ranking.meanings.keys()
+    assert {rule.name for rule in RULES} == meanings(rule.name for rule in RULES).keys()
+
+
+def test_a_rule_that_needs_copies_binds_nothing_without_them(world: World) -> None:
+    world.serve(1, 2)
+    total = 2 * SIZE
+    waits = RequestFinished(
+        "r", pack(1, 2), total, total, "stop", "s", waiting_for_tool=True, expected_return_s=2.0
+    )
+    world.tell(waits)
+    assert [each.standing for each in board_of(world, "a").ranking("a", 10).order] == [[], []]
+    world.tell(BlocksSpilled(pack(2), 2, 100))
+    bound = board_of(world, "a").ranking("a", 10)
+    assert ["due"] in [each.standing for each in bound.order]
+    assert "due" in bound.meanings
 
 
 def test_now_adds_up(world: World, board: PageBoard) -> None:

@@ -131,7 +131,8 @@ class LoggedWorld(World):
         self._log.close()
 
 
-def board_of(world: World) -> PageBoard:
-    """The page's data of a world, by whose clock it goes."""
+def board_of(world: World, *ranked: str) -> PageBoard:
+    """The page's data of a world, by whose clock it goes; these engines were just ranked."""
     questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
-    return PageBoard(world.graph, questions, wall=lambda: world.now + 1e9)
+    latest = {engine: world.graph.rank(engine, 100) for engine in ranked}
+    return PageBoard(world.graph, questions, latest=lambda: latest, wall=lambda: world.now + 1e9)

@@ -1026,6 +1026,7 @@ export interface components {
          *         ranked_by: The policy, or ``lru``: then ``order`` is what the engine does by itself.
          *         sentence: Who ranks and why, in words.
          *         terms: The names of the terms that make a score.
+         *         meanings: What these terms mean, and the rules that bind some of these blocks, in words.
          *         ranked: How many blocks the whole order has.
          *         protected: How many are to go only when nothing else is left.
          */
@@ -1046,6 +1047,10 @@ export interface components {
             age_s: number | null;
             /** Terms */
             terms: string[];
+            /** Meanings */
+            meanings: {
+                [key: string]: string;
+            };
             /** Order */
             order: components["schemas"]["RankedBlock"][];
             /** Ranked */

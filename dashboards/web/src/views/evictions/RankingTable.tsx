@@ -56,7 +56,24 @@ function Table({ ranking }: { ranking: RankingView }) {
           </Rows>
         </Scroll>
       )}
+      <Meanings of={ranking.meanings} />
     </Panel>
+  );
+}
+
+/** What the columns of terms and the rules mean. */
+function Meanings({ of }: { of: Record<string, string> }) {
+  const each = Object.entries(of);
+  if (each.length === 0) return null;
+  return (
+    <dl className="meanings dim">
+      {each.map(([name, meaning]) => (
+        <div key={name}>
+          <dt>{words(name)}</dt>
+          <dd className="wrap">{meaning}</dd>
+        </div>
+      ))}
+    </dl>
   );
 }
 

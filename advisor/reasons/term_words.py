@@ -1,0 +1,38 @@
+"""What the terms of a score mean, and what binds a block before any score: in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+_TERMS: Final[Mapping[str, str]] = {
+    "return_rate": "how rarely its session is expected to ask again: 1,000 times the logarithm of "
+    "the seconds between two requests, so 4.6K stands for 100 s, and 700 more for twice as long",
+    "sharing": "what several sessions that use it take off: the more often they ask, the more",
+    "graph": "what importance, edges and the model's confidence add or, below zero, take off",
+    "off_chain": "4,000 for a block that the next turn of its session cannot find: behind the end "
+    "of its last turn, or on a branch of its history that it left",
+    "age": "seconds since it was last used, by their weight",
+    "degree": "how many edges lead to or from it, by their weights",
+    "edge_weight": "how strong these edges are, by their weights",
+    "importance": "how important it is, by its weight",
+    "confidence": "how much surer than usual the model is of its session, by its weight",
+    "hit_count": "how often it was found, by its weight",
+    "session_credit": "the claim of the session that used it last, by its weight",
+}
+_RULES: Final[Mapping[str, str]] = {
+    "superseded": "only a branch of its session's history that the session left used it: it goes "
+    "before all others",
+    "session_over": "its session is over and nobody else used it: it goes before those that follow",
+    "due": "its session waits for a tool that is about to answer: it goes after its equals",
+    "reserved": "room is reserved for its session: it goes after those without",
+    "pinned": "it is leased: it goes after those that are not",
+    "protected_layer": "its layer is protected: it goes when nothing else is left",
+}
+
+
+def meanings(names: Iterable[str]) -> dict[str, str]:
+    """What each of these terms and rules means; those of a policy of somebody's own have no
+    text."""
+    texts = {**_TERMS, **_RULES}
+    return {name: texts[name] for name in names if name in texts}
