@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...graph.ranking.policy import Scores
 from ...graph.types import Keys, Rows
 from ..policies.guard import Trust
-from ..policies.shadow import RankedShadow
+from ..policies.shadow import Found, RankedShadow, Uses
 
 
 class GuardedPool:
@@ -20,11 +20,14 @@ class GuardedPool:
         capacity: In blocks.
         trust: What the guard thinks of the policy at first; None: there is no guard, and the policy
             always ranks.
+        uses: What it follows, as the pools beside it do.
     """
 
-    def __init__(self, capacity: int, trust: Trust | None) -> None:
-        self._held, self._alone = RankedShadow(capacity), RankedShadow(capacity)
+    def __init__(self, capacity: int, trust: Trust | None, uses: Uses) -> None:
+        self._held, self._alone = RankedShadow(capacity, uses), RankedShadow(capacity, uses)
         self._trust = trust
+        if self._policy_ranks:
+            self._alone.leave()
 
     @property
     def is_guarded(self) -> bool:
@@ -46,24 +49,30 @@ class GuardedPool:
         if self._trust is not None:
             self._trust.capacity = capacity
 
-    def found(self, rows: Rows, keys: Keys, by_lru: int, walked: int) -> int:
-        """How many of these blocks are held, from the first on without a gap.
+    def found(self, there: Found, by_lru: int, walked: int) -> int:
+        """How many blocks are held, from the first on without a gap.
 
         Args:
+            there: Which pools hold them.
             by_lru: How many of them LRU holds in a pool as large.
             walked: Blocks of the whole request.
         """
-        found = self._held.found(rows, keys)
+        found = there.by(self._held)
         if self._trust is not None:
-            by_policy = found if self._trust.trusted else self._alone.found(rows, keys)
+            by_policy = found if self._trust.trusted else there.by(self._alone)
             self._trust.note(by_policy - by_lru, walked)
         return found
 
-    def use(self, rows: Rows, keys: Keys) -> None:
-        """Note that a request takes these blocks, or gives them back."""
-        self._held.use(rows, keys)
+    def start(self, rows: Rows, keys: Keys) -> None:
+        """Hold these blocks from now on, the last used first, whatever the pools beside it hold."""
+        self._held.restart(rows, keys)
         if not self._policy_ranks:
-            self._alone.use(rows, keys)
+            self._alone.restart(rows, keys)
+
+    def leave(self) -> None:
+        """Follow nothing any more."""
+        self._held.leave()
+        self._alone.leave()
 
     def rank(self, keys: Keys, scores: Callable[[Rows], Scores]) -> None:
         """Let whoever found more rank, and the policy rank again.
@@ -74,7 +83,9 @@ class GuardedPool:
         """
         if self._trust is not None and self._trust.is_due_for_change():
             self._trust.change_hands()
-            if not self._trust.trusted:
+            if self._trust.trusted:
+                self._alone.leave()
+            else:
                 self._begin_under_lru(keys)
         ranked = self._held if self._policy_ranks else self._alone
         rows = ranked.rows(keys)

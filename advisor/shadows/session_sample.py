@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -74,11 +75,14 @@ class SessionSample:
         if len(rows) and int(rows.max()) >= len(self._walked):
             size = int(rows.max()) * 5 // 4 + 1
             self._walked, self._least = grown(self._walked, size), grown(self._least, size)
-        least = np.minimum(self._least[rows], places)
-        self._least[rows] = np.where(self._walked[rows] == keys, least, places)
+        least, known = self._least[rows], self._walked[rows] == keys
+        if known.all() and (least <= places).all():
+            return  # as of every end of a request, but for its answer
+        self._least[rows] = np.where(known, np.minimum(least, places), places)
         self._walked[rows] = keys
 
 
+@lru_cache(maxsize=1 << 12)
 def _place(session: str) -> int:
     digest = hashlib.blake2b(session.encode(errors="surrogatepass"), digest_size=4).digest()
     return int.from_bytes(digest, "little")

@@ -12,6 +12,7 @@ from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import Rows
 from ..policies.guard import Trust
+from ..policies.shadow import Uses
 from .guarded_pool import GuardedPool
 from .other_weights import OtherWeights
 
@@ -142,17 +143,19 @@ def lru_pool(blocks: int, capacity: float) -> LruPool:
 
 
 def policy_pools(
-    pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding
+    pools: Sequence[LruPool], policies: Sequence[Policy], guard: Guarding, uses: Uses
 ) -> list[PolicyPool]:
     """The live policy at every size, the others at the live pool's."""
     return [
-        policy_pool(pool, _name(policy.name, pool.capacity), policy, guard)
+        policy_pool(pool, _name(policy.name, pool.capacity), policy, guard, uses)
         for place, policy in enumerate(policies)
         for pool in (pools if place == 0 else pools[:1])
     ]
 
 
-def policy_pool(beside: LruPool, name: str, policy: Policy, guard: Guarding) -> PolicyPool:
+def policy_pool(
+    beside: LruPool, name: str, policy: Policy, guard: Guarding, uses: Uses
+) -> PolicyPool:
     """A policy's pool, as large as one of LRU.
 
     What leaves a pool and is copied is found as if it had stayed: so pool and tiers are one pool,
@@ -162,17 +165,17 @@ def policy_pool(beside: LruPool, name: str, policy: Policy, guard: Guarding) -> 
     def scores(view: View, picked: Selection) -> Scores:
         return whole_scores(view, policy, picked)
 
-    pool = GuardedPool(beside.blocks, guard(beside.blocks))
+    pool = GuardedPool(beside.blocks, guard(beside.blocks), uses)
     return PolicyPool(name, policy.name, scores, beside, pool)
 
 
 def otherwise_pool(
-    beside: LruPool, weights: OtherWeights, guard: Guarding, now: float, before: Counted
+    beside: LruPool, weights: OtherWeights, guard: Guarding, uses: Uses, view: View, before: Counted
 ) -> PolicyPool:
     """A pool that begins now, ranked by weights that are not in force."""
-    pool = GuardedPool(beside.blocks, guard(beside.blocks))
+    pool = GuardedPool(beside.blocks, guard(beside.blocks), uses)
     scores = weights.whole_scores
-    return PolicyPool(OTHERWISE, OTHERWISE, scores, beside, pool, since=now, before=before)
+    return PolicyPool(OTHERWISE, OTHERWISE, scores, beside, pool, since=view.now, before=before)
 
 
 def _name(policy: str, capacity: float) -> str:

@@ -14,6 +14,7 @@ from ...graph.ranking.view import View
 from ...graph.types import Rows
 from ..policies.guard import Trust
 from ..policies.lru_stack import LruStack
+from ..policies.shadow import Uses
 from .ceiling import Ceiling, RequestWindow, Walked
 from .other_weights import OtherWeights
 from .session_sample import SessionSample
@@ -61,14 +62,16 @@ class ShadowSet:
         self.blocks, self.copies, self._guard = blocks, copies, guard
         self.sample = SessionSample()
         self.lru = [lru_pool(blocks, capacity) for capacity in CAPACITIES]
-        self.ranked = policy_pools(self.lru, policies, guard)
+        self._uses = Uses()  # of the sample: what all policies' pools follow
+        self.ranked = policy_pools(self.lru, policies, guard, self._uses)
         self.otherwise: PolicyPool | None = None
         if copies:
             both = blocks + copies
             room = LruPool("lru + tiers", both / blocks, both, has_tiers=True)
             self.lru.append(room)
             self.ranked += [
-                policy_pool(room, f"{each.name} + tiers", each, guard) for each in policies[:1]
+                policy_pool(room, f"{each.name} + tiers", each, guard, self._uses)
+                for each in policies[:1]
             ]
         self._stack = LruStack([each.blocks for each in self.lru])
         self.window = RequestWindow()
@@ -99,8 +102,8 @@ class ShadowSet:
         else:
             self.window.answered(heard.keys[heard.reach :])
         self._stack.use(heard.rows, heard.keys)
-        for ranked in self.of_policies if followed else ():
-            ranked.pool.use(heard.rows, heard.keys)
+        if followed:
+            self._uses.use(heard.rows, heard.keys)
 
     def _count(self, heard: Heard, followed: bool) -> None:
         """Count what a request that began would have found in each pool."""
@@ -115,10 +118,12 @@ class ShadowSet:
         of_sample = of_all if followed else [0] * len(self.lru)
         by_lru = dict(zip((each.name for each in self.lru), of_all, strict=True))
         ranked = self.of_policies
-        of_policies = [
-            each.pool.found(*prompt, by_lru[each.beside.name], blocks) if followed else 0
-            for each in ranked
-        ]
+        of_policies = [0] * len(ranked)
+        if followed:
+            there = self._uses.found(*prompt)
+            of_policies = [
+                each.pool.found(there, by_lru[each.beside.name], blocks) for each in ranked
+            ]
         for lru, found, in_it in zip(self.lru, of_all, of_sample, strict=True):
             lru.found, lru.sampled_found = lru.found + found, lru.sampled_found + in_it
         for each, found in zip(ranked, of_policies, strict=True):
@@ -156,18 +161,19 @@ class ShadowSet:
         """Fill all shadows with what the live pool holds, the last used on top."""
         newest_first, keys = _newest_first(view), view.blocks.keys
         self._stack.use(newest_first, keys[newest_first])
-        for each in self.ranked:
-            kept = newest_first[: each.pool.capacity]
-            each.pool.use(kept, keys[kept])
+        self._uses.use(newest_first, keys[newest_first])
         self.sample.seeded(newest_first, keys[newest_first])
 
     def weigh_otherwise(self, weights: OtherWeights, view: View) -> None:
         """Follow other weights from now on, in a pool that holds what the live one does; whatever
         other weights were followed before are not any more."""
         lru = self.lru[0]
-        self.otherwise = otherwise_pool(lru, weights, self._guard, view.now, self._counted(lru))
+        if self.otherwise is not None:
+            self.otherwise.pool.leave()
+        begun = self._counted(lru)
+        self.otherwise = otherwise_pool(lru, weights, self._guard, self._uses, view, begun)
         held = _newest_first(view)[: lru.blocks]
-        self.otherwise.pool.use(held, view.blocks.keys[held])
+        self.otherwise.pool.start(held, view.blocks.keys[held])
 
     def ranking(self, view: View) -> Iterator[None]:
         """Rank what each policy's shadow holds again, and resize it to what the sample now asks

@@ -14,7 +14,7 @@ from kvgraph.advisor.config.sections import PolicyConfig
 from kvgraph.advisor.policies.falling_order import FallingOrder
 from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lru_stack import LruStack
-from kvgraph.advisor.policies.shadow import LruShadow, RankedShadow
+from kvgraph.advisor.policies.shadow import LruShadow, RankedShadow, Uses
 from kvgraph.advisor.replay.engine.instance import Instance
 from kvgraph.advisor.replay.engine.simulator import simulate
 from kvgraph.advisor.replay.lab.arms import Settings, run_arm
@@ -180,6 +180,45 @@ def test_a_ranked_shadow_evicts_as_a_plain_pool_does(ties: bool) -> None:
         assert shadow.rows(np.arange(2_000, dtype=np.uint64)).tolist() == sorted(plain.held)
         if number > 600:
             break
+
+
+def test_pools_that_share_their_uses_hold_what_each_alone_would() -> None:
+    rng, uses, rest = np.random.default_rng(5), Uses(), np.arange(2_000, dtype=np.uint64)
+    shared = [RankedShadow(capacity, uses) for capacity in (300, 40, 500)]
+    alone = [RankedShadow(each.capacity) for each in shared]
+    for number, rows in enumerate(chains(6, 40)):
+        keys = rows.astype(np.uint64)
+        there = uses.found(rows, keys)
+        assert [there.by(each) for each in shared] == [each.found(rows, keys) for each in alone]
+        for each in (uses, *alone):
+            each.use(rows, keys)
+        if number % 50 == 10:
+            for one, other in zip(shared, alone, strict=True):
+                held = one.rows(rest)
+                scores = rng.random(len(held))
+                one.adopt(held, scores)
+                other.adopt(held, scores)
+        if number == 300:  # one begins anew, with blocks that the others may not hold
+            begun = np.arange(0, 2_000, 7, dtype=np.int32)
+            for each in (shared[2], alone[2]):
+                each.restart(begun, rest[begun])
+        for one, other in zip(shared, alone, strict=True):
+            if number < 300:
+                assert one.rows(rest).tolist() == other.rows(rest).tolist()
+            assert len(one.rows(rest)) == one.held <= one.capacity
+        if number > 600:
+            break
+
+
+def test_a_large_pool_makes_room_ahead_and_never_holds_more_than_it_may() -> None:
+    pool, held = RankedShadow(5_000), set[int]()
+    for first in range(0, 40_000, 13):
+        rows = np.arange(first, first + 13, dtype=np.int32)
+        pool.use(rows, rows.astype(np.uint64))
+        if first > 6_000:
+            held.add(pool.held)
+    assert min(held) >= 5_000 - 5_000 // 512 - 13
+    assert max(held) <= 5_000
 
 
 @pytest.mark.parametrize("distinct", [3, 10**6])

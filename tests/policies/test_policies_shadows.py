@@ -14,7 +14,7 @@ from kvgraph.advisor.config.sections import ScoreConfig
 from kvgraph.advisor.page.weight_preview import weight_effect
 from kvgraph.advisor.policies.guard import Guard, Trust
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
-from kvgraph.advisor.policies.shadow import LruShadow
+from kvgraph.advisor.policies.shadow import LruShadow, Uses
 from kvgraph.advisor.replay.fast.bounds import belady_hits
 from kvgraph.advisor.replay.fast.lru import lru_hits
 from kvgraph.advisor.replay.traces.trace import Trace
@@ -59,17 +59,19 @@ def test_a_shadow_of_lru_finds_what_a_full_replay_finds(trace: Trace, capacity: 
 def test_a_guarded_pool_of_a_bad_policy_finds_what_lru_finds(begins_trusted: bool) -> None:
     """Who asks does so twice and never again; the policy sends away what was used last."""
     keys = np.arange(4_000, dtype=np.uint64)
-    alone, lru = GuardedPool(SMALL, None), LruShadow(SMALL)
-    guarded = GuardedPool(SMALL, Trust(SMALL, begins_trusted))
+    uses, lru = Uses(), LruShadow(SMALL)
+    alone = GuardedPool(SMALL, None, uses)
+    guarded = GuardedPool(SMALL, Trust(SMALL, begins_trusted), uses)
     found = dict.fromkeys(("alone", "guarded", "lru"), 0)
     for turn in range(990):
         for first in (turn, turn - 3) if turn >= 3 else (turn,):
             rows = np.arange(4 * first, 4 * first + 4, dtype=np.int32)
             by_lru = lru.found(rows, keys[rows])
             found["lru"] += by_lru
-            found["alone"] += alone.found(rows, keys[rows], by_lru, 4)
-            found["guarded"] += guarded.found(rows, keys[rows], by_lru, 4)
-            for pool in (alone, guarded, lru):
+            there = uses.found(rows, keys[rows])
+            found["alone"] += alone.found(there, by_lru, 4)
+            found["guarded"] += guarded.found(there, by_lru, 4)
+            for pool in (uses, lru):
                 pool.use(rows, keys[rows])
         for pool in (alone, guarded):
             pool.rank(keys, lambda rows: rows.astype(np.float64))
