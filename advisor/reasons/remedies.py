@@ -38,7 +38,7 @@ def _kept(short: int) -> str:
         return "A pool larger by one block would have kept it."
     return (
         f"A pool larger by about {short:,} blocks would have kept it, or host memory for as many "
-        "copies (AITHER_KVCACHE_WARM_GIB): so many have left since, with it."
+        "copies (AITHER_KVCACHE_WARM_GIB)."
     )
 
 

@@ -44,10 +44,15 @@ def wait_sentence(work: WorkAhead) -> str:
             f"While it waited, no other prompt was begun. The last one begun before it came was "
             f"{work.who}'s, and still under way: {work.tokens:,} tokens were computed of it{known}."
         )
-    others = "one other prompt" if work.prompts == 1 else f"{work.prompts:,} other prompts"
+    if work.prompts == 1:
+        return (
+            f"While it waited, the engine began one other prompt, {work.who}'s, and computed "
+            f"{work.tokens:,} tokens of it{known}."
+        )
     return (
-        f"While it waited, the engine began {others} and computed {work.tokens:,} tokens of them"
-        f"{known}. The largest was {work.who}'s: {work.most:,} tokens."
+        f"While it waited, the engine began {work.prompts:,} other prompts and computed "
+        f"{work.tokens:,} tokens of them{known}. "
+        f"The largest was {work.who}'s: {work.most:,} tokens."
     )
 
 

@@ -373,7 +373,6 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(
     assert request.wait.tokens == largest.prompt_tokens - SIZE
     said = why_sentence(request.model_dump())
     assert "it waited 9.0 s. While it waited, the engine began one other prompt" in said
-    assert "The largest was largest's: " in said
     assert "would have let it begin sooner: Keeping the 32 tokens that were computed again" in said
     assert "a pool larger by about 2 blocks" in said
 
