@@ -12,7 +12,7 @@ from typing import Final
 from rich.console import Console
 
 from ...graph.messages.events import Segment
-from ...graph.types import LAYER_BY_NAME, SourceLayer
+from ...graph.types import LAYER_BY_NAME, Authority, SourceLayer
 from ...hooks.client import ClientOptions
 from ...hooks.fake import FakeEngine
 from ..recorded.agents_fleet import SESSIONS, recorded_requests
@@ -88,11 +88,16 @@ def _play(
 
 
 def _segments(request: AgentRequest) -> Iterator[Segment]:
-    """The head as it was recorded; behind it what tools said, and the user's last words."""
+    """The head as it was recorded; behind it what tools said, and the user's last words. They count
+    as inferred, as a real engine infers them: no caller states anything."""
     end = 0
     for layer, start, end in request.layers:
-        yield Segment(int(LAYER_BY_NAME[layer]), start, end)
+        yield _inferred(LAYER_BY_NAME[layer], start, end)
     words = max(end, len(request.prompt) - LAST_WORDS)
     if words > end:
-        yield Segment(int(SourceLayer.TOOL_RESULT), end, words)
-    yield Segment(int(SourceLayer.USER_TURN), words, len(request.prompt))
+        yield _inferred(SourceLayer.TOOL_RESULT, end, words)
+    yield _inferred(SourceLayer.USER_TURN, words, len(request.prompt))
+
+
+def _inferred(layer: SourceLayer, start: int, end: int) -> Segment:
+    return Segment(int(layer), start, end, authority=int(Authority.INFERRED))
