@@ -24,10 +24,11 @@ from ..config.config import Config
 from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES
-from ..reasons.term_words import meanings
+from ..reasons.term_words import meanings, weight_meanings
 from ..times.unix_time import Unix
 from .logged.eviction_views import chosen
 
+_SHARES: Final = ("protected_share", "tenant_share", "inferred_share", "reserved")
 MOST: Final = 200  # blocks per answer: each costs a tenth of a millisecond; chosen
 
 
@@ -153,7 +154,7 @@ def weights_view(
     config, default = written or watch.config, ScoreConfig()
     score = config.score
     numbers = [each.name for each in fields(Weights)]
-    numbers += ["session_memory_s", "protected_share", "tenant_share"]
+    numbers += ["session_memory_s", *_SHARES]
     return WeightsView(
         at=at,
         policy=policy.name,
@@ -165,6 +166,7 @@ def weights_view(
         protected_layers=sorted(score.protected_layers),
         defaults={name: getattr(default, name) for name in numbers},
         edge_type_defaults=default.edge_types.model_dump(),
+        meanings=weight_meanings(),
         layers=list(LAYER_NAMES),
         file=watch.file,
         is_editable=watch.file is not None,

@@ -1,4 +1,4 @@
-"""What the terms of a score mean, and what binds a block before any score: in sentences."""
+"""What the terms of a score mean, the rules that bind all scores, and the weights: in words."""
 
 from __future__ import annotations
 
@@ -29,6 +29,31 @@ _RULES: Final[Mapping[str, str]] = {
     "pinned": "it is leased: it goes after those that are not",
     "protected_layer": "its layer is protected: it goes when nothing else is left",
 }
+_WEIGHTS: Final[Mapping[str, str]] = {
+    "age": "per second since a block's last use; the policy classic's alone",
+    "degree": "per edge at a block, times its type's weight",
+    "edge_weight": "per unit of these edges' strength, times their type's weight",
+    "importance": "for the whole importance of a block",
+    "confidence": "for how much surer than of other sessions the model is; where engines sample",
+    "hit_count": "for each time that a block was found; the policy classic's alone",
+    "session_credit": "for a session that runs or will return; the policy classic's alone",
+    "session_memory_s": "seconds over which an idle session's claim fades",
+    "protected_share": "of a pool: what protected layers keep of it at most",
+    "tenant_share": "of a pool: what one named tenant's protected layers keep at most",
+    "inferred_share": "of a pool: what system texts that nobody named keep at most",
+    "reserved": "blocks of each pool for sessions that came back before; below 1 a share of it",
+    "prefix_share": "several requests went from the one block to the other",
+    "co_attend": "the model looks at both in the same steps; where engines sample",
+    "semantic": "they say much the same; where engines sample",
+    "temporal": "the one follows the other in a prompt",
+    "spill_link": "the block has a copy in a colder tier",
+    "memory_ref": "an item of an external memory names it",
+}
+
+
+def weight_meanings() -> dict[str, str]:
+    """What each weight of [score] and [score.edge_types] weighs."""
+    return dict(_WEIGHTS)
 
 
 def meanings(names: Iterable[str]) -> dict[str, str]:

@@ -69,6 +69,7 @@ class Weights(Answer):
         policies: All that there are.
         score: [score]'s numbers by name.
         defaults: The same, as they are without configuration.
+        meanings: What each number is, and each type of edge, in words.
         file: Where changes are kept; None: nowhere.
         is_editable: Whether this sidecar takes changes; ``why_not`` says why it does not.
         undoable: How many changes can be taken back.
@@ -83,6 +84,7 @@ class Weights(Answer):
     protected_layers: list[str]
     defaults: dict[str, float]
     edge_type_defaults: dict[str, float]
+    meanings: dict[str, str]
     layers: list[str]
     file: str | None
     is_editable: bool

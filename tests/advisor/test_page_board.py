@@ -176,6 +176,11 @@ def test_every_term_and_rule_of_a_ranking_is_explained(world: World, policy: str
     assert {rule.name for rule in RULES} == meanings(rule.name for rule in RULES).keys()
 
 
+def test_every_weight_is_explained(board: PageBoard) -> None:
+    weights = board.weights()
+    assert weights.score.keys() | weights.edge_types.keys() == weights.meanings.keys()
+
+
 def test_a_rule_that_needs_copies_binds_nothing_without_them(world: World) -> None:
     world.serve(1, 2)
     total = 2 * SIZE

@@ -76,7 +76,7 @@ def _play(
         if len(each.prompt) + len(each.answer) < POOL * BLOCK:
             engine.run(
                 each.prompt,
-                f"{each.session}-{number}" if number else each.session,
+                _named(each.session, number),
                 None,
                 tuple(_segments(each)),
                 each.waiting,
@@ -85,6 +85,12 @@ def _play(
                 max(0.0, time.monotonic() - due),
                 each.returns_s / FASTER if each.waiting and each.returns_s else None,
             )
+
+
+def _named(session: str, number: int) -> str:
+    """A recording's session, each time that it is played under another name."""
+    name = session.replace("@", "-again-")
+    return f"{name}-round-{number + 1}" if number else name
 
 
 def _segments(request: AgentRequest) -> Iterator[Segment]:

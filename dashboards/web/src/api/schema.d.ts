@@ -1588,6 +1588,7 @@ export interface components {
          *         policies: All that there are.
          *         score: [score]'s numbers by name.
          *         defaults: The same, as they are without configuration.
+         *         meanings: What each number is, and each type of edge, in words.
          *         file: Where changes are kept; None: nowhere.
          *         is_editable: Whether this sidecar takes changes; ``why_not`` says why it does not.
          *         undoable: How many changes can be taken back.
@@ -1620,6 +1621,10 @@ export interface components {
             /** Edge Type Defaults */
             edge_type_defaults: {
                 [key: string]: number;
+            };
+            /** Meanings */
+            meanings: {
+                [key: string]: string;
             };
             /** Layers */
             layers: string[];

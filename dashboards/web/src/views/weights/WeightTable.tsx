@@ -6,18 +6,23 @@ import { right, Rows } from "../../parts/Rows";
 interface Props {
   readonly values: Record<string, number>;
   readonly defaults: Record<string, number>;
+  readonly meanings: Record<string, string>;
   readonly touched: Record<string, number>;
   readonly isEditable: boolean;
   readonly onChange: (touched: Record<string, number>) => void;
 }
 
 /** Numbers by name, to be changed where the sidecar takes changes. */
-export function WeightTable({ values, defaults, touched, isEditable, onChange }: Props) {
+export function WeightTable(props: Props) {
+  const { values, defaults, meanings, touched, isEditable, onChange } = props;
   return (
     <Rows columns={["name", right("weight"), right("by default")]}>
       {Object.entries(values).map(([name, value]) => (
         <tr key={name}>
-          <td>{words(name)}</td>
+          <td>
+            {words(name)}
+            <div className="meaning dim wrap">{meanings[name]}</div>
+          </td>
           <td className="right">
             {isEditable ? (
               <NumberInput

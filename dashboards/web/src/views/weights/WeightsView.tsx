@@ -108,10 +108,11 @@ function Fields(props: { weights: Weights; draft: Draft; onDraft: (draft: Draft)
           onChange={(layers) => onDraft({ ...draft, layers })}
         />
       </Panel>
-      <Panel title="Weights of a score" note="[score]">
+      <Panel title="Weights of a score" note="[score]; below zero keeps a block">
         <WeightTable
           values={weights.score}
           defaults={weights.defaults}
+          meanings={weights.meanings}
           touched={draft.score}
           isEditable={isEditable}
           onChange={(score) => onDraft({ ...draft, score })}
@@ -121,6 +122,7 @@ function Fields(props: { weights: Weights; draft: Draft; onDraft: (draft: Draft)
         <WeightTable
           values={weights.edge_types}
           defaults={weights.edge_type_defaults}
+          meanings={weights.meanings}
           touched={draft.edgeTypes}
           isEditable={isEditable}
           onChange={(edgeTypes) => onDraft({ ...draft, edgeTypes })}
