@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from ..columns.consecutive import KnownChains
 from ..messages.events import (
     CUT_AT_A_LENGTH,
     ConfidenceSampled,
@@ -50,6 +51,7 @@ class TurnRecorder:
         self._layers = LayerBook(tables)
         self._segments = SegmentTagger(tables, self._layers, counters)
         self._sessions = RequestSessions(tables, chains, counters)
+        self._known = KnownChains()
 
     def apply(self, engine: int, turns: Sequence[Turn], now: float) -> None:
         """Apply requests that started and ended, in this order.
@@ -65,8 +67,13 @@ class TurnRecorder:
             self._counters["events_refused"] += len(turns) - len(chains)
         if not chains:
             return
-        rows = self._lay(keys, counts, now, self._tables.salt(engine))
-        for turn, chain in zip(chains, np.split(rows, np.cumsum(counts)[:-1]), strict=True):
+        told_by = [turn.session or turn.request_id for turn in chains]
+        rows = self._lay(keys, counts, now, self._tables.salt(engine), told_by)
+        for turn, name, end, count in zip(
+            chains, told_by, np.cumsum(counts).tolist(), counts.tolist(), strict=True
+        ):
+            chain = rows[end - count : end]
+            self._known.note(name, chain)
             if isinstance(turn, RequestStarted):
                 self._started(engine, turn, chain, now)
             else:
@@ -154,10 +161,12 @@ class TurnRecorder:
         before = blocks.wire_keys(chain[:-1]).astype("<u8").tobytes()
         return replace(turn, hashes=before + turn.hashes, skipped=0)
 
-    def _lay(self, keys: Keys, counts: Counts, now: float, salt: np.uint64) -> Rows:
+    def _lay(
+        self, keys: Keys, counts: Counts, now: float, salt: np.uint64, told_by: Sequence[str]
+    ) -> Rows:
         """The rows of whole chains, chain after chain, linked."""
-        blocks = self._tables.blocks
-        rows, new = blocks.ensure(keys, now, salt, counts)
+        blocks, guessed = self._tables.blocks, self._known.guess(told_by, counts)
+        rows, new = blocks.ensure(keys, now, salt, counts, guessed)
         self._chains.lay(rows, new, counts)
         blocks.last_attended[rows] = now
         return rows

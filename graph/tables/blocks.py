@@ -102,7 +102,12 @@ class BlockTable(BlockColumns):
         return self.keys[rows] ^ self.salt[rows]
 
     def ensure(
-        self, keys: Keys, now: float, salt: np.uint64 = NO_SALT, counts: Counts64 | None = None
+        self,
+        keys: Keys,
+        now: float,
+        salt: np.uint64 = NO_SALT,
+        counts: Counts64 | None = None,
+        guessed: Rows | None = None,
     ) -> tuple[Rows, Mask]:
         """Rows of ``keys`` (repeats allowed), created where unknown, in the order of ``keys``.
 
@@ -111,16 +116,18 @@ class BlockTable(BlockColumns):
             now: Monotonic seconds.
             salt: The salt of the engine's model.
             counts: int64 ``[chains]``: how many of them each chain has, if they are of chains.
+            guessed: int32 ``[n]``: where those of chains may be; see ``KnownChains``.
 
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the row is new.
         """
         keys, rows = _salted(keys, salt), np.empty(len(keys), dtype=np.int32)
-        left = follow_chains(self._index, self.alive, keys, rows, counts)
+        left = follow_chains(self._index, self.alive, keys, rows, counts, guessed)
         new = np.zeros(len(keys), dtype=np.bool_)
-        rows[left], new[left] = self._index.ensure(keys[left], self._take)
-        if new.any():
-            self._begin(rows[new], salt, now)
+        if isinstance(left, slice) or len(left):
+            rows[left], new[left] = self._index.ensure(keys[left], self._take)
+            if new.any():
+                self._begin(rows[new], salt, now)
         return rows, new
 
     def release(self, rows: Rows) -> None:
