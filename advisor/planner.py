@@ -28,7 +28,10 @@ blocks by the same amount and reorders nothing."""
 
 _ROOMY: Final = 0.25  # blank share of a pool, from which on no ranking is needed; chosen
 _REST: Final = 4.0  # seconds of rest per second of ranking; chosen
-_LONG_REST: Final = 19.0  # the same, while no ranking tells an engine anything; chosen
+# The same, while nothing tells an engine anything, and at most so many seconds: a fortieth of a
+# core, and well before advice is too old. Both chosen; see docs/results.md for what it loses.
+_LONG_REST: Final = 39.0
+_LONGEST_REST_S: Final = 1.0
 
 
 class _Basis(NamedTuple):
@@ -97,6 +100,7 @@ class GraphEvictionAdvisor:
         self._protected_seen = 0  # of what the graph counts, when it was last ranked
         self._stopping = False
         self._call = threading.Event()
+        self._urgent = threading.Event()  # ends a long rest
         self._thread = threading.Thread(target=self._run, name="kvgraph-planner", daemon=True)
         self.latest: Mapping[str, EvictionRanking] = MappingProxyType({})
         self.wanted: Mapping[str, PrefetchOrder] = MappingProxyType({})
@@ -110,6 +114,7 @@ class GraphEvictionAdvisor:
     def stop(self) -> None:
         """End the ranking thread and wait for it."""
         self._stopping = True
+        self._urgent.set()
         self._call.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -118,7 +123,10 @@ class GraphEvictionAdvisor:
         """Note that the graph changed, and rank at once if that cannot wait for the interval: what
         somebody ``intended`` cannot, nor the first protected blocks, nor an engine to a good part
         of whose pool something happened since the last ranking."""
-        if intended or self._is_pressing() or self._is_first_protected():
+        if intended or self._is_first_protected():
+            self._urgent.set()
+            self._call.set()
+        elif self._is_pressing():
             self._call.set()
 
     def _is_pressing(self) -> bool:
@@ -243,18 +251,25 @@ class GraphEvictionAdvisor:
         while not self._stopping:
             self._call.wait(self._interval_s)
             self._call.clear()
+            self._urgent.clear()
             if not self._stopping:
                 began = self._clock()
                 self.tick()
                 self._wake()
-                # However fast engines evict, there is rest after each ranking.
-                time.sleep(min(_rest(self.latest) * (self._clock() - began), self._interval_s))
+                self._rest(self._clock() - began)
 
+    def _rest(self, took_s: float) -> None:
+        """However fast engines evict, there is rest after each ranking; more of it, but for what is
+        urgent, while nobody evicts by them."""
+        rest_s = min(_REST * took_s, self._interval_s)
+        time.sleep(rest_s)
+        if not self._tells_anything():
+            self._urgent.wait(min(_LONG_REST * took_s, _LONGEST_REST_S) - rest_s)
 
-def _rest(rankings: Mapping[str, EvictionRanking]) -> float:
-    """Seconds of rest per second of ranking."""
-    told = (each for ranking in rankings.values() for each in _told(ranking))
-    return _REST if any(map(len, told)) else _LONG_REST
+    def _tells_anything(self) -> bool:
+        """Whether any engine was told of a block at all."""
+        told = [each for ranking in self.latest.values() for each in _told(ranking)]
+        return any(map(len, told)) or any(len(order.keys) for order in self.wanted.values())
 
 
 def _told(ranking: EvictionRanking) -> tuple[Keys, Keys, Keys]:

@@ -275,6 +275,32 @@ def test_the_first_system_text_that_is_asked_for_again_is_not_kept_waiting() -> 
         planned.planner.stop()
 
 
+def test_a_planner_that_tells_nothing_rests_long_and_not_where_it_is_urgent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvgraph.advisor.planner._LONGEST_REST_S", 3600.0)
+    planned = Planned(max_ranked=0)  # no ranking names a block
+    rank = planned.graph.rank
+
+    def slowly(engine: str, limit: int) -> EvictionRanking:
+        planned.clock.now += 100.0
+        return rank(engine, limit)
+
+    monkeypatch.setattr(planned.graph, "rank", slowly)
+    planned.store("a", 500)
+    planned.planner.start()
+    try:
+        assert planned.ranked.wait(30.0)
+        planned.ranked.clear()
+        planned.store("a", 700)
+        planned.planner.applied()
+        assert not planned.ranked.wait(0.2), "nobody evicts by it"
+        planned.planner.applied(intended=True)
+        assert planned.ranked.wait(30.0)
+    finally:
+        planned.planner.stop()
+
+
 @pytest.mark.parametrize(
     "wish",
     [
