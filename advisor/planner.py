@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
@@ -225,27 +225,10 @@ class GraphEvictionAdvisor:
 
     def _ranked(self, engine: str) -> EvictionRanking:
         """A new ranking; an empty one for an engine that evicts nothing for long."""
-        if not self._has_room(engine):
+        if not _has_room(self._graph, engine, self._protected_seen):
             return self._graph.rank(engine, self._max_ranked)
         self.counters["roomy"] += 1
         return self._graph.rank(engine, 0)
-
-    def _has_room(self, engine: str) -> bool:
-        """Whether an engine without tiers and protected blocks has many blanks.
-
-        What it says of them is half a second old, and what it stored since counts as well.
-        """
-        tables = self._graph.tables
-        words = tables.words.get(tables.engines.get(engine, NO_ROW))
-        if words is None or words.pressure is None:
-            return False
-        if words.tiers is not None or self._protected_seen:
-            return False
-        pressure = words.pressure
-        least = _ROOMY * pressure.total_blocks
-        if pressure.free_blocks - pressure.cached_blocks <= least:  # as nearly always
-            return False
-        return pressure.total_blocks - self._graph.resident_count(engine) > least
 
     def _run(self) -> None:
         while not self._stopping:
@@ -263,13 +246,30 @@ class GraphEvictionAdvisor:
         urgent, while nobody evicts by them."""
         rest_s = min(_REST * took_s, self._interval_s)
         time.sleep(rest_s)
-        if not self._tells_anything():
+        if not _tell_anything(self.latest.values(), self.wanted.values()):
             self._urgent.wait(min(_LONG_REST * took_s, _LONGEST_REST_S) - rest_s)
 
-    def _tells_anything(self) -> bool:
-        """Whether any engine was told of a block at all."""
-        told = [each for ranking in self.latest.values() for each in _told(ranking)]
-        return any(map(len, told)) or any(len(order.keys) for order in self.wanted.values())
+
+def _has_room(graph: KVCacheGraph, engine: str, protected: int) -> bool:
+    """Whether an engine without tiers has many blanks, and none has ``protected`` blocks.
+
+    What it says of them is half a second old, and what it stored since counts as well.
+    """
+    tables = graph.tables
+    words = tables.words.get(tables.engines.get(engine, NO_ROW))
+    if words is None or words.pressure is None or words.tiers is not None or protected:
+        return False
+    pressure = words.pressure
+    least = _ROOMY * pressure.total_blocks
+    if pressure.free_blocks - pressure.cached_blocks <= least:  # as nearly always
+        return False
+    return pressure.total_blocks - graph.resident_count(engine) > least
+
+
+def _tell_anything(rankings: Iterable[EvictionRanking], orders: Iterable[PrefetchOrder]) -> bool:
+    """Whether any engine was told of a block at all."""
+    told = [len(keys) for ranking in rankings for keys in _told(ranking)]
+    return any(told) or any(len(order.keys) for order in orders)
 
 
 def _told(ranking: EvictionRanking) -> tuple[Keys, Keys, Keys]:

@@ -99,7 +99,7 @@ class HashIndex:
         Returns:
             rows int32 ``[n]``, and a bool ``[n]`` that is true where the key was added.
         """
-        if len(keys) <= _FEW:
+        if len(keys) <= _FEW:  # also none at all
             known = np.array([self.find_one(key) for key in keys.tolist()], dtype=np.int32)
             if (known != NO_ROW).all():
                 return known, np.zeros(len(keys), dtype=np.bool_)

@@ -58,8 +58,9 @@ class BlockTable(BlockColumns):
     @property
     def nbytes(self) -> int:
         sums = sum(each.columns_nbytes for each in self.sums.values())
-        own = self.columns_nbytes + self.tiers.nbytes
-        return own + sums + self._index.nbytes + self._rows.nbytes
+        return (
+            self.columns_nbytes + self.tiers.nbytes + sums + self._index.nbytes + self._rows.nbytes
+        )
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """Every column by name, cut to the rows ever used; views, for reading."""
@@ -102,13 +103,9 @@ class BlockTable(BlockColumns):
         return self.keys[rows] ^ self.salt[rows]
 
     def ensure(
-        self,
-        keys: Keys,
-        now: float,
-        salt: np.uint64 = NO_SALT,
-        counts: Counts64 | None = None,
-        guessed: Rows | None = None,
-    ) -> tuple[Rows, Mask]:
+        self, keys: Keys, now: float, salt: np.uint64 = NO_SALT,
+        counts: Counts64 | None = None, guessed: Rows | None = None,
+    ) -> tuple[Rows, Mask]:  # fmt: skip
         """Rows of ``keys`` (repeats allowed), created where unknown, in the order of ``keys``.
 
         Args:
@@ -124,10 +121,9 @@ class BlockTable(BlockColumns):
         keys, rows = _salted(keys, salt), np.empty(len(keys), dtype=np.int32)
         left = follow_chains(self._index, self.alive, keys, rows, counts, guessed)
         new = np.zeros(len(keys), dtype=np.bool_)
-        if isinstance(left, slice) or len(left):
-            rows[left], new[left] = self._index.ensure(keys[left], self._take)
-            if new.any():
-                self._begin(rows[new], salt, now)
+        rows[left], new[left] = self._index.ensure(keys[left], self._take)
+        if new.any():
+            self._begin(rows[new], salt, now)
         return rows, new
 
     def release(self, rows: Rows) -> None:
@@ -153,8 +149,7 @@ class BlockTable(BlockColumns):
         """Make room for the residency of so many engines."""
         missing = columns - len(self.tiers)
         if missing > 0:
-            fresh = np.zeros((missing, self.tiers.shape[1]), dtype=np.uint8)
-            self.tiers = np.concatenate([self.tiers, fresh])
+            self.tiers = np.pad(self.tiers, ((0, missing), (0, 0)))
 
     def resident(self, engine: int) -> Mask:
         """bool ``[size]``: the blocks in this engine's pool."""
