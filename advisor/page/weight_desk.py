@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from ...dashboards.answers.what_if import WeightChange, WeightEffect, Weights
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.ranking.policy import Policy
 from ..config.config import Config
+from ..config.config_errors import ConfigError
 from ..config.edits import change_in_words
 from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
@@ -19,6 +20,8 @@ from ..shadows.shadow_runner import ShadowRunner
 from ..times.unix_time import UnixTime
 from .ranking_view import weights_view
 from .weight_preview import other_weights, weight_effect
+
+_NO_NUMBERS: Final = {"edge_types", "protected_layers"}  # of [score]
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +89,9 @@ class WeightDesk:
 
 
 def _by_section(change: WeightChange) -> dict[str, dict[str, Any]]:
-    """A change as the file's sections have it."""
+    """A change as the file's sections have it; ConfigError where [score] names no number."""
+    for name in _NO_NUMBERS & change.score.keys():
+        raise ConfigError(f"score.{name} is no number: name it beside score")
     score: dict[str, Any] = dict(change.score)
     if change.protected_layers is not None:
         score["protected_layers"] = change.protected_layers

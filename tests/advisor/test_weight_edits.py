@@ -15,6 +15,7 @@ from kvgraph.advisor.config.reload import ConfigWatch
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.shadows.shadow_runner import ShadowRunner
+from kvgraph.dashboards.answers.what_if import WeightChange
 from kvgraph.dashboards.app import create_app
 from kvgraph.dashboards.page_tokens import edit_token, page_token
 from kvgraph.graph.errors import ConfigError
@@ -343,3 +344,13 @@ def test_a_file_that_cannot_be_read_is_refused(
     for ask, address in ((page.put, "/v1/weights"), (page.post, "/v1/weights/preview")):
         answer = ask(address, json=change)
         assert (answer.status_code, str(path) in answer.json()["detail"]) == (409, True)
+
+
+@pytest.mark.parametrize("name", ["protected_layers", "edge_types"])
+def test_what_is_no_number_of_the_score_is_refused(source: Source, path: Path, name: str) -> None:
+    change = WeightChange(score={name: 1.0})
+    page = source.page
+    for do in (page.try_weights, page.change_weights, lambda change: page.preview(change, None)):
+        with pytest.raises(ConfigError, match="name it beside score"):
+            do(change)
+    assert path.read_text() == FILE
