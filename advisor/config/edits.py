@@ -26,6 +26,11 @@ from .whole_file import read_whole, replace_whole
 
 logger = logging.getLogger(__name__)
 
+_NO_FILE: Final = Path("the page")  # stands for a file in errors, where there is none
+NO_FILE: Final = (
+    "this sidecar was started without a configuration file; start it with --config FILE, or the "
+    "engine that starts it with KVGRAPH_CONFIG=FILE"
+)
 _KEPT: Final = 32  # changes that can be taken back
 
 Change = Mapping[str, Mapping[str, Any]]
@@ -62,7 +67,7 @@ class WeightEditor:
                 line says otherwise and would win; the file cannot be read or written.
         """
         with self._lock:
-            path, text, edited = self._edited(change)
+            path, text, edited = self._edited(change, self._file())
             config = self._checked(path, edited, change)
             replace_whole(path, edited)
             self._changes = [*self._changes, (text, edited)][-_KEPT:]
@@ -70,9 +75,10 @@ class WeightEditor:
         return config
 
     def tried(self, change: Change) -> Config:
-        """What the file would say; nothing is written. Raises ConfigError as ``apply`` does."""
+        """What the file would say, or one that there is not; nothing is written. Raises ConfigError
+        for a value that is not allowed, or that does not win."""
         with self._lock:
-            path, _, edited = self._edited(change)
+            path, _, edited = self._edited(change, self._path or _NO_FILE)
             return self._checked(path, edited, change)
 
     def undo(self, who: str) -> Config:
@@ -98,11 +104,10 @@ class WeightEditor:
         logger.info("the last change was taken back over the page, by the %s token", who)
         return config
 
-    def _edited(self, change: Change) -> tuple[Path, str, str]:
+    def _edited(self, change: Change, path: Path) -> tuple[Path, str, str]:
         """The file, its text, and what that would be."""
-        path = self._file()
         _check_names(change)
-        text = edited = read_whole(path)
+        text = edited = "" if path is _NO_FILE else read_whole(path)
         try:
             for section, values in change.items():
                 edited = with_values(edited, section, values)
@@ -112,9 +117,7 @@ class WeightEditor:
 
     def _file(self) -> Path:
         if self._path is None:
-            raise ConfigError(
-                "this sidecar was started without a configuration file; start it with --config"
-            )
+            raise ConfigError(NO_FILE)
         return self._path
 
     def _checked(self, path: Path, text: str, change: Change) -> Config:

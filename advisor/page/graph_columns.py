@@ -32,12 +32,14 @@ def graph_view(graph: KVCacheGraph, limit: int, session: int | None, unix: Unix)
     place[rows] = np.arange(len(rows))
     sessions, session_of = _numbered(tables.blocks.session[rows])
     tenants, tenant_of = _numbered(tables.blocks.tenant[rows])
-    links, memories = _links(tables, rows, place)
+    segments, segment_of = _numbered(tables.blocks.identity[rows])
+    links, memories, left_out = _links(tables, rows, place)
     names = Names(
         layers=list(LAYER_NAMES),
         types=list(EDGE_NAMES),
         sessions=[tables.sessions.names[row] for row in sessions],
         tenants=[tables.tenants.name(number) or "" for number in tenants],
+        segments=[tables.segment_names.name(number) or "" for number in segments],
         engines=_engines(tables),
         memories=[tables.memories.name(number) or "" for number in memories],
     )
@@ -46,8 +48,11 @@ def graph_view(graph: KVCacheGraph, limit: int, session: int | None, unix: Unix)
         version=graph.changes.total,
         blocks=len(tables.blocks),
         edges=int(tables.all_edges.counts().sum()),
-        nodes=_nodes(tables, rows, place, now, session=session_of, tenant=tenant_of),
+        nodes=_nodes(
+            tables, rows, place, now, session=session_of, tenant=tenant_of, segment=segment_of
+        ),
         links=links,
+        left_out=left_out,
         names=names,
     )
 
@@ -96,8 +101,9 @@ def _nodes(
     return Nodes.model_construct(key=keys, **lists)
 
 
-def _links(tables: Tables, rows: Rows, place: Rows) -> tuple[Links, list[int]]:
-    """The edges between these blocks, and from them to memories; and which memories these are."""
+def _links(tables: Tables, rows: Rows, place: Rows) -> tuple[Links, list[int], int]:
+    """The edges between these blocks, and from them to memories; which memories these are; and how
+    many edges are left out."""
     blocks, most = tables.blocks, _LINKS_A_NODE * len(rows)
     parent = place[blocks.parent[rows]]
     child = np.flatnonzero(parent != NO_ROW)
@@ -107,6 +113,7 @@ def _links(tables: Tables, rows: Rows, place: Rows) -> tuple[Links, list[int]]:
         _part(EdgeType.PREFIX_SHARE, parent[shared], shared, blocks.walkers[rows[shared]]),
     ]
     stored, memories = tables.edges.columns(), list[int]()
+    learned: list[npt.NDArray[np.float64]] = []
     for kind in STORED:
         of = np.flatnonzero(stored["kind"] == int(kind))
         of = of[place[stored["source"][of]] != NO_ROW]
@@ -117,11 +124,25 @@ def _links(tables: Tables, rows: Rows, place: Rows) -> tuple[Links, list[int]]:
             target = target + len(rows)
         seen = target != NO_ROW
         source, weight = place[stored["source"][of]][seen], stored["weight"][of][seen]
-        parts.append(_part(kind, source, target[seen], weight))
-    columns = np.concatenate(parts, axis=1)[:, :most]
+        learned.append(_part(kind, source, target[seen], weight))
+    everything = sum(part.shape[1] for part in (*parts, *learned))
+    parts += _strongest(learned, most - sum(part.shape[1] for part in parts))
+    columns = np.concatenate(parts, axis=1)
     source, target, types = columns[:3].astype(np.int64).tolist()
     weight = np.round(columns[3], 3).tolist()
-    return Links.model_construct(source=source, target=target, type=types, weight=weight), memories
+    links = Links.model_construct(source=source, target=target, type=types, weight=weight)
+    return links, memories, everything - columns.shape[1]
+
+
+def _strongest(parts: list[npt.NDArray[np.float64]], room: int) -> list[npt.NDArray[np.float64]]:
+    """The heaviest edges of each of these types, so many in all: types with few keep all of
+    theirs."""
+    kept = []
+    for place, part in enumerate(sorted(parts, key=lambda part: part.shape[1])):
+        share = room // (len(parts) - place)
+        kept.append(part[:, np.argsort(-part[3], kind="stable")[:share]])
+        room -= kept[-1].shape[1]
+    return kept
 
 
 def _part(kind: EdgeType, *columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:

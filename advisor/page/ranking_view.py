@@ -21,6 +21,7 @@ from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import LAYER_NAMES, NO_ROW, Rows
 from ..config.config import Config
+from ..config.edits import NO_FILE
 from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES
@@ -170,10 +171,6 @@ def weights_view(
         layers=list(LAYER_NAMES),
         file=watch.file,
         is_editable=watch.file is not None,
-        why_not=(
-            None
-            if watch.file is not None
-            else "this sidecar was started without a configuration file; start it with --config"
-        ),
+        why_not=(None if watch.file is not None else NO_FILE),
         undoable=watch.editor.undoable,
     )

@@ -13,7 +13,7 @@ class Nodes(Part):
     Attributes:
         parent: The block before it in its chain; -1: none, or it is not shown.
         depth: Blocks before it in its chain.
-        layer, session, tenant: Places in ``Names``; -1: none.
+        layer, session, tenant, segment: Places in ``Names``; -1: none.
         importance: 0 to 1, in hundredths.
         tiers: Bits of all engines together: 1 pool, 2 warm, 4 cold; 0: remembered only.
         engines: Bits of the engines whose pool holds it, by their places in ``Names``.
@@ -34,6 +34,7 @@ class Nodes(Part):
     idle_s: list[int]
     session: list[int]
     tenant: list[int]
+    segment: list[int]
 
 
 class Links(Part):
@@ -56,6 +57,7 @@ class Names(Part):
     types: list[str]
     sessions: list[str]
     tenants: list[str]
+    segments: list[str]
     engines: list[str]
     memories: list[str]
 
@@ -66,11 +68,13 @@ class GraphView(Answer):
     Attributes:
         version: Changes when the graph did; the ``ETag`` too, so that asking again is cheap.
         blocks, edges: How many the graph has; more than are here where it was cut.
+        left_out: Edges between the blocks here that are not here, the weakest of their types.
     """
 
     version: int
     blocks: int
     edges: int
+    left_out: int
     nodes: Nodes
     links: Links
     names: Names

@@ -71,7 +71,8 @@ class Weights(Answer):
         defaults: The same, as they are without configuration.
         meanings: What each number is, and each type of edge, in words.
         file: Where changes are kept; None: nowhere.
-        is_editable: Whether this sidecar takes changes; ``why_not`` says why it does not.
+        is_editable: Whether this sidecar writes changes; ``why_not`` says why it does not. They can
+            be previewed and tried in any case.
         undoable: How many changes can be taken back.
     """
 

@@ -103,8 +103,12 @@ def _frame(news: News, seen: int | None, told: News | None) -> tuple[bytes, int 
         told: The news that the reader was told last.
     """
     requests = news.requests
+    is_anothers = seen is not None and bool(requests) and requests[-1].id < seen
+    if is_anothers:  # the number is of a sidecar before this one
+        seen = None
     fresh = [each for each in requests if seen is None or each.id > seen]
     is_gap = seen is not None and bool(requests) and requests[0].id > seen + 1
+    is_gap |= is_anothers
     newest = requests[-1].id if requests else seen
     now = news.now
     if told is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.page_cli import matching, why_sentence
@@ -16,10 +17,18 @@ from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
 from kvgraph.graph.logs.request_log import LIMIT, Miss, PromptBlocks, RequestLog, RequestNames
 from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.events import BlocksSpilled, RequestFinished, RequestStarted, Segment
+from kvgraph.graph.messages.events import (
+    BlocksAttended,
+    BlocksSpilled,
+    RequestFinished,
+    RequestStarted,
+    Segment,
+)
 from kvgraph.graph.ranking.rules import RULES
-from kvgraph.graph.types import SourceLayer, as_keys
+from kvgraph.graph.types import EdgeType, SourceLayer, as_keys
 from small_world import SIZE, World, board_of, pack
+
+CO_ATTEND = int(EdgeType.CO_ATTEND)
 
 
 @pytest.fixture
@@ -174,6 +183,30 @@ def test_every_term_and_rule_of_a_ranking_is_explained(world: World, policy: str
     assert ranking.terms
     assert set(ranking.terms) <= ranking.meanings.keys()
     assert {rule.name for rule in RULES} == meanings(rule.name for rule in RULES).keys()
+
+
+def test_blocks_are_shown_with_the_names_of_their_segments(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, segments=(Segment(int(SourceLayer.RULES), 0, SIZE, name="house rules"),))
+    graph = board.graph(100)
+    assert graph.names.segments == ["house rules"]
+    assert graph.nodes.segment == [0, -1]
+
+
+def test_the_strongest_edges_are_shown_and_the_others_counted(
+    world: World, board: PageBoard
+) -> None:
+    keys = tuple(range(1, 17))
+    world.serve(*keys)
+    mass = np.full(16, 1 / 16, dtype="<f4").tobytes()
+    for _ in range(4):
+        world.tell(BlocksAttended(pack(*keys), mass))
+    for _ in range(5):
+        world.tell(BlocksAttended(pack(1, 2), np.full(2, 0.5, dtype="<f4").tobytes()))
+    graph = board.graph(100)
+    links = graph.links
+    assert (len(links.source), graph.left_out) == (3 * 16, 15 + 120 - 3 * 16)
+    learned = [w for w, kind in zip(links.weight, links.type, strict=True) if kind == CO_ATTEND]
+    assert max(learned) == pytest.approx(9.0)
 
 
 def test_every_weight_is_explained(board: PageBoard) -> None:

@@ -205,6 +205,17 @@ def test_without_a_file_nothing_can_be_changed() -> None:
     assert (answer.status_code, answer.json()["detail"]) == (409, weights["why_not"])
 
 
+def test_without_a_file_a_change_can_be_looked_at_and_tried() -> None:
+    source = Source(None)
+    page = client(source)
+    source.world.serve(1, 2)
+    assert page.post("/v1/weights/preview", json={"score": {"age": 1.0}}).status_code == 200
+    assert page.post("/v1/weights/trial", json={"score": {"age": 1.0}}).status_code == 200
+    assert source.shadows.otherwise is not None
+    refused = page.post("/v1/weights/trial", json={"score": {"age": "much"}})
+    assert (refused.status_code, "score.age" in refused.json()["detail"]) == (422, True)
+
+
 def test_a_section_that_is_not_there_is_begun(tmp_path: Path) -> None:
     path = tmp_path / "empty.toml"
     path.write_text("")

@@ -175,7 +175,7 @@ def test_the_edit_token_is_another_and_stands_where_no_server_sees_it() -> None:
 @pytest.mark.parametrize(
     ("last", "ids", "is_gap"),
     [("", [3, 4, 5], False), ("4", [5], False), ("2", [3, 4, 5], False), ("1", [3, 4, 5], True),
-     ("x", [3, 4, 5], False), ("9" * 63, [], False)],
+     ("x", [3, 4, 5], False), ("9" * 63, [3, 4, 5], True)],
 )  # fmt: skip
 def test_a_reader_resumes_where_it_was(
     monkeypatch: pytest.MonkeyPatch, last: str, ids: list[int], is_gap: bool

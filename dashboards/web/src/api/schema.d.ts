@@ -527,6 +527,7 @@ export interface components {
          *     Attributes:
          *         version: Changes when the graph did; the ``ETag`` too, so that asking again is cheap.
          *         blocks, edges: How many the graph has; more than are here where it was cut.
+         *         left_out: Edges between the blocks here that are not here, the weakest of their types.
          */
         GraphView: {
             /** At */
@@ -537,6 +538,8 @@ export interface components {
             blocks: number;
             /** Edges */
             edges: number;
+            /** Left Out */
+            left_out: number;
             nodes: components["schemas"]["Nodes"];
             links: components["schemas"]["Links"];
             names: components["schemas"]["Names"];
@@ -866,6 +869,8 @@ export interface components {
             sessions: string[];
             /** Tenants */
             tenants: string[];
+            /** Segments */
+            segments: string[];
             /** Engines */
             engines: string[];
             /** Memories */
@@ -878,7 +883,7 @@ export interface components {
          *     Attributes:
          *         parent: The block before it in its chain; -1: none, or it is not shown.
          *         depth: Blocks before it in its chain.
-         *         layer, session, tenant: Places in ``Names``; -1: none.
+         *         layer, session, tenant, segment: Places in ``Names``; -1: none.
          *         importance: 0 to 1, in hundredths.
          *         tiers: Bits of all engines together: 1 pool, 2 warm, 4 cold; 0: remembered only.
          *         engines: Bits of the engines whose pool holds it, by their places in ``Names``.
@@ -911,6 +916,8 @@ export interface components {
             session: number[];
             /** Tenant */
             tenant: number[];
+            /** Segment */
+            segment: number[];
         };
         /**
          * Notice
@@ -1590,7 +1597,8 @@ export interface components {
          *         defaults: The same, as they are without configuration.
          *         meanings: What each number is, and each type of edge, in words.
          *         file: Where changes are kept; None: nowhere.
-         *         is_editable: Whether this sidecar takes changes; ``why_not`` says why it does not.
+         *         is_editable: Whether this sidecar writes changes; ``why_not`` says why it does not. They can
+         *             be previewed and tried in any case.
          *         undoable: How many changes can be taken back.
          */
         Weights: {

@@ -31,11 +31,21 @@ export function Shell() {
       <Navigation views={views} current={view.id} />
       <div className="stage">
         <Header view={view} />
+        {connection === "lost" && <Away />}
         <main id="main" tabIndex={0}>
           <Boundary key={view.id}>{connection === "locked" ? <Locked /> : <Show />}</Boundary>
         </main>
       </div>
     </div>
+  );
+}
+
+function Away() {
+  return (
+    <p className="away wrap" role="status">
+      The sidecar does not answer. This page asks again every few seconds; if the sidecar was
+      restarted, it may have another address, which <code>kvgraph open</code> gives.
+    </p>
   );
 }
 

@@ -34,7 +34,9 @@ export interface GraphData {
   readonly idle: Float32Array;
   readonly session: Int32Array;
   readonly tenant: Int32Array;
+  readonly segment: Int32Array;
   readonly ends: Uint32Array;
+  readonly leftOut: number;
   readonly offsets: readonly number[];
   readonly names: GraphView["names"];
 }
@@ -44,6 +46,7 @@ const EMPTY: GraphView = {
   version: -1,
   blocks: 0,
   edges: 0,
+  left_out: 0,
   nodes: {
     key: [],
     parent: [],
@@ -57,9 +60,18 @@ const EMPTY: GraphView = {
     idle_s: [],
     session: [],
     tenant: [],
+    segment: [],
   },
   links: { source: [], target: [], type: [], weight: [] },
-  names: { layers: [], types: [], sessions: [], tenants: [], engines: [], memories: [] },
+  names: {
+    layers: [],
+    types: [],
+    sessions: [],
+    tenants: [],
+    segments: [],
+    engines: [],
+    memories: [],
+  },
 };
 
 export function toColumns(view: GraphView): GraphData {
@@ -93,7 +105,9 @@ export function toColumns(view: GraphView): GraphData {
     idle: column(new Float32Array(size), nodes.idle_s, 0),
     session: column(new Int32Array(size), nodes.session, -1),
     tenant: column(new Int32Array(size), nodes.tenant, -1),
+    segment: column(new Int32Array(size), nodes.segment, -1),
     ...sortedEdges(view),
+    leftOut: view.left_out,
     names,
   };
 }

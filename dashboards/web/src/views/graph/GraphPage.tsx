@@ -91,7 +91,7 @@ function Screen({ data }: { data: GraphData }) {
 }
 
 function Status({ data, settled }: { data: GraphData; settled: boolean }) {
-  const { known, blocks, ends } = data;
+  const { known, blocks, ends, leftOut } = data;
   const cut = known.blocks > blocks ? ` of ${known.blocks.toLocaleString("en")}` : "";
   if (data === NOTHING)
     return (
@@ -103,6 +103,7 @@ function Status({ data, settled }: { data: GraphData; settled: boolean }) {
     <p className="status" role="status">
       {blocks.toLocaleString("en")}
       {cut} blocks, {(ends.length / 2).toLocaleString("en")} edges
+      {leftOut > 0 && `, ${leftOut.toLocaleString("en")} weaker ones left out`}
       {!settled && ", finding their places"}
       {cut !== "" && blocks < MOST_NODES && (
         <button type="button" className="link" onClick={() => change({ limit: MOST_NODES })}>

@@ -17,12 +17,13 @@ export function emphasisOf(data: GraphData, selected: number, search: string): U
   return emphasis;
 }
 
-/** Nodes whose session, tenant, layer or key has `search` in it. */
+/** Nodes whose session, tenant, layer, name or key has `search` in it. */
 export function found(data: GraphData, search: string): number[] {
   const wanted = search.trim().toLowerCase();
   const places = (names: readonly string[]) =>
     new Set(names.flatMap((name, place) => (name.toLowerCase().includes(wanted) ? [place] : [])));
   const [sessions, tenants] = [places(data.names.sessions), places(data.names.tenants)];
+  const segments = places(data.names.segments);
   const layers = places(data.names.layers.map((name) => `${name} ${name.replaceAll("_", " ")}`));
   const hits: number[] = [];
   for (let node = 0; node < data.size; node++) {
@@ -30,6 +31,7 @@ export function found(data: GraphData, search: string): number[] {
       sessions.has(data.session[node]!) ||
       tenants.has(data.tenant[node]!) ||
       layers.has(data.layer[node]!) ||
+      segments.has(data.segment[node]!) ||
       data.key[node]!.toLowerCase().includes(wanted);
     if (is) hits.push(node);
   }

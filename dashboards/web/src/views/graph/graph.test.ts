@@ -23,6 +23,7 @@ function view(): GraphView {
     idle_s: [0, 0, 5, 100],
     session: [-1, -1, 0, 1],
     tenant: [-1, -1, 0, 0],
+    segment: [0, -1, -1, -1],
   };
   const links = {
     source: [0, 1, 1, 0],
@@ -38,10 +39,11 @@ function view(): GraphView {
     types: types.split(" "),
     sessions: ["one", "Two"],
     tenants: ["acme"],
+    segments: ["house rules"],
     engines: ["e"],
     memories: ["m"],
   };
-  return { at: 0, version: 1, blocks: 4, edges: 4, nodes, links, names };
+  return { at: 0, version: 1, blocks: 4, edges: 4, left_out: 0, nodes, links, names };
 }
 
 function shape(): Shape {
@@ -66,6 +68,7 @@ test("a selection lights its chain and dims other branches", () => {
 test("a search finds sessions, layers and keys, whatever their case", () => {
   const data = toColumns(view());
   expect(found(data, "two")).toEqual([3]);
+  expect(found(data, "house")).toEqual([0]);
   expect(found(data, "tool result")).toEqual([2, 3]);
   expect(found(data, "0X0B")).toEqual([1]);
 });

@@ -12,20 +12,21 @@ import { right, Rows } from "../../parts/Rows";
 interface Props {
   readonly effect: Resource<WeightEffect>;
   readonly isBusy: boolean;
+  readonly isKept: boolean;
   readonly onApply: () => void;
   readonly onTry: () => void;
   readonly onForget: () => void;
 }
 
 /** What the change in the fields would do, before it is made. */
-export function EffectPanel({ effect, isBusy, onApply, onTry, onForget }: Props) {
+export function EffectPanel({ effect, isBusy, isKept, onApply, onTry, onForget }: Props) {
   const mayEdit = editToken() !== null;
   const isReady = mayEdit && !isBusy && effect.data !== undefined;
   return (
     <Panel title="What this change would do">
       <Await of={effect}>{(data) => <Effect effect={data} />}</Await>
       <p className="acts">
-        <Button onClick={onApply} disabled={!isReady}>
+        <Button onClick={onApply} disabled={!isReady || !isKept}>
           Apply
         </Button>
         <Button variant="default" onClick={onTry} disabled={!isReady}>

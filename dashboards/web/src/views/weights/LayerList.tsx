@@ -5,12 +5,11 @@ import { LayerKey } from "../../parts/LayerKey";
 interface Props {
   readonly layers: readonly string[];
   readonly held: readonly string[];
-  readonly isEditable: boolean;
   readonly onChange: (held: string[]) => void;
 }
 
 /** Layers from most to least precious, and which of them are protected. */
-export function LayerList({ layers, held, isEditable, onChange }: Props) {
+export function LayerList({ layers, held, onChange }: Props) {
   const toggle = (layer: string, on: boolean) =>
     onChange(layers.filter((each) => (each === layer ? on : held.includes(each))));
   return (
@@ -19,7 +18,6 @@ export function LayerList({ layers, held, isEditable, onChange }: Props) {
         <li key={layer}>
           <Checkbox
             size="xs"
-            disabled={!isEditable}
             checked={held.includes(layer)}
             onChange={(event) => toggle(layer, event.currentTarget.checked)}
             label={<LayerKey of={layer} />}

@@ -8,13 +8,12 @@ interface Props {
   readonly defaults: Record<string, number>;
   readonly meanings: Record<string, string>;
   readonly touched: Record<string, number>;
-  readonly isEditable: boolean;
   readonly onChange: (touched: Record<string, number>) => void;
 }
 
 /** Numbers by name, to be changed where the sidecar takes changes. */
 export function WeightTable(props: Props) {
-  const { values, defaults, meanings, touched, isEditable, onChange } = props;
+  const { values, defaults, meanings, touched, onChange } = props;
   return (
     <Rows columns={["name", right("weight"), right("by default")]}>
       {Object.entries(values).map(([name, value]) => (
@@ -24,20 +23,16 @@ export function WeightTable(props: Props) {
             <div className="meaning dim wrap">{meanings[name]}</div>
           </td>
           <td className="right">
-            {isEditable ? (
-              <NumberInput
-                size="xs"
-                className="weight"
-                hideControls
-                aria-label={words(name)}
-                value={touched[name] ?? value}
-                onChange={(next) =>
-                  typeof next === "number" && onChange({ ...touched, [name]: next })
-                }
-              />
-            ) : (
-              value
-            )}
+            <NumberInput
+              size="xs"
+              className="weight"
+              hideControls
+              aria-label={words(name)}
+              value={touched[name] ?? value}
+              onChange={(next) =>
+                typeof next === "number" && onChange({ ...touched, [name]: next })
+              }
+            />
           </td>
           <td className="right dim">{defaults[name]}</td>
         </tr>

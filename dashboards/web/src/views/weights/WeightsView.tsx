@@ -46,13 +46,14 @@ function Screen({ weights }: { weights: Weights }) {
   return (
     <div className="stack">
       {weights.why_not !== null && (
-        <Note title="These are shown, not edited, here">{weights.why_not}</Note>
+        <Note title="Changes can be tried here, but not kept">{weights.why_not}</Note>
       )}
       {done !== null && <Note title="Weights">{done}</Note>}
       {change !== null && (
         <EffectPanel
           effect={effect}
           isBusy={isBusy}
+          isKept={weights.is_editable}
           onApply={() =>
             act("PUT", "v1/weights", change, `Written to ${weights.file}; ${whenInForce(change)}.`)
           }
@@ -92,7 +93,6 @@ function Note(props: { title: string; children: string }) {
 
 function Fields(props: { weights: Weights; draft: Draft; onDraft: (draft: Draft) => void }) {
   const { weights, draft, onDraft } = props;
-  const isEditable = weights.is_editable;
   return (
     <div className="split even">
       <PolicyPanel
@@ -104,7 +104,6 @@ function Fields(props: { weights: Weights; draft: Draft; onDraft: (draft: Draft)
         <LayerList
           layers={weights.layers}
           held={draft.layers ?? weights.protected_layers}
-          isEditable={isEditable}
           onChange={(layers) => onDraft({ ...draft, layers })}
         />
       </Panel>
@@ -114,7 +113,6 @@ function Fields(props: { weights: Weights; draft: Draft; onDraft: (draft: Draft)
           defaults={weights.defaults}
           meanings={weights.meanings}
           touched={draft.score}
-          isEditable={isEditable}
           onChange={(score) => onDraft({ ...draft, score })}
         />
       </Panel>
@@ -124,7 +122,6 @@ function Fields(props: { weights: Weights; draft: Draft; onDraft: (draft: Draft)
           defaults={weights.edge_type_defaults}
           meanings={weights.meanings}
           touched={draft.edgeTypes}
-          isEditable={isEditable}
           onChange={(edgeTypes) => onDraft({ ...draft, edgeTypes })}
         />
       </Panel>
@@ -157,7 +154,7 @@ function PolicyPanel(props: {
         <Radio.Group aria-label="Policy" value={chosen} onChange={onChoose}>
           <Group gap="md">
             {weights.policies.map((policy) => (
-              <Radio key={policy} value={policy} label={policy} disabled={!weights.is_editable} />
+              <Radio key={policy} value={policy} label={policy} />
             ))}
           </Group>
         </Radio.Group>
