@@ -17,6 +17,7 @@ Turns = npt.NDArray[np.int64]
 _NEVER: Final = -1
 _ROOM: Final = 4  # the log is cut at so many times the largest pool; chosen
 _LEAST: Final = 256  # uses that are looked at together; chosen
+_SURPLUS: Final = 64  # a pool is cut when so small a part of it is to go, or somebody asks; chosen
 
 
 @dataclass(slots=True)
@@ -24,8 +25,10 @@ class _Pool:
     """One of the pools.
 
     Attributes:
-        cut: What was used before this use is out.
-        held: Blocks.
+        cut: What was used before this use is out. Where ``held`` is more than the capacity, the cut
+            is still to be moved on; never beyond the last ``capacity`` uses, since each of them is
+            of one block.
+        held: Blocks that were used last after the cut.
     """
 
     capacity: int
@@ -58,10 +61,12 @@ class LruStack:
         self._reserve(rows)
         used, same = self._used[rows], leading(self._key[rows] == keys)
         oldest = int(used.min()) if len(used) else 0
-        return [
-            same if oldest >= pool.cut else min(same, leading(used >= pool.cut))
-            for pool in self._pools
-        ]
+        found = []
+        for pool in self._pools:
+            if oldest < self._next - pool.capacity and pool.held > pool.capacity:
+                self._evict(pool)
+            found.append(same if oldest >= pool.cut else min(same, leading(used >= pool.cut)))
+        return found
 
     def use(self, rows: Rows, keys: Keys) -> None:
         """Note that a request takes these blocks, or gives them back: its tail is the oldest of
@@ -81,7 +86,7 @@ class LruStack:
         for pool in self._pools:
             if oldest < pool.cut:
                 pool.held += len(rows) - int(np.count_nonzero(before >= pool.cut))
-            if pool.held > pool.capacity:
+            if pool.held > pool.capacity + pool.capacity // _SURPLUS:
                 self._evict(pool)
 
     def _evict(self, pool: _Pool) -> None:

@@ -96,7 +96,8 @@ class ShadowSet:
         """Follow a request that began or ended."""
         followed = self.sample.has(heard.session)
         if followed:
-            self.sample.walked(heard.session, heard.rows, heard.keys)
+            new = slice(0 if heard.found >= 0 else heard.reach, None)  # its start told the others
+            self.sample.walked(heard.session, heard.rows[new], heard.keys[new])
         if heard.found >= 0:
             self._count(heard, followed)
         else:

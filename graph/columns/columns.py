@@ -89,8 +89,11 @@ class Columns:
 
     def refresh(self, rows: Any) -> None:
         """Make these rows (an index or a slice) fresh."""
-        for name, values in self._arrays().items():
-            values[rows] = self._declared[name].fill
+        own = vars(self)
+        for name, each in self._declared.items():
+            values = own[name]
+            if values.flags.writeable:
+                values[rows] = each.fill
 
     def grow(self, capacity: int) -> None:
         """Make room for ``capacity`` rows; a new one must be made fresh before its use."""
