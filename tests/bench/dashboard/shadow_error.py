@@ -9,10 +9,11 @@ from typing import Final, NamedTuple
 from ...advisor.policies.guard import Guard
 from ...advisor.policies.lifecycle import LifecyclePolicy
 from ...advisor.replay.fast.lru import lru_hits
+from ...advisor.replay.lab.arms import HINTS, Settings, run_arm
 from ...advisor.replay.recordings.signals import Signals
 from ...advisor.replay.traces.trace import Trace
 from ...advisor.replay.traces.trace_events import TraceEvents
-from ...advisor.shadows.shadow_pools import CAPACITIES
+from ...advisor.shadows.shadow_pools import LruPool, PolicyPool
 from ...advisor.shadows.shadow_runner import INTERVAL_S, ShadowRunner
 from ...advisor.shadows.shadow_set import ShadowSet
 from ...graph.kvcache_graph import KVCacheGraph
@@ -74,30 +75,37 @@ class _Played:
 
 
 def run(figures: Figures, quick: bool) -> None:
-    """Shadows of LRU at every size against LRU itself, and those of policies that do less against
-    those that follow all sessions and rank as often as the live engine is ranked."""
+    """All shadows against replays of the same hours by what they stand for; then those of policies,
+    where they do less to take less of a core."""
     few = _traffic(FEW._replace(hours=1.0) if quick else FEW)
     whole = play(few, FEW.capacity)
-    full = {
-        _name(size): lru_hits(few, round(FEW.capacity * size)).sum() / few.full.sum()
-        for size in CAPACITIES
-    }
+    full = {pool.name: _replayed(few, pool) for pool in whole.shadows.pools}
     figures.add("shadow_error_points", _error(whole.rates(), full), "points", "≤ 1.0")
     for less, effort in LESS.items():
         played = play(few, FEW.capacity, effort)
-        _add_error(figures, less, played, whole, "≤ 1.0" if effort == LESS[SELDOM] else "")
+        _add_error(figures, less, played, full, "≤ 1.0" if effort == LESS[SELDOM] else "")
     figures.add("shadows_cpu_percent_of_the_trace", _cpu_percent(whole, few), "%")
     figures.add("shadowed_blocks", whole.shadows.asked, "")
     figures.add("lru_hit_rate", 100 * full["lru"], "%")
+    figures.add("default_policy_hit_rate", 100 * full[LifecyclePolicy.name], "%")
     if not quick:
         _add_many(figures)
 
 
+def _replayed(trace: Trace, pool: LruPool | PolicyPool) -> float:
+    """The share that an engine finds which is what a shadow stands for, guard included."""
+    hints = "" if isinstance(pool, LruPool) else HINTS
+    arm = f"{pool.policy_name}{hints}"
+    blocks = round(FEW.capacity * pool.capacity)
+    return float(run_arm(arm, trace, blocks, Settings()).sum() / trace.full.sum())
+
+
 def _add_many(figures: Figures) -> None:
-    """Ten times as many users, whose shadows would take too long if they ranked that often."""
+    """Ten times as many users, whose shadows would take too long if they ranked that often: beside
+    shadows that do."""
     many = _traffic(MANY)
     whole, seldom = play(many, MANY.capacity), play(many, MANY.capacity, Effort(64.0))
-    _add_error(figures, f"ranked_every_64_s_of_{MANY.users}_users", seldom, whole)
+    _add_error(figures, f"ranked_every_64_s_of_{MANY.users}_users", seldom, whole.rates())
     for name, played in (("", whole), ("_ranked_every_64_s", seldom)):
         cpu = _cpu_percent(played, many)
         figures.add(f"shadows_cpu_percent_of_{MANY.users}_users{name}", cpu, "%")
@@ -109,11 +117,12 @@ def _traffic(hours: Hours) -> Trace:
 
 
 def _add_error(
-    figures: Figures, less: str, played: _Played, whole: _Played, target: str = ""
+    figures: Figures, less: str, played: _Played, full: dict[str, float], target: str = ""
 ) -> None:
     """How far policies' shadows are from those that do all: the default's, and the classic's."""
     for name, policy in (("", LifecyclePolicy.name), ("_of_classic", ClassicPolicy.name)):
-        error = _error(played.of(policy), whole.of(policy))
+        found = played.of(policy)
+        error = _error(found, {each: full[each] for each in found})
         figures.add(f"shadow_error_points{name}_{less}", error, "points", "" if name else target)
 
 
@@ -157,7 +166,3 @@ def play(trace: Trace, capacity: int, effort: Effort | None = None) -> _Played:
         graph.apply(ENGINE, [events.stored(request, hit), events.finished(request, at)])
     runner.tick()
     return _Played(runner.sets[ENGINE], cpu_s)
-
-
-def _name(size: float) -> str:
-    return "lru" if size == 1.0 else f"lru ×{size:g}"
