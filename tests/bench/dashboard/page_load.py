@@ -11,11 +11,11 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import connection
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import psutil
@@ -32,7 +32,11 @@ STUCK: Final = 50
 _PATHS: Final = ("/v1/now", "/v1/requests", "/v1/misses", "/v1/evictions", "/v1/engines",
                  "/v1/sessions", "/healthz", "/metrics")  # fmt: skip
 _ASK_EVERY_S: Final = 0.5
-_LOOK_EVERY_S: Final = 5.0  # how often an open page asks for the whole graph
+_VIEWS: Final = {
+    "": {"/v1/graph?limit=20000": 4.0},
+    "_of_misses": {"/v1/requests?limit=200": 1.0, "/v1/misses": 2.0},
+}
+"""What the page asks for over and over, and seconds from one time to the next, by its view."""
 
 
 def run(figures: Figures, quick: bool) -> None:
@@ -47,11 +51,15 @@ def run(figures: Figures, quick: bool) -> None:
         wait_until(lambda: is_advised(engine), 30.0)
         token, process = token_in(Path(folder)), sidecar.process
         _graph(figures, sidecar.http, token)
-        alone = _cpu_percent(process, engine, seconds)
-        with _open_page(sidecar.http, token):
-            watched = _cpu_percent(process, engine, seconds)
-        figures.add("page_cpu_percent", watched - alone, "%", "≤ 3")
-        figures.add("sidecar_cpu_percent_without_a_page", alone, "%")
+        alone = _served(process, engine, seconds)
+        figures.add("sidecar_cpu_percent_without_a_page", alone.cpu_percent, "%")
+        figures.add("ranking_age_ms_without_a_page", alone.ages_ms, "ms")
+        for view, asked in _VIEWS.items():
+            with _open_page(sidecar.http, token, asked):
+                watched = _served(process, engine, seconds)
+            cost = watched.cpu_percent - alone.cpu_percent
+            figures.add(f"page_cpu_percent{view}", cost, "%", "≤ 3")
+            figures.add(f"ranking_age_ms{view}", watched.ages_ms, "ms")
         _crowd(figures, sidecar.http, token, seconds)
 
 
@@ -75,14 +83,23 @@ def _graph(figures: Figures, http: str, token: str) -> None:
     figures.add("graph_answer_nodes", nodes, "")
 
 
-def _cpu_percent(process: psutil.Process, engine: FakeEngine, seconds: float) -> float:
-    """Of a core, while the engine serves ten requests a second."""
-    rng, end = random.Random(2), time.monotonic() + seconds
+class _Served(NamedTuple):
+    """While the engine served ten requests a second: percent of a core that the sidecar took, and
+    how old the engine's ranking was at each of them."""
+
+    cpu_percent: float
+    ages_ms: list[float]
+
+
+def _served(process: psutil.Process, engine: FakeEngine, seconds: float) -> _Served:
+    rng, end, ages_ms = random.Random(2), time.monotonic() + seconds, list[float]()
     before = _cpu_s(process)
     while time.monotonic() < end:
         engine.run([rng.randrange(50_000) for _ in range(160)], session=f"s{rng.randrange(400)}")
+        if (ranking := engine.client.ranking()) is not None:
+            ages_ms.append(1e3 * (time.monotonic() - ranking.ts))
         time.sleep(0.1)
-    return 100 * (_cpu_s(process) - before) / seconds
+    return _Served(100 * (_cpu_s(process) - before) / seconds, ages_ms)
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -91,8 +108,8 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 @contextlib.contextmanager
-def _open_page(http: str, token: str) -> Iterator[None]:
-    """The page's event stream, read to its end, and the graph asked for every five seconds."""
+def _open_page(http: str, token: str, asked: Mapping[str, float]) -> Iterator[None]:
+    """The page's event stream, read to its end, and what one of its views asks for."""
     stopping = threading.Event()
 
     def read() -> None:
@@ -102,12 +119,13 @@ def _open_page(http: str, token: str) -> Iterator[None]:
                 with contextlib.suppress(TimeoutError):
                     line.recv(1 << 20)
 
-    def look() -> None:
-        while not stopping.wait(_LOOK_EVERY_S):
+    def look(path: str, every_s: float) -> None:
+        while not stopping.wait(every_s):
             with contextlib.suppress(OSError):  # busy: the page asks again
-                _ask(http, "/v1/graph?limit=20000", token)
+                _ask(http, path, token)
 
-    threads = [threading.Thread(target=each, daemon=True) for each in (read, look)]
+    threads = [threading.Thread(target=read, daemon=True)]
+    threads += [threading.Thread(target=look, args=each, daemon=True) for each in asked.items()]
     for thread in threads:
         thread.start()
     try:
