@@ -15,11 +15,16 @@ export function Tiers({ tiers }: { tiers: TierReport }) {
       )}
       <Facts
         of={{
-          spilled: `${counted(tiers.spilled, "block")}, at ${bytes(tiers.spill_bytes_per_s)}/s`,
-          "brought back": `${whole(tiers.loaded)} on demand, at ${bytes(tiers.load_bytes_per_s)}/s`,
-          prefetched: `${whole(tiers.prefetched)} ahead of demand, ${percent(tiers.prefetch_useful, judged)} of them used`,
+          spilled: `${counted(tiers.spilled, "block")}, at ${bytes(tiers.spill_bytes_per_s)}/s; ${whole(tiers.passed_over)} more were not worth a copy`,
+          "brought back": `${whole(tiers.loaded)} on demand, at ${bytes(tiers.load_bytes_per_s)}/s; ${whole(tiers.load_failed)} failed`,
+          prefetched: `${whole(tiers.prefetched)} ahead of demand, ${percent(tiers.prefetch_useful, judged)} of them used; ${whole(tiers.prefetch_cancelled)} not begun for want of room`,
+          "moved to disk": tiers.cold_capacity > 0 ? `${whole(tiers.demoted)} copies` : null,
+          "given up": `${whole(tiers.dropped)} copies, for want of room`,
           stalls: `${counted(tiers.stalls, "request")} waited ${duration(tiers.stall_s)}`,
           "computed instead": `${whole(tiers.recomputed)}: judged faster than a load`,
+          "shared store": tiers.reads_store
+            ? `${whole(tiers.shared)} given, ${whole(tiers.share_failed)} failed; ${whole(tiers.store_loaded)} loaded, ${whole(tiers.store_failed)} not given whole`
+            : null,
           "without a copy": `${whole(tiers.spill_lost)} lost before, ${whole(tiers.spill_failed)} failed`,
         }}
       />

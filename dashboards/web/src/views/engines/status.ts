@@ -27,6 +27,8 @@ export interface TierReport {
   readonly spill_lost: number;
   readonly spill_failed: number;
   readonly passed_over: number;
+  readonly demoted: number;
+  readonly dropped: number;
   readonly loaded: number;
   readonly load_failed: number;
   readonly stalls: number;
@@ -35,8 +37,14 @@ export interface TierReport {
   readonly prefetched: number;
   readonly prefetch_useful: number;
   readonly prefetch_wasted: number;
+  readonly prefetch_cancelled: number;
   readonly spill_bytes_per_s: number;
   readonly load_bytes_per_s: number;
+  readonly shared: number;
+  readonly share_failed: number;
+  readonly store_loaded: number;
+  readonly store_failed: number;
+  readonly reads_store: boolean;
 }
 
 export function statusOf(engine: EngineView): EngineStatus {
