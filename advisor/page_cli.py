@@ -155,12 +155,20 @@ def why_sentence(request: Mapping[str, Any]) -> str:
         f"Request {request['request']}{session}: {request['prompt_tokens']:,} tokens, "
         f"{blocks['asked']} blocks; {', '.join(parts)}, {blocks['computed']} computed."
     )
-    ended, wait = request["ended_at"], request["wait"]
-    took = f" It took {seconds(ended - request['at'])}." if ended is not None else ""
-    said = []
+    wait, said = request["wait"], [head, *_took(request)]
     if wait:
-        said = [f"Before, it waited {seconds(request['waited_s'])}.", wait["sentence"]]
-        said += [f"What would have let it begin sooner: {wait['remedy']}"]
+        said += [wait["sentence"], f"What would have let it begin sooner: {wait['remedy']}"]
     said += [miss["sentence"]] if miss else []
     said += [f"What would have helped: {miss['remedy']}"] if miss and miss["remedy"] else []
-    return " ".join([f"{head}{took}", *said])
+    return " ".join(said)
+
+
+def _took(request: Mapping[str, Any]) -> Iterator[str]:
+    """From its arrival to its end, and how much of that it waited; of one that runs: how long it
+    waited."""
+    waited, ended = request["waited_s"], request["ended_at"]
+    if ended is not None:
+        queued = f", {seconds(waited)} of it in the queue" if request["wait"] else ""
+        yield f"It took {seconds(waited + max(0.0, ended - request['at']))}{queued}."
+    elif request["wait"]:
+        yield f"It waited {seconds(waited)}."

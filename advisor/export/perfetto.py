@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 from ...dashboards.answers.evictions import EvictionView
@@ -88,7 +88,7 @@ def _turn(
         "prompt tokens": request.prompt_tokens,
         **{f"blocks {name}": getattr(blocks, name) for name in ("asked", *_FOUND)},
         "ended": request.finished or "it runs, or its end was not heard of",
-        **({} if miss is None else {"reason": miss.reason, "why no more": miss.sentence}),
+        **({} if miss is None else {"reason": miss.reason, "why it missed": miss.sentence}),
         **({} if miss is None or miss.remedy is None else {"what would help": miss.remedy}),
     }
     name = f"turn {number}: {found} of {blocks.asked} blocks found"
@@ -102,12 +102,13 @@ def _end(request: RequestView, end: float) -> float:
 def _pauses(
     file: TraceFile, tid: int, spans: Sequence[tuple[float, float]], requests: list[RequestView]
 ) -> Iterator[dict[str, Any]]:
-    """The times in which no turn ran, on the session's first track."""
+    """The times in which no turn ran or waited, on the session's first track."""
     busy_until = spans[0][1]
-    for (begin, end), before in zip(spans[1:], requests, strict=False):
-        if begin > busy_until:
-            args = {"expected s": before.expected_pause_s, "was s": round(begin - busy_until, 3)}
-            yield file.span((_SESSIONS, tid), "pause", (busy_until, begin), args)
+    for (_, end), (before, after) in zip(spans[1:], pairwise(requests), strict=True):
+        if after.arrived > busy_until:
+            paused = round(after.arrived - busy_until, 3)
+            args = {"expected s": before.expected_pause_s, "was s": paused}
+            yield file.span((_SESSIONS, tid), "pause", (busy_until, after.arrived), args)
         busy_until = max(busy_until, end)
 
 

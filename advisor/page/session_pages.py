@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -123,20 +123,20 @@ def timeline(
     tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
     requests = [each for each in newest if each.tenant == tenant][::-1]
     gone = _gone(tables, row, unix)
-    view = _views(tables, [row], now)[0]
+    view, turns = _views(tables, [row], now)[0], _turns(requests)
     return SessionTimeline(
         at=unix(now),
         session=view,
         explain=explained,
-        turns=_turns(requests),
+        turns=turns,
         residency=_residency(requests, gone, _copies(tables, row, view, unix), view, unix(now)),
-        moments=_moments(requests, gone),
+        moments=_moments(requests, turns, gone),
         requests=requests,
     )
 
 
 def _turns(requests: list[RequestView]) -> list[Turn]:
-    following = [each.at - each.waited_s for each in requests[1:]]
+    following = [each.arrived for each in requests[1:]]
     return [
         Turn(
             request=each.id,
@@ -231,10 +231,12 @@ def _in_pool(
             yield at, pool
 
 
-def _moments(requests: list[RequestView], gone: list[_Gone]) -> list[Moment]:
+def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Gone]) -> list[Moment]:
     """What happened, the newest first."""
     moments = [each for turn in requests for each in _of_turn(turn)]
-    moments += [_pause_moment(before, after) for before, after in pairwise(requests)]
+    for request, turn in zip(requests, turns, strict=True):
+        if turn.ended_at is not None and turn.pause_s is not None:
+            moments.append(_pause_moment(request, turn.ended_at, turn.pause_s))
     for (at, engine, rule), left in groupby(gone, key=lambda g: (g.at, g.engine, g.rule)):
         together = list(left)
         moments.append(
@@ -281,12 +283,11 @@ def _as_expected(turn: RequestView) -> str:
     return "" if expected is None else f"; {expected:.1f} s were expected"
 
 
-def _pause_moment(before: RequestView, after: RequestView) -> Moment:
-    at = before.ended_at if before.ended_at is not None else before.at
+def _pause_moment(before: RequestView, at: float, pause_s: float) -> Moment:
     return Moment(
         at=at,
         what="pause",
-        sentence=f"It paused for {max(0.0, after.at - at):.1f} s{_as_expected(before)}.",
+        sentence=f"It paused for {pause_s:.1f} s{_as_expected(before)}.",
         engine=before.engine,
         request=before.id,
         eviction=None,

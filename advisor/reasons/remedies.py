@@ -43,12 +43,12 @@ def _kept(short: int) -> str:
 
 
 _NEW_PROMPT: Final = (
-    "No cache would have: the whole prompt is new here. If many requests begin with it, "
+    "No cache would have helped: the whole prompt is new here. If many requests begin with it, "
     "`kvgraph precache` has it computed before the first one comes."
 )
 _NEW_TURN: Final = (
-    "No cache would have: from there on the prompt is new, and fewer new tokens alone are sooner "
-    "computed."
+    "No cache would have helped: from there on the prompt is new. Only fewer new tokens would have "
+    "been computed sooner."
 )
 _UNCHANGED: Final = (
     "Sending the earlier turns as they were, and adding to their end: what changes from turn to "
@@ -59,7 +59,7 @@ _SHARED_FIRST: Final = (
     "behind what both share."
 )
 _NOTHING_LEFT: Final = (
-    "Nothing in the cache: it found all that there is. If it was slow, its wait or its answer was."
+    "Nothing in the cache: all that can be reused was found. Look at its wait and its answer."
 )
 
 _RULES: Final = {
@@ -83,8 +83,10 @@ _IN_ANY_CASE: Final = {
 _OTHERS: Final = {
     Reason.OTHER_ENGINE: "Going to the engine that had it: `kvgraph route` sends requests there. "
     "Or a store that engines share (AITHER_KVCACHE_STORE).",
-    Reason.LOAD_SLOWER: "A faster way from the tier: computing it was the faster one.",
+    Reason.LOAD_SLOWER: "Nothing to fix unless the disk or host link should be faster: computing "
+    "took less time than loading would have.",
     Reason.RESET: "Not resetting the prefix cache: that drops all blocks of the engine.",
-    Reason.IN_STORE: "A faster way to the shared store: computing it was the faster one.",
+    Reason.IN_STORE: "Nothing to fix unless the way to the shared store should be faster: "
+    "computing took less time than loading would have.",
     Reason.OTHER_SALT: "One cache salt for callers that may share.",
 }

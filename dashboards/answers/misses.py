@@ -108,6 +108,11 @@ class RequestView(Part):
     expected_pause_s: float | None
     miss: Miss | None
 
+    @property
+    def arrived(self) -> float:
+        """When it reached its engine, in Unix seconds: a pause before it lasts until then."""
+        return self.at - self.waited_s
+
 
 class Requests(Answer):
     """Recent requests, the newest first."""

@@ -410,9 +410,14 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(
     assert (request.wait.prompts, request.wait.again) == (1, 2 * SIZE)
     assert request.wait.tokens == largest.prompt_tokens - SIZE
     said = why_sentence(request.model_dump())
-    assert "it waited 9.0 s. While it waited, the engine began one other prompt" in said
+    assert "It waited 9.0 s. While it waited, the engine began one other prompt" in said
     assert "would have let it begin sooner: Keeping the 32 tokens that were computed again" in said
     assert "a pool larger by about 2 blocks" in said
+    world.now += 4
+    world.tell(RequestFinished("late", pack(9), 20, 20, "stop", "s"))
+    ended = board.requests(1, search="late").requests[0]
+    said = why_sentence(ended.model_dump())
+    assert "It took 14 s, 9.0 s of it in the queue. While it waited, the engine" in said
 
 
 def test_a_request_that_waited_behind_nobody_says_so(world: World, board: PageBoard) -> None:
@@ -470,6 +475,8 @@ def test_a_pause_ends_where_the_next_turn_arrives(world: World, board: PageBoard
     first, second = turns
     assert first.ended_at is not None
     assert first.pause_s == pytest.approx(second.at - 4.0 - first.ended_at, abs=0.01)
+    (pause,) = [each for each in board.session("s", None).moments if each.what == "pause"]
+    assert pause.sentence == f"It paused for {first.pause_s:.1f} s."
 
 
 def test_each_window_has_its_own_sentence(world: World, board: PageBoard) -> None:

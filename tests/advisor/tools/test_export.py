@@ -18,11 +18,11 @@ from kvgraph.advisor.export.perfetto import perfetto
 from kvgraph.advisor.export.trace_file import lanes
 from kvgraph.advisor.happened.from_raw_log import PlayedLog
 from kvgraph.advisor.happened.origins import Origin, origin_of
-from kvgraph.graph.messages.events import Pressure, Segment
+from kvgraph.graph.messages.events import Pressure, RequestStarted, Segment
 from kvgraph.graph.snapshot import save
 from kvgraph.graph.types import SourceLayer
 from page_sidecar import TOKEN, PageSidecar
-from small_world import SIZE, LoggedWorld
+from small_world import SIZE, LoggedWorld, pack
 
 NAMES = {"process_name", "process_sort_index", "thread_name", "thread_sort_index"}
 
@@ -137,7 +137,7 @@ def test_a_trace_has_a_track_per_session_and_says_why_blocks_left(recorded: Path
         "turn 1: 2 of 3 blocks found",
     ]
     assert turns[2]["args"]["reason"] == "evicted"
-    assert turns[2]["args"]["why no more"].startswith("Block 3 of 4 left the pool")
+    assert turns[2]["args"]["why it missed"].startswith("Block 3 of 4 left the pool")
     assert turns[0]["dur"] == 2_000_000
     assert spans(events, "pause")[0]["dur"] == 31_000_000
     left = [each for each in events if each["name"].startswith("evicted")]
@@ -148,6 +148,18 @@ def test_a_trace_has_a_track_per_session_and_says_why_blocks_left(recorded: Path
     assert pools == [3, 4, 2, 4, 1]
     stays = [each for each in events if each["ph"] == "b"]
     assert {each["args"]["left"] for each in stays} == {"evicted", "it is still there"}
+
+
+def test_a_pause_ends_where_the_next_turn_arrives_however_long_that_waits(tmp_path: Path) -> None:
+    path = tmp_path / "raw.jsonl"
+    world = LoggedWorld(path)
+    world.serve(1)
+    world.now += 30
+    world.tell(RequestStarted("late", pack(1), 20, 0, SIZE, "s", waited_s=20.0))
+    world.close()
+    events = checked(perfetto(PlayedLog(path, 100).happened(), 100))
+    (pause,) = spans(events, "pause")
+    assert (pause["dur"], pause["args"]["was s"]) == (11_000_000, 11.0)
 
 
 def test_the_last_stays_are_told(recorded: Path) -> None:
