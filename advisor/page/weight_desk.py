@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ...dashboards.answers.what_if import WeightChange, WeightEffect, Weights
+from ...graph.errors import ConfigError
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.ranking.policy import Policy
 from ..config.config import Config
-from ..config.config_errors import ConfigError
 from ..config.edits import change_in_words
 from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
