@@ -25,11 +25,13 @@ export function whereIs(data: GraphData, node: number): string {
 export function describe(data: GraphData, node: number): string[] {
   if (data.layer[node] === MEMORY) return [`memory ${data.key[node]}`];
   const session = sessionOf(data, node);
+  const name = data.names.segments[data.segment[node]!];
   const flags = data.flags[node]!;
   return [
     `${words(layerOf(data, node))}, block ${data.depth[node]}${session === null ? "" : ` of ${session}`}`,
     `in ${whereIs(data, node)}`,
     `found by ${data.hits[node]} requests, last used ${duration(data.idle[node])} ago`,
+    ...(name === undefined ? [] : [`named ${name}`]),
     ...(flags & SHARED ? ["shared by several sessions"] : []),
     ...(flags & SUPERSEDED ? ["superseded: only an abandoned branch used it"] : []),
   ];
