@@ -52,9 +52,7 @@ def _clock(now: Mapping[str, Any] | None) -> str:
 
 
 def _notice(notice: Mapping[str, Any]) -> Text:
-    whose = f"{notice['engine']}: " if notice["engine"] else ""
-    words = plain(f"{whose}{notice['text']}").plain
-    return Text(f"{notice['level']}: {words}", style=_STYLES[notice["level"]])
+    return Text(f"{notice['level']}: {plain(notice['text']).plain}", style=_STYLES[notice["level"]])
 
 
 def windows_table(windows: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -87,6 +87,13 @@ def test_who_does_not_answer_is_shown_as_it_was() -> None:
     assert "! gone" in drawn(Watched("http://x", trouble="gone"), 80)
 
 
+def test_a_notice_names_its_engine_once() -> None:
+    notice = {"level": "info", "text": "host:1: it waits", "engine": "e-1f3a", "view": "engines"}
+    said = drawn(Watched("http://x", {**now(), "attention": [notice]}, MISSES), 80)
+    assert "info: host:1: it waits" in said
+    assert "e-1f3a" not in said
+
+
 def test_the_fuller_the_larger() -> None:
     assert [shade(share) for share in (0.0, 0.5, 1.0)] == ["▁", "▄", "█"]
 

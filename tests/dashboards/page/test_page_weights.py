@@ -61,6 +61,21 @@ def test_a_weight_is_tried_applied_and_taken_back(
     assert opened.faults == []
 
 
+def test_a_refused_change_stays_to_be_mended(
+    visit: Begin, configured_sidecar: tuple[PageSidecar, Path]
+) -> None:
+    sidecar, file = configured_sidecar
+    page = visit().page
+    page.goto(sidecar.edit_address)
+    field = page.get_by_role("textbox", name="importance")
+    field.fill("-500")
+    page.get_by_text("What this change would do").wait_for()
+    file.write_text("[score\n")
+    page.get_by_role("button", name="Apply").click()
+    page.get_by_text("Not changed").wait_for()
+    assert field.input_value() == "-500"
+
+
 def test_a_policy_is_chosen_for_the_next_start(
     visit: Begin, configured_sidecar: tuple[PageSidecar, Path]
 ) -> None:

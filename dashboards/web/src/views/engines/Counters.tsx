@@ -10,7 +10,7 @@ export function Counters({ counters }: { counters: Engines["counters"] }) {
   return (
     <>
       {groups.map(([group, counts]) => (
-        <Panel key={group} title={`Counted by ${words(group)}`}>
+        <Panel key={group} title={`Counters: ${words(group)}`}>
           <table className="rows">
             <tbody>
               {Object.entries(counts)

@@ -62,7 +62,7 @@ function factsOf(engine: EngineView, { graph, silent_s }: EngineStatus) {
   return {
     model: engine.model,
     version: engine.version,
-    "speaks by": engine.kind === "hook" ? "the hook: takes advice" : "KV events: watched only",
+    "connected by": engine.kind === "hook" ? "the hook: takes advice" : "KV events: watched only",
     "last heard of": `${duration(silent_s)} ago`,
     "in its pool":
       graph && `${counted(graph.resident, "block")}, ${whole(graph.protected)} protected`,

@@ -10,7 +10,7 @@ export function layerOf(data: GraphData, node: number): string {
   return data.names.layers[data.layer[node]!] ?? "memory";
 }
 
-/** Where the bytes of a block are. */
+/** Where the bytes of a block are, as a phrase. */
 export function whereIs(data: GraphData, node: number): string {
   const tiers = data.tiers[node]!;
   const places = [
@@ -18,7 +18,7 @@ export function whereIs(data: GraphData, node: number): string {
     ...(tiers & WARM ? ["warm"] : []),
     ...(tiers & COLD ? ["cold"] : []),
   ];
-  return places.join(" and ") || "nowhere: remembered only";
+  return places.length > 0 ? `in ${places.join(" and ")}` : "in no pool or tier, only remembered";
 }
 
 /** What a node is, in a few short lines. */
@@ -28,8 +28,8 @@ export function describe(data: GraphData, node: number): string[] {
   const name = data.names.segments[data.segment[node]!];
   const flags = data.flags[node]!;
   return [
-    `${words(layerOf(data, node))}, block ${data.depth[node]}${session === null ? "" : ` of ${session}`}`,
-    `in ${whereIs(data, node)}`,
+    `${words(layerOf(data, node))}, block ${data.depth[node]! + 1}${session === null ? "" : ` of ${session}`}`,
+    whereIs(data, node),
     `found by ${data.hits[node]} requests, last used ${duration(data.idle[node])} ago`,
     ...(name === undefined ? [] : [`named ${name}`]),
     ...(flags & SHARED ? ["shared by several sessions"] : []),

@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { GraphView } from "../../api/types";
+import { describe, whereIs } from "./describe";
 import { emphasisOf, found } from "./emphasis";
 import { NodeGrid } from "./gl/NodeGrid";
 import { chainOf, edgesOf, toColumns } from "./GraphData";
@@ -71,6 +72,15 @@ test("a search finds sessions, layers and keys, whatever their case", () => {
   expect(found(data, "house")).toEqual([0]);
   expect(found(data, "tool result")).toEqual([2, 3]);
   expect(found(data, "0X0B")).toEqual([1]);
+});
+
+test("a block is counted from one, and says where its bytes are", () => {
+  const data = toColumns(view());
+  expect(describe(data, 3)[0]).toBe("tool result, block 3 of Two");
+  expect(whereIs(data, 1)).toBe("in pool and warm");
+  expect(whereIs({ ...data, tiers: new Uint8Array(data.size) }, 1)).toBe(
+    "in no pool or tier, only remembered",
+  );
 });
 
 test("in the tree what all share is in the middle, and branches part", () => {

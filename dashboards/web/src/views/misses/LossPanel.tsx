@@ -1,6 +1,5 @@
 import type { Loss } from "../../api/types";
 import { counted, whole } from "../../format";
-import { Facts } from "../../parts/Facts";
 import { Figure } from "../../parts/Figure";
 import { Panel } from "../../parts/Panel";
 import { linkTo } from "../../route";
@@ -14,20 +13,14 @@ export function LossPanel({ loss }: { loss: Loss }) {
           <Figure
             label="Of their own session"
             value={whole(loss.multi_turn)}
-            note="its next turn found less than it left"
+            note={`its next turn found less than it left${kept(loss.multi_turn, loss.capacity_multi_turn)}`}
           />
           <Figure
             label="Of another session"
             value={whole(loss.cross_session)}
-            note="shared, and gone when wanted"
+            note={`shared, and gone when wanted${kept(loss.cross_session, loss.capacity_cross_session)}`}
           />
         </dl>
-        <Facts
-          of={{
-            "to keep its own": enough(loss.capacity_multi_turn),
-            "to keep another's": enough(loss.capacity_cross_session),
-          }}
-        />
         <p className="dim">
           So large a pool would have kept 95 % of what was lost, however long ago it had been used.
           It is an upper bound; what less memory would find is on{" "}
@@ -38,8 +31,10 @@ export function LossPanel({ loss }: { loss: Loss }) {
   );
 }
 
-function enough(blocks: number | null): string {
-  return blocks === null
-    ? "nothing was lost, or nothing is remembered of it"
-    : `a pool of ${counted(blocks, "block")}`;
+/** What follows on a number of lost blocks: the pool that would have kept these. */
+function kept(lost: number, pool: number | null): string {
+  if (lost === 0) return "";
+  return pool === null
+    ? "; nothing is remembered of what would have kept these"
+    : `; a pool of ${counted(pool, "block")} would have kept these`;
 }

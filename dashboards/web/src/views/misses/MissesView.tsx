@@ -23,7 +23,7 @@ export function MissesView() {
   return (
     <div className="stack">
       <Await of={requests}>
-        {(data) => <RequestList requests={data.requests} session={session} older={older} />}
+        {(data) => <RequestList answer={data} session={session} older={older} />}
       </Await>
       <Await of={misses}>
         {(data) => (

@@ -2,8 +2,8 @@ import { Button, SegmentedControl, TextInput } from "@mantine/core";
 import { IconSearch } from "@tabler/icons-react";
 import { useState } from "react";
 
-import type { RequestView } from "../../api/types";
-import { words } from "../../format";
+import type { Requests, RequestView } from "../../api/types";
+import { counted, whole, words } from "../../format";
 import { Legend } from "../../parts/Legend";
 import { Panel } from "../../parts/Panel";
 import { Empty } from "../../parts/states";
@@ -15,14 +15,15 @@ import { slowestFirst } from "./timing";
 const [FIRST, PAGE] = [12, 40]; // rows at first, and with each "Show more"
 
 interface Props {
-  readonly requests: readonly RequestView[];
+  readonly answer: Requests;
   readonly session: string | null;
   /** The one that the address names, where it is none of these. */
   readonly older: RequestView | undefined;
 }
 
 /** Recent requests, the newest or the slowest first; the one that the address names is open. */
-export function RequestList({ requests, session, older }: Props) {
+export function RequestList({ answer, session, older }: Props) {
+  const { requests } = answer;
   const { params } = useRoute();
   const [shown, show] = useState(FIRST);
   const reason = params.get("reason");
@@ -34,7 +35,8 @@ export function RequestList({ requests, session, older }: Props) {
   const place = fitting.findIndex((each) => String(each.id) === open);
   const widest = Math.max(1, ...fitting.map((each) => each.blocks.asked));
   return (
-    <Panel title="Recent requests" note={<Legend entries={partsOf(requests)} />}>
+    <Panel title="Recent requests" note={noteOf(answer)}>
+      <Legend entries={partsOf(requests)} />
       <div className="find">
         <TextInput
           aria-label="Search requests"
@@ -71,7 +73,7 @@ export function RequestList({ requests, session, older }: Props) {
       ) : (
         <>
           <div className="columns" aria-hidden="true">
-            {["arrived", "session", "its prompt", "found", "took", "why no more"].map((name) => (
+            {["arrived", "session", "its prompt", "found", "took", "why it missed"].map((name) => (
               <span key={name}>{name}</span>
             ))}
           </div>
@@ -94,6 +96,13 @@ export function RequestList({ requests, session, older }: Props) {
       )}
     </Panel>
   );
+}
+
+/** What is sorted and filtered: no more than was asked for. */
+function noteOf({ requests, next }: Requests): string {
+  return next === null
+    ? `${counted(requests.length, "request")}: all that the log has`
+    : `the newest ${whole(requests.length)}: order and reasons are of these alone`;
 }
 
 function Chip(props: { label: string; onClear: () => void }) {

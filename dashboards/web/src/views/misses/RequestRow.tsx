@@ -173,7 +173,7 @@ function Took({ request, rate }: { request: RequestView; rate: number | null }) 
     <div className="took">
       <p className="sentence">
         <b>It took {duration(timing.all)}</b>
-        {prompt !== null && " (how long its prompt took is reckoned from the speed of others)"}:
+        {prompt !== null && ` (prompt time estimated at ${whole(rate)} tokens/s)`}:
       </p>
       <Bar label="Milliseconds" slices={slices.map(inMilliseconds)} />
       <Legend entries={slices.map((each) => ({ ...each, value: duration(each.value) }))} />

@@ -21,6 +21,12 @@ const TRIED =
   "A shadow has these weights from now on, and nothing else has: What if shows what it finds of " +
   "your traffic, as “other weights”.";
 
+/** What came of a change: that it was made, or why not. */
+interface Outcome {
+  readonly title: string;
+  readonly text: string;
+}
+
 /** What decides the ranking: seen, tried, changed and taken back. */
 export function WeightsView() {
   const weights = useResource<Weights>("v1/weights", 2000);
@@ -29,26 +35,26 @@ export function WeightsView() {
 
 function Screen({ weights }: { weights: Weights }) {
   const [draft, setDraft] = useState<Draft>(UNTOUCHED);
-  const [done, setDone] = useState<string | null>(null);
+  const [done, setDone] = useState<Outcome | null>(null);
   const [isBusy, setBusy] = useState(false);
   const change = changeOf(draft, weights);
   const effect = useEffectOf(change);
   const act = (method: "PUT" | "POST", path: string, body: unknown, said: string) => {
     setBusy(true);
     send<unknown>(method, path, body)
-      .then(() => setDone(said))
-      .catch((error: unknown) => setDone(error instanceof ApiError ? error.message : String(error)))
-      .finally(() => {
-        setBusy(false);
+      .then(() => {
+        setDone({ title: "Weights", text: said });
         setDraft(UNTOUCHED);
-      });
+      })
+      .catch((error: unknown) => setDone({ title: "Not changed", text: reasonOf(error) }))
+      .finally(() => setBusy(false));
   };
   return (
     <div className="stack">
       {weights.why_not !== null && (
         <Note title="Changes can be tried here, but not kept">{weights.why_not}</Note>
       )}
-      {done !== null && <Note title="Weights">{done}</Note>}
+      {done !== null && <Note title={done.title}>{done.text}</Note>}
       {change !== null && (
         <EffectPanel
           effect={effect}
@@ -76,6 +82,10 @@ function Screen({ weights }: { weights: Weights }) {
       )}
     </div>
   );
+}
+
+function reasonOf(error: unknown): string {
+  return error instanceof ApiError ? error.message : String(error);
 }
 
 function Note(props: { title: string; children: string }) {
