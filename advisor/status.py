@@ -14,6 +14,7 @@ from .admission.wording import fit_and_live
 from .assembly import Parts
 from .page.logged.log_totals import log_totals
 from .page.page_board import PageBoard
+from .page.ranking_view import ranked_by
 from .questions import Questions
 from .sockets.peers import Peer
 
@@ -168,6 +169,7 @@ class StatusBoard:
             tiers=known.tiers if known else None,
             ruling=self._graph.ruling(peer.engine),
             room=self._planner.admissions.get(peer.engine),
+            ranked_by=ranked_by(self._graph, peer.engine),
         )
 
     def _observed(self, stats: GraphStats) -> Iterable[EngineStatus]:

@@ -10,6 +10,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from .reasons.guard_words import beside_lru, ranker
+
 _NAME_WIDTH: Final = 16  # of a folded engine name above a column, in characters; chosen
 _ENGINES_ACROSS: Final = 3  # so many such columns fit 80 characters
 _ANY_WIDTH: Final = 10_000  # wider than every table here
@@ -89,7 +91,7 @@ def _cells(engine: Mapping[str, Any]) -> dict[str, str]:
         "name": str(engine["name"]),
         "model": str(engine["model"]),
         "state": engine["state"],
-        "ranks": _ruler(engine["ruling"]),
+        "ranks": _ruler(engine),
         "resident": str(graph.get("resident", 0)),
         "ranking age": "-" if age is None else f"{age:.2f} s",
         "moved": str(applied.get("moved", "-")),
@@ -109,12 +111,10 @@ def _told(cells: Mapping[str, str]) -> str:
     )
 
 
-def _ruler(ruling: Mapping[str, Any] | None) -> str:
-    """Who ranks, and by how many blocks the policy is ahead of LRU of late."""
-    if ruling is None:
-        return "policy"
-    name = "policy" if ruling["policy_rules"] else "LRU"
-    return f"{name} (policy {ruling['ahead']:+,.0f} blocks)"
+def _ruler(engine: Mapping[str, Any]) -> str:
+    """Who ranks, and how the policy does beside LRU."""
+    name, ruling = ranker(engine["ranked_by"]), engine["ruling"]
+    return name if ruling is None else f"{name} (policy {beside_lru(ruling['ahead'])})"
 
 
 def _layers(engines: Sequence[Mapping[str, Any]]) -> Table:

@@ -29,8 +29,9 @@ class EngineStatus:
             ``partial``, ``degraded``: some of its history was lost and could not be had again.
         ranking_age_s: Seconds since the ranking that it was sent last was true; None: none yet.
         tiers: What its colder tiers hold and did; None without any.
-        ruling: Whether the policy or LRU ranks its blocks; None where nobody watches that.
+        ruling: How the guard found policy and LRU to do there; None where it watches nothing.
         room: How much new context may start there; None: nothing was said yet.
+        ranked_by: The policy's name, or ``lru`` where the engine keeps its own order.
     """
 
     id: str
@@ -50,6 +51,7 @@ class EngineStatus:
     tiers: TierReport | None
     ruling: Ruling | None = None
     room: AdmissionAdvice | None = None
+    ranked_by: str = "lru"
 
 
 @dataclass(frozen=True, slots=True)

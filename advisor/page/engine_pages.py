@@ -10,7 +10,10 @@ import msgspec
 from ...dashboards.answers.engine_views import Engines, EngineView
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import History
-from .now_view import ranked_by
+from ...graph.messages.events import Pressure
+from ...graph.ranking.formulas import LruPolicy
+from ..reasons.guard_words import beside_lru_lately, ranker
+from .needs_attention import history_lost
 
 
 def engines_view(status: SidecarStatus | None, history: History, at: float) -> Engines:
@@ -39,7 +42,8 @@ def _engine(engine: EngineStatus, history: History) -> EngineView:
         kind=engine.kind,
         state=engine.state,
         summary=_summary(engine),
-        ranked_by=ranked_by(engine),
+        ranked_by=engine.ranked_by,
+        guard=_guard(engine),
         ranking_age_s=engine.ranking_age_s,
         gaps=engine.gaps,
         resyncs=engine.resyncs,
@@ -52,15 +56,33 @@ def _engine(engine: EngineStatus, history: History) -> EngineView:
 
 def _summary(engine: EngineStatus) -> str:
     if engine.kind != "hook":
-        return f"It is watched through its own KV events and takes no advice; {engine.state}."
+        its = f"Watched only, through its own KV events; it is {engine.state}."
+        return history_lost(engine) or its
     if engine.state != "synced":
         return f"It is {engine.state}: no advice goes out until its blocks are known again."
     if engine.ranking_age_s is None:
-        return "It is linked; its first ranking is being made."
-    ruler = "the policy ranks" if ranked_by(engine) == "policy" else "LRU ranks"
+        return "Connected. Its first ranking is being made."
+    said = (
+        f"Connected. {ranker(engine.ranked_by)} ranks its blocks; the last ranking is "
+        f"{engine.ranking_age_s:.1f} s old."
+    )
     pressure = engine.graph.pressure if engine.graph is not None else None
-    load = f", {pressure.running} requests run and {pressure.waiting} wait" if pressure else ""
-    return f"It is linked; {ruler}, {engine.ranking_age_s:.1f} s ago at last{load}."
+    return said if pressure is None else f"{said} {_load(pressure)}"
+
+
+def _load(pressure: Pressure) -> str:
+    running, waiting = pressure.running, pressure.waiting
+    run = "1 request runs" if running == 1 else f"{running:,} requests run"
+    return f"{run}, {waiting:,} {'waits' if waiting == 1 else 'wait'}."
+
+
+def _guard(engine: EngineStatus) -> str:
+    """How the policy does beside LRU there; where nothing is compared, why not."""
+    if engine.kind != "hook":
+        return "takes no advice"
+    if engine.ruling is not None:
+        return beside_lru_lately(engine.ruling.ahead)
+    return "guard is off" if engine.ranked_by != LruPolicy.name else "nothing to compare yet"
 
 
 def _plain(value: Any) -> Any:

@@ -8,11 +8,14 @@ from typing import Final
 from ...dashboards.answers.answer import Notice
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.tables.tables import Tables
+from ..reasons.guard_words import beside_lru_lately
+from ..sockets.kv_order import SourceState
 from .logged.eviction_views import protected_lost
 
-_STALE_S: Final = 2.0  # an engine ignores advice that is older
+STALE_S: Final = 2.0  # an engine ignores advice that is older
 _WASTE: Final = 0.5  # of prefetched blocks: more than so many unused are too many; chosen
 _ENOUGH: Final = 256  # prefetched blocks from which a share means something; chosen
+_LOST: Final = frozenset({SourceState.PARTIAL.value, SourceState.DEGRADED.value})
 _ORDER: Final = ("serious", "warning", "info")
 _BEYOND: Final = {
     "tenant": "a tenant's share of the pool (score.tenant_share)",
@@ -49,13 +52,15 @@ def _all(tables: Tables, status: SidecarStatus | None) -> Iterator[Notice]:
 
 
 def _of_engine(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
-    if engine.kind == "hook" and (engine.ranking_age_s or 0.0) > _STALE_S:
+    if engine.kind == "hook" and (engine.ranking_age_s or 0.0) > STALE_S:
         yield _notice(
             "serious", engine,
-            f"Its ranking is {engine.ranking_age_s:.1f} s old: beyond {_STALE_S:.0f} s it evicts "
+            f"Its ranking is {engine.ranking_age_s:.1f} s old: beyond {STALE_S:.0f} s it evicts "
             "as stock vLLM does. Is the sidecar short of processor time?",
         )  # fmt: skip
-    if engine.state not in ("synced", "waiting"):
+    if (lost := history_lost(engine)) is not None:
+        yield _notice("warning", engine, lost)
+    elif engine.state not in ("synced", "waiting"):
         yield _notice(
             "warning", engine, f"It is {engine.state}: until that is over it gets no advice."
         )
@@ -71,9 +76,16 @@ def _of_engine(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
     if engine.ruling is not None and not engine.ruling.policy_rules and engine.ruling.changes:
         yield _notice(
             "info", engine,
-            "The guard let LRU take over: it found more than the policy lately. The policy goes "
-            "on in a shadow, and comes back when that finds more.",
+            "The guard let LRU take over, which had found more. The policy goes on in a shadow, "
+            f"{beside_lru_lately(engine.ruling.ahead)}, and ranks again once it is clearly ahead.",
         )  # fmt: skip
+
+
+def history_lost(engine: EngineStatus) -> str | None:
+    """That some of what a watched engine did can not be known any more; None where it is."""
+    if engine.state not in _LOST:
+        return None
+    return "Watched only: some of its history is lost for good, so its counts are incomplete."
 
 
 def _of_protection(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:

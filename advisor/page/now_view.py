@@ -21,7 +21,7 @@ from ...graph.tables.tables import Tables
 from ...graph.types import IS_PROTECTED, LAYER_NAMES, SessionState
 from ..shadows.shadow_views import MOST_STEPS
 from ..times.unix_time import Unix
-from .needs_attention import notices
+from .needs_attention import STALE_S, notices
 
 WINDOWS_S: Final = (60.0, 600.0, 3600.0, 14_400.0)
 _NO_SESSION: Final = "none"
@@ -54,6 +54,7 @@ def now_view(
         prefill_tokens_per_s=rate,
         pools=list(_pools(tables, engines)),
         tiers=list(_tiers(engines)),
+        stale_s=STALE_S,
         advice=[_advice(engine) for engine in engines if engine.kind == "hook"],
         attention=notices(tables, status),
     )
@@ -170,12 +171,5 @@ def _advice(engine: EngineStatus) -> AdviceAge:
         engine=engine.id,
         age_s=engine.ranking_age_s,
         epoch=engine.ranking_epoch,
-        ranked_by=ranked_by(engine),
+        ranked_by=engine.ranked_by,
     )
-
-
-def ranked_by(engine: EngineStatus) -> str:
-    """Who ranks an engine's blocks: ``policy``, or ``lru`` where it keeps its own order."""
-    if engine.kind != "hook":
-        return "lru"
-    return "lru" if engine.ruling is not None and not engine.ruling.policy_rules else "policy"

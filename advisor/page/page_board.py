@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from ...dashboards.answers.engine_views import Engines
 from ...dashboards.answers.evictions import Evictions, RankingView
@@ -19,8 +20,6 @@ from ...graph.intents.intent import Verdict
 from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import session_row
-from ...graph.ranking.ruler import is_under_lru
-from ...graph.types import NO_ROW
 from ..config.config import Config
 from ..config.reload import ConfigWatch
 from ..intents.intent_replies import intent_replies
@@ -183,11 +182,8 @@ class PageBoard:
     def shadows(self, engine: str | None) -> Shadows:
         """What others would have found."""
         now = self._graph.clock()
-        return shadows_view(self._shadows, engine, now, self._unix, self._guards_word)
-
-    def _guards_word(self, engine: str) -> str:
-        graph, column = self._graph, self._graph.tables.engines.get(engine, NO_ROW)
-        return who_ranks(graph, engine, not is_under_lru(column, graph.policy, graph.referee))
+        said = partial(who_ranks, self._graph)
+        return shadows_view(self._shadows, engine, now, self._unix, said)
 
     def weights(self) -> Weights:
         """What decides the ranking."""

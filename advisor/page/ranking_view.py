@@ -16,6 +16,7 @@ from ...graph.queries.views import block_name
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.policy import Policy
 from ...graph.ranking.profile import Weights
+from ...graph.ranking.ruler import is_under_lru
 from ...graph.ranking.rules import RULES, standings
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
@@ -25,6 +26,7 @@ from ..config.edits import NO_FILE
 from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES
+from ..reasons.guard_words import beside_lru_lately
 from ..reasons.term_words import meanings, weight_meanings
 from ..times.unix_time import Unix
 from .logged.eviction_views import chosen
@@ -59,7 +61,7 @@ def ranking_view(
         engine=name,
         engines=list(tables.engines),
         ranked_by=policy.name,
-        sentence=who_ranks(graph, name, by_policy),
+        sentence=_who_ranks(graph, name, by_policy),
         epoch=ranking.epoch,
         age_s=round(now - ranking.ts, 3),
         terms=terms,
@@ -112,17 +114,29 @@ def _block(policy: Policy, view: View, place: int, row: int, rules: list[str]) -
     )
 
 
-def who_ranks(graph: KVCacheGraph, engine: str, by_policy: bool) -> str:
+def ranked_by(graph: KVCacheGraph, engine: str) -> str:
+    """The name of the policy that ranks an engine's blocks; ``lru`` where it keeps its own
+    order."""
+    column = graph.tables.engines.get(engine, NO_ROW)
+    under_lru = is_under_lru(column, graph.policy, graph.referee)
+    return LruPolicy.name if under_lru else graph.policy.name
+
+
+def who_ranks(graph: KVCacheGraph, engine: str) -> str:
     """Who ranks an engine's blocks, and what its guard knows of policy and LRU, in words."""
+    return _who_ranks(graph, engine, ranked_by(graph, engine) != LruPolicy.name)
+
+
+def _who_ranks(graph: KVCacheGraph, engine: str, by_policy: bool) -> str:
     ruling = graph.ruling(engine)
     if by_policy:
-        ahead = f", {ruling.ahead:+.0f} blocks ahead of LRU lately" if ruling is not None else ""
+        ahead = "" if ruling is None else f"; it is {beside_lru_lately(ruling.ahead)}"
         return f"The policy {graph.policy.name} ranks{ahead}."
     if ruling is None or ruling.policy_rules:
         return "The engine evicts the longest unused block first."
     return (
-        f"LRU ranks: the policy {graph.policy.name} has not shown yet that it finds more "
-        f"({ruling.ahead:+.0f} blocks). What is protected goes last all the same."
+        f"LRU ranks: the policy {graph.policy.name} has not shown yet that it finds more; it is "
+        f"{beside_lru_lately(ruling.ahead)}. What is protected goes last all the same."
     )
 
 

@@ -10,6 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from ..reasons.guard_words import ranker
 from ..terminal_tables import FirstThatFits, facts_table, plain
 from ..times.spoken_times import seconds, time_of_day
 from .watched import Watched
@@ -119,7 +120,7 @@ def _pool(pool: Mapping[str, Any], now: Mapping[str, Any]) -> RenderableType:
 
 def _advice(advice: Mapping[str, Any]) -> str:
     age = advice["age_s"]
-    who = "the policy" if advice["ranked_by"] == "policy" else "LRU, the engine's own order"
+    who = ranker(advice["ranked_by"])
     return f"{who}; advice is {age:.1f} s old" if age is not None else f"{who}; no advice yet"
 
 

@@ -13,7 +13,8 @@ class EngineView(Part):
     Attributes:
         state: ``synced``, ``resyncing``, ``waiting``, ``replaying``, ``partial``, ``degraded``.
         summary: One sentence: what it is doing, and what is wrong with it if anything is.
-        ranked_by: The policy, or ``lru``.
+        ranked_by: The policy's name, or ``lru`` where the engine keeps its own order.
+        guard: How the policy does beside LRU, in a few words; or that nobody compares them.
         dropped: Events that never reached the sidecar; None where it never said.
         hit_share: Of prompt tokens, found, since the sidecar's start; None before any.
         prefetch_useful: Share of prefetched blocks that a request then found; None before any.
@@ -27,6 +28,7 @@ class EngineView(Part):
     state: str
     summary: str
     ranked_by: str
+    guard: str
     ranking_age_s: float | None
     gaps: int
     resyncs: int

@@ -85,7 +85,7 @@ class RankingView(Answer):
     """The ranking that an engine has now, the next to go first.
 
     Attributes:
-        ranked_by: The policy, or ``lru``: then ``order`` is what the engine does by itself.
+        ranked_by: The policy's name, or ``lru``: then ``order`` is what the engine does by itself.
         sentence: Who ranks and why, in words.
         terms: The names of the terms that make a score.
         meanings: What these terms mean, and the rules that bind some of these blocks, in words.

@@ -98,6 +98,7 @@ class Now(Answer):
         verdict: That of the longest window in which anything was asked.
         windows: The last minute, ten minutes, hour and four hours; the newest first.
         prefill_tokens_per_s: As engines measured it; None before that.
+        stale_s: With advice older than this an engine evicts as stock vLLM does.
         attention: What needs it, the most serious first; empty when nothing does.
     """
 
@@ -107,5 +108,6 @@ class Now(Answer):
     prefill_tokens_per_s: float | None
     pools: list[PoolView]
     tiers: list[TierFill]
+    stale_s: float
     advice: list[AdviceAge]
     attention: list[Notice]

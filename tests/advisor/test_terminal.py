@@ -18,6 +18,7 @@ def engine(number: int) -> dict[str, Any]:
         "model": "meta-llama/Meta-Llama-3.1-70B-Instruct",
         "state": "synced",
         "ruling": {"policy_rules": True, "ahead": 12345.0},
+        "ranked_by": "lifecycle",
         "ranking_age_s": 0.31,
         "gaps": 3,
         "room": None,
@@ -66,7 +67,8 @@ def test_no_name_is_cut(engines: int, width: int) -> None:
     above = "".join(column(text, "resident blocks by layer", each) for each in range(2, 9))
     assert all(name in above for name in names)
     assert "235123" in text
-    assert "policy +12,345" in text
+    ranks = "lifecycle(policy12,345blocksaheadofLRU)"
+    assert any(ranks in column(text, "engines", place) for place in (2, 4)), "as facts, or columns"
 
 
 def test_without_engines() -> None:

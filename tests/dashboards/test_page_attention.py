@@ -6,10 +6,15 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from kvgraph.advisor.page.engine_pages import engines_view
 from kvgraph.advisor.page.needs_attention import notices
+from kvgraph.advisor.page.now_view import now_view
+from kvgraph.advisor.reasons.guard_words import beside_lru, ranker
+from kvgraph.dashboards.answers.engine_views import EngineView
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import EngineHello
+from kvgraph.graph.messages.events import EngineHello, Pressure
+from kvgraph.graph.ranking.policy import Ruling
 
 
 class Status:
@@ -19,6 +24,8 @@ class Status:
         self.engines = engines
         self.config: dict[str, Any] = {}
         self.snapshot: dict[str, Any] = {}
+        self.version, self.uptime_s, self.endpoint = "1", 1.0, ""
+        self.counters: dict[str, dict[str, int]] = {}
 
 
 @pytest.fixture
@@ -28,14 +35,21 @@ def graph() -> KVCacheGraph:
     return graph
 
 
-def said(graph: KVCacheGraph, **limited: int) -> list[str]:
+def engine_of(graph: KVCacheGraph, **limited: int) -> EngineStatus:
     stats = graph.stats().engines["e"]
     known = replace(stats, limited={**stats.limited, **limited})
-    engine = EngineStatus(
+    return EngineStatus(
         id="e", name="gpu-0", model="m", version="v", kind="hook", state="synced", silent_s=0.1,
         gaps=0, resyncs=0, ranking_epoch=4, ranking_age_s=0.3, ranked=3, ranked_protected=0,
-        graph=known, tiers=None,
+        graph=known, tiers=None, ranked_by="lifecycle",
     )  # fmt: skip
+
+
+def said(graph: KVCacheGraph, **limited: int) -> list[str]:
+    return said_of(graph, engine_of(graph, **limited))
+
+
+def said_of(graph: KVCacheGraph, engine: EngineStatus) -> list[str]:
     status = cast(SidecarStatus, Status(engine))
     return [notice.text for notice in notices(graph.tables, status)]
 
@@ -55,3 +69,61 @@ def test_the_limit_of_protection_that_was_hit_is_named(graph: KVCacheGraph) -> N
 
 def test_what_the_graph_infers_by_itself_needs_nobody(graph: KVCacheGraph) -> None:
     assert said(graph, inferred=40) == []
+
+
+@pytest.mark.parametrize("state", ["partial", "degraded"])
+def test_history_that_is_lost_for_good_is_said_in_words(graph: KVCacheGraph, state: str) -> None:
+    watched = replace(engine_of(graph), kind="kv_events", state=state, ranking_age_s=None)
+    (text,) = said_of(graph, watched)
+    assert text == "gpu-0: " + summary(graph, watched)
+    assert "lost for good, so its counts are incomplete" in text
+    assert state not in text
+    assert view_of(graph, watched).guard == "takes no advice"
+
+
+def test_advice_is_stale_after_the_same_time_in_words_and_number(graph: KVCacheGraph) -> None:
+    def shown(age_s: float) -> tuple[float, int]:
+        status = cast(SidecarStatus, Status(replace(engine_of(graph), ranking_age_s=age_s)))
+        now = now_view(graph.tables, status, {}, graph.clock(), float)
+        return now.stale_s, len(now.attention)
+
+    stale_s, _ = shown(0.0)
+    assert [shown(age_s)[1] for age_s in (stale_s - 0.1, stale_s + 0.1)] == [0, 1]
+
+
+def summary(graph: KVCacheGraph, engine: EngineStatus) -> str:
+    return view_of(graph, engine).summary
+
+
+def view_of(graph: KVCacheGraph, engine: EngineStatus) -> EngineView:
+    status = cast(SidecarStatus, Status(engine))
+    (view,) = engines_view(status, graph.tables.history, 0.0).engines
+    return view
+
+
+def test_an_engine_says_who_ranks_and_what_it_does(graph: KVCacheGraph) -> None:
+    graph.apply("e", [Pressure(100, 50, 50, 12, 1)])
+    assert summary(graph, engine_of(graph)) == (
+        "Connected. lifecycle ranks its blocks; the last ranking is 0.3 s old. "
+        "12 requests run, 1 waits."
+    )
+
+
+def test_the_guard_speaks_alike_everywhere(graph: KVCacheGraph) -> None:
+    behind = replace(engine_of(graph), ranked_by="lru", ruling=Ruling(False, -12.3, 1))
+    view = view_of(graph, behind)
+    assert (view.ranked_by, view.guard) == ("lru", "12 blocks behind LRU over the last requests")
+    (text,) = said_of(graph, behind)
+    assert view.guard in text
+    assert view.summary.startswith("Connected. LRU ranks")
+    assert view_of(graph, engine_of(graph)).guard == "guard is off"
+    assert view_of(graph, replace(behind, ruling=None)).guard == "nothing to compare yet"
+
+
+def test_no_number_of_blocks_has_a_sign() -> None:
+    said = [beside_lru(ahead) for ahead in (1234.0, 1.2, 0.3, -0.6, -12.0)]
+    assert said == [
+        "1,234 blocks ahead of LRU", "1 block ahead of LRU", "level with LRU",
+        "1 block behind LRU", "12 blocks behind LRU",
+    ]  # fmt: skip
+    assert [ranker(name) for name in ("lru", "classic")] == ["LRU", "classic"]

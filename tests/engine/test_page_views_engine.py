@@ -182,7 +182,7 @@ def it_goes_on_after_a_restart(opened: Visit, agents: Agents) -> None:
     agents.sidecar.start()
     page.get_by_text("live", exact=True).wait_for()
     page = opened.show("engines")
-    page.get_by_text("It is linked").first.wait_for()
+    page.get_by_text("ranks its blocks").first.wait_for()
     agents.serve(MORE)
     page = opened.show("misses")
     page.locator(".requests > li").nth(MORE - 1).wait_for()

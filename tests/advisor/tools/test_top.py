@@ -50,7 +50,7 @@ def now(engine: str = "host:1") -> dict[str, Any]:
              "layers": {"rules": 0, "context": 100}, "states": {"idle": 100}}
         ],
         "tiers": [{"engine": "e", "tier": "warm", "blocks": 5, "capacity": 10, "bytes": 10**9}],
-        "advice": [{"engine": "e", "age_s": 0.3, "epoch": 4, "ranked_by": "policy"}],
+        "advice": [{"engine": "e", "age_s": 0.3, "epoch": 4, "ranked_by": "lifecycle"}],
         "attention": [
             {"level": "serious", "text": "drops [red]rise[/red]", "engine": None, "view": None}
         ],
@@ -75,7 +75,16 @@ def test_every_width_tells_the_same(width: int) -> None:
     said = drawn(Watched("http://127.0.0.1:1", now(name), MISSES), width)
     assert max(len(line) for line in said.splitlines()) <= width
     kept = "".join(c for c in said if c not in " \n│┃┌┐└┘├┤─━┏┓┗┛╇┡┩")
-    for fact in (name, "80%oftheprompt", "80.0%", "70.0%", "100of200", "5of10", "0.3s", "40blocks"):
+    for fact in (
+        name,
+        "80%oftheprompt",
+        "80.0%",
+        "70.0%",
+        "100of200",
+        "5of10",
+        "lifecycle;adviceis0.3s",
+        "40blocks",
+    ):
         assert fact.replace(" ", "") in kept, fact
     assert "drops[red]rise[/red]" in kept
 

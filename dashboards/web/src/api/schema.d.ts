@@ -376,7 +376,8 @@ export interface components {
          *     Attributes:
          *         state: ``synced``, ``resyncing``, ``waiting``, ``replaying``, ``partial``, ``degraded``.
          *         summary: One sentence: what it is doing, and what is wrong with it if anything is.
-         *         ranked_by: The policy, or ``lru``.
+         *         ranked_by: The policy's name, or ``lru`` where the engine keeps its own order.
+         *         guard: How the policy does beside LRU, in a few words; or that nobody compares them.
          *         dropped: Events that never reached the sidecar; None where it never said.
          *         hit_share: Of prompt tokens, found, since the sidecar's start; None before any.
          *         prefetch_useful: Share of prefetched blocks that a request then found; None before any.
@@ -398,6 +399,8 @@ export interface components {
             summary: string;
             /** Ranked By */
             ranked_by: string;
+            /** Guard */
+            guard: string;
             /** Ranking Age S */
             ranking_age_s: number | null;
             /** Gaps */
@@ -949,6 +952,7 @@ export interface components {
          *         verdict: That of the longest window in which anything was asked.
          *         windows: The last minute, ten minutes, hour and four hours; the newest first.
          *         prefill_tokens_per_s: As engines measured it; None before that.
+         *         stale_s: With advice older than this an engine evicts as stock vLLM does.
          *         attention: What needs it, the most serious first; empty when nothing does.
          */
         Now: {
@@ -965,6 +969,8 @@ export interface components {
             pools: components["schemas"]["PoolView"][];
             /** Tiers */
             tiers: components["schemas"]["TierFill"][];
+            /** Stale S */
+            stale_s: number;
             /** Advice */
             advice: components["schemas"]["AdviceAge"][];
             /** Attention */
@@ -1030,7 +1036,7 @@ export interface components {
          * @description The ranking that an engine has now, the next to go first.
          *
          *     Attributes:
-         *         ranked_by: The policy, or ``lru``: then ``order`` is what the engine does by itself.
+         *         ranked_by: The policy's name, or ``lru``: then ``order`` is what the engine does by itself.
          *         sentence: Who ranks and why, in words.
          *         terms: The names of the terms that make a score.
          *         meanings: What these terms mean, and the rules that bind some of these blocks, in words.

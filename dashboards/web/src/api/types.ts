@@ -16,7 +16,6 @@ export type TokenHistory = Schemas["TokenHistory"];
 export type Notice = Schemas["Notice"];
 export type PoolView = Schemas["PoolView"];
 export type TierFill = Schemas["TierFill"];
-export type AdviceAge = Schemas["AdviceAge"];
 export type Requests = Schemas["Requests"];
 export type RequestView = Schemas["RequestView"];
 export type Wait = Schemas["Wait"];

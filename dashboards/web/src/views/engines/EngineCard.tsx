@@ -1,3 +1,4 @@
+import { useNews } from "../../api/heartbeat";
 import type { EngineView } from "../../api/types";
 import { counted, duration, percent, whole } from "../../format";
 import { Facts } from "../../parts/Facts";
@@ -10,6 +11,7 @@ const TONES: Record<string, string> = { synced: "good", partial: "warn", degrade
 /** One engine: how it is in a sentence, and then in numbers. */
 export function EngineCard({ engine }: { engine: EngineView }) {
   const status = statusOf(engine);
+  const stale = useNews()?.now.stale_s;
   return (
     <section className="panel engine" aria-label={`Engine ${engine.name}`}>
       <div className="name">
@@ -23,8 +25,12 @@ export function EngineCard({ engine }: { engine: EngineView }) {
         <p className="wrap">{engine.summary}</p>
       </div>
       <dl className="figures">
-        <Figure label="Ranked by" value={engine.ranked_by} note={ruled(status)} />
-        <Figure label="Advice age" value={duration(engine.ranking_age_s)} note="stale after 2 s" />
+        <Figure label="Ranked by" value={engine.ranked_by} note={engine.guard} />
+        <Figure
+          label="Advice age"
+          value={duration(engine.ranking_age_s)}
+          {...(stale !== undefined && { note: `stale after ${duration(stale)}` })}
+        />
         <Figure
           label="Prompt tokens found"
           value={percent(engine.hit_share, 1, 1)}
@@ -46,11 +52,6 @@ export function EngineCard({ engine }: { engine: EngineView }) {
       </div>
     </section>
   );
-}
-
-function ruled({ ruling }: EngineStatus): string {
-  if (!ruling) return "no guard watches";
-  return `${ruling.ahead >= 0 ? "ahead of" : "behind"} LRU by ${counted(Math.abs(ruling.ahead), "block")}`;
 }
 
 function tone(engine: EngineView): { tone?: string } {

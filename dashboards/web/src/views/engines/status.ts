@@ -3,7 +3,6 @@ import type { EngineView } from "../../api/types";
 /** What the page reads of an engine's entry of `/status`; all of it may be missing. */
 export interface EngineStatus {
   readonly silent_s?: number | null;
-  readonly ruling?: { readonly policy_rules: boolean; readonly ahead: number } | null;
   readonly tiers?: TierReport | null;
   readonly graph?: {
     readonly resident: number;

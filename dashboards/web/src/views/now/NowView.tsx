@@ -27,7 +27,7 @@ function Screen({ now }: { now: Now }) {
         <HistoryPanel history={now.history} />
         <div className="stack">
           <Attention notices={now.attention} />
-          {now.advice.length > 0 && <AdvicePanel advice={now.advice} />}
+          {now.advice.length > 0 && <AdvicePanel now={now} />}
         </div>
       </div>
       <div className="tiles">
