@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+from ...graph.logs.request_log import Hold
 from ...graph.messages.events import HOLD_ENDS
 from ...graph.waiting.saturation import SATURATED
+from ..times.spoken_times import seconds
 
 
 def fit_and_live(fitting: int, live: int) -> str:
     """How many sessions fit, beside how many there are."""
     return f"{fitting:,} agents fit, {live:,} are live"
+
+
+_UNTIL: Final = {
+    "room": "until there was room",
+    "bound": "as long as any request may be (AITHER_KVCACHE_HOLD_MAX_S)",
+    "idle": "until the engine had nothing else to do",
+    "open": "until nobody had to wait for room any more",
+    "silence": "until the engine heard nothing from the sidecar",
+    "gone": "until its client went away",
+    "patience": "until no other request was queued, although there was no room",
+}
+
+
+def hold_sentence(hold: Hold) -> str:
+    """How long a request was held, and until when."""
+    counts = ""
+    if hold.live:
+        counts = f": {hold.fitting:,} sessions fit, {hold.live:,} were live when it came"
+    return f"It was held for {seconds(hold.seconds)}, {_UNTIL[hold.reason]}{counts}."
 
 
 def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from ...graph.logs.request_log import Hold
+from ..admission.wording import hold_sentence
+from ..times.spoken_times import seconds
+
 _MUCH_AGAIN: Final = 0.25  # share of what was computed before it; chosen
+_MOSTLY: Final = 0.5  # of a wait: who was held for so much of it waited for room; chosen
+_ALL_BUT: Final = 0.1  # of a wait: so little beside a hold needs no words; chosen
 
 
 class WorkAhead(NamedTuple):
@@ -29,7 +35,18 @@ class WorkAhead(NamedTuple):
     most: int
 
 
-def wait_sentence(work: WorkAhead) -> str:
+def wait_sentence(work: WorkAhead, waited_s: float, hold: Hold | None) -> str:
+    """How long a request was held, and what the engine did while it waited."""
+    if hold is None:
+        return _work_sentence(work)
+    held = hold_sentence(hold)
+    rest = waited_s - hold.seconds
+    if rest > _ALL_BUT * waited_s:
+        held += f" For {seconds(rest)} it waited for its turn in the engine's queue."
+    return f"{held} {_work_sentence(work)}" if work.tokens else held
+
+
+def _work_sentence(work: WorkAhead) -> str:
     """What the engine did while a request waited."""
     if not work.tokens:
         return (
@@ -56,8 +73,15 @@ def wait_sentence(work: WorkAhead) -> str:
     )
 
 
-def wait_remedy(work: WorkAhead) -> str:
+def wait_remedy(work: WorkAhead, waited_s: float, hold: Hold | None) -> str:
     """What would have let it begin sooner."""
+    if hold is not None and hold.seconds >= _MOSTLY * waited_s:
+        return (
+            "Room for its context: fewer sessions at once, sessions that say when they end, a "
+            "larger pool, or another engine (`kvgraph route`). AITHER_KVCACHE_HOLD_MAX_S bounds "
+            "how long a request is held; with AITHER_KVCACHE_ADMISSION=0 none is, and live "
+            "sessions lose what it displaces."
+        )
     if work.tokens and work.again >= _MUCH_AGAIN * work.tokens:
         much = f" by about {work.short:,} blocks" if work.short > 1 else ""
         return (

@@ -97,7 +97,7 @@ class SpanFeed:
             known = [number for number in self._running if number >= log.first]
             missed = max(0, log.first - self._next) + len(self._running) - len(known)
             self._next = log.next
-            over = (n for n in known if not math.isnan(log.record(n)["ended"]))
+            over = (n for n in known if not math.isnan(log.record(n)["ran"]))
             ended = list(islice(over, BATCH))
             views = [request_view(history, number, self._unix) for number in ended]
         if missed:

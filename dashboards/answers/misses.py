@@ -59,6 +59,10 @@ class Wait(Part):
             that was under way.
         again: Of these tokens: how many had been in the engine's pool before.
         largest: The request's ``id`` for which most was computed; None where nothing was.
+        held_s: How long of it the request was held until there was room for its context; 0: it
+            was not held.
+        until: Why it was held no longer: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
+            ``patience``; None: it was not held.
         sentence: All that in words.
         remedy: What would have let it begin sooner, in words.
     """
@@ -67,6 +71,8 @@ class Wait(Part):
     tokens: int
     again: int
     largest: int | None
+    held_s: float = 0.0
+    until: str | None = None
     sentence: str
     remedy: str
 

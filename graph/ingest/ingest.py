@@ -57,12 +57,12 @@ class Ingest:
         self._tables = tables
         self.counters: Counter[str] = Counter()
         self._chains = ChainLinker(tables)
-        self._turns = TurnRecorder(tables, self._chains, self.counters)
+        self.held = HeldBook()
+        self._turns = TurnRecorder(tables, self._chains, self.held, self.counters)
         self._copies = CopyRecorder(tables, self.counters)
         self._churn = ChurnRecorder(tables, self._chains, self._copies, self.counters)
         self._co_attendance = CoAttendance(tables, self.counters)
         self.semantic = SemanticLinker(tables, self.counters)
-        self.held = HeldBook()
         self._ghosts = GhostKeeper(
             tables,
             (self._co_attendance.forget, self._turns.forget),

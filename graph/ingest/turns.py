@@ -32,6 +32,7 @@ from ..types import (
     as_keys,
 )
 from .chains import ChainLinker
+from .held_requests import HeldBook
 from .layers import LayerBook
 from .request_sessions import RequestSessions
 from .segments import SegmentTagger
@@ -44,8 +45,11 @@ _APART: Final = np.uint64(0x9E3779B97F4A7C15)  # odd: no two chains' keys are mo
 class TurnRecorder:
     """Applies request starts, request ends and session signals."""
 
-    def __init__(self, tables: Tables, chains: ChainLinker, counters: Counter[str]) -> None:
+    def __init__(
+        self, tables: Tables, chains: ChainLinker, held: HeldBook, counters: Counter[str]
+    ) -> None:
         self._tables = tables
+        self._held = held
         self._chains = chains
         self._counters = counters
         self._layers = LayerBook(tables)
@@ -91,7 +95,8 @@ class TurnRecorder:
         self._walked(engine, event, rows)
         session = self._sessions.of_request(engine, event, rows, now)
         self._note_regret(engine, event, rows, session, now)
-        self._tables.history.started(engine, event, session, rows, now)
+        hold = self._held.begun(engine, event.request_id)
+        self._tables.history.started(engine, event, session, rows, now, hold)
         self._segments.tag(engine, event, rows, session, now)
         if not _is_tip(event, rows):
             self._sessions.supersede(session, rows)

@@ -16,7 +16,7 @@ from .eviction_log import EvictionLog, Way
 from .heard import Heard, HeardQueue
 from .miss_judge import by_content, judge, missed, named
 from .reasons import REASON_NAMES, Detail, Reason
-from .request_log import Miss, PromptBlocks, RequestLog, RequestNames
+from .request_log import Hold, Miss, PromptBlocks, RequestLog, RequestNames
 from .running_requests import Running, RunningRequests
 from .step_sums import StepSums
 
@@ -122,10 +122,11 @@ class History(Departures):
             self._settle(engine, now)
 
     def started(
-        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float
-    ) -> None:
-        """Note that a request was scheduled; called before its session and its blocks are
-        updated."""
+        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
+        hold: Hold | None = None,
+    ) -> None:  # fmt: skip
+        """Note that a request was scheduled, and how it was held before; called before its session
+        and its blocks are updated."""
         self._drop(engine, event.request_id)
         log, size = self._log(engine), event.block_size
         reach = min(len(rows), max(0, event.prompt_tokens - 1) // size)
@@ -135,7 +136,7 @@ class History(Departures):
         again = self._again(log, session, rows[found + loaded : reach], now)
         spliced = min(event.spliced_tokens // size, loaded)
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
-        asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s)
+        asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
         miss = missed(self._tables, log, engine, event, session, rows, found + loaded, now)
         miss = by_content(self._tables, engine, event, rows, miss)
         log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)

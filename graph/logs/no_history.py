@@ -9,6 +9,7 @@ from .history import History
 if TYPE_CHECKING:
     from ..messages.events import RequestFinished, RequestStarted
     from ..types import Rows
+    from .request_log import Hold
 
 
 class NoHistory(History):
@@ -19,8 +20,9 @@ class NoHistory(History):
         """Take no note."""
 
     def started(
-        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float
-    ) -> None:
+        self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
+        hold: Hold | None = None,
+    ) -> None:  # fmt: skip
         """Take no note."""
 
     def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:

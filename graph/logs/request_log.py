@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
 from ..columns.columns import grown
+from ..messages.events import HOLD_ENDS
 from .reasons import Detail, Reason
 
 if TYPE_CHECKING:
@@ -32,10 +33,14 @@ _RECORD: Final = np.dtype(
         ("key", "<u8"),  # of it, as the engine calls it; 0: it has none
         ("eviction", "<i8"),  # of it; -1: none
         ("short", "<u4"),  # blocks that left since
-        ("left", "<f8"),  # when; NaN: it did not
-        ("ended", "<f8"),  # when the request did; NaN: it runs
+        ("ago", "<f4"),  # how long before ``at`` it left the pool, seconds; NaN: it did not
+        ("ran", "<f4"),  # how long after ``at`` the request ended, seconds; NaN: it runs
         ("same", "<u2"),  # tokens of the missing block that another prompt has there too
         ("waited", "<f4"),  # seconds before it was scheduled
+        ("held", "<f4"),  # of these: until there was room for it
+        ("until", "u1"),  # why no longer: 1 + its place in HOLD_ENDS; 0: it was not held
+        ("fitting", "<u2"),  # sessions, when it was held
+        ("live", "<u2"),
         ("answer", "<u4"),  # tokens
         ("pause", "<f4"),  # that its session announced then; NaN: none
         ("engine", "<u4"),  # a checksum of its id, to tell engines apart by column
@@ -74,6 +79,22 @@ class Miss:
     same: int = 0
 
 
+class Hold(NamedTuple):
+    """How long a request was held until there was room for its context.
+
+    Attributes:
+        seconds: Of those that it waited.
+        reason: Why it waited no longer: one of ``HOLD_ENDS``.
+        fitting: Sessions that fit, by the advice because of which it waited; 0: not known.
+        live: Sessions that were live, by the same.
+    """
+
+    seconds: float
+    reason: str
+    fitting: int
+    live: int
+
+
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
     """What a request asked for, and what was found; in blocks, except ``tokens``.
@@ -81,6 +102,7 @@ class PromptBlocks:
     Attributes:
         again: Of what it computed: blocks that were once in this pool.
         waited_s: Before it was scheduled.
+        hold: The part of it that it was held; None: it was not.
     """
 
     tokens: int
@@ -92,6 +114,7 @@ class PromptBlocks:
     spliced: int
     again: int
     waited_s: float = 0.0
+    hold: Hold | None = None
 
 
 @dataclass(slots=True)
@@ -135,7 +158,8 @@ class RequestLog:
         self._ring[slot] = (
             now, asked.tokens, asked.size, asked.asked, asked.pool, asked.loaded,
             asked.prefetched, asked.spliced, asked.again, miss.index, miss.key, miss.eviction,
-            miss.short, miss.left, np.nan, miss.same, asked.waited_s, 0, np.nan,
+            miss.short, now - miss.left, np.nan, miss.same, asked.waited_s, *_packed(asked.hold),
+            0, np.nan,
             crc32(names.engine.encode()), miss.reason, miss.detail,
         )  # fmt: skip
         names.other, names.other_engine = miss.session, miss.engine
@@ -155,7 +179,8 @@ class RequestLog:
             return
         slot = number % LIMIT
         record = self._ring[slot : slot + 1]
-        record["index"], record["key"], record["left"] = miss.index, miss.key, miss.left
+        record["index"], record["key"] = miss.index, miss.key
+        record["ago"] = record["at"] - miss.left
         record["reason"], record["detail"], record["eviction"] = (
             miss.reason, miss.detail, miss.eviction,
         )  # fmt: skip
@@ -170,8 +195,17 @@ class RequestLog:
             slot, pause_s = number % LIMIT, event.expected_return_s
             self._names[slot].finished = event.reason
             record = self._ring[slot : slot + 1]
-            record["ended"], record["pause"] = now, np.nan if pause_s is None else pause_s
+            record["ran"] = now - record["at"]
+            record["pause"] = np.nan if pause_s is None else pause_s
             record["answer"] = max(0, event.total_tokens - event.prompt_tokens)
+
+    def hold(self, number: int) -> Hold | None:
+        """How long a request was held until there was room for it; None: it was not."""
+        record = self.record(number)
+        if not record["until"]:
+            return None
+        reason = HOLD_ENDS[int(record["until"]) - 1]
+        return Hold(float(record["held"]), reason, int(record["fitting"]), int(record["live"]))
 
     def record(self, number: int) -> Any:
         """One request's columns by its id, which must be between ``first`` and ``next``."""
@@ -198,7 +232,7 @@ class RequestLog:
         arrived = record["at"] - record["waited"]
         there = ring["at"] < arrived
         there &= ring["engine"] == record["engine"]
-        there &= ~(ring["ended"] <= arrived)  # NaN: it runs
+        there &= ~(ring["at"] + ring["ran"] <= arrived)  # NaN: it runs
         return self._in(there)[-1:]
 
     def records(self, numbers: npt.NDArray[np.int64]) -> Any:
@@ -215,4 +249,13 @@ class RequestLog:
         return self._names[number % LIMIT]
 
 
+def _packed(hold: Hold | None) -> tuple[float, int, int, int]:
+    """The columns of a hold."""
+    if hold is None or hold.reason not in HOLD_ENDS:
+        return 0.0, 0, 0, 0
+    sessions = min(hold.fitting, _MOST_TOLD), min(hold.live, _MOST_TOLD)
+    return hold.seconds, 1 + HOLD_ENDS.index(hold.reason), *sessions
+
+
+_MOST_TOLD: Final = 65_535  # sessions: what two bytes hold
 _WEIGHT: Final = 8 + 16 + 8 * 7 + 49  # a pointer, the record with seven fields, its own string

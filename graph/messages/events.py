@@ -245,6 +245,8 @@ class RequestHeld(Event, tag=18, frozen=True):
     blocks: Count  # of context that the pool does not hold yet
     session: Name | None = None
     tenant: Name | None = None
+    fitting: Count = 0  # sessions, by the advice because of which it waits; 0: not told
+    live: Count = 0  # sessions, by the same
 
 
 class RequestReleased(Event, tag=19, frozen=True):

@@ -18,9 +18,12 @@ from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
 from kvgraph.graph.logs.request_log import LIMIT, Miss, PromptBlocks, RequestLog, RequestNames
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import (
+    HOLD_ENDS,
     BlocksAttended,
     BlocksSpilled,
     RequestFinished,
+    RequestHeld,
+    RequestReleased,
     RequestStarted,
     Segment,
 )
@@ -418,6 +421,62 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(
     ended = board.requests(1, search="late").requests[0]
     said = why_sentence(ended.model_dump())
     assert "It took 14 s, 9.0 s of it in the queue. While it waited, the engine" in said
+
+
+def test_a_request_that_was_held_says_for_how_long_and_until_when(
+    world: World, board: PageBoard
+) -> None:
+    world.serve(7, 8, session="before")
+    world.now += 20
+    world.tell(RequestHeld("r1", 3, "new", fitting=31, live=38))
+    world.now += 11
+    world.tell(RequestReleased("r1", 12.0, "room"))
+    world.tell(RequestStarted("r1", pack(1), 20, 0, SIZE, "new", waited_s=12.25))
+    (request,) = board.requests(1).requests
+    assert request.wait is not None
+    assert (request.waited_s, request.wait.held_s, request.wait.until) == (12.25, 12.0, "room")
+    assert request.wait.sentence == (
+        "It was held for 12 s, until there was room: 31 sessions fit, 38 were live when it came."
+    )
+    assert "AITHER_KVCACHE_HOLD_MAX_S bounds" in request.wait.remedy
+    assert "ADMISSION=0" in request.wait.remedy
+    said = why_sentence(request.model_dump())
+    assert "It waited 12 s. It was held for 12 s, until there was room: 31 sessions fit" in said
+
+
+def test_a_request_that_queued_after_it_was_held_says_both(world: World, board: PageBoard) -> None:
+    world.tell(RequestHeld("late", 3, "new"), RequestReleased("late", 2.0, "silence"))
+    world.serve(1, 2, session="largest")
+    world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "new", waited_s=6.0))
+    (request,) = board.requests(1).requests
+    assert request.wait is not None
+    assert request.wait.sentence.startswith(
+        "It was held for 2.0 s, until the engine heard nothing from the sidecar. For 4.0 s it "
+        "waited for its turn in the engine's queue. While it waited, the engine began one other "
+        "prompt, largest's, and computed 37 tokens of it."
+    )
+    assert "another engine" in request.wait.remedy, "it was not held for most of it"
+
+
+@pytest.mark.parametrize("reason", [end for end in HOLD_ENDS if end != "gone"])
+def test_every_end_of_a_hold_has_its_words(world: World, board: PageBoard, reason: str) -> None:
+    world.tell(RequestHeld("r", 3), RequestReleased("r", 300.0, reason))
+    world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=300.0))
+    (request,) = board.requests(1).requests
+    assert request.wait is not None
+    assert request.wait.until == reason
+    assert request.wait.sentence.startswith("It was held for 5 min, ")
+
+
+def test_a_hold_is_its_own_engines_and_its_own_requests(world: World, board: PageBoard) -> None:
+    world.tell(RequestHeld("r", 3), RequestReleased("r", 9.0, "room"))
+    world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0), engine="b")
+    world.tell(RequestHeld("gone", 3), RequestReleased("gone", 9.0, "gone"))
+    world.tell(RequestStarted("gone", pack(9), 20, 0, SIZE, waited_s=9.0))
+    world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0))
+    world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0))
+    waits = [each.wait for each in board.requests(4).requests]
+    assert [wait.until if wait else "" for wait in waits] == [None, "room", None, None]
 
 
 def test_a_request_that_waited_behind_nobody_says_so(world: World, board: PageBoard) -> None:

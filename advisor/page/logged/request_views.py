@@ -52,6 +52,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
     asked, pool, loaded, prefetched, spliced = (
         int(record[name]) for name in ("asked", "pool", "loaded", "prefetched", "spliced")
     )
+    ran = _known(float(record["ran"]))
     return RequestView(
         id=number,
         request=names.request,
@@ -73,23 +74,22 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         ),
         again=int(record["again"]),
         finished=names.finished,
-        ended_at=_known(float(record["ended"]), unix),
-        answer_tokens=None if math.isnan(float(record["ended"])) else int(record["answer"]),
+        ended_at=None if ran is None else unix(float(record["at"]) + ran),
+        answer_tokens=None if ran is None else int(record["answer"]),
         expected_pause_s=_known(float(record["pause"])),
         miss=_miss(history, number, unix),
     )
 
 
-def _known(value: float, unix: Unix = float) -> float | None:
-    return None if math.isnan(value) else unix(value)
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _miss(history: History, number: int, unix: Unix) -> Miss:
     record, names = history.requests.record(number), history.requests.names(number)
     reason, index = Reason(int(record["reason"])), int(record["index"])
     detail, short = int(record["detail"]), int(record["short"])
-    left, eviction = float(record["left"]), int(record["eviction"])
-    ago = None if math.isnan(left) else float(record["at"]) - left
+    ago, eviction = _known(float(record["ago"])), int(record["eviction"])
     session, tenant = names.other
     place, same = (index, int(record["asked"])), int(record["same"])
     token = index * int(record["size"]) + same if same else None
@@ -104,5 +104,5 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
         tenant=tenant,
         engine=names.other_engine,
         eviction=eviction if eviction >= 0 else None,
-        evicted_at=_known(left, unix),
+        evicted_at=None if ago is None else unix(float(record["at"]) - ago),
     )

@@ -15,7 +15,8 @@ _TOLD_S: Final = 0.05  # a shorter wait is nobody's question; chosen
 
 def wait_of(log: RequestLog, number: int) -> Wait | None:
     """What a request waited for; None where it hardly waited."""
-    if float(log.record(number)["waited"]) < _TOLD_S:
+    waited = float(log.record(number)["waited"])
+    if waited < _TOLD_S:
         return None
     begun = log.ahead(number)
     ahead = begun if len(begun) else log.under_way(number)
@@ -36,11 +37,14 @@ def wait_of(log: RequestLog, number: int) -> Wait | None:
         who=None if names is None else names.session or names.request,
         most=0 if most is None else int(computed[most]),
     )
+    hold = log.hold(number)
     return Wait(
         prompts=work.prompts,
         tokens=work.tokens,
         again=work.again,
         largest=largest,
-        sentence=wait_sentence(work),
-        remedy=wait_remedy(work),
+        held_s=0.0 if hold is None else round(hold.seconds, 3),
+        until=None if hold is None else hold.reason,
+        sentence=wait_sentence(work, waited, hold),
+        remedy=wait_remedy(work, waited, hold),
     )

@@ -59,8 +59,9 @@ class HoldingLog:
         self._blocks += held.blocks
         name = held.request_id[:MAX_NAME]
         said = self._waiting[held.request_id] = RequestHeld(
-            name, held.blocks, held.session, held.tenant
-        )
+            name, held.blocks, held.session, held.tenant, advice.fitting_sessions,
+            advice.live_sessions,
+        )  # fmt: skip
         self._emit(said)
 
     def ended(self, held: Held, reason: str, now: float) -> None:

@@ -136,7 +136,7 @@ def test_evicted_by_the_engines_own_order(world: World) -> None:
     world.serve(1, 2, 3, found=1)
     assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
     record = world.history.requests.record(1)
-    assert float(record["left"]) == pytest.approx(evicted_at, abs=0.02)
+    assert float(record["at"] - record["ago"]) == pytest.approx(evicted_at, abs=0.02)
     log = world.history.evictions[0]
     assert (
         int(log.record(int(record["eviction"]))["key"])

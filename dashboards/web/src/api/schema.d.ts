@@ -1525,6 +1525,10 @@ export interface components {
          *             that was under way.
          *         again: Of these tokens: how many had been in the engine's pool before.
          *         largest: The request's ``id`` for which most was computed; None where nothing was.
+         *         held_s: How long of it the request was held until there was room for its context; 0: it
+         *             was not held.
+         *         until: Why it was held no longer: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
+         *             ``patience``; None: it was not held.
          *         sentence: All that in words.
          *         remedy: What would have let it begin sooner, in words.
          */
@@ -1537,6 +1541,13 @@ export interface components {
             again: number;
             /** Largest */
             largest: number | null;
+            /**
+             * Held S
+             * @default 0
+             */
+            held_s: number;
+            /** Until */
+            until?: string | null;
             /** Sentence */
             sentence: string;
             /** Remedy */

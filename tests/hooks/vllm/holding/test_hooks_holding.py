@@ -317,6 +317,7 @@ def test_what_is_told(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
     first, _ = told
     assert (first.request_id, first.blocks, first.session) == (salted, 4, "a")
     assert first.tenant.startswith("salt-")
+    assert (first.fitting, first.live) == (31, 38)
     assert (report.waiting, report.waiting_blocks, report.held, report.not_held) == (2, 7, 2, 1)
     assert report.oldest_s > 0
     assert hall.side.heartbeat(0)[-1].released[HOLD_ENDS.index("open")] == 2
