@@ -497,7 +497,7 @@ def test_an_engine_without_our_hook_is_watched_through_its_kv_events(
         running.until(lambda s: s["graph"]["blocks"] == 2)
         status = running.until(lambda s: s["engines"][0]["state"] == "synced")
         (engine,) = status["engines"]
-        assert engine["kind"] == "kv_events"
+        assert (engine["kind"], engine["ranked_by"]) == ("kv_events", "lru")
         assert engine["graph"]["resident"] == 2
         assert running.get("/sessions/watched/explain")["blocks"] == 2
         explained = running.get("/blocks/5/explain")
@@ -508,6 +508,16 @@ def test_an_engine_without_our_hook_is_watched_through_its_kv_events(
     running.until(lambda s: s["engines"][0]["state"] == "waiting")
     running.until(lambda s: s["graph"]["engines"] == {})
     context.term()
+
+
+@pytest.mark.parametrize(("guard", "ranked_by"), [(False, "classic"), (True, "lru")])
+def test_an_engine_says_by_name_who_ranks(
+    start: Start, connect: Connect, guard: bool, ranked_by: str
+) -> None:
+    running = start(policy__name="classic", policy__guard=guard)
+    connect(running).greet([1])
+    status = running.until(lambda s: len(s["engines"]) == 1)
+    assert status["engines"][0]["ranked_by"] == ranked_by
 
 
 def test_weights_are_reloaded_while_running(tmp_path: Path, start: Start, connect: Connect) -> None:

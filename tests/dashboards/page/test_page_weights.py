@@ -69,9 +69,10 @@ def test_a_refused_change_stays_to_be_mended(
     page.goto(sidecar.edit_address)
     field = page.get_by_role("textbox", name="importance")
     field.fill("-500")
-    page.get_by_text("What this change would do").wait_for()
+    apply = page.get_by_role("button", name="Apply")
+    apply.click(trial=True)  # as soon as its effect is known
     file.write_text("[score\n")
-    page.get_by_role("button", name="Apply").click()
+    apply.click()
     page.get_by_text("Not changed").wait_for()
     assert field.input_value() == "-500"
 

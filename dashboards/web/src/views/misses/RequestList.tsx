@@ -36,7 +36,6 @@ export function RequestList({ answer, session, older }: Props) {
   const widest = Math.max(1, ...fitting.map((each) => each.blocks.asked));
   return (
     <Panel title="Recent requests" note={noteOf(answer)}>
-      <Legend entries={partsOf(requests)} />
       <div className="find">
         <TextInput
           aria-label="Search requests"
@@ -52,6 +51,7 @@ export function RequestList({ answer, session, older }: Props) {
           value={order}
           onChange={(next) => change({ order: next === "newest" ? null : next })}
         />
+        <Legend entries={partsOf(requests)} />
       </div>
       {(session !== null || reason !== null) && (
         <p className="filters">
