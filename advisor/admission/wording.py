@@ -16,7 +16,7 @@ def fit_and_live(fitting: int, live: int) -> str:
     return f"{fitting:,} agents fit, {live:,} are live"
 
 
-_UNTIL: Final = {
+UNTIL: Final = {
     "room": "until there was room",
     "bound": "as long as any request may be (AITHER_KVCACHE_HOLD_MAX_S)",
     "idle": "until the engine had nothing else to do",
@@ -25,6 +25,7 @@ _UNTIL: Final = {
     "gone": "until its client went away",
     "patience": "until no other request was queued, although there was no room",
 }
+"""What a held request waited for, by why it waited no longer."""
 
 
 def hold_sentence(hold: Hold) -> str:
@@ -32,7 +33,33 @@ def hold_sentence(hold: Hold) -> str:
     counts = ""
     if hold.live:
         counts = f": {hold.fitting:,} sessions fit, {hold.live:,} were live when it came"
-    return f"It was held for {seconds(hold.seconds)}, {_UNTIL[hold.reason]}{counts}."
+    return f"It was held for {seconds(hold.seconds)}, {UNTIL[hold.reason]}{counts}."
+
+
+def room_sentence(
+    now: tuple[int, float], sessions: tuple[int | None, int | None], lately: tuple[int, float]
+) -> str:
+    """Who waits for room, and who did.
+
+    Args:
+        now: Requests that wait, and for how many seconds the first of them has.
+        sessions: How many fit, and how many are live; None: not known.
+        lately: Requests that began in the last ten minutes and had waited, and the longest such
+            wait in seconds.
+    """
+    (waiting, oldest_s), (fitting, live), (begun, longest_s) = now, sessions, lately
+    said = "Nobody waits for room now"
+    if waiting:
+        who = "1 request waits" if waiting == 1 else f"{waiting:,} requests wait"
+        first = "" if waiting == 1 else "the first "
+        said = f"{who} for room, {first}for {seconds(oldest_s)} by now"
+    if fitting is not None and live is not None:
+        said += f": {fitting:,} sessions fit, {live:,} are live"
+    if not begun:
+        return f"{said}."
+    who = "1 request" if begun == 1 else f"{begun:,} requests"
+    most = f"of {'' if begun == 1 else 'at most '}{seconds(longest_s)}"
+    return f"{said}. {who} of the last 10 min began after a wait for room, {most}."
 
 
 def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:

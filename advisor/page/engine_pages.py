@@ -13,6 +13,7 @@ from ...graph.logs.history import History
 from ...graph.messages.events import Pressure
 from ...graph.ranking.formulas import LruPolicy
 from ..reasons.guard_words import beside_lru_lately, ranker
+from .logged.rooms import admission_view
 from .needs_attention import history_lost
 
 
@@ -34,6 +35,7 @@ def _engine(engine: EngineStatus, history: History) -> EngineView:
     known, tiers = engine.graph, engine.tiers
     used = tiers.prefetch_useful + tiers.prefetch_wasted if tiers is not None else 0
     applied = known.applied if known is not None else None
+    status = _plain(engine)
     return EngineView(
         id=engine.id,
         name=engine.name,
@@ -50,7 +52,8 @@ def _engine(engine: EngineStatus, history: History) -> EngineView:
         dropped=None if applied is None else applied.dropped,
         hit_share=history.hit_share(engine.id),
         prefetch_useful=round(tiers.prefetch_useful / used, 4) if tiers and used else None,
-        status=_plain(engine),
+        admission=admission_view(engine, status),
+        status=status,
     )
 
 

@@ -21,6 +21,7 @@ from ...graph.tables.tables import Tables
 from ...graph.types import IS_PROTECTED, LAYER_NAMES, SessionState
 from ..shadows.shadow_views import MOST_STEPS
 from ..times.unix_time import Unix
+from .logged.rooms import rooms
 from .needs_attention import STALE_S, notices
 
 WINDOWS_S: Final = (60.0, 600.0, 3600.0, 14_400.0)
@@ -56,6 +57,7 @@ def now_view(
         tiers=list(_tiers(engines)),
         stale_s=STALE_S,
         advice=[_advice(engine) for engine in engines if engine.kind == "hook"],
+        rooms=rooms(tables.history.requests, engines, now),
         attention=notices(tables, status),
     )
 

@@ -7,6 +7,31 @@ from typing import Any
 from .answer import Answer, Part
 
 
+class HoldEnd(Part):
+    """Requests that were held until there was room, by why they waited no longer.
+
+    Attributes:
+        reason: One of ``room``, ``bound``, ``idle``, ``open``, ``silence``, ``gone``, ``patience``.
+        until: What it means, in words.
+    """
+
+    reason: str
+    until: str
+    requests: int
+
+
+class AdmissionView(Part):
+    """Whom an engine holds until there is room, and held since its start.
+
+    Attributes:
+        facts: In words, by their names, in the order in which to show them.
+        ends: Only reasons that occurred.
+    """
+
+    facts: dict[str, str]
+    ends: list[HoldEnd]
+
+
 class EngineView(Part):
     """One engine; ``status`` is its entry of ``/status``, whose keys are told there.
 
@@ -18,6 +43,7 @@ class EngineView(Part):
         dropped: Events that never reached the sidecar; None where it never said.
         hit_share: Of prompt tokens, found, since the sidecar's start; None before any.
         prefetch_useful: Share of prefetched blocks that a request then found; None before any.
+        admission: Whom it holds until there is room; None where it never held anybody.
     """
 
     id: str
@@ -35,6 +61,7 @@ class EngineView(Part):
     dropped: int | None
     hit_share: float | None
     prefetch_useful: float | None
+    admission: AdmissionView | None
     status: dict[str, Any]
 
 

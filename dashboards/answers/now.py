@@ -91,6 +91,29 @@ class AdviceAge(Part):
     ranked_by: str
 
 
+class RoomView(Part):
+    """Who waits on one engine until there is room for its context, and who did lately.
+
+    Attributes:
+        waiting: Requests that are held now.
+        oldest_s: How long the first of them has been.
+        fitting: Sessions that fit; None where the engine was told nothing yet.
+        live: Sessions that are live; None as above.
+        begun: Requests of the last ten minutes that the log remembers and that were held before.
+        longest_s: The longest that one of these was held.
+        sentence: All that in words.
+    """
+
+    engine: str
+    waiting: int
+    oldest_s: float
+    fitting: int | None
+    live: int | None
+    begun: int
+    longest_s: float
+    sentence: str
+
+
 class Now(Answer):
     """Everything on the first screen.
 
@@ -99,6 +122,7 @@ class Now(Answer):
         windows: The last minute, ten minutes, hour and four hours; the newest first.
         prefill_tokens_per_s: As engines measured it; None before that.
         stale_s: With advice older than this an engine evicts as stock vLLM does.
+        rooms: Of engines that hold a request, or began one lately that they had held.
         attention: What needs it, the most serious first; empty when nothing does.
     """
 
@@ -110,4 +134,5 @@ class Now(Answer):
     tiers: list[TierFill]
     stale_s: float
     advice: list[AdviceAge]
+    rooms: list[RoomView]
     attention: list[Notice]

@@ -207,6 +207,13 @@ class RequestLog:
         reason = HOLD_ENDS[int(record["until"]) - 1]
         return Hold(float(record["held"]), reason, int(record["fitting"]), int(record["live"]))
 
+    def held(self, engine: str, since: float) -> npt.NDArray[np.float32]:
+        """float32 ``[n]``: seconds that requests of an engine were held which began since then."""
+        held = (self._ring["until"] > 0) & (self._ring["at"] >= since)
+        held &= self._ring["engine"] == crc32(engine.encode())
+        found: npt.NDArray[np.float32] = self._ring["held"][held]
+        return found
+
     def record(self, number: int) -> Any:
         """One request's columns by its id, which must be between ``first`` and ``next``."""
         return self._ring[number % LIMIT]

@@ -11,9 +11,18 @@ from kvgraph.advisor.page.needs_attention import notices
 from kvgraph.advisor.page.now_view import now_view
 from kvgraph.advisor.reasons.guard_words import beside_lru, ranker
 from kvgraph.dashboards.answers.engine_views import EngineView
+from kvgraph.dashboards.answers.now import RoomView
 from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import EngineHello, Pressure
+from kvgraph.graph.messages.advice import AdmissionAdvice
+from kvgraph.graph.messages.events import (
+    AdmissionReport,
+    EngineHello,
+    Pressure,
+    RequestHeld,
+    RequestReleased,
+    RequestStarted,
+)
 from kvgraph.graph.ranking.policy import Ruling
 
 
@@ -89,6 +98,63 @@ def test_advice_is_stale_after_the_same_time_in_words_and_number(graph: KVCacheG
 
     stale_s, _ = shown(0.0)
     assert [shown(age_s)[1] for age_s in (stale_s - 0.1, stale_s + 0.1)] == [0, 1]
+
+
+def rooms_of(graph: KVCacheGraph, engine: EngineStatus) -> list[RoomView]:
+    status = cast(SidecarStatus, Status(engine))
+    return now_view(graph.tables, status, {}, graph.clock(), float).rooms
+
+
+def test_nothing_is_said_of_room_where_admission_never_held_anybody(graph: KVCacheGraph) -> None:
+    graph.apply("e", [AdmissionReport(0, 0, 0.0, 0, (0,) * 7, 0.0, 0.0, 900)])
+    graph.apply("e", [RequestStarted("r", b"", 20, 0, 16, waited_s=9.0)])
+    never = replace(engine_of(graph), room=AdmissionAdvice(1, 0.0, None, 3, 31))
+    assert rooms_of(graph, never) == []
+    assert view_of(graph, never).admission is None
+
+
+def test_who_waits_for_room_is_told_with_what_fits(graph: KVCacheGraph) -> None:
+    graph.apply("e", [AdmissionReport(7, 210, 12.4, 40, (20, 13), 900.0, 119.6, 960)])
+    (room,) = rooms_of(graph, replace(engine_of(graph), room=AdmissionAdvice(1, 0.0, 0, 38, 31)))
+    assert (room.waiting, room.oldest_s, room.fitting, room.live) == (7, 12.4, 31, 38)
+    assert room.sentence == (
+        "7 requests wait for room, the first for 12 s by now: 31 sessions fit, 38 are live."
+    )
+
+
+def test_who_waited_lately_is_told_for_ten_minutes() -> None:
+    now = [0.0]
+    graph = KVCacheGraph(clock=lambda: now[0])
+    graph.apply("e", [EngineHello("gpu-0", "m", 16, 100, "v")])
+    for request, waited_s in (("first", 48.0), ("second", 2.0)):
+        graph.apply("e", [RequestHeld(request, 3), RequestReleased(request, waited_s, "room")])
+        graph.apply("e", [RequestStarted(request, b"", 20, 0, 16, waited_s=waited_s)])
+        now[0] += 300
+    (room,) = rooms_of(graph, engine_of(graph))
+    assert (room.waiting, room.fitting, room.begun, room.longest_s) == (0, None, 2, 48.0)
+    assert room.sentence == (
+        "Nobody waits for room now. 2 requests of the last 10 min began after a wait for room, of "
+        "at most 48 s."
+    )
+    assert rooms_of(graph, replace(engine_of(graph), id="another")) == []
+    now[0] += 1
+    (room,) = rooms_of(graph, engine_of(graph))
+    assert room.sentence.endswith(
+        " 1 request of the last 10 min began after a wait for room, of 2.0 s."
+    )
+    now[0] += 300
+    assert rooms_of(graph, engine_of(graph)) == []
+
+
+def test_an_engine_says_why_those_it_held_wait_no_longer(graph: KVCacheGraph) -> None:
+    graph.apply("e", [AdmissionReport(7, 210, 12.4, 40, (20, 13), 900.0, 119.6, 960)])
+    room = AdmissionAdvice(1, 0.0, 120, 38, 31)
+    admission = view_of(graph, replace(engine_of(graph), room=room)).admission
+    assert admission is not None
+    assert [(end.reason, end.requests) for end in admission.ends] == [("room", 20), ("bound", 13)]
+    assert admission.ends[0].until == "until there was room"
+    assert admission.facts["held so far"] == "40 of 1,000, 120 s at most"
+    assert "wait no longer" not in admission.facts, "the reasons say it"
 
 
 def summary(graph: KVCacheGraph, engine: EngineStatus) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from kvgraph.graph.messages.events import AdmissionReport, RequestHeld, RequestReleased
+from kvgraph.hooks.fake import FakeEngine
 from page_browser import Visit, serious_faults
 from page_sidecar import PageSidecar
 
@@ -111,6 +113,33 @@ def test_what_an_address_names_and_nobody_knows_is_told(opened: Visit, view: str
     page = opened.show(view)
     page.get_by_text(UNKNOWN[view]).first.wait_for()
     shows_no_trouble(opened)
+
+
+def test_who_waits_for_room_is_shown_only_where_somebody_does(
+    visit: Begin, page_sidecar: PageSidecar
+) -> None:
+    begun = visit()
+    with FakeEngine(page_sidecar.endpoint, 64, 16, "engine-one") as engine:
+        begun.page.goto(page_sidecar.address)
+        begun.page.get_by_text("live", exact=True).wait_for()
+        page = begun.show("engines")
+        card = page.get_by_role("region", name="Engine engine-one")
+        card.get_by_text("Connected.").wait_for()
+        assert card.get_by_role("group", name="Admission").count() == 0
+        engine.client.emit(RequestHeld("request-0", 3, "new", fitting=31, live=38))
+        engine.client.emit(RequestReleased("request-0", 12.0, "room"))
+        engine.run(list(range(40)), "new", waited_s=12.0)
+        engine.client.emit(AdmissionReport(2, 6, 7.5, 3, (1, 0, 0, 0, 0, 0, 0), 12.0, 12.0, 9))
+        card.get_by_role("group", name="Admission").get_by_text("until there was room").wait_for()
+        assert serious_faults(page) == {}
+        page = begun.show("now")
+        panel = page.get_by_role("region", name="Waiting for room")
+        panel.get_by_text("2 requests wait for room, the first for 7.5 s by now").wait_for()
+        panel.get_by_text("1 request of the last 10 min began after a wait").wait_for()
+        assert serious_faults(page) == {}
+        page = begun.show("misses?request=0")
+        page.get_by_text("It was held for 12 s, until there was room: 31 sessions fit").wait_for()
+    shows_no_trouble(begun)
 
 
 def test_a_session_is_shown_as_it_was(opened: Visit) -> None:

@@ -319,6 +319,22 @@ export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
         /**
+         * AdmissionView
+         * @description Whom an engine holds until there is room, and held since its start.
+         *
+         *     Attributes:
+         *         facts: In words, by their names, in the order in which to show them.
+         *         ends: Only reasons that occurred.
+         */
+        AdmissionView: {
+            /** Facts */
+            facts: {
+                [key: string]: string;
+            };
+            /** Ends */
+            ends: components["schemas"]["HoldEnd"][];
+        };
+        /**
          * AdviceAge
          * @description How old the advice is that an engine has, and who made it.
          *
@@ -381,6 +397,7 @@ export interface components {
          *         dropped: Events that never reached the sidecar; None where it never said.
          *         hit_share: Of prompt tokens, found, since the sidecar's start; None before any.
          *         prefetch_useful: Share of prefetched blocks that a request then found; None before any.
+         *         admission: Whom it holds until there is room; None where it never held anybody.
          */
         EngineView: {
             /** Id */
@@ -413,6 +430,7 @@ export interface components {
             hit_share: number | null;
             /** Prefetch Useful */
             prefetch_useful: number | null;
+            admission: components["schemas"]["AdmissionView"] | null;
             /** Status */
             status: {
                 [key: string]: unknown;
@@ -551,6 +569,22 @@ export interface components {
         HTTPValidationError: {
             /** Detail */
             detail?: components["schemas"]["ValidationError"][];
+        };
+        /**
+         * HoldEnd
+         * @description Requests that were held until there was room, by why they waited no longer.
+         *
+         *     Attributes:
+         *         reason: One of ``room``, ``bound``, ``idle``, ``open``, ``silence``, ``gone``, ``patience``.
+         *         until: What it means, in words.
+         */
+        HoldEnd: {
+            /** Reason */
+            reason: string;
+            /** Until */
+            until: string;
+            /** Requests */
+            requests: number;
         };
         /**
          * IntentReplies
@@ -953,6 +987,7 @@ export interface components {
          *         windows: The last minute, ten minutes, hour and four hours; the newest first.
          *         prefill_tokens_per_s: As engines measured it; None before that.
          *         stale_s: With advice older than this an engine evicts as stock vLLM does.
+         *         rooms: Of engines that hold a request, or began one lately that they had held.
          *         attention: What needs it, the most serious first; empty when nothing does.
          */
         Now: {
@@ -973,6 +1008,8 @@ export interface components {
             stale_s: number;
             /** Advice */
             advice: components["schemas"]["AdviceAge"][];
+            /** Rooms */
+            rooms: components["schemas"]["RoomView"][];
             /** Attention */
             attention: components["schemas"]["Notice"][];
         };
@@ -1164,6 +1201,37 @@ export interface components {
             warm: number[];
             /** Cold */
             cold: number[];
+        };
+        /**
+         * RoomView
+         * @description Who waits on one engine until there is room for its context, and who did lately.
+         *
+         *     Attributes:
+         *         waiting: Requests that are held now.
+         *         oldest_s: How long the first of them has been.
+         *         fitting: Sessions that fit; None where the engine was told nothing yet.
+         *         live: Sessions that are live; None as above.
+         *         begun: Requests of the last ten minutes that the log remembers and that were held before.
+         *         longest_s: The longest that one of these was held.
+         *         sentence: All that in words.
+         */
+        RoomView: {
+            /** Engine */
+            engine: string;
+            /** Waiting */
+            waiting: number;
+            /** Oldest S */
+            oldest_s: number;
+            /** Fitting */
+            fitting: number | null;
+            /** Live */
+            live: number | null;
+            /** Begun */
+            begun: number;
+            /** Longest S */
+            longest_s: number;
+            /** Sentence */
+            sentence: string;
         };
         /**
          * RuleTotal

@@ -3,8 +3,9 @@ import type { EngineView } from "../../api/types";
 import { counted, duration, percent, whole } from "../../format";
 import { Facts } from "../../parts/Facts";
 import { Figure } from "../../parts/Figure";
-import { Tiers } from "./Tiers";
+import { Holds } from "./Holds";
 import { type EngineStatus, statusOf } from "./status";
+import { Tiers } from "./Tiers";
 
 const TONES: Record<string, string> = { synced: "good", partial: "warn", degraded: "bad" };
 
@@ -48,6 +49,7 @@ export function EngineCard({ engine }: { engine: EngineView }) {
       </dl>
       <div className="tiles">
         <Facts of={factsOf(engine, status)} />
+        {engine.admission && <Holds admission={engine.admission} />}
         {status.tiers && <Tiers tiers={status.tiers} />}
       </div>
     </section>

@@ -8,6 +8,7 @@ import { AdvicePanel } from "./AdvicePanel";
 import { Attention } from "./Attention";
 import { HistoryPanel } from "./HistoryPanel";
 import { PoolPanel } from "./PoolPanel";
+import { RoomPanel } from "./RoomPanel";
 import { Saved } from "./Saved";
 import { TierPanel } from "./TierPanel";
 
@@ -27,6 +28,7 @@ function Screen({ now }: { now: Now }) {
         <HistoryPanel history={now.history} />
         <div className="stack">
           <Attention notices={now.attention} />
+          {now.rooms.length > 0 && <RoomPanel rooms={now.rooms} />}
           {now.advice.length > 0 && <AdvicePanel now={now} />}
         </div>
       </div>
