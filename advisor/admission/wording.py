@@ -32,7 +32,8 @@ def hold_sentence(hold: Hold) -> str:
     """How long a request was held, and until when."""
     counts = ""
     if hold.live:
-        counts = f": {hold.fitting:,} sessions fit, {hold.live:,} were live when it came"
+        were = "was" if hold.live == 1 else "were"
+        counts = f": {_fit(hold.fitting)}, {hold.live:,} {were} live when it came"
     return f"It was held for {seconds(hold.seconds)}, {UNTIL[hold.reason]}{counts}."
 
 
@@ -54,7 +55,7 @@ def room_sentence(
         first = "" if waiting == 1 else "the first "
         said = f"{who} for room, {first}for {seconds(oldest_s)} by now"
     if fitting is not None and live is not None:
-        said += f": {fitting:,} sessions fit, {live:,} are live"
+        said += f": {_fit(fitting)}, {live:,} {'is' if live == 1 else 'are'} live"
     if not begun:
         return f"{said}."
     who = "1 request" if begun == 1 else f"{begun:,} requests"
@@ -77,6 +78,10 @@ def admission_facts(engine: Mapping[str, Any]) -> dict[str, str]:
     else:
         facts = {"room": f"for {room['room_blocks']:,} blocks of new context: {words}"}
     return facts | (_held(report) if report else {"held": "nobody: admission is off there"})
+
+
+def _fit(fitting: int) -> str:
+    return "1 session fits" if fitting == 1 else f"{fitting:,} sessions fit"
 
 
 def _held(report: Mapping[str, Any]) -> dict[str, str]:

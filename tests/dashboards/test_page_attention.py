@@ -120,6 +120,9 @@ def test_who_waits_for_room_is_told_with_what_fits(graph: KVCacheGraph) -> None:
     assert room.sentence == (
         "7 requests wait for room, the first for 12 s by now: 31 sessions fit, 38 are live."
     )
+    graph.apply("e", [AdmissionReport(1, 210, 12.4, 40, (20, 13), 900.0, 119.6, 960)])
+    (room,) = rooms_of(graph, replace(engine_of(graph), room=AdmissionAdvice(1, 0.0, 0, 1, 1)))
+    assert room.sentence == "1 request waits for room, for 12 s by now: 1 session fits, 1 is live."
 
 
 def test_who_waited_lately_is_told_for_ten_minutes() -> None:

@@ -132,6 +132,11 @@ function Remedy({ request, rate }: { request: RequestView; rate: number | null }
           <b>What would have made it fast:</b> {other}
         </p>
       )}
+      {request.wait?.until != null && beyond === null && (
+        <p className="sentence wrap">
+          <b>What would have let it begin sooner:</b> {request.wait.remedy}
+        </p>
+      )}
       {remedy !== null && beyond === null && (
         <p className="sentence remedy wrap">
           <b>What would have made it fast:</b> {remedy} {computedAgain(request, rate)}
@@ -140,7 +145,9 @@ function Remedy({ request, rate }: { request: RequestView; rate: number | null }
       {remedy !== null && beyond !== null && isWorthTelling(saved, timing) && (
         <p className="sentence remedy wrap">
           <b>
-            What would have saved at most {duration(saved)} of {duration(timing?.all)}:
+            {saved === null
+              ? "What would have shortened its prompt:"
+              : `What would have saved at most ${duration(saved)} of ${duration(timing?.all)}:`}
           </b>{" "}
           {remedy}
         </p>

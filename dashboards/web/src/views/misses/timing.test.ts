@@ -37,6 +37,7 @@ test("a cache ends neither a wait nor an answer", () => {
   expect(most(109, 1, 54)).toBe("rest");
   expect(most(101, 0.5, 54)).toBeNull();
   expect(most(109, 1, null)).toBeNull();
+  expect(most(101, 3, null)).toBe("queue"); // whatever prefills take
   expect(most(null, 1, 54)).toBeNull();
 });
 

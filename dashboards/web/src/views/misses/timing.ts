@@ -30,8 +30,9 @@ export function timingOf(request: RequestView, rate: number | null): Timing | nu
 
 /** What took more than half of a request's time, where that is nothing that a cache can end. */
 export function beyondTheCache(timing: Timing | null): "queue" | "rest" | null {
-  if (timing === null || timing.prompt === null) return null;
+  if (timing === null) return null;
   if (timing.queue > timing.all / 2) return "queue";
+  if (timing.prompt === null) return null;
   return timing.rest > timing.all / 2 ? "rest" : null;
 }
 
