@@ -29,7 +29,7 @@ export function GraphControls(props: Props) {
     <aside className="controls" aria-label="What is shown">
       <TextInput
         aria-label="Search"
-        placeholder="Session, layer, name, key"
+        placeholder="Session, name, key …"
         title="A part of a session, tenant, layer or key"
         leftSection={<IconSearch size={15} />}
         value={search}
