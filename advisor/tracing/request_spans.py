@@ -1,11 +1,11 @@
-"""What a request's trace says: the request, its lookup, its load, and its miss."""
+"""What a request's trace says: the request, its wait, its lookup, its load, and its miss."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ...dashboards.answers.misses import Miss, RequestView
+from ...dashboards.answers.misses import Miss, RequestView, Wait
 
 
 class SpanRecord(NamedTuple):
@@ -37,12 +37,15 @@ def spans_of(request: RequestView) -> list[SpanRecord]:
         "kvgraph.finished": request.finished,
         "kvgraph.expected_pause_s": request.expected_pause_s,
     }
-    return [SpanRecord("request", request.at, ended, attributes), *_within(request)]
+    return [SpanRecord("request", request.arrived, ended, attributes), *_within(request)]
 
 
 def _within(request: RequestView) -> Iterator[SpanRecord]:
-    """What happened when it was first scheduled, which takes no time by the engine's account."""
+    """Its wait, and what happened when it was first scheduled, which takes no time by the engine's
+    account."""
     at, blocks = request.at, request.blocks
+    if request.wait is not None:
+        yield SpanRecord("wait", request.arrived, at, _of_wait(request.wait))
     yield SpanRecord("lookup", at, at, {
         "kvgraph.blocks.asked": blocks.asked,
         "kvgraph.blocks.pool": blocks.pool,
@@ -54,10 +57,20 @@ def _within(request: RequestView) -> Iterator[SpanRecord]:
         yield SpanRecord("miss", at, at, _of_miss(request.miss))
 
 
+def _of_wait(wait: Wait) -> dict[str, Any]:
+    return {
+        "kvgraph.wait.held_s": wait.held_s,
+        "kvgraph.wait.held_until": wait.until,
+        "kvgraph.wait.sentence": wait.sentence,
+        "kvgraph.wait.remedy": wait.remedy,
+    }
+
+
 def _of_miss(miss: Miss) -> dict[str, Any]:
     return {
         "kvgraph.miss.reason": miss.reason,
         "kvgraph.miss.sentence": miss.sentence,
+        "kvgraph.miss.remedy": miss.remedy,
         "kvgraph.miss.block": miss.index,
         "kvgraph.miss.key": miss.key,
         "kvgraph.miss.session": miss.session,

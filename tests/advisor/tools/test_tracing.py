@@ -156,6 +156,23 @@ def test_a_request_is_a_trace_with_what_it_found_and_missed(receiver: Receiver) 
     assert len(receiver.spans) == 3 + 4
 
 
+def test_a_request_that_waited_is_a_trace_from_its_arrival_on(receiver: Receiver) -> None:
+    world = World()
+    feed = feed_to(receiver, world)
+    late = RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=9.0)
+    world.tell(late, RequestFinished("late", pack(9), 20, 20, "stop", "s"))
+    feed.tick()
+    spans = {span.name: span for span in receiver.spans}
+    request, wait = spans["request"], spans["wait"]
+    assert wait.parent_span_id == request.span_id
+    assert wait.start_time_unix_nano == request.start_time_unix_nano
+    assert wait.end_time_unix_nano - wait.start_time_unix_nano == pytest.approx(9e9, abs=1e6)
+    told = attributes(wait.attributes)
+    assert told["kvgraph.wait.sentence"].startswith("While it waited")
+    assert told["kvgraph.wait.remedy"]
+    assert attributes(spans["miss"].attributes)["kvgraph.miss.remedy"]
+
+
 def test_each_request_is_sent_once_when_it_ends(receiver: Receiver) -> None:
     world = World()
     feed = feed_to(receiver, world)
