@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import networkx as nx
 import numpy as np
@@ -13,6 +14,9 @@ from .queries.views import ROOT, block_attributes, edge_link
 from .tables.edge_list import BLOCK_TO_BLOCK, Edge
 from .tables.tables import Tables
 from .types import NO_ROW, EdgeType
+
+_NOT_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no XML document may hold, escaped or not (XML 1.0, production 2)."""
 
 
 def to_networkx(graph: KVCacheGraph) -> nx.MultiDiGraph:
@@ -58,15 +62,20 @@ def _block_at(edge: Edge) -> int:
 
 
 def write_graphml(exported: nx.MultiDiGraph, path: Path) -> None:
-    """Write GraphML for Gephi, yEd and their like; lists and nulls in ``exported`` become text."""
+    """Write GraphML for Gephi, yEd and their like; lists and nulls in ``exported`` become text, and
+    of names the characters that XML cannot hold become ``\\x00`` and the like."""
     for _, attributes in exported.nodes(data=True):
         for name, value in list(attributes.items()):
             attributes[name] = _scalar(value)
-    nx.write_graphml(exported, path)
+    nx.write_graphml(nx.relabel_nodes(exported, _in_xml), path)
 
 
 def _scalar(value: Any) -> str | int | float | bool:
     """A value as GraphML takes it: no lists, dicts or nulls."""
-    if isinstance(value, str | int | float | bool):
+    if isinstance(value, int | float):
         return value
-    return "" if value is None else str(value)
+    return "" if value is None else _in_xml(str(value))
+
+
+def _in_xml(text: str) -> str:
+    return _NOT_XML.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -142,6 +142,20 @@ def test_graphml_can_be_read_again(graph: KVCacheGraph, tmp_path: Path) -> None:
     assert read.number_of_edges() == sum(graph.stats().edges.values())
 
 
+def test_graphml_of_any_names_can_be_read_again(tmp_path: Path) -> None:
+    exported = nx.MultiDiGraph()
+    hostile = "".join(map(chr, range(32))) + '\x7f\ufffe\uffff<b>&"\U0001f600'
+    exported.add_node(f"memory:{hostile}", kind="memory")
+    exported.add_node("0x01", kind="block", session=hostile, engines=[hostile])
+    exported.add_edge("0x01", f"memory:{hostile}", key="memory_ref", type="memory_ref", weight=1.0)
+    write_graphml(exported, tmp_path / "graph.xml")
+    read = nx.read_graphml(tmp_path / "graph.xml", force_multigraph=True)
+    assert read.number_of_edges() == 1
+    assert len(read) == 2
+    assert "\\x00\\x01" in read.nodes["0x01"]["session"]
+    assert read.nodes["0x01"]["session"].endswith('\\uffff<b>&"\U0001f600')
+
+
 def test_what_sessions_taught_is_kept(tmp_path: Path) -> None:
     """Return probabilities and the mean tool pause come back as they were learned."""
     graph = KVCacheGraph(clock=lambda: 100.0)
