@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow
 import pyarrow.parquet
+from pydantic import BaseModel
 
 from ..happened.happened import Happened
 from ..happened.origins import Kind, Origin
@@ -37,20 +38,24 @@ def write_parquet(origin: Origin, directory: Path) -> dict[str, int]:
 
 
 def _logs(happened: Happened) -> dict[str, list[dict[str, Any]]]:
-    logs = {"requests": [_flat(each.model_dump()) for each in happened.requests]}
+    logs = {"requests": [_flat(each) for each in happened.requests]}
     if happened.evictions is not None:
         logs["evictions"] = [each.model_dump() for each in happened.evictions]
     return logs
 
 
-def _flat(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested fields by names such as ``blocks_pool``."""
+def _flat(model: BaseModel) -> dict[str, Any]:
+    """Nested fields by names such as ``miss_reason``: the same ones where there was no miss."""
     flat: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}_{inner}": each for inner, each in value.items()}
-        else:
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        kinds = field.annotation, *get_args(field.annotation)
+        nested = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+        if nested is None:
             flat[name] = value
+        else:
+            inside = nested.model_fields
+            flat |= {f"{name}_{inner}": getattr(value, inner, None) for inner in inside}
     return flat
 
 

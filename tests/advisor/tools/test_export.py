@@ -244,6 +244,22 @@ def test_columns_are_read_by_notebooks(busy_sidecar: PageSidecar, tmp_path: Path
     assert sum(each["blocks_asked"] for each in requests) > 0
 
 
+def test_columns_are_the_same_whatever_the_first_request_says(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    world = LoggedWorld(tmp_path / "raw.jsonl")
+    world.serve(1, 2)
+    world.now += 1
+    world.tell(RequestStarted("b", pack(3, 4), 2 * SIZE, 0, SIZE, "t", waited_s=9.0))
+    world.close()
+    done = run("parquet", str(tmp_path / "raw.jsonl"), "-o", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    first, later = parquet.read_table(tmp_path / "out" / "requests.parquet").to_pylist()
+    assert (first["waited_s"], first["wait_sentence"]) == (0, None)
+    assert later["waited_s"] == 9.0
+    assert later["wait_sentence"]
+    assert "wait" not in first
+
+
 def test_nothing_is_written_over_and_failures_are_one_line(recorded: Path, tmp_path: Path) -> None:
     out = tmp_path / "there"
     out.write_text("mine")
