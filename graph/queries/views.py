@@ -189,6 +189,11 @@ def _parent(tables: Tables, row: int) -> str | None:
 
 
 def session_row(tables: Tables, name: str, tenant: str | None) -> int:
+    """The row of a session; without a tenant, that of no tenant, or else the only one of its name.
+
+    Raises:
+        GraphError: None is known, or several tenants have one.
+    """
     if tenant is not None:
         row = tables.sessions.find(name, tables.tenants.find(tenant))
         if row == NO_ROW:
@@ -197,6 +202,8 @@ def session_row(tables: Tables, name: str, tenant: str | None) -> int:
     rows = tables.sessions.rows_named(name)
     if not rows:
         raise GraphError("no session of that name is known: never seen, or long forgotten")
+    if len(rows) > 1 and (nobodys := tables.sessions.find(name, NO_ROW)) != NO_ROW:
+        return nobodys
     if len(rows) > 1:
         owners = [tables.tenants.name(int(tables.sessions.tenant[row])) for row in rows]
         raise GraphError(f"{len(rows)} tenants have a session of that name; name one of {owners}")

@@ -342,6 +342,15 @@ def test_a_session_of_two_tenants_is_asked_for_by_tenant(world: World, board: Pa
     assert request.tenant == "y"
 
 
+def test_a_session_of_no_tenant_is_found_beside_one_of_a_tenant(
+    world: World, board: PageBoard
+) -> None:
+    for key, tenant in ((1, "x"), (2, None)):
+        world.tell(RequestStarted(f"r{key}", pack(key), 20, 0, SIZE, "s", tenant))
+    assert [each.tenant for each in board.session("s", None).requests] == [None]
+    assert [each.tenant for each in board.session("s", "x").requests] == ["x"]
+
+
 def test_the_ranking_is_told_with_its_terms(world: World) -> None:
     world.serve(1, 2, 3)
     order, protected = as_keys([3, 2]), as_keys([1])
