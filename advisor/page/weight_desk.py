@@ -94,7 +94,7 @@ def _by_section(change: WeightChange) -> dict[str, dict[str, Any]]:
         raise ConfigError(f"score.{name} is no number: name it beside score")
     score: dict[str, Any] = dict(change.score)
     if change.protected_layers is not None:
-        score["protected_layers"] = change.protected_layers
+        score["protected_layers"] = list(dict.fromkeys(change.protected_layers))  # each once
     policy = {} if change.policy is None else {"name": change.policy}
     named = {"score": score, "score.edge_types": dict(change.edge_types), "policy": policy}
     return {section: values for section, values in named.items() if values}

@@ -89,6 +89,12 @@ def test_a_change_is_written_to_the_file_and_all_else_stays(
     assert "by the edit token: score.age = 0.5" in caplog.text
 
 
+def test_a_layer_that_is_named_often_is_written_once(source: Source, path: Path) -> None:
+    change = {"protected_layers": ["rules", "context", "rules"] * 1_000}
+    assert client(source).put("/v1/weights", json=change).status_code == 200
+    assert 'protected_layers = ["rules", "context"]\n' in path.read_text()
+
+
 def test_another_policy_ranks_from_the_next_start_on(
     source: Source, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
