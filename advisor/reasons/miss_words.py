@@ -117,7 +117,10 @@ def _unknown(detail: int, ago_s: float | None, session: str | None) -> str:
         return "left the pool while news of its engine were lost: nobody told why."
     if detail == Detail.UNCOMPUTED:
         return "was asked for before, by a request that ended before it was computed."
-    return "should have been there by the sidecar's books: the news of its eviction were lost."
+    return (
+        "should have been there by the sidecar's books: the news of its eviction were lost, or "
+        "its engine has sliding windows or states as well, whose part of the prompt was gone."
+    )
 
 
 _WHY: Final = {

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from kvgraph.advisor.page.logged.request_views import request_view
 from kvgraph.bench.dashboard.attribution import PLANS, FleetPlan, play
 from kvgraph.bench.dashboard.raw_log_oracle import Line, RawLogOracle, Verdict
 from kvgraph.bench.paper.paper_engine import Shape
@@ -147,6 +148,23 @@ def test_what_a_step_evicts_and_computes_anew_is_told_as_evicted(
     assert (int(record["index"]), Reason(int(record["reason"]))) == (3, Reason.EVICTED)
     held = graph.tables.blocks.resident(0).sum()
     assert held == len(engine.pool.cached_block_hash_to_block)
+    engine.settle()
+
+
+def test_what_layers_with_a_window_lost_is_not_put_on_lost_news(
+    paper: Callable[..., Any],
+) -> None:
+    """We follow the group with full attention, which has the block; vLLM needs those of all."""
+    engine, graph = paper(Shape(blocks=40, warm=None, windows=(None, 32))), KVCacheGraph()
+    outbox = engine.side.client.outbox
+    outbox.open(1 << 16)
+    for length, prompt in ((12, 1), (10, 2), (10, 3), (6, 1)):
+        engine.serve(text(length, prompt))
+    graph.apply("e", [engine.side.hello(), *outbox.take_all()])
+    miss = request_view(graph.tables.history, 3, float).miss
+    assert miss is not None
+    assert (miss.index, miss.reason) == (0, "unknown")
+    assert "sliding windows or states as well" in miss.sentence
     engine.settle()
 
 
