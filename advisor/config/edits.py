@@ -108,11 +108,15 @@ class WeightEditor:
         """The file, its text, and what that would be."""
         _check_names(change)
         text = edited = "" if path is _NO_FILE else read_whole(path)
-        try:
-            for section, values in change.items():
-                edited = with_values(edited, section, values)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}") from None
+        if (error := _toml_error(text)) is not None:
+            raise ConfigError(f"configuration file {str(path)!r} is not TOML: {error}")
+        for section, values in change.items():
+            edited = with_values(edited, section, values)
+            if _toml_error(edited) is not None:
+                raise ConfigError(
+                    f"{path} sets [{section}] in a form that the page cannot change (an inline "
+                    f"table, dotted or quoted names); write it as a table under [{section}]"
+                )
         return path, text, edited
 
     def _file(self) -> Path:
@@ -143,6 +147,15 @@ class WeightEditor:
                 return load(tried, self._overrides)
             except ConfigError as error:
                 raise ConfigError(str(error).replace(str(tried), str(path))) from None
+
+
+def _toml_error(text: str) -> str | None:
+    """Why a text is not TOML; None if it is."""
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        return str(error)
+    return None
 
 
 def _check_names(change: Change) -> None:

@@ -262,6 +262,17 @@ def edited(path: Path, text: str, change: dict[str, object]) -> str:
     return path.read_bytes().decode()
 
 
+@pytest.mark.parametrize("text", ["score.age = 1.0\n", "score = {}\n", '["score"]\n'])
+def test_a_form_that_cannot_be_changed_is_not_called_broken(
+    source: Source, path: Path, text: str
+) -> None:
+    path.write_text(text)
+    answer = client(source).put("/v1/weights", json={"score": {"age": 0.5}})
+    assert answer.status_code == 409
+    assert "write it as a table under [score]" in answer.json()["detail"]
+    assert path.read_text() == text
+
+
 def test_what_was_changed_by_hand_since_is_not_taken_back(source: Source, path: Path) -> None:
     page = client(source)
     page.put("/v1/weights", json={"score": {"age": 1.0}})
