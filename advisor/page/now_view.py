@@ -18,7 +18,7 @@ from ...dashboards.answers.now import (
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import History
 from ...graph.tables.tables import Tables
-from ...graph.types import IS_PROTECTED, LAYER_NAMES, SessionState
+from ...graph.types import LAYER_NAMES, SessionState
 from ..shadows.shadow_views import MOST_STEPS
 from ..times.unix_time import Unix
 from .logged.rooms import rooms
@@ -135,6 +135,7 @@ def _span(seconds: float) -> str:
 def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolView]:
     blocks, sessions = tables.blocks, tables.sessions
     names = {engine.id: engine.name for engine in engines}
+    protected = {each.id: each.graph.protected for each in engines if each.graph is not None}
     states = np.append(sessions.state[: sessions.size], np.uint8(len(SessionState)))
     for engine, column in tables.engines.items():
         rows = np.flatnonzero(blocks.resident(column))
@@ -148,7 +149,7 @@ def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolVi
             cached=len(rows),
             layers=dict(zip(LAYER_NAMES, layers, strict=True)),
             states=dict(zip(_STATES, by_state, strict=True)),
-            protected=int((IS_PROTECTED[blocks.layer[rows]] & (blocks.stated[rows] != 0)).sum()),
+            protected=protected.get(engine, 0),
         )
 
 

@@ -57,7 +57,7 @@ def _not_cacheable(detail: int, index: int, blocks: int) -> str:
         return "The request reads no cache: it asks for what only computing its prompt gives."
     if not blocks:
         return "The prompt is shorter than a block: nothing of it can be cached."
-    return "All that can be found was found; the rest is computed in any case."
+    return "Nothing was missing: all that can be reused was found; the rest is always computed."
 
 
 def _never_seen(detail: int, ago_s: float | None, session: str | None) -> str:

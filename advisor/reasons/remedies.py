@@ -7,13 +7,14 @@ from typing import Final
 from ...graph.logs.reasons import Cause, Detail, Reason, Rule
 
 
-def remedy(reason: Reason, detail: int, index: int, short: int) -> str | None:
+def remedy(reason: Reason, detail: int, index: int, short: int, pool: int) -> str | None:
     """What would have let a request find more; None where nobody can say.
 
     Args:
         detail: Of the reason; see ``graph.logs.request_log.Miss``.
         index: Which block was missing, the first being 0.
         short: By about how many blocks the pool was too small to keep it; 0: not known.
+        pool: How many blocks it has; 0: not known.
     """
     match reason:
         case Reason.NEVER_SEEN:
@@ -21,7 +22,7 @@ def remedy(reason: Reason, detail: int, index: int, short: int) -> str | None:
         case Reason.DIVERGED:
             return _UNCHANGED if detail == Detail.OWN_HISTORY else _SHARED_FIRST
         case Reason.EVICTED:
-            return _kept(short) + _RULES.get(Rule(detail), "")
+            return _kept(short, pool) + _RULES.get(Rule(detail), "")
         case Reason.COPY_LOST:
             return _COPIES.get(Cause(detail))
         case Reason.NOT_CACHEABLE:
@@ -30,8 +31,14 @@ def remedy(reason: Reason, detail: int, index: int, short: int) -> str | None:
             return _OTHERS.get(reason)
 
 
-def _kept(short: int) -> str:
+def _kept(short: int, pool: int) -> str:
     """How much larger the pool would have had to be."""
+    if short > pool > 0:
+        return (
+            f"Only much more memory, so long had it been unused: a pool {1 + short / pool:.0f} "
+            "times as large, or host memory for as many copies (AITHER_KVCACHE_WARM_GIB). What if "
+            "shows what less would find."
+        )
     if short == 0:
         return "A larger pool, or host memory for copies (AITHER_KVCACHE_WARM_GIB)."
     if short == 1:

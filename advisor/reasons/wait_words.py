@@ -23,6 +23,7 @@ class WorkAhead(NamedTuple):
         again: Of these tokens: how many had been in the engine's pool before.
         short: By about how many blocks the pool was too small for the largest loss among them; 0:
             not known.
+        pool: How many blocks it has; 0: not known.
         who: Whose prompt took most; None: nothing was computed.
         most: Tokens that were computed for that one.
     """
@@ -31,6 +32,7 @@ class WorkAhead(NamedTuple):
     tokens: int
     again: int
     short: int
+    pool: int
     who: str | None
     most: int
 
@@ -55,7 +57,7 @@ def _work_sentence(work: WorkAhead) -> str:
         )
     known = ""
     if work.again:
-        known = f", {_percent(work.again, work.tokens)} of which it had held before"
+        known = f", {_percent(work.again, work.tokens)} of which the cache had held before"
     if not work.prompts:
         return (
             f"While it waited, no other prompt was begun. The last one begun before it came was "
@@ -83,7 +85,8 @@ def wait_remedy(work: WorkAhead, waited_s: float, hold: Hold | None) -> str:
             "sessions lose what it displaces."
         )
     if work.tokens and work.again >= _MUCH_AGAIN * work.tokens:
-        much = f" by about {work.short:,} blocks" if work.short > 1 else ""
+        affordable = work.pool == 0 or work.short <= work.pool
+        much = f" by about {work.short:,} blocks" if work.short > 1 and affordable else ""
         return (
             f"Keeping the {work.again:,} tokens that were computed again before it: a pool larger"
             f"{much}, host memory for copies (AITHER_KVCACHE_WARM_GIB), or fewer sessions at once "

@@ -124,11 +124,14 @@ def test_what_was_computed_again_says_what_would_have_kept_it(
 def test_every_reason_says_what_would_have_made_it_fast(reason: Reason) -> None:
     details = {Reason.EVICTED: list(Rule), Reason.COPY_LOST: list(Cause)[1:]}
     for detail in details.get(reason, list(Detail)):
-        said = remedy(reason, int(detail), 1, 3)
+        said = remedy(reason, int(detail), 1, 3, 0)
         assert said is not None
         assert said[0].isupper(), said
         assert said.endswith("."), said
-    assert remedy(Reason.UNKNOWN, Detail.UNHEARD, 1, 0) is None
+    some, much = (remedy(Reason.EVICTED, int(Rule.LRU), 1, short, 100) for short in (30, 900))
+    assert "larger by about 30 blocks" in str(some)
+    assert "a pool 10 times as large" in str(much)
+    assert remedy(Reason.UNKNOWN, Detail.UNHEARD, 1, 0, 0) is None
 
 
 def test_misses_are_counted_by_reason_and_over_time(world: World, board: PageBoard) -> None:

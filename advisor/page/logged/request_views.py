@@ -61,7 +61,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         tenant=names.tenant,
         at=unix(float(record["at"])),
         waited_s=round(float(record["waited"]), 3),
-        wait=wait_of(history.requests, number),
+        wait=wait_of(history.requests, number, history.pool_blocks(names.engine)),
         prompt_tokens=int(record["tokens"]),
         block_size=int(record["size"]),
         blocks=BlockCounts(
@@ -97,7 +97,7 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
         index=index,
         reason=REASON_NAMES[reason],
         sentence=miss_sentence(reason, detail, place, ago, session, names.other_engine, token),
-        remedy=remedy(reason, detail, index, short),
+        remedy=remedy(reason, detail, index, short, history.pool_blocks(names.engine)),
         key=block_name(int(record["key"])) if record["key"] else None,
         token=token,
         session=session,

@@ -13,7 +13,7 @@ from ...reasons.wait_words import WorkAhead, wait_remedy, wait_sentence
 _TOLD_S: Final = 0.05  # a shorter wait is nobody's question; chosen
 
 
-def wait_of(log: RequestLog, number: int) -> Wait | None:
+def wait_of(log: RequestLog, number: int, pool: int) -> Wait | None:
     """What a request waited for; None where it hardly waited."""
     waited = float(log.record(number)["waited"])
     if waited < _TOLD_S:
@@ -34,6 +34,7 @@ def wait_of(log: RequestLog, number: int) -> Wait | None:
         tokens=tokens,
         again=int((records["again"] * size).sum()),
         short=int(records["short"][again].max(initial=0)),
+        pool=pool,
         who=None if names is None else names.session or names.request,
         most=0 if most is None else int(computed[most]),
     )

@@ -32,7 +32,7 @@ SENTENCES = {
     "load_slower": "computing it was judged faster than loading",
     "copy_lost": "the copy is gone: given up to make room for others",
     "reset": "was in the pool until the prefix cache was reset",
-    "not_cacheable": "All that can be found was found",
+    "not_cacheable": "all that can be reused was found",
     "unknown": "the news of its eviction were lost",
     "in_store": "is in the shared store, but did not come from there",
     "other_salt": "session theirs's prompt says the same up to there under another one",

@@ -30,8 +30,12 @@ function Log({ log, named }: { log: Evictions; named: string | null }) {
     <div className="stack">
       <RuleTotals log={log} />
       <Panel title="Evictions" note={<EnginePicker engines={log.engines} value={log.engine} />}>
-        {!isThere && <p className="lead dim">Eviction {named} is no longer in the log.</p>}
-        {log.evictions.length === 0 ? (
+        {!isThere && (
+          <p className="lead dim">
+            Eviction {named} is no longer in the log, which keeps the last 32,768.
+          </p>
+        )}
+        {log.evictions.length === 0 && !isThere ? null : log.evictions.length === 0 ? (
           <Empty title="Nothing was evicted yet">
             The pool has had room for all that it was given.
           </Empty>

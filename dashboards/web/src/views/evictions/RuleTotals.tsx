@@ -1,6 +1,7 @@
 import type { Evictions } from "../../api/types";
 import { duration, percent, whole, words } from "../../format";
 import { Panel } from "../../parts/Panel";
+import { linkTo } from "../../route";
 
 /** What decided evictions since the start, and how many of them were regretted. */
 export function RuleTotals({ log }: { log: Evictions }) {
@@ -30,6 +31,11 @@ export function RuleTotals({ log }: { log: Evictions }) {
           </div>
         ))}
       </dl>
+      <p className="dim wrap regrets">
+        Two rules&rsquo; shares do not compare LRU and the policy: each ranked at other times, and
+        under pressure all orders regret much. <a href={linkTo("whatif")}>What if</a> compares them
+        on the same requests.
+      </p>
       {log.protected_lost !== null && <p className="lost wrap">{log.protected_lost}</p>}
     </Panel>
   );

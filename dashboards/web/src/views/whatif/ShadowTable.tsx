@@ -7,6 +7,7 @@ import { CEILING, colorsOf, OURS } from "./looks";
 /** Every shadow in words and numbers, those that find most first. */
 export function ShadowTable({ shadows }: { shadows: readonly ShadowView[] }) {
   const colors = colorsOf(shadows);
+  const live = shadows.find(({ name }) => name === OURS)?.hit_rate ?? null;
   const sorted = [...shadows].sort((a, b) => (b.hit_rate ?? -1) - (a.hit_rate ?? -1));
   return (
     <Scroll label="Every shadow">
@@ -20,7 +21,7 @@ export function ShadowTable({ shadows }: { shadows: readonly ShadowView[] }) {
         ]}
       >
         {sorted.map((each) => (
-          <Row key={each.name} shadow={each} colors={colors} />
+          <Row key={each.name} shadow={each} colors={colors} live={live} />
         ))}
       </Rows>
     </Scroll>
@@ -30,9 +31,10 @@ export function ShadowTable({ shadows }: { shadows: readonly ShadowView[] }) {
 interface RowProps {
   readonly shadow: ShadowView;
   readonly colors: ReadonlyMap<string, string>;
+  readonly live: number | null;
 }
 
-function Row({ shadow, colors }: RowProps) {
+function Row({ shadow, colors, live }: RowProps) {
   const { name, asked, hit_rate } = shadow;
   const found = Math.round(asked * (hit_rate ?? 0)); // where a sample is followed: as of all
   const color = (name === CEILING ? "warn" : colors.get(shadow.policy)) ?? "dim";
@@ -46,9 +48,20 @@ function Row({ shadow, colors }: RowProps) {
         <Bar label={name} slices={[{ label: "found", value: found, color }]} room={asked - found} />
       </td>
       <td className="right">{percent(hit_rate, 1, 1)}</td>
-      <td className="right">{beside(shadow)}</td>
+      <td className="right">
+        {beside(shadow)}
+        {isOfLess(shadow, live) && (
+          <div className="dim">where ours found {percent(shadow.ours, 1, 1)}</div>
+        )}
+      </td>
     </tr>
   );
+}
+
+/** Whether a shadow has followed other requests than the live engine: it began later, or looks at
+ * those that are remembered. */
+function isOfLess({ ours }: ShadowView, live: number | null): boolean {
+  return ours !== null && live !== null && Math.abs(ours - live) > 0.0005;
 }
 
 /** Beside what the live engine found of the same requests. */
