@@ -198,6 +198,11 @@ class PageBoard:
         self._desk.try_weights(change)
         return self.shadows(None)
 
+    def end_trial(self) -> Shadows:
+        """Follow no other weights in a shadow any more."""
+        self._desk.end_trial()
+        return self.shadows(None)
+
     def change_weights(self, change: WeightChange) -> Weights:
         """Write a change to the configuration file, from which it takes effect within a second,
         a policy at the next start."""

@@ -68,8 +68,13 @@ class WeightDesk:
         """Let a shadow have a change from now on; nothing else changes."""
         score, other = self._tried(change)
         weights = other_weights(self._graph, score, other)
-        self._shadows.weigh_otherwise(replace(weights, said="the weights that are tried"))
-        logger.info("tried over the page, in a shadow: %s", change_in_words(_by_section(change)))
+        said = change_in_words(_by_section(change))
+        self._shadows.weigh_otherwise(replace(weights, said=f"the weights that are tried: {said}"))
+        logger.info("tried over the page, in a shadow: %s", said)
+
+    def end_trial(self) -> None:
+        """Follow no other weights any more."""
+        self._shadows.weigh_alike()
 
     def _tried(self, change: WeightChange) -> tuple[ScoreConfig, Policy | None]:
         """What a change would make of [score]; and the policy that it names, if it is another."""

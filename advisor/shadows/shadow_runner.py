@@ -98,6 +98,13 @@ class ShadowRunner:
                 if (column := self._graph.tables.engines.get(engine)) is not None:
                     shadows.weigh_otherwise(weights, self._view(column))
 
+    def weigh_alike(self) -> None:
+        """Follow no other weights any more."""
+        with self._graph.lock, self.lock:
+            self.otherwise = None
+            for shadows in self.sets.values():
+                shadows.weigh_alike()
+
     def tick(self) -> None:
         """Take what happened since the last tick, and rank again."""
         began = self._cpu()

@@ -169,12 +169,17 @@ class ShadowSet:
         """Follow other weights from now on, in a pool that holds what the live one does; whatever
         other weights were followed before are not any more."""
         lru = self.lru[0]
-        if self.otherwise is not None:
-            self.otherwise.pool.leave()
+        self.weigh_alike()
         begun = self._counted(lru)
         self.otherwise = otherwise_pool(lru, weights, self._guard, self._uses, view, begun)
         held = _newest_first(view)[: lru.blocks]
         self.otherwise.pool.start(held, view.blocks.keys[held])
+
+    def weigh_alike(self) -> None:
+        """Follow no other weights any more."""
+        if self.otherwise is not None:
+            self.otherwise.pool.leave()
+            self.otherwise = None
 
     def ranking(self, view: View) -> Iterator[None]:
         """Rank what each policy's shadow holds again, and resize it to what the sample now asks

@@ -74,6 +74,9 @@ class PageSource(Protocol):
         """Let a shadow have a change from now on; raises ConfigError for one that is not
         allowed."""
 
+    def end_trial(self) -> Shadows:
+        """Follow no other weights in a shadow any more."""
+
     def change_weights(self, change: WeightChange) -> Weights:
         """Write a change to the configuration file; raises ConfigError where that cannot be."""
 

@@ -144,6 +144,10 @@ def _add_changes(
     def try_weights(change: WeightChange) -> Response:
         return answered(page().try_weights(change))
 
+    @router.delete("/weights/trial", response_model=Shadows, dependencies=[Depends(edits)])
+    def end_trial() -> Response:
+        return answered(page().end_trial())
+
     @router.put("/weights", response_model=Weights, dependencies=[Depends(edits)])
     def change_weights(change: WeightChange) -> Response:
         return answered(page().change_weights(change))

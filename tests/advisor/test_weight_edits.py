@@ -138,7 +138,7 @@ def test_a_change_is_tried_in_a_shadow_and_nowhere_else(
     tried = source.shadows.otherwise
     assert tried is not None
     assert tried.weights is not None
-    assert (tried.weights.age, tried.said) == (0.5, "the weights that are tried")
+    assert (tried.weights.age, tried.said) == (0.5, "the weights that are tried: score.age = 0.5")
     assert "in a shadow: score.age = 0.5" in caplog.text
     refused = client(source).post("/v1/weights/trial", json={"score": {"aeg": 0.5}})
     assert (refused.status_code, source.shadows.otherwise) == (409, tried)
@@ -382,3 +382,21 @@ def test_what_is_no_number_of_the_score_is_refused(source: Source, path: Path, n
         with pytest.raises(ConfigError, match="name it beside score"):
             do(change)
     assert path.read_text() == FILE
+
+
+def test_what_is_tried_in_a_shadow_can_be_ended(source: Source) -> None:
+    page = client(source)
+    source.shadows.tick()
+    names = [
+        {
+            each["name"]
+            for each in page.post("/v1/weights/trial", json={"score": {"age": 1.0}}).json()[
+                "shadows"
+            ]
+        }
+    ]
+    names.append({each["name"] for each in page.delete("/v1/weights/trial").json()["shadows"]})
+    assert names[0] - names[1] == {"other weights"}
+    assert source.shadows.otherwise is None
+    source.shadows.tick()
+    assert client(source, edits=False).delete("/v1/weights/trial").status_code == 403

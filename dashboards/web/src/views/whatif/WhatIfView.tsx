@@ -1,5 +1,10 @@
 import "./whatif.css";
 
+import { Button } from "@mantine/core";
+import { useState } from "react";
+
+import { send } from "../../api/client";
+import { editToken } from "../../api/editToken";
 import { useResource } from "../../api/resource";
 import type { Shadows } from "../../api/types";
 import { counted, percent } from "../../format";
@@ -9,6 +14,7 @@ import { Await, Empty } from "../../parts/states";
 import { useRoute } from "../../route";
 import { CapacityChart } from "./CapacityChart";
 import { ShadowHistory } from "./ShadowHistory";
+import { OTHERWISE } from "./looks";
 import { ShadowTable } from "./ShadowTable";
 
 /** What other policies and other pool sizes would have found of the same requests. */
@@ -53,8 +59,26 @@ function Screen({ data }: { data: Shadows }) {
       </div>
       <Panel title="Every shadow" note={followed}>
         <ShadowTable shadows={data.shadows} />
+        {data.shadows.some(({ name }) => name === OTHERWISE) && <EndTrial />}
       </Panel>
     </div>
+  );
+}
+
+function EndTrial() {
+  const [isEnded, setEnded] = useState(false);
+  const end = () => {
+    send("DELETE", "v1/weights/trial", {}).then(
+      () => setEnded(true),
+      () => setEnded(false),
+    );
+  };
+  return (
+    <p className="acts">
+      <Button variant="default" disabled={isEnded || editToken() === null} onClick={end}>
+        End the shadow of other weights
+      </Button>
+    </p>
   );
 }
 

@@ -2,6 +2,7 @@ import type { ShadowView } from "../../api/types";
 
 export const OURS = "ours";
 export const CEILING = "belady";
+export const OTHERWISE = "other weights";
 
 const POLICIES = ["context", "capabilities", "axioms", "memories", "tool_result"];
 
