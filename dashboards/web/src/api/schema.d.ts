@@ -254,7 +254,8 @@ export interface paths {
         put?: never;
         /** Try Weights */
         post: operations["try_weights_v1_weights_trial_post"];
-        delete?: never;
+        /** End Trial */
+        delete: operations["end_trial_v1_weights_trial_delete"];
         options?: never;
         head?: never;
         patch?: never;
@@ -2228,6 +2229,26 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HTTPValidationError"];
+                };
+            };
+        };
+    };
+    end_trial_v1_weights_trial_delete: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Shadows"];
                 };
             };
         };
