@@ -153,22 +153,13 @@ class ShadowRunner:
             copies = self._copies(column)
             before = self.sets.get(engine)
             if before is None or (before.blocks, before.copies) != (blocks, copies):
-                before = ShadowSet(blocks, self._policies(), copies, self._guard(column))
+                before = ShadowSet(blocks, self._policies(), copies, _guarding(self._graph, column))
                 before.hold_what_is_there(self._view(column))
                 if self.otherwise is not None:
                     before.weigh_otherwise(self.otherwise, self._view(column))
             kept[engine] = before
         with self.lock:
             self.sets = kept
-
-    def _guard(self, column: int) -> Guarding:
-        """What the live guard thinks of the policy, for shadows to begin with."""
-
-        def trust(blocks: int) -> Trust | None:
-            referee = self._graph.referee
-            return None if referee is None else Trust(blocks, referee.trusts(column))
-
-        return trust
 
     def _copies(self, column: int) -> int:
         """How many copies fit into an engine's colder tiers."""
@@ -236,3 +227,13 @@ class ShadowRunner:
             except Exception as error:
                 self._notices.warn("shadows", "shadows failed (%s)", type(error).__name__)
                 logger.debug("shadows failed", exc_info=True)
+
+
+def _guarding(graph: KVCacheGraph, column: int) -> Guarding:
+    """What the live guard thinks of the policy, for shadows to begin with."""
+
+    def trust(blocks: int) -> Trust | None:
+        referee = graph.referee
+        return None if referee is None else Trust(blocks, referee.trusts(column))
+
+    return trust

@@ -113,6 +113,10 @@ class Departures:
         block leaves the engine its own order."""
         self._in_force.setdefault(engine, _InForce()).adopt(ranking, layers)
 
+    def pool_blocks(self, engine: str) -> int:
+        """Blocks of an engine's pool; 0: not known."""
+        return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
+
     def ranking_at(self, engine: int, then: float) -> int | None:
         """The epoch of the ranking that was in force then."""
         in_force = self._in_force.get(engine)

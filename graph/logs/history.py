@@ -161,10 +161,6 @@ class History(Departures):
         else:
             self._count(miss, computed, now)
 
-    def pool_blocks(self, engine: str) -> int:
-        """Blocks of an engine's pool; 0: not known."""
-        return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
-
     def finished(self, engine: int, event: RequestFinished, rows: Rows, now: float) -> None:
         """Note that a request with these blocks ended."""
         if (running := self._drop(engine, event.request_id)) is None:

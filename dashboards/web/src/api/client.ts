@@ -26,7 +26,11 @@ export function askEarly(path: string) {
 }
 
 /** The JSON answer to a question or a change with a body; rejects with ApiError. */
-export async function send<T>(method: "POST" | "PUT" | "DELETE", path: string, body: unknown): Promise<T> {
+export async function send<T>(
+  method: "POST" | "PUT" | "DELETE",
+  path: string,
+  body: unknown,
+): Promise<T> {
   const token = editToken();
   const headers = {
     "Content-Type": "application/json",
