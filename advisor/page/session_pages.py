@@ -222,8 +222,8 @@ def _in_pool(
     requests: list[RequestView], gone: list[_Gone], now: float
 ) -> Iterator[tuple[float, int]]:
     """When the number of its blocks in the pool changed, and to what."""
-    ends = [*(each.at for each in requests[1:]), now]
-    for turn, end in zip(requests, ends, strict=True):
+    for place, turn in enumerate(requests, 1):
+        end = requests[place].at if place < len(requests) else now
         pool = turn.blocks.asked
         yield turn.at, pool
         for at, left in groupby((g for g in gone if turn.at <= g.at < end), key=lambda g: g.at):

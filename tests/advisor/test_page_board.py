@@ -215,6 +215,17 @@ def test_the_strongest_edges_are_shown_and_the_others_counted(
     assert max(learned) == pytest.approx(9.0)
 
 
+def test_a_session_whose_requests_the_log_forgot_has_a_timeline(
+    world: World, board: PageBoard
+) -> None:
+    world.serve(1, 2, session="old")
+    for number in range(LIMIT + 1):
+        world.start(10 + number % 50, session="new")
+    timeline = board.session("old", None)
+    assert timeline.turns == []
+    assert timeline.residency.pool == [2]
+
+
 def test_every_weight_is_explained(board: PageBoard) -> None:
     weights = board.weights()
     assert weights.score.keys() | weights.edge_types.keys() == weights.meanings.keys()
