@@ -12,7 +12,10 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from ..graph.kvcache_graph import KVCacheGraph
+from ..graph.logs.evictions.score_terms import TermsThen
 from ..graph.messages.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
+from ..graph.ranking.ruler import front_terms
+from ..graph.ranking.view import View
 from ..graph.types import NO_ROW, Keys
 from .admission.admission import Admission
 from .config.sections import PrefetchConfig
@@ -218,9 +221,7 @@ class GraphEvictionAdvisor:
         self._ranked_at[engine] = self._graph.tables.turnover(engine)[0]
         self._bases[engine] = basis
         self.counters["ranked"] += 1
-        tables, layers = self._graph.tables, self._graph.rules.protected_layers
-        if engine in tables.engines:
-            tables.history.ranked(tables.engines[engine], word, layers)
+        _note(self._graph, engine, word)
         return word
 
     def _ranked(self, engine: str) -> EvictionRanking:
@@ -248,6 +249,18 @@ class GraphEvictionAdvisor:
         time.sleep(rest_s)
         if not _tell_anything(self.latest.values(), self.wanted.values()):
             self._urgent.wait(min(_LONG_REST * took_s, _LONGEST_REST_S) - rest_s)
+
+
+def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking) -> None:
+    """Let the log of evictions know by what an engine evicts from now on."""
+    column = graph.tables.engines.get(engine)
+    if column is None:
+        return
+    history, terms = graph.tables.history, None
+    if history.wants_terms(column, ranking.ts):
+        view = View(graph.tables, graph.rules, column, ranking.ts)
+        terms = TermsThen.of(front_terms(view, graph.policy, graph.referee, ranking))
+    history.ranked(column, ranking, graph.rules.protected_layers, terms)
 
 
 def _has_room(graph: KVCacheGraph, engine: str, protected: int) -> bool:

@@ -33,8 +33,8 @@ class Patient:
         found = picked.of(view.blocks.hit_count).astype(np.float64)
         return (view.now - picked.last_used()) / (1.0 + found)  # the highest goes first
 
-    def terms(self, view: View, row: int) -> dict[str, float]:
-        return {"found": float(view.blocks.hit_count[row])}  # for `kvgraph explain`
+    def terms(self, view: View, picked: Selection) -> dict[str, Scores]:
+        return {"idle per find": self.scores(view, picked)}  # for people: parts that add up to it
 
 
 def made_up(path: Path) -> Path:

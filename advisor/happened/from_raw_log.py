@@ -9,8 +9,8 @@ from typing import Final
 from ...dashboards.answers.evictions import EvictionView
 from ...dashboards.answers.misses import RequestView
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.logs.eviction_log import LIMIT as EVICTIONS_KEPT
-from ...graph.logs.eviction_log import EvictionLog
+from ...graph.logs.evictions.eviction_log import LIMIT as EVICTIONS_KEPT
+from ...graph.logs.evictions.eviction_log import EvictionLog
 from ...graph.logs.request_log import LIMIT as REQUESTS_KEPT
 from ...graph.messages.events import EngineHello
 from ..page.logged.eviction_views import eviction_view

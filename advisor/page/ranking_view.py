@@ -14,7 +14,7 @@ from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import block_name
 from ...graph.ranking.formulas import LruPolicy
-from ...graph.ranking.policy import Policy
+from ...graph.ranking.policy import Policy, Terms
 from ...graph.ranking.profile import Weights
 from ...graph.ranking.ruler import is_under_lru
 from ...graph.ranking.rules import RULES, standings
@@ -32,7 +32,7 @@ from ..times.unix_time import Unix
 from .logged.eviction_views import chosen
 
 _SHARES: Final = ("protected_share", "tenant_share", "inferred_share", "reserved")
-MOST: Final = 200  # blocks per answer: each costs a tenth of a millisecond; chosen
+MOST: Final = 200  # blocks per answer; chosen
 
 
 def ranking_view(
@@ -53,8 +53,9 @@ def ranking_view(
     policy: Policy = graph.policy if by_policy else LruPolicy()
     rows, ranked = _by_policy(view, ranking) if by_policy else _longest_unused(view, ranking)
     rows = rows[: min(limit, MOST)]
-    order = _ranked(policy, view, rows)
-    terms = list(policy.terms(view.of(NO_ROW), int(rows[0]))) if order else []
+    known = rows[rows != NO_ROW]
+    terms = policy.terms(view.of(NO_ROW), Selection(view.blocks, known)) if len(known) else {}
+    order = _ranked(view, rows, terms)
     rules = [rule.name for rule in RULES if any(rule.name in each.standing for each in order)]
     return RankingView(
         at=unix(now),
@@ -64,7 +65,7 @@ def ranking_view(
         sentence=_who_ranks(graph, name, by_policy),
         epoch=ranking.epoch,
         age_s=round(now - ranking.ts, 3),
-        terms=terms,
+        terms=list(terms),
         meanings=meanings([*terms, *rules]),
         order=order,
         ranked=ranked,
@@ -89,17 +90,25 @@ def _longest_unused(view: View, ranking: EvictionRanking) -> tuple[Rows, int]:
     return free.rows[oldest_first[:MOST]], len(free)
 
 
-def _ranked(policy: Policy, view: View, rows: Rows) -> list[RankedBlock]:
-    """Those of these rows that are known, each with its place among them."""
+def _ranked(view: View, rows: Rows, terms: Terms) -> list[RankedBlock]:
+    """Those of these rows that are known, each with its place among them.
+
+    Args:
+        terms: Of those that are known.
+    """
     places = np.flatnonzero(rows != NO_ROW)
     known = Selection(view.blocks, rows[places])
-    bound = zip(places.tolist(), known.rows.tolist(), standings(view, known), strict=True)
-    return [_block(policy, view, place, row, rules) for place, row, rules in bound]
+    each = [column.tolist() for column in terms.values()]
+    parts = list(zip(*each, strict=True)) or [()] * len(known)
+    rules = standings(view, known)
+    found = zip(places.tolist(), known.rows.tolist(), parts, rules, strict=True)
+    return [_block(view, *block) for block in found]
 
 
-def _block(policy: Policy, view: View, place: int, row: int, rules: list[str]) -> RankedBlock:
+def _block(
+    view: View, place: int, row: int, parts: tuple[float, ...], rules: list[str]
+) -> RankedBlock:
     tables, blocks = view.tables, view.blocks
-    terms = policy.terms(view.of(NO_ROW), row)
     session, identity = int(blocks.session[row]), int(blocks.identity[row])
     return RankedBlock(
         place=place,
@@ -108,8 +117,8 @@ def _block(policy: Policy, view: View, place: int, row: int, rules: list[str]) -
         session=None if session == NO_ROW else tables.sessions.names[session],
         tenant=tables.tenants.name(int(blocks.tenant[row])),
         identity=tables.segment_names.name(identity),
-        score=round(sum(terms.values()), 3),
-        terms=[round(value, 3) for value in terms.values()],
+        score=round(sum(parts), 3),
+        terms=[round(value, 3) for value in parts],
         standing=rules,
     )
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ...graph.columns.whole_chains import DEPTH_TIE
 from ...graph.ranking.formulas import graph_worth
-from ...graph.ranking.policy import Scores
+from ...graph.ranking.policy import Scores, Terms
 from ...graph.ranking.profile import Weights
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
@@ -19,7 +19,7 @@ from .returns import Returns
 
 Mask = npt.NDArray[np.bool_]
 
-_SCALE: Final = 1000.0  # points of score per factor of e in the rate of returns; chosen
+SCALE: Final = 1000.0  # points of score per factor of e in the rate of returns; chosen
 _OFF_CHAIN: Final = 4.0  # a block off the chain is worth a factor of e^4 less; chosen
 _LEAST_RATE: Final = 1e-9  # 1/s; chosen
 _RUNNING_RATE: Final = 10.0  # 1/s: blocks of a running session are in use; chosen
@@ -59,7 +59,7 @@ class LifecyclePolicy:
         scores = np.multiply(picked.of(view.blocks.depth), DEPTH_TIE, dtype=np.float64)
         scores -= self._claims(view, picked)
         self._score_shared(scores, view, picked)
-        scores += _SCALE * _OFF_CHAIN * ~_on_chain(view, picked)
+        scores += SCALE * _OFF_CHAIN * ~_on_chain(view, picked)
         scores -= self._steered(view, picked)
         return scores
 
@@ -67,19 +67,18 @@ class LifecyclePolicy:
         """float64 ``[len(picked)]``: what edges, importance and confidence add, by the configured
         weights."""
         worth = graph_worth(view, self.weights, picked)
-        return np.asarray(_SCALE * _STEER * np.tanh((worth - _USUAL_WORTH) / _WORTH))
+        return np.asarray(SCALE * _STEER * np.tanh((worth - _USUAL_WORTH) / _WORTH))
 
-    def terms(self, view: View, row: int) -> dict[str, float]:
+    def terms(self, view: View, picked: Selection) -> Terms:
         """The score's parts: the session's rate of return, sharing, the place in the chain."""
-        only = Selection(view.blocks, np.array([row], dtype=np.int32))
-        own = -self._claims(view, only)
+        own = -self._claims(view, picked)
         shared = own.copy()
-        self._score_shared(shared, view, only)
+        self._score_shared(shared, view, picked)
         return {
-            "return_rate": float(own[0]),
-            "sharing": float(shared[0] - own[0]),
-            "graph": -float(self._steered(view, only)[0]),
-            "off_chain": 0.0 if _on_chain(view, only)[0] else _SCALE * _OFF_CHAIN,
+            "return_rate": own,
+            "sharing": shared - own,
+            "graph": -self._steered(view, picked),
+            "off_chain": np.where(_on_chain(view, picked), 0.0, SCALE * _OFF_CHAIN),
         }
 
     def _claims(self, view: View, picked: Selection) -> Floats:
@@ -92,7 +91,7 @@ class LifecyclePolicy:
         if nobodys.size:
             age = view.now - picked.last_used()[nobodys]
             claims[nobodys] = np.log(np.maximum(self._returns.stranger_rate(age), _LEAST_RATE))
-        return np.asarray(_SCALE * claims)
+        return np.asarray(SCALE * claims)
 
     def _session_rates(self, view: View, wanted: Rows) -> Floats:
         """float64 ``[sessions.size]``, 1/s; the least rate for sessions that are not ``wanted``."""
@@ -120,7 +119,7 @@ class LifecyclePolicy:
         )
         seconds = (_IDLE_FACTOR * idle + usual) * self._returns.speed
         rate = 1.0 / np.maximum(seconds, 1.0)
-        scores[places] = np.minimum(scores[places], -_SCALE * np.log(rate))
+        scores[places] = np.minimum(scores[places], -SCALE * np.log(rate))
 
 
 def _on_chain(view: View, picked: Selection) -> Mask:

@@ -137,15 +137,20 @@ _WHY: Final = {
 }
 
 
-def eviction_sentence(rule: int, place: int | None, idle_s: float | None, state: int) -> str:
+def eviction_sentence(
+    rule: int, place: int | None, idle_s: float | None, state: int, score: str | None = None
+) -> str:
     """Why a block left.
 
     Args:
         place: How many stood before it in the ranking; None: it was not named.
         idle_s: How long it had not been used; None: not known.
         state: What its session did: a ``SessionState``, or one more for none.
+        score: What made its score, in words; None: not known.
     """
     words = [RULE_TEXTS[rule]]
+    if score is not None:
+        words.append(score)
     if place is not None:
         words.append("first in the ranking" if place == 0 else f"{place} stood before it there")
     if idle_s is not None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import exp
 from typing import Final
 
+from ..policies.lifecycle import SCALE
+from ..times.spoken_times import seconds
+
+_LONGEST_S: Final = 86_400.0  # what is expected later than that is said to be so; chosen
 _TERMS: Final[Mapping[str, str]] = {
     "return_rate": "how rarely its session is expected to ask again: 1,000 times the logarithm of "
     "the seconds between two requests, so 4.6K stands for 100 s, and 700 more for twice as long",
@@ -49,6 +54,22 @@ _WEIGHTS: Final[Mapping[str, str]] = {
     "spill_link": "the block has a copy in a colder tier",
     "memory_ref": "an item of an external memory names it",
 }
+
+
+def scored(terms: Mapping[str, float] | None) -> str | None:
+    """What a block's score said of it; None if its terms are not known, or say nothing."""
+    if not terms:
+        return None
+    if terms.get("off_chain", 0.0) > 0:
+        return "the next turn of its session could not find it"
+    if "return_rate" not in terms:
+        largest = max(terms, key=lambda name: abs(terms[name]))
+        return f"most of its score was its {largest.replace('_', ' ')}"
+    points = terms["return_rate"] + terms["sharing"]
+    expected_s = exp(points / SCALE)
+    if expected_s > _LONGEST_S:
+        return "it was not expected to be asked for again within a day"
+    return f"it was expected to be asked for again in about {seconds(expected_s)}"
 
 
 def weight_meanings() -> dict[str, str]:

@@ -15,7 +15,9 @@ class EvictionView(Part):
         sentence: The same in words.
         ranking: The ranking in force, by its epoch; None without one.
         place: How many stood before it there; None where it was not named.
-        layer, importance, hits, idle_s, shared: The terms then. ``hits`` stops at 255.
+        terms: What its score was made of when it was ranked; None where the ranking did not decide,
+            or named it further back than terms are kept, or it left too long ago.
+        layer, importance, hits, idle_s, shared: What was known of it then. ``hits`` stops at 255.
         session: Whose it was last; None where nobody knows any more.
         session_state: What that session did then.
         copied: ``warm``, ``cold``, ``warm and cold``, or ``none``.
@@ -30,6 +32,7 @@ class EvictionView(Part):
     sentence: str
     ranking: int | None
     place: int | None
+    terms: dict[str, float] | None
     layer: str
     importance: float
     hits: int
@@ -55,6 +58,8 @@ class Evictions(Answer):
         engines: All engines that have a log.
         window_s: How long after its eviction a block counts as regretted.
         rules: Since the start, of this engine.
+        kept: How many evictions the log remembers.
+        meanings: What the terms mean, in words.
         protected_lost: Protected blocks that it lost all the same, and why, in words.
     """
 
@@ -64,6 +69,8 @@ class Evictions(Answer):
     evictions: list[EvictionView]
     next: int | None
     rules: dict[str, RuleTotal]
+    kept: int
+    meanings: dict[str, str]
     protected_lost: str | None
 
 

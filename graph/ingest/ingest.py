@@ -11,7 +11,7 @@ from typing import Final, cast
 
 import numpy as np
 
-from ..logs.eviction_log import Way
+from ..logs.evictions.eviction_log import Way
 from ..messages.events import (
     AdmissionReport,
     AdviceApplied,

@@ -11,8 +11,8 @@ import numpy as np
 
 from ..types import NO_ROW, BlockFlag, Rows, Tier
 from .content_index import ContentIndex
-from .departures import Departures
-from .eviction_log import EvictionLog, Way
+from .evictions.departures import Departures
+from .evictions.eviction_log import EvictionLog, Way
 from .heard import Heard, HeardQueue
 from .miss_judge import by_content, judge, missed, named
 from .reasons import REASON_NAMES, Detail, Reason

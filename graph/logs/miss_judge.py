@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from ..types import HELD, NO_ROW, Rows, Tier, as_keys
-from .eviction_log import EvictionLog, Way
+from .evictions.eviction_log import EvictionLog, Way
 from .reasons import STORE_CAUSES, Cause, Detail, Reason, Rule
 from .request_log import Miss
 

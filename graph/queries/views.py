@@ -123,7 +123,7 @@ def explain(view: View, order: Order, row: int) -> dict[str, Any]:
     """Every term of a block's score, its rank, and what protects it or sends it away."""
     tables, blocks, policy, now = view.tables, view.blocks, order.policy, view.now
     only = Selection(blocks, np.array([row], dtype=np.int32))
-    terms = policy.terms(view, row)
+    terms = {name: float(values[0]) for name, values in policy.terms(view, only).items()}
     ranks = places(view, order, row)
     return {
         **block_attributes(tables, row),

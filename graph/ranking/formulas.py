@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..columns.whole_chains import DEPTH_TIE
 from ..tables.blocks import Selection
 from ..types import BlockFlag, EdgeType
-from .policy import Scores
+from .policy import Scores, Terms
 from .profile import Weights
 from .rules import flagged
 from .view import View
@@ -40,12 +40,11 @@ class ClassicPolicy:
                 scores += np.multiply(values, weight, out=scratch)
         return scores
 
-    def terms(self, view: View, row: int) -> dict[str, float]:
+    def terms(self, view: View, picked: Selection) -> Terms:
         """Every term of the sum."""
-        only = Selection(view.blocks, np.array([row], dtype=np.int32))
         return {
-            name: sum(weight * float(values[0]) for weight, values in term)
-            for name, term in score_terms(view, self.weights, only).items()
+            name: sum((weight * values for weight, values in term), np.zeros(len(picked)))
+            for name, term in score_terms(view, self.weights, picked).items()
         }
 
 
@@ -62,10 +61,9 @@ class LruPolicy:
         idle = view.now - picked.last_used()
         return np.asarray(idle + picked.of(view.blocks.depth) * DEPTH_TIE)
 
-    def terms(self, view: View, row: int) -> dict[str, float]:
+    def terms(self, view: View, picked: Selection) -> Terms:
         """The age, which is the whole score."""
-        only = Selection(view.blocks, np.array([row], dtype=np.int32))
-        return {"age": float(view.now - only.last_used()[0])}
+        return {"age": view.now - picked.last_used()}
 
 
 def score_terms(view: View, weights: Weights, picked: Selection) -> dict[str, Term]:

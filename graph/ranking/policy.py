@@ -19,6 +19,8 @@ from .profile import Weights
 from .view import View
 
 Scores = npt.NDArray[np.float64]
+Terms = dict[str, Scores]
+"""The parts of scores by their names, each ``[n]``; a score is their sum."""
 
 
 class Policy(Protocol):
@@ -44,8 +46,8 @@ class Policy(Protocol):
             picked: Rows that the view's engine holds in some tier.
         """
 
-    def terms(self, view: View, row: int) -> dict[str, float]:
-        """The parts of one block row's score, for people; changes nothing.
+    def terms(self, view: View, picked: Selection) -> Terms:
+        """The parts of each picked block's score, for people; changes nothing.
 
         Args:
             view: Of no engine in particular.

@@ -11,14 +11,16 @@ import numpy as np
 
 from ..columns.whole_chains import keep_chains_whole
 from ..messages.advice import EvictionRanking
-from ..types import as_keys, layer_mask
+from ..tables.blocks import Selection
+from ..types import NO_ROW, as_keys, layer_mask
 from .formulas import LruPolicy
-from .policy import Policy, Referee
+from .policy import Policy, Referee, Terms
 from .rules import is_pinned
 from .scoring import rank, whole_scores
 from .view import View
 
 _APART: Final = 1024.0  # more than chains lower a score by, however long they are
+_FRONT: Final = 4_096  # blocks of a ranking: a second of evictions; chosen
 
 
 def rank_by_ruler(
@@ -75,6 +77,18 @@ def _learn(view: View, policy: Policy, referee: Referee | None) -> None:
     policy.observe(view)
     if referee is not None and not isinstance(policy, LruPolicy):
         referee.watch(view, partial(whole_scores, view, policy))
+
+
+def front_terms(
+    view: View, policy: Policy, referee: Referee | None, ranking: EvictionRanking
+) -> Terms:
+    """What the scores of the first blocks of a ranking that was just made consist of: of 4,096 at
+    most."""
+    rows = view.blocks.find(ranking.order[:_FRONT], view.tables.salt(view.engine))
+    if not len(rows):
+        return {}
+    ruler = LruPolicy() if is_under_lru(view.engine, policy, referee) else policy
+    return ruler.terms(view.of(NO_ROW), Selection(view.blocks, rows))
 
 
 def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:

@@ -84,6 +84,15 @@ def hold(engine: PaperEngine, names: list[str]) -> list[str]:
     return asked
 
 
+def explains_as_advised(engine: PaperEngine, session: str) -> bool:
+    """Whether the command says what the engine was told last; agents that leave between the two
+    make it false."""
+    word = engine.side.client.admission()
+    fit, live = word.fitting_sessions, word.live_sessions
+    why = rf"why +│ held \d+ s: {fit:,} agents fit, {live:,} are live"
+    return re.search(why, told("explain", session)) is not None
+
+
 def told(*arguments: str) -> str:
     result = CliRunner().invoke(build_app(arguments[0]), [*arguments], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
@@ -98,10 +107,7 @@ def test_people_and_programs_are_told_who_waits_and_why(engine: PaperEngine) -> 
     status = told("status")
     assert "agents fit" in status
     assert "are live" in status
-    why = told("explain", "newcomer")
-    word = engine.side.client.admission()
-    fit, live = word.fitting_sessions, word.live_sessions
-    assert re.search(rf"why +│ held \d+ s: {fit:,} agents fit, {live:,} are live", why)
+    assert play(engine, lambda: explains_as_advised(engine, "newcomer"), 10.0)
     assert f"Request {asked[0]} has not begun" in told("why", asked[0])
     for name in ("newcomer", "another", *asked):
         assert name not in status, "what needs no token names nobody"

@@ -12,7 +12,7 @@ from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.page_cli import why_sentence
 from kvgraph.advisor.service import Service
 from kvgraph.dashboards.answers.misses import RequestView
-from kvgraph.graph.logs.eviction_log import EvictionLog
+from kvgraph.graph.logs.evictions.eviction_log import EvictionLog
 from kvgraph.graph.messages.events import AnyEvent, BlocksStored, EngineHello, RequestStarted
 from kvgraph.graph.tables.identity import salt_of
 from kvgraph.graph.types import as_keys

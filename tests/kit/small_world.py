@@ -12,6 +12,7 @@ from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.replay.traces.raw_log import RawLog
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.logs.evictions.score_terms import TermsThen
 from kvgraph.graph.logs.history import History
 from kvgraph.graph.logs.reasons import Reason
 from kvgraph.graph.messages.advice import EvictionRanking
@@ -95,12 +96,18 @@ class World:
     def evict(self, *keys: int, engine: str = "a") -> None:
         self.tell(BlocksRemoved(pack(*keys)), engine=engine)
 
-    def rank(self, *keys: int, engine: str = "a", kept: tuple[int, ...] = ()) -> None:
-        """A ranking of these blocks, the first to go first, that keeps others back."""
+    def rank(
+        self, *keys: int, engine: str = "a", kept: tuple[int, ...] = (), **terms: list[float]
+    ) -> None:
+        """A ranking of these blocks, the first to go first, that keeps others back; and what their
+        scores were made of."""
         column, layers = self.graph.tables.engines[engine], self.graph.rules.protected_layers
-        named = as_keys(list(keys)), as_keys(list(kept))
-        ranking = replace(EvictionRanking.empty(self.now), epoch=7, order=named[0])
-        self.history.ranked(column, replace(ranking, protected=named[1]), layers)
+        then = TermsThen.of({name: np.array(each) for name, each in terms.items()})
+        self.history.ranked(column, self.ranking(*keys, kept=kept), layers, then)
+
+    def ranking(self, *keys: int, kept: tuple[int, ...] = ()) -> EvictionRanking:
+        named = {"order": as_keys(list(keys)), "protected": as_keys(list(kept))}
+        return replace(EvictionRanking.empty(self.now), epoch=7, **named)
 
     def last(self) -> tuple[Reason, int, int]:
         """The newest request's reason, its detail, and the first block that it missed."""

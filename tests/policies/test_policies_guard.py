@@ -28,7 +28,7 @@ from kvgraph.graph.messages.events import (
     RequestFinished,
     RequestStarted,
 )
-from kvgraph.graph.ranking.policy import Scores
+from kvgraph.graph.ranking.policy import Scores, Terms
 from kvgraph.graph.ranking.view import View
 from kvgraph.graph.tables.blocks import Selection
 from made_traffic import agents, made, recent
@@ -51,7 +51,7 @@ class Fixed:
         """Seconds since each was used, or the other way round."""
         return np.asarray(self.sign * (view.now - picked.last_used()))
 
-    def terms(self, view: View, row: int) -> dict[str, float]:
+    def terms(self, view: View, picked: Selection) -> Terms:
         """Nothing to explain."""
         return {}
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from ....dashboards.answers.evictions import Evictions, EvictionView, RuleTotal
 from ....graph.errors import GraphError
-from ....graph.logs.eviction_log import UNPLACED, EvictionLog
+from ....graph.logs.evictions.eviction_log import LIMIT, UNPLACED, EvictionLog
 from ....graph.logs.history import WINDOW_S
 from ....graph.logs.reasons import RULE_NAMES, Rule
 from ....graph.logs.small_times import seconds_of
@@ -14,6 +14,7 @@ from ....graph.queries.views import block_name
 from ....graph.tables.tables import Tables
 from ....graph.types import LAYER_NAMES, NO_ROW, SessionState, as_keys
 from ...reasons.miss_words import eviction_sentence
+from ...reasons.term_words import meanings, scored
 from ...times.unix_time import Unix
 
 _COPIES: Final = ("none", "warm", "cold", "warm and cold")
@@ -41,6 +42,8 @@ def evictions_view(
         evictions=views,
         next=views[-1].id if more else None,
         rules=_rules(log),
+        kept=LIMIT,
+        meanings=meanings({name for view in views for name in view.terms or ()}),
         protected_lost=None if log is None else protected_lost(log),
     )
 
@@ -53,6 +56,7 @@ def eviction_view(
     state, rule, layer = int(record["state"]), int(record["why"]) >> 4, int(record["why"]) & 15
     doing, place = (state >> 2) & 7, int(record["place"])
     idle = seconds_of(record["idle"])
+    terms = log.terms.of(number)
     key, session = _named(tables, tables.engines[engine], int(record["key"]))
     return EvictionView(
         id=number,
@@ -60,9 +64,12 @@ def eviction_view(
         engine=engine,
         key=key,
         rule=RULE_NAMES[rule],
-        sentence=eviction_sentence(rule, place if place != UNPLACED else None, idle, doing),
+        sentence=eviction_sentence(
+            rule, place if place != UNPLACED else None, idle, doing, scored(terms)
+        ),
         ranking=tables.history.ranking_at(tables.engines[engine], left),
         place=place if place != UNPLACED else None,
+        terms=None if terms is None else {name: round(part, 3) for name, part in terms.items()},
         layer=LAYER_NAMES[layer],
         importance=round(int(record["worth"]) / 255, 2),
         hits=int(record["hits"]),

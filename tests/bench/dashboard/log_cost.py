@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.logs.evictions.score_terms import TermsThen
 from ...graph.logs.history import History
 from ...graph.messages.events import (
     AnyEvent,
@@ -20,6 +21,8 @@ from ...graph.messages.events import (
     RequestStarted,
 )
 from ...graph.messages.wire import encode_events
+from ...graph.ranking.ruler import front_terms
+from ...graph.ranking.view import View
 from ...graph.tables.tables import GraphLimits, Tables
 from ..figures import Figures
 
@@ -163,7 +166,15 @@ def _churned(evictions: int) -> KVCacheGraph:
     for step in itertools.islice(_steps(RUNNING, blocks), (evictions + POOL) // (RUNNING * blocks)):
         now[0] += 0.5
         graph.apply("e", step)
+        _rank(graph)
     return graph
+
+
+def _rank(graph: KVCacheGraph) -> None:
+    """Note a ranking with the terms of its blocks, as the planner does."""
+    ranking, view = graph.rank("e", POOL), View(graph.tables, graph.rules, 0, graph.clock())
+    terms = TermsThen.of(front_terms(view, graph.policy, graph.referee, ranking))
+    graph.tables.history.ranked(0, ranking, graph.rules.protected_layers, terms)
 
 
 def _keys(first: int, count: int) -> bytes:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from ...advisor.policies.registry import DEFAULT, new_policy
-from ...graph.ranking.policy import Policy, Scores
+from ...graph.ranking.policy import Policy, Scores, Terms
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 
@@ -34,7 +34,7 @@ class Oblivious:
         """float64 ``[len(picked)]``, of no meaning."""
         return self._draw(len(picked))
 
-    def terms(self, view: View, row: int) -> dict[str, float]:
+    def terms(self, view: View, picked: Selection) -> Terms:
         """None: no score is made of anything."""
         return {}
 
@@ -54,9 +54,9 @@ class Reversed:
         """float64 ``[len(picked)]``, the other's with the wrong sign."""
         return -self._policy.scores(view, picked)
 
-    def terms(self, view: View, row: int) -> dict[str, float]:
+    def terms(self, view: View, picked: Selection) -> Terms:
         """The other's terms with the wrong sign."""
-        terms = self._policy.terms(view, row)
+        terms = self._policy.terms(view, picked)
         return {name: -value for name, value in terms.items()}
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.eviction_log import LIMIT
+from kvgraph.graph.logs.evictions.eviction_log import LIMIT
 from kvgraph.graph.logs.history import WINDOW_S
 from kvgraph.graph.logs.reasons import STORE_CAUSES, Cause, Detail, Reason, Rule
 from kvgraph.graph.messages.events import (

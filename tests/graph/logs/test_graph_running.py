@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from kvgraph.graph.logs import heard as queues
 from kvgraph.graph.logs import running_requests
-from kvgraph.graph.logs.eviction_log import EvictionLog, Way
+from kvgraph.graph.logs.evictions.eviction_log import EvictionLog, Way
 from kvgraph.graph.logs.heard import Heard, HeardQueue
 from kvgraph.graph.logs.reasons import Detail, Reason
 from kvgraph.graph.logs.request_log import LIMIT

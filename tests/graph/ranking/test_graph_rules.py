@@ -10,7 +10,7 @@ from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import BlocksStored, RequestFinished, RequestStarted, Segment
 from kvgraph.graph.ranking.formulas import ClassicPolicy
-from kvgraph.graph.ranking.policy import Scores
+from kvgraph.graph.ranking.policy import Scores, Terms
 from kvgraph.graph.ranking.profile import Weights
 from kvgraph.graph.ranking.rules import RULES
 from kvgraph.graph.ranking.scoring import resident_scores
@@ -68,8 +68,8 @@ class Told:
     def scores(self, view: View, picked: Selection) -> Scores:
         return np.array([self.by_key[int(key)] for key in picked.of(view.blocks.keys)])
 
-    def terms(self, view: View, row: int) -> dict[str, float]:
-        return {"told": self.by_key[int(view.blocks.keys[row])]}
+    def terms(self, view: View, picked: Selection) -> Terms:
+        return {"told": self.scores(view, picked)}
 
 
 @pytest.fixture

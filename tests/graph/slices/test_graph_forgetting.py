@@ -10,7 +10,7 @@ from kvgraph.bench.graph.graphs import BLOCK_SIZE, chain_events, random_keys
 from kvgraph.graph.columns.columns import refilled, taken_in_parts
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.logs.eviction_log import Way
+from kvgraph.graph.logs.evictions.eviction_log import Way
 from kvgraph.graph.messages.events import (
     BlocksCleared,
     BlocksResident,

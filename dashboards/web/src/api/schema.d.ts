@@ -470,7 +470,9 @@ export interface components {
          *         sentence: The same in words.
          *         ranking: The ranking in force, by its epoch; None without one.
          *         place: How many stood before it there; None where it was not named.
-         *         layer, importance, hits, idle_s, shared: The terms then. ``hits`` stops at 255.
+         *         terms: What its score was made of when it was ranked; None where the ranking did not decide,
+         *             or named it further back than terms are kept, or it left too long ago.
+         *         layer, importance, hits, idle_s, shared: What was known of it then. ``hits`` stops at 255.
          *         session: Whose it was last; None where nobody knows any more.
          *         session_state: What that session did then.
          *         copied: ``warm``, ``cold``, ``warm and cold``, or ``none``.
@@ -493,6 +495,10 @@ export interface components {
             ranking: number | null;
             /** Place */
             place: number | null;
+            /** Terms */
+            terms: {
+                [key: string]: number;
+            } | null;
             /** Layer */
             layer: string;
             /** Importance */
@@ -520,6 +526,8 @@ export interface components {
          *         engines: All engines that have a log.
          *         window_s: How long after its eviction a block counts as regretted.
          *         rules: Since the start, of this engine.
+         *         kept: How many evictions the log remembers.
+         *         meanings: What the terms mean, in words.
          *         protected_lost: Protected blocks that it lost all the same, and why, in words.
          */
         Evictions: {
@@ -538,6 +546,12 @@ export interface components {
             /** Rules */
             rules: {
                 [key: string]: components["schemas"]["RuleTotal"];
+            };
+            /** Kept */
+            kept: number;
+            /** Meanings */
+            meanings: {
+                [key: string]: string;
             };
             /** Protected Lost */
             protected_lost: string | null;

@@ -2,7 +2,7 @@ import { useEffect, useRef } from "react";
 
 import { useResource } from "../../api/resource";
 import type { Evictions, EvictionView } from "../../api/types";
-import { clock, counted, duration, words } from "../../format";
+import { clock, counted, duration, signed, whole, words } from "../../format";
 import { EnginePicker } from "../../parts/EnginePicker";
 import { BlockLink, SessionLink } from "../../parts/links";
 import { Panel } from "../../parts/Panel";
@@ -10,6 +10,7 @@ import { Await, Empty } from "../../parts/states";
 import { useRoute } from "../../route";
 import { LayerKey } from "../../parts/LayerKey";
 import { Rows, Scroll } from "../../parts/Rows";
+import { Meanings } from "./Meanings";
 import { RuleTotals } from "./RuleTotals";
 
 const AROUND = 50; // newer records shown above the one that an address names
@@ -32,7 +33,7 @@ function Log({ log, named }: { log: Evictions; named: string | null }) {
       <Panel title="Evictions" note={<EnginePicker engines={log.engines} value={log.engine} />}>
         {!isThere && (
           <p className="lead dim">
-            Eviction {named} is no longer in the log, which keeps the last 32,768.
+            Eviction {named} is no longer in the log, which keeps the last {whole(log.kept)}.
           </p>
         )}
         {log.evictions.length === 0 && !isThere ? null : log.evictions.length === 0 ? (
@@ -58,12 +59,21 @@ function Log({ log, named }: { log: Evictions; named: string | null }) {
             </Rows>
           </Scroll>
         )}
+        <Meanings of={log.meanings} />
       </Panel>
     </div>
   );
 }
 
-/** What scores were made of when it left. */
+/** Its score when it was ranked, and what that was made of. */
+function scored({ terms }: EvictionView): string {
+  if (terms === null) return "";
+  const parts = Object.entries(terms).map(([name, value]) => `${words(name)} ${signed(value)}`);
+  const score = Object.values(terms).reduce((sum, value) => sum + value, 0);
+  return ` Score ${signed(score)}: ${parts.join(", ")}.`;
+}
+
+/** What was known of it when it left. */
 function knownThen({ importance, hits, shared, ranking }: EvictionView): string {
   const of = ranking === null ? "" : `, ranking ${ranking}`;
   const whose = shared ? ", by several sessions" : "";
@@ -86,6 +96,7 @@ function Row({ eviction, isNamed }: { eviction: EvictionView; isNamed: boolean }
         <b>{words(eviction.rule)}</b>
         <span className="dim wrap">
           {eviction.sentence} {knownThen(eviction)}
+          {scored(eviction)}
         </span>
       </td>
       <td className="wide">

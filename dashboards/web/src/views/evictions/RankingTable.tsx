@@ -7,6 +7,7 @@ import { Panel } from "../../parts/Panel";
 import { Await, Empty } from "../../parts/states";
 import { LayerKey } from "../../parts/LayerKey";
 import { right, Rows, Scroll } from "../../parts/Rows";
+import { Meanings } from "./Meanings";
 
 /** The ranking that an engine has now, the next to go first, with every term. */
 export function RankingTable({ engine }: { engine: string | null }) {
@@ -58,22 +59,6 @@ function Table({ ranking }: { ranking: RankingView }) {
       )}
       <Meanings of={ranking.meanings} />
     </Panel>
-  );
-}
-
-/** What the columns of terms and the rules mean. */
-function Meanings({ of }: { of: Record<string, string> }) {
-  const each = Object.entries(of);
-  if (each.length === 0) return null;
-  return (
-    <dl className="meanings dim">
-      {each.map(([name, meaning]) => (
-        <div key={name}>
-          <dt>{words(name)}</dt>
-          <dd className="wrap">{meaning}</dd>
-        </div>
-      ))}
-    </dl>
   );
 }
 

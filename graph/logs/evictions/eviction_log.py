@@ -1,4 +1,5 @@
-"""One engine's evictions: 20 bytes each, and 3 bytes per row to find a block's last one."""
+"""One engine's evictions: 20 bytes each, 3 per row to find a block's last one, and 64 KiB of
+terms."""
 
 from __future__ import annotations
 
@@ -7,12 +8,13 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..columns.columns import grown
-from ..types import Keys, Rows
-from .reasons import Cause, Rule
-from .small_times import Bytes, Origin, as_byte
+from ...columns.columns import grown
+from ...types import Keys, Rows
+from ..reasons import Cause, Rule
+from ..small_times import Bytes, Origin, as_byte
+from .score_terms import TermRing, TermsThen
 
-LIMIT: Final = 32_768  # records of an engine; chosen: 655 kB. Slots fit 16 bits
+LIMIT: Final = 28_672  # records of an engine; chosen: 573 kB. Slots fit 16 bits
 UNPLACED: Final = 65_535  # not named by the ranking, or further down
 _GROWTH: Final = 2
 
@@ -73,6 +75,7 @@ class EvictionLog:
         self._ring = np.zeros(1024, dtype=_RECORD)
         self._slot = np.zeros(0, dtype=np.uint16)  # by row
         self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see Way
+        self.terms = TermRing()
         self.next = 0
         self.evicted = np.zeros(len(Rule), dtype=np.int64)
         self.wanted = np.zeros(len(Rule), dtype=np.int64)
@@ -83,7 +86,7 @@ class EvictionLog:
 
     @property
     def nbytes(self) -> int:
-        return int(self._ring.nbytes + self._slot.nbytes + self.marks.nbytes)
+        return int(self._ring.nbytes + self._slot.nbytes + self.marks.nbytes + self.terms.nbytes)
 
     def reserve(self, rows: int) -> None:
         """Make room for so many block rows."""
@@ -92,8 +95,9 @@ class EvictionLog:
             for name in ("_slot", "marks"):
                 setattr(self, name, grown(getattr(self, name), size))
 
-    def add(self, rows: Rows, left: Left, now: float) -> None:
+    def add(self, rows: Rows, left: Left, terms: TermsThen, now: float) -> None:
         """Note that these blocks leave now; of more than ``LIMIT``, only the last have records."""
+        self.terms.add(self.next, terms)
         self.marks[rows] = Way.EVICTED
         self.evicted += np.bincount(left.rule, minlength=len(Rule))
         unrecorded = max(0, len(rows) - LIMIT)

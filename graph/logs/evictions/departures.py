@@ -2,92 +2,32 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from ..sessions.copy_log import CopyLog
-from ..types import (
-    IS_PROTECTED,
+from ...sessions.copy_log import CopyLog
+from ...types import (
     NO_ROW,
     BlockFlag,
-    Keys,
     Rows,
     SessionState,
     SourceLayer,
     Tier,
-    layer_mask,
 )
+from ..reasons import Cause, Rule
+from ..small_times import Bytes, Origin
 from .eviction_log import UNPLACED, EvictionLog, Left, Places, Way
-from .reasons import Cause, Rule
-from .small_times import Bytes, Origin
+from .in_force import InForce, Mask
+from .score_terms import TermsThen
 
 if TYPE_CHECKING:
-    from ..messages.advice import EvictionRanking
-    from ..tables.tables import Tables
+    from ...messages.advice import EvictionRanking
+    from ...tables.tables import Tables
 
-Mask = npt.NDArray[np.bool_]
-_RANKINGS: Final = 4_096  # times that are remembered: half an hour of them; chosen
 _NO_SESSION: Final = len(SessionState)
-
-
-class _InForce:
-    """An engine's last ranking, and when the ones before it were made.
-
-    Attributes:
-        layers: bool ``[256]``: the source layers that it protects.
-    """
-
-    def __init__(self) -> None:
-        self._made: deque[tuple[float, int]] = deque(maxlen=_RANKINGS)  # when, and its epoch
-        self._order: Keys = np.empty(0, dtype=np.uint64)
-        self._kept: Keys = self._order
-        self.layers = IS_PROTECTED
-        self._sorted: Keys | None = None
-        self._places = np.empty(0, dtype=np.int64)
-
-    @property
-    def is_lrus(self) -> bool:
-        """Whether the engine keeps its own order: no ranking was made, or it names no block."""
-        return not len(self._order)
-
-    def adopt(self, ranking: EvictionRanking, layers: Iterable[SourceLayer]) -> None:
-        """Take a new ranking; it is sorted at the first question."""
-        self._order, self._kept, self._sorted = ranking.order, ranking.protected, None
-        self.layers = layer_mask(layers)
-        self._made.append((ranking.ts, ranking.epoch))
-
-    def gave_up(self, keys: Keys, place: Places, used: npt.NDArray[np.float64]) -> Mask:
-        """Which of these protected blocks the ranking did not keep back, though it knew them: their
-        layers are protected up to a share.
-
-        Args:
-            used: When each was used last.
-        """
-        made = self._made[-1][0] if self._made else -np.inf
-        known: Mask = (place != UNPLACED) | (used <= made)
-        return known & ~np.isin(keys, self._kept)
-
-    def places(self, keys: Keys) -> Places:
-        """uint16: how many blocks are before each; ``UNPLACED`` if it is not named."""
-        if self._sorted is None:
-            self._places = np.argsort(self._order)
-            self._sorted = self._order[self._places]
-        found = np.full(len(keys), UNPLACED, dtype=np.uint16)
-        if len(self._sorted):
-            at = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
-            there = self._sorted[at] == keys
-            found[there] = np.minimum(self._places[at[there]], UNPLACED - 1)
-        return found
-
-    def at(self, then: float) -> int | None:
-        """The epoch of the ranking that was in force then; None without one."""
-        place = bisect_right(self._made, then, key=lambda each: each[0])
-        return self._made[place - 1][1] if place else None
 
 
 class Departures:
@@ -102,16 +42,31 @@ class Departures:
         self._tables = tables
         self._origin = Origin()
         self.copies = CopyLog()
-        self._in_force: dict[int, _InForce] = {}
+        self._in_force: dict[int, InForce] = {}
         self._left: dict[int, str] = {}  # columns whose engine is gone, and which it was
         self.evictions: dict[int, EvictionLog] = {}
 
     # Rankings and evictions ---------------------------------------------------------------------
 
-    def ranked(self, engine: int, ranking: EvictionRanking, layers: Iterable[SourceLayer]) -> None:
-        """Note an engine's new ranking, and which layers are protected in it; one that names no
-        block leaves the engine its own order."""
-        self._in_force.setdefault(engine, _InForce()).adopt(ranking, layers)
+    def ranked(
+        self,
+        engine: int,
+        ranking: EvictionRanking,
+        layers: Iterable[SourceLayer],
+        terms: TermsThen | None,
+    ) -> None:
+        """Note an engine's new ranking; one that names no block leaves the engine its own order.
+
+        Args:
+            layers: Those that are protected in it.
+            terms: Of the blocks that it lets go first; None: see ``wants_terms``.
+        """
+        self._in_force.setdefault(engine, InForce()).adopt(ranking, layers, terms)
+
+    def wants_terms(self, engine: int, now: float) -> bool:
+        """Whether a ranking that is made now should come with the terms of its first blocks."""
+        in_force = self._in_force.get(engine)
+        return in_force is None or in_force.wants_terms(now)
 
     def pool_blocks(self, engine: str) -> int:
         """Blocks of an engine's pool; 0: not known."""
@@ -127,8 +82,9 @@ class Departures:
         if not len(rows):
             return
         blocks, sessions = self._tables.blocks, self._tables.sessions
-        in_force = self._in_force.setdefault(engine, _InForce())
-        place = in_force.places(blocks.wire_keys(rows))
+        in_force = self._in_force.setdefault(engine, InForce())
+        keys = blocks.wire_keys(rows)
+        place = in_force.places(keys)
         owner = blocks.session[rows]
         state = np.where(owner == NO_ROW, np.uint8(_NO_SESSION), sessions.state[owner])
         shared = (blocks.flags[rows] & int(BlockFlag.SHARED)) != 0
@@ -144,11 +100,10 @@ class Departures:
             state=(copies | (state << 2) | (shared.astype(np.uint8) << 5)).astype(np.uint8),
             idle_s=now - used,
         )
-        log = self._log(engine)
-        log.add(rows, left, now)
+        self._log(engine).add(rows, left, in_force.terms(keys, place), now)
 
     def _rules(
-        self, rows: Rows, place: Places, state: Bytes, shared: Mask, in_force: _InForce,
+        self, rows: Rows, place: Places, state: Bytes, shared: Mask, in_force: InForce,
         used: npt.NDArray[np.float64],
     ) -> Bytes:  # fmt: skip
         blocks = self._tables.blocks

@@ -1,0 +1,1 @@
+"""What left the pools: a ring of records per engine, and what decided each eviction."""

@@ -1,0 +1,102 @@
+"""The terms of what was evicted: as ranked, bounded, and never those of another block."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kvgraph.graph.logs.evictions.eviction_log import EvictionLog
+from kvgraph.graph.logs.evictions.score_terms import RING_BYTES, TermRing, TermsThen
+from kvgraph.graph.ranking.ruler import front_terms
+from kvgraph.graph.ranking.view import View
+from small_world import World
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def log_of(world: World) -> EvictionLog:
+    return world.history.evictions[0]
+
+
+def terms(**columns: list[float]) -> TermsThen:
+    return TermsThen.of({name: np.array(values) for name, values in columns.items()})
+
+
+def test_each_block_keeps_the_terms_that_it_was_ranked_by(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.rank(3, 1, return_rate=[9000.0, 7000.0], sharing=[0.0, -300.0])
+    world.evict(1, 2, 3)
+    found = [log_of(world).terms.of(number) for number in range(3)]
+    assert found[0] == {"return_rate": 7000.0, "sharing": -300.0}
+    assert found[1] is None, "no ranking named it"
+    assert found[2] == {"return_rate": 9000.0, "sharing": 0.0}
+
+
+def test_terms_hold_until_the_next_are_asked_for(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.rank(3, 2, age=[5.0, 4.0])
+    assert not world.history.wants_terms(0, world.now + 0.9)
+    world.history.ranked(0, world.ranking(2, 1), (), None)
+    world.evict(1, 2, 3)
+    found = [log_of(world).terms.of(number) for number in range(3)]
+    assert found[0] is None, "it was not in the ranking whose terms are known"
+    assert found[1] == {"age": 4.0}
+    assert found[2] is None, "the ranking in force does not name it: they decided nothing"
+    assert world.history.wants_terms(0, world.now + 1.0)
+
+
+def test_where_the_engines_own_order_holds_no_terms_are_told(world: World) -> None:
+    world.serve(1, 2)
+    world.rank(1, age=[5.0])
+    world.rank()
+    world.evict(1, 2)
+    assert [log_of(world).terms.of(number) for number in range(2)] == [None, None]
+
+
+def test_a_policys_terms_add_up_to_the_order_of_its_ranking(world: World) -> None:
+    world.serve(1, 2, 3, session="a")
+    world.now += 60
+    world.serve(7, 8, 9, session="b")
+    graph = world.graph
+    ranking = graph.rank("a", 100)
+    view = View(graph.tables, graph.rules, 0, world.now)
+    columns = front_terms(view, graph.policy, None, ranking)
+    assert set(columns) >= {"age", "importance"}
+    score = sum(columns.values())
+    assert len(score) == len(ranking.order) == 6
+    assert score[:3].min() > score[3:].max(), "the blocks with the higher scores go first"
+
+
+def test_the_ring_is_bounded_and_forgets_the_oldest() -> None:
+    ring = TermRing()
+    room = RING_BYTES // (2 * 2)
+    for first in range(0, room + 1000, 500):
+        numbers = np.arange(first, first + 500, dtype=np.float64) % 1024
+        ring.add(first, TermsThen.of({"a": numbers, "b": -numbers}))
+    assert ring.nbytes <= RING_BYTES
+    assert ring.of(first + 499) == {"a": (first + 499) % 1024, "b": -((first + 499) % 1024)}
+    assert ring.of(first + 500 - room) is not None
+    assert ring.of(first + 499 - room) is None, "the ring went round"
+    assert ring.of(first + 500) is None, "it did not happen yet"
+
+
+def test_more_evictions_at_once_than_the_ring_holds() -> None:
+    ring = TermRing()
+    room = RING_BYTES // 2
+    ring.add(0, TermsThen.of({"a": np.arange(room + 10, dtype=np.float64)}))
+    assert ring.of(9) is None
+    assert ring.of(10) == {"a": 10.0}
+
+
+def test_another_policys_terms_begin_anew() -> None:
+    ring = TermRing()
+    ring.add(0, terms(age=[1.0, 2.0]))
+    ring.add(2, terms(return_rate=[3.0], sharing=[4.0]))
+    assert ring.of(1) is None
+    assert ring.of(2) == {"return_rate": 3.0, "sharing": 4.0}
+
+
+def test_scores_beyond_all_bounds_stay_numbers() -> None:
+    assert np.isfinite(terms(wild=[1e300, -1e300, np.inf]).parts).all()
