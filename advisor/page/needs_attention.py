@@ -10,11 +10,16 @@ from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.tables.tables import Tables
 from ..reasons.guard_words import beside_lru_lately
 from ..sockets.kv_order import SourceState
+from ..times.spoken_times import seconds
 from .logged.eviction_views import protected_lost
 
 STALE_S: Final = 2.0  # an engine ignores advice that is older
 _WASTE: Final = 0.5  # of prefetched blocks: more than so many unused are too many; chosen
 _ENOUGH: Final = 256  # prefetched blocks from which a share means something; chosen
+_MINUTE_S: Final = 60.0
+_LONG_S: Final = 1.0  # a wait that people feel; chosen
+_MANY: Final = 0.1  # of the requests: fewer that wait are no queue; chosen
+_FEW: Final = 3  # such requests are too few to tell; chosen
 _LOST: Final = frozenset({SourceState.PARTIAL.value, SourceState.DEGRADED.value})
 _ORDER: Final = ("serious", "warning", "info")
 _BEYOND: Final = {
@@ -23,13 +28,17 @@ _BEYOND: Final = {
 }
 
 
-def notices(tables: Tables, status: SidecarStatus | None) -> list[Notice]:
-    """The most serious first; nothing where all is well."""
-    found = list(_all(tables, status))
+def notices(tables: Tables, status: SidecarStatus | None, now: float) -> list[Notice]:
+    """The most serious first; nothing where all is well.
+
+    Args:
+        now: By the graph's clock.
+    """
+    found = list(_all(tables, status, now))
     return sorted(found, key=lambda notice: _ORDER.index(notice.level))
 
 
-def _all(tables: Tables, status: SidecarStatus | None) -> Iterator[Notice]:
+def _all(tables: Tables, status: SidecarStatus | None, now: float) -> Iterator[Notice]:
     if status is None:
         return
     if not status.engines:
@@ -48,10 +57,10 @@ def _all(tables: Tables, status: SidecarStatus | None) -> Iterator[Notice]:
     if error := status.snapshot.get("error"):
         yield Notice(level="warning", text=f"The snapshot is not written: {error}")
     for engine in status.engines:
-        yield from _of_engine(tables, engine)
+        yield from _of_engine(tables, engine, now)
 
 
-def _of_engine(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
+def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
     if engine.kind == "hook" and (engine.ranking_age_s or 0.0) > STALE_S:
         yield _notice(
             "serious", engine,
@@ -71,6 +80,7 @@ def _of_engine(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:
             f"{applied.dropped:,} of its events never arrived, since its start; each gap cost a "
             "resync. The sidecar was away or too slow.",
         )  # fmt: skip
+    yield from _of_queue(tables, engine, now)
     yield from _of_protection(tables, engine)
     yield from _of_prefetch(engine)
     if engine.ruling is not None and not engine.ruling.policy_rules and engine.ruling.changes:
@@ -86,6 +96,20 @@ def history_lost(engine: EngineStatus) -> str | None:
     if engine.state not in _LOST:
         return None
     return "Watched only: some of its history is lost for good, so its counts are incomplete."
+
+
+def _of_queue(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
+    waits = tables.history.requests.queued(engine.id, now - _MINUTE_S)
+    slow = waits[waits > _LONG_S]
+    if len(slow) < max(_FEW, _MANY * len(waits)):
+        return
+    yield _notice(
+        "warning", engine,
+        f"{len(slow):,} of the {len(waits):,} requests that began in the last minute had waited "
+        f"in its queue for longer than {_LONG_S:.0f} s, the longest {seconds(float(slow.max()))}. "
+        "Misses, the slowest first, says what each waited for and what would have helped.",
+        "misses",
+    )  # fmt: skip
 
 
 def _of_protection(tables: Tables, engine: EngineStatus) -> Iterator[Notice]:

@@ -58,7 +58,7 @@ def now_view(
         stale_s=STALE_S,
         advice=[_advice(engine) for engine in engines if engine.kind == "hook"],
         rooms=rooms(tables.history.requests, engines, now),
-        attention=notices(tables, status),
+        attention=notices(tables, status, now),
     )
 
 

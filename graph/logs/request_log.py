@@ -214,6 +214,14 @@ class RequestLog:
         found: npt.NDArray[np.float32] = self._ring["held"][held]
         return found
 
+    def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
+        """float32 ``[n]``: seconds that requests of an engine which began since then had waited
+        for their turn, those not counted that they were held."""
+        begun = (self._ring["at"] >= since) & (self._ring["engine"] == crc32(engine.encode()))
+        held = np.where(self._ring["until"] > 0, self._ring["held"], np.float32(0.0))
+        found: npt.NDArray[np.float32] = (self._ring["waited"] - held)[begun]
+        return found
+
     def record(self, number: int) -> Any:
         """One request's columns by its id, which must be between ``first`` and ``next``."""
         return self._ring[number % LIMIT]

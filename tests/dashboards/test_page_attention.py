@@ -60,7 +60,7 @@ def said(graph: KVCacheGraph, **limited: int) -> list[str]:
 
 def said_of(graph: KVCacheGraph, engine: EngineStatus) -> list[str]:
     status = cast(SidecarStatus, Status(engine))
-    return [notice.text for notice in notices(graph.tables, status)]
+    return [notice.text for notice in notices(graph.tables, status, graph.clock())]
 
 
 def test_nothing_does_where_all_is_well(graph: KVCacheGraph) -> None:
@@ -98,6 +98,30 @@ def test_advice_is_stale_after_the_same_time_in_words_and_number(graph: KVCacheG
 
     stale_s, _ = shown(0.0)
     assert [shown(age_s)[1] for age_s in (stale_s - 0.1, stale_s + 0.1)] == [0, 1]
+
+
+def begin(graph: KVCacheGraph, name: str, waited_s: float) -> None:
+    graph.apply("e", [RequestStarted(name, b"", 20, 0, 16, waited_s=waited_s)])
+
+
+def test_a_queue_is_named_when_many_feel_it(graph: KVCacheGraph) -> None:
+    for number in range(20):
+        begin(graph, f"fast{number}", 0.2)
+    for number, waited_s in enumerate((1.5, 4.0)):
+        begin(graph, f"slow{number}", waited_s)
+    assert said(graph) == [], "two of 22 are an accident"
+    begin(graph, "slow2", 2.0)
+    (text,) = said(graph)
+    assert "3 of the 23 requests that began in the last minute had waited" in text
+    assert "longer than 1 s, the longest 4.0 s" in text
+
+
+def test_who_was_held_for_room_did_not_queue(graph: KVCacheGraph) -> None:
+    for number in range(4):
+        held = RequestHeld(f"r{number}", 3)
+        graph.apply("e", [held, RequestReleased(f"r{number}", 8.0, "room")])
+        begin(graph, f"r{number}", 8.5)
+    assert said(graph) == []
 
 
 def rooms_of(graph: KVCacheGraph, engine: EngineStatus) -> list[RoomView]:
