@@ -2,6 +2,7 @@ import { Button, SegmentedControl, TextInput } from "@mantine/core";
 import { IconSearch } from "@tabler/icons-react";
 import { useState } from "react";
 
+import { useNews } from "../../api/heartbeat";
 import type { Requests, RequestView } from "../../api/types";
 import { counted, whole, words } from "../../format";
 import { Legend } from "../../parts/Legend";
@@ -29,6 +30,8 @@ export function RequestList({ answer, session, older }: Props) {
   const reason = params.get("reason");
   const open = params.get("request");
   const order = params.get("order") ?? "newest";
+  const last = order === "slowest" ? "most of it in" : "why it missed";
+  const rate = useNews()?.now.prefill_tokens_per_s ?? null;
   const all = older === undefined ? requests : [older, ...requests];
   const chosen = all.filter((each) => reason === null || each.miss?.reason === reason);
   const fitting = order === "slowest" ? slowestFirst(chosen) : chosen;
@@ -73,7 +76,7 @@ export function RequestList({ answer, session, older }: Props) {
       ) : (
         <>
           <div className="columns" aria-hidden="true">
-            {["arrived", "session", "its prompt", "found", "took", "why it missed"].map((name) => (
+            {["arrived", "session", "its prompt", "found", "took", last].map((name) => (
               <span key={name}>{name}</span>
             ))}
           </div>
@@ -84,6 +87,8 @@ export function RequestList({ answer, session, older }: Props) {
                 request={each}
                 widest={widest}
                 isOpen={String(each.id) === open}
+                isOfSlowest={order === "slowest"}
+                rate={rate}
               />
             ))}
           </ol>

@@ -1,7 +1,6 @@
-import { useEffect, useRef } from "react";
+import { type ReactNode, useEffect, useRef } from "react";
 
 import { useEngineNames } from "../../api/engineNames";
-import { useNews } from "../../api/heartbeat";
 import type { Miss, RequestView, Wait } from "../../api/types";
 import { clock, counted, duration, percent, whole, words } from "../../format";
 import { Bar, type Slice } from "../../parts/Bar";
@@ -16,6 +15,7 @@ import {
   beyondTheCache,
   computedTokens,
   isWorthTelling,
+  longestOf,
   mostSaved,
   timingOf,
 } from "./timing";
@@ -24,13 +24,20 @@ interface Props {
   readonly request: RequestView;
   readonly widest: number;
   readonly isOpen: boolean;
+  /** Whether those that took longest come first: then a row says what took the time. */
+  readonly isOfSlowest: boolean;
+  /** Of prefills, in tokens per second; null before one was measured. */
+  readonly rate: number | null;
 }
 
 /** One request as a bar of its prompt; open, with why it did not find more. */
-export function RequestRow({ request, widest, isOpen }: Props) {
+export function RequestRow({ request, widest, isOpen, isOfSlowest, rate }: Props) {
   const { blocks, miss } = request;
   const found = blocks.asked - blocks.computed;
   const row = useRef<HTMLLIElement>(null);
+  const missed = miss && blocks.computed > 0 && (
+    <Dot color={colorOf(miss.reason)}>{words(miss.reason)}</Dot>
+  );
   useEffect(() => {
     if (isOpen) row.current?.scrollIntoView({ block: "nearest" });
   }, [isOpen]);
@@ -50,24 +57,48 @@ export function RequestRow({ request, widest, isOpen }: Props) {
         </span>
         <span className="share">{percent(found, blocks.asked)}</span>
         <span className="took">{duration(timingOf(request, null)?.all)}</span>
-        <span className="why">
-          {miss && blocks.computed > 0 && (
-            <>
-              <i style={{ background: `var(--${colorOf(miss.reason)})` }} />
-              {words(miss.reason)}
-            </>
-          )}
-        </span>
+        <span className="why">{isOfSlowest ? <TookMost {...{ request, rate }} /> : missed}</span>
       </button>
-      {isOpen && <Opened request={request} />}
+      {isOpen && <Opened request={request} rate={rate} />}
     </li>
   );
 }
 
-function Opened({ request }: { request: RequestView }) {
+function Dot({ color, children }: { color: string; children: ReactNode }) {
+  return (
+    <>
+      <i style={{ background: `var(--${color})` }} />
+      {children}
+    </>
+  );
+}
+
+/** What took most of a request's time, and of a prompt why it did not find more. */
+function TookMost({ request, rate }: Timed) {
+  const timing = timingOf(request, rate);
+  const longest = longestOf(timing);
+  if (timing === null) return "it runs";
+  if (longest === null) return null;
+  const reason = request.miss && longest === "prompt" ? `: ${words(request.miss.reason)}` : "";
+  return (
+    <Dot color={COLORS[longest]}>
+      {NAMES[longest]} {duration(timing[longest])}
+      {reason}
+    </Dot>
+  );
+}
+
+const NAMES = { held: "held", queue: "queue", prompt: "prompt", rest: "answer" };
+const COLORS = { held: "held", queue: "waits", prompt: "computed", rest: "answers" };
+
+interface Timed {
+  readonly request: RequestView;
+  readonly rate: number | null;
+}
+
+function Opened({ request, rate }: Timed) {
   const { blocks, miss } = request;
   const nameOf = useEngineNames();
-  const rate = useNews()?.now.prefill_tokens_per_s ?? null;
   const from = slicesOf(request).filter(({ value }) => value > 0);
   return (
     <div className="opened">
@@ -119,7 +150,7 @@ function Waited({ wait }: { wait: Wait }) {
  * What would have made it fast: the cache where its prompt took longest; else what did, and of the
  * cache only what would have bought more than a hundredth of its time.
  */
-function Remedy({ request, rate }: { request: RequestView; rate: number | null }) {
+function Remedy({ request, rate }: Timed) {
   const timing = timingOf(request, rate);
   const beyond = beyondTheCache(timing);
   const saved = mostSaved(request, rate);
@@ -157,17 +188,18 @@ function Remedy({ request, rate }: { request: RequestView; rate: number | null }
 }
 
 /** Where its time went, as a bar and in words. */
-function Took({ request, rate }: { request: RequestView; rate: number | null }) {
+function Took({ request, rate }: Timed) {
   const timing = timingOf(request, rate);
   const computed = counted(computedTokens(request), "token");
   if (timing === null)
     return <p className="sentence">It runs; {computed} of its prompt are new.</p>;
-  const { queue, prompt, rest } = timing;
+  const { held, queue, prompt, rest } = timing;
   const answer =
     request.answer_tokens == null
       ? "its answer"
       : `its answer of ${counted(request.answer_tokens, "token")}`;
   const slices = [
+    { label: "held until there was room", color: "held", value: held },
     { label: "in the queue", color: "waits", value: queue },
     { label: `computing ${computed} of its prompt`, color: "computed", value: prompt ?? 0 },
     {

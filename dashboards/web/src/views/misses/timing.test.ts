@@ -6,6 +6,7 @@ import {
   beyondTheCache,
   computedTokens,
   isWorthTelling,
+  longestOf,
   mostSaved,
   slowestFirst,
   timingOf,
@@ -24,9 +25,15 @@ const request = (id: number, ended_at: number | null, waited_s = 0) =>
 
 test("a request's time is its wait, its prompt and the rest", () => {
   expect(computedTokens(request(1, 104))).toBe(54);
-  expect(timingOf(request(1, 104, 2), 54)).toEqual({ all: 6, queue: 2, prompt: 1, rest: 3 });
-  expect(timingOf(request(1, 104, 2), null)).toEqual({ all: 6, queue: 2, prompt: null, rest: 4 });
-  expect(timingOf(request(1, 100.5), 54)).toEqual({ all: 0.5, queue: 0, prompt: 0.5, rest: 0 });
+  expect(timingOf(request(1, 104, 2), 54)).toEqual({
+    all: 6,
+    held: 0,
+    queue: 2,
+    prompt: 1,
+    rest: 3,
+  });
+  expect(timingOf(request(1, 104, 2), null)).toMatchObject({ prompt: null, rest: 4 });
+  expect(timingOf(request(1, 100.5), 54)).toMatchObject({ all: 0.5, prompt: 0.5, rest: 0 });
   expect(timingOf(request(1, null), 54)).toBeNull();
 });
 
@@ -39,6 +46,17 @@ test("a cache ends neither a wait nor an answer", () => {
   expect(most(109, 1, null)).toBeNull();
   expect(most(101, 3, null)).toBe("queue"); // whatever prefills take
   expect(most(null, 1, 54)).toBeNull();
+});
+
+test("what took longest is named, but not where nobody can tell", () => {
+  const held = { ...request(1, 101, 9), wait: { held_s: 6 } } as RequestView;
+  expect(timingOf(held, 54)).toMatchObject({ held: 6, queue: 3 });
+  expect(longestOf(timingOf(held, 54))).toBe("held");
+  expect(longestOf(timingOf(request(1, 101, 9), null))).toBe("queue");
+  expect(longestOf(timingOf(request(1, 109), 54))).toBe("rest");
+  expect(longestOf(timingOf(request(1, 101), 54))).toBe("prompt");
+  expect(longestOf(timingOf(request(1, 109), null))).toBeNull();
+  expect(longestOf(timingOf(request(1, null), 54))).toBeNull();
 });
 
 test("who runs and who took longest come first", () => {

@@ -3,6 +3,8 @@ import type { RequestView } from "../../api/types";
 /** Seconds that a request took, by what it did in them. */
 export interface Timing {
   readonly all: number;
+  /** Until there was room for its context. */
+  readonly held: number;
   readonly queue: number;
   /** By the measured speed of prefills; null: none was measured. */
   readonly prompt: number | null;
@@ -20,9 +22,11 @@ export function timingOf(request: RequestView, rate: number | null): Timing | nu
   if (request.ended_at === null) return null;
   const ran = Math.max(0, request.ended_at - request.at);
   const prompt = rate ? Math.min(ran, computedTokens(request) / rate) : null;
+  const held = Math.min(request.waited_s, request.wait?.held_s ?? 0);
   return {
     all: request.waited_s + ran,
-    queue: request.waited_s,
+    held,
+    queue: request.waited_s - held,
     prompt,
     rest: ran - (prompt ?? 0),
   };
@@ -31,9 +35,25 @@ export function timingOf(request: RequestView, rate: number | null): Timing | nu
 /** What took more than half of a request's time, where that is nothing that a cache can end. */
 export function beyondTheCache(timing: Timing | null): "queue" | "rest" | null {
   if (timing === null) return null;
-  if (timing.queue > timing.all / 2) return "queue";
+  if (timing.held + timing.queue > timing.all / 2) return "queue";
   if (timing.prompt === null) return null;
   return timing.rest > timing.all / 2 ? "rest" : null;
+}
+
+export type Part = "held" | "queue" | "prompt" | "rest";
+
+/** The part that took longest; null while it runs, or where nobody can tell prompt from answer. */
+export function longestOf(timing: Timing | null): Part | null {
+  if (timing === null) return null;
+  const { held, queue, prompt, rest } = timing;
+  const parts: [Part, number][] = [
+    ["held", held],
+    ["queue", queue],
+    ["prompt", prompt ?? 0],
+    ["rest", rest],
+  ];
+  const [longest] = parts.sort((one, other) => other[1] - one[1])[0]!;
+  return prompt === null && longest === "rest" ? null : longest;
 }
 
 /** Tokens that it computed though they had been there; `seconds` is null where nobody can tell. */
