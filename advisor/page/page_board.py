@@ -30,7 +30,7 @@ from ..times.unix_time import UnixTime
 from .engine_pages import engines_view
 from .graph_columns import graph_view
 from .logged.block_history import block_history
-from .logged.eviction_views import evictions_view
+from .logged.eviction_views import chosen, evictions_view
 from .logged.miss_totals import misses_view
 from .logged.request_views import request_views
 from .now_view import now_view
@@ -182,6 +182,8 @@ class PageBoard:
     def shadows(self, engine: str | None) -> Shadows:
         """What others would have found."""
         now = self._graph.clock()
+        if engine is not None:
+            chosen(self._graph.tables, engine)
         said = partial(who_ranks, self._graph)
         return shadows_view(self._shadows, engine, now, self._unix, said)
 

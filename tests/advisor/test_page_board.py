@@ -180,8 +180,9 @@ def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> N
     assert set(answer.meanings) == set(made_of)
     assert "expected to be asked for again in about 2 min" in left.sentence
     assert answer.rules["policy"].evicted == 1
-    with pytest.raises(GraphError):
-        board.evictions("nobody", 10)
+    for ask in (lambda: board.evictions("nobody", 10), lambda: board.shadows("nobody")):
+        with pytest.raises(GraphError, match="no engine of that id"):
+            ask()
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -1,4 +1,4 @@
-import { type KeyboardEvent, type PointerEvent, useEffect, useRef, useState } from "react";
+import { type KeyboardEvent, type PointerEvent, useEffect, useMemo, useRef, useState } from "react";
 
 import { useColors } from "../../parts/colors";
 import { describe } from "./describe";
@@ -32,6 +32,7 @@ export function GraphCanvas(props: Props) {
   const [, frame] = useState(0);
   const colors = useColors();
   const { data, layout, emphasis, shown, onMissing } = props;
+  const oldest = useMemo(() => data.idle.reduce((most, each) => Math.max(most, each), 0), [data]);
 
   useEffect(() => {
     const target = canvas.current;
@@ -103,7 +104,7 @@ export function GraphCanvas(props: Props) {
         onPointerLeave={() => hover(-1)}
         onKeyDown={(event) => stage !== null && onKey(event, stage, props)}
       />
-      {layout?.name === "timeline" && <TimeScale stage={stage} />}
+      {layout?.name === "timeline" && <TimeScale stage={stage} oldest={oldest} />}
       <Halo stage={stage} node={props.selected} />
       <Halo
         stage={stage}

@@ -39,7 +39,7 @@ export function GraphTable({ data, search, selected, onSelect }: Props) {
           "block",
           "layer",
           "session",
-          right("depth"),
+          right("of its chain"),
           right("hits"),
           right("importance"),
           "where",
@@ -57,7 +57,7 @@ export function GraphTable({ data, search, selected, onSelect }: Props) {
               <LayerKey of={layerOf(data, node)} />
             </td>
             <td className="wrap">{sessionOf(data, node)}</td>
-            <td className="right">{data.depth[node]}</td>
+            <td className="right">{data.depth[node]! + 1}</td>
             <td className="right">{data.hits[node]}</td>
             <td className="right">{data.importance[node]! / 100}</td>
             <td>{whereIs(data, node)}</td>

@@ -10,12 +10,12 @@ const MARKS = [
   [36_000, "10 h"],
 ] as const;
 
-/** What the places of the timeline mean. */
-export function TimeScale({ stage }: { stage: GraphStage | null }) {
+/** What the places of the timeline mean, up to the first mark beyond what was used longest ago. */
+export function TimeScale({ stage, oldest }: { stage: GraphStage | null; oldest: number }) {
   if (stage === null) return null;
   return (
     <div className="scale" aria-hidden="true">
-      {MARKS.map(([seconds, label]) => (
+      {MARKS.filter((_, at) => at === 0 || MARKS[at - 1]![0] < oldest).map(([seconds, label]) => (
         <span
           key={label}
           style={{ transform: `translateX(${stage.camera.toPixels(timeAt(seconds), 0)[0]}px)` }}

@@ -17,7 +17,7 @@ export function SessionTable(props: { sessions: readonly SessionView[]; selected
           { name: "tokens", className: "right wide" },
           { name: "holds: pool, warm, cold", className: "holds" },
           { name: "idle", className: "right wide" },
-          { name: "returns", className: "right wide" },
+          { name: "others went on", className: "right wide" },
         ]}
       >
         {props.sessions.map((each) => (

@@ -64,9 +64,9 @@ function Opened({ timeline }: { timeline: SessionTimeline }) {
           note={`in the pool, ${whole(session.warm)} warm, ${whole(session.cold)} cold`}
         />
         <Figure
-          label="Will return"
+          label="Others went on"
           value={percent(session.return_probability)}
-          note={due(session.expected_return_in_s)}
+          note={`after as many turns; ${due(session.expected_return_in_s)}`}
         />
       </dl>
       <Turns turns={turns} at={then?.at ?? null} />

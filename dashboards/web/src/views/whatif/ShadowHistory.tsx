@@ -1,5 +1,5 @@
 import type { Shadows } from "../../api/types";
-import { percent } from "../../format";
+import { duration, percent } from "../../format";
 import { Legend } from "../../parts/Legend";
 import { type Line, TimeChart } from "../../parts/TimeChart";
 import { CEILING, colorsOf, OURS } from "./looks";
@@ -29,6 +29,10 @@ export function ShadowHistory({ data }: { data: Shadows }) {
         format={(value) => percent(value)}
       />
       <Legend entries={lines} />
+      <p className="dim">
+        The last {duration(data.step_s * data.starts.length)}, in steps of {duration(data.step_s)};
+        a step in which nothing was asked has no point.
+      </p>
     </>
   );
 }
