@@ -30,7 +30,7 @@ from ..times.unix_time import UnixTime
 from .engine_pages import engines_view
 from .graph_columns import graph_view
 from .logged.block_history import block_history
-from .logged.eviction_views import chosen, evictions_view
+from .logged.eviction_views import Chosen, chosen, evictions_view
 from .logged.miss_totals import misses_view
 from .logged.request_views import request_views
 from .now_view import now_view
@@ -116,15 +116,16 @@ class PageBoard:
             pools = sum(tables.pool_blocks.values())
             return misses_view(tables.history, pools, self._graph.clock(), self._unix)
 
-    def evictions(self, engine: str | None, limit: int, before: int | None = None) -> Evictions:
-        """Recent evictions, the newest first."""
-        question = ("evictions", engine, limit, before)
-        return self._recent.of(question, lambda: self._evictions(engine, limit, before))
+    def evictions(
+        self, engine: str | None, limit: int, before: int | None = None, after: int | None = None
+    ) -> Evictions:
+        """Recent evictions, the newest first; of those up to ``after`` only what changed."""
+        which = Chosen(engine, limit, before, after)
+        return self._recent.of(("evictions", *which), lambda: self._evictions(which))
 
-    def _evictions(self, engine: str | None, limit: int, before: int | None) -> Evictions:
+    def _evictions(self, which: Chosen) -> Evictions:
         with self._questions.turn():
-            now = self._graph.clock()
-            return evictions_view(self._graph.tables, engine, limit, before, now, self._unix)
+            return evictions_view(self._graph.tables, which, self._graph.clock(), self._unix)
 
     def ranking(self, engine: str | None, limit: int) -> RankingView:
         """Who goes next, with every term."""
@@ -167,13 +168,13 @@ class PageBoard:
             now = self._graph.clock()
             return sessions_view(self._graph.tables, limit, search, now, self._unix)
 
-    def session(self, name: str, tenant: str | None) -> SessionTimeline:
-        """One session over time."""
+    def session(self, name: str, tenant: str | None, after: int | None = None) -> SessionTimeline:
+        """One session over time; from the request ``after`` on, if one is named."""
         with self._questions.turn():
             explained = self._graph.explain_session(name, tenant)
             tables, now = self._graph.tables, self._graph.clock()
             row = session_row(tables, name, tenant)
-            return timeline(tables, row, explained, now, self._unix)
+            return timeline(tables, row, explained, now, self._unix, after)
 
     def engines(self) -> Engines:
         """All engines."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -115,14 +116,17 @@ def _chains(tables: Tables, rows: list[int]) -> list[dict[str, int]]:
 
 
 def timeline(
-    tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix
+    tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: int | None
 ) -> SessionTimeline:
-    """One session: its turns, what left between them, and what it missed."""
-    name = tables.sessions.names[row]
-    newest = request_views(tables.history, MOST_REQUESTS, None, name, unix)
-    tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
-    requests = [each for each in newest if each.tenant == tenant][::-1]
-    gone = _gone(tables, row, unix)
+    """One session: its turns, what left between them, and what it missed.
+
+    Args:
+        after: Only from this request on, if the log still has it; None: all.
+    """
+    requests = _requests(tables, row, unix, after)
+    is_part = after is not None and bool(requests) and requests[0].id == after
+    begin = requests[0].at if is_part else -inf
+    gone = [each for each in _gone(tables, row, unix) if each.at >= begin]
     view, turns = _views(tables, [row], now)[0], _turns(requests)
     return SessionTimeline(
         at=unix(now),
@@ -131,8 +135,21 @@ def timeline(
         turns=turns,
         residency=_residency(requests, gone, _copies(tables, row, view, unix), view, unix(now)),
         moments=_moments(requests, turns, gone),
-        requests=requests,
+        since=after if is_part else None,
     )
+
+
+def _requests(tables: Tables, row: int, unix: Unix, after: int | None) -> list[RequestView]:
+    """A session's, the oldest first: those from ``after`` on if that is one of them, else all."""
+    name = tables.sessions.names[row]
+    tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
+    found = []
+    for each in request_views(tables.history, MOST_REQUESTS, None, name, unix):
+        if each.tenant == tenant:
+            found.append(each)
+            if each.id == after:
+                break
+    return found[::-1]
 
 
 def _turns(requests: list[RequestView]) -> list[Turn]:

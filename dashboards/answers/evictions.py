@@ -58,6 +58,8 @@ class Evictions(Answer):
         engines: All engines that have a log.
         window_s: How long after its eviction a block counts as regretted.
         rules: Since the start, of this engine.
+        since: Where those up to this one were known: newer ones are told, and of the others those
+            that were wanted again. None: all are told.
         kept: How many evictions the log remembers.
         meanings: What the terms mean, in words.
         protected_lost: Protected blocks that it lost all the same, and why, in words.
@@ -68,6 +70,7 @@ class Evictions(Answer):
     window_s: float
     evictions: list[EvictionView]
     next: int | None
+    since: int | None
     rules: dict[str, RuleTotal]
     kept: int
     meanings: dict[str, str]

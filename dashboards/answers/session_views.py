@@ -6,7 +6,6 @@ from typing import Any
 
 from .answer import Answer, Part
 from .graph_view import Moment
-from .misses import RequestView
 
 
 class SessionView(Part):
@@ -86,7 +85,11 @@ class Residency(Part):
 class SessionTimeline(Answer):
     """One session: ``explain`` is what ``/sessions/NAME/explain`` says.
 
-    ``moments`` are the newest first; ``turns`` and ``requests`` the oldest first.
+    ``moments`` are the newest first; ``turns`` the oldest first.
+
+    Attributes:
+        since: The request of the first turn that is told, where those before it were known; what
+            happened from then on is told anew. None: all is told.
     """
 
     session: SessionView
@@ -94,4 +97,4 @@ class SessionTimeline(Answer):
     turns: list[Turn]
     residency: Residency
     moments: list[Moment]
-    requests: list[RequestView]
+    since: int | None

@@ -34,8 +34,10 @@ class PageSource(Protocol):
     def misses(self) -> Misses:
         """Totals by reason, and over time."""
 
-    def evictions(self, engine: str | None, limit: int, before: int | None = None) -> Evictions:
-        """Recent evictions, the newest first."""
+    def evictions(
+        self, engine: str | None, limit: int, before: int | None = None, after: int | None = None
+    ) -> Evictions:
+        """Recent evictions, the newest first; of those up to ``after`` only what changed."""
 
     def ranking(self, engine: str | None, limit: int) -> RankingView:
         """Who goes next, with every term."""
@@ -52,8 +54,8 @@ class PageSource(Protocol):
     def sessions(self, limit: int, search: str = "") -> Sessions:
         """Sessions whose name or tenant contains ``search``."""
 
-    def session(self, name: str, tenant: str | None) -> SessionTimeline:
-        """One session over time."""
+    def session(self, name: str, tenant: str | None, after: int | None = None) -> SessionTimeline:
+        """One session over time; from the request ``after`` on, if one is named."""
 
     def engines(self) -> Engines:
         """All engines."""

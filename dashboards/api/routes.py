@@ -34,7 +34,7 @@ NameParam = Annotated[str, Path(max_length=256)]
 NameQuery = Annotated[str | None, Query(max_length=256)]
 RecordsQuery = Annotated[int, Query(ge=1, le=MAX_RECORDS)]
 NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
-BeforeQuery = Annotated[int | None, Query(ge=0, lt=1 << 53)]
+NumberQuery = Annotated[int | None, Query(ge=0, lt=1 << 53)]
 _WRITTEN: Final = 32  # answers whose JSON is kept
 _HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
@@ -66,7 +66,7 @@ def _add_logs(router: APIRouter, page: Callable[[], PageSource]) -> None:
     @router.get("/requests", response_model=Requests)
     def requests(
         limit: RecordsQuery = 100,
-        before: BeforeQuery = None,
+        before: NumberQuery = None,
         session: NameQuery = None,
         search: NameQuery = None,
     ) -> Response:
@@ -78,9 +78,12 @@ def _add_logs(router: APIRouter, page: Callable[[], PageSource]) -> None:
 
     @router.get("/evictions", response_model=Evictions)
     def evictions(
-        engine: NameQuery = None, limit: RecordsQuery = 100, before: BeforeQuery = None
+        engine: NameQuery = None,
+        limit: RecordsQuery = 100,
+        before: NumberQuery = None,
+        after: NumberQuery = None,
     ) -> Response:
-        return answered(page().evictions(engine, limit, before))
+        return answered(page().evictions(engine, limit, before, after))
 
     @router.get("/ranking", response_model=RankingView)
     def ranking(engine: NameQuery = None, limit: RecordsQuery = 100) -> Response:
@@ -111,8 +114,8 @@ def _add_graph(router: APIRouter, page: Callable[[], PageSource]) -> None:
         return answered(page().sessions(limit, search or ""))
 
     @router.get("/sessions/{name:anything}", response_model=SessionTimeline)
-    def session(name: NameParam, tenant: NameQuery = None) -> Response:
-        return answered(page().session(name, tenant))
+    def session(name: NameParam, tenant: NameQuery = None, after: NumberQuery = None) -> Response:
+        return answered(page().session(name, tenant, after))
 
 
 def _add_sidecar(router: APIRouter, page: Callable[[], PageSource]) -> None:

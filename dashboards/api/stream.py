@@ -1,9 +1,10 @@
 """``/v1/events``: news as server-sent events, each with an id to resume from.
 
 Every second (``BEAT_S``) in which something changed there is one event of type ``news`` whose data
-is ``News``; in others a comment, so that a dead connection is noticed. ``id`` is the newest
-request's; a reader that reconnects with it in ``Last-Event-ID``, as browsers do by themselves, gets
-the requests since. Where more of them passed than are kept, ``is_gap`` says so: ask for all again.
+is ``News``; in others a comment, so that a dead connection is noticed. It brings the requests that
+began or ended since the event before. ``id`` is the newest request up to which all have ended; a
+reader that reconnects with it in ``Last-Event-ID``, as browsers do by themselves, gets those behind
+it. Where more of them passed than are kept, ``is_gap`` says so: what is brought is all there is.
 The first event on a connection has the whole of Now's history; the others have its last steps. A
 reader that does not read is cut by the server (``dashboards.timeouts``) and holds nobody up.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable
+from secrets import token_hex
 from typing import Final
 
 import orjson
@@ -25,7 +27,9 @@ from ..answers.now import Now, TokenHistory
 from .page_source import PageSource
 
 BEAT_S: Final = 1.0
-RECENT: Final = 200  # requests that one event brings at most; chosen
+RECENT: Final = 200  # requests that one event brings at most; chosen, as many as the page lists
+_UNKNOWN: Final = -1.0  # no request ended then
+_NEVER: Final = -2  # no request has this number
 
 
 class News(Answer):
@@ -36,8 +40,8 @@ class News(Answer):
         now: The first screen; of its history the steps that are new or may have changed.
         steps: How many steps the whole history has; those that are not in ``now.history`` are its
             first ones, and earlier events told them.
-        requests: New ones, the oldest first.
-        is_gap: Some before them are not here.
+        requests: That began or ended since, the oldest first.
+        is_gap: Some before them are not here, or they are another sidecar's: forget the others.
     """
 
     version: int
@@ -46,32 +50,44 @@ class News(Answer):
     requests: list[RequestView]
     is_gap: bool
 
+    @property
+    def newest(self) -> int | None:
+        """The newest request; None before any."""
+        return self.requests[-1].id if self.requests else None
+
 
 class NewsStream:
     """One look at the source a beat, however many follow."""
 
     def __init__(self, page: Callable[[], PageSource]) -> None:
         self._page = page
+        self._name = token_hex(4)  # a sidecar that comes next counts its requests anew
         self._latest: News | None = None
         self._fresh_until = 0.0
         self._looking = asyncio.Lock()
 
     async def follow(self, last_event_id: str) -> AsyncIterator[bytes]:
-        """Frames for one reader, who has seen the request ``last_event_id``."""
-        seen = int(last_event_id) if last_event_id.isascii() and last_event_id.isdigit() else None
-        told: News | None = None
+        """Frames for one reader, who has seen all up to ``last_event_id``, or nothing."""
+        told = self._resumed(last_event_id)
         yield b"retry: 2000\n\n"
         while True:
             news = await self._look()
             if news is None:
                 yield b": busy\n\n"
+            elif (fresh := _fresh(news, told)) is None:
+                yield b": nothing new\n\n"
             else:
-                frame, seen = _frame(news, seen, told)
-                changed = told is None or news.version != told.version
-                if changed:
-                    told = news
-                yield frame if changed else b": nothing new\n\n"
+                told = news
+                yield self._frame(fresh, _settled(news))
             await asyncio.sleep(BEAT_S)
+
+    def _resumed(self, last_event_id: str) -> int | None:
+        """The request that an id names; None for no id; one that was never, of another stream."""
+        if not last_event_id:
+            return None
+        name, _, number = last_event_id.partition("-")
+        is_ours = name == self._name and number.isascii() and number.isdigit()
+        return int(number) if is_ours else _NEVER
 
     async def _look(self) -> News | None:
         """The latest news, looked up anew where it is a beat old; None while too many ask."""
@@ -94,28 +110,41 @@ class NewsStream:
             at=now.at, version=version, now=now, steps=steps, requests=requests, is_gap=False
         )
 
+    def _frame(self, news: News, settled: int | None) -> bytes:
+        mark = "" if settled is None else f"id: {self._name}-{settled}\n"
+        data = orjson.dumps(news.model_dump())
+        return b"event: news\n%sdata: %s\n\n" % (mark.encode(), data)
 
-def _frame(news: News, seen: int | None, told: News | None) -> tuple[bytes, int | None]:
-    """One event, and the newest request that it tells of.
+
+def _settled(news: News) -> int | None:
+    """The newest request up to which all that are told have ended; None before any."""
+    running = (each.id - 1 for each in news.requests if each.ended_at is None)
+    return next(running, news.newest)
+
+
+def _fresh(news: News, told: News | int | None) -> News | None:
+    """What a reader lacks; None for nothing.
 
     Args:
-        seen: The newest request that the reader knows.
-        told: The news that the reader was told last.
+        told: The news that the reader was told last on this connection; or the request up to which
+            it knew all when it came; None: it knows nothing.
     """
-    requests = news.requests
-    is_anothers = seen is not None and bool(requests) and requests[-1].id < seen
-    if is_anothers:  # the number is of a sidecar before this one
-        seen = None
-    fresh = [each for each in requests if seen is None or each.id > seen]
-    is_gap = seen is not None and bool(requests) and requests[0].id > seen + 1
-    is_gap |= is_anothers
-    newest = requests[-1].id if requests else seen
-    now = news.now
-    if told is not None:
+    requests, now = news.requests, news.now
+    last = told.newest if isinstance(told, News) else told
+    newest, oldest = news.newest, requests[0].id if requests else 0
+    is_gap = last is not None and newest is not None and not oldest - 1 <= last <= newest
+    if is_gap:  # too much passed, or the number is of a sidecar before this one
+        fresh = requests
+    elif isinstance(told, News):
+        known = {each.id: each.ended_at for each in told.requests}
+        fresh = [each for each in requests if known.get(each.id, _UNKNOWN) != each.ended_at]
+    else:
+        fresh = [each for each in requests if last is None or each.id > last]
+    if isinstance(told, News):
+        if told.version == news.version and not fresh:
+            return None
         now = now.model_copy(update={"history": _since(now.history, told.now.history)})
-    said = news.model_copy(update={"now": now, "requests": fresh, "is_gap": is_gap})
-    head = b"event: news\n" if newest is None else b"event: news\nid: %d\n" % newest
-    return head + b"data: " + orjson.dumps(said.model_dump()) + b"\n\n", newest
+    return news.model_copy(update={"now": now, "requests": fresh, "is_gap": is_gap})
 
 
 def _since(history: TokenHistory, told: TokenHistory) -> TokenHistory:

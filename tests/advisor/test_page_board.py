@@ -13,6 +13,7 @@ from kvgraph.advisor.policies.registry import POLICIES, new_policy
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.reasons.remedies import remedy
 from kvgraph.advisor.reasons.term_words import meanings
+from kvgraph.dashboards.answers.evictions import Evictions
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
 from kvgraph.graph.logs.request_log import LIMIT, Miss, PromptBlocks, RequestLog, RequestNames
@@ -341,6 +342,47 @@ def test_a_pause_is_told_with_what_was_expected(world: World, board: PageBoard) 
     assert pause.sentence == "It paused for 5.0 s; 8.0 s were expected."
 
 
+def test_of_evictions_only_what_is_new_or_wanted_again_is_told(
+    world: World, board: PageBoard
+) -> None:
+    world.serve(1, 2, 3)
+    world.evict(3)
+    world.evict(2)
+    assert ids(board.evictions("a", 10)) == [1, 0]
+    world.now += 5.0
+    world.serve(1, 2, 4, found=1)
+    world.evict(4)
+    news = board.evictions("a", 10, after=1)
+    assert (news.since, ids(news), news.next) == (1, [2, 1], None), "the second was wanted again"
+    assert ids(board.evictions("a", 10, after=2)) == [1]
+    again = board.evictions("a", 10, after=99)
+    assert (again.since, ids(again)) == (None, [2, 1, 0]), "a log that begins anew is told whole"
+
+
+def ids(answer: Evictions) -> list[int]:
+    return [each.id for each in answer.evictions]
+
+
+def test_of_a_session_only_what_came_since_a_turn_is_told(world: World, board: PageBoard) -> None:
+    for number in range(4):
+        world.serve(1, 2, 3 + number, found=min(number, 1) * 2)
+        world.now += 10.0
+        world.evict(3 + number)
+        world.now += 10.0
+    whole = board.session("s", None)
+    assert (whole.since, len(whole.turns)) == (None, 4)
+    part = board.session("s", None, after=whole.turns[2].request)
+    assert part.since == whole.turns[2].request
+    assert part.turns == whole.turns[2:]
+    begin = whole.turns[2].at
+    assert [each.what for each in part.moments] == [
+        each.what for each in whole.moments if each.at >= begin
+    ]
+    kept = sum(start < begin for start in whole.residency.starts)
+    assert part.residency.pool == whole.residency.pool[kept:]
+    assert board.session("s", None, after=700).turns == whole.turns, "no such turn: all is told"
+
+
 def test_hours_are_told_in_longer_steps(world: World, board: PageBoard) -> None:
     world.serve(1, tail=0)
     assert board.now().history.step_s == 10
@@ -357,8 +399,8 @@ def test_a_session_of_two_tenants_is_asked_for_by_tenant(world: World, board: Pa
         world.tell(RequestStarted(f"r{key}", pack(key), 20, 0, SIZE, "s", tenant))
     with pytest.raises(GraphError, match="2 tenants"):
         board.session("s", None)
-    (request,) = board.session("s", "y").requests
-    assert request.tenant == "y"
+    (turn,) = board.session("s", "y").turns
+    assert turn.request == 1
 
 
 def test_a_session_of_no_tenant_is_found_beside_one_of_a_tenant(
@@ -366,8 +408,8 @@ def test_a_session_of_no_tenant_is_found_beside_one_of_a_tenant(
 ) -> None:
     for key, tenant in ((1, "x"), (2, None)):
         world.tell(RequestStarted(f"r{key}", pack(key), 20, 0, SIZE, "s", tenant))
-    assert [each.tenant for each in board.session("s", None).requests] == [None]
-    assert [each.tenant for each in board.session("s", "x").requests] == ["x"]
+    assert [each.request for each in board.session("s", None).turns] == [1]
+    assert [each.request for each in board.session("s", "x").turns] == [0]
 
 
 def test_the_ranking_is_told_with_its_terms(world: World) -> None:

@@ -174,8 +174,9 @@ def test_the_edit_token_is_another_and_stands_where_no_server_sees_it() -> None:
 
 @pytest.mark.parametrize(
     ("last", "ids", "is_gap"),
-    [("", [3, 4, 5], False), ("4", [5], False), ("2", [3, 4, 5], False), ("1", [3, 4, 5], True),
-     ("x", [3, 4, 5], False), ("9" * 63, [3, 4, 5], True)],
+    [("", [3, 4, 5], False), ("{}4", [5], False), ("{}2", [3, 4, 5], False),
+     ("{}1", [3, 4, 5], True), ("x", [3, 4, 5], True), ("{}" + "9" * 50, [3, 4, 5], True),
+     ("another-4", [3, 4, 5], True), ("{}-4", [3, 4, 5], True), ("4", [3, 4, 5], True)],
 )  # fmt: skip
 def test_a_reader_resumes_where_it_was(
     monkeypatch: pytest.MonkeyPatch, last: str, ids: list[int], is_gap: bool
@@ -186,15 +187,63 @@ def test_a_reader_resumes_where_it_was(
         world.serve(key)
     page = board_of(world)
 
-    async def read() -> bytes:
-        frames = NewsStream(lambda: page).follow(last)
+    async def read() -> list[bytes]:
+        stream = NewsStream(lambda: page)
+        first = stream.follow("")
+        await anext(first)
+        name = mark_of(await anext(first)).removesuffix("5")
+        frames = stream.follow(last.format(name))
         await anext(frames)
-        return await anext(frames)
+        return [name.encode(), await anext(frames)]
 
-    head, _, data = asyncio.run(read()).partition(b"data: ")
-    news = json.loads(data)
+    name, frame = asyncio.run(read())
+    news = data_of(frame)
     assert [each["id"] for each in news["requests"]] == ids
-    assert (news["is_gap"], head) == (is_gap, b"event: news\nid: 5\n")
+    assert (news["is_gap"], mark_of(frame)) == (is_gap, f"{name.decode()}5")
+
+
+def test_a_reader_is_told_when_a_request_ends_and_resumes_before_those_that_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kvgraph.dashboards.api.stream.BEAT_S", 0.01)
+    world = World()
+    world.serve(1)
+    slow = world.start(2, session="slow")
+    world.serve(3)
+    page = board_of(world)
+
+    async def read() -> list[bytes]:
+        stream = NewsStream(lambda: page)
+        frames = stream.follow("")
+        await anext(frames)
+        found = [await anext(frames)]
+        world.now += 5.0
+        world.end(slow, 2, session="slow")
+        while len(found) < 2:
+            frame = await anext(frames)
+            if frame.startswith(b"event:"):
+                found.append(frame)
+        again = stream.follow(mark_of(found[0]))
+        await anext(again)
+        return [*found, await anext(again)]
+
+    first, second, resumed = asyncio.run(read())
+    assert [each["id"] for each in data_of(first)["requests"]] == [0, 1, 2]
+    assert mark_of(first).endswith("-0"), "all up to this one have ended"
+    (ended,) = data_of(second)["requests"]
+    assert (ended["id"], ended["ended_at"] is None) == (1, False)
+    assert mark_of(second).endswith("-2")
+    assert [each["id"] for each in data_of(resumed)["requests"]] == [1, 2]
+
+
+def mark_of(frame: bytes) -> str:
+    """The id of an event."""
+    (line,) = [each for each in frame.split(b"\n") if each.startswith(b"id: ")]
+    return line.removeprefix(b"id: ").decode()
+
+
+def data_of(frame: bytes) -> Any:
+    return json.loads(frame.partition(b"data: ")[2])
 
 
 def test_news_come_as_events(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,11 +87,14 @@ class World:
         if fresh := keys[found:]:
             parent = keys[found - 1] if found else None
             self.tell(BlocksStored(pack(*fresh), parent, SIZE), engine=engine)
+        self.end(name, *keys, engine=engine, **words)
+        return name
+
+    def end(self, name: str, *keys: int, engine: str = "a", **words: Any) -> None:
+        """The end of a request that was started with these words."""
         session = words.get("session", "s")
         total = SIZE * len(keys) + words.get("tail", 5)
-        end = RequestFinished(name, pack(*keys), total, total, "stop", session)
-        self.tell(end, engine=engine)
-        return name
+        self.tell(RequestFinished(name, pack(*keys), total, total, "stop", session), engine=engine)
 
     def evict(self, *keys: int, engine: str = "a") -> None:
         self.tell(BlocksRemoved(pack(*keys)), engine=engine)

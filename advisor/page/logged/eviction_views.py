@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from ....dashboards.answers.evictions import Evictions, EvictionView, RuleTotal
 from ....graph.errors import GraphError
@@ -21,18 +21,37 @@ _COPIES: Final = ("none", "warm", "cold", "warm and cold")
 _STATES: Final = (*(state.name.lower() for state in SessionState), "none")
 
 
-def evictions_view(
-    tables: Tables, engine: str | None, limit: int, before: int | None, now: float, unix: Unix
-) -> Evictions:
+class Chosen(NamedTuple):
+    """Which evictions are asked for.
+
+    Attributes:
+        engine: None: the first one's.
+        limit: The newest so many,
+        before: of those before this one; None: of all.
+        after: Up to which the caller knows them; None: it knows none.
+    """
+
+    engine: str | None
+    limit: int
+    before: int | None = None
+    after: int | None = None
+
+
+def evictions_view(tables: Tables, which: Chosen, now: float, unix: Unix) -> Evictions:
     """Recent evictions of one engine, the newest first."""
-    history = tables.history
-    name = chosen(tables, engine)
+    history, name, since = tables.history, chosen(tables, which.engine), None
     log = history.evictions.get(tables.engines[name]) if name is not None else None
     views: list[EvictionView] = []
     if log is not None and name is not None:
-        newest = log.next if before is None else min(before, log.next)
-        numbers = range(newest - 1, max(newest - 1 - limit, log.first - 1), -1)
-        views = [eviction_view(tables, name, log, number, unix) for number in numbers]
+        newest = log.next if which.before is None else min(which.before, log.next)
+        numbers = range(newest - 1, max(newest - 1 - which.limit, log.first - 1), -1)
+        if which.after is not None and which.after < log.next:
+            since = which.after
+        views = [
+            eviction_view(tables, name, log, number, unix)
+            for number in numbers
+            if since is None or number > since or log.record(number)["wanted"]
+        ]
     more = bool(views) and log is not None and views[-1].id > log.first
     return Evictions(
         at=unix(now),
@@ -40,7 +59,8 @@ def evictions_view(
         engines=list(tables.engines),
         window_s=WINDOW_S,
         evictions=views,
-        next=views[-1].id if more else None,
+        next=views[-1].id if more and since is None else None,
+        since=since,
         rules=_rules(log),
         kept=LIMIT,
         meanings=meanings({name for view in views for name in view.terms or ()}),

@@ -71,7 +71,8 @@ def test_a_slow_request_is_found_and_says_what_would_have_made_it_fast(
     page.get_by_role("textbox", name="Search requests").fill("AGENT-05")
     opened.until("document.querySelectorAll('.requests > li').length === 4")
     assert {each.inner_text() for each in page.locator(".requests .who").all()} == {"agent-05"}
-    page.locator(".requests button", has_text="evicted").first.click()
+    page = opened.show("misses?order=slowest&find=AGENT-05&reason=evicted")
+    page.locator(".requests button").first.click()
     page.locator(".opened .remedy").wait_for()
     said = page.locator(".opened").inner_text()
     assert "It took" in said
@@ -111,3 +112,35 @@ def test_the_page_survives_a_restart(visit: Begin, page_sidecar: PageSidecar) ->
             page.wait_for_timeout(500)
         three.wait_for()
     assert [fault for fault in opened.faults if not any(each in fault for each in AWAY)] == []
+
+
+def test_what_happens_is_shown_without_asking_for_all_again(
+    visit: Begin, page_sidecar: PageSidecar
+) -> None:
+    with FakeEngine(page_sidecar.endpoint, 40, BLOCK, "engine-one") as engine:
+        serve_agents(engine, ["agent-00", "agent-01"], turns=2)
+        opened = open_page(visit, page_sidecar)
+        asked: list[str] = []
+        page = opened.show("misses")
+        rows = page.locator(".requests > li")
+        page.wait_for_function("document.querySelectorAll('.requests > li').length === 4")
+        page.on("request", lambda request: asked.append(request.url))
+        engine.run(list(range(9 * BLOCK)), "newcomer")
+        rows.filter(has_text="newcomer").wait_for()
+        assert not [url for url in asked if "/v1/requests" in url], "the stream told of it"
+        page = opened.show("sessions?session=agent-01&tenant=agent-01")
+        turns = page.get_by_role("region", name="Session agent-01").locator("dl").first
+        turns.get_by_text("2", exact=True).first.wait_for()
+        serve_agents(engine, ["agent-00", "agent-01"], turns=3)
+        turns.get_by_text("5", exact=True).first.wait_for()
+        page = opened.show("evictions?tab=log")
+        log = page.get_by_role("region", name="Evictions").locator("tbody tr")
+        log.first.wait_for()
+        known = log.count()
+        asked.clear()
+        engine.run(list(range(5000, 5000 + 30 * BLOCK)), "another")
+        opened.until(f"document.querySelectorAll('td.why').length > {known}")
+        logs = [url for url in asked if "/v1/evictions" in url]
+        assert logs
+        assert all("after=" in url for url in logs)
+        assert opened.faults == []

@@ -1,7 +1,7 @@
 import { useSyncExternalStore } from "react";
 
-import { joined } from "./joined";
-import type { News } from "./types";
+import { joined, joinedRequests } from "./joined";
+import type { News, RequestView } from "./types";
 
 export type Connection = "connecting" | "live" | "lost" | "locked";
 
@@ -22,6 +22,7 @@ class Heartbeat {
   private beats = 0;
   private struckAt = 0;
   private latest: News | null = null;
+  private recent: readonly RequestView[] = [];
 
   readonly subscribe = (listener: () => void) => {
     if (this.listeners.size === 0) this.start();
@@ -35,6 +36,7 @@ class Heartbeat {
   readonly beat = () => this.beats;
   readonly state = () => this.connection;
   readonly news = () => this.latest;
+  readonly requests = () => (this.latest === null ? null : this.recent);
 
   /** What the status of an answer says of the connection; 0: there was no answer. */
   saw(status: number) {
@@ -66,11 +68,13 @@ class Heartbeat {
 
   private open() {
     this.stream?.close();
+    this.recent = [];
     this.stream = new EventSource("v1/events");
     this.stream.addEventListener("news", (event: MessageEvent<string>) => {
       const news = JSON.parse(event.data) as News;
       const history = joined(this.latest?.now.history, news.now.history, news.steps);
       this.latest = { ...news, now: { ...news.now, history } };
+      if (news.requests.length > 0 || news.is_gap) this.recent = joinedRequests(this.recent, news);
       this.strike();
     });
     this.stream.onerror = () => {
@@ -98,6 +102,11 @@ export function useBeat(): number {
 
 export function useConnection(): Connection {
   return useSyncExternalStore(heartbeat.subscribe, heartbeat.state);
+}
+
+/** The newest requests as the stream told of them, the newest first; null while it is away. */
+export function useRequests(): readonly RequestView[] | null {
+  return useSyncExternalStore(heartbeat.subscribe, heartbeat.requests);
 }
 
 /** What the stream said last; null while it is away. */

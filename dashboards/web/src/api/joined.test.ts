@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
-import { joined } from "./joined";
-import type { TokenHistory } from "./types";
+import { joined, joinedRequests } from "./joined";
+import type { News, RequestView, TokenHistory } from "./types";
 
 function history(starts: number[], asked: number[]): TokenHistory {
   const same = { requests: asked, pool: asked, loaded: asked, prefetched: asked, computed: asked };
@@ -28,4 +28,21 @@ test("the oldest steps go when the history is full", () => {
 test("a whole history replaces what was known", () => {
   const whole = history([0, 20], [3, 4]);
   expect(joined(history([0, 10, 20], [1, 2, 3]), whole, 2)).toBe(whole);
+});
+
+const request = (id: number, ended_at: number | null = 1) => ({ id, ended_at }) as RequestView;
+const news = (requests: RequestView[], is_gap = false) => ({ requests, is_gap }) as News;
+
+test("requests that ended stand where they began, and new ones first", () => {
+  const now = joinedRequests([request(2), request(1, null)], news([request(1, 7), request(3)]));
+  expect(now.map(({ id }) => id)).toEqual([3, 2, 1]);
+  expect(now[2]?.ended_at).toBe(7);
+});
+
+test("behind a gap, what was known is forgotten, and a list has an end", () => {
+  expect(joinedRequests([request(900)], news([request(3)], true)).map(({ id }) => id)).toEqual([3]);
+  const many = Array.from({ length: 150 }, (_, id) => request(id));
+  const more = Array.from({ length: 150 }, (_, id) => request(150 + id));
+  const now = joinedRequests(many, news(more));
+  expect([now.length, now[0]?.id, now.at(-1)?.id]).toEqual([200, 299, 100]);
 });

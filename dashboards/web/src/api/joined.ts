@@ -1,4 +1,4 @@
-import type { TokenHistory } from "./types";
+import type { News, RequestView, TokenHistory } from "./types";
 
 type Columns = { [Name in keyof TokenHistory]: TokenHistory[Name] };
 
@@ -18,4 +18,13 @@ export function joined(
     whole[name] = [...known.slice(0, old < 0 ? known.length : old), ...column].slice(-steps);
   }
   return whole as unknown as TokenHistory;
+}
+
+const MOST_REQUESTS = 200; // as many as the sidecar tells at first
+
+/** Requests, the newest first, with those that news tell of in their places. */
+export function joinedRequests(before: readonly RequestView[], news: News): RequestView[] {
+  const known = new Map((news.is_gap ? [] : before).map((each) => [each.id, each]));
+  for (const each of news.requests) known.set(each.id, each);
+  return [...known.values()].sort((one, other) => other.id - one.id).slice(0, MOST_REQUESTS);
 }

@@ -9,15 +9,27 @@ export interface Resource<T> {
   readonly error: ApiError | undefined;
 }
 
+/** How to ask for no more than what came since, and to put it to what is known. */
+export interface Delta<T> {
+  /** What to append to the path; "" asks for all. */
+  readonly after: (known: T) => string;
+  /** Null where the answer does not fit to what is known: then all is asked for. */
+  readonly joined: (known: T, since: T) => T | null;
+}
+
 interface Question {
   readonly path: string | null;
   readonly at: number;
   busy: boolean;
 }
 
-/** The answer at `path`, asked again at each beat (at most every `everyMs`); null asks nothing. */
-export function useResource<T>(path: string | null, everyMs = 1000): Resource<T> {
+/**
+ * The answer at `path`, asked again at each beat (at most every `everyMs`); null asks nothing. With a
+ * `delta`, which must stay the same object, only what is new is asked for, but all after an error.
+ */
+export function useResource<T>(path: string | null, everyMs = 1000, delta?: Delta<T>): Resource<T> {
   const [held, setHeld] = useState<Resource<T> & { path: string | null }>(nothing(path));
+  const known = useRef<T>(undefined);
   const beat = useBeat();
   const asked = useRef<Question>({ path: null, at: 0, busy: false });
 
@@ -28,6 +40,7 @@ export function useResource<T>(path: string | null, everyMs = 1000): Resource<T>
     if (last.path === path && (last.busy || now - last.at < everyMs)) return;
     const mine: Question = { path, at: now, busy: true };
     asked.current = mine;
+    if (last.path !== path) known.current = undefined;
     const settle = (next: Partial<Resource<T>>) => {
       mine.busy = false;
       if (asked.current !== mine) return;
@@ -37,20 +50,27 @@ export function useResource<T>(path: string | null, everyMs = 1000): Resource<T>
         ...next,
       }));
     };
-    ask<T>(path).then(
+    askOn(path, known.current, delta).then(
       (data) => {
         heartbeat.saw(200);
+        if (asked.current === mine) known.current = data;
         settle({ data });
       },
       (error: unknown) => {
-        const known = error instanceof ApiError ? error : new ApiError(500, String(error));
-        heartbeat.saw(known.status);
-        settle({ error: known });
+        const failed = error instanceof ApiError ? error : new ApiError(500, String(error));
+        heartbeat.saw(failed.status);
+        known.current = undefined; // the next sidecar may count anew
+        settle({ error: failed });
       },
     );
-  }, [path, beat, everyMs]);
+  }, [path, beat, everyMs, delta]);
 
   return held.path === path ? held : nothing(path);
+}
+
+async function askOn<T>(path: string, known: T | undefined, delta?: Delta<T>): Promise<T> {
+  if (known === undefined || delta === undefined) return ask<T>(path);
+  return delta.joined(known, await ask<T>(path + delta.after(known))) ?? ask<T>(path);
 }
 
 function nothing<T>(path: string | null): Resource<T> & { path: string | null } {

@@ -526,6 +526,8 @@ export interface components {
          *         engines: All engines that have a log.
          *         window_s: How long after its eviction a block counts as regretted.
          *         rules: Since the start, of this engine.
+         *         since: Where those up to this one were known: newer ones are told, and of the others those
+         *             that were wanted again. None: all are told.
          *         kept: How many evictions the log remembers.
          *         meanings: What the terms mean, in words.
          *         protected_lost: Protected blocks that it lost all the same, and why, in words.
@@ -543,6 +545,8 @@ export interface components {
             evictions: components["schemas"]["EvictionView"][];
             /** Next */
             next: number | null;
+            /** Since */
+            since: number | null;
             /** Rules */
             rules: {
                 [key: string]: components["schemas"]["RuleTotal"];
@@ -1289,7 +1293,11 @@ export interface components {
          * SessionTimeline
          * @description One session: ``explain`` is what ``/sessions/NAME/explain`` says.
          *
-         *     ``moments`` are the newest first; ``turns`` and ``requests`` the oldest first.
+         *     ``moments`` are the newest first; ``turns`` the oldest first.
+         *
+         *     Attributes:
+         *         since: The request of the first turn that is told, where those before it were known; what
+         *             happened from then on is told anew. None: all is told.
          */
         SessionTimeline: {
             /** At */
@@ -1304,8 +1312,8 @@ export interface components {
             residency: components["schemas"]["Residency"];
             /** Moments */
             moments: components["schemas"]["Moment"][];
-            /** Requests */
-            requests: components["schemas"]["RequestView"][];
+            /** Since */
+            since: number | null;
         };
         /**
          * SessionView
@@ -1855,6 +1863,7 @@ export interface operations {
                 engine?: string | null;
                 limit?: number;
                 before?: number | null;
+                after?: number | null;
             };
             header?: never;
             path?: never;
@@ -2015,6 +2024,7 @@ export interface operations {
         parameters: {
             query?: {
                 tenant?: string | null;
+                after?: number | null;
             };
             header?: never;
             path: {

@@ -12,6 +12,7 @@ import { LayerKey } from "../../parts/LayerKey";
 import { Rows, Scroll } from "../../parts/Rows";
 import { Meanings } from "./Meanings";
 import { RuleTotals } from "./RuleTotals";
+import { MOST, SINCE } from "./sinceEviction";
 
 const AROUND = 50; // newer records shown above the one that an address names
 
@@ -21,7 +22,8 @@ export function EvictionLog({ engine }: { engine: string | null }) {
   const named = params.get("eviction");
   const of = engine === null ? "" : `&engine=${encodeURIComponent(engine)}`;
   const before = named === null ? "" : `&before=${Number(named) + AROUND}`;
-  const log = useResource<Evictions>(`v1/evictions?limit=200${of}${before}`, 2000);
+  const path = `v1/evictions?limit=${MOST}${of}${before}`;
+  const log = useResource<Evictions>(path, 2000, named === null ? SINCE : undefined);
   return <Await of={log}>{(data) => <Log log={data} named={named} />}</Await>;
 }
 

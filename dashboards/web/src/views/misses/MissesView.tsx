@@ -1,6 +1,9 @@
 import "./misses.css";
 
-import { useResource } from "../../api/resource";
+import { useMemo } from "react";
+
+import { useRequests } from "../../api/heartbeat";
+import { type Resource, useResource } from "../../api/resource";
 import type { Misses, Requests, RequestView } from "../../api/types";
 import { Await } from "../../parts/states";
 import { useRoute } from "../../route";
@@ -18,7 +21,7 @@ export function MissesView() {
   const find = params.get("find") ?? "";
   const like = find === "" ? "" : `&search=${encodeURIComponent(find)}`;
   const misses = useResource<Misses>("v1/misses", 2000);
-  const requests = useResource<Requests>(`v1/requests?limit=${MOST}${of}${like}`, 1000);
+  const requests = useRecent(of + like);
   const older = useOlder(params.get("request"), requests.data);
   return (
     <div className="stack">
@@ -35,6 +38,18 @@ export function MissesView() {
       </Await>
     </div>
   );
+}
+
+/** The newest requests: from the stream, unless only some of them are looked for. */
+function useRecent(filter: string): Resource<Requests> {
+  const told = useRequests();
+  const isTold = filter === "" && told !== null;
+  const asked = useResource<Requests>(isTold ? null : `v1/requests?limit=${MOST}${filter}`, 2000);
+  const data = useMemo(
+    () => isTold && { at: 0, requests: [...told], next: told.length < MOST ? null : 0 },
+    [isTold, told],
+  );
+  return data === false ? asked : { data, error: undefined };
 }
 
 /** A request that the address names, where it is in the log, but none of those that are shown. */

@@ -57,7 +57,7 @@ export function RequestRow({ request, widest, isOpen, isOfSlowest, rate }: Props
         </span>
         <span className="share">{percent(found, blocks.asked)}</span>
         <span className="took">{duration(timingOf(request, null)?.all)}</span>
-        <span className="why">{isOfSlowest ? <TookMost {...{ request, rate }} /> : missed}</span>
+        <span className="why">{(isOfSlowest && tookMost(request, rate)) || missed}</span>
       </button>
       {isOpen && <Opened request={request} rate={rate} />}
     </li>
@@ -73,12 +73,11 @@ function Dot({ color, children }: { color: string; children: ReactNode }) {
   );
 }
 
-/** What took most of a request's time, and of a prompt why it did not find more. */
-function TookMost({ request, rate }: Timed) {
+/** What took most of a request's time, and of a prompt why it did not find more; null: unknown. */
+function tookMost(request: RequestView, rate: number | null) {
   const timing = timingOf(request, rate);
   const longest = longestOf(timing);
-  if (timing === null) return "it runs";
-  if (longest === null) return null;
+  if (timing === null || longest === null) return null;
   const reason = request.miss && longest === "prompt" ? `: ${words(request.miss.reason)}` : "";
   return (
     <Dot color={COLORS[longest]}>

@@ -9,17 +9,16 @@ import { Moments } from "../../parts/Moments";
 import { Await } from "../../parts/states";
 import { TimeChart } from "../../parts/TimeChart";
 import { change, linkTo, useRoute } from "../../route";
+import { SINCE } from "./sinceTurn";
 import { reachOf, thatTime } from "./thatTime";
 import { TimeTravel } from "./TimeTravel";
 import { Turns } from "./Turns";
 
 /** One session: its turns and pauses, what it held, and what happened to it. */
 export function Timeline(props: { session: string; tenant: string | null }) {
-  const tenant = props.tenant === null ? "" : `?tenant=${encodeURIComponent(props.tenant)}`;
-  const timeline = useResource<SessionTimeline>(
-    `v1/sessions/${encodeURIComponent(props.session)}${tenant}`,
-    2000,
-  );
+  const tenant = props.tenant === null ? "" : `tenant=${encodeURIComponent(props.tenant)}`;
+  const path = `v1/sessions/${encodeURIComponent(props.session)}?${tenant}`;
+  const timeline = useResource<SessionTimeline>(path, 2000, SINCE);
   return (
     <section className="panel timeline" aria-label={`Session ${props.session}`}>
       <header>
