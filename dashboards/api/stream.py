@@ -68,7 +68,7 @@ class NewsStream:
 
     async def follow(self, last_event_id: str) -> AsyncIterator[bytes]:
         """Frames for one reader, who has seen all up to ``last_event_id``, or nothing."""
-        told = self._resumed(last_event_id)
+        told: News | int | None = self._resumed(last_event_id)
         yield b"retry: 2000\n\n"
         while True:
             news = await self._look()
