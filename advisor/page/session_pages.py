@@ -126,7 +126,7 @@ def timeline(
     requests = _requests(tables, row, unix, after)
     is_part = after is not None and bool(requests) and requests[0].id == after
     begin = requests[0].at if is_part else -inf
-    gone = [each for each in _gone(tables, row, unix) if each.at >= begin]
+    gone = _gone(tables, row, begin, unix)
     view, turns = _views(tables, [row], now)[0], _turns(requests)
     return SessionTimeline(
         at=unix(now),
@@ -176,14 +176,14 @@ def _pause(turn: RequestView, following: float | None) -> float | None:
     return max(0.0, round(following - turn.ended_at, 3))
 
 
-def _gone(tables: Tables, session: int, unix: Unix) -> list[_Gone]:
-    """Evictions of what is the session's by now, the oldest first."""
+def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]:
+    """Evictions, from a time on, of what is the session's by now, the oldest first."""
     blocks, found = tables.blocks, list[_Gone]()
     for engine, column in tables.engines.items():
         log = tables.history.evictions.get(column)
         if log is None:
             continue
-        numbers, keys = log.all_keys()
+        numbers, keys = log.keys_since(begin - unix(0.0))
         rows = blocks.find(keys)
         mine = (rows != NO_ROW) & (
             np.where(rows == NO_ROW, NO_ROW, blocks.session[rows]) == session

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import numpy as np
 
 from ....dashboards.answers.graph_view import Moment
@@ -27,7 +29,7 @@ def _evictions(tables: Tables, key: int, unix: Unix) -> list[Moment]:
         log = tables.history.evictions.get(column)
         if log is None:
             continue
-        numbers, keys = log.all_keys()
+        numbers, keys = log.keys_since(-inf)
         for number in numbers[keys == (np.uint64(key) ^ tables.salt(column))].tolist():
             view = eviction_view(tables, engine, log, number, unix)
             found.append(_moment(view.at, "eviction", view.sentence, engine, eviction=number))

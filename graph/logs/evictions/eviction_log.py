@@ -147,9 +147,16 @@ class EvictionLog:
         found: np.void = self._ring[number % LIMIT]
         return found
 
-    def all_keys(self) -> tuple[Ids, Keys]:
-        """Every record's id and the graph's key, the oldest first."""
+    def keys_since(self, begin: float) -> tuple[Ids, Keys]:
+        """Ids, and the graph's keys, of what left from a time on, the oldest first.
+
+        Args:
+            begin: In the clock's seconds; ``-inf``: all records.
+        """
         numbers = np.arange(self.first, self.next)
+        if len(numbers):
+            times = self._origin.time(self._ring["at"][numbers % LIMIT])
+            numbers = numbers[np.searchsorted(times, begin) :]
         return numbers, self._ring["key"][numbers % LIMIT]
 
     def at(self, number: int) -> float:
