@@ -41,3 +41,7 @@ class Origin:
     def time(self, ticks: Any) -> float:
         """The time of so many ticks, in the clock's seconds."""
         return (self._first or 0.0) + float(ticks) * _TICK_S
+
+    def times(self, ticks: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
+        """The times of so many hundredths each."""
+        return (self._first or 0.0) + ticks * _TICK_S

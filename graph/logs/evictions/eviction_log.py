@@ -155,7 +155,7 @@ class EvictionLog:
         """
         numbers = np.arange(self.first, self.next)
         if len(numbers):
-            times = self._origin.time(self._ring["at"][numbers % LIMIT])
+            times = self._origin.times(self._ring["at"][numbers % LIMIT])
             numbers = numbers[np.searchsorted(times, begin) :]
         return numbers, self._ring["key"][numbers % LIMIT]
 
