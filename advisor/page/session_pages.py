@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import groupby
 from math import inf
@@ -239,11 +240,13 @@ def _in_pool(
     requests: list[RequestView], gone: list[_Gone], now: float
 ) -> Iterator[tuple[float, int]]:
     """When the number of its blocks in the pool changed, and to what."""
+    times = [each.at for each in gone]
     for place, turn in enumerate(requests, 1):
         end = requests[place].at if place < len(requests) else now
         pool = turn.blocks.asked
         yield turn.at, pool
-        for at, left in groupby((g for g in gone if turn.at <= g.at < end), key=lambda g: g.at):
+        here = gone[bisect_left(times, turn.at) : bisect_left(times, end)]
+        for at, left in groupby(here, key=lambda g: g.at):
             pool = max(0, pool - len(list(left)))
             yield at, pool
 

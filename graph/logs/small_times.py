@@ -44,4 +44,4 @@ class Origin:
 
     def times(self, ticks: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
         """The times of so many hundredths each."""
-        return (self._first or 0.0) + ticks * _TICK_S
+        return np.asarray((self._first or 0.0) + ticks.astype(np.float64) * _TICK_S)
