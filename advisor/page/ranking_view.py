@@ -27,7 +27,7 @@ from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES
 from ..reasons.guard_words import beside_lru_lately
-from ..reasons.term_words import meanings, weight_meanings
+from ..reasons.term_words import heeded, meanings, weight_meanings
 from ..times.unix_time import Unix
 from .logged.eviction_views import chosen
 
@@ -183,6 +183,7 @@ def weights_view(
         at=at,
         policy=policy.name,
         next_policy=config.policy.name,
+        heeds=heeded(policy.name),
         policies=list(POLICIES),
         guard=config.policy.guard,
         score={name: getattr(score, name) for name in numbers},

@@ -9,6 +9,12 @@ from typing import Final
 from ..policies.lifecycle import SCALE
 from ..times.spoken_times import seconds
 
+_HEEDED: Final[Mapping[str, str]] = {
+    "classic": "all weights below: their sum is its score",
+    "lifecycle": "degree, edge weight, importance and confidence, which steer within bounds; how "
+    "soon a session is expected back outweighs them",
+    "lru": "none of the weights: the longest unused goes first",
+}
 _LONGEST_S: Final = 86_400.0  # what is expected later than that is said to be so; chosen
 _TERMS: Final[Mapping[str, str]] = {
     "return_rate": "how rarely its session is expected to ask again: 1,000 times the logarithm of "
@@ -70,6 +76,11 @@ def scored(terms: Mapping[str, float] | None) -> str | None:
     if expected_s > _LONGEST_S:
         return "it was not expected to be asked for again within a day"
     return f"it was expected to be asked for again in about {seconds(expected_s)}"
+
+
+def heeded(policy: str) -> str | None:
+    """Which of the weights a policy heeds; None for one of somebody's own."""
+    return _HEEDED.get(policy)
 
 
 def weight_meanings() -> dict[str, str]:

@@ -73,7 +73,7 @@ def _views(
             view = _begun_later(view, pool.since, starts, said, _share(heard.ours, heard.asked))
         views.append(view)
         if pool.capacity == _AS_TIERS and not found.copies:
-            views.append(_as_tiers(view))
+            views.append(_as_tiers(view, pool))
     return [*views, _ceiling(found)]
 
 
@@ -158,14 +158,13 @@ def _ceiling(found: ShadowSet) -> ShadowView:
     )
 
 
-def _as_tiers(twice: ShadowView) -> ShadowView:
+def _as_tiers(twice: ShadowView, pool: LruPool | PolicyPool) -> ShadowView:
     """What a pool twice as large found, told as what this one would find with host memory.
 
     A block that leaves the pool and is copied is found as if it had stayed.
     """
     name = f"{twice.policy} + host memory"
-    who, _, _ = twice.sentence.partition(" in a pool")
-    said = f"{who} in a pool as large, with host memory for as many copies"
+    said = f"{_ranker(pool)} in a pool as large, with host memory for as many copies"
     return twice.model_copy(update={"name": name, "sentence": said, "tiers": True})
 
 
@@ -173,10 +172,13 @@ def _who(policy: str) -> str:
     return "stock vLLM's order" if policy == "lru" else f"the policy {policy}"
 
 
+def _ranker(pool: LruPool | PolicyPool) -> str:
+    is_guarded = isinstance(pool, PolicyPool) and pool.pool.is_guarded
+    return _who(pool.policy_name) + (", guarded as ours is," if is_guarded else "")
+
+
 def _sentence(pool: LruPool | PolicyPool) -> str:
-    who = _who(pool.policy_name)
-    if isinstance(pool, PolicyPool) and pool.pool.is_guarded:
-        who += ", guarded as ours is,"
+    who = _ranker(pool)
     if pool.has_tiers:
         return f"{who} in a pool as large, with copies in all tiers that this engine has"
     size = {1.0: "in a pool as large", 2.0: "in a pool twice as large"}.get(pool.capacity)

@@ -67,6 +67,7 @@ class Weights(Answer):
     Attributes:
         policy, next_policy: The one that ranks, and the one that does from the next start on.
         policies: All that there are.
+        heeds: Which weights the policy that ranks heeds, in words; None where nobody knows.
         score: [score]'s numbers by name.
         defaults: The same, as they are without configuration.
         meanings: What each number is, and each type of edge, in words.
@@ -78,6 +79,7 @@ class Weights(Answer):
 
     policy: str
     next_policy: str
+    heeds: str | None
     policies: list[str]
     guard: bool
     score: dict[str, float]

@@ -1701,6 +1701,7 @@ export interface components {
          *     Attributes:
          *         policy, next_policy: The one that ranks, and the one that does from the next start on.
          *         policies: All that there are.
+         *         heeds: Which weights the policy that ranks heeds, in words; None where nobody knows.
          *         score: [score]'s numbers by name.
          *         defaults: The same, as they are without configuration.
          *         meanings: What each number is, and each type of edge, in words.
@@ -1716,6 +1717,8 @@ export interface components {
             policy: string;
             /** Next Policy */
             next_policy: string;
+            /** Heeds */
+            heeds: string | null;
             /** Policies */
             policies: string[];
             /** Guard */

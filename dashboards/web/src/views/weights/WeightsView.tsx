@@ -152,14 +152,6 @@ function isNothing(part: object): boolean {
   return !Array.isArray(part) && Object.keys(part).length === 0;
 }
 
-/** Which of the weights a policy goes by; the edges' and the shares bind all but LRU. */
-const HEEDS: Record<string, string> = {
-  classic: "all weights below: their sum is its score",
-  lifecycle:
-    "degree, edge weight, importance and confidence, which steer within bounds; how soon a session is expected back outweighs them",
-  lru: "none of the weights: the longest unused goes first",
-};
-
 function PolicyPanel(props: {
   weights: Weights;
   chosen: string;
@@ -182,7 +174,7 @@ function PolicyPanel(props: {
             guard: weights.guard
               ? "on: LRU ranks until the policy has found more than LRU would"
               : "off: the policy ranks from the start",
-            heeds: HEEDS[weights.policy],
+            heeds: weights.heeds,
             file: weights.file,
           }}
         />
