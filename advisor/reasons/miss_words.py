@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, STORE_CAUSES, Detail, Reason
+from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, STORE_CAUSES, Detail, Reason, Rule
 from ...graph.types import SessionState
 from ..times.spoken_times import seconds
 
@@ -149,13 +149,14 @@ def eviction_sentence(
         score: What made its score, in words; None: not known.
     """
     words = [RULE_TEXTS[rule]]
-    if score is not None:
+    if score is not None and rule == Rule.POLICY:  # elsewhere a rule decided, and no score
         words.append(score)
     if place is not None:
         words.append("first in the ranking" if place == 0 else f"{place} stood before it there")
     if idle_s is not None:
         words.append(f"unused for {seconds(idle_s)}")
-    words.append(f"its session was {_STATES[min(state, len(SessionState))]}")
+    if rule != Rule.SESSION_OVER:
+        words.append(f"its session was {_STATES[min(state, len(SessionState))]}")
     said = ", ".join(words)
     return f"{said[0].upper()}{said[1:]}."
 

@@ -70,7 +70,9 @@ function Log({ log, named }: { log: Evictions; named: string | null }) {
 /** Its score when it was ranked, and what that was made of. */
 function scored({ terms }: EvictionView): string {
   if (terms === null) return "";
-  const parts = Object.entries(terms).map(([name, value]) => `${words(name)} ${signed(value)}`);
+  const parts = Object.entries(terms)
+    .filter(([, value]) => value !== 0)
+    .map(([name, value]) => `${words(name)} ${signed(value)}`);
   const score = Object.values(terms).reduce((sum, value) => sum + value, 0);
   return ` Score ${signed(score)}: ${parts.join(", ")}.`;
 }

@@ -102,7 +102,7 @@ function Opened({ request, rate }: Timed) {
   return (
     <div className="opened">
       <Took request={request} rate={rate} />
-      {request.wait && <Waited wait={request.wait} />}
+      {request.wait && <Waited wait={request.wait} rate={rate} />}
       {miss ? (
         <Why miss={miss} engine={request.engine} />
       ) : (
@@ -130,10 +130,12 @@ const REST =
   "Most of its time went to its answer, and to what ran beside it: no cache shortens that.";
 
 /** What its engine did before it began. */
-function Waited({ wait }: { wait: Wait }) {
+function Waited({ wait, rate }: { wait: Wait; rate: number | null }) {
+  const takes =
+    rate && wait.tokens > 0 ? `So many take about ${duration(wait.tokens / rate)}.` : "";
   return (
     <p className="sentence wait wrap">
-      <b>Why it waited:</b> {wait.sentence}{" "}
+      <b>Why it waited:</b> {wait.sentence} {takes}{" "}
       {wait.largest !== null && (
         <span className="ways">
           <a href={linkTo("misses", { request: wait.largest })}>
