@@ -64,16 +64,29 @@ def _sessions(file: TraceFile, happened: Happened) -> Iterator[dict[str, Any]]:
     tid = 0
     for (tenant, session), requests in by_session.items():
         name = (session or "no session") + (f" of {tenant}" if tenant else "")
-        spans = [(each.at, _end(each, happened.end)) for each in requests]
+        requests.sort(key=lambda each: each.arrived)
+        spans = [(each.arrived, _end(each, happened.end)) for each in requests]
         lane_of = lanes(spans)
         for lane in range(max(lane_of) + 1):
             suffix = f" ({lane + 1})" if lane else ""
             yield from file.thread(_SESSIONS, tid + lane + 1, name + suffix)
         for number, (request, lane) in enumerate(zip(requests, lane_of, strict=True), 1):
+            yield from _waits(file, tid + lane + 1, request)
             yield _turn(file, tid + lane + 1, number, request, happened.end)
         if session:
             yield from _pauses(file, tid + 1, spans, requests)
         tid += max(lane_of) + 1
+
+
+def _waits(file: TraceFile, tid: int, request: RequestView) -> Iterator[dict[str, Any]]:
+    """What passed between a request's arrival and its beginning."""
+    held_s = min(request.waited_s, 0.0 if request.wait is None else request.wait.held_s)
+    queued = request.arrived + held_s
+    args = {} if request.wait is None else {"why": request.wait.sentence}
+    if held_s > 0:
+        yield file.span((_SESSIONS, tid), "held for room", (request.arrived, queued), args)
+    if request.at > queued:
+        yield file.span((_SESSIONS, tid), "in the queue", (queued, request.at), args)
 
 
 def _turn(

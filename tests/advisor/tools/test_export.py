@@ -18,7 +18,13 @@ from kvgraph.advisor.export.perfetto import perfetto
 from kvgraph.advisor.export.trace_file import lanes
 from kvgraph.advisor.happened.from_raw_log import PlayedLog
 from kvgraph.advisor.happened.origins import Origin, origin_of
-from kvgraph.graph.messages.events import Pressure, RequestStarted, Segment
+from kvgraph.graph.messages.events import (
+    Pressure,
+    RequestHeld,
+    RequestReleased,
+    RequestStarted,
+    Segment,
+)
 from kvgraph.graph.snapshot import save
 from kvgraph.graph.types import SourceLayer
 from page_sidecar import TOKEN, PageSidecar
@@ -160,6 +166,24 @@ def test_a_pause_ends_where_the_next_turn_arrives_however_long_that_waits(tmp_pa
     events = checked(perfetto(PlayedLog(path, 100).happened(), 100))
     (pause,) = spans(events, "pause")
     assert (pause["dur"], pause["args"]["was s"]) == (11_000_000, 11.0)
+    (queue,) = spans(events, "in the queue")
+    assert (queue["ts"], queue["dur"]) == (pause["ts"] + pause["dur"], 20_000_000)
+    assert queue["tid"] == pause["tid"]
+
+
+def test_a_hold_is_told_apart_from_the_queue(tmp_path: Path) -> None:
+    path = tmp_path / "raw.jsonl"
+    world = LoggedWorld(path)
+    world.serve(7, session="t")
+    world.now += 30
+    world.tell(RequestHeld("r", 3, "s"), RequestReleased("r", 12.0, "room"))
+    world.tell(RequestStarted("r", pack(1), 20, 0, SIZE, "s", waited_s=15.0))
+    world.close()
+    events = checked(perfetto(PlayedLog(path, 100).happened(), 100))
+    (held,), (queue,) = spans(events, "held for room"), spans(events, "in the queue")
+    assert (held["dur"], queue["dur"]) == (12_000_000, 3_000_000)
+    assert queue["ts"] == held["ts"] + held["dur"]
+    assert "was held for 12 s" in held["args"]["why"]
 
 
 def test_the_last_stays_are_told(recorded: Path) -> None:
