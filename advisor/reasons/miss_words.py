@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, STORE_CAUSES, Detail, Reason, Rule
+from ...graph.messages.events import CacheGroup, GroupKind
 from ...graph.types import SessionState
 from ..times.spoken_times import seconds
 
@@ -21,6 +22,7 @@ def miss_sentence(
     session: str | None,
     engine: str | None,
     token: int | None = None,
+    group: CacheGroup | None = None,
 ) -> str:
     """Why a prompt's first missing block was missing.
 
@@ -32,11 +34,14 @@ def miss_sentence(
         engine: Another engine that has it.
         token: Which of the prompt's tokens, the first being 0, is the first that differs from
             another recent prompt; None: not known.
+        group: For OTHER_GROUP, which one; None: its engine is gone.
     """
     index, blocks = place
     if reason is Reason.NOT_CACHEABLE:
         return _not_cacheable(detail, index, blocks)
     where = f"Block {index + 1} of {blocks} "
+    if reason is Reason.OTHER_GROUP:
+        return where + _other_group(detail, group)
     said = where + _WHY[reason](detail, ago_s, session)
     if engine is not None and reason is Reason.OTHER_ENGINE:
         said += f" Engine {engine} has it, and would have found it."
@@ -100,6 +105,14 @@ def _other_engine(detail: int, ago_s: float | None, session: str | None) -> str:
     return "was never in this engine's pool."
 
 
+def _other_group(place: int, group: CacheGroup | None) -> str:
+    name = f"cache group {place}"
+    if group is not None:
+        name += f" ({_KINDS[group.kind].format(window=group.window)})"
+    needs = _NEEDS[GroupKind.OTHER if group is None else group.kind]
+    return f"is in the pool, but {name} had let go of {needs}."
+
+
 def _reset(detail: int, ago_s: float | None, session: str | None) -> str:
     return "was in the pool until the prefix cache was reset."
 
@@ -119,10 +132,24 @@ def _unknown(detail: int, ago_s: float | None, session: str | None) -> str:
         return "was asked for before, by a request that ended before it was computed."
     return (
         "should have been there by the sidecar's books: the news of its eviction were lost, or "
-        "its engine has sliding windows or states as well, whose part of the prompt was gone."
+        "its engine matches in another way than we know."
     )
 
 
+_KINDS: Final = {
+    GroupKind.OTHER: "of a kind that we do not know",
+    GroupKind.FULL: "full attention",
+    GroupKind.WINDOW: "a sliding window of {window:,} tokens",
+    GroupKind.CHUNK: "attention in chunks of {window:,} tokens",
+    GroupKind.STATE: "states, as Mamba layers have",
+}
+_NEEDS: Final = {
+    GroupKind.OTHER: "what a match up to there needs of it",
+    GroupKind.FULL: "its part of it",
+    GroupKind.WINDOW: "a part of the window that ends there",
+    GroupKind.CHUNK: "a part of the chunk that it is in",
+    GroupKind.STATE: "the state at its end, or never kept it",
+}
 _WHY: Final = {
     Reason.NEVER_SEEN: _never_seen,
     Reason.DIVERGED: _diverged,

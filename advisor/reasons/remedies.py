@@ -95,5 +95,8 @@ _OTHERS: Final = {
     Reason.RESET: "Not resetting the prefix cache: that drops all blocks of the engine.",
     Reason.IN_STORE: "Nothing to fix unless the way to the shared store should be faster: "
     "computing took less time than loading would have.",
+    Reason.OTHER_GROUP: "A larger pool. Layers of a sliding window or a state keep what a match "
+    "needs at the end of each earlier prompt and answer, and let go of the rest first: what goes "
+    "on from such an end finds it longest.",
     Reason.OTHER_SALT: "One cache salt for callers that may share.",
 }

@@ -1,10 +1,11 @@
 """Judges why a prompt's first missing block is missing, by the first reason that holds.
 
-A copy that was not loaded; a pool that has it by the books; a request that is computing it; the
-shared store that has it; how the block left this pool (by an eviction, whose copy may be lost
-since; by a reset; unknown); the shared store that lost it; another engine that has it; and for a
-block that no request asked for before, where the prompt differs from a known one. Where callers use
-salts, such a block may be known under another one (``by_content``).
+Another kind of layers that lacks its part of what is there; a copy that was not loaded; a pool that
+has it by the books; a request that is computing it; the shared store that has it; how the block
+left this pool (by an eviction, whose copy may be lost since; by a reset; unknown); the shared store
+that lost it; another engine that has it; and for a block that no request asked for before, where
+the prompt differs from a known one. Where callers use salts, such a block may be known under
+another one (``by_content``).
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ def missed(
         key = int(tables.blocks.wire_keys(rows[index])) if index < len(rows) else 0
         detail = Detail.PARTIAL if is_last else Detail.READS_NONE
         return Miss(index, key, Reason.NOT_CACHEABLE, detail)
+    if event.lacking is not None:  # the engine saw the block as it looked
+        key = int(tables.blocks.wire_keys(rows[index]))
+        return Miss(index, key, Reason.OTHER_GROUP, event.lacking)
     miss = judge(tables, log, engine, session, rows, index, now)
     parts = miss.reason is Reason.DIVERGED and event.same_tokens < event.block_size
     return replace(miss, same=event.same_tokens) if parts and event.same_tokens else miss

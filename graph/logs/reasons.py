@@ -20,6 +20,7 @@ class Reason(IntEnum):
     UNKNOWN = 8
     OTHER_SALT = 9
     IN_STORE = 10
+    OTHER_GROUP = 11
 
 
 REASON_NAMES: Final = tuple(reason.name.lower() for reason in Reason)
@@ -38,6 +39,8 @@ REASON_TEXTS: Final = {
     "other_salt": "another tenant asked for the same, under another cache salt",
     "in_store": "it is in the shared store, but loading it would have taken longer than computing, "
     "or the store did not answer in time",
+    "other_group": "it is in the pool, but layers of another kind (a sliding window, a state) had "
+    "let go of what a match up to there needs of them",
 }
 
 
@@ -97,7 +100,11 @@ CAUSE_TEXTS: Final = (
 
 
 class Detail(IntEnum):
-    """What tells apart the cases of a reason; for EVICTED a ``Rule``, for COPY_LOST a ``Cause``."""
+    """What tells apart the cases of a reason.
+
+    For EVICTED that is a ``Rule``, for COPY_LOST a ``Cause``, for OTHER_GROUP a place in
+    ``EngineHello.groups``.
+    """
 
     NONE = 0
     PARTIAL = 1  # NOT_CACHEABLE: the last block is computed in any case

@@ -57,7 +57,8 @@ class Miss:
     Attributes:
         index: Which block of the prompt.
         key: As the engine calls it; 0: it has none.
-        detail: A ``Rule`` for EVICTED, a ``Cause`` for COPY_LOST, else a ``Detail``.
+        detail: A ``Rule`` for EVICTED, a ``Cause`` for COPY_LOST, a group's place for OTHER_GROUP,
+            else a ``Detail``.
         eviction: Its record's id in the engine's log; -1: none.
         left: When it left the pool, in the clock's seconds; NaN: it did not.
         session: The other session's name and tenant.
@@ -117,6 +118,17 @@ class PromptBlocks:
     hold: Hold | None = None
 
 
+class Other(NamedTuple):
+    """The session and the engine that a miss is about; None: it is about none."""
+
+    session: str | None = None
+    tenant: str | None = None
+    engine: str | None = None
+
+
+_NOBODY: Final = Other()
+
+
 @dataclass(slots=True)
 class RequestNames:
     """Who a request is; ``finished`` is why it ended."""
@@ -125,8 +137,7 @@ class RequestNames:
     engine: str
     session: str | None
     tenant: str | None
-    other: tuple[str | None, str | None] = (None, None)
-    other_engine: str | None = None
+    other: Other = _NOBODY
     finished: str | None = None
 
 
@@ -162,7 +173,7 @@ class RequestLog:
             0, np.nan,
             crc32(names.engine.encode()), miss.reason, miss.detail,
         )  # fmt: skip
-        names.other, names.other_engine = miss.session, miss.engine
+        names.other = _other(miss)
         return number
 
     def _name(self, slot: int, names: RequestNames) -> None:
@@ -186,7 +197,7 @@ class RequestLog:
         )  # fmt: skip
         record["short"], record["same"] = miss.short, miss.same
         names = self._names[slot]
-        names.other, names.other_engine = miss.session, miss.engine
+        names.other = _other(miss)
 
     def finish(self, number: int, event: RequestFinished, now: float) -> None:
         """Note that a request ended, how long its answer is, and how long its session is expected
@@ -272,5 +283,11 @@ def _packed(hold: Hold | None) -> tuple[float, int, int, int]:
     return hold.seconds, 1 + HOLD_ENDS.index(hold.reason), *sessions
 
 
+def _other(miss: Miss) -> Other:
+    """Whom a miss is about, one for all that are about nobody."""
+    other = Other(*miss.session, miss.engine)
+    return _NOBODY if other == _NOBODY else other
+
+
 _MOST_TOLD: Final = 65_535  # sessions: what two bytes hold
-_WEIGHT: Final = 8 + 16 + 8 * 7 + 49  # a pointer, the record with seven fields, its own string
+_WEIGHT: Final = 8 + 16 + 8 * 6 + 49  # a pointer, the record with six fields, its own string

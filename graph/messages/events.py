@@ -9,6 +9,7 @@ carries prompt text or token ids.
 from __future__ import annotations
 
 import typing
+from enum import IntEnum
 from typing import Annotated
 
 import msgspec
@@ -32,6 +33,28 @@ class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of every engine → sidecar message."""
 
 
+class GroupKind(IntEnum):
+    """What a KV cache group keeps of the tokens before the next one."""
+
+    OTHER = 0  # nothing that a prefix match needs
+    FULL = 1  # all of them
+    WINDOW = 2  # the last ones
+    CHUNK = 3  # those of the same chunk
+    STATE = 4  # a state, as Mamba layers have
+
+
+MAX_GROUPS = 255  # of one engine; chosen
+GroupPlace = Annotated[int, msgspec.Meta(ge=0, lt=MAX_GROUPS)]
+
+
+class CacheGroup(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Layers that share block tables in an engine whose layers differ."""
+
+    kind: GroupKind
+    window: Count  # tokens of the window or chunk; 0: it has none
+    block_size: BlockSize
+
+
 class EngineHello(Event, tag=1, frozen=True):
     """First message of a connection: who is speaking."""
 
@@ -40,6 +63,7 @@ class EngineHello(Event, tag=1, frozen=True):
     block_size: BlockSize
     num_blocks: PoolSize
     version: Name  # "vllm 0.32.0"
+    groups: Annotated[tuple[CacheGroup, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
 
 
 class BlocksStored(Event, tag=2, frozen=True):
@@ -102,6 +126,9 @@ class RequestStarted(Event, tag=6, frozen=True):
     waited_s: Seconds = 0.0  # since it arrived at the engine
     spliced_tokens: Count = 0  # of ``loading_tokens``: that come from other positions
     same_tokens: Count = 0  # of the first missing block: that another prompt has there too
+    # The first missing block is in the pool, but this one of ``EngineHello.groups`` lacks what a
+    # match up to its end needs.
+    lacking: GroupPlace | None = None
 
 
 CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it

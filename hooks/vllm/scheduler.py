@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import vllm
 
 from ...graph.messages.advice import HOLD_MAX_S, EvictionRanking
-from ...graph.messages.events import MAX_NAME, AnyEvent, EngineHello
+from ...graph.messages.events import MAX_GROUPS, MAX_NAME, AnyEvent, EngineHello
 from ...graph.waiting.holding_rule import HoldingBounds
 from ..client import AdvisorClient, EngineEnd
 from ..link.mailbox import Clock
@@ -31,6 +31,7 @@ from .layers.engine_layers import engine_layers
 from .observe.change_feed import ChangeFeed
 from .observe.group import most_blocks_per_step, observed_group
 from .observe.observer import EngineObserver
+from .observe.other_groups import OtherGroups
 from .observe.prefill_meter import PrefillMeter
 from .observe.pressing_news import PressingNews
 from .observe.prompt_demand import PromptDemand
@@ -108,10 +109,12 @@ class SchedulerSide:
             config, kv_cache, pool, group, self.index, tiers, self._emit, clock,
             surroundings.costs, manager,
         )  # fmt: skip
+        self._groups = groups = OtherGroups(kv_cache, pool, group)
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, bridge], self._emit, arranger.stated,
             bridge.adapted, engine_ends(config), arranger.evicted,
             SaltedContents(self.client, group.block_size).of, engine_layers(config),
+            groups.lacking if len(groups.named) > 1 else None,
         )  # fmt: skip
         self.sampled = SampleReporter(group, self.observer.running, self._emit).take
         self._prefill = PrefillMeter.of(config)
@@ -233,6 +236,7 @@ class SchedulerSide:
             block_size=self.group.block_size,
             num_blocks=self._pool.num_gpu_blocks,
             version=f"vllm {vllm.__version__}"[:MAX_NAME],
+            groups=self._groups.named[:MAX_GROUPS],
         )
 
     def resident(self) -> bytes:

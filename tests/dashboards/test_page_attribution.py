@@ -37,14 +37,14 @@ class Log:
 
     def start(
         self, *keys: int, found: int = 0, loading: int = 0, session: str | None = "s",
-        engine: str = "e", says: tuple[int, ...] = (), salt: int = 0,
+        engine: str = "e", says: tuple[int, ...] = (), salt: int = 0, lacking: int | None = None,
     ) -> Verdict:  # fmt: skip
         self.number += 1
         self.say(
             "RequestStarted", engine, request_id=f"r{self.number}", hashes=hexed(*keys),
             prompt_tokens=SIZE * len(keys) + 1, cached_tokens=SIZE * found, block_size=SIZE,
             session=session, tenant=None, loading_tokens=SIZE * loading,
-            contents=hexed(*says), salt=salt,
+            contents=hexed(*says), salt=salt, lacking=lacking,
         )  # fmt: skip
         return self.oracle.verdicts[-1]
 
@@ -62,6 +62,11 @@ class Log:
 @pytest.fixture
 def log() -> Log:
     return Log()
+
+
+def test_an_engine_of_several_groups_says_which_one_lacks_its_part(log: Log) -> None:
+    log.serve(1, 2, 3)
+    assert log.serve(1, 2, 3, found=1, lacking=1).reason == "other_group"
 
 
 def test_a_growing_chat_is_new_at_its_end(log: Log) -> None:

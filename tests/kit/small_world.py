@@ -65,18 +65,21 @@ class World:
         segments: tuple[Segment, ...] = (),
         says: tuple[int, ...] = (),
         salt: int = 0,
+        lacking: int | None = None,
     ) -> str:
         """A request of these blocks and a partial one; its blocks enter the pool.
 
         Args:
             says: Digests of what the blocks say, where the engine tells them.
             salt: A digest of its cache salt.
+            lacking: Which of the engine's groups ended the match.
         """
         self.number += 1
         name = f"r{self.number}"
         prompt = RequestStarted(
             name, pack(*keys), SIZE * len(keys) + tail, SIZE * found, SIZE, session,
             segments=segments, loading_tokens=SIZE * loading, contents=pack(*says), salt=salt,
+            lacking=lacking,
         )  # fmt: skip
         self.tell(prompt, engine=engine)
         return name
@@ -118,7 +121,7 @@ class World:
         return Reason(int(record["reason"])), int(record["detail"]), int(record["index"])
 
     def other(self) -> tuple[str | None, str | None]:
-        return self.history.requests.names(self.history.requests.next - 1).other
+        return self.history.requests.names(self.history.requests.next - 1).other[:2]
 
 
 class LoggedWorld(World):

@@ -90,19 +90,20 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
     reason, index = Reason(int(record["reason"])), int(record["index"])
     detail, short = int(record["detail"]), int(record["short"])
     ago, eviction = _known(float(record["ago"])), int(record["eviction"])
-    session, tenant = names.other
+    session, tenant, engine = names.other
+    group = history.group(names.engine, detail) if reason is Reason.OTHER_GROUP else None
     place, same = (index, int(record["asked"])), int(record["same"])
     token = index * int(record["size"]) + same if same else None
     return Miss(
         index=index,
         reason=REASON_NAMES[reason],
-        sentence=miss_sentence(reason, detail, place, ago, session, names.other_engine, token),
+        sentence=miss_sentence(reason, detail, place, ago, session, engine, token, group),
         remedy=remedy(reason, detail, index, short, history.pool_blocks(names.engine)),
         key=block_name(int(record["key"])) if record["key"] else None,
         token=token,
         session=session,
         tenant=tenant,
-        engine=names.other_engine,
+        engine=engine,
         eviction=eviction if eviction >= 0 else None,
         evicted_at=None if ago is None else unix(float(record["at"]) - ago),
     )

@@ -25,6 +25,7 @@ from .score_terms import TermsThen
 
 if TYPE_CHECKING:
     from ...messages.advice import EvictionRanking
+    from ...messages.events import CacheGroup
     from ...tables.tables import Tables
 
 _NO_SESSION: Final = len(SessionState)
@@ -71,6 +72,12 @@ class Departures:
     def pool_blocks(self, engine: str) -> int:
         """Blocks of an engine's pool; 0: not known."""
         return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
+
+    def group(self, engine: str, place: int) -> CacheGroup | None:
+        """One of an engine's KV cache groups; None: not known."""
+        words = self._tables.words.get(self._tables.engines.get(engine, NO_ROW))
+        groups = () if words is None or words.hello is None else words.hello.groups
+        return groups[place] if place < len(groups) else None
 
     def ranking_at(self, engine: int, then: float) -> int | None:
         """The epoch of the ranking that was in force then."""

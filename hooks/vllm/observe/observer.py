@@ -73,6 +73,7 @@ class EngineObserver:
         gone: Is told which keys the engine evicted, when that is worked through.
         contents: What a request says, where that is to be told apart from its salt.
         began: What to emit at its start, likewise.
+        lacking: Which other group ended a lookup after so many tokens; None: there is no other.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class EngineObserver:
         gone: Callable[[Sequence[int]], None] = _nobody_asks,
         contents: Callable[[Request], PromptDigests | None] = _nothing,
         began: Callable[[RequestStarted, Request], AnyEvent | Later] = _as_told,
+        lacking: Callable[[Request, int], int | None] | None = None,
     ) -> None:
         self.stored = 0  # blocks, since the start
         self._pool = pool
@@ -99,6 +101,7 @@ class EngineObserver:
         self._recent = RecentPrompts(group.block_size)
         self._tags = TagReader(hint_policy(os.environ))
         self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
+        self._lacking, self._lacks = lacking, dict[str, int | None]()  # by request id: at that
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
         self._sessions: dict[str, str] = {}  # names of those that run, where no tenant has them
         self.running: dict[str, tuple[Request, Meaning]] = {}  # scheduled, and not over
@@ -118,6 +121,8 @@ class EngineObserver:
         """Note that the prefix cache holds the request's first ``cached_tokens`` tokens."""
         if request.request_id in self._waiting:
             self._waiting[request.request_id] = cached_tokens
+            if self._lacking is not None:
+                self._lacks[request.request_id] = self._lacking(request, cached_tokens)
 
     def request_scheduled(self, request: Request, to_load: int = 0, spliced: int = 0) -> None:
         """Note that a request got blocks; reported the first time only, not after a preemption.
@@ -148,6 +153,7 @@ class EngineObserver:
             reads_cache=not getattr(request, "skip_reading_prefix_cache", False),
             waited_s=waited_s(request),
             spliced_tokens=spliced,
+            lacking=self._lacks.pop(request.request_id, None),
         )
         began, contents = self._began(event, request), self._contents(request)
         late = self._late_prompt(request, event.cached_tokens + to_load)
@@ -162,6 +168,7 @@ class EngineObserver:
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """Note that a request ended, and that its blocks are about to be freed."""
         self._waiting.pop(request.request_id, None)
+        self._lacks.pop(request.request_id, None)
         self._meant.pop(request.request_id, None)
         _, meaning = self.running.pop(request.request_id, (None, None))
         if meaning is None:

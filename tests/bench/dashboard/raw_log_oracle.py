@@ -168,6 +168,8 @@ class RawLogOracle:
             verdict.reason = "not_cacheable:partial"
         elif not line.get("reads_cache", True):
             verdict.reason = "not_cacheable:reads_none"
+        elif line.get("lacking") is not None:  # the engine looked itself
+            verdict.reason = "other_group"
         else:
             self._judge(verdict, engine, blocks, who)
             self._say_salted(verdict, engine, line)

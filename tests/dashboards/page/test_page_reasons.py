@@ -14,12 +14,16 @@ from kvgraph.graph.messages.events import (
     BlocksRemoved,
     BlocksSpilled,
     BlocksStored,
+    CacheGroup,
     CopiesDropped,
+    EngineHello,
+    GroupKind,
     RequestFinished,
     RequestStarted,
     TierReport,
 )
 from kvgraph.hooks.fake import FakeEngine
+from msgspec.structs import replace
 from page_browser import Visit
 from page_sidecar import BLOCK, TOKEN, PageSidecar
 from small_world import pack
@@ -35,9 +39,18 @@ SENTENCES = {
     "not_cacheable": "all that can be reused was found",
     "unknown": "the news of its eviction were lost",
     "in_store": "is in the shared store, but did not come from there",
+    "other_group": "cache group 1 (a sliding window of 64 tokens) had let go of a part",
     "other_salt": "session theirs's prompt says the same up to there under another one",
 }
 """A part of what the page says; sessions are called by the reason that they make happen."""
+
+
+class TwoKinds(FakeEngine):
+    """An engine whose layers are of two kinds."""
+
+    def hello(self) -> EngineHello:
+        window = CacheGroup(GroupKind.WINDOW, 64, BLOCK)
+        return replace(super().hello(), groups=(CacheGroup(GroupKind.FULL, 0, BLOCK), window))
 
 
 class Told:
@@ -90,6 +103,8 @@ def make_all_happen(one: Told, two: Told) -> None:
     one.say(TierReport(4096, *[0] * 13, 0.0, *[0] * 5, 0.0, 0.0, 0.0, reads_store=True))
     two.serve("theirs", 111, 112)
     two.say(BlocksSpilled(pack(111, 112), 8, 100))
+    one.serve("theirs", 121, 122)
+    one.serve("other_group", 121, 122, found=1, lacking=1)
     one.serve("theirs", 101, 102)
     one.serve("unknown", 101, 102, found=1)
 
@@ -114,7 +129,7 @@ def test_every_reason_is_told_on_the_page(
     visit: Callable[..., Visit], page_sidecar: PageSidecar
 ) -> None:
     with (
-        FakeEngine(page_sidecar.endpoint, 500, BLOCK, "one") as first,
+        TwoKinds(page_sidecar.endpoint, 500, BLOCK, "one") as first,
         FakeEngine(page_sidecar.endpoint, 500, BLOCK, "two") as second,
     ):
         until(lambda: first.client.standing.linked and second.client.standing.linked)

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from kvgraph.advisor.page.logged.request_views import request_view
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.evictions.eviction_log import LIMIT
@@ -18,8 +19,10 @@ from kvgraph.graph.messages.events import (
     BlocksResident,
     BlocksSpilled,
     BlocksStored,
+    CacheGroup,
     CopiesDropped,
     EngineHello,
+    GroupKind,
     Pressure,
     RequestFinished,
     RequestStarted,
@@ -92,7 +95,7 @@ def test_the_same_content_under_another_salt(world: World) -> None:
     world.serve(11, 12, 30, session="ours", says=(91, 92, 99), salt=6)
     assert world.last() == (Reason.OTHER_SALT, Detail.NONE, 0)
     assert world.other() == ("theirs", None)
-    assert world.history.requests.names(1).other_engine == "a"
+    assert world.history.requests.names(1).other.engine == "a"
 
 
 def test_the_same_content_under_a_salt_and_under_none(world: World) -> None:
@@ -246,7 +249,7 @@ def test_another_engine_has_it(world: World) -> None:
     world.serve(1, 2, 3, engine="b")
     world.start(1, 2, 3, engine="a")
     assert world.last() == (Reason.OTHER_ENGINE, Detail.NONE, 0)
-    assert world.history.requests.names(1).other_engine == "b"
+    assert world.history.requests.names(1).other.engine == "b"
 
 
 def test_another_engine_had_it(world: World) -> None:
@@ -254,7 +257,7 @@ def test_another_engine_had_it(world: World) -> None:
     world.evict(3, 2, 1, engine="b")
     world.start(1, 2, 3, engine="a")
     assert world.last() == (Reason.OTHER_ENGINE, Detail.ELSEWHERE, 0)
-    assert world.history.requests.names(1).other_engine is None
+    assert world.history.requests.names(1).other.engine is None
 
 
 def test_nobody_ever_kept_it(world: World) -> None:
@@ -277,7 +280,7 @@ def test_what_was_evicted_here_names_the_engine_that_has_it_too(world: World) ->
     world.evict(2, engine="a")
     world.start(1, 2, found=1, engine="a")
     assert world.last()[0] is Reason.EVICTED
-    assert world.history.requests.names(2).other_engine == "b"
+    assert world.history.requests.names(2).other.engine == "b"
 
 
 def test_an_engine_with_another_model_has_something_else(world: World) -> None:
@@ -440,6 +443,24 @@ def test_a_list_of_the_pool_may_be_ahead_of_the_news(world: World) -> None:
     world.tell(BlocksResident(pack(1, 2, 3)))
     world.start(1, 2, 3)
     assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
+
+
+def test_another_group_of_layers_let_go_of_its_part(world: World) -> None:
+    """Whatever the books say: the engine saw the block as it looked."""
+    groups = CacheGroup(GroupKind.FULL, 0, SIZE), CacheGroup(GroupKind.WINDOW, 1024, SIZE)
+    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm", groups))
+    world.serve(1, 2, 3)
+    world.serve(1, 2, 3, found=1, lacking=1)
+    assert world.last() == (Reason.OTHER_GROUP, 1, 1)
+    assert world.history.totals[Reason.OTHER_GROUP] == 1
+    view = request_view(world.history, 1, float).miss
+    assert view.sentence == (
+        "Block 2 of 3 is in the pool, but cache group 1 (a sliding window of 1,024 tokens) had let "
+        "go of a part of the window that ends there."
+    )
+    assert view.key is not None
+    world.serve(1, 2, 3, found=2, lacking=5)
+    assert "but cache group 5 had let go" in request_view(world.history, 2, float).miss.sentence
 
 
 def test_what_the_books_have_is_not_explained_away(world: World) -> None:
