@@ -97,4 +97,4 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in named}
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
