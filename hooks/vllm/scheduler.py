@@ -109,12 +109,11 @@ class SchedulerSide:
             config, kv_cache, pool, group, self.index, tiers, self._emit, clock,
             surroundings.costs, manager,
         )  # fmt: skip
-        self._groups = groups = OtherGroups(kv_cache, pool, group)
+        self._groups = OtherGroups(kv_cache, pool, group)
         self.observer = EngineObserver(
             pool, group, self.index, [arranger, bridge], self._emit, arranger.stated,
-            bridge.adapted, engine_ends(config), arranger.evicted,
-            SaltedContents(self.client, group.block_size).of, engine_layers(config),
-            groups.lacking if len(groups.named) > 1 else None,
+            bridge.adapted, engine_ends(config), arranger.evicted, SaltedContents(
+                self.client, group.block_size).of, engine_layers(config), self._groups.lacking,
         )  # fmt: skip
         self.sampled = SampleReporter(group, self.observer.running, self._emit).take
         self._prefill = PrefillMeter.of(config)

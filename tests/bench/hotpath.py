@@ -283,13 +283,13 @@ def _layers(tiers_of: int | None, spill_all: bool) -> tuple[Any, dict[str, Any]]
     from ..hooks.tiers.budget import TierSettings
     from ..hooks.vllm.settings import TIERS_KEY
 
-    if tiers_of is None:
-        return SimpleNamespace(kv_cache_spec=None), {}
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=8, head_size=128, dtype=torch.bfloat16
     )
-    settings = TierSettings(tiers_of * LAYERS * spec.page_size_bytes, spill_all=spill_all)
     group = SimpleNamespace(kv_cache_spec=spec, layer_names=["layer"] * LAYERS)
+    if tiers_of is None:
+        return group, {}
+    settings = TierSettings(tiers_of * LAYERS * spec.page_size_bytes, spill_all=spill_all)
     return group, {TIERS_KEY: settings.plain()}
 
 

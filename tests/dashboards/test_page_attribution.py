@@ -168,8 +168,8 @@ def test_what_layers_with_a_window_lost_is_not_put_on_lost_news(
     graph.apply("e", [engine.side.hello(), *outbox.take_all()])
     miss = request_view(graph.tables.history, 3, float).miss
     assert miss is not None
-    assert (miss.index, miss.reason) == (0, "unknown")
-    assert "sliding windows or states as well" in miss.sentence
+    assert (miss.index, miss.reason) == (0, "other_group")
+    assert "cache group 1 (a sliding window of 32 tokens) had let go" in miss.sentence
     engine.settle()
 
 

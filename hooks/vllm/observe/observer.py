@@ -49,6 +49,10 @@ def _nobody_heeds(keys: Sequence[int], is_over: bool) -> None:
     pass
 
 
+def _none_lacks(request: Request, cached_tokens: int) -> int | None:
+    return None
+
+
 def _as_told(event: AnyEvent, request: Request) -> AnyEvent | Later:
     return event
 
@@ -73,7 +77,7 @@ class EngineObserver:
         gone: Is told which keys the engine evicted, when that is worked through.
         contents: What a request says, where that is to be told apart from its salt.
         began: What to emit at its start, likewise.
-        lacking: Which other group ended a lookup after so many tokens; None: there is no other.
+        lacking: Which other group ended a lookup after so many tokens.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class EngineObserver:
         gone: Callable[[Sequence[int]], None] = _nobody_asks,
         contents: Callable[[Request], PromptDigests | None] = _nothing,
         began: Callable[[RequestStarted, Request], AnyEvent | Later] = _as_told,
-        lacking: Callable[[Request, int], int | None] | None = None,
+        lacking: Callable[[Request, int], int | None] = _none_lacks,
     ) -> None:
         self.stored = 0  # blocks, since the start
         self._pool = pool
@@ -97,11 +101,10 @@ class EngineObserver:
         self._reporter = ChangeReporter(group, index, gone)
         self._index, self._listeners = index, listeners
         self._emit, self._stated, self._adapted = emit, stated, adapted
-        self._ended, self._began, self._contents = ended, began, contents
+        self._ended, self._began, self._contents, self._lacking = ended, began, contents, lacking
         self._recent = RecentPrompts(group.block_size)
         self._tags = TagReader(hint_policy(os.environ))
-        self._waiting: dict[str, int] = {}  # request id → cached tokens at its last lookup
-        self._lacking, self._lacks = lacking, dict[str, int | None]()  # by request id: at that
+        self._waiting: dict[str, tuple[int, int | None]] = {}  # by request id: the last lookup's
         self._meant: dict[str, Meaning] = {}  # of those whose meaning was asked for
         self._sessions: dict[str, str] = {}  # names of those that run, where no tenant has them
         self.running: dict[str, tuple[Request, Meaning]] = {}  # scheduled, and not over
@@ -110,7 +113,7 @@ class EngineObserver:
 
     def request_queued(self, request: Request) -> None:
         """Note that a request arrived."""
-        self._waiting[request.request_id] = 0
+        self._waiting[request.request_id] = 0, None
 
     def meaning(self, request: Request) -> Meaning:
         """What the caller says about a request that was not scheduled yet."""
@@ -120,9 +123,8 @@ class EngineObserver:
     def request_looked_up(self, request: Request, cached_tokens: int) -> None:
         """Note that the prefix cache holds the request's first ``cached_tokens`` tokens."""
         if request.request_id in self._waiting:
-            self._waiting[request.request_id] = cached_tokens
-            if self._lacking is not None:
-                self._lacks[request.request_id] = self._lacking(request, cached_tokens)
+            lacking = self._lacking(request, cached_tokens)
+            self._waiting[request.request_id] = cached_tokens, lacking
 
     def request_scheduled(self, request: Request, to_load: int = 0, spliced: int = 0) -> None:
         """Note that a request got blocks; reported the first time only, not after a preemption.
@@ -140,11 +142,12 @@ class EngineObserver:
         self._state(meaning, hashes, is_over=False)
         if meaning.session is not None and meaning.tenant is None:  # a name is its tenant's
             self._sessions[request.request_id] = meaning.session
+        found, lacking = self._waiting.pop(request.request_id, (0, None))
         event = RequestStarted(
             request_id=request.request_id[:MAX_NAME],
             hashes=b"",
             prompt_tokens=prompt,
-            cached_tokens=self._waiting.pop(request.request_id, 0),
+            cached_tokens=found,
             block_size=self._group.block_size,
             session=meaning.session,
             tenant=meaning.tenant,
@@ -153,22 +156,15 @@ class EngineObserver:
             reads_cache=not getattr(request, "skip_reading_prefix_cache", False),
             waited_s=waited_s(request),
             spliced_tokens=spliced,
-            lacking=self._lacks.pop(request.request_id, None),
+            lacking=lacking,
         )
         began, contents = self._began(event, request), self._contents(request)
-        late = self._late_prompt(request, event.cached_tokens + to_load)
+        late = _late_prompt(self._recent, request, (found + to_load) // self._group.block_size)
         self._emit(LateHashes(began, hashes, contents, late))
-
-    def _late_prompt(self, request: Request, found: int) -> LatePrompt | None:
-        tokens = request.prompt_token_ids
-        if tokens is None:  # it has embeddings instead
-            return None
-        return LatePrompt(self._recent, tokens, found // self._group.block_size)
 
     def request_finished(self, request: Request, block_ids: Sequence[Sequence[int]]) -> None:
         """Note that a request ended, and that its blocks are about to be freed."""
         self._waiting.pop(request.request_id, None)
-        self._lacks.pop(request.request_id, None)
         self._meant.pop(request.request_id, None)
         _, meaning = self.running.pop(request.request_id, (None, None))
         if meaning is None:
@@ -262,6 +258,11 @@ class EngineObserver:
             running=len(self.running),
             waiting=len(self._waiting),
         )
+
+
+def _late_prompt(recent: RecentPrompts, request: Request, blocks: int) -> LatePrompt | None:
+    tokens = request.prompt_token_ids  # None: it has embeddings instead
+    return None if tokens is None else LatePrompt(recent, tokens, blocks)
 
 
 def _protected(meaning: Meaning, hashes: Sequence[bytes], size: int) -> Iterator[list[int]]:

@@ -54,8 +54,10 @@ class OtherGroups:
             Its place among the groups; None if the observed group lacks the next block itself, if
             there is none that could be matched, or if no group lacks what is known to be needed.
         """
+        if not self._others:
+            return None
         end = cached_tokens - cached_tokens % self._unit + self._unit
-        if not self._others or end >= request.num_tokens:
+        if end >= request.num_tokens:
             return None  # the last token is always computed
         observed = self._observed
         if not self._has(request, observed.suffix, observed.block_size, cached_tokens, end):
