@@ -99,7 +99,7 @@ class SchedulerSide:
     ) -> None:
         self._config, self._pool, self._clock = config, pool, (clock := surroundings.clock)
         self.group = group = observed_group(kv_cache, pool)
-        self.index = BlockIndex(pool, clock, hears_all=group.alone)
+        self.index = BlockIndex(pool, clock, hears_all=group.scale == 1)
         self.arranger = arranger = FreeQueueArranger(
             pool, self.index, most_blocks_per_step(config, group), protect_stale_s(), clock
         )

@@ -163,10 +163,10 @@ def test_what_layers_with_a_window_lost_is_not_put_on_lost_news(
     engine, graph = paper(Shape(blocks=40, warm=None, windows=(None, 32))), KVCacheGraph()
     outbox = engine.side.client.outbox
     outbox.open(1 << 16)
-    for length, prompt in ((12, 1), (10, 2), (10, 3), (6, 1)):
+    for length, prompt in ((12, 1), (10, 2), (6, 1)):
         engine.serve(text(length, prompt))
     graph.apply("e", [engine.side.hello(), *outbox.take_all()])
-    miss = request_view(graph.tables.history, 3, float).miss
+    miss = request_view(graph.tables.history, 2, float).miss
     assert miss is not None
     assert (miss.index, miss.reason) == (0, "other_group")
     assert "cache group 1 (a sliding window of 32 tokens) had let go" in miss.sentence

@@ -37,11 +37,6 @@ class ObservedGroup:
         return self.block_size // self.hash_block_size
 
     @property
-    def alone(self) -> bool:
-        """Whether the prefix cache holds this group's blocks only, each of them as a whole."""
-        return self.groups_take == 1 and self.scale == 1
-
-    @property
     def suffix(self) -> bytes:
         """The ending of this group's keys in the prefix cache."""
         return self.index.to_bytes(GROUP_BYTES, "big")

@@ -36,8 +36,9 @@ class BlockIndex:
     Args:
         pool: The live block pool.
         clock: Monotonic seconds, the clock that rankings are dated in.
-        hears_all: Whether every block that enters the prefix cache is noted here. Otherwise
-            duplicates are looked for at each eviction.
+        hears_all: Whether every block of the observed group that enters the prefix cache is noted
+            here. Otherwise duplicates are looked for at each eviction, in the pool as it is by
+            then: one that came back meanwhile is not told to have been gone.
     """
 
     def __init__(

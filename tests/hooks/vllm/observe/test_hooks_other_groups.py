@@ -49,6 +49,9 @@ class Watched:
         manager = self.engine.scheduler.kv_cache_manager
         self._look, self._manager = manager.get_computed_blocks, manager
         manager.get_computed_blocks = self._looked_up
+        self.graph, self.starts = KVCacheGraph(), list[RequestStarted]()
+        self.graph.apply("e", [self.engine.side.hello()])
+        self._step, self.engine.step = self.engine.step, self._stepped
 
     def _looked_up(self, request: Any) -> Any:
         found = self._look(request)
@@ -82,10 +85,12 @@ class Watched:
         observed = self.windows.index(None)
         return set() if observed in lacking else lacking
 
-    def told(self) -> list[RequestStarted]:
-        """The starts since the last call."""
+    def _stepped(self) -> None:
+        """A sidecar hears of each step at once."""
+        self._step()
         events = self.engine.side.client.outbox.take_all()
-        return [event for event in events if isinstance(event, RequestStarted)]
+        self.graph.apply("e", events)
+        self.starts += [event for event in events if isinstance(event, RequestStarted)]
 
 
 def play(engine: Any, rng: random.Random, requests: int) -> None:
@@ -111,7 +116,7 @@ def test_a_start_tells_which_group_ended_its_match(
     shape = Shape(blocks=70 * len(windows), asynchronous=asynchronous, warm=None, windows=windows)
     watched, seen = Watched(paper, shape), Counter[int | None]()
     play(watched.engine, random.Random(1), 120)
-    for start in watched.told():
+    for start in watched.starts:
         right = watched.right[start.request_id]
         assert (start.lacking in right) if right else start.lacking is None, start
         if len(windows) > 1:
@@ -120,6 +125,10 @@ def test_a_start_tells_which_group_ended_its_match(
             assert (start.lacking is not None) == (hits[watched.windows.index(None)] > tokens)
         seen[start.lacking] += 1
     assert (len(seen) > 1) == (len(set(windows)) > 1)
+    totals = watched.graph.tables.history.totals
+    assert totals[Reason.OTHER_GROUP] == len(watched.starts) - seen[None]
+    assert totals[Reason.UNKNOWN] == 0
+    assert totals[Reason.EVICTED] > 0
     assert watched.engine.is_whole()
 
 
@@ -144,13 +153,9 @@ def lose_the_window(engine: Any) -> None:
 
 def test_the_graph_says_it_in_words(paper: Callable[..., Any]) -> None:
     watched = Watched(paper, Shape(blocks=50, warm=None, windows=(None, 70)))
-    engine, graph = watched.engine, KVCacheGraph()
-    graph.apply("e", [engine.side.hello()])
-    lose_the_window(engine)
-    graph.apply("e", engine.side.client.outbox.take_all())
-    engine.serve([*BRANCH, *words(40, 9)], output=4)
-    graph.apply("e", engine.side.client.outbox.take_all())
-    history = graph.tables.history
+    lose_the_window(watched.engine)
+    watched.engine.serve([*BRANCH, *words(40, 9)], output=4)
+    history = watched.graph.tables.history
     record = history.requests.record(history.requests.next - 1)
     reason, place = Reason(int(record["reason"])), int(record["detail"])
     assert (reason, place) == (Reason.OTHER_GROUP, 1)
