@@ -132,7 +132,7 @@ def _fresh(news: News, told: News | int | None) -> News | None:
     requests, now = news.requests, news.now
     last = told.newest if isinstance(told, News) else told
     newest, oldest = news.newest, requests[0].id if requests else 0
-    is_gap = last is not None and newest is not None and not oldest - 1 <= last <= newest
+    is_gap = last is not None and (newest is None or not oldest - 1 <= last <= newest)
     if is_gap:  # too much passed, or the number is of a sidecar before this one
         fresh = requests
     elif isinstance(told, News):

@@ -202,6 +202,18 @@ def test_a_reader_resumes_where_it_was(
     assert (news["is_gap"], mark_of(frame)) == (is_gap, f"{name.decode()}5")
 
 
+def test_a_reader_of_a_sidecar_before_this_one_forgets_its_requests() -> None:
+    page = board_of(World())
+
+    async def read() -> bytes:
+        frames = NewsStream(lambda: page).follow("another-4")
+        await anext(frames)
+        return await anext(frames)
+
+    news = data_of(asyncio.run(read()))
+    assert (news["requests"], news["is_gap"]) == ([], True)
+
+
 def test_a_reader_is_told_when_a_request_ends_and_resumes_before_those_that_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,7 +22,8 @@ class Heartbeat {
   private beats = 0;
   private struckAt = 0;
   private latest: News | null = null;
-  private recent: readonly RequestView[] = [];
+  private recent: readonly RequestView[] | null = null;
+  private begins = true; // the next news are the first on their connection
 
   readonly subscribe = (listener: () => void) => {
     if (this.listeners.size === 0) this.start();
@@ -36,7 +37,7 @@ class Heartbeat {
   readonly beat = () => this.beats;
   readonly state = () => this.connection;
   readonly news = () => this.latest;
-  readonly requests = () => (this.latest === null ? null : this.recent);
+  readonly requests = () => this.recent;
 
   /** What the status of an answer says of the connection; 0: there was no answer. */
   saw(status: number) {
@@ -68,13 +69,16 @@ class Heartbeat {
 
   private open() {
     this.stream?.close();
-    this.recent = [];
+    this.begins = true;
     this.stream = new EventSource("v1/events");
     this.stream.addEventListener("news", (event: MessageEvent<string>) => {
       const news = JSON.parse(event.data) as News;
       const history = joined(this.latest?.now.history, news.now.history, news.steps);
       this.latest = { ...news, now: { ...news.now, history } };
-      if (news.requests.length > 0 || news.is_gap) this.recent = joinedRequests(this.recent, news);
+      const known = this.begins ? [] : (this.recent ?? []);
+      if (this.begins || news.is_gap || news.requests.length > 0)
+        this.recent = joinedRequests(known, news);
+      this.begins = false;
       this.strike();
     });
     this.stream.onerror = () => {
@@ -104,7 +108,7 @@ export function useConnection(): Connection {
   return useSyncExternalStore(heartbeat.subscribe, heartbeat.state);
 }
 
-/** The newest requests as the stream told of them, the newest first; null while it is away. */
+/** The newest requests as the stream told of them, the newest first; null before it did. */
 export function useRequests(): readonly RequestView[] | null {
   return useSyncExternalStore(heartbeat.subscribe, heartbeat.requests);
 }

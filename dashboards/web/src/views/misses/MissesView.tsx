@@ -2,7 +2,7 @@ import "./misses.css";
 
 import { useMemo } from "react";
 
-import { useRequests } from "../../api/heartbeat";
+import { useNews, useRequests } from "../../api/heartbeat";
 import { type Resource, useResource } from "../../api/resource";
 import type { Misses, Requests, RequestView } from "../../api/types";
 import { Await } from "../../parts/states";
@@ -40,16 +40,21 @@ export function MissesView() {
   );
 }
 
-/** The newest requests: from the stream, unless only some of them are looked for. */
+/** The newest requests: from the stream, unless it is away or only some of them are looked for. */
 function useRecent(filter: string): Resource<Requests> {
+  const isLive = useNews() !== null;
   const told = useRequests();
-  const isTold = filter === "" && told !== null;
-  const asked = useResource<Requests>(isTold ? null : `v1/requests?limit=${MOST}${filter}`, 2000);
-  const data = useMemo(
-    () => isTold && { at: 0, requests: [...told], next: told.length < MOST ? null : 0 },
-    [isTold, told],
+  const asks = filter !== "" || !isLive;
+  const asked = useResource<Requests>(asks ? `v1/requests?limit=${MOST}${filter}` : null, 2000);
+  const known = useMemo(
+    () =>
+      told === null
+        ? undefined
+        : { at: 0, requests: [...told], next: told.length < MOST ? null : 0 },
+    [told],
   );
-  return data === false ? asked : { data, error: undefined };
+  if (filter !== "" || known === undefined || asked.data !== undefined) return asked;
+  return { data: known, error: undefined };
 }
 
 /** A request that the address names, where it is in the log, but none of those that are shown. */
