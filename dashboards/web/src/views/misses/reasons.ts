@@ -11,6 +11,7 @@ const COLORS: Record<string, string> = {
   not_cacheable: "computed",
   unknown: "shadow",
   other_salt: "affect",
+  other_group: "capabilities",
 };
 
 export function colorOf(reason: string): string {
