@@ -1,0 +1,43 @@
+"""One real vLLM engine whose layers are of two kinds: full attention, and a sliding window.
+
+Called as ``python -P engine_groups.py OPTIONS_JSON``; prints one line ``RESULT {json}``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from typing import Any
+
+BLOCK = 32
+LINKED_S = 3.0  # until what happens is heard
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    """Serve a long prompt, others, and one that leaves the first in its middle; options: model."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    llm = LLM(
+        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
+        max_model_len=1024, num_gpu_blocks_override=48, enforce_eager=True, max_num_seqs=2,
+        max_num_batched_tokens=128, skip_tokenizer_init=True,
+    )  # fmt: skip
+    time.sleep(LINKED_S)
+    sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, detokenize=False)
+
+    def serve(tokens: list[int]) -> tuple[list[int], int]:
+        (said,) = llm.generate(TokensPrompt(prompt_token_ids=tokens), sampling, use_tqdm=False)
+        return list(said.outputs[0].token_ids), said.num_cached_tokens or 0
+
+    rng = random.Random(1)
+    first, *others = ([rng.randrange(10, 250) for _ in range(length)] for length in (500, 300, 300))
+    served = [serve(tokens) for tokens in (first, *others, first[:250] + others[0][:60], first)]
+    time.sleep(LINKED_S)
+    return {"answers": [said for said, _ in served], "cached": [found for _, found in served]}
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
