@@ -9,6 +9,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, Shape
 from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import REASON_NAMES, Reason
+from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import CacheGroup, GroupKind, RequestStarted
+from kvgraph.graph.types import as_keys
+from kvgraph.hooks.keys import key_of
 from paper import text, words
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -189,3 +193,24 @@ def by_reason(sidecar: SidecarProcess) -> Counter[str]:
         for sample, value in samples
         if "kvgraph_misses_total" in sample and f'reason="{name}"' in sample
     })  # fmt: skip
+
+
+@pytest.mark.parametrize("windows", [(None, 70), (None, 0)], ids=["window", "state"])
+@pytest.mark.parametrize("protected", [False, True])
+def test_what_is_protected_is_kept_in_every_group(
+    paper: Callable[..., Any], windows: tuple[int | None, ...], protected: bool
+) -> None:
+    """A prefix that full attention alone kept would be found no more."""
+    engine = paper(Shape(blocks=120, warm=None, windows=windows), clock=lambda: 0.0)
+    head = words(8 * BLOCK_SIZE, 1)
+    engine.serve(head + words(20, 3))
+    keys = [key_of(each) for each in engine.make("head", head, 1).block_hashes]
+    if protected:
+        engine.side.client.hold_ranking(
+            replace(EvictionRanking.empty(1e6), protected=as_keys(keys))
+        )
+    for seed in range(12):
+        engine.serve(words(200, 50 + seed), output=4)
+    request = engine.make("again", head + words(40, 9), 1)
+    found = engine.scheduler.kv_cache_manager.get_computed_blocks(request)[1]
+    assert found == (len(head) if protected else 0)
