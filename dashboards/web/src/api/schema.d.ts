@@ -786,7 +786,7 @@ export interface components {
          *         index: Which block of the prompt it is, from 0.
          *         reason: One of ``never_seen``, ``diverged``, ``evicted``, ``other_engine``,
          *             ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
-         *             ``other_salt``, ``in_store``.
+         *             ``other_salt``, ``in_store``, ``other_group``.
          *         sentence: The reason in words, with names, times and rules.
          *         remedy: What would have made the request fast, in words; None where nobody can say.
          *         key: The block; None for one that has no key (a partial block).
