@@ -102,7 +102,7 @@ function Opened({ request, rate }: Timed) {
   return (
     <div className="opened">
       <Took request={request} rate={rate} />
-      {request.wait && <Waited wait={request.wait} rate={rate} />}
+      {request.wait && <Waited request={request} wait={request.wait} rate={rate} />}
       {miss ? (
         <Why miss={miss} engine={request.engine} />
       ) : (
@@ -130,12 +130,11 @@ const REST =
   "Most of its time went to its answer, and to what ran beside it: no cache shortens that.";
 
 /** What its engine did before it began. */
-function Waited({ wait, rate }: { wait: Wait; rate: number | null }) {
-  const takes =
-    rate && wait.tokens > 0 ? `So many take about ${duration(wait.tokens / rate)}.` : "";
+function Waited({ request, wait, rate }: Timed & { wait: Wait }) {
+  const queued = request.waited_s - wait.held_s;
   return (
     <p className="sentence wait wrap">
-      <b>Why it waited:</b> {wait.sentence} {takes}{" "}
+      <b>Why it waited:</b> {wait.sentence} {timeOf(wait, queued, rate)}{" "}
       {wait.largest !== null && (
         <span className="ways">
           <a href={linkTo("misses", { request: wait.largest })}>
@@ -145,6 +144,16 @@ function Waited({ wait, rate }: { wait: Wait; rate: number | null }) {
       )}
     </p>
   );
+}
+
+const MOST = 0.9; // of a time in the queue: what is left needs no words; chosen
+
+/** How long what was computed meanwhile takes, and what the rest of the time went to. */
+function timeOf({ tokens, prompts }: Wait, queued: number, rate: number | null): string {
+  if (!rate || tokens === 0 || prompts === 0) return "";
+  const takes = tokens / rate;
+  const rest = takes < MOST * queued ? ", and the rest went to what ran already when it came" : "";
+  return `That takes about ${duration(takes)}${rest}.`;
 }
 
 /**
