@@ -75,7 +75,7 @@ class LifecyclePolicy:
         shared = own.copy()
         self._score_shared(shared, view, picked)
         return {
-            "return_rate": own,
+            "return_time": own,
             "sharing": shared - own,
             "graph": -self._steered(view, picked),
             "off_chain": np.where(_on_chain(view, picked), 0.0, SCALE * _OFF_CHAIN),

@@ -179,13 +179,18 @@ def eviction_sentence(
     if score is not None and rule == Rule.POLICY:  # elsewhere a rule decided, and no score
         words.append(score)
     if place is not None:
-        words.append("first in the ranking" if place == 0 else f"{place} stood before it there")
+        before = "no block was" if place == 0 else _blocks_were(place)
+        words.append(f"{before} to go before it")
     if idle_s is not None:
         words.append(f"unused for {seconds(idle_s)}")
     if rule != Rule.SESSION_OVER:
         words.append(f"its session was {_STATES[min(state, len(SessionState))]}")
     said = ", ".join(words)
     return f"{said[0].upper()}{said[1:]}."
+
+
+def _blocks_were(count: int) -> str:
+    return "one block was" if count == 1 else f"{count:,} blocks were"
 
 
 def _left(ago_s: float | None) -> str:

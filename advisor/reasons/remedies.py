@@ -13,7 +13,8 @@ def remedy(reason: Reason, detail: int, index: int, short: int, pool: int) -> st
     Args:
         detail: Of the reason; see ``graph.logs.request_log.Miss``.
         index: Which block was missing, the first being 0.
-        short: By about how many blocks the pool was too small to keep it; 0: not known.
+        short: By about how many blocks the pool was too small to keep it, and what was computed
+            again behind it; 0: not known.
         pool: How many blocks it has; 0: not known.
     """
     match reason:
@@ -44,8 +45,8 @@ def _kept(short: int, pool: int) -> str:
     if short == 1:
         return "A pool larger by one block would have kept it."
     return (
-        f"A pool larger by about {short:,} blocks would have kept it, or host memory for as many "
-        "copies (AITHER_KVCACHE_WARM_GIB)."
+        f"A pool larger by about {short:,} blocks would have kept all that was computed again, or "
+        "host memory for as many copies (AITHER_KVCACHE_WARM_GIB)."
     )
 
 

@@ -17,8 +17,8 @@ _HEEDED: Final[Mapping[str, str]] = {
 }
 _LONGEST_S: Final = 86_400.0  # what is expected later than that is said to be so; chosen
 _TERMS: Final[Mapping[str, str]] = {
-    "return_rate": "how rarely its session is expected to ask again: 1,000 times the logarithm of "
-    "the seconds between two requests, so 4.6K stands for 100 s, and 700 more for twice as long",
+    "return_time": "how long its session is expected to take to ask again: 1,000 times the "
+    "logarithm of the seconds, so 4.6K stands for 100 s, and 700 more for twice as long",
     "sharing": "what several sessions that use it take off: the more often they ask, the more",
     "graph": "what importance, edges and the model's confidence add or, below zero, take off",
     "off_chain": "4,000 for a block that the next turn of its session cannot find: behind the end "
@@ -68,10 +68,10 @@ def scored(terms: Mapping[str, float] | None) -> str | None:
         return None
     if terms.get("off_chain", 0.0) > 0:
         return "the next turn of its session could not find it"
-    if "return_rate" not in terms:
+    if "return_time" not in terms:
         largest = max(terms, key=lambda name: abs(terms[name]))
         return f"most of its score was its {largest.replace('_', ' ')}"
-    points = terms["return_rate"] + terms["sharing"]
+    points = terms["return_time"] + terms["sharing"]
     expected_s = exp(points / SCALE)
     if expected_s > _LONGEST_S:
         return "it was not expected to be asked for again within a day"

@@ -89,12 +89,11 @@ def wait_remedy(work: WorkAhead, waited_s: float, hold: Hold | None) -> str:
         much = f" by about {work.short:,} blocks" if work.short > 1 and affordable else ""
         return (
             f"Keeping the {work.again:,} tokens that were computed again before it: a pool larger"
-            f"{much}, host memory for copies (AITHER_KVCACHE_WARM_GIB), or fewer sessions at once "
-            "(AITHER_KVCACHE_ADMISSION)."
+            f"{much}, host memory for copies (AITHER_KVCACHE_WARM_GIB), or fewer sessions at once."
         )
     return (
-        "Fewer requests at once, or another engine (`kvgraph route`): little of what was computed "
-        "before it had been there."
+        "Fewer requests at once, or another engine (`kvgraph route`). No cache shortens this wait: "
+        "most of what was computed meanwhile was new here."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from operator import add
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -133,12 +134,13 @@ class History(Departures):
         found = min(event.cached_tokens // size, len(rows))
         loaded = min(event.loading_tokens // size, len(rows) - found)
         prefetched = log.take_prefetched(rows[:found])
-        again = self._again(log, session, rows[found + loaded : reach], now)
+        again, short = self._again(log, session, rows[found + loaded : reach], now)
         spliced = min(event.spliced_tokens // size, loaded)
         counts = len(rows), found - prefetched, loaded - spliced, prefetched, spliced, again
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
         miss = missed(self._tables, log, engine, event, session, rows, found + loaded, now)
         miss = by_content(self._tables, engine, event, rows, miss)
+        miss = replace(miss, short=max(miss.short, short)) if miss.short else miss
         log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
@@ -201,13 +203,13 @@ class History(Departures):
             told = engine, session, rows, keys, reach, found, tokens, now, loaded, size
             self._heard.add(Heard(*told))
 
-    def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> int:
-        """Count blocks computed again that were once in this pool: regrets, and what they say about
-        its size."""
+    def _again(self, log: EvictionLog, session: int, rows: Rows, now: float) -> tuple[int, int]:
+        """Count blocks computed again that were once in this pool: regrets, and by about how many
+        blocks it was too small to keep all of them that its log remembers."""
         blocks = self._tables.blocks
         rows = rows[(log.marks[rows] & Way.MASK) != 0]
         if not len(rows):
-            return 0
+            return 0, 0
         own = (blocks.session[rows] == session) & (session != NO_ROW)
         own &= (blocks.flags[rows] & int(BlockFlag.SHARED)) == 0
         ids = log.find(rows, blocks.keys[rows])
@@ -219,7 +221,7 @@ class History(Departures):
             self.beyond[way] += np.bincount(bucket, minlength=_BUCKETS)
         regretted = log.note_wanted(ids[known], now, WINDOW_S)
         self.minutes.add((0, 0, 0, 0, len(regretted)), now)
-        return len(rows)
+        return len(rows), int((log.next - ids[known]).max(initial=0))
 
     def _settle(self, engine: int, now: float) -> None:
         """Judge requests whose missing block was taken in the step that scheduled them."""

@@ -63,8 +63,9 @@ class Miss:
         left: When it left the pool, in the clock's seconds; NaN: it did not.
         session: The other session's name and tenant.
         engine: That has it.
-        short: How many blocks had left since it did, it among them: by about so many the pool was
-            too small to keep it. 0: that is not known.
+        short: How many blocks had left since it did, it among them, or since another did that is
+            computed again with it: by about so many the pool was too small to keep them all. 0:
+            that is not known.
         same: Tokens of it that another prompt has there too, where it differs; 0: not known.
     """
 

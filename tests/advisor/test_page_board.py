@@ -168,7 +168,7 @@ def test_minutes_tell_tokens_and_what_left(world: World, board: PageBoard) -> No
 
 def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> None:
     world.serve(1, 2, segments=(Segment(int(SourceLayer.TOOL_RESULT), 0, SIZE, 0.5),))
-    made_of = {"return_rate": [9000.0, 4600.0], "sharing": [0.0, 0.0], "off_chain": [0.0, 0.0]}
+    made_of = {"return_time": [9000.0, 4600.0], "sharing": [0.0, 0.0], "off_chain": [0.0, 0.0]}
     world.rank(9, 1, **made_of)
     world.evict(1)
     answer = board.evictions(None, 10)
@@ -176,8 +176,8 @@ def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> N
     assert (left.rule, left.place, left.ranking) == ("policy", 1, 7)
     assert (left.layer, left.session, left.session_state) == ("tool_result", "s", "idle")
     assert left.importance == pytest.approx(0.5, abs=0.01)
-    assert "1 stood before it" in left.sentence
-    assert left.terms == {"return_rate": 4600.0, "sharing": 0.0, "off_chain": 0.0}
+    assert "one block was to go before it" in left.sentence
+    assert left.terms == {"return_time": 4600.0, "sharing": 0.0, "off_chain": 0.0}
     assert set(answer.meanings) == set(made_of)
     assert "expected to be asked for again in about 2 min" in left.sentence
     assert answer.rules["policy"].evicted == 1

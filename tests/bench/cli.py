@@ -539,7 +539,7 @@ def _watched() -> Iterator[LivePage]:
     from .demo.live_page import LivePage
 
     with LivePage() as page:
-        Console(stderr=True).print(f"watch it at {page.address}", soft_wrap=True)
+        Console(stderr=True).print(page.invitation, soft_wrap=True)
         yield page
 
 

@@ -52,6 +52,12 @@ class LivePage:
         """What to open in a browser, to look at and to edit weights: the demo is one's own."""
         return page_address(self._sidecar.http, self._token, edit=True)
 
+    @property
+    def invitation(self) -> str:
+        """Where to watch it, and how commands find its sidecar, whose runtime note is its own."""
+        ask = f"XDG_RUNTIME_DIR={self._folder.name} kvgraph top"
+        return f"watch it at {self.address}\nor in a terminal: {ask} (or why, explain, status)"
+
     def begin_anew(self) -> None:
         """Forget all that was seen: the next scene begins."""
         self._sidecar.kill()

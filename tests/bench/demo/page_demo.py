@@ -33,7 +33,7 @@ def run_page() -> None:
     """Play recorded agents until Ctrl-C, and say where to watch."""
     console = Console()
     with LivePage() as page:
-        console.print(f"watch it at {page.address}", soft_wrap=True)
+        console.print(page.invitation, soft_wrap=True)
         console.print(f"{USERS} recorded agents, {FASTER:.0f} times as fast; Ctrl-C ends it")
         play_agents(page.endpoint, threading.Event())
 

@@ -26,12 +26,12 @@ def terms(**columns: list[float]) -> TermsThen:
 
 def test_each_block_keeps_the_terms_that_it_was_ranked_by(world: World) -> None:
     world.serve(1, 2, 3)
-    world.rank(3, 1, return_rate=[9000.0, 7000.0], sharing=[0.0, -300.0])
+    world.rank(3, 1, return_time=[9000.0, 7000.0], sharing=[0.0, -300.0])
     world.evict(1, 2, 3)
     found = [log_of(world).terms.of(number) for number in range(3)]
-    assert found[0] == {"return_rate": 7000.0, "sharing": -300.0}
+    assert found[0] == {"return_time": 7000.0, "sharing": -300.0}
     assert found[1] is None, "no ranking named it"
-    assert found[2] == {"return_rate": 9000.0, "sharing": 0.0}
+    assert found[2] == {"return_time": 9000.0, "sharing": 0.0}
 
 
 def test_terms_hold_until_the_next_are_asked_for(world: World) -> None:
@@ -93,9 +93,9 @@ def test_more_evictions_at_once_than_the_ring_holds() -> None:
 def test_another_policys_terms_begin_anew() -> None:
     ring = TermRing()
     ring.add(0, terms(age=[1.0, 2.0]))
-    ring.add(2, terms(return_rate=[3.0], sharing=[4.0]))
+    ring.add(2, terms(return_time=[3.0], sharing=[4.0]))
     assert ring.of(1) is None
-    assert ring.of(2) == {"return_rate": 3.0, "sharing": 4.0}
+    assert ring.of(2) == {"return_time": 3.0, "sharing": 4.0}
 
 
 def test_scores_beyond_all_bounds_stay_numbers() -> None:

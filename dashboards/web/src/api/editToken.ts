@@ -9,7 +9,7 @@ export function takeEditToken() {
   const found = IN_ADDRESS.exec(window.location.hash);
   if (found?.[1] === undefined) return;
   window.sessionStorage.setItem(KEPT_AS, found[1]);
-  window.history.replaceState(null, "", "#/weights");
+  window.history.replaceState(null, "", "#/now");
 }
 
 export function editToken(): string | null {

@@ -79,9 +79,9 @@ function scored({ terms }: EvictionView): string {
 
 /** What was known of it when it left. */
 function knownThen({ importance, hits, shared, ranking }: EvictionView): string {
-  const of = ranking === null ? "" : `, ranking ${ranking}`;
+  const of = ranking === null ? "" : ` Ranking number ${ranking}.`;
   const whose = shared ? ", by several sessions" : "";
-  return `Its importance was ${importance}; it had been found ${counted(hits, "time")}${whose}${of}.`;
+  return `Its importance was ${importance}; it had been found ${counted(hits, "time")}${whose}.${of}`;
 }
 
 function Row({ eviction, isNamed }: { eviction: EvictionView; isNamed: boolean }) {
@@ -99,7 +99,7 @@ function Row({ eviction, isNamed }: { eviction: EvictionView; isNamed: boolean }
       <td className="why">
         <b>{words(eviction.rule)}</b>
         <span className="dim wrap">
-          {eviction.sentence} {knownThen(eviction)}
+          {eviction.sentence} {eviction.rule !== "lru" && knownThen(eviction)}
           {scored(eviction)}
         </span>
       </td>

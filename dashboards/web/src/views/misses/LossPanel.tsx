@@ -23,7 +23,7 @@ export function LossPanel({ loss }: { loss: Loss }) {
         </dl>
         <p className="dim">
           So large a pool would have kept 95 % of what was lost, however long ago it had been used.
-          It is an upper bound; what less memory would find is on{" "}
+          It is counted in powers of two, so an upper bound; what less memory would find is on{" "}
           <a href={linkTo("whatif")}>What if</a>: go by that when buying.
         </p>
       </div>

@@ -104,7 +104,7 @@ function Opened({ request, rate }: Timed) {
       <Took request={request} rate={rate} />
       {request.wait && <Waited request={request} wait={request.wait} rate={rate} />}
       {miss ? (
-        <Why miss={miss} engine={request.engine} />
+        <Why miss={miss} engine={request.engine} isAside={costNothing(request, rate)} />
       ) : (
         <p className="sentence">It found everything that can be found.</p>
       )}
@@ -204,6 +204,7 @@ function Took({ request, rate }: Timed) {
   if (timing === null)
     return <p className="sentence">It runs; {computed} of its prompt are new.</p>;
   const { held, queue, prompt, rest } = timing;
+  const isEstimated = prompt !== null && rest > 0; // else all that is left was its prompt's
   const answer =
     request.answer_tokens == null
       ? "its answer"
@@ -222,7 +223,7 @@ function Took({ request, rate }: Timed) {
     <div className="took">
       <p className="sentence">
         <b>It took {duration(timing.all)}</b>
-        {prompt !== null && ` (prompt time estimated at ${whole(rate)} tokens/s)`}:
+        {isEstimated && ` (prompt time estimated at ${whole(rate)} tokens/s)`}:
       </p>
       <Bar label="Milliseconds" slices={slices.map(inMilliseconds)} />
       <Legend entries={slices.map((each) => ({ ...each, value: duration(each.value) }))} />
@@ -243,9 +244,15 @@ function computedAgain(request: RequestView, rate: number | null): string {
   return `${counted(blocks, "block")} of what it computed had been in this pool before: ${counted(tokens, "token")}${took}.`;
 }
 
-function Why({ miss, engine }: { miss: Miss; engine: string }) {
+/** Whether something else took its time, and what it missed is not worth a sentence. */
+function costNothing(request: RequestView, rate: number | null): boolean {
+  const timing = timingOf(request, rate);
+  return beyondTheCache(timing) !== null && !isWorthTelling(mostSaved(request, rate), timing);
+}
+
+function Why({ miss, engine, isAside }: { miss: Miss; engine: string; isAside: boolean }) {
   return (
-    <p className="sentence reason wrap">
+    <p className={`sentence reason wrap${isAside ? " dim" : ""}`}>
       <b>Why it found no more:</b> {miss.sentence}{" "}
       <span className="ways">
         {miss.key !== null && (
