@@ -50,7 +50,7 @@ class LivePage:
     @property
     def address(self) -> str:
         """What to open in a browser, to look at and to edit weights: the demo is one's own."""
-        return page_address(self._sidecar.http, self._token, edit=True)
+        return page_address(self._sidecar.http, self._token, edit=True) + "&now"
 
     @property
     def invitation(self) -> str:
