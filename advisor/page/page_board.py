@@ -32,7 +32,7 @@ from .graph_columns import graph_view
 from .logged.block_history import block_history
 from .logged.eviction_views import Chosen, chosen, evictions_view
 from .logged.miss_totals import misses_view
-from .logged.request_views import request_views
+from .logged.request_views import Asked, request_views
 from .now_view import now_view
 from .ranking_view import ranking_view, who_ranks
 from .sampled_view import sampled_view
@@ -90,21 +90,25 @@ class PageBoard:
             return now_view(self._graph.tables, status, lru, now, self._unix)
 
     def requests(
-        self, limit: int, before: int | None = None, session: str | None = None, search: str = ""
+        self,
+        limit: int,
+        before: int | None = None,
+        session: str | None = None,
+        search: str = "",
+        reason: str | None = None,
+        is_slowest: bool = False,
     ) -> Requests:
-        """Recent requests, the newest first; only those of ``session`` if one is named, and only
-        those whose id, session or tenant contains ``search``."""
-        which = limit, before, session, search
-        return self._recent.of(("requests", *which), lambda: self._requests(*which))
+        """Recent requests, the newest first, or the slowest; see ``Asked``."""
+        which = Asked(limit, before, session, search, reason, is_slowest)
+        return self._recent.of(("requests", *which), lambda: self._requests(which))
 
-    def _requests(
-        self, limit: int, before: int | None, session: str | None, search: str
-    ) -> Requests:
+    def _requests(self, which: Asked) -> Requests:
         with self._questions.turn():
-            history = self._graph.tables.history
-            found = list(request_views(history, limit, before, session, self._unix, search))
-            more = len(found) == limit and found[-1].id > history.requests.first
-        return Requests(at=self._unix.now(), requests=found, next=found[-1].id if more else None)
+            history, now = self._graph.tables.history, self._graph.clock()
+            found = list(request_views(history, which, now, self._unix))
+            more = len(found) == which.limit and found[-1].id > history.requests.first
+            following = found[-1].id if more and not which.is_slowest else None
+        return Requests(at=self._unix.now(), requests=found, next=following)
 
     def misses(self) -> Misses:
         """Totals by reason, and over time."""

@@ -25,7 +25,7 @@ from ...graph.queries.held_chains import held_chains
 from ...graph.tables.tables import Tables
 from ...graph.types import NEVER, NO_ROW, SessionState, Tier
 from ..times.unix_time import Unix
-from .logged.request_views import request_views
+from .logged.request_views import Asked, request_views
 
 MOST_REQUESTS: Final = 500  # shown of one session; chosen
 _STATES: Final = tuple(state.name.lower() for state in SessionState)
@@ -124,7 +124,7 @@ def timeline(
     Args:
         after: Only from this request on, if the log still has it; None: all.
     """
-    requests = _requests(tables, row, unix, after)
+    requests = _requests(tables, row, now, unix, after)
     is_part = after is not None and bool(requests) and requests[0].id == after
     begin = requests[0].at if is_part else -inf
     gone = _gone(tables, row, begin, unix)
@@ -140,12 +140,15 @@ def timeline(
     )
 
 
-def _requests(tables: Tables, row: int, unix: Unix, after: int | None) -> list[RequestView]:
+def _requests(
+    tables: Tables, row: int, now: float, unix: Unix, after: int | None
+) -> list[RequestView]:
     """A session's, the oldest first: those from ``after`` on if that is one of them, else all."""
     name = tables.sessions.names[row]
     tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
     found = []
-    for each in request_views(tables.history, MOST_REQUESTS, None, name, unix):
+    which = Asked(MOST_REQUESTS, session=name)
+    for each in request_views(tables.history, which, now, unix):
         if each.tenant == tenant:
             found.append(each)
             if each.id == after:
@@ -214,7 +217,8 @@ def _residency(
 ) -> Residency:
     """Its blocks by tier: in the pool all of a prompt's after each turn, and fewer with each that
     left; with copies as many as the log of copies tells. The last entry is what holds now."""
-    pool = [*_in_pool(requests, gone, now), (now, view.pool)]
+    held_now = view.chain_pool if view.chain else view.pool
+    pool = [*_in_pool(requests, gone, now), (now, held_now)]
     begin = pool[0][0]
     copied = copies.times[(begin < copies.times) & (copies.times < now)]
     times = np.unique(np.concatenate([[at for at, _ in pool], copied]))

@@ -86,10 +86,11 @@ def wait_remedy(work: WorkAhead, waited_s: float, hold: Hold | None) -> str:
         )
     if work.tokens and work.again >= _MUCH_AGAIN * work.tokens:
         affordable = work.pool == 0 or work.short <= work.pool
-        much = f" by about {work.short:,} blocks" if work.short > 1 and affordable else ""
+        is_sized = work.short > 1 and affordable
+        pool = f"a pool larger by about {work.short:,} blocks" if is_sized else "a larger pool"
         return (
-            f"Keeping the {work.again:,} tokens that were computed again before it: a pool larger"
-            f"{much}, host memory for copies (AITHER_KVCACHE_WARM_GIB), or fewer sessions at once."
+            f"Keeping the {work.again:,} tokens that were computed again before it: {pool}, host "
+            "memory for copies (AITHER_KVCACHE_WARM_GIB), or fewer sessions at once."
         )
     return (
         "Fewer requests at once, or another engine (`kvgraph route`). No cache shortens this wait: "

@@ -26,10 +26,17 @@ class PageSource(Protocol):
         """The first screen."""
 
     def requests(
-        self, limit: int, before: int | None = None, session: str | None = None, search: str = ""
+        self,
+        limit: int,
+        before: int | None = None,
+        session: str | None = None,
+        search: str = "",
+        reason: str | None = None,
+        is_slowest: bool = False,
     ) -> Requests:
-        """Recent requests, the newest first; only those of ``session`` if one is named, and only
-        those whose id, session or tenant contains ``search``."""
+        """Recent requests, the newest first or the slowest; only those of ``session`` and with this
+        ``reason`` for their miss if they are named, and only those whose id, session or tenant
+        contains ``search``."""
 
     def misses(self) -> Misses:
         """Totals by reason, and over time."""

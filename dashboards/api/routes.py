@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import orjson
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Path, Query
@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import BaseModel
 
+from ...graph.logs.reasons import REASON_NAMES
 from ...graph.types import BlockKey
 from ..answers.engine_views import Engines
 from ..answers.evictions import Evictions, RankingView
@@ -33,6 +34,7 @@ KeyParam = Annotated[str, Path(max_length=24)]
 NameParam = Annotated[str, Path(max_length=256)]
 NameQuery = Annotated[str | None, Query(max_length=256)]
 RecordsQuery = Annotated[int, Query(ge=1, le=MAX_RECORDS)]
+ReasonQuery = Annotated[str | None, Query(pattern=f"^({'|'.join(REASON_NAMES)})$")]
 NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
 NumberQuery = Annotated[int | None, Query(ge=0, lt=1 << 53)]
 _WRITTEN: Final = 32  # answers whose JSON is kept
@@ -69,8 +71,11 @@ def _add_logs(router: APIRouter, page: Callable[[], PageSource]) -> None:
         before: NumberQuery = None,
         session: NameQuery = None,
         search: NameQuery = None,
+        reason: ReasonQuery = None,
+        order: Literal["newest", "slowest"] = "newest",
     ) -> Response:
-        return answered(page().requests(limit, before, session, search or ""))
+        is_slowest = order == "slowest"
+        return answered(page().requests(limit, before, session, search or "", reason, is_slowest))
 
     @router.get("/misses", response_model=Misses)
     def misses() -> Response:

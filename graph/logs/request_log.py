@@ -234,6 +234,15 @@ class RequestLog:
         found: npt.NDArray[np.float32] = (self._ring["waited"] - held)[begun]
         return found
 
+    def slowest(self, now: float) -> npt.NDArray[np.int64]:
+        """int64 ``[n]``: all requests, those first that took longest since they arrived, up to
+        ``now`` where they run."""
+        numbers = np.arange(self.first, self.next)
+        ring = self.records(numbers)
+        ran = np.where(np.isnan(ring["ran"]), now - ring["at"], ring["ran"])
+        found: npt.NDArray[np.int64] = numbers[np.argsort(-(ring["waited"] + ran), kind="stable")]
+        return found
+
     def record(self, number: int) -> Any:
         """One request's columns by its id, which must be between ``first`` and ``next``."""
         return self._ring[number % LIMIT]

@@ -342,6 +342,25 @@ def test_a_pause_is_told_with_what_was_expected(world: World, board: PageBoard) 
     assert pause.sentence == "It paused for 5.0 s; 8.0 s were expected."
 
 
+def test_the_slowest_of_the_whole_log_and_of_one_reason_are_found(
+    world: World, board: PageBoard
+) -> None:
+    for key, waited_s in ((1, 0.1), (2, 9.0), (3, 0.5)):
+        world.serve(key, session=f"s{key}", waited_s=waited_s)
+    world.start(4, session="runs")
+    world.now += 30.0
+    slowest = board.requests(9, is_slowest=True)
+    assert [each.session for each in slowest.requests] == ["runs", "s2", "s3", "s1"]
+    assert [each.session for each in board.requests(1, is_slowest=True).requests] == ["runs"]
+    assert slowest.next is None
+    world.serve(1, 5, found=1, session="s1")
+    world.evict(5)
+    world.serve(1, 5, found=1, session="s1")
+    (evicted,) = board.requests(9, reason="evicted").requests
+    assert evicted.miss is not None
+    assert evicted.miss.reason == "evicted"
+
+
 def test_of_evictions_only_what_is_new_or_wanted_again_is_told(
     world: World, board: PageBoard
 ) -> None:

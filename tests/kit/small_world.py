@@ -66,6 +66,7 @@ class World:
         says: tuple[int, ...] = (),
         salt: int = 0,
         lacking: int | None = None,
+        waited_s: float = 0.0,
     ) -> str:
         """A request of these blocks and a partial one; its blocks enter the pool.
 
@@ -79,7 +80,7 @@ class World:
         prompt = RequestStarted(
             name, pack(*keys), SIZE * len(keys) + tail, SIZE * found, SIZE, session,
             segments=segments, loading_tokens=SIZE * loading, contents=pack(*says), salt=salt,
-            lacking=lacking,
+            lacking=lacking, waited_s=waited_s,
         )  # fmt: skip
         self.tell(prompt, engine=engine)
         return name

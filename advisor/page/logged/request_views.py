@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
 
 from ....dashboards.answers.misses import BlockCounts, Miss, RequestView
 from ....graph.logs.history import History
 from ....graph.logs.reasons import REASON_NAMES, Reason
-from ....graph.logs.request_log import RequestNames
+from ....graph.logs.request_log import RequestLog
 from ....graph.queries.views import block_name
 from ...reasons.miss_words import miss_sentence
 from ...reasons.remedies import remedy
@@ -16,32 +18,43 @@ from ...times.unix_time import Unix
 from .work_ahead import wait_of
 
 
-def request_views(
-    history: History,
-    limit: int,
-    before: int | None,
-    session: str | None,
-    unix: Unix,
-    search: str = "",
-) -> Iterator[RequestView]:
-    """Up to ``limit`` requests older than ``before``, the newest first.
+class Asked(NamedTuple):
+    """Which requests are asked for.
 
-    Args:
+    Attributes:
+        limit: So many at most.
+        before: Only those that began before this one; None: all.
         session: Only this one's; None: all.
         search: Only those whose id, session or tenant contains this.
+        reason: Only those that missed for this one; None: all.
+        is_slowest: Whether those that took longest come first, and not the newest.
     """
-    newest = history.requests.next if before is None else min(before, history.requests.next)
-    left = limit
-    for number in range(newest - 1, history.requests.first - 1, -1):
-        names = history.requests.names(number)
-        if session in (None, names.session) and _matches(names, search.lower()):
-            yield request_view(history, number, unix)
-            left -= 1
-        if not left:
-            return
+
+    limit: int
+    before: int | None = None
+    session: str | None = None
+    search: str = ""
+    reason: str | None = None
+    is_slowest: bool = False
 
 
-def _matches(names: RequestNames, search: str) -> bool:
+def request_views(history: History, which: Asked, now: float, unix: Unix) -> Iterator[RequestView]:
+    """The requests that are asked for; ``now`` is by the graph's clock."""
+    log = history.requests
+    newest = log.next if which.before is None else min(which.before, log.next)
+    in_order = range(newest - 1, log.first - 1, -1)
+    numbers = log.slowest(now).tolist() if which.is_slowest else in_order
+    wanted = (number for number in numbers if number < newest and _fits(log, number, which))
+    for number in islice(wanted, which.limit):
+        yield request_view(history, number, unix)
+
+
+def _fits(log: RequestLog, number: int, which: Asked) -> bool:
+    names, search = log.names(number), which.search.lower()
+    if which.session not in (None, names.session):
+        return False
+    if which.reason not in (None, REASON_NAMES[log.record(number)["reason"]]):
+        return False
     said = names.request, names.session or "", names.tenant or ""
     return not search or any(search in each.lower() for each in said)
 

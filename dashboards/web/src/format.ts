@@ -66,3 +66,10 @@ export function shortKey(key: string): string {
 export function words(code: string): string {
   return code.replaceAll("_", " ");
 }
+
+const [LONG, HEAD, TAIL] = [20, 6, 10];
+
+/** A long name by its beginning and its end, which tell names of one kind apart. */
+export function shortened(name: string): string {
+  return name.length <= LONG ? name : `${name.slice(0, HEAD)}…${name.slice(-TAIL)}`;
+}

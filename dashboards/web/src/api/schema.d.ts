@@ -1813,6 +1813,8 @@ export interface operations {
                 before?: number | null;
                 session?: string | null;
                 search?: string | null;
+                reason?: string | null;
+                order?: "newest" | "slowest";
             };
             header?: never;
             path?: never;

@@ -1,5 +1,5 @@
 import type { Evictions } from "../../api/types";
-import { duration, percent, whole, words } from "../../format";
+import { duration, whole, words } from "../../format";
 import { Panel } from "../../parts/Panel";
 import { linkTo } from "../../route";
 
@@ -23,10 +23,7 @@ export function RuleTotals({ log }: { log: Evictions }) {
               </i>
             </dd>
             <dd>
-              {whole(evicted)}{" "}
-              <span className="dim">
-                {whole(wanted)} regretted, {percent(wanted, evicted, 1)}
-              </span>
+              {whole(evicted)} <span className="dim">{whole(wanted)} regretted</span>
             </dd>
           </div>
         ))}

@@ -21,7 +21,7 @@ export function LossPanel({ loss }: { loss: Loss }) {
             note={`shared, and gone when wanted${kept(loss.cross_session, loss.capacity_cross_session)}`}
           />
         </dl>
-        <p className="dim">
+        <p className="dim" hidden={loss.multi_turn + loss.cross_session === 0}>
           So large a pool would have kept 95 % of what was lost, however long ago it had been used.
           It is counted in powers of two, so an upper bound; what less memory would find is on{" "}
           <a href={linkTo("whatif")}>What if</a>: go by that when buying.

@@ -21,7 +21,10 @@ export function MissesView() {
   const find = params.get("find") ?? "";
   const like = find === "" ? "" : `&search=${encodeURIComponent(find)}`;
   const misses = useResource<Misses>("v1/misses", 2000);
-  const requests = useRecent(of + like);
+  const reason = params.get("reason");
+  const why = reason === null ? "" : `&reason=${encodeURIComponent(reason)}`;
+  const order = params.get("order") === "slowest" ? "&order=slowest" : "";
+  const requests = useRecent(of + like + why + order);
   const older = useOlder(params.get("request"), requests.data);
   return (
     <div className="stack">

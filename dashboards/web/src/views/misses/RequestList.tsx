@@ -11,7 +11,6 @@ import { Empty } from "../../parts/states";
 import { change, useRoute } from "../../route";
 import { RequestRow } from "./RequestRow";
 import { partsOf } from "./parts";
-import { slowestFirst } from "./timing";
 
 const [FIRST, PAGE] = [12, 40]; // rows at first, and with each "Show more"
 
@@ -32,13 +31,11 @@ export function RequestList({ answer, session, older }: Props) {
   const order = params.get("order") ?? "newest";
   const last = order === "slowest" ? "most of it in" : "why it missed";
   const rate = useNews()?.now.prefill_tokens_per_s ?? null;
-  const all = older === undefined ? requests : [older, ...requests];
-  const chosen = all.filter((each) => reason === null || each.miss?.reason === reason);
-  const fitting = order === "slowest" ? slowestFirst(chosen) : chosen;
+  const fitting = older === undefined ? requests : [older, ...requests];
   const place = fitting.findIndex((each) => String(each.id) === open);
   const widest = Math.max(1, ...fitting.map((each) => each.blocks.asked));
   return (
-    <Panel title="Recent requests" note={noteOf(answer)}>
+    <Panel title="Recent requests" note={noteOf(answer, order)}>
       <div className="find">
         <TextInput
           aria-label="Search requests"
@@ -103,11 +100,13 @@ export function RequestList({ answer, session, older }: Props) {
   );
 }
 
-/** What is sorted and filtered: no more than was asked for. */
-function noteOf({ requests, next }: Requests): string {
+/** How many of all these are. */
+function noteOf({ requests, next }: Requests, order: string): string {
+  if (order === "slowest")
+    return `the ${counted(requests.length, "request")} of the log that took longest`;
   return next === null
-    ? `${counted(requests.length, "request")}: all that the log has`
-    : `the newest ${whole(requests.length)}: order and reasons are of these alone`;
+    ? `${counted(requests.length, "request")}: all that the log has of these`
+    : `the newest ${whole(requests.length)}`;
 }
 
 function Chip(props: { label: string; onClear: () => void }) {

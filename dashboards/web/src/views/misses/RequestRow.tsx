@@ -2,7 +2,7 @@ import { type ReactNode, useEffect, useRef } from "react";
 
 import { useEngineNames } from "../../api/engineNames";
 import type { Miss, RequestView, Wait } from "../../api/types";
-import { clock, counted, duration, percent, whole, words } from "../../format";
+import { clock, counted, duration, percent, shortened, whole, words } from "../../format";
 import { Bar, type Slice } from "../../parts/Bar";
 import { Facts } from "../../parts/Facts";
 import { Legend } from "../../parts/Legend";
@@ -17,6 +17,7 @@ import {
   isWorthTelling,
   longestOf,
   mostSaved,
+  type Timing,
   timingOf,
 } from "./timing";
 
@@ -49,7 +50,9 @@ export function RequestRow({ request, widest, isOpen, isOfSlowest, rate }: Props
         onClick={() => change({ request: isOpen ? null : request.id })}
       >
         <time title="When it arrived">{clock(request.at - request.waited_s)}</time>
-        <span className="who">{request.session ?? request.request}</span>
+        <span className="who" title={request.session ?? request.request}>
+          {shortened(request.session ?? request.request)}
+        </span>
         <span className="track">
           <span style={{ width: `${Math.max(2, 100 * Math.sqrt(blocks.asked / widest))}%` }}>
             <Bar label="Blocks of the prompt" slices={slicesOf(request)} />
@@ -170,17 +173,17 @@ function Remedy({ request, rate }: Timed) {
     <>
       {beyond !== null && other !== null && (
         <p className="sentence wrap">
-          <b>What would have made it fast:</b> {other}
+          <b>{buys(request, timing, beyond, rate)}</b> <Said text={other} />
         </p>
       )}
       {request.wait?.until != null && beyond === null && (
         <p className="sentence wrap">
-          <b>What would have let it begin sooner:</b> {request.wait.remedy}
+          <b>What would have let it begin sooner:</b> <Said text={request.wait.remedy} />
         </p>
       )}
       {remedy !== null && beyond === null && (
         <p className="sentence remedy wrap">
-          <b>What would have made it fast:</b> {remedy} {computedAgain(request, rate)}
+          <b>What would have made it fast:</b> <Said text={remedy} /> {computedAgain(request, rate)}
         </p>
       )}
       {remedy !== null && beyond !== null && isWorthTelling(saved, timing) && (
@@ -190,11 +193,24 @@ function Remedy({ request, rate }: Timed) {
               ? "What would have shortened its prompt:"
               : `What would have saved at most ${duration(saved)} of ${duration(timing?.all)}:`}
           </b>{" "}
-          {remedy}
+          <Said text={remedy} />
         </p>
       )}
     </>
   );
+}
+
+/** What a remedy for what took longest is worth: keeping what was computed again ends so much. */
+function buys(request: RequestView, timing: Timing | null, beyond: string, rate: number | null) {
+  const again = beyond === "queue" ? (request.wait?.again ?? 0) : 0;
+  if (timing === null || !rate || again === 0 || again / rate > timing.all / 2)
+    return "What would have made it fast:";
+  return `What would have saved at most ${duration(again / rate)} of ${duration(timing.all)}:`;
+}
+
+/** A sentence of the sidecar's, with what stands between backticks as code. */
+function Said({ text }: { text: string }) {
+  return text.split("`").map((part, at) => (at % 2 ? <code key={at}>{part}</code> : part));
 }
 
 /** Where its time went, as a bar and in words. */

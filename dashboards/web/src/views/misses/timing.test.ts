@@ -8,7 +8,6 @@ import {
   isWorthTelling,
   longestOf,
   mostSaved,
-  slowestFirst,
   timingOf,
 } from "./timing";
 
@@ -57,11 +56,6 @@ test("what took longest is named, but not where nobody can tell", () => {
   expect(longestOf(timingOf(request(1, 101), 54))).toBe("prompt");
   expect(longestOf(timingOf(request(1, 109), null))).toBeNull();
   expect(longestOf(timingOf(request(1, null), 54))).toBeNull();
-});
-
-test("who runs and who took longest come first", () => {
-  const all = [request(1, 101), request(2, 109), request(3, null), request(4, 101, 20)];
-  expect(slowestFirst(all).map(({ id }) => id)).toEqual([3, 4, 2, 1]);
 });
 
 test("what a cache could have saved is told only where it is worth a sentence", () => {

@@ -80,9 +80,3 @@ const LITTLE = 0.01; // share of a request's time that is not worth a sentence; 
 export function isWorthTelling(saved: number | null, timing: Timing | null): boolean {
   return saved === null || timing === null || saved >= LITTLE * timing.all;
 }
-
-/** Those that took longest first; those that run are not known to be fast. */
-export function slowestFirst(requests: readonly RequestView[]): RequestView[] {
-  const took = (each: RequestView) => timingOf(each, null)?.all ?? Infinity;
-  return [...requests].sort((one, other) => took(other) - took(one) || other.id - one.id);
-}

@@ -2,7 +2,7 @@ import { CloseButton } from "@mantine/core";
 
 import { useResource } from "../../api/resource";
 import type { SessionTimeline } from "../../api/types";
-import { compact, duration, percent, whole, words } from "../../format";
+import { compact, duration, percent, UNKNOWN, whole, words } from "../../format";
 import { Figure } from "../../parts/Figure";
 import { Legend } from "../../parts/Legend";
 import { Moments } from "../../parts/Moments";
@@ -64,7 +64,7 @@ function Opened({ timeline }: { timeline: SessionTimeline }) {
         />
         <Figure
           label="Others went on"
-          value={percent(session.return_probability)}
+          value={session.state === "ended" ? UNKNOWN : percent(session.return_probability)}
           note={`after as many turns; ${due(session.expected_return_in_s)}`}
         />
       </dl>

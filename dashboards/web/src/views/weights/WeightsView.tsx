@@ -170,7 +170,7 @@ function PolicyPanel(props: {
         </Radio.Group>
         <Facts
           of={{
-            "ranks now": weights.policy,
+            "in force": weights.policy,
             guard: weights.guard
               ? "on: LRU ranks until the policy has found more than LRU would"
               : "off: the policy ranks from the start",
