@@ -16,7 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.convertors import Convertor, register_url_convertor
 
 from ..graph.errors import ConfigError, GraphError
-from ..graph.messages.events import MAX_NAME
+from ..graph.messages.fields import MAX_NAME
 from .api.routes import add_schema, page_router, parse_key
 from .hosts import TrustedHosts
 from .metrics import SidecarCollector

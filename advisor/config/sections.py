@@ -9,7 +9,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from ...graph.ipc.addresses import check_endpoint
-from ...graph.messages.events import MAX_KEYS
+from ...graph.messages.fields import MAX_KEYS
 from ...graph.ranking.policy import Policy
 from ...graph.ranking.profile import Rules, ScoreProfile, Weights
 from ...graph.tables.tables import GraphLimits

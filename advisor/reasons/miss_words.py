@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, STORE_CAUSES, Detail, Reason, Rule
-from ...graph.messages.events import CacheGroup, GroupKind
+from ...graph.messages.cache_groups import CacheGroup, GroupKind
 from ...graph.types import SessionState
 from ..times.spoken_times import seconds
 

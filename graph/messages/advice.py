@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 
 from ..types import Keys, as_keys
-from .events import MAX_NAME, Count, Hashes, Seconds
+from .fields import MAX_NAME, Count, Hashes, Seconds
 
 PRESSING_SHARE: Final = 0.02
 """Share of a pool: when so much happened since the last ranking, a new one is made at once (see

@@ -9,50 +9,28 @@ carries prompt text or token ids.
 from __future__ import annotations
 
 import typing
-from enum import IntEnum
 from typing import Annotated
 
 import msgspec
 
-MAX_NAME = 256  # characters of any name; chosen
-Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
-MAX_KEYS = 1 << 20  # per list; chosen
-Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_KEYS)]
-Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound
-Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
-Total = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # counted since a start: never too big
-PoolSize = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]  # blocks; ten times the largest pools
-Listing = Annotated[bytes, msgspec.Meta(max_length=8 * 7 * (1 << 20))]  # 7.3 M keys fit a frame
-BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_535)]  # tokens
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Rate = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
-Unit = Annotated[float, msgspec.Meta(ge=0, le=1)]
+from .cache_groups import MAX_GROUPS, CacheGroup, GroupPlace
+from .fields import (
+    BlockSize,
+    Count,
+    Hash,
+    Hashes,
+    Listing,
+    Name,
+    PoolSize,
+    Rate,
+    Seconds,
+    Total,
+    Unit,
+)
 
 
 class Event(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Base of every engine → sidecar message."""
-
-
-class GroupKind(IntEnum):
-    """What a KV cache group keeps of the tokens before the next one."""
-
-    OTHER = 0  # nothing that a prefix match needs
-    FULL = 1  # all of them
-    WINDOW = 2  # the last ones
-    CHUNK = 3  # those of the same chunk
-    STATE = 4  # a state, as Mamba layers have
-
-
-MAX_GROUPS = 255  # of one engine; chosen
-GroupPlace = Annotated[int, msgspec.Meta(ge=0, lt=MAX_GROUPS)]
-
-
-class CacheGroup(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Layers that share block tables in an engine whose layers differ."""
-
-    kind: GroupKind
-    window: Count  # tokens of the window or chunk; 0: it has none
-    block_size: BlockSize
 
 
 class EngineHello(Event, tag=1, frozen=True):

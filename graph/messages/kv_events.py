@@ -17,15 +17,14 @@ import numpy as np
 from ..errors import WireError
 from ..types import Tier
 from .events import (
-    MAX_NAME,
     AnyEvent,
     BlocksCleared,
-    BlockSize,
     BlocksRemoved,
     BlocksSpilled,
     BlocksStored,
     CopiesDropped,
 )
+from .fields import MAX_NAME, BlockSize
 from .wire import parse_seq
 
 AnyHash = int | bytes

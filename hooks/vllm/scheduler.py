@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import vllm
 
 from ...graph.messages.advice import HOLD_MAX_S, EvictionRanking
-from ...graph.messages.events import MAX_GROUPS, MAX_NAME, AnyEvent, EngineHello
+from ...graph.messages.cache_groups import MAX_GROUPS
+from ...graph.messages.events import AnyEvent, EngineHello
+from ...graph.messages.fields import MAX_NAME
 from ...graph.waiting.holding_rule import HoldingBounds
 from ..client import AdvisorClient, EngineEnd
 from ..link.mailbox import Clock

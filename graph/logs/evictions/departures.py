@@ -25,7 +25,7 @@ from .score_terms import TermsThen
 
 if TYPE_CHECKING:
     from ...messages.advice import EvictionRanking
-    from ...messages.events import CacheGroup
+    from ...messages.cache_groups import CacheGroup
     from ...tables.tables import Tables
 
 _NO_SESSION: Final = len(SessionState)

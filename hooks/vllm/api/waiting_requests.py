@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Collection
 from typing import Final
 
-from ....graph.messages.events import MAX_NAME
+from ....graph.messages.fields import MAX_NAME
 from ..settings import SIDECAR_VARIABLE
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from ....graph.messages.events import MAX_NAME
+from ....graph.messages.fields import MAX_NAME
 from ....graph.types import LAYER_BY_NAME
 from ...once import Once
 from ..observe.tags import KEY, MAX_SEGMENTS

@@ -10,12 +10,12 @@ from typing import Final
 from ....graph.messages.advice import AdmissionAdvice
 from ....graph.messages.events import (
     HOLD_ENDS,
-    MAX_NAME,
     AdmissionReport,
     AnyEvent,
     RequestHeld,
     RequestReleased,
 )
+from ....graph.messages.fields import MAX_NAME
 from ....graph.waiting.release_order import Held
 
 logger = logging.getLogger(__name__)

@@ -6,13 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ....graph.messages.events import (
-    MAX_NAME,
-    AnyEvent,
-    Pressure,
-    RequestFinished,
-    RequestStarted,
-)
+from ....graph.messages.events import AnyEvent, Pressure, RequestFinished, RequestStarted
+from ....graph.messages.fields import MAX_NAME
 from ....graph.types import PROTECTED_LAYERS
 from ...keys import key_of, pack_run, unpack
 from ...link.late_events import LateHashes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import lcm
 from typing import TYPE_CHECKING
 
-from ....graph.messages.events import CacheGroup, GroupKind
+from ....graph.messages.cache_groups import CacheGroup, GroupKind
 from ...keys import GROUP_BYTES
 from ..shapes import is_full_attention
 from .group import ObservedGroup

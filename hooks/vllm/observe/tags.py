@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from ....graph.messages.events import MAX_NAME, Segment
+from ....graph.messages.events import Segment
+from ....graph.messages.fields import MAX_NAME
 from ....graph.types import LAYER_BY_NAME, LAYER_NAMES, Authority
 from ...once import Once
 from .hints import HINTS_VARIABLE, HintPolicy, Trust, tenant_of_salt

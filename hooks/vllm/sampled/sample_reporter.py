@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import numpy as np
 
-from ....graph.messages.events import (
-    MAX_NAME,
-    AnyEvent,
-    BlocksAttended,
-    BlocksEmbedded,
-    ConfidenceSampled,
-)
+from ....graph.messages.events import AnyEvent, BlocksAttended, BlocksEmbedded, ConfidenceSampled
+from ....graph.messages.fields import MAX_NAME
 from ...keys import pack_hashes
 
 if TYPE_CHECKING:

@@ -9,15 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from kvgraph.graph.logs.reasons import REASON_NAMES
+from kvgraph.graph.messages.cache_groups import CacheGroup, GroupKind
 from kvgraph.graph.messages.events import (
     BlocksCleared,
     BlocksRemoved,
     BlocksSpilled,
     BlocksStored,
-    CacheGroup,
     CopiesDropped,
     EngineHello,
-    GroupKind,
     RequestFinished,
     RequestStarted,
     TierReport,

@@ -12,6 +12,7 @@ from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.evictions.eviction_log import LIMIT
 from kvgraph.graph.logs.history import WINDOW_S
 from kvgraph.graph.logs.reasons import STORE_CAUSES, Cause, Detail, Reason, Rule
+from kvgraph.graph.messages.cache_groups import CacheGroup, GroupKind
 from kvgraph.graph.messages.events import (
     BlocksCleared,
     BlocksLoaded,
@@ -19,10 +20,8 @@ from kvgraph.graph.messages.events import (
     BlocksResident,
     BlocksSpilled,
     BlocksStored,
-    CacheGroup,
     CopiesDropped,
     EngineHello,
-    GroupKind,
     Pressure,
     RequestFinished,
     RequestStarted,

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
-from kvgraph.graph.messages.events import MAX_NAME
+from kvgraph.graph.messages.fields import MAX_NAME
 from kvgraph.hooks.vllm.api.refusal import RefuseWhoWaits
 from kvgraph.hooks.vllm.api.waiting_requests import WaitingRequests, ask_sidecar
 from kvgraph.hooks.vllm.settings import REFUSE_AFTER_VARIABLE, SIDECAR_VARIABLE

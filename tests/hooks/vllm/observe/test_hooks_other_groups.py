@@ -20,7 +20,8 @@ from kvgraph.bench.sidecars.sidecar_process import SidecarProcess, wait_until
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.logs.reasons import REASON_NAMES, Reason
 from kvgraph.graph.messages.advice import EvictionRanking
-from kvgraph.graph.messages.events import CacheGroup, GroupKind, RequestStarted
+from kvgraph.graph.messages.cache_groups import CacheGroup, GroupKind
+from kvgraph.graph.messages.events import RequestStarted
 from kvgraph.graph.types import as_keys
 from kvgraph.hooks.keys import key_of
 from paper import text, words
