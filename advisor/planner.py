@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
 
 from ..graph.kvcache_graph import KVCacheGraph
-from ..graph.logs.evictions.score_terms import TermsThen
+from ..graph.logs.evictions.score_terms import NO_TERMS, TermsThen
 from ..graph.messages.advice import PRESSING_SHARE, AdmissionAdvice, EvictionRanking
 from ..graph.ranking.ruler import front_terms
 from ..graph.ranking.view import View
@@ -219,9 +219,9 @@ class GraphEvictionAdvisor:
         self._epoch += 1
         word = replace(self._ranked(engine), epoch=self._epoch, ts=now, heard=self._heard[engine])
         self._ranked_at[engine] = self._graph.tables.turnover(engine)[0]
-        self._bases[engine] = basis
         self.counters["ranked"] += 1
-        _note(self._graph, engine, word)
+        _note(self._graph, engine, word, self._notices)
+        self._bases[engine] = basis  # last: after an error the next round ranks anew
         return word
 
     def _ranked(self, engine: str) -> EvictionRanking:
@@ -251,7 +251,7 @@ class GraphEvictionAdvisor:
             self._urgent.wait(min(_LONG_REST * took_s, _LONGEST_REST_S) - rest_s)
 
 
-def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking) -> None:
+def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking, notices: Notices) -> None:
     """Let the log of evictions know by what an engine evicts from now on."""
     column = graph.tables.engines.get(engine)
     if column is None:
@@ -259,8 +259,25 @@ def _note(graph: KVCacheGraph, engine: str, ranking: EvictionRanking) -> None:
     history, terms = graph.tables.history, None
     if history.wants_terms(column, ranking.ts):
         view = View(graph.tables, graph.rules, column, ranking.ts)
-        terms = TermsThen.of(front_terms(view, graph.policy, graph.referee, ranking))
+        terms = _terms(graph, view, ranking, notices)
     history.ranked(column, ranking, graph.rules.protected_layers, terms)
+
+
+def _terms(
+    graph: KVCacheGraph, view: View, ranking: EvictionRanking, notices: Notices
+) -> TermsThen:
+    """What the scores of a ranking's first blocks consist of; nothing where a policy of somebody's
+    own fails to say so: people lose an explanation by that, and engines no advice."""
+    try:
+        return TermsThen.of(front_terms(view, graph.policy, graph.referee, ranking))
+    except Exception as error:
+        notices.once(
+            "terms",
+            "the policy %s does not tell the terms of its scores (%s: %s): evictions are logged "
+            "without them",
+            graph.policy.name, type(error).__name__, error,
+        )  # fmt: skip
+        return NO_TERMS
 
 
 def _has_room(graph: KVCacheGraph, engine: str, protected: int) -> bool:

@@ -27,7 +27,11 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
 )
+from kvgraph.graph.ranking.formulas import ClassicPolicy
+from kvgraph.graph.ranking.policy import Terms
 from kvgraph.graph.ranking.profile import Rules
+from kvgraph.graph.ranking.view import View
+from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Authority, SourceLayer
 
 
@@ -342,3 +346,30 @@ def test_every_engine_hears_of_its_room_as_of_now() -> None:
     planned.engines = ["b"]
     planned.tick()
     assert set(planned.planner.admissions) == {"b"}
+
+
+class Untold(ClassicPolicy):
+    """A policy of somebody's own that fails to say what its scores consist of."""
+
+    name = "untold"  # type: ignore[misc]
+
+    def terms(self, view: View, picked: Selection) -> Terms:
+        raise TypeError("terms of one block only")
+
+
+def test_a_policy_that_cannot_explain_itself_still_advises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planned = Planned()
+    planned.graph.policy = Untold()
+    planned.planner.tick()
+    assert len(planned.planner.latest["a"].order) == 10
+    assert planned.planner.counters["failed"] == 0
+    first = planned.planner.latest["a"].epoch
+    planned.store("a", 500)
+    planned.planner.tick()
+    assert planned.planner.latest["a"].epoch > first
+    assert "the policy untold does not tell the terms of its scores" in caplog.text
+    planned.graph.apply("a", [BlocksRemoved(np.arange(1, 3, dtype="<u8").tobytes())])
+    log = planned.graph.tables.history.evictions[planned.graph.tables.engines["a"]]
+    assert (log.next, log.terms.of(0)) == (2, None)
