@@ -100,7 +100,7 @@ def _turn(
         "waited s": request.waited_s,
         "prompt tokens": request.prompt_tokens,
         **{f"blocks {name}": getattr(blocks, name) for name in ("asked", *_FOUND)},
-        "ended": request.finished or "it runs, or its end was not heard of",
+        "ended": request.finished or "it runs",
         **({} if miss is None else {"reason": miss.reason, "why it missed": miss.sentence}),
         **({} if miss is None or miss.remedy is None else {"what would help": miss.remedy}),
     }

@@ -18,8 +18,8 @@ _WASTE: Final = 0.5  # of prefetched blocks: more than so many unused are too ma
 _ENOUGH: Final = 256  # prefetched blocks from which a share means something; chosen
 _MINUTE_S: Final = 60.0
 _LONG_S: Final = 1.0  # a wait that people feel; chosen
-_MANY: Final = 0.1  # of the requests: fewer that wait are no queue; chosen
-_FEW: Final = 3  # such requests are too few to tell; chosen
+_MANY: Final = 0.1  # of the requests: at least so many must wait, to call it a queue; chosen
+_LEAST: Final = 3  # requests: at least so many must wait, to call it a queue; chosen
 _LOST: Final = frozenset({SourceState.PARTIAL.value, SourceState.DEGRADED.value})
 _ORDER: Final = ("serious", "warning", "info")
 _BEYOND: Final = {
@@ -101,7 +101,7 @@ def history_lost(engine: EngineStatus) -> str | None:
 def _of_queue(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:
     waits = tables.history.requests.queued(engine.id, now - _MINUTE_S)
     slow = waits[waits > _LONG_S]
-    if len(slow) < max(_FEW, _MANY * len(waits)):
+    if len(slow) < max(_LEAST, _MANY * len(waits)):
         return
     yield _notice(
         "warning", engine,

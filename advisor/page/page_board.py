@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from ...dashboards.answers.engine_views import Engines
-from ...dashboards.answers.evictions import Evictions, RankingView
+from ...dashboards.answers.evictions import Evictions, EvictionsAsked, RankingView
 from ...dashboards.answers.graph_view import BlockView, GraphView
-from ...dashboards.answers.misses import Misses, Requests
+from ...dashboards.answers.misses import Misses, Requests, RequestsAsked
 from ...dashboards.answers.now import Now
 from ...dashboards.answers.sampled import Sampled
 from ...dashboards.answers.session_views import Sessions, SessionTimeline
@@ -30,9 +30,9 @@ from ..times.unix_time import UnixTime
 from .engine_pages import engines_view
 from .graph_columns import graph_view
 from .logged.block_history import block_history
-from .logged.eviction_views import Chosen, chosen, evictions_view
+from .logged.eviction_views import chosen_engine, evictions_view
 from .logged.miss_totals import misses_view
-from .logged.request_views import Asked, request_views
+from .logged.request_views import request_views
 from .now_view import now_view
 from .ranking_view import ranking_view, who_ranks
 from .sampled_view import sampled_view
@@ -89,20 +89,11 @@ class PageBoard:
             lru = lru_tokens(self._shadows, self._graph.tables.history.asked(now), now)
             return now_view(self._graph.tables, status, lru, now, self._unix)
 
-    def requests(
-        self,
-        limit: int,
-        before: int | None = None,
-        session: str | None = None,
-        search: str = "",
-        reason: str | None = None,
-        is_slowest: bool = False,
-    ) -> Requests:
-        """Recent requests, the newest first, or the slowest; see ``Asked``."""
-        which = Asked(limit, before, session, search, reason, is_slowest)
-        return self._recent.of(("requests", *which), lambda: self._requests(which))
+    def requests(self, which: RequestsAsked) -> Requests:
+        """Recent requests."""
+        return self._recent.of(("requests", which), lambda: self._requests(which))
 
-    def _requests(self, which: Asked) -> Requests:
+    def _requests(self, which: RequestsAsked) -> Requests:
         with self._questions.turn():
             history, now = self._graph.tables.history, self._graph.clock()
             found = list(request_views(history, which, now, self._unix))
@@ -120,14 +111,11 @@ class PageBoard:
             pools = sum(tables.pool_blocks.values())
             return misses_view(tables.history, pools, self._graph.clock(), self._unix)
 
-    def evictions(
-        self, engine: str | None, limit: int, before: int | None = None, after: int | None = None
-    ) -> Evictions:
-        """Recent evictions, the newest first; of those up to ``after`` only what changed."""
-        which = Chosen(engine, limit, before, after)
-        return self._recent.of(("evictions", *which), lambda: self._evictions(which))
+    def evictions(self, which: EvictionsAsked) -> Evictions:
+        """Recent evictions."""
+        return self._recent.of(("evictions", which), lambda: self._evictions(which))
 
-    def _evictions(self, which: Chosen) -> Evictions:
+    def _evictions(self, which: EvictionsAsked) -> Evictions:
         with self._questions.turn():
             return evictions_view(self._graph.tables, which, self._graph.clock(), self._unix)
 
@@ -172,8 +160,8 @@ class PageBoard:
             now = self._graph.clock()
             return sessions_view(self._graph.tables, limit, search, now, self._unix)
 
-    def session(self, name: str, tenant: str | None, after: int | None = None) -> SessionTimeline:
-        """One session over time; from the request ``after`` on, if one is named."""
+    def session(self, name: str, tenant: str | None, after: str = "") -> SessionTimeline:
+        """One session over time; from the turn of the mark ``after`` on, if that is known."""
         with self._questions.turn():
             explained = self._graph.explain_session(name, tenant)
             tables, now = self._graph.tables, self._graph.clock()
@@ -188,7 +176,7 @@ class PageBoard:
         """What others would have found."""
         now = self._graph.clock()
         if engine is not None:
-            chosen(self._graph.tables, engine)
+            chosen_engine(self._graph.tables, engine)
         said = partial(who_ranks, self._graph)
         return shadows_view(self._shadows, engine, now, self._unix, said)
 

@@ -29,7 +29,7 @@ from ..policies.registry import POLICIES
 from ..reasons.guard_words import beside_lru_lately
 from ..reasons.term_words import heeded, meanings, weight_meanings
 from ..times.unix_time import Unix
-from .logged.eviction_views import chosen
+from .logged.eviction_views import chosen_engine
 
 _SHARES: Final = ("protected_share", "tenant_share", "inferred_share", "reserved")
 MOST: Final = 200  # blocks per answer; chosen
@@ -44,7 +44,7 @@ def ranking_view(
 ) -> RankingView:
     """The ranking that an engine has now, the next to go first."""
     tables, now = graph.tables, graph.clock()
-    name = chosen(tables, engine)
+    name = chosen_engine(tables, engine)
     ranking = latest.get(name) if name is not None else None
     if name is None or ranking is None:
         return _empty(graph, name, unix(now))

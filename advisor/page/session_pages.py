@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, takewhile
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...dashboards.answers.graph_view import Moment
-from ...dashboards.answers.misses import RequestView
+from ...dashboards.answers.log_marks import mark_of, number_in
+from ...dashboards.answers.misses import RequestsAsked, RequestView
 from ...dashboards.answers.session_views import (
     Residency,
     Sessions,
@@ -21,11 +22,12 @@ from ...dashboards.answers.session_views import (
     Turn,
 )
 from ...graph.logs.reasons import RULE_TEXTS
+from ...graph.logs.request_log import UNHEARD
 from ...graph.queries.held_chains import held_chains
 from ...graph.tables.tables import Tables
 from ...graph.types import NEVER, NO_ROW, SessionState, Tier
 from ..times.unix_time import Unix
-from .logged.request_views import Asked, request_views
+from .logged.request_views import request_views
 
 MOST_REQUESTS: Final = 500  # shown of one session; chosen
 _STATES: Final = tuple(state.name.lower() for state in SessionState)
@@ -117,15 +119,17 @@ def _chains(tables: Tables, rows: list[int]) -> list[dict[str, int]]:
 
 
 def timeline(
-    tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: int | None
+    tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: str
 ) -> SessionTimeline:
     """One session: its turns, what left between them, and what it missed.
 
     Args:
-        after: Only from this request on, if the log still has it; None: all.
+        after: Only from the turn of this mark on, if the log still has it.
     """
-    requests = _requests(tables, row, now, unix, after)
-    is_part = after is not None and bool(requests) and requests[0].id == after
+    log = tables.history.requests
+    known = number_in(after, log.name)
+    requests = _requests(tables, row, now, unix, known)
+    is_part = known is not None and bool(requests) and requests[0].id == known
     begin = requests[0].at if is_part else -inf
     gone = _gone(tables, row, begin, unix)
     view, turns = _views(tables, [row], now)[0], _turns(requests)
@@ -136,8 +140,15 @@ def timeline(
         turns=turns,
         residency=_residency(requests, gone, _copies(tables, row, view, unix), view, unix(now)),
         moments=_moments(requests, turns, gone),
-        since=after if is_part else None,
+        since=known if is_part else None,
+        mark=_mark(log.name, requests),
     )
+
+
+def _mark(log: str, requests: list[RequestView]) -> str | None:
+    """The mark of the last turn before the first one that runs: later ones may change."""
+    over = list(takewhile(lambda each: each.finished is not None, requests))
+    return mark_of(log, over[-1].id) if over else None
 
 
 def _requests(
@@ -147,7 +158,7 @@ def _requests(
     name = tables.sessions.names[row]
     tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
     found = []
-    which = Asked(MOST_REQUESTS, session=name)
+    which = RequestsAsked(MOST_REQUESTS, session=name)
     for each in request_views(tables.history, which, now, unix):
         if each.tenant == tenant:
             found.append(each)
@@ -163,7 +174,7 @@ def _turns(requests: list[RequestView]) -> list[Turn]:
             request=each.id,
             at=each.at,
             waited_s=each.waited_s,
-            ended_at=each.ended_at,
+            ended_at=each.at if each.finished == UNHEARD else each.ended_at,
             prompt_tokens=each.prompt_tokens,
             found_blocks=each.blocks.asked - each.blocks.computed,
             computed_blocks=each.blocks.computed,

@@ -18,7 +18,7 @@ from ..shadows.ceiling import Walked
 from ..shadows.other_weights import OtherWeights
 from ..shadows.window_play import WindowPlay
 from ..times.unix_time import Unix
-from .logged.eviction_views import chosen
+from .logged.eviction_views import chosen_engine
 
 FIRST: Final = 1_000  # blocks of each list that are compared; chosen
 _MOVERS: Final = 50  # that are told
@@ -47,7 +47,7 @@ def weight_effect(
         The effect on the ranking; and what works out the effect on the remembered requests, which
         takes longer and needs no lock.
     """
-    now, name = graph.clock(), chosen(graph.tables, engine)
+    now, name = graph.clock(), chosen_engine(graph.tables, engine)
     if name is None:
         said = "No engine is connected: there is nothing to rank."
         return _effect(None, said, 0, 0, [], unix(now)), lambda: None

@@ -64,13 +64,13 @@ _WEIGHTS: Final[Mapping[str, str]] = {
 
 def scored(terms: Mapping[str, float] | None) -> str | None:
     """What a block's score said of it; None if its terms are not known, or say nothing."""
-    if not terms:
+    if not terms or not any(terms.values()):
         return None
     if terms.get("off_chain", 0.0) > 0:
         return "the next turn of its session could not find it"
-    if "return_time" not in terms:
+    if not {"return_time", "sharing"} <= terms.keys():
         largest = max(terms, key=lambda name: abs(terms[name]))
-        return f"most of its score was its {largest.replace('_', ' ')}"
+        return f"the largest part of its score was its {largest.replace('_', ' ')}"
     points = terms["return_time"] + terms["sharing"]
     expected_s = exp(points / SCALE)
     if expected_s > _LONGEST_S:

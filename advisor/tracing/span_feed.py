@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from ...dashboards.answers.misses import RequestView
 from ...graph.kvcache_graph import KVCacheGraph
+from ...graph.logs.request_log import LOST
 from ..page.logged.request_views import request_view
 from ..process.notices import Notices
 from ..times.unix_time import UnixTime
@@ -97,6 +98,7 @@ class SpanFeed:
             known = [number for number in self._running if number >= log.first]
             missed = max(0, log.first - self._next) + len(self._running) - len(known)
             self._next = log.next
+            known = [number for number in known if log.record(number)["ran"] != LOST]
             over = (n for n in known if not math.isnan(log.record(n)["ran"]))
             ended = list(islice(over, BATCH))
             views = [request_view(history, number, self._unix) for number in ended]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from .answer import Answer, Part
 
 
@@ -51,6 +53,22 @@ class RuleTotal(Part):
     wanted: int
 
 
+class EvictionsAsked(NamedTuple):
+    """Which evictions are asked for.
+
+    Attributes:
+        limit: So many at most, the newest.
+        engine: Whose; None: the first one's.
+        before: Only those before this one; None: all.
+        after: The mark of an earlier answer; "": none.
+    """
+
+    limit: int
+    engine: str | None = None
+    before: int | None = None
+    after: str = ""
+
+
 class Evictions(Answer):
     """Recent evictions of one engine, the newest first.
 
@@ -58,8 +76,9 @@ class Evictions(Answer):
         engines: All engines that have a log.
         window_s: How long after its eviction a block counts as regretted.
         rules: Since the start, of this engine.
-        since: Where those up to this one were known: newer ones are told, and of the others those
-            that were wanted again. None: all are told.
+        since: The eviction of the mark that was asked with: of those up to it, only the ones that
+            were wanted again are told. None: all are told.
+        mark: To ask with for what comes next; None before any.
         kept: How many evictions the log remembers.
         meanings: What the terms mean, in words.
         protected_lost: Protected blocks that it lost all the same, and why, in words.
@@ -71,6 +90,7 @@ class Evictions(Answer):
     evictions: list[EvictionView]
     next: int | None
     since: int | None
+    mark: str | None
     rules: dict[str, RuleTotal]
     kept: int
     meanings: dict[str, str]

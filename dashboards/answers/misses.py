@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from .answer import Answer, Part
 
 
@@ -89,8 +91,8 @@ class RequestView(Part):
         prompt_tokens: All of them, the partial block at the end included.
         block_size: Tokens of a block.
         again: Of the blocks that it computed: how many had been in this pool before.
-        finished: Why it ended; None while it runs, or where that was not heard of.
-        ended_at: When.
+        finished: Why it ended; ``end_not_heard`` where nobody will hear of it; None: it runs.
+        ended_at: When; None while it runs, or where that was not heard of.
         answer_tokens: Tokens of its answer; None while it runs.
         expected_pause_s: How long its session said that it would pause then.
         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
@@ -118,6 +120,26 @@ class RequestView(Part):
     def arrived(self) -> float:
         """When it reached its engine, in Unix seconds: a pause before it lasts until then."""
         return self.at - self.waited_s
+
+
+class RequestsAsked(NamedTuple):
+    """Which requests are asked for.
+
+    Attributes:
+        limit: So many at most.
+        before: Only those that began before this one; None: all.
+        session: Only this one's; None: all.
+        search: Only those whose id, session or tenant contains this.
+        reason: Only those that missed for this one; None: all.
+        is_slowest: Whether those that took longest come first, and not the newest.
+    """
+
+    limit: int
+    before: int | None = None
+    session: str | None = None
+    search: str = ""
+    reason: str | None = None
+    is_slowest: bool = False
 
 
 class Requests(Answer):

@@ -56,7 +56,7 @@ class Turn(Part):
 
     Attributes:
         waited_s: From its arrival until ``at``; 0 where its engine does not tell.
-        ended_at: None while it runs.
+        ended_at: None while it runs; its beginning, where its end was not heard of.
         pause_s: Until the next turn arrived; None: there was none yet.
         expected_pause_s: As it was expected when the turn ended; None: nobody said.
         found_blocks: Blocks of its prompt that it found.
@@ -88,8 +88,9 @@ class SessionTimeline(Answer):
     ``moments`` are the newest first; ``turns`` the oldest first.
 
     Attributes:
-        since: The request of the first turn that is told, where those before it were known; what
-            happened from then on is told anew. None: all is told.
+        since: The request of the mark that was asked with: turns, moments and residency begin with
+            it. None: all is told.
+        mark: To ask with for what comes next; None while no turn is over.
     """
 
     session: SessionView
@@ -98,3 +99,4 @@ class SessionTimeline(Answer):
     residency: Residency
     moments: list[Moment]
     since: int | None
+    mark: str | None

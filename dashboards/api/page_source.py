@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..answers.engine_views import Engines
-from ..answers.evictions import Evictions, RankingView
+from ..answers.evictions import Evictions, EvictionsAsked, RankingView
 from ..answers.graph_view import BlockView, GraphView
-from ..answers.misses import Misses, Requests
+from ..answers.misses import Misses, Requests, RequestsAsked
 from ..answers.now import Now
 from ..answers.sampled import Sampled
 from ..answers.session_views import Sessions, SessionTimeline
@@ -25,26 +25,14 @@ class PageSource(Protocol):
     def now(self) -> Now:
         """The first screen."""
 
-    def requests(
-        self,
-        limit: int,
-        before: int | None = None,
-        session: str | None = None,
-        search: str = "",
-        reason: str | None = None,
-        is_slowest: bool = False,
-    ) -> Requests:
-        """Recent requests, the newest first or the slowest; only those of ``session`` and with this
-        ``reason`` for their miss if they are named, and only those whose id, session or tenant
-        contains ``search``."""
+    def requests(self, which: RequestsAsked) -> Requests:
+        """Recent requests."""
 
     def misses(self) -> Misses:
         """Totals by reason, and over time."""
 
-    def evictions(
-        self, engine: str | None, limit: int, before: int | None = None, after: int | None = None
-    ) -> Evictions:
-        """Recent evictions, the newest first; of those up to ``after`` only what changed."""
+    def evictions(self, which: EvictionsAsked) -> Evictions:
+        """Recent evictions."""
 
     def ranking(self, engine: str | None, limit: int) -> RankingView:
         """Who goes next, with every term."""
@@ -61,8 +49,8 @@ class PageSource(Protocol):
     def sessions(self, limit: int, search: str = "") -> Sessions:
         """Sessions whose name or tenant contains ``search``."""
 
-    def session(self, name: str, tenant: str | None, after: int | None = None) -> SessionTimeline:
-        """One session over time; from the request ``after`` on, if one is named."""
+    def session(self, name: str, tenant: str | None, after: str = "") -> SessionTimeline:
+        """One session over time; from the turn of the mark ``after`` on, if that is known."""
 
     def engines(self) -> Engines:
         """All engines."""

@@ -15,9 +15,9 @@ from pydantic import BaseModel
 from ...graph.logs.reasons import REASON_NAMES
 from ...graph.types import BlockKey
 from ..answers.engine_views import Engines
-from ..answers.evictions import Evictions, RankingView
+from ..answers.evictions import Evictions, EvictionsAsked, RankingView
 from ..answers.graph_view import BlockView, GraphView
-from ..answers.misses import Misses, Requests
+from ..answers.misses import Misses, Requests, RequestsAsked
 from ..answers.now import Now
 from ..answers.sampled import Sampled
 from ..answers.session_views import Sessions, SessionTimeline
@@ -34,6 +34,7 @@ KeyParam = Annotated[str, Path(max_length=24)]
 NameParam = Annotated[str, Path(max_length=256)]
 NameQuery = Annotated[str | None, Query(max_length=256)]
 RecordsQuery = Annotated[int, Query(ge=1, le=MAX_RECORDS)]
+MarkQuery = Annotated[str, Query(max_length=64)]
 ReasonQuery = Annotated[str | None, Query(pattern=f"^({'|'.join(REASON_NAMES)})$")]
 NodesQuery = Annotated[int, Query(ge=1, le=MAX_NODES)]
 NumberQuery = Annotated[int | None, Query(ge=0, lt=1 << 53)]
@@ -75,7 +76,9 @@ def _add_logs(router: APIRouter, page: Callable[[], PageSource]) -> None:
         order: Literal["newest", "slowest"] = "newest",
     ) -> Response:
         is_slowest = order == "slowest"
-        return answered(page().requests(limit, before, session, search or "", reason, is_slowest))
+        return answered(
+            page().requests(RequestsAsked(limit, before, session, search or "", reason, is_slowest))
+        )
 
     @router.get("/misses", response_model=Misses)
     def misses() -> Response:
@@ -86,9 +89,9 @@ def _add_logs(router: APIRouter, page: Callable[[], PageSource]) -> None:
         engine: NameQuery = None,
         limit: RecordsQuery = 100,
         before: NumberQuery = None,
-        after: NumberQuery = None,
+        after: MarkQuery = "",
     ) -> Response:
-        return answered(page().evictions(engine, limit, before, after))
+        return answered(page().evictions(EvictionsAsked(limit, engine, before, after)))
 
     @router.get("/ranking", response_model=RankingView)
     def ranking(engine: NameQuery = None, limit: RecordsQuery = 100) -> Response:
@@ -119,7 +122,7 @@ def _add_graph(router: APIRouter, page: Callable[[], PageSource]) -> None:
         return answered(page().sessions(limit, search or ""))
 
     @router.get("/sessions/{name:anything}", response_model=SessionTimeline)
-    def session(name: NameParam, tenant: NameQuery = None, after: NumberQuery = None) -> Response:
+    def session(name: NameParam, tenant: NameQuery = None, after: MarkQuery = "") -> Response:
         return answered(page().session(name, tenant, after))
 
 

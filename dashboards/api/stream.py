@@ -22,13 +22,13 @@ from starlette.concurrency import run_in_threadpool
 
 from ...graph.errors import KvGraphError
 from ..answers.answer import Answer
-from ..answers.misses import RequestView
+from ..answers.log_marks import mark_of, number_in
+from ..answers.misses import RequestsAsked, RequestView
 from ..answers.now import Now, TokenHistory
 from .page_source import PageSource
 
 BEAT_S: Final = 1.0
 RECENT: Final = 200  # requests that one event brings at most; chosen, as many as the page lists
-_UNKNOWN: Final = -1.0  # no request ended then
 _NEVER: Final = -2  # no request has this number
 
 
@@ -82,12 +82,11 @@ class NewsStream:
             await asyncio.sleep(BEAT_S)
 
     def _resumed(self, last_event_id: str) -> int | None:
-        """The request that an id names; None for no id; one that was never, of another stream."""
+        """The request that an id names; None without one; ``_NEVER`` for another stream's."""
         if not last_event_id:
             return None
-        name, _, number = last_event_id.partition("-")
-        is_ours = name == self._name and number.isascii() and number.isdigit()
-        return int(number) if is_ours else _NEVER
+        number = number_in(last_event_id, self._name)
+        return _NEVER if number is None else number
 
     async def _look(self) -> News | None:
         """The latest news, looked up anew where it is a beat old; None while too many ask."""
@@ -104,22 +103,32 @@ class NewsStream:
 
     def _gather(self) -> News:
         page = self._page()
-        version, now, recent = page.graph_version(), page.now(), page.requests(RECENT)
+        version, now = page.graph_version(), page.now()
+        recent = page.requests(RequestsAsked(RECENT))
         steps, requests = len(now.history.starts), recent.requests[::-1]
         return News(
             at=now.at, version=version, now=now, steps=steps, requests=requests, is_gap=False
         )
 
     def _frame(self, news: News, settled: int | None) -> bytes:
-        mark = "" if settled is None else f"id: {self._name}-{settled}\n"
+        mark = ""
+        if settled is not None and settled >= 0:
+            mark = f"id: {mark_of(self._name, settled)}\n"
         data = orjson.dumps(news.model_dump())
         return b"event: news\n%sdata: %s\n\n" % (mark.encode(), data)
 
 
 def _settled(news: News) -> int | None:
-    """The newest request up to which all that are told have ended; None before any."""
-    running = (each.id - 1 for each in news.requests if each.ended_at is None)
+    """The last request before the first one that still runs; the newest if none runs; None before
+    any."""
+    running = (each.id - 1 for each in news.requests if each.finished is None)
     return next(running, news.newest)
+
+
+def _changeable(request: RequestView) -> tuple[str | None, str | None]:
+    """What may change of a request; not its times, which are a millisecond apart from look to
+    look."""
+    return request.finished, None if request.miss is None else request.miss.reason
 
 
 def _fresh(news: News, told: News | int | None) -> News | None:
@@ -136,8 +145,8 @@ def _fresh(news: News, told: News | int | None) -> News | None:
     if is_gap:  # too much passed, or the number is of a sidecar before this one
         fresh = requests
     elif isinstance(told, News):
-        known = {each.id: each.ended_at for each in told.requests}
-        fresh = [each for each in requests if known.get(each.id, _UNKNOWN) != each.ended_at]
+        known = {each.id: _changeable(each) for each in told.requests}
+        fresh = [each for each in requests if known.get(each.id) != _changeable(each)]
     else:
         fresh = [each for each in requests if last is None or each.id > last]
     if isinstance(told, News):

@@ -45,6 +45,7 @@ class _Unsettled(NamedTuple):
     key: int  # the graph's: another one at the row is another block
     block: int
     computed: int
+    short: int  # of all that it computes again
     at: float
 
 
@@ -140,7 +141,7 @@ class History(Departures):
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
         miss = missed(self._tables, log, engine, event, session, rows, found + loaded, now)
         miss = by_content(self._tables, engine, event, rows, miss)
-        miss = replace(miss, short=max(miss.short, short)) if miss.short else miss
+        miss = _keeping_all(miss, short)
         log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
@@ -159,7 +160,7 @@ class History(Departures):
         if miss.reason is Reason.UNKNOWN and miss.detail == Detail.IN_POOL:
             row = int(rows[miss.index])
             key = int(self._tables.blocks.keys[row])
-            self.unsettled[number] = _Unsettled(engine, row, key, miss.index, computed, now)
+            self.unsettled[number] = _Unsettled(engine, row, key, miss.index, computed, short, now)
         else:
             self._count(miss, computed, now)
 
@@ -183,6 +184,7 @@ class History(Departures):
         running = self.running.pop(engine, name)
         if running is None:
             return None
+        self.requests.lose(running.number)  # until its end is noted, if it was heard of
         case = self.unsettled.pop(running.number, None)
         if case is not None:
             self._count(Miss(case.block, 0, Reason.UNKNOWN, Detail.IN_POOL), case.computed, case.at)
@@ -235,7 +237,7 @@ class History(Departures):
             log = self._log(engine)
             miss = judge(self._tables, log, engine, NO_ROW, rows, case.block, now)
             del self.unsettled[number]
-            self.requests.judge(number, miss)
+            self.requests.judge(number, _keeping_all(miss, case.short))
             self._count(miss, case.computed, now)
 
     def _count(self, miss: Miss, computed: int, now: float) -> None:
@@ -247,3 +249,8 @@ class History(Departures):
     def _names(self, engine: int, event: RequestStarted, session: int) -> RequestNames:
         name = self._tables.name_of(engine) or "?"
         return RequestNames(event.request_id, name, *named(self._tables, session))
+
+
+def _keeping_all(miss: Miss, short: int) -> Miss:
+    """A miss whose block left, with the room that all which is computed again behind it lacked."""
+    return replace(miss, short=max(miss.short, short)) if miss.short else miss

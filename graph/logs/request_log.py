@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
 
@@ -16,6 +17,8 @@ from .reasons import Detail, Reason
 if TYPE_CHECKING:
     from ..messages.events import RequestFinished
 
+UNHEARD: Final = "end_not_heard"  # of a request whose engine went, or that was too old to await
+LOST: Final = -1.0  # stands for when such a request ended
 LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
 
 _RECORD: Final = np.dtype(
@@ -34,7 +37,7 @@ _RECORD: Final = np.dtype(
         ("eviction", "<i8"),  # of it; -1: none
         ("short", "<u4"),  # blocks that left since
         ("ago", "<f4"),  # how long before ``at`` it left the pool, seconds; NaN: it did not
-        ("ran", "<f4"),  # how long after ``at`` the request ended, seconds; NaN: it runs
+        ("ran", "<f4"),  # how long after ``at`` the request ended, seconds; NaN: it runs; see LOST
         ("same", "<u2"),  # tokens of the missing block that another prompt has there too
         ("waited", "<f4"),  # seconds before it was scheduled
         ("held", "<f4"),  # of these: until there was room for it
@@ -149,6 +152,7 @@ class RequestLog:
         self._ring = np.zeros(0, dtype=_RECORD)
         self._names: list[RequestNames] = []
         self._names_bytes = 0
+        self.name = token_hex(4)
         self.next = 0
 
     @property
@@ -211,6 +215,12 @@ class RequestLog:
             record["pause"] = np.nan if pause_s is None else pause_s
             record["answer"] = max(0, event.total_tokens - event.prompt_tokens)
 
+    def lose(self, number: int) -> None:
+        """Note that nobody will hear of a request's end."""
+        if self.first <= number < self.next:
+            self._names[number % LIMIT].finished = UNHEARD
+            self._ring["ran"][number % LIMIT] = LOST
+
     def hold(self, number: int) -> Hold | None:
         """How long a request was held until there was room for it; None: it was not."""
         record = self.record(number)
@@ -227,19 +237,19 @@ class RequestLog:
         return found
 
     def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
-        """float32 ``[n]``: seconds that requests of an engine which began since then had waited
-        for their turn, those not counted that they were held."""
+        """float32 ``[n]``: how long requests of an engine that began since then had waited in its
+        queue, in seconds; the time for which they were held is left out."""
         begun = (self._ring["at"] >= since) & (self._ring["engine"] == crc32(engine.encode()))
         held = np.where(self._ring["until"] > 0, self._ring["held"], np.float32(0.0))
         found: npt.NDArray[np.float32] = (self._ring["waited"] - held)[begun]
         return found
 
     def slowest(self, now: float) -> npt.NDArray[np.int64]:
-        """int64 ``[n]``: all requests, those first that took longest since they arrived, up to
-        ``now`` where they run."""
+        """int64 ``[n]``: all requests, the one that took longest since it arrived first; those that
+        run are counted up to ``now``, and of those whose end is lost only what they waited."""
         numbers = np.arange(self.first, self.next)
         ring = self.records(numbers)
-        ran = np.where(np.isnan(ring["ran"]), now - ring["at"], ring["ran"])
+        ran = np.where(np.isnan(ring["ran"]), now - ring["at"], np.maximum(ring["ran"], 0.0))
         found: npt.NDArray[np.int64] = numbers[np.argsort(-(ring["waited"] + ran), kind="stable")]
         return found
 

@@ -43,5 +43,5 @@ class Origin:
         return (self._first or 0.0) + float(ticks) * _TICK_S
 
     def times(self, ticks: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
-        """The times of so many hundredths each."""
+        """float64 ``[n]``: ``time`` of each."""
         return np.asarray((self._first or 0.0) + ticks.astype(np.float64) * _TICK_S)

@@ -62,7 +62,7 @@ class LruPolicy:
         return np.asarray(idle + picked.of(view.blocks.depth) * DEPTH_TIE)
 
     def terms(self, view: View, picked: Selection) -> Terms:
-        """The age, which is the whole score."""
+        """The age, which is the whole score, apart from the tie by depth."""
         return {"age": view.now - picked.last_used()}
 
 

@@ -20,7 +20,8 @@ from .view import View
 
 Scores = npt.NDArray[np.float64]
 Terms = dict[str, Scores]
-"""The parts of scores by their names, each ``[n]``; a score is their sum."""
+"""The parts of scores by their names, each ``[n]``; a score is their sum, apart from the tie by
+depth."""
 
 
 class Policy(Protocol):

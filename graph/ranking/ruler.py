@@ -82,8 +82,8 @@ def _learn(view: View, policy: Policy, referee: Referee | None) -> None:
 def front_terms(
     view: View, policy: Policy, referee: Referee | None, ranking: EvictionRanking
 ) -> Terms:
-    """What the scores of the first blocks of a ranking that was just made consist of: of 4,096 at
-    most."""
+    """The terms, each ``[n]``, of the first 4,096 blocks of a ranking at most, by whatever ranked
+    them. To be called under the lock under which the ranking was made."""
     rows = view.blocks.find(ranking.order[:_FRONT], view.tables.salt(view.engine))
     if not len(rows):
         return {}

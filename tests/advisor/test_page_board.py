@@ -12,8 +12,10 @@ from kvgraph.advisor.page_cli import matching, why_sentence
 from kvgraph.advisor.policies.registry import POLICIES, new_policy
 from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.reasons.remedies import remedy
-from kvgraph.advisor.reasons.term_words import meanings
-from kvgraph.dashboards.answers.evictions import Evictions
+from kvgraph.advisor.reasons.term_words import meanings, scored
+from kvgraph.dashboards.answers.evictions import Evictions, EvictionsAsked
+from kvgraph.dashboards.answers.log_marks import mark_of
+from kvgraph.dashboards.answers.misses import RequestsAsked
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
 from kvgraph.graph.logs.request_log import LIMIT, Miss, PromptBlocks, RequestLog, RequestNames
@@ -50,7 +52,7 @@ def test_a_request_says_what_it_found_and_why_no_more(world: World, board: PageB
     world.tell(BlocksSpilled(pack(3), 2, 100))
     world.evict(4, 3)
     world.serve(1, 2, 3, 4, found=2, loading=1)
-    newest, first = board.requests(10).requests
+    newest, first = board.requests(RequestsAsked(10)).requests
     assert (first.miss and first.miss.reason) == "never_seen"
     counts = newest.blocks
     assert (counts.asked, counts.pool, counts.loaded, counts.computed) == (4, 2, 1, 1)
@@ -61,7 +63,9 @@ def test_a_request_says_what_it_found_and_why_no_more(world: World, board: PageB
     assert "session s" in miss.sentence
     assert miss.evicted_at == pytest.approx(newest.at - 1.0, abs=0.02)
     assert miss.eviction is not None
-    (left,) = [e for e in board.evictions("a", 10).evictions if e.id == miss.eviction]
+    (left,) = [
+        e for e in board.evictions(EvictionsAsked(10, "a")).evictions if e.id == miss.eviction
+    ]
     assert left.key == miss.key
     assert left.wanted_after_s == pytest.approx(1.0, rel=0.05)
 
@@ -79,31 +83,33 @@ def test_a_request_is_found_by_what_its_client_calls_it() -> None:
 def test_requests_are_paged_and_found_by_session(world: World, board: PageBoard) -> None:
     for number in range(7):
         world.serve(number + 1, session="even" if number % 2 == 0 else "odd")
-    page = board.requests(3)
+    page = board.requests(RequestsAsked(3))
     assert [each.id for each in page.requests] == [6, 5, 4]
-    assert [each.id for each in board.requests(3, page.next).requests] == [3, 2, 1]
-    last = board.requests(10, 1)
+    assert [each.id for each in board.requests(RequestsAsked(3, page.next)).requests] == [3, 2, 1]
+    last = board.requests(RequestsAsked(10, 1))
     assert ([each.id for each in last.requests], last.next) == ([0], None)
-    assert [each.id for each in board.requests(2, None, "odd").requests] == [5, 3]
+    assert [each.id for each in board.requests(RequestsAsked(2, None, "odd")).requests] == [5, 3]
 
 
 def test_requests_are_found_by_a_part_of_their_names(world: World, board: PageBoard) -> None:
     for session in ("Agent-1", "agent-2", "other"):
         world.serve(1, session=session)
-    assert [each.session for each in board.requests(9, search="AGENT").requests] == [
+    assert [each.session for each in board.requests(RequestsAsked(9, search="AGENT")).requests] == [
         "agent-2", "Agent-1"
     ]  # fmt: skip
-    assert [each.request for each in board.requests(9, search="r3").requests] == ["r3"]
-    assert board.requests(9, search="nobody").requests == []
+    assert [each.request for each in board.requests(RequestsAsked(9, search="r3")).requests] == [
+        "r3"
+    ]
+    assert board.requests(RequestsAsked(9, search="nobody")).requests == []
 
 
 def test_a_request_says_what_its_time_went_to(world: World, board: PageBoard) -> None:
     world.tell(RequestStarted("r", pack(1, 2), 40, 0, SIZE, "s", waited_s=1.5))
-    (runs,) = board.requests(1).requests
+    (runs,) = board.requests(RequestsAsked(1)).requests
     assert (runs.waited_s, runs.ended_at, runs.answer_tokens) == (1.5, None, None)
     world.now += 600  # what was answered is kept for a moment
     world.tell(RequestFinished("r", pack(1, 2), 40, 47, "stop", "s"))
-    (ended,) = board.requests(1).requests
+    (ended,) = board.requests(RequestsAsked(1)).requests
     assert (ended.waited_s, ended.answer_tokens) == (1.5, 7)
 
 
@@ -113,7 +119,7 @@ def test_what_was_computed_again_says_what_would_have_kept_it(
     world.serve(1, 2, 3)
     world.evict(3, 2)
     world.serve(1, 2, 3, found=1)
-    (request,) = board.requests(1).requests
+    (request,) = board.requests(RequestsAsked(1)).requests
     assert request.miss is not None
     assert request.again == 2
     assert request.miss.remedy is not None
@@ -171,7 +177,7 @@ def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> N
     made_of = {"return_time": [9000.0, 4600.0], "sharing": [0.0, 0.0], "off_chain": [0.0, 0.0]}
     world.rank(9, 1, **made_of)
     world.evict(1)
-    answer = board.evictions(None, 10)
+    answer = board.evictions(EvictionsAsked(10, None))
     (left,) = answer.evictions
     assert (left.rule, left.place, left.ranking) == ("policy", 1, 7)
     assert (left.layer, left.session, left.session_state) == ("tool_result", "s", "idle")
@@ -181,7 +187,10 @@ def test_evictions_tell_what_was_known_then(world: World, board: PageBoard) -> N
     assert set(answer.meanings) == set(made_of)
     assert "expected to be asked for again in about 2 min" in left.sentence
     assert answer.rules["policy"].evicted == 1
-    for ask in (lambda: board.evictions("nobody", 10), lambda: board.shadows("nobody")):
+    for ask in (
+        lambda: board.evictions(EvictionsAsked(10, "nobody")),
+        lambda: board.shadows("nobody"),
+    ):
         with pytest.raises(GraphError, match="no engine of that id"):
             ask()
 
@@ -349,14 +358,16 @@ def test_the_slowest_of_the_whole_log_and_of_one_reason_are_found(
         world.serve(key, session=f"s{key}", waited_s=waited_s)
     world.start(4, session="runs")
     world.now += 30.0
-    slowest = board.requests(9, is_slowest=True)
+    slowest = board.requests(RequestsAsked(9, is_slowest=True))
     assert [each.session for each in slowest.requests] == ["runs", "s2", "s3", "s1"]
-    assert [each.session for each in board.requests(1, is_slowest=True).requests] == ["runs"]
+    assert [
+        each.session for each in board.requests(RequestsAsked(1, is_slowest=True)).requests
+    ] == ["runs"]
     assert slowest.next is None
     world.serve(1, 5, found=1, session="s1")
     world.evict(5)
     world.serve(1, 5, found=1, session="s1")
-    (evicted,) = board.requests(9, reason="evicted").requests
+    (evicted,) = board.requests(RequestsAsked(9, reason="evicted")).requests
     assert evicted.miss is not None
     assert evicted.miss.reason == "evicted"
 
@@ -367,15 +378,28 @@ def test_of_evictions_only_what_is_new_or_wanted_again_is_told(
     world.serve(1, 2, 3)
     world.evict(3)
     world.evict(2)
-    assert ids(board.evictions("a", 10)) == [1, 0]
+    known = board.evictions(EvictionsAsked(10, "a"))
+    assert ids(known) == [1, 0]
     world.now += 5.0
     world.serve(1, 2, 4, found=1)
     world.evict(4)
-    news = board.evictions("a", 10, after=1)
+    news = board.evictions(EvictionsAsked(10, "a", after=known.mark or ""))
     assert (news.since, ids(news), news.next) == (1, [2, 1], None), "the second was wanted again"
-    assert ids(board.evictions("a", 10, after=2)) == [1]
-    again = board.evictions("a", 10, after=99)
+    assert ids(board.evictions(EvictionsAsked(10, "a", after=news.mark or ""))) == [1]
+    again = board.evictions(EvictionsAsked(10, "a", after="another-1"))
     assert (again.since, ids(again)) == (None, [2, 1, 0]), "a log that begins anew is told whole"
+
+
+def test_the_mark_of_one_engines_log_says_nothing_of_anothers(
+    world: World, board: PageBoard
+) -> None:
+    for engine in "ab":
+        world.serve(1, 2, 3, engine=engine)
+        world.evict(3, 2, engine=engine)
+    mark = board.evictions(EvictionsAsked(10)).mark or ""
+    world.graph.forget_engine("a")
+    other = board.evictions(EvictionsAsked(10, after=mark))
+    assert (other.engine, other.since, ids(other)) == ("b", None, [1, 0])
 
 
 def ids(answer: Evictions) -> list[int]:
@@ -390,7 +414,9 @@ def test_of_a_session_only_what_came_since_a_turn_is_told(world: World, board: P
         world.now += 10.0
     whole = board.session("s", None)
     assert (whole.since, len(whole.turns)) == (None, 4)
-    part = board.session("s", None, after=whole.turns[2].request)
+    assert whole.mark == mark_of(world.history.requests.name, whole.turns[3].request)
+    mark = mark_of(world.history.requests.name, whole.turns[2].request)
+    part = board.session("s", None, after=mark)
     assert part.since == whole.turns[2].request
     assert part.turns == whole.turns[2:]
     begin = whole.turns[2].at
@@ -399,7 +425,29 @@ def test_of_a_session_only_what_came_since_a_turn_is_told(world: World, board: P
     ]
     kept = sum(start < begin for start in whole.residency.starts)
     assert part.residency.pool == whole.residency.pool[kept:]
-    assert board.session("s", None, after=700).turns == whole.turns, "no such turn: all is told"
+    for unknown in (mark_of(world.history.requests.name, 700), "another-2", "x"):
+        assert board.session("s", None, after=unknown).turns == whole.turns, "all is told"
+
+
+def test_a_turn_that_runs_is_told_again(world: World, board: PageBoard) -> None:
+    world.serve(1)
+    slow = world.start(1, 2, found=1)
+    world.serve(1, 3, found=1)
+    first = board.session("s", None)
+    assert first.mark == mark_of(world.history.requests.name, 0), "the second may still change"
+    world.end(slow, 1, 2)
+    assert [each.request for each in board.session("s", None, after=first.mark).turns] == [0, 1, 2]
+
+
+def test_requests_of_an_engine_that_went_do_not_run(world: World, board: PageBoard) -> None:
+    world.serve(1, waited_s=3.0)
+    world.start(2, engine="b", session="dead")
+    world.graph.forget_engine("b")
+    world.now += 60.0
+    slowest = board.requests(RequestsAsked(9, is_slowest=True)).requests
+    assert [each.session for each in slowest] == ["s", "dead"]
+    assert (slowest[1].finished, slowest[1].ended_at) == ("end_not_heard", None)
+    assert board.session("dead", None).mark is not None, "nothing of it will change"
 
 
 def test_hours_are_told_in_longer_steps(world: World, board: PageBoard) -> None:
@@ -478,7 +526,7 @@ def test_a_terminal_says_why_in_sentences(world: World, board: PageBoard) -> Non
     world.serve(1, 2, 3)
     world.evict(3)
     name = world.serve(1, 2, 3, found=2)
-    (request,) = board.requests(1).model_dump()["requests"]
+    (request,) = board.requests(RequestsAsked(1)).model_dump()["requests"]
     said = why_sentence(request)
     assert said.startswith(f"Request {name} of session s: 53 tokens, 3 blocks; 2 in the pool, 1")
     assert "Block 3 of 3 left the pool 1.0 s before" in said
@@ -495,9 +543,9 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(
     world.serve(7, engine="b")
     world.now += 1
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=9.0))
-    (request,) = board.requests(1).requests
+    (request,) = board.requests(RequestsAsked(1)).requests
     assert request.wait is not None
-    largest = board.requests(3).requests[-1]
+    largest = board.requests(RequestsAsked(3)).requests[-1]
     assert (largest.session, request.wait.largest) == ("largest", largest.id)
     assert (request.wait.prompts, request.wait.again) == (1, 2 * SIZE)
     assert request.wait.tokens == largest.prompt_tokens - SIZE
@@ -507,7 +555,7 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(
     assert "a pool larger by about 2 blocks" in said
     world.now += 4
     world.tell(RequestFinished("late", pack(9), 20, 20, "stop", "s"))
-    ended = board.requests(1, search="late").requests[0]
+    ended = board.requests(RequestsAsked(1, search="late")).requests[0]
     said = why_sentence(ended.model_dump())
     assert "It took 14 s, 9.0 s of it in the queue. While it waited, the engine" in said
 
@@ -521,7 +569,7 @@ def test_a_request_that_was_held_says_for_how_long_and_until_when(
     world.now += 11
     world.tell(RequestReleased("r1", 12.0, "room"))
     world.tell(RequestStarted("r1", pack(1), 20, 0, SIZE, "new", waited_s=12.25))
-    (request,) = board.requests(1).requests
+    (request,) = board.requests(RequestsAsked(1)).requests
     assert request.wait is not None
     assert (request.waited_s, request.wait.held_s, request.wait.until) == (12.25, 12.0, "room")
     assert request.wait.sentence == (
@@ -537,7 +585,7 @@ def test_a_request_that_queued_after_it_was_held_says_both(world: World, board: 
     world.tell(RequestHeld("late", 3, "new"), RequestReleased("late", 2.0, "silence"))
     world.serve(1, 2, session="largest")
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "new", waited_s=6.0))
-    (request,) = board.requests(1).requests
+    (request,) = board.requests(RequestsAsked(1)).requests
     assert request.wait is not None
     assert request.wait.sentence.startswith(
         "It was held for 2.0 s, until the engine heard nothing from the sidecar. For 4.0 s it "
@@ -551,7 +599,7 @@ def test_a_request_that_queued_after_it_was_held_says_both(world: World, board: 
 def test_every_end_of_a_hold_has_its_words(world: World, board: PageBoard, reason: str) -> None:
     world.tell(RequestHeld("r", 3), RequestReleased("r", 300.0, reason))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=300.0))
-    (request,) = board.requests(1).requests
+    (request,) = board.requests(RequestsAsked(1)).requests
     assert request.wait is not None
     assert request.wait.until == reason
     assert request.wait.sentence.startswith("It was held for 5 min, ")
@@ -564,13 +612,13 @@ def test_a_hold_is_its_own_engines_and_its_own_requests(world: World, board: Pag
     world.tell(RequestStarted("gone", pack(9), 20, 0, SIZE, waited_s=9.0))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0))
     world.tell(RequestStarted("r", pack(9), 20, 0, SIZE, waited_s=9.0))
-    waits = [each.wait for each in board.requests(4).requests]
+    waits = [each.wait for each in board.requests(RequestsAsked(4)).requests]
     assert [wait.until if wait else "" for wait in waits] == [None, "room", None, None]
 
 
 def test_a_request_that_waited_behind_nobody_says_so(world: World, board: PageBoard) -> None:
     world.tell(RequestStarted("alone", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
-    (request,) = board.requests(1).requests
+    (request,) = board.requests(RequestsAsked(1)).requests
     assert request.wait is not None
     assert request.wait.largest is None
     assert "no other prompt was computed" in request.wait.sentence
@@ -584,7 +632,7 @@ def test_a_request_that_waited_behind_one_under_way_names_it(
     world.tell(RequestFinished("over", pack(3), 20, 20, "stop", "over"))
     world.now += 10
     world.tell(RequestStarted("late", pack(9), 20, 0, SIZE, "s", waited_s=5.0))
-    request, _, long = board.requests(3).requests
+    request, _, long = board.requests(RequestsAsked(3)).requests
     assert request.wait is not None
     assert (request.wait.prompts, request.wait.largest) == (0, long.id)
     assert "was long's, and still under way: 40 tokens" in request.wait.sentence
@@ -597,7 +645,7 @@ def test_a_request_that_waited_behind_new_prompts_is_sent_elsewhere(
         world.serve(10 * session + 1, 10 * session + 2, session=f"new {session}")
     world.now += 1
     world.tell(RequestStarted("late", pack(99), 20, 0, SIZE, "s", waited_s=60.0))
-    (request,) = board.requests(1).requests
+    (request,) = board.requests(RequestsAsked(1)).requests
     assert request.wait is not None
     assert (request.wait.prompts, request.wait.again) == (3, 0)
     assert "another engine" in request.wait.remedy
@@ -637,3 +685,12 @@ def test_each_window_has_its_own_sentence(world: World, board: PageBoard) -> Non
     assert minute.verdict == "No request was seen in the last minute."
     assert ten.verdict.startswith("0% of the prompt tokens of the last 10 min were found")
     assert now.verdict == now.windows[-1].verdict
+
+
+def test_terms_of_a_policy_of_ones_own_are_told_as_they_are() -> None:
+    assert scored({}) is None
+    assert scored({"age": 0.0, "importance": 0.0}) is None, "nothing stands out"
+    assert scored({"age": 5.0, "hit_count": -6.0}) == (
+        "the largest part of its score was its hit count"
+    )
+    assert scored({"return_time": 3.0}) == "the largest part of its score was its return time"

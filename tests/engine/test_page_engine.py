@@ -11,7 +11,7 @@ import pytest
 from kvgraph.advisor.config.config import Config
 from kvgraph.advisor.page_cli import why_sentence
 from kvgraph.advisor.service import Service
-from kvgraph.dashboards.answers.misses import RequestView
+from kvgraph.dashboards.answers.misses import RequestsAsked, RequestView
 from kvgraph.graph.logs.evictions.eviction_log import EvictionLog
 from kvgraph.graph.messages.events import AnyEvent, BlocksStored, EngineHello, RequestStarted
 from kvgraph.graph.tables.identity import salt_of
@@ -74,7 +74,7 @@ def test_the_page_says_why_each_request_missed(
         AITHER_KVCACHE_HINTS="session",
     ).run()  # fmt: skip
     page = service.board.page
-    requests = page.requests(100).requests
+    requests = page.requests(RequestsAsked(100)).requests
     assert len(requests) == REQUESTS
     assert sum(each.blocks.pool * each.block_size for each in requests) == run.result["cached"]
     said = {each.request: (each.miss.index, each.miss.reason) for each in requests if each.miss}

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
-from ....dashboards.answers.evictions import Evictions, EvictionView, RuleTotal
+from ....dashboards.answers.evictions import (
+    Evictions,
+    EvictionsAsked,
+    EvictionView,
+    RuleTotal,
+)
+from ....dashboards.answers.log_marks import mark_of, number_in
 from ....graph.errors import GraphError
 from ....graph.logs.evictions.eviction_log import LIMIT, UNPLACED, EvictionLog
 from ....graph.logs.history import WINDOW_S
@@ -21,32 +27,15 @@ _COPIES: Final = ("none", "warm", "cold", "warm and cold")
 _STATES: Final = (*(state.name.lower() for state in SessionState), "none")
 
 
-class Chosen(NamedTuple):
-    """Which evictions are asked for.
-
-    Attributes:
-        engine: None: the first one's.
-        limit: The newest so many,
-        before: of those before this one; None: of all.
-        after: Up to which the caller knows them; None: it knows none.
-    """
-
-    engine: str | None
-    limit: int
-    before: int | None = None
-    after: int | None = None
-
-
-def evictions_view(tables: Tables, which: Chosen, now: float, unix: Unix) -> Evictions:
+def evictions_view(tables: Tables, which: EvictionsAsked, now: float, unix: Unix) -> Evictions:
     """Recent evictions of one engine, the newest first."""
-    history, name, since = tables.history, chosen(tables, which.engine), None
+    history, name, since = tables.history, chosen_engine(tables, which.engine), None
     log = history.evictions.get(tables.engines[name]) if name is not None else None
     views: list[EvictionView] = []
     if log is not None and name is not None:
         newest = log.next if which.before is None else min(which.before, log.next)
         numbers = range(newest - 1, max(newest - 1 - which.limit, log.first - 1), -1)
-        if which.after is not None and which.after < log.next:
-            since = which.after
+        since = number_in(which.after, log.name)
         views = [
             eviction_view(tables, name, log, number, unix)
             for number in numbers
@@ -61,6 +50,7 @@ def evictions_view(tables: Tables, which: Chosen, now: float, unix: Unix) -> Evi
         evictions=views,
         next=views[-1].id if more and since is None else None,
         since=since,
+        mark=None if log is None or not log.next else mark_of(log.name, log.next - 1),
         rules=_rules(log),
         kept=LIMIT,
         meanings=meanings({name for view in views for name in view.terms or ()}),
@@ -102,7 +92,7 @@ def eviction_view(
     )
 
 
-def chosen(tables: Tables, engine: str | None) -> str | None:
+def chosen_engine(tables: Tables, engine: str | None) -> str | None:
     """The engine that is asked about: the first where none is named; None where there is none."""
     if engine is None:
         return next(iter(tables.engines), None)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
 
-from ....dashboards.answers.misses import BlockCounts, Miss, RequestView
+from ....dashboards.answers.misses import BlockCounts, Miss, RequestsAsked, RequestView
 from ....graph.logs.history import History
 from ....graph.logs.reasons import REASON_NAMES, Reason
-from ....graph.logs.request_log import RequestLog
+from ....graph.logs.request_log import LOST, RequestLog
 from ....graph.queries.views import block_name
 from ...reasons.miss_words import miss_sentence
 from ...reasons.remedies import remedy
@@ -18,27 +17,9 @@ from ...times.unix_time import Unix
 from .work_ahead import wait_of
 
 
-class Asked(NamedTuple):
-    """Which requests are asked for.
-
-    Attributes:
-        limit: So many at most.
-        before: Only those that began before this one; None: all.
-        session: Only this one's; None: all.
-        search: Only those whose id, session or tenant contains this.
-        reason: Only those that missed for this one; None: all.
-        is_slowest: Whether those that took longest come first, and not the newest.
-    """
-
-    limit: int
-    before: int | None = None
-    session: str | None = None
-    search: str = ""
-    reason: str | None = None
-    is_slowest: bool = False
-
-
-def request_views(history: History, which: Asked, now: float, unix: Unix) -> Iterator[RequestView]:
+def request_views(
+    history: History, which: RequestsAsked, now: float, unix: Unix
+) -> Iterator[RequestView]:
     """The requests that are asked for; ``now`` is by the graph's clock."""
     log = history.requests
     newest = log.next if which.before is None else min(which.before, log.next)
@@ -49,7 +30,7 @@ def request_views(history: History, which: Asked, now: float, unix: Unix) -> Ite
         yield request_view(history, number, unix)
 
 
-def _fits(log: RequestLog, number: int, which: Asked) -> bool:
+def _fits(log: RequestLog, number: int, which: RequestsAsked) -> bool:
     names, search = log.names(number), which.search.lower()
     if which.session not in (None, names.session):
         return False
@@ -65,7 +46,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
     asked, pool, loaded, prefetched, spliced = (
         int(record[name]) for name in ("asked", "pool", "loaded", "prefetched", "spliced")
     )
-    ran = _known(float(record["ran"]))
+    ran = _known(float(record["ran"])) if record["ran"] != LOST else None
     return RequestView(
         id=number,
         request=names.request,

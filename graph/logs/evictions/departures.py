@@ -47,6 +47,18 @@ class Departures:
         self._left: dict[int, str] = {}  # columns whose engine is gone, and which it was
         self.evictions: dict[int, EvictionLog] = {}
 
+    # Engines ------------------------------------------------------------------------------------
+
+    def pool_blocks(self, engine: str) -> int:
+        """Blocks of an engine's pool; 0: not known."""
+        return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
+
+    def group(self, engine: str, place: int) -> CacheGroup | None:
+        """One of an engine's KV cache groups; None: not known."""
+        words = self._tables.words.get(self._tables.engines.get(engine, NO_ROW))
+        groups = () if words is None or words.hello is None else words.hello.groups
+        return groups[place] if place < len(groups) else None
+
     # Rankings and evictions ---------------------------------------------------------------------
 
     def ranked(
@@ -60,7 +72,8 @@ class Departures:
 
         Args:
             layers: Those that are protected in it.
-            terms: Of the blocks that it lets go first; None: see ``wants_terms``.
+            terms: Of the blocks that it lets go first; None: nobody asked for them, and those of an
+                earlier ranking still hold.
         """
         self._in_force.setdefault(engine, InForce()).adopt(ranking, layers, terms)
 
@@ -68,16 +81,6 @@ class Departures:
         """Whether a ranking that is made now should come with the terms of its first blocks."""
         in_force = self._in_force.get(engine)
         return in_force is None or in_force.wants_terms(now)
-
-    def pool_blocks(self, engine: str) -> int:
-        """Blocks of an engine's pool; 0: not known."""
-        return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
-
-    def group(self, engine: str, place: int) -> CacheGroup | None:
-        """One of an engine's KV cache groups; None: not known."""
-        words = self._tables.words.get(self._tables.engines.get(engine, NO_ROW))
-        groups = () if words is None or words.hello is None else words.hello.groups
-        return groups[place] if place < len(groups) else None
 
     def ranking_at(self, engine: int, then: float) -> int | None:
         """The epoch of the ranking that was in force then."""

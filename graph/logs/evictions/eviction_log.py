@@ -3,6 +3,7 @@ terms."""
 
 from __future__ import annotations
 
+from secrets import token_hex
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -66,12 +67,12 @@ class EvictionLog:
     """A ring of records, and at each block row the slot of its last one.
 
     Ids count from 0 and never repeat; ``first`` is the oldest that is still there. ``owner`` is the
-    engine's id.
+    engine's id, and ``name`` tells the log from all others.
     """
 
     def __init__(self, origin: Origin, owner: str) -> None:
         self._origin = origin
-        self.owner = owner
+        self.owner, self.name = owner, token_hex(4)
         self._ring = np.zeros(1024, dtype=_RECORD)
         self._slot = np.zeros(0, dtype=np.uint16)  # by row
         self.marks: Bytes = np.zeros(0, dtype=np.uint8)  # by row, see Way

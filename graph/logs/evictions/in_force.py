@@ -67,7 +67,7 @@ class InForce:
         return not len(self._order)
 
     def wants_terms(self, now: float) -> bool:
-        """Whether those that are known are as old as they may be."""
+        """Whether the terms that are known are too old."""
         return now - self._termed_at >= _TERMS_EVERY_S
 
     def adopt(
@@ -100,8 +100,8 @@ class InForce:
         return self._order.places(keys)
 
     def terms(self, keys: Keys, place: Places) -> TermsThen:
-        """What the scores of those of these blocks that the ranking names were made of, a moment
-        before.
+        """The terms of those of these blocks that the ranking names, as they were last worked out;
+        NaN for the others.
 
         Args:
             place: What ``places`` says of them.

@@ -15,6 +15,7 @@ from kvgraph.advisor.questions import Questions
 from kvgraph.advisor.remote import RemoteError
 from kvgraph.advisor.replay.errors import TraceError
 from kvgraph.advisor.replay.traces.recorder import Recorder
+from kvgraph.dashboards.answers.misses import RequestsAsked
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.messages.events import (
     BlocksCleared,
@@ -43,7 +44,8 @@ def test_a_raw_log_tells_what_the_sidecar_told(path: Path) -> None:
     world.close()
     questions = Questions(world.graph.lock, time.monotonic, lambda _: None)
     board = PageBoard(world.graph, questions, wall=lambda: world.now - BEGIN)
-    told, happened = board.requests(10).requests[::-1], PlayedLog(path, 100).happened()
+    told = board.requests(RequestsAsked(10)).requests[::-1]
+    happened = PlayedLog(path, 100).happened()
     assert len(happened.requests) == len(told) == 4
     for live, played in zip(told, happened.requests, strict=True):
         assert played.model_copy(update={"miss": None}) == live.model_copy(update={"miss": None})

@@ -1,7 +1,7 @@
 import { useSyncExternalStore } from "react";
 
 import { joined, joinedRequests } from "./joined";
-import type { News, RequestView } from "./types";
+import type { News, Requests } from "./types";
 
 export type Connection = "connecting" | "live" | "lost" | "locked";
 
@@ -22,7 +22,7 @@ class Heartbeat {
   private beats = 0;
   private struckAt = 0;
   private latest: News | null = null;
-  private recent: readonly RequestView[] | null = null;
+  private recent: Requests | null = null;
   private begins = true; // the next news are the first on their connection
 
   readonly subscribe = (listener: () => void) => {
@@ -75,7 +75,7 @@ class Heartbeat {
       const news = JSON.parse(event.data) as News;
       const history = joined(this.latest?.now.history, news.now.history, news.steps);
       this.latest = { ...news, now: { ...news.now, history } };
-      const known = this.begins ? [] : (this.recent ?? []);
+      const known = this.begins ? [] : (this.recent?.requests ?? []);
       if (this.begins || news.is_gap || news.requests.length > 0)
         this.recent = joinedRequests(known, news);
       this.begins = false;
@@ -109,7 +109,7 @@ export function useConnection(): Connection {
 }
 
 /** The newest requests as the stream told of them, the newest first; null before it did. */
-export function useRequests(): readonly RequestView[] | null {
+export function useRequests(): Requests | null {
   return useSyncExternalStore(heartbeat.subscribe, heartbeat.requests);
 }
 

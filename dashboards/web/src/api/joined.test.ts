@@ -34,15 +34,20 @@ const request = (id: number, ended_at: number | null = 1) => ({ id, ended_at }) 
 const news = (requests: RequestView[], is_gap = false) => ({ requests, is_gap }) as News;
 
 test("requests that ended stand where they began, and new ones first", () => {
-  const now = joinedRequests([request(2), request(1, null)], news([request(1, 7), request(3)]));
+  const { requests: now } = joinedRequests(
+    [request(2), request(1, null)],
+    news([request(1, 7), request(3)]),
+  );
   expect(now.map(({ id }) => id)).toEqual([3, 2, 1]);
   expect(now[2]?.ended_at).toBe(7);
 });
 
 test("behind a gap, what was known is forgotten, and a list has an end", () => {
-  expect(joinedRequests([request(900)], news([request(3)], true)).map(({ id }) => id)).toEqual([3]);
+  const anew = joinedRequests([request(900)], news([request(3)], true));
+  expect(anew.requests.map(({ id }) => id)).toEqual([3]);
+  expect(anew.next).toBeNull();
   const many = Array.from({ length: 150 }, (_, id) => request(id));
   const more = Array.from({ length: 150 }, (_, id) => request(150 + id));
-  const now = joinedRequests(many, news(more));
-  expect([now.length, now[0]?.id, now.at(-1)?.id]).toEqual([200, 299, 100]);
+  const { requests: now, next } = joinedRequests(many, news(more));
+  expect([now.length, now[0]?.id, now.at(-1)?.id, next]).toEqual([200, 299, 100, 100]);
 });

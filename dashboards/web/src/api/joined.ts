@@ -1,4 +1,5 @@
-import type { News, RequestView, TokenHistory } from "./types";
+import { MOST_REQUESTS } from "./limits";
+import type { News, Requests, RequestView, TokenHistory } from "./types";
 
 type Columns = { [Name in keyof TokenHistory]: TokenHistory[Name] };
 
@@ -20,11 +21,12 @@ export function joined(
   return whole as unknown as TokenHistory;
 }
 
-const MOST_REQUESTS = 200; // as many as the sidecar tells at first
-
 /** Requests, the newest first, with those that news tell of in their places. */
-export function joinedRequests(before: readonly RequestView[], news: News): RequestView[] {
+export function joinedRequests(before: readonly RequestView[], news: News): Requests {
   const known = new Map((news.is_gap ? [] : before).map((each) => [each.id, each]));
   for (const each of news.requests) known.set(each.id, each);
-  return [...known.values()].sort((one, other) => other.id - one.id).slice(0, MOST_REQUESTS);
+  const all = [...known.values()].sort((one, other) => other.id - one.id);
+  const requests = all.slice(0, MOST_REQUESTS);
+  const oldest = requests.length < MOST_REQUESTS ? undefined : requests.at(-1);
+  return { at: news.at, requests, next: oldest?.id ?? null };
 }

@@ -11,7 +11,7 @@ export interface Resource<T> {
 
 /** How to ask for no more than what came since, and to put it to what is known. */
 export interface Delta<T> {
-  /** What to append to the path; "" asks for all. */
+  /** What to append to the path, which has a `?` already; "" asks for all. */
   readonly after: (known: T) => string;
   /** Null where the answer does not fit to what is known: then all is asked for. */
   readonly joined: (known: T, since: T) => T | null;
@@ -25,11 +25,10 @@ interface Question {
 
 /**
  * The answer at `path`, asked again at each beat (at most every `everyMs`); null asks nothing. With a
- * `delta`, which must stay the same object, only what is new is asked for, but all after an error.
+ * `delta`, which must stay the same object, only what is new is asked for.
  */
 export function useResource<T>(path: string | null, everyMs = 1000, delta?: Delta<T>): Resource<T> {
   const [held, setHeld] = useState<Resource<T> & { path: string | null }>(nothing(path));
-  const known = useRef<T>(undefined);
   const beat = useBeat();
   const asked = useRef<Question>({ path: null, at: 0, busy: false });
 
@@ -40,7 +39,7 @@ export function useResource<T>(path: string | null, everyMs = 1000, delta?: Delt
     if (last.path === path && (last.busy || now - last.at < everyMs)) return;
     const mine: Question = { path, at: now, busy: true };
     asked.current = mine;
-    if (last.path !== path) known.current = undefined;
+    const known = held.path === path ? held.data : undefined;
     const settle = (next: Partial<Resource<T>>) => {
       mine.busy = false;
       if (asked.current !== mine) return;
@@ -50,16 +49,14 @@ export function useResource<T>(path: string | null, everyMs = 1000, delta?: Delt
         ...next,
       }));
     };
-    askOn(path, known.current, delta).then(
+    askOn(path, known, delta).then(
       (data) => {
         heartbeat.saw(200);
-        if (asked.current === mine) known.current = data;
         settle({ data });
       },
       (error: unknown) => {
         const failed = error instanceof ApiError ? error : new ApiError(500, String(error));
         heartbeat.saw(failed.status);
-        known.current = undefined; // the next sidecar may count anew
         settle({ error: failed });
       },
     );

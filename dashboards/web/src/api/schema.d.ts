@@ -526,8 +526,9 @@ export interface components {
          *         engines: All engines that have a log.
          *         window_s: How long after its eviction a block counts as regretted.
          *         rules: Since the start, of this engine.
-         *         since: Where those up to this one were known: newer ones are told, and of the others those
-         *             that were wanted again. None: all are told.
+         *         since: The eviction of the mark that was asked with: of those up to it, only the ones that
+         *             were wanted again are told. None: all are told.
+         *         mark: To ask with for what comes next; None before any.
          *         kept: How many evictions the log remembers.
          *         meanings: What the terms mean, in words.
          *         protected_lost: Protected blocks that it lost all the same, and why, in words.
@@ -547,6 +548,8 @@ export interface components {
             next: number | null;
             /** Since */
             since: number | null;
+            /** Mark */
+            mark: string | null;
             /** Rules */
             rules: {
                 [key: string]: components["schemas"]["RuleTotal"];
@@ -1150,8 +1153,8 @@ export interface components {
          *         prompt_tokens: All of them, the partial block at the end included.
          *         block_size: Tokens of a block.
          *         again: Of the blocks that it computed: how many had been in this pool before.
-         *         finished: Why it ended; None while it runs, or where that was not heard of.
-         *         ended_at: When.
+         *         finished: Why it ended; ``end_not_heard`` where nobody will hear of it; None: it runs.
+         *         ended_at: When; None while it runs, or where that was not heard of.
          *         answer_tokens: Tokens of its answer; None while it runs.
          *         expected_pause_s: How long its session said that it would pause then.
          *         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
@@ -1296,8 +1299,9 @@ export interface components {
          *     ``moments`` are the newest first; ``turns`` the oldest first.
          *
          *     Attributes:
-         *         since: The request of the first turn that is told, where those before it were known; what
-         *             happened from then on is told anew. None: all is told.
+         *         since: The request of the mark that was asked with: turns, moments and residency begin with
+         *             it. None: all is told.
+         *         mark: To ask with for what comes next; None while no turn is over.
          */
         SessionTimeline: {
             /** At */
@@ -1314,6 +1318,8 @@ export interface components {
             moments: components["schemas"]["Moment"][];
             /** Since */
             since: number | null;
+            /** Mark */
+            mark: string | null;
         };
         /**
          * SessionView
@@ -1562,7 +1568,7 @@ export interface components {
          *
          *     Attributes:
          *         waited_s: From its arrival until ``at``; 0 where its engine does not tell.
-         *         ended_at: None while it runs.
+         *         ended_at: None while it runs; its beginning, where its end was not heard of.
          *         pause_s: Until the next turn arrived; None: there was none yet.
          *         expected_pause_s: As it was expected when the turn ended; None: nobody said.
          *         found_blocks: Blocks of its prompt that it found.
@@ -1868,7 +1874,7 @@ export interface operations {
                 engine?: string | null;
                 limit?: number;
                 before?: number | null;
-                after?: number | null;
+                after?: string;
             };
             header?: never;
             path?: never;
@@ -2029,7 +2035,7 @@ export interface operations {
         parameters: {
             query?: {
                 tenant?: string | null;
-                after?: number | null;
+                after?: string;
             };
             header?: never;
             path: {

@@ -1,5 +1,6 @@
 import { useEffect, useRef } from "react";
 
+import { MOST_EVICTIONS } from "../../api/limits";
 import { useResource } from "../../api/resource";
 import type { Evictions, EvictionView } from "../../api/types";
 import { clock, counted, duration, signed, whole, words } from "../../format";
@@ -12,7 +13,7 @@ import { LayerKey } from "../../parts/LayerKey";
 import { Rows, Scroll } from "../../parts/Rows";
 import { Meanings } from "./Meanings";
 import { RuleTotals } from "./RuleTotals";
-import { MOST, SINCE } from "./sinceEviction";
+import { SINCE } from "./sinceEviction";
 
 const AROUND = 50; // newer records shown above the one that an address names
 
@@ -22,7 +23,7 @@ export function EvictionLog({ engine }: { engine: string | null }) {
   const named = params.get("eviction");
   const of = engine === null ? "" : `&engine=${encodeURIComponent(engine)}`;
   const before = named === null ? "" : `&before=${Number(named) + AROUND}`;
-  const path = `v1/evictions?limit=${MOST}${of}${before}`;
+  const path = `v1/evictions?limit=${MOST_EVICTIONS}${of}${before}`;
   const log = useResource<Evictions>(path, 2000, named === null ? SINCE : undefined);
   return <Await of={log}>{(data) => <Log log={data} named={named} />}</Await>;
 }

@@ -1,8 +1,7 @@
 import "./misses.css";
 
-import { useMemo } from "react";
-
 import { useNews, useRequests } from "../../api/heartbeat";
+import { MOST_REQUESTS } from "../../api/limits";
 import { type Resource, useResource } from "../../api/resource";
 import type { Misses, Requests, RequestView } from "../../api/types";
 import { Await } from "../../parts/states";
@@ -10,8 +9,6 @@ import { useRoute } from "../../route";
 import { LossPanel } from "./LossPanel";
 import { ReasonsPanel } from "./ReasonsPanel";
 import { RequestList } from "./RequestList";
-
-const MOST = 200; // requests shown at once
 
 /** Why requests did not find more: each request with its first miss, and totals by reason. */
 export function MissesView() {
@@ -48,16 +45,10 @@ function useRecent(filter: string): Resource<Requests> {
   const isLive = useNews() !== null;
   const told = useRequests();
   const asks = filter !== "" || !isLive;
-  const asked = useResource<Requests>(asks ? `v1/requests?limit=${MOST}${filter}` : null, 2000);
-  const known = useMemo(
-    () =>
-      told === null
-        ? undefined
-        : { at: 0, requests: [...told], next: told.length < MOST ? null : 0 },
-    [told],
-  );
-  if (filter !== "" || known === undefined || asked.data !== undefined) return asked;
-  return { data: known, error: undefined };
+  const path = `v1/requests?limit=${MOST_REQUESTS}${filter}`;
+  const asked = useResource<Requests>(asks ? path : null, 2000);
+  const isNewer = told !== null && asked.data !== undefined && asked.data.at > told.at;
+  return filter !== "" || told === null || isNewer ? asked : { data: told, error: undefined };
 }
 
 /** A request that the address names, where it is in the log, but none of those that are shown. */

@@ -31,9 +31,20 @@ export function RequestList({ answer, session, older }: Props) {
   const order = params.get("order") ?? "newest";
   const last = order === "slowest" ? "most of it in" : "why it missed";
   const rate = useNews()?.now.prefill_tokens_per_s ?? null;
-  const fitting = older === undefined ? requests : [older, ...requests];
-  const place = fitting.findIndex((each) => String(each.id) === open);
-  const widest = Math.max(1, ...fitting.map((each) => each.blocks.asked));
+  const place = requests.findIndex((each) => String(each.id) === open);
+  const isThere = place >= 0 || older !== undefined;
+  const named = older === undefined ? [] : [older];
+  const widest = Math.max(1, ...[...named, ...requests].map((each) => each.blocks.asked));
+  const row = (each: RequestView) => (
+    <RequestRow
+      key={each.id}
+      request={each}
+      widest={widest}
+      isOpen={String(each.id) === open}
+      isOfSlowest={order === "slowest"}
+      rate={rate}
+    />
+  );
   return (
     <Panel title="Recent requests" note={noteOf(answer, order)}>
       <div className="find">
@@ -63,12 +74,13 @@ export function RequestList({ answer, session, older }: Props) {
           )}
         </p>
       )}
-      {open !== null && place < 0 && <p className="dim">Request {open} is no longer in the log.</p>}
-      {fitting.length === 0 ? (
+      {open !== null && !isThere && <p className="dim">Request {open} is no longer in the log.</p>}
+      {older !== undefined && <ol className="requests">{row(older)}</ol>}
+      {requests.length === 0 ? (
         <Empty title="No such request in the log">
-          {requests.length === 0 && !params.get("find")
-            ? "As soon as an engine schedules one, it is here."
-            : "Take the filters away to see the others."}
+          {params.get("find") || reason !== null
+            ? "Take the filters away to see the others."
+            : "As soon as an engine schedules one, it is here."}
         </Empty>
       ) : (
         <>
@@ -77,21 +89,10 @@ export function RequestList({ answer, session, older }: Props) {
               <span key={name}>{name}</span>
             ))}
           </div>
-          <ol className="requests">
-            {fitting.slice(0, Math.max(shown, place + 1)).map((each) => (
-              <RequestRow
-                key={each.id}
-                request={each}
-                widest={widest}
-                isOpen={String(each.id) === open}
-                isOfSlowest={order === "slowest"}
-                rate={rate}
-              />
-            ))}
-          </ol>
+          <ol className="requests">{requests.slice(0, Math.max(shown, place + 1)).map(row)}</ol>
         </>
       )}
-      {fitting.length > shown && (
+      {requests.length > shown && (
         <Button variant="default" size="xs" onClick={() => show(shown + PAGE)}>
           Show more
         </Button>

@@ -134,10 +134,9 @@ const REST =
 
 /** What its engine did before it began. */
 function Waited({ request, wait, rate }: Timed & { wait: Wait }) {
-  const queued = request.waited_s - wait.held_s;
   return (
     <p className="sentence wait wrap">
-      <b>Why it waited:</b> {wait.sentence} {timeOf(wait, queued, rate)}{" "}
+      <b>Why it waited:</b> {wait.sentence} {timeOf(wait, request.waited_s, rate)}{" "}
       {wait.largest !== null && (
         <span className="ways">
           <a href={linkTo("misses", { request: wait.largest })}>
@@ -149,13 +148,13 @@ function Waited({ request, wait, rate }: Timed & { wait: Wait }) {
   );
 }
 
-const MOST = 0.9; // of a time in the queue: what is left needs no words; chosen
+const MOST = 0.9; // of a wait: what is left needs no words; chosen
 
-/** How long what was computed meanwhile takes, and what the rest of the time went to. */
-function timeOf({ tokens, prompts }: Wait, queued: number, rate: number | null): string {
+/** How long what was computed meanwhile takes, and that it is not all of the wait. */
+function timeOf({ tokens, prompts }: Wait, waited: number, rate: number | null): string {
   if (!rate || tokens === 0 || prompts === 0) return "";
   const takes = tokens / rate;
-  const rest = takes < MOST * queued ? ", and the rest went to what ran already when it came" : "";
+  const rest = takes < MOST * waited ? "; for the rest of its wait no prompt is known" : "";
   return `That takes about ${duration(takes)}${rest}.`;
 }
 
@@ -218,7 +217,12 @@ function Took({ request, rate }: Timed) {
   const timing = timingOf(request, rate);
   const computed = counted(computedTokens(request), "token");
   if (timing === null)
-    return <p className="sentence">It runs; {computed} of its prompt are new.</p>;
+    return (
+      <p className="sentence">
+        {request.finished === null ? "It runs" : "Its end was not heard of"}; {computed} of its
+        prompt are new.
+      </p>
+    );
   const { held, queue, prompt, rest } = timing;
   const isEstimated = prompt !== null && rest > 0; // else all that is left was its prompt's
   const answer =

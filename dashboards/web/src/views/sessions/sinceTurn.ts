@@ -1,29 +1,33 @@
+import { MOST_TURNS } from "../../api/limits";
 import type { Delta } from "../../api/resource";
-import type { SessionTimeline } from "../../api/types";
+import type { Moment, SessionTimeline } from "../../api/types";
 
-const MOST = 500; // turns that are kept
-
-/** Asks for what happened since the last turn that had ended, and puts it to what was known. */
+/** Asks for what happened since the last turn that may not change, and puts it to what was known. */
 export const SINCE: Delta<SessionTimeline> = {
-  after: ({ turns }) => {
-    const running = turns.findIndex(({ ended_at }) => ended_at === null);
-    const last = turns[(running < 0 ? turns.length : running) - 1];
-    return last === undefined ? "" : `&after=${last.request}`;
-  },
+  after: ({ mark }) => (mark === null ? "" : `&after=${mark}`),
   joined: (known, next) => {
-    if (next.since === null) return next;
-    const place = known.turns.findIndex(({ request }) => request === next.since);
+    const { since } = next;
+    if (since === null) return next;
+    const place = known.turns.findIndex(({ request }) => request === since);
     const first = known.turns[place];
     if (first === undefined) return null;
-    const kept = known.residency.starts.filter((start) => start < first.at).length;
+    const turns = [...known.turns.slice(0, place), ...next.turns].slice(-MOST_TURNS);
+    const begin = turns[0]!.at;
+    const isBefore = ({ request, at }: Moment) =>
+      at >= begin && (request === null ? at < first.at : request < since);
+    const { starts } = known.residency;
+    const [from, to] = [
+      starts.findIndex((at) => at >= begin),
+      starts.findIndex((at) => at >= first.at),
+    ];
     const both = (tier: "starts" | "pool" | "warm" | "cold") => [
-      ...known.residency[tier].slice(0, kept),
+      ...known.residency[tier].slice(Math.max(0, from), to < 0 ? starts.length : to),
       ...next.residency[tier],
     ];
     return {
       ...next,
-      turns: [...known.turns.slice(0, place), ...next.turns].slice(-MOST),
-      moments: [...next.moments, ...known.moments.filter(({ at }) => at < first.at)],
+      turns,
+      moments: [...next.moments, ...known.moments.filter(isBefore)],
       residency: {
         starts: both("starts"),
         pool: both("pool"),
