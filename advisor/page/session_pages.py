@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import groupby, takewhile
+from itertools import groupby, islice, takewhile
 from math import inf
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...dashboards.answers.graph_view import Moment
 from ...dashboards.answers.log_marks import mark_of, number_in
-from ...dashboards.answers.misses import RequestsAsked, RequestView
+from ...dashboards.answers.misses import RequestView
 from ...dashboards.answers.session_views import (
     Residency,
     Sessions,
@@ -27,7 +27,7 @@ from ...graph.queries.held_chains import held_chains
 from ...graph.tables.tables import Tables
 from ...graph.types import NEVER, NO_ROW, SessionState, Tier
 from ..times.unix_time import Unix
-from .logged.request_views import request_views
+from .logged.request_views import session_requests
 
 MOST_REQUESTS: Final = 500  # shown of one session; chosen
 _STATES: Final = tuple(state.name.lower() for state in SessionState)
@@ -128,7 +128,7 @@ def timeline(
     """
     log = tables.history.requests
     known = number_in(after, log.name)
-    requests = _requests(tables, row, now, unix, known)
+    requests = _requests(tables, row, unix, known)
     is_part = known is not None and bool(requests) and requests[0].id == known
     begin = requests[0].at if is_part else -inf
     gone = _gone(tables, row, begin, unix)
@@ -151,19 +151,15 @@ def _mark(log: str, requests: list[RequestView]) -> str | None:
     return mark_of(log, over[-1].id) if over else None
 
 
-def _requests(
-    tables: Tables, row: int, now: float, unix: Unix, after: int | None
-) -> list[RequestView]:
+def _requests(tables: Tables, row: int, unix: Unix, after: int | None) -> list[RequestView]:
     """A session's, the oldest first: those from ``after`` on if that is one of them, else all."""
     name = tables.sessions.names[row]
     tenant = tables.tenants.name(int(tables.sessions.tenant[row]))
     found = []
-    which = RequestsAsked(MOST_REQUESTS, session=name)
-    for each in request_views(tables.history, which, now, unix):
-        if each.tenant == tenant:
-            found.append(each)
-            if each.id == after:
-                break
+    for each in islice(session_requests(tables.history, name, tenant, unix), MOST_REQUESTS):
+        found.append(each)
+        if each.id == after:
+            break
     return found[::-1]
 
 

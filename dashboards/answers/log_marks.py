@@ -6,14 +6,21 @@ engine's log, or from a sidecar before this one, is told apart.
 
 from __future__ import annotations
 
+from math import inf
+from typing import Final
+
+_DIGITS: Final = 18  # of a number at most: no log ever counts that far
+
 
 def mark_of(name: str, number: int) -> str:
     """The mark of a record; the log's name has no ``-`` in it."""
     return f"{name}-{number}"
 
 
-def number_in(mark: str, name: str) -> int | None:
-    """The record that a mark of the log ``name`` is of; None where it is no such mark."""
+def number_in(mark: str, name: str, end: float = inf) -> int | None:
+    """The record that a mark of the log ``name`` is of; None where it is no such mark, or the log
+    has not come so far: its next record is ``end``."""
     whose, _, number = mark.partition("-")
-    is_ours = whose == name and number.isascii() and number.isdigit()
-    return int(number) if is_ours else None
+    is_number = number.isascii() and number.isdigit() and len(number) <= _DIGITS
+    known = int(number) if whose == name and is_number else None
+    return known if known is not None and known < end else None

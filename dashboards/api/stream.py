@@ -1,8 +1,9 @@
 """``/v1/events``: news as server-sent events, each with an id to resume from.
 
 Every second (``BEAT_S``) in which something changed there is one event of type ``news`` whose data
-is ``News``; in others a comment, so that a dead connection is noticed. It brings the requests that
-began or ended since the event before. ``id`` is the newest request up to which all have ended; a
+is ``News``; in others a comment, so that a dead connection is noticed. It brings those of the last
+200 requests (``RECENT``) that began or ended since the event before; how an older one ends is told
+by ``/v1/requests`` alone. ``id`` is the newest request up to which all of these have ended; a
 reader that reconnects with it in ``Last-Event-ID``, as browsers do by themselves, gets those behind
 it. Where more of them passed than are kept, ``is_gap`` says so: what is brought is all there is.
 The first event on a connection has the whole of Now's history; the others have its last steps. A

@@ -178,6 +178,7 @@ class Ingest:
         if event.model != self._tables.models.get(engine, ""):
             yield from self._letting_go(engine, now)
             self._tables.models[engine] = event.model
+        yield from self._tables.history.greeting(engine)
         self._tables.words[engine].hello = event
         self.held.forget(engine)
         self._tables.pool_blocks[engine] = event.num_blocks

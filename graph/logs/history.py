@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from operator import add
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ..types import NO_ROW, BlockFlag, Rows, Tier
+from ..types import NO_ROW, BlockFlag, Rows
 from .content_index import ContentIndex
 from .evictions.departures import Departures
 from .evictions.eviction_log import EvictionLog, Way
 from .heard import Heard, HeardQueue
-from .miss_judge import by_content, judge, missed, named
-from .reasons import REASON_NAMES, Detail, Reason
+from .miss_judge import by_content, missed, named
+from .open_cases import OpenCases
+from .reasons import REASON_NAMES
 from .request_log import Hold, Miss, PromptBlocks, RequestLog, RequestNames
 from .running_requests import Running, RunningRequests
 from .step_sums import StepSums
@@ -39,23 +39,13 @@ _REQUESTS: Final = 2_048  # whose ends are awaited no longer, in one slice; chos
 _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
 
-class _Unsettled(NamedTuple):
-    engine: int
-    row: int
-    key: int  # the graph's: another one at the row is another block
-    block: int
-    computed: int
-    short: int  # of all that it computes again
-    at: float
-
-
 class History(Departures):
     """Requests beside departures: what they asked for and found, and why no more than that.
 
     Attributes:
         requests: Of all engines.
         running: Those whose end is awaited.
-        unsettled: Of these, by their ids: those whose missing block the pool has by the books.
+        unsettled: Of these: those whose missing block may have left unheard of yet.
         tokens: Of prompts, in steps of ten seconds for four hours.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
         minutes: In the same steps: tokens of prompts, their full blocks, tokens that were found,
@@ -75,7 +65,7 @@ class History(Departures):
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()
         self._heard: HeardQueue | None = None  # nobody listens
-        self.unsettled: dict[int, _Unsettled] = {}  # by request
+        self.unsettled = OpenCases(tables)
         self.requests = RequestLog()
         self.contents = ContentIndex()
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 1440)
@@ -104,6 +94,15 @@ class History(Departures):
         asked = self._asked[column]
         return self._found[column] / asked if asked else None
 
+    def greeting(self, engine: int) -> Iterator[None]:
+        """Note, slice by slice, that an engine said hello: before it, ends of its requests may have
+        been lost. A request that still runs ends when that is heard of."""
+        self.returned(engine)
+        for number, name in enumerate(self.running.of(engine), start=1):
+            self.requests.lose(self.running.number(engine, name))
+            if number % _REQUESTS == 0:
+                yield
+
     def forgetting(self, engine: int) -> Iterator[None]:
         """Forget an engine that is gone, slice by slice; its requests stay in the log."""
         self.nothing_comes(engine)
@@ -120,8 +119,9 @@ class History(Departures):
         super().evicted(engine, rows, now)
         if len(rows):
             self.minutes.add((0, 0, 0, len(rows), 0), now)
-        if self.unsettled:
-            self._settle(engine, now)
+        for number, case in self.unsettled.settling(engine, self._log(engine), now):
+            self.requests.judge(number, case.miss)
+            self._count(case.miss, case.computed, case.at)
 
     def started(
         self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
@@ -141,7 +141,7 @@ class History(Departures):
         asked = PromptBlocks(event.prompt_tokens, size, *counts, event.waited_s, hold)
         miss = missed(self._tables, log, engine, event, session, rows, found + loaded, now)
         miss = by_content(self._tables, engine, event, rows, miss)
-        miss = _keeping_all(miss, short)
+        miss = miss.keeping_all(short)
         log.marks[rows[found + loaded :]] |= np.uint8(Way.COMING)
         names = self._names(engine, event, session)
         number = self.requests.add(names, asked, miss, now)
@@ -157,10 +157,9 @@ class History(Departures):
         self.minutes.add((asked.tokens, len(rows), (found + loaded) * size, 0, 0), now)
         self.given = list(map(add, self.given, given))
         computed = max(0, reach - found - loaded)
-        if miss.reason is Reason.UNKNOWN and miss.detail == Detail.IN_POOL:
+        if self.unsettled.is_open(engine, miss, rows):
             row = int(rows[miss.index])
-            key = int(self._tables.blocks.keys[row])
-            self.unsettled[number] = _Unsettled(engine, row, key, miss.index, computed, short, now)
+            self.unsettled.add(number, engine, miss, row, computed, short, now)
         else:
             self._count(miss, computed, now)
 
@@ -185,9 +184,9 @@ class History(Departures):
         if running is None:
             return None
         self.requests.lose(running.number)  # until its end is noted, if it was heard of
-        case = self.unsettled.pop(running.number, None)
+        case = self.unsettled.cases.pop(running.number, None)
         if case is not None:
-            self._count(Miss(case.block, 0, Reason.UNKNOWN, Detail.IN_POOL), case.computed, case.at)
+            self._count(case.miss, case.computed, case.at)
         return running
 
     def listen(self) -> list[Heard]:
@@ -225,21 +224,6 @@ class History(Departures):
         self.minutes.add((0, 0, 0, 0, len(regretted)), now)
         return len(rows), int((log.next - ids[known]).max(initial=0))
 
-    def _settle(self, engine: int, now: float) -> None:
-        """Judge requests whose missing block was taken in the step that scheduled them."""
-        for number, case in list(self.unsettled.items()):
-            blocks = self._tables.blocks
-            if case.engine != engine or int(blocks.keys[case.row]) != case.key:
-                continue
-            if int(blocks.tiers[engine, case.row]) & int(Tier.HOT):
-                continue
-            rows = np.full(case.block + 1, case.row, dtype=np.int32)
-            log = self._log(engine)
-            miss = judge(self._tables, log, engine, NO_ROW, rows, case.block, now)
-            del self.unsettled[number]
-            self.requests.judge(number, _keeping_all(miss, case.short))
-            self._count(miss, case.computed, now)
-
     def _count(self, miss: Miss, computed: int, now: float) -> None:
         """Count one request by its reason, and the blocks that it computes."""
         for place, count in ((int(miss.reason), 1), (len(REASON_NAMES) + miss.reason, computed)):
@@ -249,8 +233,3 @@ class History(Departures):
     def _names(self, engine: int, event: RequestStarted, session: int) -> RequestNames:
         name = self._tables.name_of(engine) or "?"
         return RequestNames(event.request_id, name, *named(self._tables, session))
-
-
-def _keeping_all(miss: Miss, short: int) -> Miss:
-    """A miss whose block left, with the room that all which is computed again behind it lacked."""
-    return replace(miss, short=max(miss.short, short)) if miss.short else miss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from zlib import crc32
@@ -82,6 +82,10 @@ class Miss:
     engine: str | None = None
     short: int = 0
     same: int = 0
+
+    def keeping_all(self, short: int) -> Miss:
+        """The same, if its block left, with the room that all which is computed again lacked."""
+        return replace(self, short=max(self.short, short)) if self.short else self
 
 
 class Hold(NamedTuple):

@@ -402,6 +402,15 @@ def test_the_mark_of_one_engines_log_says_nothing_of_anothers(
     assert (other.engine, other.since, ids(other)) == ("b", None, [1, 0])
 
 
+def test_a_mark_that_no_log_came_to_yet_brings_all(world: World, board: PageBoard) -> None:
+    world.serve(1, 2, 3)
+    world.evict(3, 2)
+    name = world.history.evictions[0].name
+    for beyond in (2, 500, 10**17, 10**40):
+        answer = board.evictions(EvictionsAsked(10, after=mark_of(name, beyond)))
+        assert (answer.since, ids(answer)) == (None, [1, 0])
+
+
 def ids(answer: Evictions) -> list[int]:
     return [each.id for each in answer.evictions]
 
@@ -437,6 +446,15 @@ def test_a_turn_that_runs_is_told_again(world: World, board: PageBoard) -> None:
     assert first.mark == mark_of(world.history.requests.name, 0), "the second may still change"
     world.end(slow, 1, 2)
     assert [each.request for each in board.session("s", None, after=first.mark).turns] == [0, 1, 2]
+
+
+def test_a_busy_session_of_that_name_of_another_tenant_hides_no_turn(
+    world: World, board: PageBoard
+) -> None:
+    for number, tenant in [(0, "mine"), *((each, "other") for each in range(1, 600))]:
+        world.tell(RequestStarted(f"r{number}", pack(1), SIZE + 5, 0, SIZE, "main", tenant))
+    assert len(board.session("main", "mine").turns) == 1
+    assert len(board.session("main", "other").turns) == 500
 
 
 def test_requests_of_an_engine_that_went_do_not_run(world: World, board: PageBoard) -> None:

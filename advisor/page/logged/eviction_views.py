@@ -35,7 +35,7 @@ def evictions_view(tables: Tables, which: EvictionsAsked, now: float, unix: Unix
     if log is not None and name is not None:
         newest = log.next if which.before is None else min(which.before, log.next)
         numbers = range(newest - 1, max(newest - 1 - which.limit, log.first - 1), -1)
-        since = number_in(which.after, log.name)
+        since = number_in(which.after, log.name, log.next)
         views = [
             eviction_view(tables, name, log, number, unix)
             for number in numbers

@@ -30,6 +30,17 @@ def request_views(
         yield request_view(history, number, unix)
 
 
+def session_requests(
+    history: History, session: str, tenant: str | None, unix: Unix
+) -> Iterator[RequestView]:
+    """The requests of one session, the newest first; another tenant's may have the same name."""
+    log = history.requests
+    for number in range(log.next - 1, log.first - 1, -1):
+        names = log.names(number)
+        if names.session == session and names.tenant == tenant:
+            yield request_view(history, number, unix)
+
+
 def _fits(log: RequestLog, number: int, which: RequestsAsked) -> bool:
     names, search = log.names(number), which.search.lower()
     if which.session not in (None, names.session):

@@ -201,19 +201,19 @@ class Departures:
             self._left[engine] = log.owner
         self._in_force.pop(engine, None)
 
+    def returned(self, engine: int) -> None:
+        """An engine is there: one that comes back goes on with its log, another one in the column
+        begins anew; if nobody is there, what is told is the old one's."""
+        name = self._tables.name_of(engine)
+        if engine in self._left and name is not None and self._left.pop(engine) != name:
+            del self.evictions[engine]
+
     def _log(self, engine: int) -> EvictionLog:
         if engine in self._left:
-            self._return(engine)
+            self.returned(engine)
         log = self.evictions.get(engine)
         if log is None:
             name = self._tables.name_of(engine) or ""
             log = self.evictions[engine] = EvictionLog(self._origin, name)
         log.reserve(self._tables.blocks.size)
         return log
-
-    def _return(self, engine: int) -> None:
-        """Hear of a column whose engine is gone: the same engine goes on with its log, another one
-        begins anew; if nobody is there, what is told is the old one's."""
-        name = self._tables.name_of(engine)
-        if name is not None and self._left.pop(engine) != name:
-            del self.evictions[engine]

@@ -34,8 +34,7 @@ class OtherGroups:
     def __init__(self, kv_cache: KVCacheConfig, pool: BlockPool, observed: ObservedGroup) -> None:
         specs = [_first(group.kv_cache_spec) for group in kv_cache.kv_cache_groups]
         self.named = tuple(map(_named, specs))
-        self._holds = pool.cached_block_hash_to_block.get_one_block
-        self._observed, self._scale = observed, pool.hash_block_size
+        self._pool, self._observed, self._scale = pool, observed, pool.hash_block_size
         matched = [group.block_size for group in self.named if group.kind != GroupKind.OTHER]
         self._unit = lcm(observed.block_size, *matched)  # matches are multiples of it
         self._others = [
@@ -70,7 +69,8 @@ class OtherGroups:
 
     def _has(self, request: Request, suffix: bytes, size: int, start: int, end: int) -> bool:
         """Whether a group's blocks that end behind token ``start``, up to ``end``, are cached."""
-        hashes, scale, holds = request.block_hashes, self._scale, self._holds
+        hashes, scale = request.block_hashes, self._scale
+        holds = self._pool.cached_block_hash_to_block.get_one_block  # a reset makes another map
         ends = range(end, start, -size)  # the last are the likeliest to be gone
         return all(holds(hashes[each // scale - 1] + suffix) is not None for each in ends)
 

@@ -63,7 +63,6 @@ class StoreBridge(TierCacheBridge):
     ) -> None:
         super().__init__(pool, group, index, settings, ledger, emit, workers, manager)
         assert settings.store is not None
-        block_of, suffix = pool.cached_block_hash_to_block.get_one_block, group.suffix
         self._names: list[str] = []
         self._workers = workers
         self.lookup = _lookup(settings.store, ledger.clock)
@@ -71,8 +70,8 @@ class StoreBridge(TierCacheBridge):
         self.sharer = Sharer(
             group,
             ledger,
-            lambda hashes: self.spiller.copy(hashes, suffix),
-            lambda block_hash: block_of(block_hash + suffix) is not None,
+            lambda hashes: self.spiller.copy(hashes, group.suffix),
+            lambda block_hash: _is_cached(pool, block_hash + group.suffix),
             permits(settings.store),
             settings.store.at_turn_end,
         )
@@ -194,6 +193,11 @@ def _lookup(settings: StoreSettings, clock: Callable[[], float]) -> StoreLookup 
     except StorageError as error:
         logger.warning("kvgraph: no shared store: %s", error)
         return None
+
+
+def _is_cached(pool: BlockPool, block_hash: bytes) -> bool:
+    cached = pool.cached_block_hash_to_block  # looked up each time: a reset makes another map
+    return cached.get_one_block(block_hash) is not None
 
 
 @contextmanager

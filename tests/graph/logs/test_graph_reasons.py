@@ -270,7 +270,7 @@ def test_a_request_that_reads_no_cache_says_so(world: World) -> None:
     world.serve(1, 2, 3)
     world.tell(RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s", reads_cache=False))
     assert world.last() == (Reason.NOT_CACHEABLE, Detail.READS_NONE, 0)
-    assert not world.history.unsettled
+    assert not world.history.unsettled.cases
 
 
 def test_what_was_evicted_here_names_the_engine_that_has_it_too(world: World) -> None:
@@ -569,3 +569,39 @@ def test_news_of_an_engine_that_is_gone_find_room_in_its_log() -> None:
     graph.apply("one", [BlocksStored(pack(1, 2), None, 16)])
     graph.forget_engine("one")
     assert len(graph.tables.blocks) == 2
+
+
+def test_a_block_of_the_sessions_own_answer_may_go_in_the_very_step_that_wants_it(
+    world: World,
+) -> None:
+    """Nobody asked for it before, so it is not among the prompts that the session told."""
+    world.start(1, 2)
+    world.tell(BlocksStored(pack(1, 2), None, SIZE), BlocksStored(pack(3), 2, SIZE))
+    world.end("r1", 1, 2, 3)
+    late = RequestStarted("late", pack(1, 2, 3, 4), 69, 32, SIZE, "s")
+    world.tell(late, BlocksRemoved(pack(3)))
+    assert world.last() == (Reason.EVICTED, Rule.LRU, 2)
+    assert world.history.totals[Reason.DIVERGED] == 0
+    miss = request_view(world.history, 1, float).miss
+    assert miss.evicted_at == world.now
+
+
+def test_a_block_that_goes_long_after_a_request_looked_had_not_left_then(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.start(1, 2, 3, found=1)
+    world.now += 600.0
+    world.evict(2)
+    assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 1)
+    assert world.history.totals[Reason.UNKNOWN] == 1
+    assert not world.history.unsettled.cases
+
+
+def test_what_is_told_of_a_step_a_moment_later_did_not_happen_after_its_requests(
+    world: World,
+) -> None:
+    world.serve(1, 2, 3)
+    world.start(1, 2, 3, found=1)
+    began = world.now
+    world.evict(2)
+    assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
+    assert request_view(world.history, 1, float).miss.evicted_at == began

@@ -9,10 +9,10 @@ from kvgraph.graph.logs import running_requests
 from kvgraph.graph.logs.evictions.eviction_log import EvictionLog, Way
 from kvgraph.graph.logs.heard import Heard, HeardQueue
 from kvgraph.graph.logs.reasons import Detail, Reason
-from kvgraph.graph.logs.request_log import LIMIT
+from kvgraph.graph.logs.request_log import LIMIT, UNHEARD
 from kvgraph.graph.logs.running_requests import Running, RunningRequests
 from kvgraph.graph.logs.small_times import Origin
-from kvgraph.graph.messages.events import EngineHello, RequestStarted
+from kvgraph.graph.messages.events import BlocksResident, EngineHello, RequestStarted
 from small_world import SIZE, World, pack
 
 
@@ -66,7 +66,7 @@ def test_the_oldest_request_is_awaited_no_longer_beyond_the_bound(
     world.start(4, 5, 6)
     assert coming(world) == 3
     assert world.history.running.of(0) == ["r3"]
-    assert not world.history.unsettled
+    assert not world.history.unsettled.cases
     assert world.history.totals[Reason.UNKNOWN] == 1
 
 
@@ -82,11 +82,11 @@ def test_the_oldest_request_is_surplus_beyond_the_number_that_is_awaited() -> No
 def test_another_block_in_a_row_does_not_settle_the_case_of_the_one_before(world: World) -> None:
     world.serve(1, 2, 3)
     world.start(1, 2, 3)
-    (case,) = world.history.unsettled.values()
+    (case,) = world.history.unsettled.cases.values()
     world.graph.tables.blocks.keys[case.row] ^= np.uint64(1)
     world.graph.tables.blocks.tiers[0, case.row] = 0
     world.evict(2)  # whereupon open cases are looked at again
-    assert world.history.unsettled
+    assert world.history.unsettled.cases
 
 
 def walk(blocks: int, at: float = 0.0) -> Heard:
@@ -156,3 +156,31 @@ def test_memory_is_told_while_engines_come(world: World) -> None:
 
     logs[0] = Coming(Origin(), "a")
     assert world.history.nbytes > 0
+
+
+def hello(engine: str) -> EngineHello:
+    return EngineHello(f"host:{engine}", "model", SIZE, 100, "vllm")
+
+
+def test_an_end_that_a_gap_lost_leaves_no_request_running(world: World) -> None:
+    world.start(1, 2)
+    world.tell(hello("a"), BlocksResident(pack(1, 2)))
+    assert world.history.requests.names(0).finished == UNHEARD
+
+
+def test_a_request_that_ran_through_a_gap_ends_when_that_is_heard_of(world: World) -> None:
+    name = world.start(1, 2)
+    world.tell(hello("a"), BlocksResident(pack(1, 2)))
+    world.end(name, 1, 2)
+    record = world.history.requests.record(0)
+    assert world.history.requests.names(0).finished == "stop"
+    assert float(record["ran"]) == 2.0
+
+
+def test_the_next_engine_in_a_column_has_none_of_the_last_ones_evictions(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.evict(3, 2)
+    world.graph.forget_engine("a")
+    world.tell(hello("c"), engine="c")
+    assert world.graph.tables.engines["c"] == 0
+    assert 0 not in world.history.evictions

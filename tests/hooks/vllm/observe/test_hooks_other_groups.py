@@ -215,3 +215,29 @@ def test_what_is_protected_is_kept_in_every_group(
     request = engine.make("again", head + words(40, 9), 1)
     found = engine.scheduler.kv_cache_manager.get_computed_blocks(request)[1]
     assert found == (len(head) if protected else 0)
+
+
+@pytest.fixture
+def through_reset(paper: Callable[..., Any]) -> Watched:
+    """An engine with a state beside full attention, which keeps the last one of a prompt alone."""
+    return Watched(paper, Shape(blocks=120, warm=None, windows=(None, 0)))
+
+
+def last_reason(watched: Watched) -> Reason:
+    log = watched.graph.tables.history.requests
+    return Reason(int(log.record(log.next - 1)["reason"]))
+
+
+def test_what_a_reset_took_is_not_said_to_be_in_the_pool(through_reset: Watched) -> None:
+    """vLLM's reset makes another map of the cached blocks."""
+    through_reset.engine.serve(text(6, 1))
+    assert through_reset.engine.reset()
+    through_reset.engine.serve([*text(6, 1)[: 3 * BLOCK_SIZE], *text(3, 9)])
+    assert last_reason(through_reset) is Reason.RESET
+
+
+def test_what_another_group_lacks_is_told_after_a_reset_too(through_reset: Watched) -> None:
+    assert through_reset.engine.reset()
+    through_reset.engine.serve(text(6, 1))
+    through_reset.engine.serve([*text(6, 1)[: 3 * BLOCK_SIZE], *text(3, 9)])
+    assert last_reason(through_reset) is Reason.OTHER_GROUP
