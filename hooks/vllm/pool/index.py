@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
@@ -80,9 +80,10 @@ class BlockIndex:
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
         """Note which blocks hold ``keys`` from now on."""
         ids, before = self._ids, len(self._ids)
+        known = frozenset() if ids.keys().isdisjoint(keys) else ids.keys() & set(keys)
         ids.update(zip(keys, block_ids, strict=False))
-        if len(ids) - before < len(keys):
-            self._twice.update(keys)
+        if len(ids) - before < len(keys):  # or the same block holds one again, after its eviction
+            self._twice.update(known, (key for key, count in Counter(keys).items() if count > 1))
         if len(ids) > self._most:
             self._forget_outdated()
 
@@ -184,7 +185,9 @@ class BlockIndex:
     def _without_survivors(self, hashes: Sequence[bytes], keys: Sequence[int]) -> list[int]:
         gone = []
         for block_hash, key in zip(hashes, keys, strict=True):
-            survivor = self._holder(block_hash)
+            # One that was held once may be back by now: later changes tell of that.
+            may_survive = key in self._twice or not self._hears_all
+            survivor = self._holder(block_hash) if may_survive else None
             if survivor is None:
                 gone.append(key)
                 self._twice.discard(key)

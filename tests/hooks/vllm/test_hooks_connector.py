@@ -192,6 +192,27 @@ def test_a_key_with_a_duplicate_left_is_not_gone(connector: Any, pool: Any, make
     assert sorted(unpack(removed.hashes)) == sorted(unpack(pack_hashes(one.block_hashes)))
 
 
+def test_a_key_that_came_back_before_it_was_told_was_gone(
+    connector: Any, pool: Any, make: Any
+) -> None:
+    """The steps are told together; duplicates of another prompt are evicted beside it."""
+    one, two, three = make(), make(), make()
+    two.block_hashes, two._all_token_ids = one.block_hashes, one._all_token_ids
+    held = [start(connector, pool, each) for each in (one, two, three)]
+    for request, blocks in zip((one, two, three), held, strict=True):
+        finish(connector, pool, request, blocks)
+    step(connector)
+    told(connector)
+    pool.evict_blocks({block.block_id for blocks in held[1:] for block in blocks})
+    step(connector)
+    again = make()
+    again.block_hashes, again._all_token_ids = three.block_hashes, three._all_token_ids
+    start(connector, pool, again)
+    step(connector)
+    kinds = [type(event) for event in told(connector)]
+    assert kinds.index(BlocksRemoved) < kinds.index(BlocksStored)
+
+
 def test_a_reset_clears_everything(connector: Any, pool: Any, make: Any) -> None:
     request = make()
     finish(connector, pool, request, start(connector, pool, request))
