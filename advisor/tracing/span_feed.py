@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import Counter
@@ -13,7 +12,6 @@ from typing import Final, Protocol
 
 from ...dashboards.answers.misses import RequestView
 from ...graph.kvcache_graph import KVCacheGraph
-from ...graph.logs.request_log import LOST
 from ..page.logged.request_views import request_view
 from ..process.notices import Notices
 from ..times.unix_time import UnixTime
@@ -45,7 +43,8 @@ class SpanFeed:
 
     Attributes:
         counters: Requests that were ``sent``; ``dropped``, since the receiver did not take them;
-            and ``overtaken``, since the log forgot them before they ended or could be sent;
+            and ``overtaken``, since the log forgot them before their end was heard of, or before
+            they could be sent;
             ``failed``: looks at the log that an error of ours ended.
     """
 
@@ -98,8 +97,8 @@ class SpanFeed:
             known = [number for number in self._running if number >= log.first]
             missed = max(0, log.first - self._next) + len(self._running) - len(known)
             self._next = log.next
-            known = [number for number in known if log.record(number)["ran"] != LOST]
-            over = (n for n in known if not math.isnan(log.record(n)["ran"]))
+            # NaN: it runs; LOST: it may still be heard of.
+            over = (n for n in known if log.record(n)["ran"] >= 0)
             ended = list(islice(over, BATCH))
             views = [request_view(history, number, self._unix) for number in ended]
         if missed:

@@ -21,7 +21,13 @@ from kvgraph.advisor.tracing.span_feed import SpanFeed
 from kvgraph.dashboards.answers.misses import RequestView
 from kvgraph.graph.errors import ConfigError
 from kvgraph.graph.logs.request_log import LIMIT
-from kvgraph.graph.messages.events import BlocksSpilled, RequestFinished, RequestStarted
+from kvgraph.graph.messages.events import (
+    BlocksResident,
+    BlocksSpilled,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+)
 from kvgraph.hooks.fake import FakeEngine
 from page_sidecar import BLOCK, PageSidecar, serve_agents
 from small_world import SIZE, World, pack
@@ -215,6 +221,35 @@ def test_what_the_log_forgets_first_is_counted(receiver: Receiver) -> None:
     world.tell(RequestFinished(first, pack(1), 21, 30, "stop", "s"))
     feed.tick()
     assert feed.counters == {"overtaken": 100}
+
+
+def test_a_request_that_ran_through_a_gap_is_sent_when_its_end_is_heard_of(
+    receiver: Receiver,
+) -> None:
+    world = World()
+    feed = feed_to(receiver, world)
+    name = world.start(1)
+    feed.tick()
+    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(pack(1)))
+    feed.tick()
+    assert not receiver.spans
+    world.end(name, 1)
+    feed.tick()
+    assert name in map(request_of, receiver.spans)
+    assert feed.counters == {"sent": 1}
+
+
+def test_a_request_whose_end_is_never_heard_of_is_counted(receiver: Receiver) -> None:
+    world = World()
+    feed = feed_to(receiver, world)
+    world.start(1)
+    world.graph.forget_engine("a")
+    feed.tick()
+    assert feed.counters == {}
+    late = (RequestStarted(f"x{n}", pack(n + 2), 21, 0, SIZE, "s") for n in range(LIMIT))
+    world.tell(*late, engine="b")
+    feed.tick()
+    assert feed.counters == {"overtaken": 1}
 
 
 class Fallible:
