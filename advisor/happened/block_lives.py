@@ -60,7 +60,7 @@ class LifeBook:
                 case BlocksResident():
                     listed = set(as_keys(event.hashes).tolist())
                     gone = [key for key in self._held(engine) if key not in listed]
-                    self._leave(engine, gone, now, "news of it were lost")
+                    self._leave(engine, gone, now, "news of it was lost")
                     self._enter(engine, list(listed), now)
                 case _:
                     continue

@@ -79,6 +79,8 @@ def _diverged(detail: int, ago_s: float | None, session: str | None) -> str:
 
 
 def _evicted(detail: int, ago_s: float | None, session: str | None) -> str:
+    if detail == Rule.FORGOTTEN:
+        return f"left the pool longer ago than the log reaches.{_whose(session)}"
     return f"{_left(ago_s)}. Why: {RULE_TEXTS[detail]}.{_whose(session)}"
 
 
@@ -127,11 +129,11 @@ def _other_salt(detail: int, ago_s: float | None, session: str | None) -> str:
 
 def _unknown(detail: int, ago_s: float | None, session: str | None) -> str:
     if detail == Detail.UNHEARD:
-        return "left the pool while news of its engine were lost: nobody told why."
+        return "left the pool while news of its engine was lost: nobody told why."
     if detail == Detail.UNCOMPUTED:
         return "was asked for before, by a request that ended before it was computed."
     return (
-        "should have been there by the sidecar's books: the news of its eviction were lost, or "
+        "should have been there by the sidecar's books: the news of its eviction was lost, or "
         "its engine matches in another way than we know."
     )
 
@@ -194,6 +196,8 @@ def _blocks_were(count: int) -> str:
 
 
 def _left(ago_s: float | None) -> str:
+    if ago_s is not None and ago_s <= 0:
+        return "left the pool in the step that looked for it"
     return "left the pool" if ago_s is None else f"left the pool {seconds(ago_s)} before"
 
 

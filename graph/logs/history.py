@@ -45,12 +45,13 @@ class History(Departures):
     Attributes:
         requests: Of all engines.
         running: Those whose end is awaited.
-        unsettled: Of these: those whose missing block may have left unheard of yet.
+        open_cases: Of these, those whose missing block the pool has by the books: news that it left
+            may still come.
         tokens: Of prompts, in steps of ten seconds for four hours.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
         minutes: In the same steps: tokens of prompts, their full blocks, tokens that were found,
             blocks that left, and blocks that were wanted again by then.
-        totals: The same since the start.
+        totals: Sums of ``reasons`` since the start.
         given: Sums of ``tokens`` since the start.
         lost: Blocks computed again, by whose they were: own turns or shared prefixes.
         beyond: By whose they were, and by powers of two: how many blocks had left between a lost
@@ -65,7 +66,7 @@ class History(Departures):
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()
         self._heard: HeardQueue | None = None  # nobody listens
-        self.unsettled = OpenCases(tables)
+        self.open_cases = OpenCases(tables)
         self.requests = RequestLog()
         self.contents = ContentIndex()
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 1440)
@@ -119,7 +120,7 @@ class History(Departures):
         super().evicted(engine, rows, now)
         if len(rows):
             self.minutes.add((0, 0, 0, len(rows), 0), now)
-        for number, case in self.unsettled.settling(engine, self._log(engine), now):
+        for number, case in self.open_cases.close(engine, self._log(engine), now):
             self.requests.judge(number, case.miss)
             self._count(case.miss, case.computed, case.at)
 
@@ -157,9 +158,9 @@ class History(Departures):
         self.minutes.add((asked.tokens, len(rows), (found + loaded) * size, 0, 0), now)
         self.given = list(map(add, self.given, given))
         computed = max(0, reach - found - loaded)
-        if self.unsettled.is_open(engine, miss, rows):
+        if self.open_cases.is_open(engine, miss, rows):
             row = int(rows[miss.index])
-            self.unsettled.add(number, engine, miss, row, computed, short, now)
+            self.open_cases.add(number, engine, miss, row, computed, short, now)
         else:
             self._count(miss, computed, now)
 
@@ -184,7 +185,7 @@ class History(Departures):
         if running is None:
             return None
         self.requests.lose(running.number)  # until its end is noted, if it was heard of
-        case = self.unsettled.cases.pop(running.number, None)
+        case = self.open_cases.drop(running.number)
         if case is not None:
             self._count(case.miss, case.computed, case.at)
         return running

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from math import isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from .request_log import Miss
 if TYPE_CHECKING:
     from ..tables.tables import Tables
 
-_SETTLE_S: Final = 5.0  # a step tells at once what it evicted, its sender a moment later; chosen
+_SETTLE_S: Final = 5.0  # after a request began, news of what its step evicted may come; chosen
 _HOT: Final = int(Tier.HOT)
 
 
@@ -29,7 +29,8 @@ class OpenCase(NamedTuple):
         key: As the graph calls it: another one at the row is another block.
         miss: As it is unless the block had left.
         computed: Blocks that the request computes.
-        short: Of all that it computes again, as ``Miss`` has it.
+        short: By about how many blocks the pool was too small for all that it computes again; 0:
+            not known.
         at: When it began.
     """
 
@@ -69,18 +70,23 @@ class OpenCases:
         key = int(self._tables.blocks.keys[row])
         self.cases[number] = OpenCase(engine, row, key, miss, computed, short, now)
 
-    def settling(self, engine: int, log: EvictionLog, now: float) -> Iterator[tuple[int, OpenCase]]:
+    def drop(self, number: int) -> OpenCase | None:
+        """Close a request's case as it is; returns it, if it has one."""
+        return self.cases.pop(number, None)
+
+    def close(self, engine: int, log: EvictionLog, now: float) -> list[tuple[int, OpenCase]]:
         """Close an engine's cases whose block left, with their new misses, and those that are too
         old for it: a block that leaves later had not left when the request looked."""
-        blocks = self._tables.blocks
+        blocks, closed = self._tables.blocks, list[tuple[int, OpenCase]]()
         for number, case in list(self.cases.items()):
             if case.engine != engine:
                 continue
             if now - case.at > _SETTLE_S:
-                yield number, self.cases.pop(number)
+                closed.append((number, self.cases.pop(number)))
             elif not int(blocks.tiers[engine, case.row]) & _HOT and self._is_same(case):
                 del self.cases[number]
-                yield number, case._replace(miss=self._gone(case, log, now))
+                closed.append((number, case._replace(miss=self._gone(case, log, now))))
+        return closed
 
     def _is_same(self, case: OpenCase) -> bool:
         return int(self._tables.blocks.keys[case.row]) == case.key
@@ -89,5 +95,5 @@ class OpenCases:
         index = case.miss.index
         rows = np.full(index + 1, case.row, dtype=np.int32)
         miss = judge(self._tables, log, case.engine, NO_ROW, rows, index, now)
-        left = min(miss.left, case.at)  # that is heard of after the request
+        left = miss.left if isnan(miss.left) else case.at  # in its step, heard of later
         return replace(miss, left=left).keeping_all(case.short)

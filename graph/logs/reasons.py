@@ -34,7 +34,7 @@ REASON_TEXTS: Final = {
     "reset": "the prefix cache was reset",
     "not_cacheable": "nothing that can be found was missing: a partial or last block, one that "
     "another request was just computing, or the request reads no cache",
-    "unknown": "the sidecar cannot tell: news of it were lost, or what was heard does not explain "
+    "unknown": "the sidecar cannot tell: news of it was lost, or what was heard does not explain "
     "it",
     "other_salt": "another tenant asked for the same, under another cache salt",
     "in_store": "it is in the shared store, but loading it would have taken longer than computing, "

@@ -84,7 +84,7 @@ class Miss:
     same: int = 0
 
     def keeping_all(self, short: int) -> Miss:
-        """The same, if its block left, with the room that all which is computed again lacked."""
+        """The same miss; if it has a ``short``, that is at least this."""
         return replace(self, short=max(self.short, short)) if self.short else self
 
 

@@ -75,7 +75,7 @@ def test_blocks_live_from_their_storing_to_their_leaving(path: Path) -> None:
     happened = PlayedLog(path, 100).happened()
     lives = [(int(each.key, 16), each.why) for each in happened.lives]
     assert lives == [
-        (3, "evicted"), (2, "news of it were lost"), (1, "reset"), (7, "reset"), (1, None),
+        (3, "evicted"), (2, "news of it was lost"), (1, "reset"), (7, "reset"), (1, None),
     ]  # fmt: skip
     assert (happened.lives[0].begin, happened.lives[0].end) == (stored, stored + 2)
     assert not happened.lives[0].since_use

@@ -36,7 +36,7 @@ SENTENCES = {
     "copy_lost": "the copy is gone: given up to make room for others",
     "reset": "was in the pool until the prefix cache was reset",
     "not_cacheable": "all that can be reused was found",
-    "unknown": "the news of its eviction were lost",
+    "unknown": "the news of its eviction was lost",
     "in_store": "is in the shared store, but did not come from there",
     "other_group": "cache group 1 (a sliding window of 64 tokens) had let go of a part",
     "other_salt": "session theirs's prompt says the same up to there under another one",

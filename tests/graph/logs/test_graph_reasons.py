@@ -174,6 +174,8 @@ def test_more_evictions_at_once_than_the_log_keeps_are_known_as_evictions(world:
     assert world.history.evictions[0].evicted[Rule.LRU] == len(keys)
     world.start(1, 2, 3)
     assert world.last() == (Reason.EVICTED, Rule.FORGOTTEN, 0)
+    sentence = request_view(world.history, 0, float).miss.sentence
+    assert sentence.startswith("Block 1 of 3 left the pool longer ago than the log reaches.")
     world.start(101)
     assert world.last() == (Reason.EVICTED, Rule.LRU, 0)
 
@@ -270,7 +272,7 @@ def test_a_request_that_reads_no_cache_says_so(world: World) -> None:
     world.serve(1, 2, 3)
     world.tell(RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s", reads_cache=False))
     assert world.last() == (Reason.NOT_CACHEABLE, Detail.READS_NONE, 0)
-    assert not world.history.unsettled.cases
+    assert not world.history.open_cases.cases
 
 
 def test_what_was_evicted_here_names_the_engine_that_has_it_too(world: World) -> None:
@@ -562,7 +564,7 @@ def test_who_ends_is_told(world: World) -> None:
     assert not math.isnan(float(world.history.requests.record(0)["at"]))
 
 
-def test_news_of_an_engine_that_is_gone_find_room_in_its_log() -> None:
+def test_news_of_an_engine_that_is_gone_finds_room_in_its_log() -> None:
     graph = KVCacheGraph()
     graph.apply("one", [RequestStarted("r", pack(1), 16, 0, 16, "s")])
     graph.forget_engine("one")
@@ -584,6 +586,7 @@ def test_a_block_of_the_sessions_own_answer_may_go_in_the_very_step_that_wants_i
     assert world.history.totals[Reason.DIVERGED] == 0
     miss = request_view(world.history, 1, float).miss
     assert miss.evicted_at == world.now
+    assert "Block 3 of 4 left the pool in the step that looked for it. Why:" in miss.sentence
 
 
 def test_a_block_that_goes_long_after_a_request_looked_had_not_left_then(world: World) -> None:
@@ -593,7 +596,7 @@ def test_a_block_that_goes_long_after_a_request_looked_had_not_left_then(world: 
     world.evict(2)
     assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 1)
     assert world.history.totals[Reason.UNKNOWN] == 1
-    assert not world.history.unsettled.cases
+    assert not world.history.open_cases.cases
 
 
 def test_what_is_told_of_a_step_a_moment_later_did_not_happen_after_its_requests(
@@ -602,6 +605,9 @@ def test_what_is_told_of_a_step_a_moment_later_did_not_happen_after_its_requests
     world.serve(1, 2, 3)
     world.start(1, 2, 3, found=1)
     began = world.now
+    world.now += 0.0071  # the log of evictions counts in hundredths
     world.evict(2)
     assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
-    assert request_view(world.history, 1, float).miss.evicted_at == began
+    miss = request_view(world.history, 1, float).miss
+    assert miss.evicted_at == began
+    assert "left the pool in the step that looked for it" in miss.sentence

@@ -66,7 +66,7 @@ def test_the_oldest_request_is_awaited_no_longer_beyond_the_bound(
     world.start(4, 5, 6)
     assert coming(world) == 3
     assert world.history.running.of(0) == ["r3"]
-    assert not world.history.unsettled.cases
+    assert not world.history.open_cases.cases
     assert world.history.totals[Reason.UNKNOWN] == 1
 
 
@@ -82,11 +82,11 @@ def test_the_oldest_request_is_surplus_beyond_the_number_that_is_awaited() -> No
 def test_another_block_in_a_row_does_not_settle_the_case_of_the_one_before(world: World) -> None:
     world.serve(1, 2, 3)
     world.start(1, 2, 3)
-    (case,) = world.history.unsettled.cases.values()
+    (case,) = world.history.open_cases.cases.values()
     world.graph.tables.blocks.keys[case.row] ^= np.uint64(1)
     world.graph.tables.blocks.tiers[0, case.row] = 0
     world.evict(2)  # whereupon open cases are looked at again
-    assert world.history.unsettled.cases
+    assert world.history.open_cases.cases
 
 
 def walk(blocks: int, at: float = 0.0) -> Heard:
