@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .answer import Answer, Part
+
+_AWAITED_S: Final = 600.0  # an end that was not heard of may still be told; chosen
 
 
 class BlockCounts(Part):
@@ -19,7 +21,8 @@ class BlockCounts(Part):
 
 
 class Miss(Part):
-    """The first block that a prompt did not find, and why; decided once, when it happened.
+    """The first block that a prompt did not find, and why; decided when it happened, or within
+    5 s.
 
     Attributes:
         index: Which block of the prompt it is, from 0.
@@ -91,7 +94,8 @@ class RequestView(Part):
         prompt_tokens: All of them, the partial block at the end included.
         block_size: Tokens of a block.
         again: Of the blocks that it computed: how many had been in this pool before.
-        finished: Why it ended; ``end_not_heard`` where nobody will hear of it; None: it runs.
+        finished: Why it ended; ``end_not_heard`` where its end was not heard of, or not yet; None:
+            it runs.
         ended_at: When; None while it runs, or where that was not heard of.
         answer_tokens: Tokens of its answer; None while it runs.
         expected_pause_s: How long its session said that it would pause then.
@@ -120,6 +124,17 @@ class RequestView(Part):
     def arrived(self) -> float:
         """When it reached its engine, in Unix seconds: a pause before it lasts until then."""
         return self.at - self.waited_s
+
+    def is_settled(self, now: float) -> bool:
+        """Whether nothing more will be heard of it: it ended, or it began so long ago that its end,
+        which was not heard of, hardly will be.
+
+        Args:
+            now: In Unix seconds.
+        """
+        if self.ended_at is not None:
+            return True
+        return self.finished is not None and now - self.at > _AWAITED_S
 
 
 class RequestsAsked(NamedTuple):

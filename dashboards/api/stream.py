@@ -3,11 +3,12 @@
 Every second (``BEAT_S``) in which something changed there is one event of type ``news`` whose data
 is ``News``; in others a comment, so that a dead connection is noticed. It brings those of the last
 200 requests (``RECENT``) that began or ended since the event before; how an older one ends is told
-by ``/v1/requests`` alone. ``id`` is the newest request up to which all of these have ended; a
-reader that reconnects with it in ``Last-Event-ID``, as browsers do by themselves, gets those behind
-it. Where more of them passed than are kept, ``is_gap`` says so: what is brought is all there is.
-The first event on a connection has the whole of Now's history; the others have its last steps. A
-reader that does not read is cut by the server (``dashboards.timeouts``) and holds nobody up.
+by ``/v1/requests`` alone. ``id`` is the newest request up to which all of these have ended, as far
+as their ends may still be heard of; a reader that reconnects with it in ``Last-Event-ID``, as
+browsers do by themselves, gets those behind it. Where more of them passed than are kept, ``is_gap``
+says so: what is brought is all there is. The first event on a connection has the whole of Now's
+history; the others have its last steps. A reader that does not read is cut by the server
+(``dashboards.timeouts``) and holds nobody up.
 """
 
 from __future__ import annotations
@@ -120,10 +121,10 @@ class NewsStream:
 
 
 def _settled(news: News) -> int | None:
-    """The last request before the first one that still runs; the newest if none runs; None before
-    any."""
-    running = (each.id - 1 for each in news.requests if each.finished is None)
-    return next(running, news.newest)
+    """The last request before the first one that may still change; the newest if none may; None
+    before any."""
+    changeable = (each.id - 1 for each in news.requests if not each.is_settled(news.at))
+    return next(changeable, news.newest)
 
 
 def _changeable(request: RequestView) -> tuple[str | None, str | None]:

@@ -17,7 +17,8 @@ from .reasons import Detail, Reason
 if TYPE_CHECKING:
     from ..messages.events import RequestFinished
 
-UNHEARD: Final = "end_not_heard"  # of a request whose engine went, or that was too old to await
+# Of a request whose end was not heard of: its engine went or lost news, or it was too old to await.
+UNHEARD: Final = "end_not_heard"
 LOST: Final = -1.0  # stands for when such a request ended
 LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
 
@@ -220,7 +221,7 @@ class RequestLog:
             record["answer"] = max(0, event.total_tokens - event.prompt_tokens)
 
     def lose(self, number: int) -> None:
-        """Note that nobody will hear of a request's end."""
+        """Note that a request's end was not heard of; ``finish`` may still follow."""
         if self.first <= number < self.next:
             self._names[number % LIMIT].finished = UNHEARD
             self._ring["ran"][number % LIMIT] = LOST

@@ -23,7 +23,9 @@ from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import (
     HOLD_ENDS,
     BlocksAttended,
+    BlocksResident,
     BlocksSpilled,
+    EngineHello,
     RequestFinished,
     RequestHeld,
     RequestReleased,
@@ -465,7 +467,23 @@ def test_requests_of_an_engine_that_went_do_not_run(world: World, board: PageBoa
     slowest = board.requests(RequestsAsked(9, is_slowest=True)).requests
     assert [each.session for each in slowest] == ["s", "dead"]
     assert (slowest[1].finished, slowest[1].ended_at) == ("end_not_heard", None)
+    assert board.session("dead", None).mark is None, "it may have come back with news of its end"
+    world.now += 600.0
     assert board.session("dead", None).mark is not None, "nothing of it will change"
+
+
+def test_a_turn_that_ran_through_a_gap_is_told_again_when_its_end_is_heard_of(
+    world: World, board: PageBoard
+) -> None:
+    world.serve(1)
+    slow = world.start(1, 2, found=1)
+    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"), BlocksResident(pack(1, 2)))
+    world.serve(1, 3, found=1)
+    first = board.session("s", None)
+    assert first.mark == mark_of(world.history.requests.name, 0)
+    world.end(slow, 1, 2)
+    told = board.session("s", None, after=first.mark).turns[1]
+    assert (told.request, told.ended_at) == (1, told.at + 5.0)
 
 
 def test_hours_are_told_in_longer_steps(world: World, board: PageBoard) -> None:

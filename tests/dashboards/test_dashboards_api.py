@@ -26,8 +26,9 @@ from kvgraph.dashboards.page_access import Access
 from kvgraph.dashboards.page_tokens import edit_token, page_address, page_token
 from kvgraph.dashboards.source import StatusSource
 from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import EngineHello
 from pydantic import BaseModel
-from small_world import World, board_of
+from small_world import SIZE, World, board_of
 
 SECRET = "a secret that nobody guesses"
 PATHS: dict[str, type[BaseModel]] = {
@@ -246,6 +247,28 @@ def test_a_reader_is_told_when_a_request_ends_and_resumes_before_those_that_run(
     assert (ended["id"], ended["ended_at"] is None) == (1, False)
     assert mark_of(second).endswith("-2")
     assert [each["id"] for each in data_of(resumed)["requests"]] == [1, 2]
+
+
+def test_a_request_that_ran_through_a_gap_is_told_to_who_resumes_when_its_end_is_heard_of() -> None:
+    world = World()
+    world.serve(1)
+    slow = world.start(2)
+    world.tell(EngineHello("host:a", "model", SIZE, 100, "vllm"))
+    world.serve(3)
+    page = board_of(world)
+
+    async def look(last: str) -> bytes:
+        frames = NewsStream(lambda: page).follow(last)
+        await anext(frames)
+        return await anext(frames)
+
+    first = asyncio.run(look(""))
+    assert mark_of(first).endswith("-0"), "its end may still be heard of"
+    assert data_of(first)["requests"][1]["finished"] == "end_not_heard"
+    world.now += 601.0
+    assert mark_of(asyncio.run(look(""))).endswith("-2"), "it hardly will be"
+    world.end(slow, 2)
+    assert mark_of(asyncio.run(look(""))).endswith("-2")
 
 
 def mark_of(frame: bytes) -> str:
