@@ -35,7 +35,7 @@ REASON_COLUMNS: Final = tuple(
 )
 MINUTE_COLUMNS: Final = ("asked", "asked_blocks", "found", "evicted", "wanted")
 LOST_WAYS: Final = ("multi_turn", "cross_session")
-_REQUESTS: Final = 2_048  # whose ends are awaited no longer, in one slice; chosen
+_REQUESTS: Final = 2_048  # an engine's running requests, in one slice; chosen
 _BUCKETS: Final = 32  # powers of two of blocks; chosen
 
 
@@ -98,18 +98,18 @@ class History(Departures):
     def greeting(self, engine: int) -> Iterator[None]:
         """Note, slice by slice, that an engine said hello: before it, ends of its requests may have
         been lost. A request that still runs ends when that is heard of."""
-        self.returned(engine)
-        for number, name in enumerate(self.running.of(engine), start=1):
-            self.requests.lose(self.running.number(engine, name))
-            if number % _REQUESTS == 0:
+        self.arrived(engine)
+        for count, number in enumerate(self.running.numbers(engine), start=1):
+            self.requests.lose(number)
+            if count % _REQUESTS == 0:
                 yield
 
     def forgetting(self, engine: int) -> Iterator[None]:
         """Forget an engine that is gone, slice by slice; its requests stay in the log."""
         self.nothing_comes(engine)
-        for number, name in enumerate(self.running.of(engine), start=1):
+        for count, name in enumerate(self.running.of(engine), start=1):
             self._await_no_more(engine, name)
-            if number % _REQUESTS == 0:
+            if count % _REQUESTS == 0:
                 yield
         self.forget(engine)
         self._asked.pop(engine, None)

@@ -50,13 +50,13 @@ class RunningRequests:
             self._count(running, -1)
         return running
 
-    def number(self, engine: int, name: str) -> int:
-        """The id in the log of a request that is there."""
-        return self._running[engine, name].number
-
     def of(self, engine: int) -> list[str]:
         """The names of an engine's requests."""
         return [name for column, name in self._running if column == engine]
+
+    def numbers(self, engine: int) -> list[int]:
+        """The ids in the log of an engine's requests."""
+        return [each.number for each in self._running.values() if each.engine == engine]
 
     def computed(self, engine: int) -> Iterator[Rows]:
         """What each of an engine's requests computes."""

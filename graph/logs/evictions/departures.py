@@ -201,16 +201,15 @@ class Departures:
             self._left[engine] = log.owner
         self._in_force.pop(engine, None)
 
-    def returned(self, engine: int) -> None:
-        """An engine is there: one that comes back goes on with its log, another one in the column
-        begins anew; if nobody is there, what is told is the old one's."""
-        name = self._tables.name_of(engine)
-        if engine in self._left and name is not None and self._left.pop(engine) != name:
+    def arrived(self, engine: int) -> None:
+        """Note who holds a column. The engine that left goes on with its log; another one begins its
+        own; while nobody does, news is the old one's."""
+        name = self._tables.name_of(engine) if engine in self._left else None
+        if name is not None and self._left.pop(engine) != name:
             del self.evictions[engine]
 
     def _log(self, engine: int) -> EvictionLog:
-        if engine in self._left:
-            self.returned(engine)
+        self.arrived(engine)
         log = self.evictions.get(engine)
         if log is None:
             name = self._tables.name_of(engine) or ""
