@@ -111,6 +111,9 @@ class SessionState(IntEnum):
     ENDED = 3
 
 
+STATE_NAMES: Final = tuple(state.name.lower() for state in SessionState)
+
+
 class BlockFlag(IntFlag):
     """Facts about a block that are true or false."""
 

@@ -18,7 +18,7 @@ from ...dashboards.answers.now import (
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import History
 from ...graph.tables.tables import Tables
-from ...graph.types import LAYER_NAMES, SessionState
+from ...graph.types import LAYER_NAMES, STATE_NAMES
 from ..shadows.shadow_views import MOST_STEPS
 from ..times.unix_time import Unix
 from .logged.rooms import rooms
@@ -27,7 +27,7 @@ from .needs_attention import STALE_S, notices
 WINDOWS_S: Final = (60.0, 600.0, 3600.0, 14_400.0)
 _NO_SESSION: Final = "none"
 _NOTHING: Final = "No request was seen yet."
-_STATES: Final = (*(state.name.lower() for state in SessionState), _NO_SESSION)
+_STATES: Final = (*STATE_NAMES, _NO_SESSION)
 
 
 def now_view(
@@ -136,7 +136,7 @@ def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolVi
     blocks, sessions = tables.blocks, tables.sessions
     names = {engine.id: engine.name for engine in engines}
     protected = {each.id: each.graph.protected for each in engines if each.graph is not None}
-    states = np.append(sessions.state[: sessions.size], np.uint8(len(SessionState)))
+    states = np.append(sessions.state[: sessions.size], np.uint8(len(STATE_NAMES)))
     for engine, column in tables.engines.items():
         rows = np.flatnonzero(blocks.resident(column))
         layers = np.bincount(blocks.layer[rows], minlength=len(LAYER_NAMES)).tolist()

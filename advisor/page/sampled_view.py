@@ -9,7 +9,7 @@ import numpy as np
 from ...dashboards.answers.sampled import LayerLooks, LookedAt, Sampled, SureOf
 from ...graph.queries.views import block_name
 from ...graph.tables.tables import Tables
-from ...graph.types import LAYER_NAMES, NO_ROW, EdgeType, Rows, SessionState, Tier
+from ...graph.types import LAYER_NAMES, NO_ROW, STATE_NAMES, EdgeType, Rows, Tier
 from ..times.unix_time import Unix
 
 _MADE: Final = (EdgeType.CO_ATTEND, EdgeType.SEMANTIC)  # edges that come of samples alone
@@ -70,6 +70,6 @@ def _session(tables: Tables, row: int) -> SureOf:
     return SureOf(
         session=sessions.names[row],
         tenant=tables.tenants.name(int(sessions.tenant[row])),
-        state=SessionState(int(sessions.state[row])).name.lower(),
+        state=STATE_NAMES[sessions.state[row]],
         confidence=round(float(sessions.confidence[row]), 4),
     )

@@ -25,12 +25,11 @@ from ...graph.logs.reasons import RULE_TEXTS
 from ...graph.logs.request_log import UNHEARD
 from ...graph.queries.held_chains import held_chains
 from ...graph.tables.tables import Tables
-from ...graph.types import NEVER, NO_ROW, SessionState, Tier
+from ...graph.types import NEVER, NO_ROW, STATE_NAMES, Tier
 from ..times.unix_time import Unix
 from .logged.request_views import session_requests
 
 MOST_REQUESTS: Final = 500  # shown of one session; chosen
-_STATES: Final = tuple(state.name.lower() for state in SessionState)
 
 
 class _Gone(NamedTuple):
@@ -56,12 +55,12 @@ def sessions_view(tables: Tables, limit: int, search: str, now: float, unix: Uni
     sessions = tables.sessions
     newest = np.argsort(-sessions.last_seen[: sessions.size], kind="stable").tolist()
     rows = [row for row in newest if not search or _matches(tables, row, search)][:limit]
-    states = np.bincount(sessions.state[: sessions.size], minlength=len(_STATES)).tolist()
+    states = np.bincount(sessions.state[: sessions.size], minlength=len(STATE_NAMES)).tolist()
     return Sessions(
         at=unix(now),
         sessions=_views(tables, rows, now),
         known=len(sessions),
-        states=dict(zip(_STATES, states, strict=True)),
+        states=dict(zip(STATE_NAMES, states, strict=True)),
     )
 
 
@@ -89,7 +88,7 @@ def _views(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
             SessionView(
                 session=sessions.names[row],
                 tenant=tables.tenants.name(int(sessions.tenant[row])),
-                state=_STATES[sessions.state[row]],
+                state=STATE_NAMES[sessions.state[row]],
                 inferred=bool(sessions.inferred[row]),
                 turns=int(sessions.turns[row]),
                 tokens=int(sessions.tokens[row]),
@@ -199,9 +198,9 @@ def _gone(tables: Tables, session: int, begin: float, unix: Unix) -> list[_Gone]
         mine = (rows != NO_ROW) & (
             np.where(rows == NO_ROW, NO_ROW, blocks.session[rows]) == session
         )
-        for number in numbers[mine].tolist():
-            record = log.record(number)
-            found.append(_Gone(unix(log.at(number)), engine, number, int(record["why"]) >> 4))
+        left = numbers[mine]
+        for number, rule in zip(left.tolist(), log.rules(left).tolist(), strict=True):
+            found.append(_Gone(unix(log.at(number)), engine, number, rule))
     return sorted(found)
 
 

@@ -143,7 +143,7 @@ def _evicted(
         return Miss(index, key, Reason.COPY_LOST, lost, found, left, owner, elsewhere)
     if found < log.first:
         return Miss(index, key, Reason.EVICTED, Rule.FORGOTTEN, found, left, owner, elsewhere)
-    rule, short = int(log.record(found)["why"]) >> 4, log.next - found
+    rule, short = log.eviction(found).rule, log.next - found
     return Miss(index, key, Reason.EVICTED, rule, found, left, owner, elsewhere, short)
 
 

@@ -44,4 +44,9 @@ class Origin:
 
     def times(self, ticks: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
         """float64 ``[n]``: ``time`` of each."""
-        return np.asarray((self._first or 0.0) + ticks.astype(np.float64) * _TICK_S)
+        return np.asarray((self._first or 0.0) + self.seconds(ticks))
+
+    @staticmethod
+    def seconds(ticks: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """float64 ``[n]``: how long so many ticks take."""
+        return np.asarray(ticks.astype(np.float64) * _TICK_S)

@@ -14,7 +14,7 @@ from ..ranking.rules import is_protected
 from ..ranking.view import View
 from ..tables.engine_words import EngineWords
 from ..tables.tables import Tables
-from ..types import EDGE_NAMES, LAYER_NAMES, SessionState
+from ..types import EDGE_NAMES, LAYER_NAMES, STATE_NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,13 @@ def graph_stats(view: View, counters: Mapping[str, int], embedding_bytes: int) -
     """Count everything; vector operations over the columns."""
     tables = view.tables
     blocks, edges, sessions = tables.blocks, tables.edges, tables.sessions
-    states = np.bincount(_live_states(tables), minlength=len(SessionState))
+    states = np.bincount(_live_states(tables), minlength=len(STATE_NAMES))
     names = sum(each.nbytes for each in (tables.segment_names, tables.tenants, tables.memories))
     per_block = blocks.nbytes + embedding_bytes
     return GraphStats(
         blocks=len(blocks),
         edges=dict(zip(EDGE_NAMES, tables.all_edges.counts().tolist(), strict=True)),
-        sessions={state.name.lower(): int(states[state]) for state in SessionState},
+        sessions=dict(zip(STATE_NAMES, states.tolist(), strict=True)),
         engines={
             engine: _engine_stats(view.of(column)) for engine, column in tables.engines.items()
         },

@@ -25,11 +25,11 @@ from ..types import (
     LAYER_NAMES,
     NEVER,
     NO_ROW,
+    STATE_NAMES,
     BlockFlag,
     BlockKey,
     EdgeType,
     Rows,
-    SessionState,
     StopReason,
     Tier,
 )
@@ -156,7 +156,7 @@ def explain_session(view: View, name: str, tenant: str | None) -> dict[str, Any]
     return {
         "session": name,
         "tenant": tables.tenants.name(int(sessions.tenant[row])),
-        "state": SessionState(int(sessions.state[row])).name.lower(),
+        "state": STATE_NAMES[sessions.state[row]],
         "turns": int(sessions.turns[row]),
         "last_stop": StopReason(int(sessions.stop[row])).name.lower(),
         "forked_from": _parent(tables, row),

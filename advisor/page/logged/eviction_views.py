@@ -18,13 +18,18 @@ from ....graph.logs.reasons import RULE_NAMES, Rule
 from ....graph.logs.small_times import seconds_of
 from ....graph.queries.views import block_name
 from ....graph.tables.tables import Tables
-from ....graph.types import LAYER_NAMES, NO_ROW, SessionState, as_keys
+from ....graph.types import LAYER_NAMES, NO_ROW, STATE_NAMES, Tier, as_keys
 from ...reasons.miss_words import eviction_sentence
 from ...reasons.term_words import meanings, scored
 from ...times.unix_time import Unix
 
-_COPIES: Final = ("none", "warm", "cold", "warm and cold")
-_STATES: Final = (*(state.name.lower() for state in SessionState), "none")
+_COPIES: Final = {
+    Tier.NONE: "none",
+    Tier.WARM: "warm",
+    Tier.COLD: "cold",
+    Tier.WARM | Tier.COLD: "warm and cold",
+}
+_STATES: Final = (*STATE_NAMES, "none")
 
 
 def evictions_view(tables: Tables, which: EvictionsAsked, now: float, unix: Unix) -> Evictions:
@@ -41,6 +46,7 @@ def evictions_view(tables: Tables, which: EvictionsAsked, now: float, unix: Unix
             for number in numbers
             if since is None or number > since or log.record(number)["wanted"]
         ]
+    rules = {} if log is None else log.by_rule()
     more = bool(views) and log is not None and views[-1].id > log.first
     return Evictions(
         at=unix(now),
@@ -51,7 +57,7 @@ def evictions_view(tables: Tables, which: EvictionsAsked, now: float, unix: Unix
         next=views[-1].id if more and since is None else None,
         since=since,
         mark=None if log is None or not log.next else mark_of(log.name, log.next - 1),
-        rules=_rules(log),
+        rules={rule: RuleTotal(evicted=gone, wanted=back) for rule, (gone, back) in rules.items()},
         kept=LIMIT,
         meanings=meanings({name for view in views for name in view.terms or ()}),
         protected_lost=None if log is None else protected_lost(log),
@@ -62,9 +68,8 @@ def eviction_view(
     tables: Tables, engine: str, log: EvictionLog, number: int, unix: Unix
 ) -> EvictionView:
     """One block that left."""
-    record, left = log.record(number), log.at(number)
-    state, rule, layer = int(record["state"]), int(record["why"]) >> 4, int(record["why"]) & 15
-    doing, place = (state >> 2) & 7, int(record["place"])
+    record, left, packed = log.record(number), log.at(number), log.eviction(number)
+    place, doing = int(record["place"]), packed.session_state
     idle = seconds_of(record["idle"])
     terms = log.terms.of(number)
     key, session = _named(tables, tables.engines[engine], int(record["key"]))
@@ -73,21 +78,21 @@ def eviction_view(
         at=unix(left),
         engine=engine,
         key=key,
-        rule=RULE_NAMES[rule],
+        rule=RULE_NAMES[packed.rule],
         sentence=eviction_sentence(
-            rule, place if place != UNPLACED else None, idle, doing, scored(terms)
+            packed.rule, place if place != UNPLACED else None, idle, doing, scored(terms)
         ),
         ranking=tables.history.ranking_at(tables.engines[engine], left),
         place=place if place != UNPLACED else None,
         terms=None if terms is None else {name: round(part, 3) for name, part in terms.items()},
-        layer=LAYER_NAMES[layer],
+        layer=LAYER_NAMES[packed.layer],
         importance=round(int(record["worth"]) / 255, 2),
         hits=int(record["hits"]),
         idle_s=round(idle or 0.0, 1),
-        shared=bool(state & 32),
+        shared=packed.shared,
         session=session,
-        session_state=_STATES[min(doing, len(_STATES) - 1)],
-        copied=_COPIES[state & 3],
+        session_state=_STATES[doing],
+        copied=_COPIES[packed.copies],
         wanted_after_s=seconds_of(record["wanted"]),
     )
 
@@ -108,13 +113,6 @@ def _named(tables: Tables, column: int, key: int) -> tuple[str, str | None]:
     session = NO_ROW if row == NO_ROW else int(tables.blocks.session[row])
     name = None if session == NO_ROW else tables.sessions.names[session]
     return block_name(key ^ salt), name
-
-
-def _rules(log: EvictionLog | None) -> dict[str, RuleTotal]:
-    if log is None:
-        return {}
-    counts = zip(RULE_NAMES, log.evicted.tolist(), log.wanted.tolist(), strict=True)
-    return {name: RuleTotal(evicted=gone, wanted=back) for name, gone, back in counts if gone}
 
 
 def protected_lost(log: EvictionLog) -> str | None:

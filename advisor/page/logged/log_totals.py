@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....dashboards.source import LogTotals
 from ....graph.logs.history import LOST_WAYS, TOKEN_COLUMNS, History
-from ....graph.logs.reasons import REASON_NAMES, RULE_NAMES
+from ....graph.logs.reasons import REASON_NAMES
 from ....graph.tables.tables import Tables
 from ...shadows.shadow_runner import ShadowRunner
 
@@ -34,8 +34,7 @@ def _rules(tables: Tables) -> dict[tuple[str, str], tuple[int, int]]:
     for engine, column in list(tables.engines.items()):
         log = tables.history.evictions.get(column)
         if log is not None:
-            counts = zip(RULE_NAMES, log.evicted.tolist(), log.wanted.tolist(), strict=True)
-            found |= {(engine, rule): (gone, back) for rule, gone, back in counts if gone}
+            found |= {(engine, rule): counts for rule, counts in log.by_rule().items()}
     return found
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ...tables.tables import Tables
 
 _NO_SESSION: Final = len(SessionState)
+_COPIES: Final = np.uint8(Tier.WARM | Tier.COLD)
 
 
 class Departures:
@@ -98,7 +99,6 @@ class Departures:
         owner = blocks.session[rows]
         state = np.where(owner == NO_ROW, np.uint8(_NO_SESSION), sessions.state[owner])
         shared = (blocks.flags[rows] & int(BlockFlag.SHARED)) != 0
-        copies = (blocks.tiers[engine, rows] >> 1) & 3
         used = np.maximum(blocks.last_attended[rows], blocks.last_hit[rows])
         left = Left(
             keys=blocks.keys[rows],
@@ -107,7 +107,9 @@ class Departures:
             layer=blocks.layer[rows],
             importance=blocks.importance[rows],
             hits=blocks.hit_count[rows],
-            state=(copies | (state << 2) | (shared.astype(np.uint8) << 5)).astype(np.uint8),
+            copies=blocks.tiers[engine, rows] & _COPIES,
+            session_state=state,
+            shared=shared,
             idle_s=now - used,
         )
         self._log(engine).add(rows, left, in_force.terms(keys, place), now)
@@ -202,8 +204,8 @@ class Departures:
         self._in_force.pop(engine, None)
 
     def arrived(self, engine: int) -> None:
-        """Note who holds a column. The engine that left goes on with its log; another one begins its
-        own; while nobody does, news is the old one's."""
+        """Note who holds a column. The engine that left goes on with its log; another one begins
+        its own; while nobody does, news is the old one's."""
         name = self._tables.name_of(engine) if engine in self._left else None
         if name is not None and self._left.pop(engine) != name:
             del self.evictions[engine]

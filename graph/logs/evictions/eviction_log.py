@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ...columns.columns import grown
-from ...types import Keys, Rows
-from ..reasons import Cause, Rule
+from ...types import Keys, Rows, SourceLayer, Tier
+from ..reasons import RULE_NAMES, Cause, Rule
 from ..small_times import Bytes, Origin, as_byte
 from .score_terms import TermRing, TermsThen
 
 LIMIT: Final = 28_672  # records of an engine; chosen: 573 kB. Slots fit 16 bits
 UNPLACED: Final = 65_535  # not named by the ranking, or further down
 _GROWTH: Final = 2
+_FIRST_COPY: Final = 1  # the place of WARM's bit among a Tier's: COLD's is the next
 
 _RECORD: Final = np.dtype(
     [
@@ -37,7 +38,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Left(NamedTuple):
-    """Columns about blocks that leave together, of one length."""
+    """Columns about blocks that leave together, of one length; see ``Eviction`` for some."""
 
     keys: Keys
     place: Places
@@ -45,12 +46,30 @@ class Left(NamedTuple):
     layer: Bytes
     importance: npt.NDArray[np.float32]
     hits: npt.NDArray[np.uint32]
-    state: Bytes
+    copies: Bytes
+    session_state: Bytes
+    shared: npt.NDArray[np.bool_]
     idle_s: npt.NDArray[np.float64]
 
 
+class Eviction(NamedTuple):
+    """What a record has packed.
+
+    Attributes:
+        copies: Tiers below the pool that had one.
+        session_state: A ``SessionState``; one more than the last: it was of no session.
+    """
+
+    rule: Rule
+    layer: SourceLayer
+    copies: Tier
+    session_state: int
+    shared: bool
+
+
 class Way:
-    """How a block left an engine's pool, as a mark at its row."""
+    """Marks at a block's row: how it left the pool (two bits); whether it is coming, or was
+    prefetched; why its copy is gone."""
 
     HERE: Final = 0  # it did not, or never was there
     EVICTED: Final = 1
@@ -114,7 +133,9 @@ class EvictionLog:
         ring["why"][at] = (left.rule << 4) | left.layer
         ring["worth"][at] = np.rint(left.importance * 255)
         ring["hits"][at] = np.minimum(left.hits, 255)
-        ring["state"][at], ring["idle"][at] = left.state, as_byte(left.idle_s)
+        copies = left.copies >> _FIRST_COPY
+        ring["state"][at] = copies | (left.session_state << 2) | (left.shared.astype(np.uint8) << 5)
+        ring["idle"][at] = as_byte(left.idle_s)
         ring["wanted"][at] = 0
         self._slot[rows] = slots
         self.next += len(rows)
@@ -134,19 +155,37 @@ class EvictionLog:
         """Note that a request wants these blocks again; returns those that it regrets, within the
         window."""
         slots = ids % LIMIT
-        ago = (self._origin.ticks(now) - self._ring["at"][slots].astype(np.int64)) / 100.0
+        passed = self._origin.ticks(now) - self._ring["at"][slots].astype(np.int64)
+        ago = self._origin.seconds(passed)
         fresh = (self._ring["wanted"][slots] == 0) & (ago <= window_s)
         slots = slots[fresh]
         self._ring["wanted"][slots] = as_byte(ago[fresh])
-        rules = self._ring["why"][slots] >> 4
-        self.wanted += np.bincount(rules, minlength=len(Rule))
         regretted: Ids = ids[fresh]
+        self.wanted += np.bincount(self.rules(regretted), minlength=len(Rule))
         return regretted
 
     def record(self, number: int) -> np.void:
         """One record by its id, which must be between ``first`` and ``next``."""
         found: np.void = self._ring[number % LIMIT]
         return found
+
+    def eviction(self, number: int) -> Eviction:
+        """What a record has packed; its id as ``record`` takes it."""
+        record = self.record(number)
+        why, state = int(record["why"]), int(record["state"])
+        copies, session_state = Tier((state & 3) << _FIRST_COPY), (state >> 2) & 7
+        return Eviction(Rule(why >> 4), SourceLayer(why & 15), copies, session_state, state >= 32)
+
+    def rules(self, numbers: Ids) -> Bytes:
+        """uint8 ``[n]``: the rules of some records."""
+        found: Bytes = self._ring["why"][numbers % LIMIT] >> np.uint8(4)
+        return found
+
+    def by_rule(self) -> dict[str, tuple[int, int]]:
+        """Evictions since the start by the name of their rule, and how many of them were regretted;
+        without rules by which no block left."""
+        counts = zip(RULE_NAMES, self.evicted.tolist(), self.wanted.tolist(), strict=True)
+        return {name: (gone, back) for name, gone, back in counts if gone}
 
     def keys_since(self, begin: float) -> tuple[Ids, Keys]:
         """Ids, and the graph's keys, of what left from a time on, the oldest first.
