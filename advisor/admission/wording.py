@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ...graph.logs.request_log import Hold
+from ...graph.logs.request_facts import Hold
 from ...graph.messages.events import HOLD_ENDS
 from ...graph.waiting.saturation import SATURATED
 from ..times.spoken_times import seconds

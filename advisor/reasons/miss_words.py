@@ -27,7 +27,7 @@ def miss_sentence(
     """Why a prompt's first missing block was missing.
 
     Args:
-        detail: Of the reason; see ``graph.logs.request_log.Miss``.
+        detail: Of the reason; see ``graph.logs.request_facts.Miss``.
         place: Which block of how many, the first being 0.
         ago_s: Seconds before the request that the block had left the pool; None: it did not.
         session: The other session that it is about.

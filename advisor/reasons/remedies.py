@@ -11,7 +11,7 @@ def remedy(reason: Reason, detail: int, index: int, short: int, pool: int) -> st
     """What would have let a request find more; None where nobody can say.
 
     Args:
-        detail: Of the reason; see ``graph.logs.request_log.Miss``.
+        detail: Of the reason; see ``graph.logs.request_facts.Miss``.
         index: Which block was missing, the first being 0.
         short: By about how many blocks the pool was too small to keep it, and what was computed
             again behind it; 0: not known.

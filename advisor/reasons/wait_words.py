@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from ...graph.logs.request_log import Hold
+from ...graph.logs.request_facts import Hold
 from ..admission.wording import hold_sentence
 from ..times.spoken_times import seconds
 

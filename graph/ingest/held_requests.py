@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from ..logs.request_log import Hold
+from ..logs.request_facts import Hold
 from ..messages.events import RequestHeld, RequestReleased
 
 _MOST: Final = 16_384  # remembered for one engine; chosen

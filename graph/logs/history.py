@@ -17,7 +17,8 @@ from .heard import Heard, HeardQueue
 from .miss_judge import by_content, missed, named
 from .open_cases import OpenCases
 from .reasons import REASON_NAMES
-from .request_log import Hold, Miss, PromptBlocks, RequestLog, RequestNames
+from .request_facts import Hold, Miss, PromptBlocks, RequestNames
+from .request_log import RequestLog
 from .running_requests import Running, RunningRequests
 from .step_sums import StepSums
 

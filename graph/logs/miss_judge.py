@@ -18,7 +18,7 @@ import numpy as np
 from ..types import HELD, NO_ROW, Rows, Tier, as_keys
 from .evictions.eviction_log import EvictionLog, Way
 from .reasons import STORE_CAUSES, Cause, Detail, Reason, Rule
-from .request_log import Miss
+from .request_facts import Miss
 
 if TYPE_CHECKING:
     from ..messages.events import RequestStarted

@@ -9,7 +9,7 @@ from .history import History
 if TYPE_CHECKING:
     from ..messages.events import RequestFinished, RequestStarted
     from ..types import Rows
-    from .request_log import Hold
+    from .request_facts import Hold
 
 
 class NoHistory(History):

@@ -12,7 +12,7 @@ from ..types import HELD, NO_ROW, Rows, Tier
 from .evictions.eviction_log import EvictionLog
 from .miss_judge import judge
 from .reasons import Reason
-from .request_log import Miss
+from .request_facts import Miss
 
 if TYPE_CHECKING:
     from ..tables.tables import Tables

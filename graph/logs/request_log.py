@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from ..columns.columns import grown
 from ..messages.events import HOLD_ENDS
-from .reasons import Detail, Reason
+from .request_facts import NOBODY, Hold, Miss, Other, PromptBlocks, RequestNames
 
 if TYPE_CHECKING:
     from ..messages.events import RequestFinished
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 UNHEARD: Final = "end_not_heard"
 LOST: Final = -1.0  # stands for when such a request ended
 LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
+_MOST_TOLD: Final = 65_535  # sessions: what two bytes hold
+_WEIGHT: Final = 8 + 16 + 8 * 6 + 49  # a pointer, the record with six fields, its own string
 
 _RECORD: Final = np.dtype(
     [
@@ -52,102 +53,6 @@ _RECORD: Final = np.dtype(
         ("detail", "u1"),
     ]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """The first block that a prompt did not find, and why.
-
-    Attributes:
-        index: Which block of the prompt.
-        key: As the engine calls it; 0: it has none.
-        detail: A ``Rule`` for EVICTED, a ``Cause`` for COPY_LOST, a group's place for OTHER_GROUP,
-            else a ``Detail``.
-        eviction: Its record's id in the engine's log; -1: none.
-        left: When it left the pool, in the clock's seconds; NaN: it did not.
-        session: The other session's name and tenant.
-        engine: That has it.
-        short: How many blocks had left since it did, it among them, or since another did that is
-            computed again with it: by about so many the pool was too small to keep them all. 0:
-            that is not known.
-        same: Tokens of it that another prompt has there too, where it differs; 0: not known.
-    """
-
-    index: int
-    key: int
-    reason: Reason
-    detail: int = Detail.NONE
-    eviction: int = -1
-    left: float = float("nan")
-    session: tuple[str | None, str | None] = (None, None)
-    engine: str | None = None
-    short: int = 0
-    same: int = 0
-
-    def keeping_all(self, short: int) -> Miss:
-        """The same miss; if it has a ``short``, that is at least this."""
-        return replace(self, short=max(self.short, short)) if self.short else self
-
-
-class Hold(NamedTuple):
-    """How long a request was held until there was room for its context.
-
-    Attributes:
-        seconds: Of those that it waited.
-        reason: Why it waited no longer: one of ``HOLD_ENDS``.
-        fitting: Sessions that fit, by the advice because of which it waited; 0: not known.
-        live: Sessions that were live, by the same.
-    """
-
-    seconds: float
-    reason: str
-    fitting: int
-    live: int
-
-
-@dataclass(frozen=True, slots=True)
-class PromptBlocks:
-    """What a request asked for, and what was found; in blocks, except ``tokens``.
-
-    Attributes:
-        again: Of what it computed: blocks that were once in this pool.
-        waited_s: Before it was scheduled.
-        hold: The part of it that it was held; None: it was not.
-    """
-
-    tokens: int
-    size: int
-    asked: int
-    pool: int
-    loaded: int
-    prefetched: int
-    spliced: int
-    again: int
-    waited_s: float = 0.0
-    hold: Hold | None = None
-
-
-class Other(NamedTuple):
-    """The session and the engine that a miss is about; None: it is about none."""
-
-    session: str | None = None
-    tenant: str | None = None
-    engine: str | None = None
-
-
-_NOBODY: Final = Other()
-
-
-@dataclass(slots=True)
-class RequestNames:
-    """Who a request is; ``finished`` is why it ended."""
-
-    request: str
-    engine: str
-    session: str | None
-    tenant: str | None
-    other: Other = _NOBODY
-    finished: str | None = None
 
 
 class RequestLog:
@@ -311,8 +216,4 @@ def _packed(hold: Hold | None) -> tuple[float, int, int, int]:
 def _other(miss: Miss) -> Other:
     """Whom a miss is about, one for all that are about nobody."""
     other = Other(*miss.session, miss.engine)
-    return _NOBODY if other == _NOBODY else other
-
-
-_MOST_TOLD: Final = 65_535  # sessions: what two bytes hold
-_WEIGHT: Final = 8 + 16 + 8 * 6 + 49  # a pointer, the record with six fields, its own string
+    return NOBODY if other == NOBODY else other

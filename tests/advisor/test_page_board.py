@@ -18,7 +18,8 @@ from kvgraph.dashboards.answers.log_marks import mark_of
 from kvgraph.dashboards.answers.misses import RequestsAsked
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
-from kvgraph.graph.logs.request_log import LIMIT, Miss, PromptBlocks, RequestLog, RequestNames
+from kvgraph.graph.logs.request_facts import Miss, PromptBlocks, RequestNames
+from kvgraph.graph.logs.request_log import LIMIT, RequestLog
 from kvgraph.graph.messages.advice import EvictionRanking
 from kvgraph.graph.messages.events import (
     HOLD_ENDS,
