@@ -36,7 +36,8 @@ from .logged.request_views import request_views
 from .now_view import now_view
 from .ranking_view import ranking_view, who_ranks
 from .sampled_view import sampled_view
-from .session_pages import sessions_view, timeline
+from .sessions.session_list import sessions_view
+from .sessions.session_timeline import timeline
 from .weight_desk import WeightDesk
 
 

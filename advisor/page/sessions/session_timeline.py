@@ -1,4 +1,4 @@
-"""Sessions as the page shows them: who is here, and one of them over time."""
+"""One session over time: its turns, what left between them, and what it has in each tier."""
 
 from __future__ import annotations
 
@@ -11,23 +11,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ...dashboards.answers.graph_view import Moment
-from ...dashboards.answers.log_marks import mark_of, number_in
-from ...dashboards.answers.misses import RequestView
-from ...dashboards.answers.session_views import (
-    Residency,
-    Sessions,
-    SessionTimeline,
-    SessionView,
-    Turn,
-)
-from ...graph.logs.reasons import RULE_TEXTS
-from ...graph.logs.request_log import UNHEARD
-from ...graph.queries.held_chains import held_chains
-from ...graph.tables.tables import Tables
-from ...graph.types import NEVER, NO_ROW, STATE_NAMES, Tier
-from ..times.unix_time import Unix
-from .logged.request_views import session_requests
+from ....dashboards.answers.graph_view import Moment
+from ....dashboards.answers.log_marks import mark_of, number_in
+from ....dashboards.answers.misses import RequestView
+from ....dashboards.answers.session_views import Residency, SessionTimeline, SessionView, Turn
+from ....graph.logs.reasons import RULE_TEXTS
+from ....graph.logs.request_log import UNHEARD
+from ....graph.tables.tables import Tables
+from ....graph.types import NO_ROW, Tier
+from ...times.unix_time import Unix
+from ..logged.request_views import session_requests
+from .session_list import views_of
 
 MOST_REQUESTS: Final = 500  # shown of one session; chosen
 
@@ -50,73 +44,6 @@ class _Copies(NamedTuple):
     cold: npt.NDArray[np.int64]
 
 
-def sessions_view(tables: Tables, limit: int, search: str, now: float, unix: Unix) -> Sessions:
-    """Those whose name or tenant contains ``search``, the last heard of first."""
-    sessions = tables.sessions
-    newest = np.argsort(-sessions.last_seen[: sessions.size], kind="stable").tolist()
-    rows = [row for row in newest if not search or _matches(tables, row, search)][:limit]
-    states = np.bincount(sessions.state[: sessions.size], minlength=len(STATE_NAMES)).tolist()
-    return Sessions(
-        at=unix(now),
-        sessions=_views(tables, rows, now),
-        known=len(sessions),
-        states=dict(zip(STATE_NAMES, states, strict=True)),
-    )
-
-
-def _matches(tables: Tables, row: int, search: str) -> bool:
-    tenant = tables.tenants.name(int(tables.sessions.tenant[row])) or ""
-    return search.lower() in f"{tables.sessions.names[row]}\n{tenant}".lower()
-
-
-def _views(tables: Tables, rows: list[int], now: float) -> list[SessionView]:
-    sessions, blocks = tables.sessions, tables.blocks
-    returns = sessions.return_probability()
-    live = blocks.live_rows()
-    owner, tiers = blocks.session[live], np.bitwise_or.reduce(blocks.tiers[:, live], axis=0)
-    size = sessions.size
-    held = {
-        tier: np.bincount(owner[(owner != NO_ROW) & ((tiers & int(tier)) != 0)], minlength=size)
-        for tier in (Tier.HOT, Tier.WARM, Tier.COLD)
-    }
-    blocks_of = np.bincount(owner[owner != NO_ROW], minlength=size)
-    names = {column: name for name, column in tables.engines.items()}
-    found = []
-    for row, chain in zip(rows, _chains(tables, rows), strict=True):
-        due = float(sessions.expected_return[row])
-        found.append(
-            SessionView(
-                session=sessions.names[row],
-                tenant=tables.tenants.name(int(sessions.tenant[row])),
-                state=STATE_NAMES[sessions.state[row]],
-                inferred=bool(sessions.inferred[row]),
-                turns=int(sessions.turns[row]),
-                tokens=int(sessions.tokens[row]),
-                idle_s=round(now - float(sessions.last_seen[row]), 3),
-                mean_pause_s=round(float(sessions.gap[row]), 3),
-                waits_for=sessions.tools.name(int(sessions.tool[row])),
-                expected_return_in_s=round(due - now, 3) if due > NEVER else None,
-                return_probability=round(float(returns[row]), 4),
-                pool=int(held[Tier.HOT][row]),
-                warm=int(held[Tier.WARM][row]),
-                cold=int(held[Tier.COLD][row]),
-                blocks=int(blocks_of[row]),
-                engine=names.get(int(sessions.engine[row])),
-                **chain,
-            )
-        )
-    return found
-
-
-def _chains(tables: Tables, rows: list[int]) -> list[dict[str, int]]:
-    """What each session's engine still has of its last request; the fields of its view."""
-    sessions, chosen = tables.sessions, np.array(rows, dtype=np.int64)
-    found = held_chains(tables, sessions.tip[chosen], sessions.engine[chosen])
-    columns = (column.tolist() for column in found)
-    names = ("chain", "chain_pool", "chain_copied")
-    return [dict(zip(names, each, strict=True)) for each in zip(*columns, strict=True)]
-
-
 def timeline(
     tables: Tables, row: int, explained: dict[str, Any], now: float, unix: Unix, after: str
 ) -> SessionTimeline:
@@ -131,7 +58,7 @@ def timeline(
     is_part = known is not None and bool(requests) and requests[0].id == known
     begin = requests[0].at if is_part else -inf
     gone = _gone(tables, row, begin, unix)
-    view, turns = _views(tables, [row], now)[0], _turns(requests)
+    view, turns = views_of(tables, [row], now)[0], _turns(requests)
     return SessionTimeline(
         at=unix(now),
         session=view,

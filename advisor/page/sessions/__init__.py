@@ -1,0 +1,1 @@
+"""Sessions as the page shows them: who is here, and one of them over time."""
