@@ -7,9 +7,6 @@ engine's log, or from a sidecar before this one, is told apart.
 from __future__ import annotations
 
 from math import inf
-from typing import Final
-
-_DIGITS: Final = 18  # of a number at most: no log ever counts that far
 
 
 def mark_of(name: str, number: int) -> str:
@@ -21,6 +18,6 @@ def number_in(mark: str, name: str, end: float = inf) -> int | None:
     """The record that a mark of the log ``name`` is of; None where it is no such mark, or the log
     has not come so far: its next record is ``end``."""
     whose, _, number = mark.partition("-")
-    is_number = number.isascii() and number.isdigit() and len(number) <= _DIGITS
+    is_number = number.isascii() and number.isdigit()
     known = int(number) if whose == name and is_number else None
     return known if known is not None and known < end else None

@@ -437,7 +437,8 @@ def test_of_a_session_only_what_came_since_a_turn_is_told(world: World, board: P
     ]
     kept = sum(start < begin for start in whole.residency.starts)
     assert part.residency.pool == whole.residency.pool[kept:]
-    for unknown in (mark_of(world.history.requests.name, 700), "another-2", "x"):
+    name = world.history.requests.name
+    for unknown in (mark_of(name, 700), mark_of(name, 10**50), "another-2", "x"):
         assert board.session("s", None, after=unknown).turns == whole.turns, "all is told"
 
 

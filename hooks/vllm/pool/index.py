@@ -185,7 +185,8 @@ class BlockIndex:
     def _without_survivors(self, hashes: Sequence[bytes], keys: Sequence[int]) -> list[int]:
         gone = []
         for block_hash, key in zip(hashes, keys, strict=True):
-            # One that was held once may be back by now: later changes tell of that.
+            # A key of one block is gone, even if the pool has it again by now: a later change tells
+            # of that.
             may_survive = key in self._twice or not self._hears_all
             survivor = self._holder(block_hash) if may_survive else None
             if survivor is None:
