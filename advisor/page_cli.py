@@ -11,6 +11,7 @@ import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
+from urllib.parse import quote
 
 import typer
 
@@ -23,7 +24,8 @@ from .times.spoken_times import seconds
 
 UrlOption = Annotated[str | None, typer.Option(help="A sidecar's URL; without it, those running.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")]
-_RECENT: Final = 1_000  # requests that are searched; chosen
+_MOST: Final = 1_000  # requests of one answer; chosen
+_LONGEST: Final = 256  # characters that can be searched for, by the API
 _READ_WITHIN_S: Final = 10.0  # s that a browser has to start and read a file; chosen
 _LEADING_ON: Final = """<!doctype html>
 <meta charset="utf-8">
@@ -100,12 +102,13 @@ def why(
     found: list[Mapping[str, Any]] = []
     held: list[Mapping[str, Any]] = []
     for each in sidecar_urls(url):
-        found += matching(ask(each, f"/v1/requests?limit={_RECENT}")["requests"], target)
+        asked = f"/v1/requests?limit={_MOST}&search={quote(target[:_LONGEST], safe='')}"
+        found += matching(ask(each, asked)["requests"], target)
         waiting = ask(each, "/waiting").items()
         held += [{"request": name, "held_s": s} for name, s in waiting if _is_of(name, target)]
     if not found and not held:
         raise UnknownError(
-            f"no request or session {target!r} is among the last {_RECENT:,} requests, and no "
+            f"no request or session {target!r} is among those that the sidecar remembers, and no "
             "request of that id waits"
         )
     newest = sorted(found, key=lambda request: -request["at"])[:last]
@@ -144,7 +147,7 @@ def held_sentence(request: Mapping[str, Any]) -> str:
 
 
 def why_sentence(request: Mapping[str, Any]) -> str:
-    """What a request found, and why no more: two sentences."""
+    """What a request found, why no more, and what would have made it faster."""
     blocks, miss = request["blocks"], request["miss"]
     parts = [f"{blocks['pool']} in the pool"]
     parts += [
@@ -155,12 +158,16 @@ def why_sentence(request: Mapping[str, Any]) -> str:
         f"Request {request['request']}{session}: {request['prompt_tokens']:,} tokens, "
         f"{blocks['asked']} blocks; {', '.join(parts)}, {blocks['computed']} computed."
     )
-    wait, said = request["wait"], [head, *_took(request)]
-    if wait:
-        said += [wait["sentence"], f"What would have let it begin sooner: {wait['remedy']}"]
+    said = [head, *_took(request)]
+    said += [request["wait"]["sentence"]] if request["wait"] else []
     said += [miss["sentence"]] if miss else []
-    said += [f"What would have helped: {miss['remedy']}"] if miss and miss["remedy"] else []
+    said += [f"What would have {_bought(each)}: {each['text']}" for each in request["remedies"]]
     return " ".join(said)
+
+
+def _bought(remedy: Mapping[str, Any]) -> str:
+    """What a remedy is worth, after "what would have"."""
+    return f"saved up to {seconds(remedy['saves_s'])}" if remedy["saves_s"] else "helped"
 
 
 def _took(request: Mapping[str, Any]) -> Iterator[str]:

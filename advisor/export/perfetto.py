@@ -93,7 +93,7 @@ def _turn(
     file: TraceFile, tid: int, number: int, request: RequestView, end: float
 ) -> dict[str, Any]:
     blocks, miss = request.blocks, request.miss
-    found = blocks.asked - blocks.computed
+    found, said = blocks.asked - blocks.computed, [each.text for each in request.remedies]
     args = {
         "request": request.request,
         "engine": request.engine,
@@ -102,7 +102,7 @@ def _turn(
         **{f"blocks {name}": getattr(blocks, name) for name in ("asked", *_FOUND)},
         "ended": request.finished or "it runs",
         **({} if miss is None else {"reason": miss.reason, "why it missed": miss.sentence}),
-        **({} if miss is None or miss.remedy is None else {"what would help": miss.remedy}),
+        **({"what would help": " ".join(said)} if said else {}),
     }
     name = f"turn {number}: {found} of {blocks.asked} blocks found"
     return file.span((_SESSIONS, tid), name, (request.at, _end(request, end)), args)

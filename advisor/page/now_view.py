@@ -45,7 +45,7 @@ def now_view(
         now: By the graph's clock.
     """
     engines = status.engines if status is not None else ()
-    rate = prefill_rate(engines)
+    rate = prefill_rate(tables)
     windows = [_window(tables.history, lru, rate, seconds, now) for seconds in WINDOWS_S]
     return Now(
         at=unix(now),
@@ -62,18 +62,10 @@ def now_view(
     )
 
 
-def prefill_rate(engines: tuple[EngineStatus, ...]) -> float | None:
+def prefill_rate(tables: Tables) -> float | None:
     """Tokens per second that computing reaches, the mean of the engines that measured it."""
-    known = [rate for each in engines if (rate := _measured_rate(each)) > 0]
+    known = [rate for name in tables.engines if (rate := tables.history.prefill_rate(name))]
     return sum(known) / len(known) if known else None
-
-
-def _measured_rate(engine: EngineStatus) -> float:
-    """By the ends of steps where the engine has tiers, else by their beginnings; 0: by neither."""
-    if engine.tiers is not None and engine.tiers.prefill_tokens_per_s:
-        return engine.tiers.prefill_tokens_per_s
-    pressure = engine.graph.pressure if engine.graph is not None else None
-    return pressure.prefill_tokens_per_s if pressure is not None else 0.0
 
 
 def _window(

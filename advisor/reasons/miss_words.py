@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...graph.logs.reasons import CAUSE_TEXTS, RULE_TEXTS, STORE_CAUSES, Detail, Reason, Rule
 from ...graph.messages.cache_groups import CacheGroup, GroupKind
@@ -14,11 +14,25 @@ _STATES: Final = (
 )  # fmt: skip
 
 
+class Gone(NamedTuple):
+    """How a request's missing block had left the pool.
+
+    Attributes:
+        ago_s: Seconds before the request's turn that it had; None: it had not.
+        waited_s: How long the request waited for its turn.
+        score: What the policy's score said of it, in words; None: not known.
+    """
+
+    ago_s: float | None = None
+    waited_s: float = 0.0
+    score: str | None = None
+
+
 def miss_sentence(
     reason: Reason,
     detail: int,
     place: tuple[int, int],
-    ago_s: float | None,
+    gone: Gone,
     session: str | None,
     engine: str | None,
     token: int | None = None,
@@ -29,7 +43,6 @@ def miss_sentence(
     Args:
         detail: Of the reason; see ``graph.logs.request_facts.Miss``.
         place: Which block of how many, the first being 0.
-        ago_s: Seconds before the request that the block had left the pool; None: it did not.
         session: The other session that it is about.
         engine: Another engine that has it.
         token: Which of the prompt's tokens, the first being 0, is the first that differs from
@@ -42,7 +55,7 @@ def miss_sentence(
     where = f"Block {index + 1} of {blocks} "
     if reason is Reason.OTHER_GROUP:
         return where + _other_group(detail, group)
-    said = where + _WHY[reason](detail, ago_s, session)
+    said = where + _WHY[reason](detail, gone, session)
     if engine is not None and reason is Reason.OTHER_ENGINE:
         said += f" Engine {engine} has it, and would have found it."
     elif engine is not None:
@@ -65,11 +78,11 @@ def _not_cacheable(detail: int, index: int, blocks: int) -> str:
     return "Nothing was missing: all that can be reused was found; the rest is always computed."
 
 
-def _never_seen(detail: int, ago_s: float | None, session: str | None) -> str:
+def _never_seen(detail: int, gone: Gone, session: str | None) -> str:
     return "was never asked for before, or longer ago than is remembered."
 
 
-def _diverged(detail: int, ago_s: float | None, session: str | None) -> str:
+def _diverged(detail: int, gone: Gone, session: str | None) -> str:
     if detail == Detail.OWN_HISTORY:
         return (
             f"differs from what session {session} itself asked for before: its history was edited "
@@ -78,30 +91,33 @@ def _diverged(detail: int, ago_s: float | None, session: str | None) -> str:
     return f"differs: up to there the prompt is that of session {session or '(not named)'}."
 
 
-def _evicted(detail: int, ago_s: float | None, session: str | None) -> str:
+def _evicted(detail: int, gone: Gone, session: str | None) -> str:
     if detail == Rule.FORGOTTEN:
         return f"left the pool longer ago than the log reaches.{_whose(session)}"
-    return f"{_left(ago_s)}. Why: {RULE_TEXTS[detail]}.{_whose(session)}"
+    why = RULE_TEXTS[detail]
+    if gone.score is not None and detail == Rule.POLICY:  # elsewhere a rule decided, and no score
+        why += f", as {gone.score}"
+    return f"{_left(gone)}. Why: {why}.{_whose(session)}"
 
 
-def _copy_lost(detail: int, ago_s: float | None, session: str | None) -> str:
-    if ago_s is None and detail in STORE_CAUSES:
+def _copy_lost(detail: int, gone: Gone, session: str | None) -> str:
+    if gone.ago_s is None and detail in STORE_CAUSES:
         return f"was in the shared store, and its copy there is lost: {CAUSE_TEXTS[detail]}."
-    return f"{_left(ago_s)} with a copy, and the copy is gone: {CAUSE_TEXTS[detail]}."
+    return f"{_left(gone)} with a copy, and the copy is gone: {CAUSE_TEXTS[detail]}."
 
 
-def _load_slower(detail: int, ago_s: float | None, session: str | None) -> str:
+def _load_slower(detail: int, gone: Gone, session: str | None) -> str:
     return "has a copy in a colder tier, but computing it was judged faster than loading."
 
 
-def _in_store(detail: int, ago_s: float | None, session: str | None) -> str:
+def _in_store(detail: int, gone: Gone, session: str | None) -> str:
     return (
         "is in the shared store, but did not come from there: computing it was judged faster than "
         "loading, or the store did not answer in time."
     )
 
 
-def _other_engine(detail: int, ago_s: float | None, session: str | None) -> str:
+def _other_engine(detail: int, gone: Gone, session: str | None) -> str:
     if detail == Detail.ELSEWHERE:
         return "was never in this engine's pool, but in another one's, which has it no more."
     return "was never in this engine's pool."
@@ -115,11 +131,11 @@ def _other_group(place: int, group: CacheGroup | None) -> str:
     return f"is in the pool, but {name} had let go of {needs}."
 
 
-def _reset(detail: int, ago_s: float | None, session: str | None) -> str:
+def _reset(detail: int, gone: Gone, session: str | None) -> str:
     return "was in the pool until the prefix cache was reset."
 
 
-def _other_salt(detail: int, ago_s: float | None, session: str | None) -> str:
+def _other_salt(detail: int, gone: Gone, session: str | None) -> str:
     whose = f"session {session}'s prompt says" if session else "a prompt of another tenant says"
     return (
         f"is new under this cache salt, though {whose} the same up to there under another one: "
@@ -127,7 +143,7 @@ def _other_salt(detail: int, ago_s: float | None, session: str | None) -> str:
     )
 
 
-def _unknown(detail: int, ago_s: float | None, session: str | None) -> str:
+def _unknown(detail: int, gone: Gone, session: str | None) -> str:
     if detail == Detail.UNHEARD:
         return "left the pool while news of its engine was lost: nobody told why."
     if detail == Detail.UNCOMPUTED:
@@ -195,10 +211,21 @@ def _blocks_were(count: int) -> str:
     return "one block was" if count == 1 else f"{count:,} blocks were"
 
 
-def _left(ago_s: float | None) -> str:
-    if ago_s is not None and ago_s <= 0:
+def _left(gone: Gone) -> str:
+    """When it left, as the request saw it."""
+    ago_s, waited_s = gone.ago_s, gone.waited_s
+    if ago_s is None:
+        return "left the pool"
+    if ago_s <= 0:
         return "left the pool in the step that looked for it"
-    return "left the pool" if ago_s is None else f"left the pool {seconds(ago_s)} before"
+    if ago_s < waited_s:
+        return (
+            f"left the pool while the request waited for its turn: {seconds(waited_s - ago_s)} "
+            f"after it came, {seconds(ago_s)} before it began"
+        )
+    if waited_s > 0:
+        return f"left the pool {seconds(ago_s - waited_s)} before the request came"
+    return f"left the pool {seconds(ago_s)} before"
 
 
 def _whose(session: str | None) -> str:

@@ -2,52 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from ...graph.logs.reasons import Cause, Detail, Reason, Rule
 
 
-def remedy(reason: Reason, detail: int, index: int, short: int, pool: int) -> str | None:
-    """What would have let a request find more; None where nobody can say.
+class Missing(NamedTuple):
+    """A prompt's first missing block.
 
-    Args:
+    Attributes:
         detail: Of the reason; see ``graph.logs.request_facts.Miss``.
-        index: Which block was missing, the first being 0.
+        index: Which block it is, the first being 0.
         short: By about how many blocks the pool was too small to keep it, and what was computed
             again behind it; 0: not known.
         pool: How many blocks it has; 0: not known.
+        was_there: Whether it left after the request had come.
     """
-    match reason:
+
+    reason: Reason
+    detail: int
+    index: int
+    short: int = 0
+    pool: int = 0
+    was_there: bool = False
+
+
+def miss_remedy(missing: Missing) -> str | None:
+    """What would have let a request find more; None where nobody can say."""
+    detail = missing.detail
+    match missing.reason:
         case Reason.NEVER_SEEN:
-            return _NEW_TURN if index else _NEW_PROMPT
+            return _NEW_TURN if missing.index else _NEW_PROMPT
         case Reason.DIVERGED:
             return _UNCHANGED if detail == Detail.OWN_HISTORY else _SHARED_FIRST
         case Reason.EVICTED:
-            return _kept(short, pool) + _RULES.get(Rule(detail), "")
+            return _kept(missing) + _RULES.get(Rule(detail), "")
         case Reason.COPY_LOST:
             return _COPIES.get(Cause(detail))
         case Reason.NOT_CACHEABLE:
             return _IN_ANY_CASE.get(Detail(detail), _NOTHING_LEFT)
         case _:
-            return _OTHERS.get(reason)
+            return _OTHERS.get(missing.reason)
 
 
-def _kept(short: int, pool: int) -> str:
-    """How much larger the pool would have had to be."""
+def could_find_more(reason: Reason, detail: int) -> bool:
+    """Whether a cache that kept or shared more would have saved anything."""
+    if reason is Reason.NOT_CACHEABLE:
+        return Detail(detail) in _IN_ANY_CASE
+    return reason not in (Reason.NEVER_SEEN, Reason.LOAD_SLOWER, Reason.IN_STORE)
+
+
+def larger_pool(short: int, pool: int) -> str:
+    """A pool that would have kept what was computed again.
+
+    Args:
+        short: How many blocks had left since the first of it did; 0: not known.
+        pool: How many blocks it has; 0: not known.
+    """
+    if short == 0:
+        return "a larger pool"
     if short > pool > 0:
         return (
-            f"Only much more memory, so long had it been unused: a pool {1 + short / pool:.0f} "
-            "times as large, or host memory for as many copies (AITHER_KVCACHE_WARM_GIB). What if "
-            "shows what less would find."
+            f"much more memory (since it left, {short / pool:.0f} times as many blocks left as the "
+            "pool holds, some of them more than once; What if shows what larger pools find)"
         )
-    if short == 0:
-        return "A larger pool, or host memory for copies (AITHER_KVCACHE_WARM_GIB)."
-    if short == 1:
-        return "A pool larger by one block would have kept it."
-    return (
-        f"A pool larger by about {short:,} blocks would have kept all that was computed again, or "
-        "host memory for as many copies (AITHER_KVCACHE_WARM_GIB)."
-    )
+    return f"a pool larger by {'one block' if short == 1 else f'at most {short:,} blocks'}"
+
+
+def _kept(missing: Missing) -> str:
+    """What would have kept an evicted block."""
+    larger = larger_pool(missing.short, missing.pool)
+    said = f"{larger}, or host memory for copies (AITHER_KVCACHE_WARM_GIB)."
+    if missing.was_there:
+        return f"Its turn sooner: the block was there when it came. Or {said}"
+    return said[0].upper() + said[1:]
 
 
 _NEW_PROMPT: Final = (
@@ -66,11 +94,11 @@ _SHARED_FIRST: Final = (
     "Nothing, if the texts have to differ there. Otherwise: what differs (a name, a date) belongs "
     "behind what both share."
 )
-_NOTHING_LEFT: Final = (
-    "Nothing in the cache: all that can be reused was found. Look at its wait and its answer."
-)
+_NOTHING_LEFT: Final = "Nothing in the cache: all that can be reused was found."
 
 _RULES: Final = {
+    Rule.POLICY: " Or callers who say when they come back (waiting_for_tool, expected_return_s): "
+    "the policy goes by that.",
     Rule.SESSION_OVER: " Or not saying that a session is over which comes back.",
     Rule.PROTECTED_LAYER: " Or protecting less: what is protected left room for nothing else.",
     Rule.PROTECTED_SHARE: " Or a larger [score] protected_share or tenant_share.",

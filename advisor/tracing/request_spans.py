@@ -36,6 +36,7 @@ def spans_of(request: RequestView) -> list[SpanRecord]:
         "kvgraph.blocks.computed": blocks.computed,
         "kvgraph.finished": request.finished,
         "kvgraph.expected_pause_s": request.expected_pause_s,
+        "kvgraph.remedies": " ".join(each.text for each in request.remedies) or None,
     }
     return [SpanRecord("request", request.arrived, ended, attributes), *_within(request)]
 
@@ -62,7 +63,6 @@ def _of_wait(wait: Wait) -> dict[str, Any]:
         "kvgraph.wait.held_s": wait.held_s,
         "kvgraph.wait.held_until": wait.until,
         "kvgraph.wait.sentence": wait.sentence,
-        "kvgraph.wait.remedy": wait.remedy,
     }
 
 
@@ -70,7 +70,6 @@ def _of_miss(miss: Miss) -> dict[str, Any]:
     return {
         "kvgraph.miss.reason": miss.reason,
         "kvgraph.miss.sentence": miss.sentence,
-        "kvgraph.miss.remedy": miss.remedy,
         "kvgraph.miss.block": miss.index,
         "kvgraph.miss.key": miss.key,
         "kvgraph.miss.session": miss.session,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from .answer import Answer, Part
 
@@ -30,7 +30,6 @@ class Miss(Part):
             ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
             ``other_salt``, ``in_store``, ``other_group``.
         sentence: The reason in words, with names, times and rules.
-        remedy: What would have made the request fast, in words; None where nobody can say.
         key: The block; None for one that has no key (a partial block).
         token: For ``diverged``: the first of the prompt's tokens, from 0, that differs from another
             recent prompt; None where its engine has not both.
@@ -45,7 +44,6 @@ class Miss(Part):
     index: int
     reason: str
     sentence: str
-    remedy: str | None
     key: str | None
     token: int | None
     session: str | None
@@ -69,7 +67,6 @@ class Wait(Part):
         until: Why it was held no longer: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
             ``patience``; None: it was not held.
         sentence: All that in words.
-        remedy: What would have let it begin sooner, in words.
     """
 
     prompts: int
@@ -79,7 +76,20 @@ class Wait(Part):
     held_s: float = 0.0
     until: str | None = None
     sentence: str
-    remedy: str
+
+
+class Remedy(Part):
+    """What would have made a request faster.
+
+    Attributes:
+        of: Which part of its time: ``wait``, ``prompt`` or ``answer``.
+        saves_s: How much of that, at most; 0: nothing could; None: nobody can tell.
+        text: The remedy in words.
+    """
+
+    of: Literal["wait", "prompt", "answer"]
+    saves_s: float | None
+    text: str
 
 
 class RequestView(Part):
@@ -99,7 +109,10 @@ class RequestView(Part):
         ended_at: When; None while it runs, or where that was not heard of.
         answer_tokens: Tokens of its answer; None while it runs.
         expected_pause_s: How long its session said that it would pause then.
+        prompt_s: How long of its time its prompt took to compute, by the speed that its engine
+            measured; None while it runs, or where none was measured.
         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
+        remedies: What would have made it faster, what saves most first.
     """
 
     id: int
@@ -118,7 +131,9 @@ class RequestView(Part):
     ended_at: float | None
     answer_tokens: int | None = None
     expected_pause_s: float | None
+    prompt_s: float | None = None
     miss: Miss | None
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def arrived(self) -> float:

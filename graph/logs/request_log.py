@@ -182,14 +182,14 @@ class RequestLog:
         return self._in(begun)
 
     def under_way(self, number: int) -> npt.NDArray[np.int64]:
-        """int64 ``[0]`` or ``[1]``: the last request that the same engine had first scheduled when
-        this one arrived, of those that had not ended by then."""
+        """int64 ``[n]``: requests that the same engine had first scheduled when this one arrived,
+        and that had not ended by then, the oldest first."""
         ring, record = self._ring, self.record(number)
         arrived = record["at"] - record["waited"]
         there = ring["at"] < arrived
         there &= ring["engine"] == record["engine"]
         there &= ~(ring["at"] + ring["ran"] <= arrived)  # NaN: it runs
-        return self._in(there)[-1:]
+        return self._in(there)
 
     def records(self, numbers: npt.NDArray[np.int64]) -> Any:
         """The columns of some requests, copied; each id as ``record`` takes it."""

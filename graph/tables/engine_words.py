@@ -16,3 +16,12 @@ class EngineWords:
     applied: AdviceApplied | None = None
     tiers: TierReport | None = None
     admission: AdmissionReport | None = None
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """That computing prompts reaches: measured by the ends of steps where the engine has tiers,
+        else by their beginnings; 0: by neither."""
+        for report in (self.tiers, self.pressure):
+            if report is not None and report.prefill_tokens_per_s:
+                return report.prefill_tokens_per_s
+        return 0.0

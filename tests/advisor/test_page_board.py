@@ -11,7 +11,7 @@ from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.page_cli import matching, why_sentence
 from kvgraph.advisor.policies.registry import POLICIES, new_policy
 from kvgraph.advisor.questions import Questions
-from kvgraph.advisor.reasons.remedies import remedy
+from kvgraph.advisor.reasons.remedies import Missing, miss_remedy
 from kvgraph.advisor.reasons.term_words import meanings, scored
 from kvgraph.dashboards.answers.evictions import Evictions, EvictionsAsked
 from kvgraph.dashboards.answers.log_marks import mark_of
@@ -125,8 +125,9 @@ def test_what_was_computed_again_says_what_would_have_kept_it(
     (request,) = board.requests(RequestsAsked(1)).requests
     assert request.miss is not None
     assert request.again == 2
-    assert request.miss.remedy is not None
-    assert "AITHER_KVCACHE_WARM_GIB" in request.miss.remedy
+    (remedy,) = request.remedies
+    assert remedy.of == "prompt"
+    assert "AITHER_KVCACHE_WARM_GIB" in remedy.text
     assert "WARM_GIB" not in request.miss.sentence, "said once"
 
 
@@ -134,14 +135,15 @@ def test_what_was_computed_again_says_what_would_have_kept_it(
 def test_every_reason_says_what_would_have_made_it_fast(reason: Reason) -> None:
     details = {Reason.EVICTED: list(Rule), Reason.COPY_LOST: list(Cause)[1:]}
     for detail in details.get(reason, list(Detail)):
-        said = remedy(reason, int(detail), 1, 3, 0)
+        said = miss_remedy(Missing(reason, int(detail), 1, 3))
         assert said is not None
         assert said[0].isupper(), said
         assert said.endswith("."), said
-    some, much = (remedy(Reason.EVICTED, int(Rule.LRU), 1, short, 100) for short in (30, 900))
-    assert "larger by about 30 blocks" in str(some)
-    assert "a pool 10 times as large" in str(much)
-    assert remedy(Reason.UNKNOWN, Detail.UNHEARD, 1, 0, 0) is None
+    evicted = Missing(Reason.EVICTED, int(Rule.LRU), 1, 30, 100)
+    assert "A pool larger by at most 30 blocks" in str(miss_remedy(evicted))
+    assert "9 times as many blocks left" in str(miss_remedy(evicted._replace(short=900)))
+    assert str(miss_remedy(evicted._replace(was_there=True))).startswith("Its turn sooner: the")
+    assert miss_remedy(Missing(Reason.UNKNOWN, Detail.UNHEARD, 1)) is None
 
 
 def test_misses_are_counted_by_reason_and_over_time(world: World, board: PageBoard) -> None:
@@ -568,7 +570,7 @@ def test_a_terminal_says_why_in_sentences(world: World, board: PageBoard) -> Non
     said = why_sentence(request)
     assert said.startswith(f"Request {name} of session s: 53 tokens, 3 blocks; 2 in the pool, 1")
     assert "Block 3 of 3 left the pool 1.0 s before" in said
-    assert "What would have helped: A pool larger by one block would have kept it." in said
+    assert "What would have helped: A pool larger by one block, or host memory for" in said
 
 
 def test_a_request_that_waited_says_what_was_computed_meanwhile(
@@ -589,8 +591,8 @@ def test_a_request_that_waited_says_what_was_computed_meanwhile(
     assert request.wait.tokens == largest.prompt_tokens - SIZE
     said = why_sentence(request.model_dump())
     assert "It waited 9.0 s. While it waited, the engine began one other prompt" in said
-    assert "would have let it begin sooner: Keeping the 32 tokens that were computed again" in said
-    assert "a pool larger by about 2 blocks" in said
+    assert "What would have helped: Keeping the 32 tokens that were computed again" in said
+    assert "a pool larger by at most 2 blocks" in said
     world.now += 4
     world.tell(RequestFinished("late", pack(9), 20, 20, "stop", "s"))
     ended = board.requests(RequestsAsked(1, search="late")).requests[0]
@@ -613,8 +615,10 @@ def test_a_request_that_was_held_says_for_how_long_and_until_when(
     assert request.wait.sentence == (
         "It was held for 12 s, until there was room: 31 sessions fit, 38 were live when it came."
     )
-    assert "AITHER_KVCACHE_HOLD_MAX_S bounds" in request.wait.remedy
-    assert "ADMISSION=0" in request.wait.remedy
+    room = request.remedies[0]
+    assert (room.of, room.saves_s) == ("wait", 12.0)
+    assert "AITHER_KVCACHE_HOLD_MAX_S bounds" in room.text
+    assert "ADMISSION=0" in room.text
     said = why_sentence(request.model_dump())
     assert "It waited 12 s. It was held for 12 s, until there was room: 31 sessions fit" in said
 
@@ -630,7 +634,7 @@ def test_a_request_that_queued_after_it_was_held_says_both(world: World, board: 
         "waited for its turn in the engine's queue. While it waited, the engine began one other "
         "prompt, largest's, and computed 37 tokens of it."
     )
-    assert "another engine" in request.wait.remedy, "it was not held for most of it"
+    assert "another engine" in request.remedies[0].text, "it was not held for most of it"
 
 
 @pytest.mark.parametrize("reason", [end for end in HOLD_ENDS if end != "gone"])
@@ -673,7 +677,11 @@ def test_a_request_that_waited_behind_one_under_way_names_it(
     request, _, long = board.requests(RequestsAsked(3)).requests
     assert request.wait is not None
     assert (request.wait.prompts, request.wait.largest) == (0, long.id)
-    assert "was long's, and still under way: 40 tokens" in request.wait.sentence
+    assert request.wait.sentence == (
+        "When it came, long's request was under way, and still was at its turn. No other prompt "
+        "was begun before its turn. Of the last one that was under way, long's, 40 tokens were "
+        "computed."
+    )
 
 
 def test_a_request_that_waited_behind_new_prompts_is_sent_elsewhere(
@@ -686,7 +694,7 @@ def test_a_request_that_waited_behind_new_prompts_is_sent_elsewhere(
     (request,) = board.requests(RequestsAsked(1)).requests
     assert request.wait is not None
     assert (request.wait.prompts, request.wait.again) == (3, 0)
-    assert "another engine" in request.wait.remedy
+    assert "another engine" in request.remedies[0].text
 
 
 def test_work_ahead_is_found_where_the_log_has_begun_anew() -> None:

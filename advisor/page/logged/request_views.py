@@ -11,9 +11,10 @@ from ....graph.logs.history import History
 from ....graph.logs.reasons import REASON_NAMES, Reason
 from ....graph.logs.request_log import LOST, RequestLog
 from ....graph.queries.views import block_name
-from ...reasons.miss_words import miss_sentence
-from ...reasons.remedies import remedy
+from ...reasons.miss_words import Gone, miss_sentence
+from ...reasons.term_words import scored
 from ...times.unix_time import Unix
+from .request_remedies import prompt_seconds, remedies
 from .work_ahead import wait_of
 
 
@@ -58,6 +59,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         int(record[name]) for name in ("asked", "pool", "loaded", "prefetched", "spliced")
     )
     ran = _known(float(record["ran"])) if record["ran"] != LOST else None
+    waited = wait_of(history, number)
     return RequestView(
         id=number,
         request=names.request,
@@ -66,7 +68,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         tenant=names.tenant,
         at=unix(float(record["at"])),
         waited_s=round(float(record["waited"]), 3),
-        wait=wait_of(history.requests, number, history.pool_blocks(names.engine)),
+        wait=None if waited is None else waited.wait,
         prompt_tokens=int(record["tokens"]),
         block_size=int(record["size"]),
         blocks=BlockCounts(
@@ -82,7 +84,9 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         ended_at=None if ran is None else unix(float(record["at"]) + ran),
         answer_tokens=None if ran is None else int(record["answer"]),
         expected_pause_s=_known(float(record["pause"])),
+        prompt_s=prompt_seconds(history, number),
         miss=_miss(history, number, unix),
+        remedies=remedies(history, number, None if waited is None else waited.remedy),
     )
 
 
@@ -93,8 +97,8 @@ def _known(value: float) -> float | None:
 def _miss(history: History, number: int, unix: Unix) -> Miss:
     record, names = history.requests.record(number), history.requests.names(number)
     reason, index = Reason(int(record["reason"])), int(record["index"])
-    detail, short = int(record["detail"]), int(record["short"])
-    ago, eviction = _known(float(record["ago"])), int(record["eviction"])
+    detail, eviction = int(record["detail"]), int(record["eviction"])
+    left = Gone(_known(float(record["ago"])), float(record["waited"]), _score(history, number))
     session, tenant, engine = names.other
     group = history.group(names.engine, detail) if reason is Reason.OTHER_GROUP else None
     place, same = (index, int(record["asked"])), int(record["same"])
@@ -102,13 +106,21 @@ def _miss(history: History, number: int, unix: Unix) -> Miss:
     return Miss(
         index=index,
         reason=REASON_NAMES[reason],
-        sentence=miss_sentence(reason, detail, place, ago, session, engine, token, group),
-        remedy=remedy(reason, detail, index, short, history.pool_blocks(names.engine)),
+        sentence=miss_sentence(reason, detail, place, left, session, engine, token, group),
         key=block_name(int(record["key"])) if record["key"] else None,
         token=token,
         session=session,
         tenant=tenant,
         engine=engine,
         eviction=eviction if eviction >= 0 else None,
-        evicted_at=None if ago is None else unix(float(record["at"]) - ago),
+        evicted_at=None if left.ago_s is None else unix(float(record["at"]) - left.ago_s),
     )
+
+
+def _score(history: History, number: int) -> str | None:
+    """What the policy's score said of the missing block when it left, while that is remembered."""
+    eviction = int(history.requests.record(number)["eviction"])
+    log = history.evictions_of(history.requests.names(number).engine)
+    if log is None or not log.first <= eviction < log.next:
+        return None
+    return scored(log.terms.of(eviction))

@@ -54,6 +54,15 @@ class Departures:
         """Blocks of an engine's pool; 0: not known."""
         return self._tables.pool_blocks.get(self._tables.engines.get(engine, NO_ROW), 0)
 
+    def prefill_rate(self, engine: str) -> float:
+        """Tokens of prompts per second that an engine computes, as it last said; 0: not known."""
+        words = self._tables.words.get(self._tables.engines.get(engine, NO_ROW))
+        return 0.0 if words is None else words.prefill_tokens_per_s
+
+    def evictions_of(self, engine: str) -> EvictionLog | None:
+        """What left an engine's pool; None where nothing has, or it is gone."""
+        return self.evictions.get(self._tables.engines.get(engine, NO_ROW))
+
     def group(self, engine: str, place: int) -> CacheGroup | None:
         """One of an engine's KV cache groups; None: not known."""
         words = self._tables.words.get(self._tables.engines.get(engine, NO_ROW))

@@ -21,6 +21,7 @@ export type TierFill = Schemas["TierFill"];
 export type Requests = Schemas["Requests"];
 export type RequestView = Schemas["RequestView"];
 export type Wait = Schemas["Wait"];
+export type Remedy = Schemas["Remedy"];
 export type Miss = Schemas["Miss"];
 export type Misses = Schemas["Misses"];
 export type Loss = Schemas["Loss"];

@@ -2,7 +2,6 @@ import { Button, SegmentedControl, TextInput } from "@mantine/core";
 import { IconSearch } from "@tabler/icons-react";
 import { useState } from "react";
 
-import { useNews } from "../../api/heartbeat";
 import type { Requests, RequestView } from "../../api/types";
 import { counted, whole, words } from "../../format";
 import { Legend } from "../../parts/Legend";
@@ -30,7 +29,6 @@ export function RequestList({ answer, session, older }: Props) {
   const open = params.get("request");
   const order = params.get("order") ?? "newest";
   const last = order === "slowest" ? "most of it in" : "why it missed";
-  const rate = useNews()?.now.prefill_tokens_per_s ?? null;
   const place = requests.findIndex((each) => String(each.id) === open);
   const isThere = place >= 0 || older !== undefined;
   const named = older === undefined ? [] : [older];
@@ -42,7 +40,6 @@ export function RequestList({ answer, session, older }: Props) {
       widest={widest}
       isOpen={String(each.id) === open}
       isOfSlowest={order === "slowest"}
-      rate={rate}
     />
   );
   return (

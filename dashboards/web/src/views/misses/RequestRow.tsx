@@ -10,16 +10,9 @@ import { BlockLink, SessionLink } from "../../parts/links";
 import { change, linkTo } from "../../route";
 import { slicesOf } from "./parts";
 import { colorOf } from "./reasons";
-import {
-  againOf,
-  beyondTheCache,
-  computedTokens,
-  isWorthTelling,
-  longestOf,
-  mostSaved,
-  type Timing,
-  timingOf,
-} from "./timing";
+import { LargerPool } from "./LargerPool";
+import { Remedies } from "./Remedies";
+import { againOf, computedTokens, longestOf, timingOf } from "./timing";
 
 interface Props {
   readonly request: RequestView;
@@ -27,12 +20,10 @@ interface Props {
   readonly isOpen: boolean;
   /** Whether those that took longest come first: then a row says what took the time. */
   readonly isOfSlowest: boolean;
-  /** Of prefills, in tokens per second; null before one was measured. */
-  readonly rate: number | null;
 }
 
 /** One request as a bar of its prompt; open, with why it did not find more. */
-export function RequestRow({ request, widest, isOpen, isOfSlowest, rate }: Props) {
+export function RequestRow({ request, widest, isOpen, isOfSlowest }: Props) {
   const { blocks, miss } = request;
   const found = blocks.asked - blocks.computed;
   const row = useRef<HTMLLIElement>(null);
@@ -59,10 +50,10 @@ export function RequestRow({ request, widest, isOpen, isOfSlowest, rate }: Props
           </span>
         </span>
         <span className="share">{percent(found, blocks.asked)}</span>
-        <span className="took">{duration(timingOf(request, null)?.all)}</span>
-        <span className="why">{(isOfSlowest && tookMost(request, rate)) || missed}</span>
+        <span className="took">{duration(timingOf(request)?.all)}</span>
+        <span className="why">{(isOfSlowest && tookMost(request)) || missed}</span>
       </button>
-      {isOpen && <Opened request={request} rate={rate} />}
+      {isOpen && <Opened request={request} />}
     </li>
   );
 }
@@ -77,8 +68,8 @@ function Dot({ color, children }: { color: string; children: ReactNode }) {
 }
 
 /** What took most of a request's time, and of a prompt why it did not find more; null: unknown. */
-function tookMost(request: RequestView, rate: number | null) {
-  const timing = timingOf(request, rate);
+function tookMost(request: RequestView) {
+  const timing = timingOf(request);
   const longest = longestOf(timing);
   if (timing === null || longest === null) return null;
   const reason = request.miss && longest === "prompt" ? `: ${words(request.miss.reason)}` : "";
@@ -93,25 +84,22 @@ function tookMost(request: RequestView, rate: number | null) {
 const NAMES = { held: "held", queue: "queue", prompt: "prompt", rest: "answer" };
 const COLORS = { held: "held", queue: "waits", prompt: "computed", rest: "answers" };
 
-interface Timed {
-  readonly request: RequestView;
-  readonly rate: number | null;
-}
-
-function Opened({ request, rate }: Timed) {
+function Opened({ request }: { request: RequestView }) {
   const { blocks, miss } = request;
   const nameOf = useEngineNames();
   const from = slicesOf(request).filter(({ value }) => value > 0);
+  const isCaches = request.remedies.some((each) => each.of === "prompt");
   return (
     <div className="opened">
-      <Took request={request} rate={rate} />
-      {request.wait && <Waited request={request} wait={request.wait} rate={rate} />}
+      <Took request={request} />
+      {request.wait && <Waited wait={request.wait} />}
       {miss ? (
-        <Why miss={miss} engine={request.engine} isAside={costNothing(request, rate)} />
+        <Why miss={miss} engine={request.engine} isAside={!isCaches} again={computedAgain(request)} />
       ) : (
         <p className="sentence">It found everything that can be found.</p>
       )}
-      <Remedy request={request} rate={rate} />
+      <Remedies of={request.remedies} all={timingOf(request)?.all ?? null} />
+      {request.again > 0 && <LargerPool engine={request.engine} />}
       <Facts
         of={{
           request: <span className="mono">{request.request}</span>,
@@ -129,14 +117,11 @@ function Opened({ request, rate }: Timed) {
   );
 }
 
-const REST =
-  "Most of its time went to its answer, and to what ran beside it: no cache shortens that.";
-
 /** What its engine did before it began. */
-function Waited({ request, wait, rate }: Timed & { wait: Wait }) {
+function Waited({ wait }: { wait: Wait }) {
   return (
     <p className="sentence wait wrap">
-      <b>Why it waited:</b> {wait.sentence} {timeOf(wait, request.waited_s, rate)}{" "}
+      <b>Why it waited:</b> {wait.sentence}{" "}
       {wait.largest !== null && (
         <span className="ways">
           <a href={linkTo("misses", { request: wait.largest })}>
@@ -148,73 +133,9 @@ function Waited({ request, wait, rate }: Timed & { wait: Wait }) {
   );
 }
 
-const MOST = 0.9; // of a wait: what is left needs no words; chosen
-
-/** How long what was computed meanwhile takes, and that it is not all of the wait. */
-function timeOf({ tokens, prompts }: Wait, waited: number, rate: number | null): string {
-  if (!rate || tokens === 0 || prompts === 0) return "";
-  const takes = tokens / rate;
-  const rest = takes < MOST * waited ? "; for the rest of its wait no prompt is known" : "";
-  return `That takes about ${duration(takes)}${rest}.`;
-}
-
-/**
- * What would have made it fast: the cache where its prompt took longest; else what did, and of the
- * cache only what would have bought more than a hundredth of its time.
- */
-function Remedy({ request, rate }: Timed) {
-  const timing = timingOf(request, rate);
-  const beyond = beyondTheCache(timing);
-  const saved = mostSaved(request, rate);
-  const remedy = request.miss?.remedy ?? null;
-  const other = beyond === "rest" ? REST : (request.wait?.remedy ?? null);
-  return (
-    <>
-      {beyond !== null && other !== null && (
-        <p className="sentence wrap">
-          <b>{buys(request, timing, beyond, rate)}</b> <Said text={other} />
-        </p>
-      )}
-      {request.wait?.until != null && beyond === null && (
-        <p className="sentence wrap">
-          <b>What would have let it begin sooner:</b> <Said text={request.wait.remedy} />
-        </p>
-      )}
-      {remedy !== null && beyond === null && (
-        <p className="sentence remedy wrap">
-          <b>What would have made it fast:</b> <Said text={remedy} /> {computedAgain(request, rate)}
-        </p>
-      )}
-      {remedy !== null && beyond !== null && isWorthTelling(saved, timing) && (
-        <p className="sentence remedy wrap">
-          <b>
-            {saved === null
-              ? "What would have shortened its prompt:"
-              : `What would have saved at most ${duration(saved)} of ${duration(timing?.all)}:`}
-          </b>{" "}
-          <Said text={remedy} />
-        </p>
-      )}
-    </>
-  );
-}
-
-/** What a remedy for what took longest is worth: keeping what was computed again ends so much. */
-function buys(request: RequestView, timing: Timing | null, beyond: string, rate: number | null) {
-  const again = beyond === "queue" ? (request.wait?.again ?? 0) : 0;
-  if (timing === null || !rate || again === 0 || again / rate > timing.all / 2)
-    return "What would have made it fast:";
-  return `What would have saved at most ${duration(again / rate)} of ${duration(timing.all)}:`;
-}
-
-/** A sentence of the sidecar's, with what stands between backticks as code. */
-function Said({ text }: { text: string }) {
-  return text.split("`").map((part, at) => (at % 2 ? <code key={at}>{part}</code> : part));
-}
-
 /** Where its time went, as a bar and in words. */
-function Took({ request, rate }: Timed) {
-  const timing = timingOf(request, rate);
+function Took({ request }: { request: RequestView }) {
+  const timing = timingOf(request);
   const computed = counted(computedTokens(request), "token");
   if (timing === null)
     return (
@@ -243,7 +164,7 @@ function Took({ request, rate }: Timed) {
     <div className="took">
       <p className="sentence">
         <b>It took {duration(timing.all)}</b>
-        {isEstimated && ` (prompt time estimated at ${whole(rate)} tokens/s)`}:
+        {isEstimated && ` (its prompt's part is estimated, by its engine's measured speed)`}:
       </p>
       <Bar label="Milliseconds" slices={slices.map(inMilliseconds)} />
       <Legend entries={slices.map((each) => ({ ...each, value: duration(each.value) }))} />
@@ -256,24 +177,26 @@ function inMilliseconds(slice: Slice): Slice {
 }
 
 /** How much of what it computed had been there before. */
-function computedAgain(request: RequestView, rate: number | null): string {
+function computedAgain(request: RequestView): string {
   const blocks = request.again;
-  const { tokens, seconds } = againOf(request, rate);
+  const { tokens, seconds } = againOf(request);
   if (blocks === 0) return "";
   const took = seconds === null ? "" : `, about ${duration(seconds)}`;
   return `${counted(blocks, "block")} of what it computed had been in this pool before: ${counted(tokens, "token")}${took}.`;
 }
 
-/** Whether something else took its time, and what it missed is not worth a sentence. */
-function costNothing(request: RequestView, rate: number | null): boolean {
-  const timing = timingOf(request, rate);
-  return beyondTheCache(timing) !== null && !isWorthTelling(mostSaved(request, rate), timing);
+interface WhyProps {
+  readonly miss: Miss;
+  readonly engine: string;
+  /** Whether a cache that kept more would have saved next to nothing. */
+  readonly isAside: boolean;
+  readonly again: string;
 }
 
-function Why({ miss, engine, isAside }: { miss: Miss; engine: string; isAside: boolean }) {
+function Why({ miss, engine, isAside, again }: WhyProps) {
   return (
     <p className={`sentence reason wrap${isAside ? " dim" : ""}`}>
-      <b>Why it found no more:</b> {miss.sentence}{" "}
+      <b>Why it found no more:</b> {miss.sentence} {again}{" "}
       <span className="ways">
         {miss.key !== null && (
           <>
