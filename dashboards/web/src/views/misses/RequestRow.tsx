@@ -220,7 +220,7 @@ function Took({ request, rate }: Timed) {
     return (
       <p className="sentence">
         {request.finished === null ? "It runs" : "Its end was not heard of"}; {computed} of its
-        prompt are new.
+        prompt were not found.
       </p>
     );
   const { held, queue, prompt, rest } = timing;
