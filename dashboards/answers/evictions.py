@@ -13,7 +13,8 @@ class EvictionView(Part):
     Attributes:
         id: Its place in the engine's log.
         rule: What decided it: ``policy``, ``superseded``, ``session_over``, ``protected_layer``,
-            ``lru`` (the engine's own order held), ``unranked`` (the ranking did not name it).
+            ``protected_share`` (its layer is protected only up to a share), ``lru`` (the engine's
+            own order held), ``unranked`` (the ranking did not name it).
         sentence: The same in words.
         ranking: The ranking in force, by its epoch; None without one.
         place: How many stood before it there; None where it was not named.

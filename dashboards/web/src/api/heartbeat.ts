@@ -23,7 +23,7 @@ class Heartbeat {
   private struckAt = 0;
   private latest: News | null = null;
   private recent: Requests | null = null;
-  private begins = true; // the next news are the first on their connection
+  private begins = true; // the next news is the first on their connection
 
   readonly subscribe = (listener: () => void) => {
     if (this.listeners.size === 0) this.start();

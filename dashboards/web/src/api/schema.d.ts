@@ -466,7 +466,8 @@ export interface components {
          *     Attributes:
          *         id: Its place in the engine's log.
          *         rule: What decided it: ``policy``, ``superseded``, ``session_over``, ``protected_layer``,
-         *             ``lru`` (the engine's own order held), ``unranked`` (the ranking did not name it).
+         *             ``protected_share`` (its layer is protected only up to a share), ``lru`` (the engine's
+         *             own order held), ``unranked`` (the ranking did not name it).
          *         sentence: The same in words.
          *         ranking: The ranking in force, by its epoch; None without one.
          *         place: How many stood before it there; None where it was not named.
@@ -783,7 +784,8 @@ export interface components {
         };
         /**
          * Miss
-         * @description The first block that a prompt did not find, and why; decided once, when it happened.
+         * @description The first block that a prompt did not find, and why; decided when it happened, or within
+         *     5 s.
          *
          *     Attributes:
          *         index: Which block of the prompt it is, from 0.
@@ -1153,7 +1155,8 @@ export interface components {
          *         prompt_tokens: All of them, the partial block at the end included.
          *         block_size: Tokens of a block.
          *         again: Of the blocks that it computed: how many had been in this pool before.
-         *         finished: Why it ended; ``end_not_heard`` where nobody will hear of it; None: it runs.
+         *         finished: Why it ended; ``end_not_heard`` where its end was not heard of, or not yet; None:
+         *             it runs.
          *         ended_at: When; None while it runs, or where that was not heard of.
          *         answer_tokens: Tokens of its answer; None while it runs.
          *         expected_pause_s: How long its session said that it would pause then.

@@ -29,9 +29,9 @@ export function RuleTotals({ log }: { log: Evictions }) {
         ))}
       </dl>
       <p className="dim wrap regrets">
-        Two rules&rsquo; shares do not compare LRU and the policy: each ranked at other times, and
-        under pressure all orders regret much. <a href={linkTo("whatif")}>What if</a> compares them
-        on the same requests.
+        Do not compare LRU and the policy by these shares: they ranked at different times, and under
+        pressure every order regrets much. <a href={linkTo("whatif")}>What if</a> compares them on
+        the same requests.
       </p>
       {log.protected_lost !== null && <p className="lost wrap">{log.protected_lost}</p>}
     </Panel>

@@ -22,8 +22,8 @@ export function LossPanel({ loss }: { loss: Loss }) {
           />
         </dl>
         <p className="dim" hidden={loss.multi_turn + loss.cross_session === 0}>
-          So large a pool would have kept 95 % of what was lost, however long ago it had been used.
-          It is counted in powers of two, so an upper bound; what less memory would find is on{" "}
+          Such a pool would have kept 95 % of what was lost. What it has beyond today&rsquo;s is
+          rounded up to a power of two, so it is an upper bound. What less memory would find is on{" "}
           <a href={linkTo("whatif")}>What if</a>: go by that when buying.
         </p>
       </div>

@@ -141,7 +141,7 @@ function Took({ request }: { request: RequestView }) {
     return (
       <p className="sentence">
         {request.finished === null ? "It runs" : "Its end was not heard of"}; {computed} of its
-        prompt are new.
+        prompt were not found.
       </p>
     );
   const { held, queue, prompt, rest } = timing;
