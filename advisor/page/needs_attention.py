@@ -7,6 +7,7 @@ from typing import Final
 
 from ...dashboards.answers.answer import Notice
 from ...dashboards.source import EngineStatus, SidecarStatus
+from ...graph.logs.history import WINDOW_S
 from ...graph.tables.tables import Tables
 from ..reasons.guard_words import beside_lru_lately
 from ..sockets.kv_order import SourceState
@@ -15,7 +16,8 @@ from .logged.eviction_views import protected_lost
 
 STALE_S: Final = 2.0  # an engine ignores advice that is older
 _WASTE: Final = 0.5  # of prefetched blocks: more than so many unused are too many; chosen
-_ENOUGH: Final = 256  # prefetched blocks from which a share means something; chosen
+_ENOUGH: Final = 256  # blocks from which a share means something; chosen
+_THRASHING: Final = 0.5  # of blocks that left: so many wanted again are too many; chosen
 _MINUTE_S: Final = 60.0
 _LONG_S: Final = 1.0  # a wait that people feel; chosen
 _MANY: Final = 0.1  # of the requests: at least so many must wait, to call it a queue; chosen
@@ -56,8 +58,23 @@ def _all(tables: Tables, status: SidecarStatus | None, now: float) -> Iterator[N
         )
     if error := status.snapshot.get("error"):
         yield Notice(level="warning", text=f"The snapshot is not written: {error}")
+    yield from _of_loss(tables, now)
     for engine in status.engines:
         yield from _of_engine(tables, engine, now)
+
+
+def _of_loss(tables: Tables, now: float) -> Iterator[Notice]:
+    sums = tables.history.minutes.last(WINDOW_S, now)
+    evicted, wanted = sums["evicted"], sums["wanted"]
+    if evicted >= _ENOUGH and wanted >= _THRASHING * evicted:
+        yield Notice(
+            level="warning",
+            text=f"Of {evicted:,} blocks that left in the last ten minutes, {wanted / evicted:.0%} "
+            "were wanted again: the sessions that come need more than the pools hold. What if "
+            "shows what more memory would find; AITHER_KVCACHE_WARM_GIB keeps copies of what "
+            "leaves, and `kvgraph route` spreads sessions over more engines.",
+            view="whatif",
+        )
 
 
 def _of_engine(tables: Tables, engine: EngineStatus, now: float) -> Iterator[Notice]:

@@ -20,11 +20,13 @@ from ...graph.logs.history import History
 from ...graph.tables.tables import Tables
 from ...graph.types import LAYER_NAMES, STATE_NAMES
 from ..shadows.shadow_views import MOST_STEPS
+from ..times.spoken_times import seconds
 from ..times.unix_time import Unix
 from .logged.rooms import rooms
 from .needs_attention import STALE_S, notices
 
 WINDOWS_S: Final = (60.0, 600.0, 3600.0, 14_400.0)
+_WHOLE: Final = 0.9  # of a window: requests of less time are not called by its name; chosen
 _NO_SESSION: Final = "none"
 _NOTHING: Final = "No request was seen yet."
 _STATES: Final = (*STATE_NAMES, _NO_SESSION)
@@ -46,7 +48,7 @@ def now_view(
     """
     engines = status.engines if status is not None else ()
     rate = prefill_rate(tables)
-    windows = [_window(tables.history, lru, rate, seconds, now) for seconds in WINDOWS_S]
+    windows = [_window(tables.history, lru, rate, window_s, now) for window_s in WINDOWS_S]
     return Now(
         at=unix(now),
         verdict=next((each.verdict for each in windows[::-1] if each.asked), _NOTHING),
@@ -69,14 +71,18 @@ def prefill_rate(tables: Tables) -> float | None:
 
 
 def _window(
-    history: History, lru: Mapping[float, int], rate: float | None, seconds: float, now: float
+    history: History, lru: Mapping[float, int], rate: float | None, window_s: float, now: float
 ) -> TokenWindow:
-    sums = history.tokens.last(seconds, now)
+    sums = history.tokens.last(window_s, now)
     cached = sums["pool"] + sums["loaded"] + sums["prefetched"]
-    beside = sum(found for start, found in lru.items() if start > now - seconds) if lru else None
+    beside = sum(found for start, found in lru.items() if start > now - window_s) if lru else None
     return TokenWindow(
-        seconds=seconds,
-        verdict=_verdict(seconds, sums["asked"], cached, beside),
+        seconds=window_s,
+        verdict=(
+            _verdict(_stretch(history, window_s, now), sums["asked"], cached, beside)
+            if sums["asked"]
+            else f"No request was seen in the last {_span(window_s)}."
+        ),
         computed=sums["asked"] - cached,
         lru=beside,
         saved_s=None if rate is None else round(cached / rate, 3),
@@ -103,12 +109,19 @@ def _history(history: History, lru: Mapping[float, int], now: float, unix: Unix)
     )
 
 
-def _verdict(seconds: float, asked: int, cached: int, lru: int | None) -> str:
+def _stretch(history: History, window_s: float, now: float) -> str:
+    """A window, after "tokens": the time since the first request where that is much less."""
+    starts, _ = history.tokens.series(now)
+    known_s = now - starts[0] if starts else 0.0
+    if window_s > WINDOWS_S[0] and 0 < known_s < _WHOLE * window_s:
+        return f"since the first request, {seconds(known_s)} ago,"
+    return f"of the last {_span(window_s)}"
+
+
+def _verdict(stretch: str, asked: int, cached: int, lru: int | None) -> str:
     """One sentence about a window; ``cached`` and ``lru`` are tokens that were found, and that
     stock LRU would have found."""
-    if not asked:
-        return f"No request was seen in the last {_span(seconds)}."
-    said = f"{cached / asked:.0%} of the prompt tokens of the last {_span(seconds)} were found"
+    said = f"{cached / asked:.0%} of the prompt tokens {stretch} were found"
     if lru is None:
         return f"{said}; no shadow of LRU is there yet to compare with."
     ahead = (cached - lru) / asked
@@ -118,10 +131,12 @@ def _verdict(seconds: float, asked: int, cached: int, lru: int | None) -> str:
     return f"{said}, {abs(100 * ahead):.1f} points {than} than stock LRU would have found."
 
 
-def _span(seconds: float) -> str:
-    if seconds > 3600:
-        return f"{seconds / 3600:.0f} hours"
-    return "minute" if seconds == 60 else "hour" if seconds == 3600 else f"{seconds / 60:.0f} min"
+def _span(window_s: float) -> str:
+    if window_s > 3600:
+        return f"{window_s / 3600:.0f} hours"
+    return (
+        "minute" if window_s == 60 else "hour" if window_s == 3600 else f"{window_s / 60:.0f} min"
+    )
 
 
 def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolView]:

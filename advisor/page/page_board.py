@@ -100,7 +100,8 @@ class PageBoard:
             found = list(request_views(history, which, now, self._unix))
             more = len(found) == which.limit and found[-1].id > history.requests.first
             following = found[-1].id if more and not which.is_slowest else None
-        return Requests(at=self._unix.now(), requests=found, next=following)
+            since = self._unix(history.requests.oldest) if history.requests.next else None
+        return Requests(at=self._unix.now(), requests=found, next=following, since=since)
 
     def misses(self) -> Misses:
         """Totals by reason, and over time."""

@@ -16,8 +16,9 @@ from ...graph.queries.views import block_name
 from ...graph.ranking.formulas import LruPolicy
 from ...graph.ranking.policy import Policy, Terms
 from ...graph.ranking.profile import Weights
+from ...graph.ranking.protection import over_share
 from ...graph.ranking.ruler import is_under_lru
-from ...graph.ranking.rules import RULES, standings
+from ...graph.ranking.rules import is_protected, standings
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import LAYER_NAMES, NO_ROW, Rows
@@ -27,10 +28,11 @@ from ..config.reload import ConfigWatch
 from ..config.sections import ScoreConfig
 from ..policies.registry import POLICIES
 from ..reasons.guard_words import beside_lru_lately
-from ..reasons.term_words import heeded, meanings, weight_meanings
+from ..reasons.term_words import BEYOND_SHARE, heeded, meanings, weight_meanings
 from ..times.unix_time import Unix
 from .logged.eviction_views import chosen_engine
 
+_PROTECTED: Final = "protected_layer"
 _SHARES: Final = ("protected_share", "tenant_share", "inferred_share", "reserved")
 MOST: Final = 200  # blocks per answer; chosen
 
@@ -56,7 +58,7 @@ def ranking_view(
     known = rows[rows != NO_ROW]
     terms = policy.terms(view.of(NO_ROW), Selection(view.blocks, known)) if len(known) else {}
     order = _ranked(view, rows, terms)
-    rules = [rule.name for rule in RULES if any(rule.name in each.standing for each in order)]
+    rules = dict.fromkeys(name for each in order for name in each.standing)
     return RankingView(
         at=unix(now),
         engine=name,
@@ -100,9 +102,20 @@ def _ranked(view: View, rows: Rows, terms: Terms) -> list[RankedBlock]:
     known = Selection(view.blocks, rows[places])
     each = [column.tolist() for column in terms.values()]
     parts = list(zip(*each, strict=True)) or [()] * len(known)
-    rules = standings(view, known)
+    beyond = set(_beyond_share(view).tolist())
+    rules = [
+        [BEYOND_SHARE if name == _PROTECTED and row in beyond else name for name in each]
+        for row, each in zip(known.rows.tolist(), standings(view, known), strict=True)
+    ]
     found = zip(places.tolist(), known.rows.tolist(), parts, rules, strict=True)
     return [_block(view, *block) for block in found]
+
+
+def _beyond_share(view: View) -> Rows:
+    """Blocks of protected layers that are evicted like others: more than may be are in the pool."""
+    resident = view.blocks.pick(view.blocks.resident(view.engine))
+    protected = is_protected(view, resident)
+    return np.asarray(resident.rows[over_share(view, resident, protected)])
 
 
 def _block(

@@ -20,7 +20,9 @@ from ..shadows.window_play import WindowPlay
 from ..times.unix_time import Unix
 from .logged.eviction_views import chosen_engine
 
-FIRST: Final = 1_000  # blocks of each list that are compared; chosen
+FIRST: Final = 1_000  # blocks of each list that are compared, at most; chosen
+_PART: Final = 8  # of a large pool, one in so many blocks are compared: who goes next; chosen
+_LEAST: Final = 10  # blocks that are compared in any case; chosen
 _MOVERS: Final = 50  # that are told
 
 
@@ -74,7 +76,10 @@ def _played(play: WindowPlay, before: Scores, after: Scores) -> WindowEffect | N
 
 
 def _told(play: WindowPlay, now: int, then: int) -> str:
-    head = f"The last {play.requests:,} requests, played again with the scores of now, would find "
+    head = (
+        f"The last {play.requests:,} requests, played again from an empty pool with the scores of "
+        "now (so compare these shares with each other only), would find "
+    )
     if now == then:
         return f"{head}as many blocks: {now / play.asked:.1%} of {play.asked:,}."
     way = "more" if then > now else "fewer"
@@ -94,7 +99,8 @@ def other_weights(
 
 def _first(view: View, weights: OtherWeights) -> list[int]:
     rows, scores = weights.resident_scores(view)
-    found: list[int] = rows[np.argsort(-scores, kind="stable")[:FIRST]].tolist()
+    first = min(FIRST, max(_LEAST, len(rows) // _PART))
+    found: list[int] = rows[np.argsort(-scores, kind="stable")[:first]].tolist()
     return found
 
 

@@ -12,7 +12,7 @@ class Missing(NamedTuple):
 
     Attributes:
         detail: Of the reason; see ``graph.logs.request_facts.Miss``.
-        index: Which block it is, the first being 0.
+        block: Which one it is, the first being 0.
         short: By about how many blocks the pool was too small to keep it, and what was computed
             again behind it; 0: not known.
         pool: How many blocks it has; 0: not known.
@@ -21,7 +21,7 @@ class Missing(NamedTuple):
 
     reason: Reason
     detail: int
-    index: int
+    block: int
     short: int = 0
     pool: int = 0
     was_there: bool = False
@@ -32,7 +32,7 @@ def miss_remedy(missing: Missing) -> str | None:
     detail = missing.detail
     match missing.reason:
         case Reason.NEVER_SEEN:
-            return _NEW_TURN if missing.index else _NEW_PROMPT
+            return _NEW_TURN if missing.block else _NEW_PROMPT
         case Reason.DIVERGED:
             return _UNCHANGED if detail == Detail.OWN_HISTORY else _SHARED_FIRST
         case Reason.EVICTED:

@@ -15,6 +15,9 @@ _HEEDED: Final[Mapping[str, str]] = {
     "soon a session is expected back outweighs them",
     "lru": "none of the weights: the longest unused goes first",
 }
+BEYOND_SHARE: Final = "beyond_protected_share"
+"""Instead of ``protected_layer``, where a block is beyond the share that is protected."""
+
 _LONGEST_S: Final = 86_400.0  # what is expected later than that is said to be so; chosen
 _TERMS: Final[Mapping[str, str]] = {
     "return_time": "how long its session is expected to take to ask again: 1,000 times the "
@@ -39,6 +42,8 @@ _RULES: Final[Mapping[str, str]] = {
     "reserved": "room is reserved for its session: it goes after those without",
     "pinned": "it is leased: it goes after those that are not",
     "protected_layer": "its layer is protected: it goes when nothing else is left",
+    BEYOND_SHARE: "its layer is protected, but more of it is in the pool than [score] "
+    "protected_share and tenant_share keep: it goes like others",
 }
 _WEIGHTS: Final[Mapping[str, str]] = {
     "age": "per second since a block's last use; the policy classic's alone",

@@ -173,10 +173,16 @@ class RequestsAsked(NamedTuple):
 
 
 class Requests(Answer):
-    """Recent requests, the newest first."""
+    """Recent requests, the newest first.
+
+    Attributes:
+        next: Of the last one, if there are more.
+        since: When the oldest began that the log remembers; None where that is not known.
+    """
 
     requests: list[RequestView]
     next: int | None
+    since: float | None
 
 
 class ReasonTotal(Part):

@@ -61,7 +61,7 @@ RULE_NAMES: Final = tuple(rule.name.lower() for rule in Rule)
 RULE_TEXTS: Final = (
     "by the engine's own order it was the longest unused",
     "the policy ranked it among the first to go",
-    "only a branch of the history that its session left behind used it",
+    "its session left that branch of its history behind, and nobody else used it",
     "its session is over",
     "it was protected, but nothing else was left to evict, or the engine had gone without advice "
     "for too long to keep it",

@@ -70,6 +70,11 @@ class RequestLog:
         return max(0, self.next - LIMIT)
 
     @property
+    def oldest(self) -> float:
+        """When the oldest request began that is still there, in the clock's seconds."""
+        return float(self.record(self.first)["at"])
+
+    @property
     def nbytes(self) -> int:
         """Of columns, and of the names' records; strings that others hold too are not counted."""
         return int(self._ring.nbytes) + self._names_bytes

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from kvgraph.advisor.page.needs_attention import notices
 from kvgraph.advisor.page.page_board import PageBoard
 from kvgraph.advisor.page_cli import matching, why_sentence
 from kvgraph.advisor.policies.registry import POLICIES, new_policy
@@ -16,6 +17,7 @@ from kvgraph.advisor.reasons.term_words import meanings, scored
 from kvgraph.dashboards.answers.evictions import Evictions, EvictionsAsked
 from kvgraph.dashboards.answers.log_marks import mark_of
 from kvgraph.dashboards.answers.misses import RequestsAsked
+from kvgraph.dashboards.source import SidecarStatus
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
 from kvgraph.graph.logs.request_facts import Miss, PromptBlocks, RequestNames
@@ -33,6 +35,7 @@ from kvgraph.graph.messages.events import (
     RequestStarted,
     Segment,
 )
+from kvgraph.graph.ranking.profile import Rules
 from kvgraph.graph.ranking.rules import RULES
 from kvgraph.graph.types import EdgeType, SourceLayer, as_keys
 from small_world import SIZE, World, board_of, pack
@@ -346,6 +349,43 @@ def test_a_session_has_a_timeline(world: World, board: PageBoard) -> None:
     assert line.session.pool == 4
 
 
+def test_what_the_log_of_evictions_forgot_is_seen_by_what_the_next_turn_found(
+    world: World, board: PageBoard
+) -> None:
+    world.serve(1, 2, 3)
+    world.evict(2, 3)
+    world.serve(1, 2, 3, 4, found=1)
+    world.history.evictions.clear()
+    line = board.session("s", None)
+    assert line.residency.pool == [3, 1, 4, 4]
+    assert line.residency.starts[1] == pytest.approx(line.turns[1].at, abs=0.01)
+
+
+def test_pools_that_lose_what_is_wanted_again_are_noticed(world: World, board: PageBoard) -> None:
+    keys = range(1, 301)
+    world.serve(*keys)
+    status = SidecarStatus(
+        "0", 1, 1.0, "ipc:///x", "http://127.0.0.1:1", (), world.graph.stats(), {}, {}, {}
+    )
+
+    def noticed() -> list[str]:
+        return [each.text for each in notices(world.graph.tables, status, world.now)]
+
+    world.evict(*keys)
+    assert not any("were wanted again" in text for text in noticed())
+    world.serve(*keys)
+    assert any("Of 300 blocks that left in the last ten minutes, 100%" in t for t in noticed())
+
+
+def test_a_protected_block_beyond_the_share_is_ranked_as_one(world: World) -> None:
+    keys = range(1, 9)
+    rules = Segment(SourceLayer.RULES, 0, len(keys) * SIZE)
+    world.serve(*keys, segments=(rules,))
+    world.graph.configure(Rules(protected_share=0.04))  # of a pool of 100 blocks
+    order = board_of(world, "a").ranking("a", 10).order
+    assert [each.standing for each in order] == [["beyond_protected_share"]] * 4
+
+
 def test_a_pause_is_told_with_what_was_expected(world: World, board: PageBoard) -> None:
     for key in (1, 2):
         name = world.start(key)
@@ -498,7 +538,10 @@ def test_hours_are_told_in_longer_steps(world: World, board: PageBoard) -> None:
     now = board.now()
     assert [window.asked for window in now.windows] == [2 * SIZE] * 3 + [3 * SIZE]
     assert (now.history.step_s, sum(now.history.asked)) == (40, 3 * SIZE)
-    assert "of the last 4 hours" in now.verdict
+    assert "of the prompt tokens since the first request, 3.5 h ago, were found" in now.verdict
+    world.now += 600
+    world.serve(1, 2, found=1, tail=0)
+    assert "of the last 4 hours" in board.now().verdict
 
 
 def test_a_session_of_two_tenants_is_asked_for_by_tenant(world: World, board: PageBoard) -> None:
@@ -729,7 +772,8 @@ def test_each_window_has_its_own_sentence(world: World, board: PageBoard) -> Non
     now = board.now()
     minute, ten = now.windows[:2]
     assert minute.verdict == "No request was seen in the last minute."
-    assert ten.verdict.startswith("0% of the prompt tokens of the last 10 min were found")
+    since = "0% of the prompt tokens since the first request, 5 min ago, were found"
+    assert ten.verdict.startswith(since)
     assert now.verdict == now.windows[-1].verdict
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ....dashboards.answers.misses import Remedy, Wait
 from ....graph.logs.history import History
+from ....graph.logs.request_facts import Hold
 from ....graph.logs.request_log import RequestLog
 from ...reasons.wait_words import WorkAhead, wait_remedy, wait_sentence
 
@@ -53,7 +54,11 @@ def wait_of(history: History, number: int) -> Waited | None:
         most=0 if most is None else int(computed[most]),
     )
     text, saves_s = wait_remedy(work, hold)
-    wait = Wait(
+    return Waited(_told(work, hold, largest), Remedy(of="wait", saves_s=saves_s, text=text))
+
+
+def _told(work: WorkAhead, hold: Hold | None, largest: int | None) -> Wait:
+    return Wait(
         prompts=work.prompts,
         tokens=work.tokens,
         again=work.again,
@@ -62,7 +67,6 @@ def wait_of(history: History, number: int) -> Waited | None:
         until=None if hold is None else hold.reason,
         sentence=wait_sentence(work, hold).rstrip(),
     )
-    return Waited(wait, Remedy(of="wait", saves_s=saves_s, text=text))
 
 
 def _freed_after(log: RequestLog, number: int, running: npt.NDArray[np.int64]) -> float | None:

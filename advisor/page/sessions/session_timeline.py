@@ -24,6 +24,8 @@ from ..logged.request_views import session_requests
 from .session_list import views_of
 
 MOST_REQUESTS: Final = 500  # shown of one session; chosen
+_BEFORE_S: Final = 1e-3  # before a turn: what it did not find had left by then
+_LEFT: Final = frozenset({"evicted", "copy_lost", "load_slower", "reset"})  # misses of what left
 
 
 class _Gone(NamedTuple):
@@ -176,16 +178,31 @@ def _last_by(
 def _in_pool(
     requests: list[RequestView], gone: list[_Gone], now: float
 ) -> Iterator[tuple[float, int]]:
-    """When the number of its blocks in the pool changed, and to what."""
+    """When the number of its blocks in the pool changed, and to what.
+
+    Of evictions that the log has forgotten only the next turn knows: they count from its arrival
+    on.
+    """
     times = [each.at for each in gone]
     for place, turn in enumerate(requests, 1):
-        end = requests[place].at if place < len(requests) else now
+        following = requests[place] if place < len(requests) else None
+        end = now if following is None else following.at
         pool = turn.blocks.asked
         yield turn.at, pool
         here = gone[bisect_left(times, turn.at) : bisect_left(times, end)]
         for at, left in groupby(here, key=lambda g: g.at):
             pool = max(0, pool - len(list(left)))
             yield at, pool
+        found = pool if following is None else _still_there(following, pool)
+        if following is not None and found < pool:
+            yield max(turn.at, min(following.arrived, end - _BEFORE_S)), found
+
+
+def _still_there(turn: RequestView, at_most: int) -> int:
+    """How many blocks of the turn before were still in the pool, as far as this one can tell."""
+    if turn.miss is None or turn.miss.reason not in _LEFT:
+        return at_most
+    return min(at_most, turn.blocks.pool + turn.blocks.prefetched)
 
 
 def _moments(requests: list[RequestView], turns: list[Turn], gone: list[_Gone]) -> list[Moment]:
@@ -244,7 +261,11 @@ def _pause_moment(before: RequestView, at: float, pause_s: float) -> Moment:
     return Moment(
         at=at,
         what="pause",
-        sentence=f"It paused for {pause_s:.1f} s{_as_expected(before)}.",
+        sentence=(
+            f"It paused for {pause_s:.1f} s{_as_expected(before)}."
+            if pause_s
+            else "Its next turn came before this one had ended."
+        ),
         engine=before.engine,
         request=before.id,
         eviction=None,

@@ -139,7 +139,8 @@ def test_who_waits_for_room_is_shown_only_where_somebody_does(
         assert serious_faults(page) == {}
         page = begun.show("misses?request=0")
         page.get_by_text("It was held for 12 s, until there was room: 31 sessions fit").wait_for()
-        page.get_by_text("What would have made it fast: Room for its context").wait_for()
+        page.get_by_text("What would have made it faster:").wait_for()
+        page.locator(".remedy", has_text="Room for its context").wait_for()
     shows_no_trouble(begun)
 
 

@@ -28,5 +28,5 @@ export function joinedRequests(before: readonly RequestView[], news: News): Requ
   const all = [...known.values()].sort((one, other) => other.id - one.id);
   const requests = all.slice(0, MOST_REQUESTS);
   const oldest = requests.length < MOST_REQUESTS ? undefined : requests.at(-1);
-  return { at: news.at, requests, next: oldest?.id ?? null };
+  return { at: news.at, requests, next: oldest?.id ?? null, since: null };
 }

@@ -793,7 +793,6 @@ export interface components {
          *             ``load_slower``, ``copy_lost``, ``reset``, ``not_cacheable``, ``unknown``,
          *             ``other_salt``, ``in_store``, ``other_group``.
          *         sentence: The reason in words, with names, times and rules.
-         *         remedy: What would have made the request fast, in words; None where nobody can say.
          *         key: The block; None for one that has no key (a partial block).
          *         token: For ``diverged``: the first of the prompt's tokens, from 0, that differs from another
          *             recent prompt; None where its engine has not both.
@@ -811,8 +810,6 @@ export interface components {
             reason: string;
             /** Sentence */
             sentence: string;
-            /** Remedy */
-            remedy: string | null;
             /** Key */
             key: string | null;
             /** Token */
@@ -1143,6 +1140,26 @@ export interface components {
             blocks: number;
         };
         /**
+         * Remedy
+         * @description What would have made a request faster.
+         *
+         *     Attributes:
+         *         of: Which part of its time: ``wait``, ``prompt`` or ``answer``.
+         *         saves_s: How much of that, at most; 0: nothing could; None: nobody can tell.
+         *         text: The remedy in words.
+         */
+        Remedy: {
+            /**
+             * Of
+             * @enum {string}
+             */
+            of: "wait" | "prompt" | "answer";
+            /** Saves S */
+            saves_s: number | null;
+            /** Text */
+            text: string;
+        };
+        /**
          * RequestView
          * @description One request as its engine first scheduled it.
          *
@@ -1160,7 +1177,10 @@ export interface components {
          *         ended_at: When; None while it runs, or where that was not heard of.
          *         answer_tokens: Tokens of its answer; None while it runs.
          *         expected_pause_s: How long its session said that it would pause then.
+         *         prompt_s: How long of its time its prompt took to compute, by the speed that its engine
+         *             measured; None while it runs, or where none was measured.
          *         miss: Why no more was found; ``not_cacheable`` where nothing that can be found is missing.
+         *         remedies: What would have made it faster, what saves most first.
          */
         RequestView: {
             /** Id */
@@ -1199,11 +1219,22 @@ export interface components {
             answer_tokens?: number | null;
             /** Expected Pause S */
             expected_pause_s: number | null;
+            /** Prompt S */
+            prompt_s?: number | null;
             miss: components["schemas"]["Miss"] | null;
+            /**
+             * Remedies
+             * @default []
+             */
+            remedies: components["schemas"]["Remedy"][];
         };
         /**
          * Requests
          * @description Recent requests, the newest first.
+         *
+         *     Attributes:
+         *         next: Of the last one, if there are more.
+         *         since: When the oldest began that the log remembers; None where that is not known.
          */
         Requests: {
             /** At */
@@ -1212,6 +1243,8 @@ export interface components {
             requests: components["schemas"]["RequestView"][];
             /** Next */
             next: number | null;
+            /** Since */
+            since: number | null;
         };
         /**
          * Residency
@@ -1630,7 +1663,6 @@ export interface components {
          *         until: Why it was held no longer: ``room``, ``bound``, ``idle``, ``open``, ``silence`` or
          *             ``patience``; None: it was not held.
          *         sentence: All that in words.
-         *         remedy: What would have let it begin sooner, in words.
          */
         Wait: {
             /** Prompts */
@@ -1650,8 +1682,6 @@ export interface components {
             until?: string | null;
             /** Sentence */
             sentence: string;
-            /** Remedy */
-            remedy: string;
         };
         /**
          * WeightChange

@@ -93,7 +93,15 @@ function ranked({ ranks }: Explained, nameOf: Named): string {
   return each.join("; ");
 }
 
+const STANDINGS: Record<string, string> = {
+  session_over: "of a session that is over",
+  pinned: "leased",
+  reserved: "in the room that is reserved for its session",
+  protected_layer: "of a protected layer",
+};
+
 function sentence({ standing, policy, who_ranks }: Explained): string {
-  const rules = standing.length > 0 ? `It is ${standing.map(words).join(", ")}. ` : "";
+  const said = standing.map((rule) => STANDINGS[rule] ?? words(rule)).join(", ");
+  const rules = standing.length > 0 ? `It is ${said}. ` : "";
   return who_ranks === policy ? rules : `${rules}${who_ranks}.`;
 }

@@ -14,10 +14,10 @@ export function LargerPool({ engine }: { engine: string }) {
   if (twice?.hit_rate == null || twice.ours === null) return null;
   return (
     <p className="sentence wrap">
-      <b>Measured on this traffic:</b> a pool twice as large finds {percent(twice.hit_rate, 1, 1)} of
-      what prompts ask for, where this one finds {percent(twice.ours, 1, 1)}.{" "}
+      <b>Measured on this traffic:</b> a pool twice as large finds {percent(twice.hit_rate, 1, 1)}{" "}
+      of what prompts ask for, where this one finds {percent(twice.ours, 1, 1)}.{" "}
       <span className="ways">
-        <a href={linkTo("whatif", {})}>What if</a>
+        <a href={linkTo("whatif")}>What if</a>
       </span>
     </p>
   );

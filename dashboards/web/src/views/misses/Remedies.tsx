@@ -44,7 +44,9 @@ const WHAT_IF = "What if";
 
 /** A sentence of the sidecar's: what stands between backticks as code, What if as a link. */
 function Said({ text }: { text: string }) {
-  return text.split("`").map((part, at) => (at % 2 ? <code key={at}>{part}</code> : linked(part, at)));
+  return text
+    .split("`")
+    .map((part, at) => (at % 2 ? <code key={at}>{part}</code> : linked(part, at)));
 }
 
 function linked(text: string, at: number) {
@@ -53,7 +55,7 @@ function linked(text: string, at: number) {
   return (
     <span key={at}>
       {before}
-      <a href={linkTo("whatif", {})}>{WHAT_IF}</a>
+      <a href={linkTo("whatif")}>{WHAT_IF}</a>
       {after}
     </span>
   );

@@ -3,7 +3,7 @@ import { IconSearch } from "@tabler/icons-react";
 import { useState } from "react";
 
 import type { Requests, RequestView } from "../../api/types";
-import { counted, whole, words } from "../../format";
+import { clock, counted, whole, words } from "../../format";
 import { Legend } from "../../parts/Legend";
 import { Panel } from "../../parts/Panel";
 import { Empty } from "../../parts/states";
@@ -99,12 +99,13 @@ export function RequestList({ answer, session, older }: Props) {
 }
 
 /** How many of all these are. */
-function noteOf({ requests, next }: Requests, order: string): string {
+function noteOf({ requests, next, since }: Requests, order: string): string {
+  const reach = since === null ? "" : `, which goes back to ${clock(since)}`;
   if (order === "slowest")
-    return `the ${counted(requests.length, "request")} of the log that took longest`;
+    return `the ${counted(requests.length, "request")} of the log that took longest${reach}`;
   return next === null
-    ? `${counted(requests.length, "request")}: all that the log has of these`
-    : `the newest ${whole(requests.length)}`;
+    ? `${counted(requests.length, "request")}: all that the log has of these${reach}`
+    : `the newest ${whole(requests.length)} of the log${reach}`;
 }
 
 function Chip(props: { label: string; onClear: () => void }) {

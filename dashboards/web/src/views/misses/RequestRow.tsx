@@ -94,7 +94,12 @@ function Opened({ request }: { request: RequestView }) {
       <Took request={request} />
       {request.wait && <Waited wait={request.wait} />}
       {miss ? (
-        <Why miss={miss} engine={request.engine} isAside={!isCaches} again={computedAgain(request)} />
+        <Why
+          miss={miss}
+          engine={request.engine}
+          isAside={!isCaches}
+          again={computedAgain(request)}
+        />
       ) : (
         <p className="sentence">It found everything that can be found.</p>
       )}

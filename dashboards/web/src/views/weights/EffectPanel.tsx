@@ -21,7 +21,7 @@ interface Props {
 /** What the change in the fields would do, before it is made. */
 export function EffectPanel({ effect, isBusy, isKept, onApply, onTry, onForget }: Props) {
   const mayEdit = editToken() !== null;
-  const isReady = mayEdit && !isBusy && effect.data !== undefined;
+  const isReady = mayEdit && !isBusy && effect.data !== undefined && effect.error === undefined;
   return (
     <Panel title="What this change would do">
       <Await of={effect}>{(data) => <Effect effect={data} />}</Await>

@@ -54,19 +54,26 @@ function Screen({ weights }: { weights: Weights }) {
       {weights.why_not !== null && (
         <Note title="Changes can be tried here, but not kept">{weights.why_not}</Note>
       )}
-      {done !== null && <Note title={done.title}>{done.text}</Note>}
-      {change !== null && (
-        <EffectPanel
-          effect={effect}
-          isBusy={isBusy}
-          isKept={weights.is_editable}
-          onApply={() =>
-            act("PUT", "v1/weights", change, `Written to ${weights.file}; ${whenInForce(change)}.`)
-          }
-          onTry={() => act("POST", "v1/weights/trial", change, TRIED)}
-          onForget={() => setDraft(UNTOUCHED)}
-        />
-      )}
+      <div className="outcome">
+        {done !== null && <Note title={done.title}>{done.text}</Note>}
+        {change !== null && (
+          <EffectPanel
+            effect={effect}
+            isBusy={isBusy}
+            isKept={weights.is_editable}
+            onApply={() =>
+              act(
+                "PUT",
+                "v1/weights",
+                change,
+                `Written to ${weights.file}; ${whenInForce(change)}.`,
+              )
+            }
+            onTry={() => act("POST", "v1/weights/trial", change, TRIED)}
+            onForget={() => setDraft(UNTOUCHED)}
+          />
+        )}
+      </div>
       <Fields weights={weights} draft={draft} onDraft={setDraft} />
       {weights.undoable > 0 && (
         <p className="acts">

@@ -14,7 +14,7 @@ import { Await, Empty } from "../../parts/states";
 import { useRoute } from "../../route";
 import { CapacityChart } from "./CapacityChart";
 import { ShadowHistory } from "./ShadowHistory";
-import { OTHERWISE } from "./looks";
+import { OTHERWISE, OURS } from "./looks";
 import { ShadowTable } from "./ShadowTable";
 
 /** What other policies and other pool sizes would have found of the same requests. */
@@ -59,9 +59,30 @@ function Screen({ data }: { data: Shadows }) {
       </div>
       <Panel title="Every shadow" note={followed}>
         <ShadowTable shadows={data.shadows} />
+        <OwnError shadows={data.shadows} />
         {data.shadows.some(({ name }) => name === OTHERWISE) && <EndTrial />}
       </Panel>
     </div>
+  );
+}
+
+const LITTLE = 0.005; // of what is asked for: such a difference needs no words; chosen
+
+/** By how much the shadow of what runs here differs from what runs: others are no more exact. */
+function OwnError({ shadows }: Pick<Shadows, "shadows">) {
+  const ours = shadows.find(({ name }) => name === OURS);
+  const same = shadows.find(
+    ({ name, policy, capacity, tiers }) =>
+      name !== OURS && policy === ours?.policy && capacity === 1 && !tiers,
+  );
+  if (same?.hit_rate == null || same.ours === null) return null;
+  const off = Math.abs(same.hit_rate - same.ours);
+  if (off < LITTLE) return null;
+  return (
+    <p className="dim wrap">
+      The shadow of the policy and size that run here is off by {(100 * off).toFixed(1)} points:
+      take smaller differences for noise.
+    </p>
   );
 }
 
