@@ -1,9 +1,10 @@
 """ProtectedKeys on a busy machine: are protected blocks lost while unprotected ones are free?
 
 Some callers say where their system prompts lie, which makes those blocks protected; other processes
-keep every core busy, so that rankings come late. The pool holds all that is protected beside all
-that runs at once: whatever protected block is lost, an unprotected one was free. What was lost is
-read from vLLM's own KV events.
+keep every core busy, so that rankings come late. The pool holds all that is protected, with what
+stands before it in its prompts and is therefore kept too, beside all that runs at once: whatever
+protected block is lost, an unprotected one was free. What was lost is read from vLLM's own KV
+events.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..serving.workload import BLOCK
 from .agents_arms import BUSY, Room, longest
 from .agents_lab import KEPT_BACK
 from .agents_pass import AgentPass, side_by_side
-from .agents_watch import layers_by_block, watched
+from .agents_watch import kept_with, layers_by_block, watched
 
 RUNNING: Final = 2
 """Requests that run at once."""
@@ -37,10 +38,16 @@ HEADS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class BusyRun:
-    """What the pool lost; ``protected`` counts the different blocks that were stated precious."""
+    """What the pool lost.
+
+    Attributes:
+        protected: Different blocks that were stated precious.
+        kept: They, and those before them in their prompts.
+    """
 
     pool: int
     protected: int
+    kept: int
     passed: AgentPass
     tally: Tally
 
@@ -59,13 +66,14 @@ def run_busy(
     requests = with_few_heads(requests)
     known = layers_by_block(requests, vocabulary_size(room.model))
     protected = sum(layer in PROTECTED_LAYERS for layer in known.values())
-    room = replace(room, pool=RUNNING * longest(requests) // BLOCK + protected + KEPT_BACK)
+    kept = len(kept_with(PROTECTED_LAYERS, requests, known))
+    room = replace(room, pool=RUNNING * longest(requests) // BLOCK + kept + KEPT_BACK)
     shown.starting(BUSY.name)
     plan = replace(room.plan(BUSY, BUSY.name), max_num_seqs=RUNNING)
     with watched(plan, known) as (server, ledger), busy_cores():
         shown.passing(BUSY.name, "side by side", len(requests))
         passed = asyncio.run(side_by_side(server.url, requests, BUSY.telling, shown.answered, pace))
-        return BusyRun(room.pool, protected, passed, ledger.take())
+        return BusyRun(room.pool, protected, kept, passed, ledger.take())
 
 
 @contextlib.contextmanager

@@ -91,6 +91,7 @@ def _busy_details(run: BusyRun) -> dict[str, Any]:
     return {
         "pool": run.pool,
         "protected": run.protected,
+        "kept": run.kept,
         "share": round(run.passed.share, 5),
         "wall_s": round(run.passed.result.wall_s, 1),
         "evicted": {layer.name.lower(): count for layer, count in tally.evicted.items() if count},

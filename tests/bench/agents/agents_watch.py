@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from ...graph.types import LAYER_BY_NAME, SourceLayer
 from ..recorded.agents_requests import AgentRequest
 from ..recorded.agents_text import Kind, kind_of
-from ..serving.cache_ledger import Digest, Ledger, layers_of
+from ..serving.cache_ledger import Digest, Ledger, chain_of, layers_of
 from ..serving.vllm_server import Server, ServerPlan, check_advised
 
 _LAYERS: Final = {
@@ -46,3 +46,22 @@ def layers_by_block(requests: Sequence[AgentRequest], vocabulary: int) -> dict[D
             layers[start:end] = [LAYER_BY_NAME[name]] * (end - start)
         known.update(layers_of(request.prompt, layers))
     return known
+
+
+def kept_with(
+    layers: Container[SourceLayer],
+    requests: Sequence[AgentRequest],
+    known: Mapping[Digest, SourceLayer],
+) -> set[Digest]:
+    """The blocks of some layers, and those before them in a prompt: without these no request finds
+    them.
+
+    Args:
+        known: See ``layers_by_block``.
+    """
+    kept: set[Digest] = set()
+    for request in requests:
+        chain = chain_of(request.prompt)
+        last = max((at for at, digest in enumerate(chain) if known[digest] in layers), default=-1)
+        kept.update(chain[: last + 1])
+    return kept

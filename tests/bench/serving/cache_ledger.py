@@ -199,7 +199,14 @@ def layers_of(
 
     A block that two layers share belongs to the more precious one, as in the graph.
     """
-    digest = _ROOT
+    for number, digest in enumerate(chain_of(tokens)):
+        yield digest, min(layers[number * BLOCK : (number + 1) * BLOCK])
+
+
+def chain_of(tokens: Sequence[int]) -> list[Digest]:
+    """Identifies each full block of a prompt."""
+    chain, digest = list[Digest](), _ROOT
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
         digest = chain_digest(digest, tokens[start : start + BLOCK])
-        yield digest, min(layers[start : start + BLOCK])
+        chain.append(digest)
+    return chain
