@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import repeat
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -39,6 +40,8 @@ class BlockIndex:
         hears_all: Whether every block of the observed group that enters the prefix cache is noted
             here. Otherwise duplicates are looked for at each eviction, in the pool as it is by
             then: one that came back meanwhile is not told to have been gone.
+        hears_only: Whether nothing else is noted here. Otherwise duplicates that were noted are
+            looked for in the pool, likewise.
     """
 
     def __init__(
@@ -46,46 +49,61 @@ class BlockIndex:
         pool: BlockPool,
         clock: Callable[[], float] = time.monotonic,
         hears_all: bool = True,
+        hears_only: bool = True,
     ) -> None:
         self._pool = pool
-        self._hears_all = hears_all
+        self._hears_all, self._hears_only = hears_all, hears_only
         self._clock = clock
         self._ids: dict[int, int] = {}
-        self._twice: set[int] = set()  # keys that more than one block may hold
+        self._further: dict[int, int] = {}  # by key: how many blocks hold it beside the first
         self._freed_at = np.full(len(pool.blocks), -math.inf)  # seconds, by block id
         self._most = _MOST_PER_BLOCK * len(pool.blocks)
         self._behind: deque[Callable[[], None]] = deque()
+        self._noting = Lock()  # one at a time and in order, as counting needs it
 
     def __len__(self) -> int:
         self.catch_up()
         return len(self._ids)
 
     def is_behind(self, note: Callable[[], None]) -> None:
-        """Note that something changed; ``note``, the same each time it is called, notes what."""
+        """Note that something changed; ``note``, which asks nothing of this index, notes what."""
         self._behind.append(note)
-        if len(self._behind) > _MOST_BEHIND and (oldest := self._next_note()):
-            oldest()
+        if len(self._behind) > _MOST_BEHIND:
+            self.note_next()
 
     def catch_up(self) -> None:
         """Note all that changed until now, but what another thread is noting."""
-        while self._behind and (note := self._next_note()):
-            note()
+        while self._behind:
+            self.note_next()
 
-    def _next_note(self) -> Callable[[], None] | None:
-        try:
-            return self._behind.popleft()
-        except IndexError:  # also where another thread was faster
-            return None
+    def note_next(self) -> bool:
+        """Note the oldest change that is not noted, if there is one; returns whether there was.
+        Waits for another thread that is noting one."""
+        with self._noting:
+            if not self._behind:
+                return False
+            self._behind.popleft()()
+            return True
+
+    def doubt(self) -> None:
+        """Count no more: what was noted is not all that changed."""
+        self._hears_all = False
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
         """Note which blocks hold ``keys`` from now on."""
         ids, before = self._ids, len(self._ids)
         known = frozenset() if ids.keys().isdisjoint(keys) else ids.keys() & set(keys)
         ids.update(zip(keys, block_ids, strict=False))
-        if len(ids) - before < len(keys):  # or the same block holds one again, after its eviction
-            self._twice.update(known, (key for key, count in Counter(keys).items() if count > 1))
+        if len(ids) - before < len(keys):
+            self._count_further(keys, known)
         if len(ids) > self._most:
             self._forget_outdated()
+
+    def _count_further(self, keys: Sequence[int], known: Set[int]) -> None:
+        further = self._further
+        for key, count in Counter(keys).items():
+            if more := count - (key not in known):
+                further[key] = further.get(key, 0) + more
 
     def freed(self, block_ids: Iterable[int]) -> None:
         """Note that a request gives these blocks back now."""
@@ -171,30 +189,36 @@ class BlockIndex:
             hashes: As the prefix cache keeps them: with the group's id.
             keys: Those of ``hashes``.
         """
-        deque(map(self._ids.pop, keys, repeat(None)), maxlen=0)
-        twice = self._twice
-        if self._hears_all and (not twice or twice.isdisjoint(keys)):
+        further = self._further
+        if self._hears_all and (not further or further.keys().isdisjoint(keys)):
+            deque(map(self._ids.pop, keys, repeat(None)), maxlen=0)
             return keys
-        return self._without_survivors(hashes, keys)
+        both = zip(hashes, keys, strict=True)
+        return [key for block_hash, key in both if not self._stays(block_hash, key)]
 
     def clear(self) -> None:
         """Forget everything: the prefix cache was reset."""
         self._ids.clear()
-        self._twice.clear()
+        self._further.clear()
 
-    def _without_survivors(self, hashes: Sequence[bytes], keys: Sequence[int]) -> list[int]:
-        gone = []
-        for block_hash, key in zip(hashes, keys, strict=True):
-            # A key of one block is gone, even if the pool has it again by now: a later change tells
-            # of that.
-            may_survive = key in self._twice or not self._hears_all
-            survivor = self._holder(block_hash) if may_survive else None
-            if survivor is None:
-                gone.append(key)
-                self._twice.discard(key)
-            else:
-                self._ids[key] = survivor.block_id
-        return gone
+    def _stays(self, block_hash: bytes, key: int) -> bool:
+        """Take note that one block less holds a key; whether another one does.
+
+        That is counted, where all is heard: by now the pool may have lost the others too, or have
+        the key again, and later changes tell of that.
+        """
+        further = self._further.pop(key, 0)
+        if further > 1:
+            self._further[key] = further - 1
+        survivor = self._holder(block_hash) if further or not self._hears_all else None
+        if survivor is not None:
+            self._ids[key] = survivor.block_id
+            return True
+        if further and self._hears_all and self._hears_only:
+            return True
+        self._ids.pop(key, None)
+        self._further.pop(key, None)
+        return False
 
     def _holder(self, block_hash: Any) -> KVCacheBlock | None:
         """A block that holds a hash now.
@@ -213,4 +237,4 @@ class BlockIndex:
         blocks = self._pool.blocks
         held = ((key, at, blocks[at].block_hash) for key, at in list(self._ids.items()))
         self._ids = {key: at for key, at, has in held if has and key_in_pool(has) == key}
-        self._twice &= self._ids.keys()
+        self._further = {key: more for key, more in self._further.items() if key in self._ids}
