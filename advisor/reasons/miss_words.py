@@ -9,6 +9,7 @@ from ...graph.messages.cache_groups import CacheGroup, GroupKind
 from ...graph.types import SessionState
 from ..times.spoken_times import seconds
 
+_A_MOMENT_S: Final = 0.01  # what the log of evictions counts in
 _STATES: Final = (
     "idle between turns", "running", "waiting for a tool", "over", "of no session that is known"
 )  # fmt: skip
@@ -29,7 +30,8 @@ def miss_sentence(
     Args:
         detail: Of the reason; see ``graph.logs.request_facts.Miss``.
         place: Which block of how many, the first being 0.
-        ago_s: Seconds before the request that the block had left the pool; None: it did not.
+        ago_s: Seconds before the request that the block had left the pool, as far as that was told
+            apart: news of several steps comes at once; None: it did not.
         session: The other session that it is about.
         engine: Another engine that has it.
         token: Which of the prompt's tokens, the first being 0, is the first that differs from
@@ -196,8 +198,8 @@ def _blocks_were(count: int) -> str:
 
 
 def _left(ago_s: float | None) -> str:
-    if ago_s is not None and ago_s <= 0:
-        return "left the pool in the step that looked for it"
+    if ago_s is not None and ago_s < _A_MOMENT_S:
+        return "left the pool just then"
     return "left the pool" if ago_s is None else f"left the pool {seconds(ago_s)} before"
 
 

@@ -21,8 +21,8 @@ class BlockCounts(Part):
 
 
 class Miss(Part):
-    """The first block that a prompt did not find, and why; decided when it happened, or within
-    5 s.
+    """The first block that a prompt did not find, and why; decided when it happened, or when it
+    was heard what its step evicted, within 2 s.
 
     Attributes:
         index: Which block of the prompt it is, from 0.

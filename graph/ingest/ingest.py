@@ -35,7 +35,7 @@ from ..messages.events import (
     SessionSignal,
     TierReport,
 )
-from ..slices.event_runs import CHURN, SLICE_KEYS, TURNS, event_runs
+from ..slices.event_runs import CHURN, SINGLE, SLICE_KEYS, TURNS, Run, event_runs
 from ..slices.ghosts import GhostKeeper
 from ..tables.tables import Tables
 from ..types import NO_ROW, Tier, as_keys
@@ -48,6 +48,7 @@ from .tier_copies import CopyRecorder
 from .turns import Turn, TurnRecorder
 
 _EMA_SHARE: Final = 0.2  # of the newest sample in a block's mean of confidences; chosen
+_OF_A_POOL: Final = (BlocksCleared, BlocksResident, EngineHello)
 
 
 class Ingest:
@@ -72,8 +73,11 @@ class Ingest:
     def slices(self, engine: int, events: Sequence[AnyEvent], now: float) -> Iterator[None]:
         """Apply one engine's events in their order, slice by slice. Events with no meaning are
         counted."""
-        keys = 0
+        keys, before = 0, SINGLE
         for run in event_runs(events):
+            if _begins_anew(before, run):
+                self._tables.history.step_over(engine)
+            before = run.kind
             if run.kind is CHURN:
                 self._churn.apply(engine, cast(list[Churn], run.events), now)
             elif run.kind is TURNS:
@@ -91,10 +95,19 @@ class Ingest:
                 keys = 0
                 yield
                 yield from self._tables.blocks.tidying()
+        self._told(engine, events, ends_with=before)
         yield from self._ghosts.releasing()
         yield from self._co_attendance.fading(now)
         yield from self._tables.blocks.tidying()
         yield from self._tables.edges.tidying()
+
+    def _told(self, engine: int, events: Sequence[AnyEvent], ends_with: tuple[type, ...]) -> None:
+        """Note that a message is over."""
+        history = self._tables.history
+        if ends_with is CHURN:
+            history.step_over(engine)
+        elif history.open_cases.awaits(engine) and any(type(each) in TURNS for each in events):
+            history.message_over(engine)
 
     def signalled(self, said: SessionSignal, now: float) -> bool:
         """Apply what somebody says of a session; False if it is unknown."""
@@ -197,3 +210,10 @@ class Ingest:
         session = self._turns.answered(engine, event)
         if session != NO_ROW:
             self._tables.sessions.sure(session, event.confidence)
+
+
+def _begins_anew(before: tuple[type, ...], run: Run) -> bool:
+    """Whether a run is of a later step than the requests before it: a step's requests are told
+    first, then its blocks, and what is said of a whole pool is said between steps."""
+    after_blocks = before is CHURN and run.kind is not CHURN
+    return after_blocks or type(run.events[0]) in _OF_A_POOL

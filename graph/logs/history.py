@@ -15,7 +15,7 @@ from .evictions.departures import Departures
 from .evictions.eviction_log import EvictionLog, Way
 from .heard import Heard, HeardQueue
 from .miss_judge import by_content, missed, named
-from .open_cases import OpenCases
+from .open_cases import Closed, OpenCase, OpenCases
 from .reasons import REASON_NAMES
 from .request_facts import Hold, Miss, PromptBlocks, RequestNames
 from .request_log import RequestLog
@@ -46,8 +46,8 @@ class History(Departures):
     Attributes:
         requests: Of all engines.
         running: Those whose end is awaited.
-        open_cases: Of these, those whose missing block the pool has by the books: news that it left
-            may still come.
+        open_cases: Of these, those whose missing block the pool has by the books, until it is heard
+            what their step evicted.
         tokens: Of prompts, in steps of ten seconds for four hours.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
         minutes: In the same steps: tokens of prompts, their full blocks, tokens that were found,
@@ -121,9 +121,22 @@ class History(Departures):
         super().evicted(engine, rows, now)
         if len(rows):
             self.minutes.add((0, 0, 0, len(rows), 0), now)
-        for number, case in self.open_cases.close(engine, self._log(engine), now):
-            self.requests.judge(number, case.miss)
-            self._count(case.miss, case.computed, case.at)
+
+    def step_told(self, engine: int, now: float) -> None:
+        """Note that all was heard that the step evicted in which the last requests looked."""
+        if self.open_cases.awaits(engine):
+            closed = self.open_cases.judge(engine, self._log(engine), now)
+            for number, case in closed:
+                self.requests.judge(number, case.miss)
+            self._count_closed(closed)
+
+    def step_over(self, engine: int) -> None:
+        """Note that what follows is of a later step than the last requests'."""
+        self._count_closed(self.open_cases.close(engine))
+
+    def message_over(self, engine: int) -> None:
+        """Note that a message is over that told of requests, and of no block after them."""
+        self._count_closed(self.open_cases.close_carried(engine))
 
     def started(
         self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
@@ -161,7 +174,9 @@ class History(Departures):
         computed = max(0, reach - found - loaded)
         if self.open_cases.is_open(engine, miss, rows):
             row = int(rows[miss.index])
-            self.open_cases.add(number, engine, miss, row, computed, short, now)
+            key = int(self._tables.blocks.keys[row])
+            case = OpenCase(row, key, miss, computed, short, now, log.next)
+            self.open_cases.add(engine, number, case)
         else:
             self._count(miss, computed, now)
 
@@ -186,9 +201,9 @@ class History(Departures):
         if running is None:
             return None
         self.requests.lose(running.number)  # until its end is noted, if it was heard of
-        case = self.open_cases.drop(running.number)
+        case = self.open_cases.drop(engine, running.number)
         if case is not None:
-            self._count(case.miss, case.computed, case.at)
+            self._count_closed([(running.number, case)])
         return running
 
     def listen(self) -> list[Heard]:
@@ -225,6 +240,10 @@ class History(Departures):
         regretted = log.note_wanted(ids[known], now, WINDOW_S)
         self.minutes.add((0, 0, 0, 0, len(regretted)), now)
         return len(rows), int((log.next - ids[known]).max(initial=0))
+
+    def _count_closed(self, closed: Closed) -> None:
+        for _, case in closed:
+            self._count(case.miss, case.computed, case.at)
 
     def _count(self, miss: Miss, computed: int, now: float) -> None:
         """Count one request by its reason, and the blocks that it computes."""

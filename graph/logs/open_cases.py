@@ -17,7 +17,8 @@ from .request_facts import Miss
 if TYPE_CHECKING:
     from ..tables.tables import Tables
 
-_SETTLE_S: Final = 5.0  # after a request began, news of what its step evicted may come; chosen
+_LATEST_S: Final = 2.0  # after a request began, its step's news is told; ten times as long as an
+# engine's client rests between two messages. Chosen
 _HOT: Final = int(Tier.HOT)
 
 
@@ -32,26 +33,41 @@ class OpenCase(NamedTuple):
         short: By about how many blocks the pool was too small for all that it computes again; 0:
             not known.
         at: When it began.
+        since: The id of the first eviction that was not heard of by then.
     """
 
-    engine: int
     row: int
     key: int
     miss: Miss
     computed: int
     short: int
     at: float
+    since: int
+
+
+Closed = list[tuple[int, OpenCase]]
+"""Cases with their requests' ids, and their misses as they stay."""
 
 
 class OpenCases:
-    """Cases by their requests' ids in the log.
+    """Cases by their engines, and their requests' ids in the log.
 
-    An engine tells of a step's requests before it tells what the step evicted for them.
+    An engine tells of a step's requests before it tells what the step evicted for them, all of that
+    in one event. So the first evictions that are told after a request are its step's, unless more
+    was told before: a request after blocks were stored, or a message that tells of requests alone.
     """
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self.cases: dict[int, OpenCase] = {}
+        self._open: dict[int, dict[int, OpenCase]] = {}
+        self._carried: dict[int, set[int]] = {}  # from one message to the next
+
+    def __len__(self) -> int:
+        return sum(map(len, self._open.values()))
+
+    def awaits(self, engine: int) -> bool:
+        """Whether a step's evictions are awaited, since a case of the engine's is open."""
+        return engine in self._open
 
     def is_open(self, engine: int, miss: Miss, rows: Rows) -> bool:
         """Whether a miss is of a block that the pool has by the books.
@@ -63,37 +79,49 @@ class OpenCases:
             return False  # that it was there changes nothing
         return int(self._tables.blocks.tiers[engine, rows[miss.index]]) & HELD == _HOT
 
-    def add(
-        self, number: int, engine: int, miss: Miss, row: int, computed: int, short: int, now: float
-    ) -> None:
+    def add(self, engine: int, number: int, case: OpenCase) -> None:
         """Add a request whose miss is open."""
-        key = int(self._tables.blocks.keys[row])
-        self.cases[number] = OpenCase(engine, row, key, miss, computed, short, now)
+        self._open.setdefault(engine, {})[number] = case
 
-    def drop(self, number: int) -> OpenCase | None:
+    def drop(self, engine: int, number: int) -> OpenCase | None:
         """Close a request's case as it is; returns it, if it has one."""
-        return self.cases.pop(number, None)
+        cases = self._open.get(engine, {})
+        case = cases.pop(number, None)
+        if case is not None and not cases:
+            self.close(engine)
+        return case
 
-    def close(self, engine: int, log: EvictionLog, now: float) -> list[tuple[int, OpenCase]]:
-        """Close an engine's cases whose block left, with their new misses, and those that are too
-        old for it: a block that leaves later had not left when the request looked."""
-        blocks, closed = self._tables.blocks, list[tuple[int, OpenCase]]()
-        for number, case in list(self.cases.items()):
-            if case.engine != engine:
-                continue
-            if now - case.at > _SETTLE_S:
-                closed.append((number, self.cases.pop(number)))
-            elif not int(blocks.tiers[engine, case.row]) & _HOT and self._is_same(case):
-                del self.cases[number]
-                closed.append((number, case._replace(miss=self._gone(case, log, now))))
+    def close(self, engine: int) -> Closed:
+        """Close an engine's cases as they are: their steps are over."""
+        self._carried.pop(engine, None)
+        return list(self._open.pop(engine, {}).items())
+
+    def close_carried(self, engine: int) -> Closed:
+        """A message is over that told of requests alone: close the cases that were open before it
+        as they are. News of the others' steps may begin the next message."""
+        carried = self._carried.pop(engine, set())
+        closed = [(number, self._open[engine].pop(number)) for number in carried]
+        if left := self._open.get(engine):
+            self._carried[engine] = set(left)
+        else:
+            self._open.pop(engine, None)
         return closed
 
-    def _is_same(self, case: OpenCase) -> bool:
-        return int(self._tables.blocks.keys[case.row]) == case.key
+    def judge(self, engine: int, log: EvictionLog, now: float) -> Closed:
+        """Close an engine's cases, now that the evictions of their steps were heard of: whose block
+        is among these has a new miss."""
+        closed = self.close(engine)
+        return [(number, self._judged(engine, case, log, now)) for number, case in closed]
 
-    def _gone(self, case: OpenCase, log: EvictionLog, now: float) -> Miss:
+    def _judged(self, engine: int, case: OpenCase, log: EvictionLog, now: float) -> OpenCase:
+        row, key = np.array([case.row], dtype=np.int32), np.array([case.key], dtype=np.uint64)
+        is_late = now - case.at > _LATEST_S
+        if is_late or int(self._tables.blocks.keys[case.row]) != case.key:
+            return case
+        if int(log.find(row, key)[0]) < case.since:
+            return case
         index = case.miss.index
         rows = np.full(index + 1, case.row, dtype=np.int32)
-        miss = judge(self._tables, log, case.engine, NO_ROW, rows, index, now)
+        miss = judge(self._tables, log, engine, NO_ROW, rows, index, now)
         left = miss.left if isnan(miss.left) else case.at  # in its step, heard of later
-        return replace(miss, left=left).keeping_all(case.short)
+        return case._replace(miss=replace(miss, left=left).keeping_all(case.short))
