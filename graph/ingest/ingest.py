@@ -95,16 +95,19 @@ class Ingest:
                 keys = 0
                 yield
                 yield from self._tables.blocks.tidying()
-        self._told(engine, events, ends_with=before)
+        self._told(engine, events, before, now)
         yield from self._ghosts.releasing()
         yield from self._co_attendance.fading(now)
         yield from self._tables.blocks.tidying()
         yield from self._tables.edges.tidying()
 
-    def _told(self, engine: int, events: Sequence[AnyEvent], ends_with: tuple[type, ...]) -> None:
-        """Note that a message is over."""
+    def _told(
+        self, engine: int, events: Sequence[AnyEvent], last: tuple[type, ...], now: float
+    ) -> None:
+        """Note that a message is over, whose last run is of this kind."""
         history = self._tables.history
-        if ends_with is CHURN:
+        history.await_no_overdue(engine, now)
+        if last is CHURN:
             history.step_over(engine)
         elif history.open_cases.awaits(engine) and any(type(each) in TURNS for each in events):
             history.message_over(engine)
@@ -191,7 +194,7 @@ class Ingest:
         if event.model != self._tables.models.get(engine, ""):
             yield from self._letting_go(engine, now)
             self._tables.models[engine] = event.model
-        yield from self._tables.history.greeting(engine)
+        yield from self._tables.history.greeting(engine, now)
         self._tables.words[engine].hello = event
         self.held.forget(engine)
         self._tables.pool_blocks[engine] = event.num_blocks

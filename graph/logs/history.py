@@ -96,14 +96,20 @@ class History(Departures):
         asked = self._asked[column]
         return self._found[column] / asked if asked else None
 
-    def greeting(self, engine: int) -> Iterator[None]:
+    def greeting(self, engine: int, now: float) -> Iterator[None]:
         """Note, slice by slice, that an engine said hello: before it, ends of its requests may have
-        been lost. A request that still runs ends when that is heard of."""
+        been lost. One that still runs ends when that is heard of, if it is within ten minutes."""
         self.arrived(engine)
-        for count, number in enumerate(self.running.numbers(engine), start=1):
-            self.requests.lose(number)
+        self.nothing_comes(engine)
+        for count, number in enumerate(self.running.doubt(engine, now), start=1):
+            self.requests.doubt(number)
             if count % _REQUESTS == 0:
                 yield
+
+    def await_no_overdue(self, engine: int, now: float) -> None:
+        """Await the ends no longer of requests that were doubted for too long."""
+        for name in self.running.overdue(engine, now):
+            self._await_no_more(engine, name)
 
     def forgetting(self, engine: int) -> Iterator[None]:
         """Forget an engine that is gone, slice by slice; its requests stay in the log."""

@@ -193,6 +193,50 @@ def test_a_request_that_ran_through_a_gap_ends_when_that_is_heard_of(world: Worl
     assert float(record["ran"]) == 2.0
 
 
+def test_requests_whose_ends_were_lost_are_walked_no_more_and_forgotten_after_ten_minutes(
+    world: World,
+) -> None:
+    running = world.history.running
+    for number in range(5):
+        world.start(number, number + 10)
+    world.start(1, 11, engine="b")
+    world.tell(hello("a"))
+    assert coming(world) == 0
+    assert list(running.computed(0)) == []
+    assert len(list(running.computed(1))) == 1
+    world.now += 300.0
+    world.tell(hello("a"))  # more news was lost: they are awaited no longer for that
+    late = world.start(20)
+    assert running.of(0) == ["r1", "r2", "r3", "r4", "r5", late]
+    world.now += 300.0
+    world.tell(hello("a"))
+    assert running.of(0) == [late]
+    assert running.of(1) == ["r6"]
+    world.now += 601.0
+    world.tell(BlocksResident(b""))
+    world.tell(BlocksResident(b""), engine="b")
+    assert running.of(0) == []
+    assert running.of(1) == ["r6"], "its engine lost nothing"
+    world.graph.forget_engine("b")
+    assert running.nbytes == 0
+
+
+def test_the_oldest_of_all_engines_is_surplus_doubted_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running_requests, "MOST_BLOCKS", 3)
+    running, rows = RunningRequests(), np.zeros(1, dtype=np.int32)
+    for number, (engine, name) in enumerate([(1, "a"), (0, "b"), (1, "c"), (0, "d")]):
+        running.add(name, Running(number, engine, rows, "s"))
+        if name == "b":
+            running.doubt(0, 1.0)
+    for expected in ((1, "a"), (0, "b")):
+        assert running.surplus() == expected
+        running.pop(*expected)
+        running.add(f"{expected[1]} again", Running(number := number + 1, 0, rows, "s"))
+    assert running.surplus() == (1, "c")
+
+
 def test_the_next_engine_in_a_column_has_none_of_the_last_ones_evictions(world: World) -> None:
     world.serve(1, 2, 3)
     world.evict(3, 2)
