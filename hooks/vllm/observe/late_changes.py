@@ -100,7 +100,7 @@ class ChangeReporter:
 
     def note_next(self) -> bool:
         """Note in the index the oldest change that is not noted; returns whether there was one."""
-        return self._index.note_next()
+        return self._index.late.make_next()
 
     def failed(self) -> None:
         """Note that changes could not be noted in full."""

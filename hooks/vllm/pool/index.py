@@ -7,7 +7,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import repeat
-from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,14 +15,13 @@ from ....graph.types import Keys
 from ...keys import key_in_pool
 from ...link.held_ranking import NOBODY, Places
 from .found_blocks import FoundBlocks, Mask
+from .late_notes import LateNotes
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 _FOUND_AT_ONCE: Final = 1024  # keys, while the engine's thread waits; chosen
-_MOST_BEHIND: Final = 128  # steps, in memory with what they cached; the client's thread tells the
-# latest of 0.2 s. Chosen
 _MOST_PER_BLOCK: Final = 2  # entries: those of blocks that vLLM skipped are never evicted; chosen
 
 
@@ -42,6 +40,9 @@ class BlockIndex:
             then: one that came back meanwhile is not told to have been gone.
         hears_only: Whether nothing else is noted here. Otherwise duplicates that were noted are
             looked for in the pool, likewise.
+
+    Attributes:
+        late: What changed and is not noted here yet.
     """
 
     def __init__(
@@ -58,32 +59,15 @@ class BlockIndex:
         self._further: dict[int, int] = {}  # by key: how many blocks hold it beside the first
         self._freed_at = np.full(len(pool.blocks), -math.inf)  # seconds, by block id
         self._most = _MOST_PER_BLOCK * len(pool.blocks)
-        self._behind: deque[Callable[[], None]] = deque()
-        self._noting = Lock()  # one at a time and in order, as counting needs it
+        self.late = LateNotes()
 
     def __len__(self) -> int:
         self.catch_up()
         return len(self._ids)
 
-    def is_behind(self, note: Callable[[], None]) -> None:
-        """Note that something changed; ``note``, which asks nothing of this index, notes what."""
-        self._behind.append(note)
-        if len(self._behind) > _MOST_BEHIND:
-            self.note_next()
-
     def catch_up(self) -> None:
         """Note all that changed until now, but what another thread is noting."""
-        while self._behind:
-            self.note_next()
-
-    def note_next(self) -> bool:
-        """Note the oldest change that is not noted, if there is one; returns whether there was.
-        Waits for another thread that is noting one."""
-        with self._noting:
-            if not self._behind:
-                return False
-            self._behind.popleft()()
-            return True
+        self.late.make_all()
 
     def doubt(self) -> None:
         """Count no more: what was noted is not all that changed."""
@@ -116,7 +100,7 @@ class BlockIndex:
             keys: Of the chain's blocks, from its start.
             block_ids: As many, or more.
         """
-        self.is_behind(lambda: self.cached(keys, block_ids))
+        self.late.add(lambda: self.cached(keys, block_ids))
         self.freed(block_ids[: len(keys)])
 
     def find(self, key: int) -> KVCacheBlock | None:

@@ -86,8 +86,8 @@ def test_changes_are_noted_one_at_a_time_and_in_order() -> None:
         assert go_on.wait(10)
         noted.append(1)
 
-    index.is_behind(first)
-    index.is_behind(lambda: noted.append(2))
+    index.late.add(first)
+    index.late.add(lambda: noted.append(2))
     others = [Thread(target=index.catch_up) for _ in range(2)]
     others[0].start()
     assert begun.wait(10)

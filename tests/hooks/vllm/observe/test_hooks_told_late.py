@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 from typing import Any
 
 import pytest
 from kvgraph.bench.paper.paper_engine import Shape
-from kvgraph.graph.messages.events import BlocksCleared, BlocksRemoved, BlocksStored, Event
+from kvgraph.graph.messages.events import (
+    BlocksCleared,
+    BlocksRemoved,
+    BlocksStored,
+    Event,
+    Pressure,
+)
 from kvgraph.graph.types import as_keys
 from kvgraph.hooks.keys import key_in_pool
 from paper import text
@@ -16,6 +23,7 @@ from paper import text
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 
 _STEPS = 250
+_STEP = Pressure(1, 1, 1, 1, 1)  # stands between the events of two steps
 
 
 class Follower:
@@ -23,24 +31,21 @@ class Follower:
 
     def __init__(self, engine: Any) -> None:
         self.engine, self.told = engine, set[int]()
-        self._queue = engine.side.client.outbox._queue
-        self._after: list[tuple[int, set[int]]] = []  # how much was queued by then
+        self._outbox = engine.side.client.outbox
+        self._held: list[set[int]] = []  # after each step
 
     def note_step(self) -> None:
         held = (block.block_hash for block in self.engine.pool.blocks)
-        keys = {key_in_pool(each) for each in held if each is not None}
-        self._after.append((len(self._queue), keys))
+        self._held.append({key_in_pool(each) for each in held if each is not None})
+        self._outbox.emit(_STEP)
 
     def compare(self) -> None:
         """Work through all that is queued, at once."""
-        done = 0
-        for length, held in self._after:
-            for _ in range(length - done):
-                entry = self._queue.popleft()
-                self._apply([entry] if isinstance(entry, Event) else entry.events())
-            done = length
+        events = iter(self._outbox.take_all())
+        for held in self._held:
+            self._apply(takewhile(lambda event: event is not _STEP, events))
             assert self.told == held
-        self._after.clear()
+        self._held.clear()
 
     def _apply(self, events: Iterable[Event]) -> None:
         for event in events:
