@@ -76,7 +76,7 @@ class Ingest:
         keys, before = 0, SINGLE
         for run in event_runs(events):
             if _begins_anew(before, run):
-                self._tables.history.step_over(engine)
+                self._tables.history.open_cases.step_over(engine)
             before = run.kind
             if run.kind is CHURN:
                 self._churn.apply(engine, cast(list[Churn], run.events), now)
@@ -108,9 +108,9 @@ class Ingest:
         history = self._tables.history
         history.await_no_overdue(engine, now)
         if last is CHURN:
-            history.step_over(engine)
+            history.open_cases.step_over(engine)
         elif history.open_cases.awaits(engine) and any(type(each) in TURNS for each in events):
-            history.message_over(engine)
+            history.open_cases.message_over(engine)
 
     def signalled(self, said: SessionSignal, now: float) -> bool:
         """Apply what somebody says of a session; False if it is unknown."""

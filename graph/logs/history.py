@@ -15,7 +15,7 @@ from .evictions.departures import Departures
 from .evictions.eviction_log import EvictionLog, Way
 from .heard import Heard, HeardQueue
 from .miss_judge import by_content, missed, named
-from .open_cases import Closed, OpenCase, OpenCases
+from .open_cases import OpenCase, OpenCases
 from .reasons import REASON_NAMES
 from .request_facts import Hold, Miss, PromptBlocks, RequestNames
 from .request_log import RequestLog
@@ -67,7 +67,7 @@ class History(Departures):
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()
         self._heard: HeardQueue | None = None  # nobody listens
-        self.open_cases = OpenCases(tables)
+        self.open_cases = OpenCases(tables, self._closed)
         self.requests = RequestLog()
         self.contents = ContentIndex()
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 1440)
@@ -128,22 +128,6 @@ class History(Departures):
         if len(rows):
             self.minutes.add((0, 0, 0, len(rows), 0), now)
 
-    def step_told(self, engine: int, now: float) -> None:
-        """Note that all was heard that the step evicted in which the last requests looked."""
-        if self.open_cases.awaits(engine):
-            closed = self.open_cases.judge(engine, self._log(engine), now)
-            for number, case in closed:
-                self.requests.judge(number, case.miss)
-            self._count_closed(closed)
-
-    def step_over(self, engine: int) -> None:
-        """Note that what follows is of a later step than the last requests'."""
-        self._count_closed(self.open_cases.close(engine))
-
-    def message_over(self, engine: int) -> None:
-        """Note that a message is over that told of requests, and of no block after them."""
-        self._count_closed(self.open_cases.close_carried(engine))
-
     def started(
         self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
         hold: Hold | None = None,
@@ -179,10 +163,7 @@ class History(Departures):
         self.given = list(map(add, self.given, given))
         computed = max(0, reach - found - loaded)
         if self.open_cases.is_open(engine, miss, rows):
-            row = int(rows[miss.index])
-            key = int(self._tables.blocks.keys[row])
-            case = OpenCase(row, key, miss, computed, short, now, log.next)
-            self.open_cases.add(engine, number, case)
+            self.open_cases.add(number, engine, miss, int(rows[miss.index]), computed, short, now)
         else:
             self._count(miss, computed, now)
 
@@ -207,9 +188,7 @@ class History(Departures):
         if running is None:
             return None
         self.requests.lose(running.number)  # until its end is noted, if it was heard of
-        case = self.open_cases.drop(engine, running.number)
-        if case is not None:
-            self._count_closed([(running.number, case)])
+        self.open_cases.drop(engine, running.number)
         return running
 
     def listen(self) -> list[Heard]:
@@ -247,9 +226,10 @@ class History(Departures):
         self.minutes.add((0, 0, 0, 0, len(regretted)), now)
         return len(rows), int((log.next - ids[known]).max(initial=0))
 
-    def _count_closed(self, closed: Closed) -> None:
-        for _, case in closed:
-            self._count(case.miss, case.computed, case.at)
+    def _closed(self, number: int, case: OpenCase) -> None:
+        """Note what a miss was that could not be judged at once."""
+        self.requests.judge(number, case.miss)
+        self._count(case.miss, case.computed, case.at)
 
     def _count(self, miss: Miss, computed: int, now: float) -> None:
         """Count one request by its reason, and the blocks that it computes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from ..types import HELD, NO_ROW, Rows, Tier
-from .evictions.eviction_log import EvictionLog
 from .miss_judge import judge
 from .reasons import Reason
 from .request_facts import Miss
@@ -45,20 +45,19 @@ class OpenCase(NamedTuple):
     since: int
 
 
-Closed = list[tuple[int, OpenCase]]
-"""Cases with their requests' ids, and their misses as they stay."""
-
-
 class OpenCases:
     """Cases by their engines, and their requests' ids in the log.
 
     An engine tells of a step's requests before it tells what the step evicted for them, all of that
     in one event. So the first evictions that are told after a request are its step's, unless more
     was told before: a request after blocks were stored, or a message that tells of requests alone.
+
+    Args:
+        closed: Is told each case that is closed, by its request's id, with the miss that stays.
     """
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
+    def __init__(self, tables: Tables, closed: Callable[[int, OpenCase], None]) -> None:
+        self._tables, self._closed = tables, closed
         self._open: dict[int, dict[int, OpenCase]] = {}
         self._carried: dict[int, set[int]] = {}  # from one message to the next
 
@@ -79,45 +78,47 @@ class OpenCases:
             return False  # that it was there changes nothing
         return int(self._tables.blocks.tiers[engine, rows[miss.index]]) & HELD == _HOT
 
-    def add(self, engine: int, number: int, case: OpenCase) -> None:
+    def add(
+        self, number: int, engine: int, miss: Miss, row: int, computed: int, short: int, now: float
+    ) -> None:
         """Add a request whose miss is open."""
+        key, log = int(self._tables.blocks.keys[row]), self._tables.history.evictions.get(engine)
+        case = OpenCase(row, key, miss, computed, short, now, 0 if log is None else log.next)
         self._open.setdefault(engine, {})[number] = case
 
-    def drop(self, engine: int, number: int) -> OpenCase | None:
-        """Close a request's case as it is; returns it, if it has one."""
+    def drop(self, engine: int, number: int) -> None:
+        """Close a request's case as it is, if it has one: nothing of it is awaited any more."""
         cases = self._open.get(engine, {})
-        case = cases.pop(number, None)
-        if case is not None and not cases:
-            self.close(engine)
-        return case
-
-    def close(self, engine: int) -> Closed:
-        """Close an engine's cases as they are: their steps are over."""
-        self._carried.pop(engine, None)
-        return list(self._open.pop(engine, {}).items())
-
-    def close_carried(self, engine: int) -> Closed:
-        """A message is over that told of requests alone: close the cases that were open before it
-        as they are. News of the others' steps may begin the next message."""
-        carried = self._carried.pop(engine, set())
-        closed = [(number, self._open[engine].pop(number)) for number in carried]
-        if left := self._open.get(engine):
-            self._carried[engine] = set(left)
-        else:
+        if number in cases:
+            self._closed(number, cases.pop(number))
+        if not cases:
             self._open.pop(engine, None)
-        return closed
 
-    def judge(self, engine: int, log: EvictionLog, now: float) -> Closed:
+    def step_told(self, engine: int, now: float) -> None:
         """Close an engine's cases, now that the evictions of their steps were heard of: whose block
         is among these has a new miss."""
-        closed = self.close(engine)
-        return [(number, self._judged(engine, case, log, now)) for number, case in closed]
+        for number, case in self._open.pop(engine, {}).items():
+            self._closed(number, self._judged(engine, case, now))
 
-    def _judged(self, engine: int, case: OpenCase, log: EvictionLog, now: float) -> OpenCase:
-        row, key = np.array([case.row], dtype=np.int32), np.array([case.key], dtype=np.uint64)
+    def step_over(self, engine: int) -> None:
+        """Close an engine's cases as they are: what follows is of a later step."""
+        for number in list(self._open.get(engine, ())):
+            self.drop(engine, number)
+
+    def message_over(self, engine: int) -> None:
+        """A message is over that told of requests, and of no block after them: close the cases that
+        were open before it as they are. News of the others' steps may begin the next message."""
+        for number in self._carried.pop(engine, ()):
+            self.drop(engine, number)
+        if left := self._open.get(engine):
+            self._carried[engine] = set(left)
+
+    def _judged(self, engine: int, case: OpenCase, now: float) -> OpenCase:
+        log = self._tables.history.evictions.get(engine)
         is_late = now - case.at > _LATEST_S
-        if is_late or int(self._tables.blocks.keys[case.row]) != case.key:
+        if log is None or is_late or int(self._tables.blocks.keys[case.row]) != case.key:
             return case
+        row, key = np.array([case.row], dtype=np.int32), np.array([case.key], dtype=np.uint64)
         if int(log.find(row, key)[0]) < case.since:
             return case
         index = case.miss.index
