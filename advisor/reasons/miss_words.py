@@ -9,6 +9,7 @@ from ...graph.messages.cache_groups import CacheGroup, GroupKind
 from ...graph.types import SessionState
 from ..times.spoken_times import seconds
 
+_A_MOMENT_S: Final = 0.01  # what the log of evictions counts in
 _STATES: Final = (
     "idle between turns", "running", "waiting for a tool", "over", "of no session that is known"
 )  # fmt: skip
@@ -18,7 +19,8 @@ class Gone(NamedTuple):
     """How a request's missing block had left the pool.
 
     Attributes:
-        ago_s: Seconds before the request's turn that it had; None: it had not.
+        ago_s: Seconds before the request's turn that it had, as far as that was told apart: news
+            of several steps comes at once; None: it had not.
         waited_s: How long the request waited for its turn.
         score: What the policy's score said of it, in words; None: not known.
     """
@@ -216,8 +218,8 @@ def _left(gone: Gone) -> str:
     ago_s, waited_s = gone.ago_s, gone.waited_s
     if ago_s is None:
         return "left the pool"
-    if ago_s <= 0:
-        return "left the pool in the step that looked for it"
+    if ago_s < _A_MOMENT_S:
+        return "left the pool just then"
     if ago_s < waited_s:
         return (
             f"left the pool while the request waited for its turn: {seconds(waited_s - ago_s)} "

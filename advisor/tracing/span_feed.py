@@ -97,7 +97,7 @@ class SpanFeed:
             known = [number for number in self._running if number >= log.first]
             missed = max(0, log.first - self._next) + len(self._running) - len(known)
             self._next = log.next
-            # NaN: it runs; LOST: it may still be heard of.
+            # NaN: it runs; below 0: its end was not heard of, or not yet.
             over = (n for n in known if log.record(n)["ran"] >= 0)
             ended = list(islice(over, BATCH))
             views = [request_view(history, number, self._unix) for number in ended]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from .answer import Answer, Part
-
-_AWAITED_S: Final = 600.0  # an end that was not heard of may still be told; chosen
 
 
 class BlockCounts(Part):
@@ -21,8 +19,8 @@ class BlockCounts(Part):
 
 
 class Miss(Part):
-    """The first block that a prompt did not find, and why; decided when it happened, or within
-    5 s.
+    """The first block that a prompt did not find, and why; decided when it happened, or when it
+    was heard what its step evicted, within 2 s.
 
     Attributes:
         index: Which block of the prompt it is, from 0.
@@ -106,6 +104,8 @@ class RequestView(Part):
         again: Of the blocks that it computed: how many had been in this pool before.
         finished: Why it ended; ``end_not_heard`` where its end was not heard of, or not yet; None:
             it runs.
+        is_awaited: Whether its end may still be heard of: it runs, or its engine lost news less
+            than ten minutes ago. Of others nothing changes any more.
         ended_at: When; None while it runs, or where that was not heard of.
         answer_tokens: Tokens of its answer; None while it runs.
         expected_pause_s: How long its session said that it would pause then.
@@ -128,6 +128,7 @@ class RequestView(Part):
     blocks: BlockCounts
     again: int = 0
     finished: str | None
+    is_awaited: bool = False
     ended_at: float | None
     answer_tokens: int | None = None
     expected_pause_s: float | None
@@ -139,17 +140,6 @@ class RequestView(Part):
     def arrived(self) -> float:
         """When it reached its engine, in Unix seconds: a pause before it lasts until then."""
         return self.at - self.waited_s
-
-    def is_settled(self, now: float) -> bool:
-        """Whether nothing more will be heard of it: it ended, or it began so long ago that its end,
-        which was not heard of, hardly will be.
-
-        Args:
-            now: In Unix seconds.
-        """
-        if self.ended_at is not None:
-            return True
-        return self.finished is not None and now - self.at > _AWAITED_S
 
 
 class RequestsAsked(NamedTuple):

@@ -123,7 +123,7 @@ class NewsStream:
 def _settled(news: News) -> int | None:
     """The last request before the first one that may still change; the newest if none may; None
     before any."""
-    changeable = (each.id - 1 for each in news.requests if not each.is_settled(news.at))
+    changeable = (each.id - 1 for each in news.requests if each.is_awaited)
     return next(changeable, news.newest)
 
 

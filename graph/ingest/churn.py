@@ -43,7 +43,20 @@ class ChurnRecorder:
         whole = [event for event in churn if not len(event.hashes) % 8]
         if len(whole) < len(churn):
             self._counters["events_refused"] += len(churn) - len(whole)
-        self._apply(engine, whole, now)
+        self._apply(engine, self._after_step(engine, whole, now), now)
+
+    def _after_step(self, engine: int, churn: Sequence[Churn], now: float) -> Sequence[Churn]:
+        """Apply what is told up to the first evictions, if these are awaited: they are of the step
+        whose requests were told last; returns what follows."""
+        open_cases = self._tables.history.open_cases
+        if not open_cases.awaits(engine):
+            return churn
+        places = (place for place, event in enumerate(churn) if type(event) is BlocksRemoved)
+        if (first := next(places, None)) is None:
+            return churn
+        self._apply(engine, churn[: first + 1], now)
+        open_cases.step_told(engine, now)
+        return churn[first + 1 :]
 
     def listing(self, engine: int, event: BlocksResident, now: float) -> Iterator[None]:
         """Take these blocks as all that an engine's pool holds, slice by slice; it announces its

@@ -35,7 +35,7 @@ from ..messages.events import (
     SessionSignal,
     TierReport,
 )
-from ..slices.event_runs import CHURN, SLICE_KEYS, TURNS, event_runs
+from ..slices.event_runs import CHURN, SINGLE, SLICE_KEYS, TURNS, Run, event_runs
 from ..slices.ghosts import GhostKeeper
 from ..tables.tables import Tables
 from ..types import NO_ROW, Tier, as_keys
@@ -48,6 +48,7 @@ from .tier_copies import CopyRecorder
 from .turns import Turn, TurnRecorder
 
 _EMA_SHARE: Final = 0.2  # of the newest sample in a block's mean of confidences; chosen
+_OF_A_POOL: Final = (BlocksCleared, BlocksResident, EngineHello)
 
 
 class Ingest:
@@ -72,8 +73,11 @@ class Ingest:
     def slices(self, engine: int, events: Sequence[AnyEvent], now: float) -> Iterator[None]:
         """Apply one engine's events in their order, slice by slice. Events with no meaning are
         counted."""
-        keys = 0
+        keys, before = 0, SINGLE
         for run in event_runs(events):
+            if _begins_anew(before, run):
+                self._tables.history.open_cases.step_over(engine)
+            before = run.kind
             if run.kind is CHURN:
                 self._churn.apply(engine, cast(list[Churn], run.events), now)
             elif run.kind is TURNS:
@@ -91,10 +95,22 @@ class Ingest:
                 keys = 0
                 yield
                 yield from self._tables.blocks.tidying()
+        self._told(engine, events, before, now)
         yield from self._ghosts.releasing()
         yield from self._co_attendance.fading(now)
         yield from self._tables.blocks.tidying()
         yield from self._tables.edges.tidying()
+
+    def _told(
+        self, engine: int, events: Sequence[AnyEvent], last: tuple[type, ...], now: float
+    ) -> None:
+        """Note that a message is over, whose last run is of this kind."""
+        history = self._tables.history
+        history.await_no_overdue(engine, now)
+        if last is CHURN:
+            history.open_cases.step_over(engine)
+        elif history.open_cases.awaits(engine) and any(type(each) in TURNS for each in events):
+            history.open_cases.message_over(engine)
 
     def signalled(self, said: SessionSignal, now: float) -> bool:
         """Apply what somebody says of a session; False if it is unknown."""
@@ -178,7 +194,7 @@ class Ingest:
         if event.model != self._tables.models.get(engine, ""):
             yield from self._letting_go(engine, now)
             self._tables.models[engine] = event.model
-        yield from self._tables.history.greeting(engine)
+        yield from self._tables.history.greeting(engine, now)
         self._tables.words[engine].hello = event
         self.held.forget(engine)
         self._tables.pool_blocks[engine] = event.num_blocks
@@ -197,3 +213,10 @@ class Ingest:
         session = self._turns.answered(engine, event)
         if session != NO_ROW:
             self._tables.sessions.sure(session, event.confidence)
+
+
+def _begins_anew(before: tuple[type, ...], run: Run) -> bool:
+    """Whether a run is of a later step than the requests before it: a step's requests are told
+    first, then its blocks, and what is said of a whole pool is said between steps."""
+    after_blocks = before is CHURN and run.kind is not CHURN
+    return after_blocks or type(run.events[0]) in _OF_A_POOL

@@ -1,6 +1,6 @@
 """Bounded logs of what happened: evictions, requests, why they missed; rings of columns.
 
 Ingest feeds ``history.History`` at every point of interest; a miss is judged when it happens, and
-again if news of its block's eviction comes within 5 s. ``queries`` read it. Nothing here grows
+again when it is heard what its step evicted. ``queries`` read it. Nothing here grows
 without end: the oldest record makes room.
 """

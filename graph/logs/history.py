@@ -15,7 +15,7 @@ from .evictions.departures import Departures
 from .evictions.eviction_log import EvictionLog, Way
 from .heard import Heard, HeardQueue
 from .miss_judge import by_content, missed, named
-from .open_cases import OpenCases
+from .open_cases import OpenCase, OpenCases
 from .reasons import REASON_NAMES
 from .request_facts import Hold, Miss, PromptBlocks, RequestNames
 from .request_log import RequestLog
@@ -46,8 +46,8 @@ class History(Departures):
     Attributes:
         requests: Of all engines.
         running: Those whose end is awaited.
-        open_cases: Of these, those whose missing block the pool has by the books: news that it left
-            may still come.
+        open_cases: Of these, those whose missing block the pool has by the books, until it is heard
+            what their step evicted.
         tokens: Of prompts, in steps of ten seconds for four hours.
         reasons: Requests and computed blocks by reason, in steps of a minute for twelve hours.
         minutes: In the same steps: tokens of prompts, their full blocks, tokens that were found,
@@ -67,7 +67,7 @@ class History(Departures):
         self._found: Counter[int] = Counter()
         self.running = RunningRequests()
         self._heard: HeardQueue | None = None  # nobody listens
-        self.open_cases = OpenCases(tables)
+        self.open_cases = OpenCases(tables, self._closed)
         self.requests = RequestLog()
         self.contents = ContentIndex()
         self.tokens = StepSums(TOKEN_COLUMNS, 10.0, 1440)
@@ -96,14 +96,20 @@ class History(Departures):
         asked = self._asked[column]
         return self._found[column] / asked if asked else None
 
-    def greeting(self, engine: int) -> Iterator[None]:
+    def greeting(self, engine: int, now: float) -> Iterator[None]:
         """Note, slice by slice, that an engine said hello: before it, ends of its requests may have
-        been lost. A request that still runs ends when that is heard of."""
+        been lost. One that still runs ends when that is heard of, if it is within ten minutes."""
         self.arrived(engine)
-        for count, number in enumerate(self.running.numbers(engine), start=1):
-            self.requests.lose(number)
+        self.nothing_comes(engine)
+        for count, number in enumerate(self.running.doubt(engine, now), start=1):
+            self.requests.doubt(number)
             if count % _REQUESTS == 0:
                 yield
+
+    def await_no_overdue(self, engine: int, now: float) -> None:
+        """Await the ends no longer of requests that were doubted for too long."""
+        for name in self.running.overdue(engine, now):
+            self._await_no_more(engine, name)
 
     def forgetting(self, engine: int) -> Iterator[None]:
         """Forget an engine that is gone, slice by slice; its requests stay in the log."""
@@ -121,9 +127,6 @@ class History(Departures):
         super().evicted(engine, rows, now)
         if len(rows):
             self.minutes.add((0, 0, 0, len(rows), 0), now)
-        for number, case in self.open_cases.close(engine, self._log(engine), now):
-            self.requests.judge(number, case.miss)
-            self._count(case.miss, case.computed, case.at)
 
     def started(
         self, engine: int, event: RequestStarted, session: int, rows: Rows, now: float,
@@ -160,8 +163,7 @@ class History(Departures):
         self.given = list(map(add, self.given, given))
         computed = max(0, reach - found - loaded)
         if self.open_cases.is_open(engine, miss, rows):
-            row = int(rows[miss.index])
-            self.open_cases.add(number, engine, miss, row, computed, short, now)
+            self.open_cases.add(number, engine, miss, int(rows[miss.index]), computed, short, now)
         else:
             self._count(miss, computed, now)
 
@@ -186,9 +188,7 @@ class History(Departures):
         if running is None:
             return None
         self.requests.lose(running.number)  # until its end is noted, if it was heard of
-        case = self.open_cases.drop(running.number)
-        if case is not None:
-            self._count(case.miss, case.computed, case.at)
+        self.open_cases.drop(engine, running.number)
         return running
 
     def listen(self) -> list[Heard]:
@@ -225,6 +225,11 @@ class History(Departures):
         regretted = log.note_wanted(ids[known], now, WINDOW_S)
         self.minutes.add((0, 0, 0, 0, len(regretted)), now)
         return len(rows), int((log.next - ids[known]).max(initial=0))
+
+    def _closed(self, number: int, case: OpenCase) -> None:
+        """Note what a miss was that could not be judged at once."""
+        self.requests.judge(number, case.miss)
+        self._count(case.miss, case.computed, case.at)
 
     def _count(self, miss: Miss, computed: int, now: float) -> None:
         """Count one request by its reason, and the blocks that it computes."""

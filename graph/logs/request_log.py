@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 from zlib import crc32
@@ -16,9 +17,10 @@ from .request_facts import NOBODY, Hold, Miss, Other, PromptBlocks, RequestNames
 if TYPE_CHECKING:
     from ..messages.events import RequestFinished
 
-# Of a request whose end was not heard of: its engine went or lost news, or it was too old to await.
 UNHEARD: Final = "end_not_heard"
-LOST: Final = -1.0  # stands for when such a request ended
+"""Why a request ended whose end was not heard of, or not yet; instead of when it did:"""
+DOUBTED: Final = -1.0  # its engine lost news since it began: it runs, or its end was among that
+LOST: Final = -2.0  # nobody awaits it any more: its engine went, or it was doubted for too long
 LIMIT: Final = 2_048  # requests; chosen: half a minute at seventy a second, hours of agents
 _MOST_TOLD: Final = 65_535  # sessions: what two bytes hold
 _WEIGHT: Final = 8 + 16 + 8 * 6 + 49  # a pointer, the record with six fields, its own string
@@ -39,7 +41,10 @@ _RECORD: Final = np.dtype(
         ("eviction", "<i8"),  # of it; -1: none
         ("short", "<u4"),  # blocks that left since
         ("ago", "<f4"),  # how long before ``at`` it left the pool, seconds; NaN: it did not
-        ("ran", "<f4"),  # how long after ``at`` the request ended, seconds; NaN: it runs; see LOST
+        (
+            "ran",
+            "<f4",
+        ),  # how long after ``at`` the request ended, seconds; NaN: it runs; see UNHEARD
         ("same", "<u2"),  # tokens of the missing block that another prompt has there too
         ("waited", "<f4"),  # seconds before it was scheduled
         ("held", "<f4"),  # of these: until there was room for it
@@ -130,11 +135,24 @@ class RequestLog:
             record["pause"] = np.nan if pause_s is None else pause_s
             record["answer"] = max(0, event.total_tokens - event.prompt_tokens)
 
+    def doubt(self, number: int) -> None:
+        """Note that the news of a request's end may have been lost; ``finish`` or ``lose`` is to
+        follow."""
+        self._end_unheard(number, DOUBTED)
+
     def lose(self, number: int) -> None:
-        """Note that a request's end was not heard of; ``finish`` may still follow."""
+        """Note that a request's end was not heard of, and is not awaited any more."""
+        self._end_unheard(number, LOST)
+
+    def _end_unheard(self, number: int, how: float) -> None:
         if self.first <= number < self.next:
             self._names[number % LIMIT].finished = UNHEARD
-            self._ring["ran"][number % LIMIT] = LOST
+            self._ring["ran"][number % LIMIT] = how
+
+    def is_awaited(self, number: int) -> bool:
+        """Whether a request's end may still be heard of."""
+        ran = float(self.record(number)["ran"])
+        return isnan(ran) or ran == DOUBTED
 
     def hold(self, number: int) -> Hold | None:
         """How long a request was held until there was room for it; None: it was not."""
@@ -161,10 +179,12 @@ class RequestLog:
 
     def slowest(self, now: float) -> npt.NDArray[np.int64]:
         """int64 ``[n]``: all requests, the one that took longest since it arrived first; those that
-        run are counted up to ``now``, and of those whose end is lost only what they waited."""
+        run, or may, are counted up to ``now``, and of those whose end is lost only what they
+        waited."""
         numbers = np.arange(self.first, self.next)
         ring = self.records(numbers)
-        ran = np.where(np.isnan(ring["ran"]), now - ring["at"], np.maximum(ring["ran"], 0.0))
+        may_run = np.isnan(ring["ran"]) | (ring["ran"] == DOUBTED)
+        ran = np.where(may_run, now - ring["at"], np.maximum(ring["ran"], 0.0))
         found: npt.NDArray[np.int64] = numbers[np.argsort(-(ring["waited"] + ran), kind="stable")]
         return found
 

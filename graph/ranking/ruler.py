@@ -83,12 +83,20 @@ def front_terms(
     view: View, policy: Policy, referee: Referee | None, ranking: EvictionRanking
 ) -> Terms:
     """The terms, each ``[n]``, of the first 4,096 blocks of a ranking at most, by whatever ranked
-    them. To be called under the lock under which the ranking was made."""
+    them. To be called under the lock under which the ranking was made.
+
+    Raises:
+        Exception: A policy of somebody's own fails to say so, or tells them of other blocks.
+    """
     rows = view.blocks.find(ranking.order[:_FRONT], view.tables.salt(view.engine))
     if not len(rows):
         return {}
     ruler = LruPolicy() if is_under_lru(view.engine, policy, referee) else policy
-    return ruler.terms(view.of(NO_ROW), Selection(view.blocks, rows))
+    terms = ruler.terms(view.of(NO_ROW), Selection(view.blocks, rows))
+    lengths = {len(each) for each in terms.values()}
+    if not lengths <= {len(rows)}:
+        raise ValueError(f"terms of {len(rows)} blocks must be as many, and are {sorted(lengths)}")
+    return terms
 
 
 def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:

@@ -101,7 +101,7 @@ class SchedulerSide:
     ) -> None:
         self._config, self._pool, self._clock = config, pool, (clock := surroundings.clock)
         self.group = group = observed_group(kv_cache, pool)
-        self.index = BlockIndex(pool, clock, hears_all=group.scale == 1)
+        self.index = BlockIndex(pool, clock, group.scale == 1, hears_only=not group.skips)
         self.arranger = arranger = FreeQueueArranger(
             pool, self.index, most_blocks_per_step(config, group), protect_stale_s(), clock
         )

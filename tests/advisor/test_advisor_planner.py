@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -353,15 +354,37 @@ class Untold(ClassicPolicy):
 
     name = "untold"  # type: ignore[misc]
 
+    def __init__(self, change: Callable[[Terms], Any]) -> None:
+        super().__init__()
+        self._change = change
+
     def terms(self, view: View, picked: Selection) -> Terms:
-        raise TypeError("terms of one block only")
+        changed: Terms = self._change(super().terms(view, picked))
+        return changed
 
 
+def one_block_only(terms: Terms) -> Terms:
+    raise TypeError("terms of one block only")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        one_block_only,
+        lambda terms: {name: each[:, None] for name, each in terms.items()},
+        lambda terms: {name: each[:1] for name, each in terms.items()},
+        lambda terms: {name: np.repeat(each, 2) for name, each in terms.items()},
+        lambda terms: {"age": terms["age"], "wide": np.zeros((len(terms["age"]), 2))},
+        lambda terms: {"age": 1.0},
+        lambda terms: {"age": terms["age"].astype(str)},
+        lambda terms: None,
+    ],
+)  # fmt: skip
 def test_a_policy_that_cannot_explain_itself_still_advises(
-    caplog: pytest.LogCaptureFixture,
+    change: Callable[[Terms], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     planned = Planned()
-    planned.graph.policy = Untold()
+    planned.graph.policy = Untold(change)
     planned.planner.tick()
     assert len(planned.planner.latest["a"].order) == 10
     assert planned.planner.counters["failed"] == 0

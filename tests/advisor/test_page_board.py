@@ -511,9 +511,36 @@ def test_requests_of_an_engine_that_went_do_not_run(world: World, board: PageBoa
     slowest = board.requests(RequestsAsked(9, is_slowest=True)).requests
     assert [each.session for each in slowest] == ["s", "dead"]
     assert (slowest[1].finished, slowest[1].ended_at) == ("end_not_heard", None)
-    assert board.session("dead", None).mark is None, "it may have come back with news of its end"
-    world.now += 600.0
     assert board.session("dead", None).mark is not None, "nothing of it will change"
+
+
+def test_a_request_that_may_run_through_a_resync_is_awaited_for_ten_minutes(
+    world: World, board: PageBoard
+) -> None:
+    hello = EngineHello("host:a", "model", SIZE, 100, "vllm")
+    slow = world.start(1, 2)
+    world.start(1, 3, found=1, session="gone")
+    world.now += 700.0  # however long ago it began
+    world.tell(hello, BlocksResident(pack(1, 2)))
+    world.serve(1, 4, found=1)
+    known = board.session("s", None)
+    assert known.mark is None
+    slowest = board.requests(RequestsAsked(2, is_slowest=True)).requests
+    assert [each.request for each in slowest] == [slow, "r2"]
+    world.now += 500.0
+    world.end(slow, 1, 2)
+    assert [each.ended_at is None for each in board.session("s", None, after="").turns] == [
+        False
+    ] * 2
+    world.now += 200.0
+    world.tell(hello)  # another one starts no new term
+    assert board.session("gone", None).mark is not None
+    world.now += 1.0  # what many look at is worked out anew
+    slowest = board.requests(RequestsAsked(2, is_slowest=True)).requests
+    assert [each.request for each in slowest] == [slow, "r3"]
+    world.end("r2", 1, 3, session="gone")
+    (gone,) = board.requests(RequestsAsked(9, session="gone")).requests
+    assert (gone.finished, gone.is_awaited) == ("end_not_heard", False)
 
 
 def test_a_turn_that_ran_through_a_gap_is_told_again_when_its_end_is_heard_of(

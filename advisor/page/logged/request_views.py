@@ -9,7 +9,7 @@ from itertools import islice
 from ....dashboards.answers.misses import BlockCounts, Miss, RequestsAsked, RequestView
 from ....graph.logs.history import History
 from ....graph.logs.reasons import REASON_NAMES, Reason
-from ....graph.logs.request_log import LOST, RequestLog
+from ....graph.logs.request_log import RequestLog
 from ....graph.queries.views import block_name
 from ...reasons.miss_words import Gone, miss_sentence
 from ...reasons.term_words import scored
@@ -58,7 +58,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
     asked, pool, loaded, prefetched, spliced = (
         int(record[name]) for name in ("asked", "pool", "loaded", "prefetched", "spliced")
     )
-    ran = _known(float(record["ran"])) if record["ran"] != LOST else None
+    ran = float(record["ran"]) if record["ran"] >= 0 else None  # NaN: it runs
     waited = wait_of(history, number)
     return RequestView(
         id=number,
@@ -81,6 +81,7 @@ def request_view(history: History, number: int, unix: Unix) -> RequestView:
         ),
         again=int(record["again"]),
         finished=names.finished,
+        is_awaited=history.requests.is_awaited(number),
         ended_at=None if ran is None else unix(float(record["at"]) + ran),
         answer_tokens=None if ran is None else int(record["answer"]),
         expected_pause_s=_known(float(record["pause"])),

@@ -69,13 +69,13 @@ def timeline(
         residency=_residency(requests, gone, _copies(tables, row, view, unix), view, unix(now)),
         moments=_moments(requests, turns, gone),
         since=known if is_part else None,
-        mark=_mark(log.name, requests, unix(now)),
+        mark=_mark(log.name, requests),
     )
 
 
-def _mark(log: str, requests: list[RequestView], now: float) -> str | None:
+def _mark(log: str, requests: list[RequestView]) -> str | None:
     """The mark of the last turn before the first one that may still change."""
-    over = list(takewhile(lambda each: each.is_settled(now), requests))
+    over = list(takewhile(lambda each: not each.is_awaited, requests))
     return mark_of(log, over[-1].id) if over else None
 
 

@@ -24,12 +24,15 @@ class ObservedGroup:
         index: Which of the engine's groups it is.
         block_size, hash_block_size: Of its blocks, and of what a request's hashes cover each.
         groups_take: Blocks that all groups take at most where this one takes a block.
+        skips: Whether vLLM may leave blocks of it out of the prefix cache, as those outside of a
+            window.
     """
 
     index: int
     block_size: int
     hash_block_size: int
     groups_take: int = 1
+    skips: bool = False
 
     @property
     def scale(self) -> int:
@@ -56,12 +59,12 @@ def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
     that the others still hold, so events of several groups would contradict each other.
     """
     groups = kv_cache.kv_cache_groups
-    full = (i for i, group in enumerate(groups) if is_full_attention(group.kv_cache_spec))
-    index = next(full, 0)
+    full = [i for i, group in enumerate(groups) if is_full_attention(group.kv_cache_spec)]
+    index = full[0] if full else 0
     size = groups[index].kv_cache_spec.block_size if len(groups) > 1 else pool.hash_block_size
     others = (group.kv_cache_spec.block_size for i, group in enumerate(groups) if i != index)
     take = 1 + sum(-(-size // other) for other in others)
-    return ObservedGroup(index, size, pool.hash_block_size, take)
+    return ObservedGroup(index, size, pool.hash_block_size, take, skips=not full)
 
 
 def most_blocks_per_step(config: VllmConfig, group: ObservedGroup) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from ....graph.messages.events import AnyEvent, BlocksCleared, BlocksRemoved, BlocksStored
 from ...keys import key_of, pack_keys, pack_run, unpack
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from ..pool.index import BlockIndex
     from .group import ObservedGroup
 
-_A_MOMENT_S: Final = 1e-4  # chosen
 _Late = tuple[Sequence[CachedRun], PackedHashes, bool]
 
 
@@ -51,7 +49,7 @@ class LateChanges:
         self._error: Exception | None = None
 
     def note(self) -> None:
-        """Note the changes in the index, unless that was done or begun; never raises.
+        """Note the changes in the index, once; never raises.
 
         What is not noted in full is not found in the index, and its events are lost.
         """
@@ -63,21 +61,18 @@ class LateChanges:
             events += self._reporter.events(*changes, self._sessions)
         except Exception as error:
             self._error = error
-        self._events = events  # whoever waits for them waits no longer
+            self._reporter.failed()
+        self._events = events
 
     def events(self) -> list[AnyEvent]:
         """Take what is told of the changes; they are in the index from then on.
 
-        Only the client's thread asks, and waits if the engine's thread is about to note them.
-
         Raises:
             Exception: They could not be made in full.
         """
-        self._reporter.catch_up()  # in their order, also where older ones were never told
-        self.note()
-        while (events := self._events) is None:
-            time.sleep(_A_MOMENT_S)
-        self._events = []
+        while self._events is None and self._reporter.note_next():
+            pass  # in their order, also where older ones are never told
+        events, self._events = self._events or [], []
         if self._error is not None:
             raise self._error
         return events
@@ -103,9 +98,13 @@ class ChangeReporter:
         self._index = index
         self._gone = gone
 
-    def catch_up(self) -> None:
-        """Note in the index all that changed until now."""
-        self._index.catch_up()
+    def note_next(self) -> bool:
+        """Note in the index the oldest change that is not noted; returns whether there was one."""
+        return self._index.late.make_next()
+
+    def failed(self) -> None:
+        """Note that changes could not be noted in full."""
+        self._index.doubt()
 
     def events(
         self,
@@ -124,27 +123,30 @@ class ChangeReporter:
             yield BlocksCleared()
 
     def _stored(self, runs: Sequence[CachedRun], sessions: Iterable[str | None]) -> list[AnyEvent]:
-        scale, size = self._scale, self._block_size
-        events: list[AnyEvent] = []
-        keys: list[bytes] = []
-        ids: list[int] = []
-        for (hashes, blocks, first, end), session in zip(runs, sessions, strict=False):
+        told = self._told(runs, sessions)
+        keys = unpack(b"".join([event.hashes for event in told]))
+        ids = [block.block_id for _, blocks, first, end in runs for block in blocks[first:end]]
+        self._index.cached(keys, ids)
+        return list(told)
+
+    def _told(
+        self, runs: Sequence[CachedRun], sessions: Iterable[str | None]
+    ) -> list[BlocksStored]:
+        scale, size, events = self._scale, self._block_size, list[BlocksStored]()
+        for (hashes, _, first, end), session in zip(runs, sessions, strict=False):
             packed = pack_run(hashes, first, end, scale)
             parent = key_of(hashes[scale * first - 1]) if first else None
-            keys.append(packed)
-            ids += [block.block_id for block in blocks[first:end]]
             events.append(BlocksStored(packed, parent, size, session))
-        self._index.cached(unpack(b"".join(keys)), ids)
         return events
 
     def _removed(self, runs: Sequence[CachedRun], evicted: PackedHashes) -> Iterator[AnyEvent]:
+        """One event says all that left in the step, and others what came back in it."""
         of_ours = evicted if self._alone else evicted.of_group(self._suffix)
         keys = of_ours.keys.tolist()
         gone = self._index.forget(of_ours, keys)
         if gone:
             self._gone(gone)
-            yield BlocksRemoved(pack_keys(gone))
-        for run in returned(runs, keys, gone, self._scale):
-            hashes, _, first, end = run
-            yield BlocksRemoved(pack_run(hashes, first, end, self._scale))
-            yield from self._stored([run], repeat(None))
+        back = self._told(returned(runs, keys, gone, self._scale), repeat(None))
+        if gone or back:
+            yield BlocksRemoved(pack_keys(gone) + b"".join([event.hashes for event in back]))
+        yield from back

@@ -225,7 +225,7 @@ class EngineObserver:
             if request.lora_request is not None:
                 self._note_adapted(request, first, end)
         late = LateChanges(runs, changes, sessions, self._reporter)
-        self._index.is_behind(late.note)
+        self._index.late.add(late.note)
         self._emit(late)
         for listener in self._listeners:
             listener.changed(changes)

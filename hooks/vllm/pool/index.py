@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,14 +15,13 @@ from ....graph.types import Keys
 from ...keys import key_in_pool
 from ...link.held_ranking import NOBODY, Places
 from .found_blocks import FoundBlocks, Mask
+from .late_notes import LateNotes
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 _FOUND_AT_ONCE: Final = 1024  # keys, while the engine's thread waits; chosen
-_MOST_BEHIND: Final = 128  # steps, in memory with what they cached; the client's thread tells the
-# latest of 0.2 s. Chosen
 _MOST_PER_BLOCK: Final = 2  # entries: those of blocks that vLLM skipped are never evicted; chosen
 
 
@@ -39,6 +38,11 @@ class BlockIndex:
         hears_all: Whether every block of the observed group that enters the prefix cache is noted
             here. Otherwise duplicates are looked for at each eviction, in the pool as it is by
             then: one that came back meanwhile is not told to have been gone.
+        hears_only: Whether nothing else is noted here. Otherwise duplicates that were noted are
+            looked for in the pool, likewise.
+
+    Attributes:
+        late: What changed and is not noted here yet.
     """
 
     def __init__(
@@ -46,46 +50,44 @@ class BlockIndex:
         pool: BlockPool,
         clock: Callable[[], float] = time.monotonic,
         hears_all: bool = True,
+        hears_only: bool = True,
     ) -> None:
         self._pool = pool
-        self._hears_all = hears_all
+        self._hears_all, self._hears_only = hears_all, hears_only
         self._clock = clock
         self._ids: dict[int, int] = {}
-        self._twice: set[int] = set()  # keys that more than one block may hold
+        self._further: dict[int, int] = {}  # by key: how many blocks hold it beside the first
         self._freed_at = np.full(len(pool.blocks), -math.inf)  # seconds, by block id
         self._most = _MOST_PER_BLOCK * len(pool.blocks)
-        self._behind: deque[Callable[[], None]] = deque()
+        self.late = LateNotes()
 
     def __len__(self) -> int:
         self.catch_up()
         return len(self._ids)
 
-    def is_behind(self, note: Callable[[], None]) -> None:
-        """Note that something changed; ``note``, the same each time it is called, notes what."""
-        self._behind.append(note)
-        if len(self._behind) > _MOST_BEHIND and (oldest := self._next_note()):
-            oldest()
-
     def catch_up(self) -> None:
         """Note all that changed until now, but what another thread is noting."""
-        while self._behind and (note := self._next_note()):
-            note()
+        self.late.make_all()
 
-    def _next_note(self) -> Callable[[], None] | None:
-        try:
-            return self._behind.popleft()
-        except IndexError:  # also where another thread was faster
-            return None
+    def doubt(self) -> None:
+        """Count no more: what was noted is not all that changed."""
+        self._hears_all = False
 
     def cached(self, keys: Sequence[int], block_ids: Iterable[int]) -> None:
         """Note which blocks hold ``keys`` from now on."""
         ids, before = self._ids, len(self._ids)
         known = frozenset() if ids.keys().isdisjoint(keys) else ids.keys() & set(keys)
         ids.update(zip(keys, block_ids, strict=False))
-        if len(ids) - before < len(keys):  # or the same block holds one again, after its eviction
-            self._twice.update(known, (key for key, count in Counter(keys).items() if count > 1))
+        if len(ids) - before < len(keys):
+            self._count_further(keys, known)
         if len(ids) > self._most:
             self._forget_outdated()
+
+    def _count_further(self, keys: Sequence[int], known: Set[int]) -> None:
+        further = self._further
+        for key, count in Counter(keys).items():
+            if more := count - (key not in known):
+                further[key] = further.get(key, 0) + more
 
     def freed(self, block_ids: Iterable[int]) -> None:
         """Note that a request gives these blocks back now."""
@@ -98,7 +100,7 @@ class BlockIndex:
             keys: Of the chain's blocks, from its start.
             block_ids: As many, or more.
         """
-        self.is_behind(lambda: self.cached(keys, block_ids))
+        self.late.add(lambda: self.cached(keys, block_ids))
         self.freed(block_ids[: len(keys)])
 
     def find(self, key: int) -> KVCacheBlock | None:
@@ -171,30 +173,36 @@ class BlockIndex:
             hashes: As the prefix cache keeps them: with the group's id.
             keys: Those of ``hashes``.
         """
-        deque(map(self._ids.pop, keys, repeat(None)), maxlen=0)
-        twice = self._twice
-        if self._hears_all and (not twice or twice.isdisjoint(keys)):
+        further = self._further
+        if self._hears_all and (not further or further.keys().isdisjoint(keys)):
+            deque(map(self._ids.pop, keys, repeat(None)), maxlen=0)
             return keys
-        return self._without_survivors(hashes, keys)
+        both = zip(hashes, keys, strict=True)
+        return [key for block_hash, key in both if not self._stays(block_hash, key)]
 
     def clear(self) -> None:
         """Forget everything: the prefix cache was reset."""
         self._ids.clear()
-        self._twice.clear()
+        self._further.clear()
 
-    def _without_survivors(self, hashes: Sequence[bytes], keys: Sequence[int]) -> list[int]:
-        gone = []
-        for block_hash, key in zip(hashes, keys, strict=True):
-            # A key of one block is gone, even if the pool has it again by now: a later change tells
-            # of that.
-            may_survive = key in self._twice or not self._hears_all
-            survivor = self._holder(block_hash) if may_survive else None
-            if survivor is None:
-                gone.append(key)
-                self._twice.discard(key)
-            else:
-                self._ids[key] = survivor.block_id
-        return gone
+    def _stays(self, block_hash: bytes, key: int) -> bool:
+        """Take note that one block less holds a key; whether another one does.
+
+        That is counted, where all is heard: by now the pool may have lost the others too, or have
+        the key again, and later changes tell of that.
+        """
+        further = self._further.pop(key, 0)
+        if further > 1:
+            self._further[key] = further - 1
+        survivor = self._holder(block_hash) if further or not self._hears_all else None
+        if survivor is not None:
+            self._ids[key] = survivor.block_id
+            return True
+        if further and self._hears_all and self._hears_only:
+            return True
+        self._ids.pop(key, None)
+        self._further.pop(key, None)
+        return False
 
     def _holder(self, block_hash: Any) -> KVCacheBlock | None:
         """A block that holds a hash now.
@@ -213,4 +221,4 @@ class BlockIndex:
         blocks = self._pool.blocks
         held = ((key, at, blocks[at].block_hash) for key, at in list(self._ids.items()))
         self._ids = {key: at for key, at, has in held if has and key_in_pool(has) == key}
-        self._twice &= self._ids.keys()
+        self._further = {key: more for key, more in self._further.items() if key in self._ids}

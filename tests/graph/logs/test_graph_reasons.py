@@ -272,7 +272,7 @@ def test_a_request_that_reads_no_cache_says_so(world: World) -> None:
     world.serve(1, 2, 3)
     world.tell(RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s", reads_cache=False))
     assert world.last() == (Reason.NOT_CACHEABLE, Detail.READS_NONE, 0)
-    assert not world.history.open_cases.cases
+    assert not world.history.open_cases
 
 
 def test_what_was_evicted_here_names_the_engine_that_has_it_too(world: World) -> None:
@@ -586,7 +586,7 @@ def test_a_block_of_the_sessions_own_answer_may_go_in_the_very_step_that_wants_i
     assert world.history.totals[Reason.DIVERGED] == 0
     miss = request_view(world.history, 1, float).miss
     assert miss.evicted_at == world.now
-    assert "Block 3 of 4 left the pool in the step that looked for it. Why:" in miss.sentence
+    assert "Block 3 of 4 left the pool just then. Why:" in miss.sentence
 
 
 def test_a_block_that_goes_long_after_a_request_looked_had_not_left_then(world: World) -> None:
@@ -596,7 +596,7 @@ def test_a_block_that_goes_long_after_a_request_looked_had_not_left_then(world: 
     world.evict(2)
     assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 1)
     assert world.history.totals[Reason.UNKNOWN] == 1
-    assert not world.history.open_cases.cases
+    assert not world.history.open_cases
 
 
 def test_what_is_told_of_a_step_a_moment_later_did_not_happen_after_its_requests(
@@ -610,4 +610,66 @@ def test_what_is_told_of_a_step_a_moment_later_did_not_happen_after_its_requests
     assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
     miss = request_view(world.history, 1, float).miss
     assert miss.evicted_at == began
-    assert "left the pool in the step that looked for it" in miss.sentence
+    assert "left the pool just then" in miss.sentence
+
+
+def test_what_is_told_of_a_later_step_changes_no_reason(world: World) -> None:
+    """As of an engine with a draft model, which computes the last block that it found again."""
+    world.serve(1, 2, 3)
+    world.start(1, 2, 3, found=1)
+    world.start(7, 8, session="another")  # another message, and none about blocks
+    world.evict(2)
+    assert int(world.history.requests.record(1)["reason"]) == Reason.UNKNOWN
+    world.serve(4, 5, 6)
+    late = RequestStarted("late", pack(4, 5, 6), 53, 16, SIZE, "s")
+    stored, later = BlocksStored(pack(9), None, SIZE), RequestStarted("r", pack(10), 21, 0, SIZE)
+    world.tell(late, stored, later, BlocksRemoved(pack(5)))
+    assert world.history.totals[Reason.UNKNOWN] == 2
+    world.tell(RequestStarted("next", pack(4, 6), 37, 0, SIZE, "s"), BlocksRemoved(pack(9)))
+    world.evict(4)
+    assert world.last()[0] is Reason.UNKNOWN
+    assert world.history.totals[Reason.EVICTED] == 0
+    assert not world.history.open_cases
+
+
+def test_the_first_evictions_after_a_request_are_its_steps(world: World) -> None:
+    """A message tells of several steps: what a later one evicts, it had as the request looked."""
+    world.serve(1, 2, 3)
+    late = RequestStarted("late", pack(1, 2, 3), 53, 16, SIZE, "s")
+    world.tell(
+        late, BlocksRemoved(pack(3)), BlocksStored(pack(9), None, SIZE), BlocksRemoved(pack(2))
+    )
+    assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 1)
+    world.serve(4, 5, 6)
+    late = RequestStarted("later", pack(4, 5, 6), 53, 16, SIZE, "s")
+    back = BlocksRemoved(pack(6, 5)), BlocksStored(pack(5), 4, SIZE)
+    world.tell(late, BlocksStored(pack(9, 5), None, SIZE), *back, BlocksRemoved(pack(9)))
+    assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
+
+
+def test_what_a_reset_took_after_a_request_looked_was_there(world: World) -> None:
+    world.serve(1, 2, 3)
+    world.start(1, 2, 3, found=1)
+    world.tell(BlocksCleared(), BlocksStored(pack(9), None, SIZE))
+    world.evict(9)
+    assert int(world.history.requests.record(1)["reason"]) == Reason.UNKNOWN
+
+
+def test_a_requests_own_block_that_a_list_brought_first_was_never_there(world: World) -> None:
+    """The list of the pool comes before the start that was queued; then the block is preempted."""
+    world.tell(BlocksResident(pack(1, 2, 3)))
+    start = RequestStarted("r", pack(1, 2, 3), 53, 0, SIZE, "s")
+    world.tell(start, BlocksStored(pack(1, 2, 3), None, SIZE))
+    world.evict(3, 2, 1)
+    assert world.last() == (Reason.NEVER_SEEN, Detail.NONE, 0)
+
+
+def test_what_left_before_and_is_told_at_once_is_not_said_to_have_left_in_the_step(
+    world: World,
+) -> None:
+    world.serve(1, 2, 3)
+    late = RequestStarted("late", pack(1, 2, 3), 53, SIZE, SIZE, "s")
+    world.tell(BlocksRemoved(pack(2)), BlocksStored(pack(9), None, SIZE), late)
+    assert world.last() == (Reason.EVICTED, Rule.LRU, 1)
+    sentence = request_view(world.history, 1, float).miss.sentence
+    assert "Block 2 of 3 left the pool just then. Why:" in sentence

@@ -13,6 +13,7 @@ from kvgraph.graph.logs.request_log import LIMIT, UNHEARD
 from kvgraph.graph.logs.running_requests import Running, RunningRequests
 from kvgraph.graph.logs.small_times import Origin
 from kvgraph.graph.messages.events import BlocksResident, EngineHello, RequestStarted
+from kvgraph.graph.types import as_keys
 from small_world import SIZE, World, pack
 
 
@@ -66,7 +67,7 @@ def test_the_oldest_request_is_awaited_no_longer_beyond_the_bound(
     world.start(4, 5, 6)
     assert coming(world) == 3
     assert world.history.running.of(0) == ["r3"]
-    assert not world.history.open_cases.cases
+    assert not world.history.open_cases
     assert world.history.totals[Reason.UNKNOWN] == 1
 
 
@@ -82,11 +83,26 @@ def test_the_oldest_request_is_surplus_beyond_the_number_that_is_awaited() -> No
 def test_another_block_in_a_row_does_not_settle_the_case_of_the_one_before(world: World) -> None:
     world.serve(1, 2, 3)
     world.start(1, 2, 3)
-    (case,) = world.history.open_cases.cases.values()
-    world.graph.tables.blocks.keys[case.row] ^= np.uint64(1)
-    world.graph.tables.blocks.tiers[0, case.row] = 0
-    world.evict(2)  # whereupon open cases are looked at again
-    assert world.history.open_cases.cases
+    tables = world.graph.tables
+    (row,) = tables.blocks.find(as_keys([1]), tables.salt(0))
+    world.history.evicted(0, np.array([row], dtype=np.int32), world.now)
+    tables.blocks.keys[row] ^= np.uint64(1)
+    world.history.open_cases.step_told(0, world.now)
+    assert world.last() == (Reason.UNKNOWN, Detail.IN_POOL, 0)
+
+
+def test_the_cases_of_one_engine_are_not_looked_at_for_another(world: World) -> None:
+    for engine in "ab":
+        world.serve(1, 2, 3, engine=engine)
+    late = RequestStarted("late", pack(1, 2, 3), 53, SIZE, SIZE, "s")
+    world.tell(late, engine="b")
+    world.serve(4, 5)
+    world.evict(5, 2)
+    assert world.history.open_cases.awaits(1)
+    assert not world.history.open_cases.awaits(0)
+    world.evict(2, engine="b")
+    assert int(world.history.requests.record(2)["reason"]) == Reason.UNKNOWN, "too late by then"
+    assert not world.history.open_cases
 
 
 def walk(blocks: int, at: float = 0.0) -> Heard:
@@ -175,6 +191,50 @@ def test_a_request_that_ran_through_a_gap_ends_when_that_is_heard_of(world: Worl
     record = world.history.requests.record(0)
     assert world.history.requests.names(0).finished == "stop"
     assert float(record["ran"]) == 2.0
+
+
+def test_requests_whose_ends_were_lost_are_walked_no_more_and_forgotten_after_ten_minutes(
+    world: World,
+) -> None:
+    running = world.history.running
+    for number in range(5):
+        world.start(number, number + 10)
+    world.start(1, 11, engine="b")
+    world.tell(hello("a"))
+    assert coming(world) == 0
+    assert list(running.computed(0)) == []
+    assert len(list(running.computed(1))) == 1
+    world.now += 300.0
+    world.tell(hello("a"))  # more news was lost: they are awaited no longer for that
+    late = world.start(20)
+    assert running.of(0) == ["r1", "r2", "r3", "r4", "r5", late]
+    world.now += 300.0
+    world.tell(hello("a"))
+    assert running.of(0) == [late]
+    assert running.of(1) == ["r6"]
+    world.now += 601.0
+    world.tell(BlocksResident(b""))
+    world.tell(BlocksResident(b""), engine="b")
+    assert running.of(0) == []
+    assert running.of(1) == ["r6"], "its engine lost nothing"
+    world.graph.forget_engine("b")
+    assert running.nbytes == 0
+
+
+def test_the_oldest_of_all_engines_is_surplus_doubted_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running_requests, "MOST_BLOCKS", 3)
+    running, rows = RunningRequests(), np.zeros(1, dtype=np.int32)
+    for number, (engine, name) in enumerate([(1, "a"), (0, "b"), (1, "c"), (0, "d")]):
+        running.add(name, Running(number, engine, rows, "s"))
+        if name == "b":
+            running.doubt(0, 1.0)
+    for expected in ((1, "a"), (0, "b")):
+        assert running.surplus() == expected
+        running.pop(*expected)
+        running.add(f"{expected[1]} again", Running(number := number + 1, 0, rows, "s"))
+    assert running.surplus() == (1, "c")
 
 
 def test_the_next_engine_in_a_column_has_none_of_the_last_ones_evictions(world: World) -> None:

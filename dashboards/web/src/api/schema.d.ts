@@ -784,8 +784,8 @@ export interface components {
         };
         /**
          * Miss
-         * @description The first block that a prompt did not find, and why; decided when it happened, or within
-         *     5 s.
+         * @description The first block that a prompt did not find, and why; decided when it happened, or when it
+         *     was heard what its step evicted, within 2 s.
          *
          *     Attributes:
          *         index: Which block of the prompt it is, from 0.
@@ -1174,6 +1174,8 @@ export interface components {
          *         again: Of the blocks that it computed: how many had been in this pool before.
          *         finished: Why it ended; ``end_not_heard`` where its end was not heard of, or not yet; None:
          *             it runs.
+         *         is_awaited: Whether its end may still be heard of: it runs, or its engine lost news less
+         *             than ten minutes ago. Of others nothing changes any more.
          *         ended_at: When; None while it runs, or where that was not heard of.
          *         answer_tokens: Tokens of its answer; None while it runs.
          *         expected_pause_s: How long its session said that it would pause then.
@@ -1213,6 +1215,11 @@ export interface components {
             again: number;
             /** Finished */
             finished: string | null;
+            /**
+             * Is Awaited
+             * @default false
+             */
+            is_awaited: boolean;
             /** Ended At */
             ended_at: number | null;
             /** Answer Tokens */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,65 @@ def test_a_key_is_gone_only_with_the_last_block_that_holds_it(hears_all: bool) -
         pool.evict_blocks({block.block_id for block in blocks})
         assert list(index.forget(hashes, keys)) == gone
         assert [index.find(key) for key in keys] == ([None] * 4 if gone else first)
+
+
+def test_holders_are_counted_whatever_the_pool_has_by_now() -> None:
+    """Steps are noted late: both holders of the keys went, and a third block has them again."""
+    pool, make = new_pool(32), request_maker()
+    index = BlockIndex(pool)
+    keys, first = computed(pool, make, list(range(4 * BLOCK_SIZE)))
+    _, second = computed(pool, make, list(range(4 * BLOCK_SIZE)))
+    hashes = [block.block_hash for block in first]
+    pool.free_blocks([*first, *second])
+    pool.evict_blocks({block.block_id for block in (*first, *second)})
+    _, third = computed(pool, make, list(range(4 * BLOCK_SIZE)))
+    pool.free_blocks(third)
+    for blocks in (first, second):
+        index.cached(keys, [block.block_id for block in blocks])
+    assert list(index.forget(hashes, keys)) == []
+    assert list(index.forget(hashes, keys)) == keys
+    index.cached(keys, [block.block_id for block in third])
+    assert [index.find(key) for key in keys] == third
+    pool.evict_blocks({block.block_id for block in third})
+    assert list(index.forget(hashes, keys)) == keys
+
+
+def test_what_may_be_counted_wrong_is_looked_for_in_the_pool() -> None:
+    pool, make = new_pool(32), request_maker()
+    index = BlockIndex(pool)
+    keys, first = computed(pool, make, list(range(4 * BLOCK_SIZE)))
+    hashes = [block.block_hash for block in first]
+    for _ in range(2):
+        index.cached(keys, [block.block_id for block in first])
+    index.doubt()  # as where a step could not be noted in full
+    assert list(index.forget(hashes[:2], keys[:2])) == []
+    pool.free_blocks(first)
+    pool.evict_blocks({block.block_id for block in first})
+    assert list(index.forget(hashes, keys)) == keys
+
+
+def test_changes_are_noted_one_at_a_time_and_in_order() -> None:
+    """By whichever thread: a second one waits until the first has noted its change."""
+    index = BlockIndex(new_pool(32))
+    noted: list[int] = []
+    begun, go_on = Event(), Event()
+
+    def first() -> None:
+        begun.set()
+        assert go_on.wait(10)
+        noted.append(1)
+
+    index.late.add(first)
+    index.late.add(lambda: noted.append(2))
+    others = [Thread(target=index.catch_up) for _ in range(2)]
+    others[0].start()
+    assert begun.wait(10)
+    others[1].start()
+    assert noted == []
+    go_on.set()
+    for each in others:
+        each.join(10)
+    assert noted == [1, 2]
 
 
 def test_many_keys_are_found_as_one_is() -> None:

@@ -1,0 +1,44 @@
+"""``LateNotes``: what steps changed, until it is noted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Lock
+from typing import Final
+
+_MOST_BEHIND: Final = 128  # steps, in memory with what they cached; the client's thread tells the
+# latest of 0.2 s. Chosen
+
+
+class LateNotes:
+    """Calls that note changes, made later, on whichever thread comes first.
+
+    One at a time and in their order, as counting needs it: a thread waits while another notes a
+    step's changes, and no longer.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._noting = Lock()
+
+    def add(self, note: Callable[[], None]) -> None:
+        """Add a call, which must ask for nothing that is noted late; where many wait, the oldest is
+        made."""
+        self._waiting.append(note)
+        if len(self._waiting) > _MOST_BEHIND:
+            self.make_next()
+
+    def make_all(self) -> None:
+        """Make all calls that wait, but the one that another thread is making."""
+        while self._waiting:
+            self.make_next()
+
+    def make_next(self) -> bool:
+        """Make the oldest call that waits; returns whether there was one, after that which another
+        thread was making."""
+        with self._noting:
+            if not self._waiting:
+                return False
+            self._waiting.popleft()()
+            return True
