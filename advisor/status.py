@@ -104,6 +104,7 @@ class StatusBoard:
             counters=self._counters(stats),
             snapshot=self._parts.snapshots.status(),
             config={"error": self._parts.watch.last_error},
+            lost={name: round(ago, 1) for name, ago in self._parts.subscriber.lost.ago().items()},
         )
 
     def explain_block(self, key: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..graph.errors import KvGraphError
@@ -80,7 +80,8 @@ class SidecarStatus:
     """Everything about a sidecar at one moment, for people and for metrics.
 
     ``counters`` is counted since the start: group → what → how often. The names are the sidecar's
-    own words, never input.
+    own words, never input. ``lost`` has seconds since the last engines went that did not come back,
+    by name.
     """
 
     version: str
@@ -93,6 +94,7 @@ class SidecarStatus:
     counters: Mapping[str, Mapping[str, int]]
     snapshot: Mapping[str, Any]
     config: Mapping[str, Any]
+    lost: Mapping[str, float] = field(default_factory=dict)
 
 
 class StatusSource(Protocol):

@@ -43,7 +43,8 @@ def notices(tables: Tables, status: SidecarStatus | None, now: float) -> list[No
 def _all(tables: Tables, status: SidecarStatus | None, now: float) -> Iterator[Notice]:
     if status is None:
         return
-    if not status.engines:
+    yield from _of_the_lost(status)
+    if not status.engines and not status.lost:
         yield Notice(
             level="info",
             text="No engine is connected. Start one with AITHER_KVCACHE_GRAPH=1; its log then "
@@ -58,21 +59,43 @@ def _all(tables: Tables, status: SidecarStatus | None, now: float) -> Iterator[N
         )
     if error := status.snapshot.get("error"):
         yield Notice(level="warning", text=f"The snapshot is not written: {error}")
-    yield from _of_loss(tables, now)
+    yield from _of_loss(tables, status, now)
     for engine in status.engines:
         yield from _of_engine(tables, engine, now)
 
 
-def _of_loss(tables: Tables, now: float) -> Iterator[Notice]:
+def _of_the_lost(status: SidecarStatus) -> Iterator[Notice]:
+    for name, ago_s in status.lost.items():
+        if ago_s <= WINDOW_S:
+            yield Notice(
+                level="warning",
+                text=f"{name} went {seconds(ago_s)} ago, or fell silent: what it held is "
+                "forgotten, and it gets no advice. If it should still serve, its own log says why.",
+            )
+
+
+def _computes_most_again(tables: Tables, status: SidecarStatus, now: float) -> EngineStatus | None:
+    """The engine that computed most again lately, if it is not the only one."""
+    again = {
+        each.id: tables.history.requests.again(each.id, now - WINDOW_S) for each in status.engines
+    }
+    most = max(status.engines, key=lambda each: again[each.id], default=None)
+    return most if most is not None and len(again) > 1 and again[most.id] else None
+
+
+def _of_loss(tables: Tables, status: SidecarStatus, now: float) -> Iterator[Notice]:
     sums = tables.history.minutes.last(WINDOW_S, now)
     evicted, wanted = sums["evicted"], sums["wanted"]
     if evicted >= _ENOUGH and wanted >= _THRASHING * evicted:
+        most = _computes_most_again(tables, status, now)
         yield Notice(
             level="warning",
             text=f"Of {evicted:,} blocks that left in the last ten minutes, {wanted / evicted:.0%} "
-            "were wanted again: the sessions that come need more than the pools hold. What if "
-            "shows what more memory would find; AITHER_KVCACHE_WARM_GIB keeps copies of what "
-            "leaves, and `kvgraph route` spreads sessions over more engines.",
+            f"were wanted again{'' if most is None else f', most on {most.name}'}: the sessions "
+            "that come need more than the pools hold. What if shows what more memory would find; "
+            "AITHER_KVCACHE_WARM_GIB keeps copies of what leaves, and `kvgraph route` spreads "
+            "sessions over more engines.",
+            engine=None if most is None else most.id,
             view="whatif",
         )
 

@@ -142,7 +142,11 @@ def _span(window_s: float) -> str:
 def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolView]:
     blocks, sessions = tables.blocks, tables.sessions
     names = {engine.id: engine.name for engine in engines}
-    protected = {each.id: each.graph.protected for each in engines if each.graph is not None}
+    protected = {
+        each.id: each.graph.protected - each.graph.over_share
+        for each in engines
+        if each.graph is not None
+    }
     states = np.append(sessions.state[: sessions.size], np.uint8(len(STATE_NAMES)))
     for engine, column in tables.engines.items():
         rows = np.flatnonzero(blocks.resident(column))

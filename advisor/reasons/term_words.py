@@ -43,7 +43,8 @@ _RULES: Final[Mapping[str, str]] = {
     "pinned": "it is leased: it goes after those that are not",
     "protected_layer": "its layer is protected: it goes when nothing else is left",
     BEYOND_SHARE: "its layer is protected, but more of it is in the pool than [score] "
-    "protected_share and tenant_share keep: it goes like others",
+    "protected_share and tenant_share keep or, where nobody said which layer it is of, "
+    "inferred_share: it goes like others",
 }
 _WEIGHTS: Final[Mapping[str, str]] = {
     "age": "per second since a block's last use; the policy classic's alone",

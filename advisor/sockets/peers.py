@@ -1,4 +1,5 @@
-"""The processes that talk to the sidecar: a ``Peer`` said hello, ``Strangers`` did not yet."""
+"""The processes that talk to the sidecar: a ``Peer`` said hello, ``Strangers`` did not
+yet, ``LostEngines`` went."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ _LONGEST_PAUSE_S: Final = 30.0
 _REST: Final = 10.0  # seconds between two listings per second that the last one took; chosen
 _STEADY_S: Final = 10.0  # in step for so long, an engine lost what it lost by chance; chosen
 _STRANGERS: Final = 256  # identities whose last answer is remembered; chosen
+_LOST: Final = 16  # engines that went are remembered, the last ones; chosen
 
 
 @dataclass(slots=True)
@@ -91,3 +93,28 @@ class Strangers:
     def forget(self, identity: bytes) -> None:
         """Forget one that said hello."""
         self._answered.pop(identity, None)
+
+
+class LostEngines:
+    """Engines that went, or fell silent, and did not come back, by the names that they give
+    themselves."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._went: dict[str, float] = {}  # the last to go is the last
+
+    def went(self, name: str) -> None:
+        """Note that an engine went."""
+        self._went.pop(name, None)
+        self._went[name] = self._clock()
+        if len(self._went) > _LOST:
+            del self._went[next(iter(self._went))]
+
+    def came(self, name: str) -> None:
+        """Note that an engine is there."""
+        self._went.pop(name, None)
+
+    def ago(self) -> dict[str, float]:
+        """Seconds since each went, by name; on any thread."""
+        now = self._clock()
+        return {name: now - at for name, at in self._went.copy().items()}

@@ -14,7 +14,7 @@ from ...graph.messages.wire import EventMessage
 from ...graph.types import MAX_ENGINES
 from ..process.notices import Notices
 from .batch_reader import BatchReader
-from .peers import Peer, Strangers
+from .peers import LostEngines, Peer, Strangers
 from .sequence import Arrival, SequenceTracker
 
 logger = logging.getLogger(__name__)
@@ -63,17 +63,15 @@ class EventSubscriber:
         capacity: int = MAX_ENGINES,
     ) -> None:
         self._socket = socket
-        self._request_resync = request_resync
-        self._refuse = refuse
+        self._request_resync, self._refuse = request_resync, refuse
         self._clock = clock
         self._timeout_s = engine_timeout_s
         self._capacity = capacity
-        self._strangers = Strangers(clock)
-        self._notices = Notices(logger, clock)
+        self._strangers, self._notices = Strangers(clock), Notices(logger, clock)
         self._peers: dict[bytes, Peer] = {}
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
-        self.is_patient = False
+        self.is_patient, self.lost = False, LostEngines(clock)
         self._reader = BatchReader(self.counters, self._notices)
 
     @property
@@ -124,6 +122,7 @@ class EventSubscriber:
         for peer in gone:
             del self._peers[peer.identity]
             logger.warning("engine %r is %s: its residency is forgotten", peer.hello.engine, why)
+            self.lost.went(peer.hello.engine)
         self.counters["engines_lost"] += len(gone)
         return [peer.engine for peer in gone]
 
@@ -168,6 +167,7 @@ class EventSubscriber:
         peer = Peer(identity, hello, now, SequenceTracker(message.seq + 1), last_resync=now)
         self._peers[identity] = peer
         self._strangers.forget(identity)
+        self.lost.came(hello.engine)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
         return self._noted(peer, message._replace(events=events[start:]))
 

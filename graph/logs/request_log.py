@@ -169,6 +169,11 @@ class RequestLog:
         found: npt.NDArray[np.float32] = self._ring["held"][held]
         return found
 
+    def again(self, engine: str, since: float) -> int:
+        """Blocks that requests of an engine computed again which began since then."""
+        begun = (self._ring["at"] >= since) & (self._ring["engine"] == crc32(engine.encode()))
+        return int(self._ring["again"][begun].sum())
+
     def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
         """float32 ``[n]``: how long requests of an engine that began since then had waited in its
         queue, in seconds; the time for which they were held is left out."""

@@ -277,6 +277,8 @@ def _copies(tables: Tables, row: int, now: float) -> str:
     against = [reason.replace("_", " ") for reason, applies in found.items() if applies[0]]
     if against:
         return f"none: not worth one ({', '.join(against)})"
+    if not any(words.tiers for words in tables.words.values()):
+        return "none: no engine here keeps copies"
     return "none yet" if held else "none: worth one, and lost before it was made"
 
 

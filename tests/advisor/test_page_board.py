@@ -17,7 +17,7 @@ from kvgraph.advisor.reasons.term_words import meanings, scored
 from kvgraph.dashboards.answers.evictions import Evictions, EvictionsAsked
 from kvgraph.dashboards.answers.log_marks import mark_of
 from kvgraph.dashboards.answers.misses import RequestsAsked
-from kvgraph.dashboards.source import SidecarStatus
+from kvgraph.dashboards.source import EngineStatus, SidecarStatus
 from kvgraph.graph.errors import GraphError
 from kvgraph.graph.logs.reasons import REASON_NAMES, Cause, Detail, Reason, Rule
 from kvgraph.graph.logs.request_facts import Miss, PromptBlocks, RequestNames
@@ -375,6 +375,25 @@ def test_pools_that_lose_what_is_wanted_again_are_noticed(world: World, board: P
     assert not any("were wanted again" in text for text in noticed())
     world.serve(*keys)
     assert any("Of 300 blocks that left in the last ten minutes, 100%" in t for t in noticed())
+
+
+def test_of_several_engines_the_one_that_computes_most_again_is_named(world: World) -> None:
+    for engine in "ab":
+        world.serve(*range(1, 301), engine=engine, session=engine)
+    for _ in range(2):
+        world.evict(*range(1, 301), engine="b")
+        world.serve(*range(1, 301), engine="b", session="b")
+    engines = tuple(
+        EngineStatus(id, f"gpu-{id}", "m", "v", "hook", "ok", 0.0, 0, 0, 1, 0.1, 0, 0, None, None)
+        for id in "ab"
+    )
+    status = SidecarStatus(
+        "0", 1, 1.0, "ipc:///x", "http://127.0.0.1:1", engines, world.graph.stats(), {}, {}, {}
+    )
+    found = notices(world.graph.tables, status, world.now)
+    (said,) = [each for each in found if "were wanted again" in each.text]
+    assert said.engine == "b"
+    assert "most on gpu-b: " in said.text
 
 
 def test_a_protected_block_beyond_the_share_is_ranked_as_one(world: World) -> None:

@@ -33,6 +33,7 @@ class Status:
         self.engines = engines
         self.config: dict[str, Any] = {}
         self.snapshot: dict[str, Any] = {}
+        self.lost: dict[str, float] = {}
         self.version, self.uptime_s, self.endpoint = "1", 1.0, ""
         self.counters: dict[str, dict[str, int]] = {}
 
@@ -220,3 +221,14 @@ def test_no_number_of_blocks_has_a_sign() -> None:
         "1 block behind LRU", "12 blocks behind LRU",
     ]  # fmt: skip
     assert [ranker(name) for name in ("lru", "classic")] == ["LRU", "classic"]
+
+
+def test_an_engine_that_went_is_named_for_ten_minutes(graph: KVCacheGraph) -> None:
+    status = Status()
+    status.lost = {"gpu-c": 40.0, "gpu-d": 3600.0}
+    (said,) = notices(graph.tables, cast(SidecarStatus, status), 0.0)
+    assert said.level == "warning"
+    assert said.text.startswith("gpu-c went 40 s ago, or fell silent")
+    status.lost = {}
+    (said,) = notices(graph.tables, cast(SidecarStatus, status), 0.0)
+    assert said.text.startswith("No engine is connected.")

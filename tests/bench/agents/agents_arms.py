@@ -12,7 +12,7 @@ from typing import Final
 from ...hooks.vllm.ends.end_marks import EndMarks
 from ...hooks.vllm.settings import ENDS_VARIABLE
 from ..recorded.agents_forcing import OPTIONS
-from ..recorded.agents_requests import AgentRequest
+from ..recorded.agents_requests import SHRINK, AgentRequest
 from ..recorded.agents_text import endings
 from ..serving.model import vocabulary_size
 from ..serving.progress import DemoProgress
@@ -54,10 +54,15 @@ DEFAULT: Final = AgentArm("default", graph=True)
 MARKED: Final = AgentArm("marked", graph=True, marked=True)
 """Nothing is said, and the ends of answers are read."""
 HINTS: Final = AgentArm("hints", graph=True, telling=Telling(hinted=True))
+_STEPS: Final = ("--max-num-batched-tokens", str(8192 // SHRINK))
+"""A large GPU's 8,192 tokens per step (vLLM's default for a server there), made smaller as all else
+is. Copies are begun some steps ahead: unshrunk steps take a third of such a pool, and the whole
+host memory would hold copies of what is in the pool still."""
 HOST_LRU: Final = AgentArm(
     "host_lru",
     graph=True,
     hosted=True,
+    options=_STEPS,
     settings=(
         ("KVGRAPH_POLICY__NAME", "lru"),
         ("AITHER_KVCACHE_SPILL", "all"),
@@ -65,7 +70,9 @@ HOST_LRU: Final = AgentArm(
     ),
 )
 """A host tier without any knowledge: copies of all that goes, the oldest dropped first."""
-TIERS: Final = AgentArm("tiers", graph=True, telling=Telling(hinted=True), hosted=True)
+TIERS: Final = AgentArm(
+    "tiers", graph=True, telling=Telling(hinted=True), hosted=True, options=_STEPS
+)
 BUSY: Final = AgentArm("busy", graph=True, telling=Telling(hinted=True, layered=True))
 """Stated system prompts while other processes keep every core busy; see ``agents_busy``."""
 ARMS: Final = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, TIERS, BUSY)

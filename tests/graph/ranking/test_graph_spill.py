@@ -166,6 +166,12 @@ def test_a_block_that_was_lost_tells_why_it_has_no_copy(cache: Cache) -> None:
     assert cache.graph.explain(1)["copies"] == expected
 
 
+def test_where_no_engine_has_tiers_no_copy_is_called_lost() -> None:
+    graph = KVCacheGraph()
+    graph.apply("e", [BlocksStored(pack(1), None, 16), BlocksRemoved(pack(1))])
+    assert graph.explain(1)["copies"] == "none: no engine here keeps copies"
+
+
 def test_a_session_tells_what_it_holds_in_which_tier(cache: Cache) -> None:
     cache.turn("agent", 1, 2, 3)
     cache.apply(BlocksSpilled(pack(2, 3), WARM, 4096), BlocksSpilled(pack(3), COLD, 4096))

@@ -68,7 +68,8 @@ function factsOf(engine: EngineView, { graph, silent_s }: EngineStatus) {
     "connected by": engine.kind === "hook" ? "the hook: takes advice" : "KV events: watched only",
     "last heard of": `${duration(silent_s)} ago`,
     "in its pool":
-      graph && `${counted(graph.resident, "block")}, ${whole(graph.protected)} protected`,
+      graph &&
+      `${counted(graph.resident, "block")}, ${whole(graph.protected - graph.over_share)} protected`,
     pool: pressure && `${whole(pressure.total_blocks)} blocks`,
     requests: pressure && `${pressure.running} running, ${pressure.waiting} waiting`,
     "advice applied": graph?.applied && `${counted(graph.applied.moved, "block")} moved`,

@@ -7,6 +7,7 @@ export interface EngineStatus {
   readonly graph?: {
     readonly resident: number;
     readonly protected: number;
+    readonly over_share: number;
     readonly pressure?: {
       readonly total_blocks: number;
       readonly running: number;

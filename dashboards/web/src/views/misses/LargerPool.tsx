@@ -17,7 +17,7 @@ export function LargerPool({ engine }: { engine: string }) {
       <b>Measured on this traffic:</b> a pool twice as large finds {percent(twice.hit_rate, 1, 1)}{" "}
       of what prompts ask for, where this one finds {percent(twice.ours, 1, 1)}.{" "}
       <span className="ways">
-        <a href={linkTo("whatif")}>What if</a>
+        <a href={linkTo("whatif", { engine })}>What if</a>
       </span>
     </p>
   );

@@ -6,10 +6,11 @@ interface Props {
   readonly of: readonly Remedy[];
   /** Seconds of the whole request; null while it runs. */
   readonly all: number | null;
+  readonly engine: string;
 }
 
 /** What would have made a request faster, what saves most first. */
-export function Remedies({ of, all }: Props) {
+export function Remedies({ of, all, engine }: Props) {
   if (of.length === 0) return null;
   return (
     <div className="remedies">
@@ -19,7 +20,7 @@ export function Remedies({ of, all }: Props) {
       <ul>
         {of.map((each) => (
           <li key={each.of} className="sentence remedy wrap">
-            <Worth remedy={each} all={all} /> <Said text={each.text} />
+            <Worth remedy={each} all={all} /> <Said text={each.text} engine={engine} />
           </li>
         ))}
       </ul>
@@ -43,19 +44,19 @@ const WHERE = { wait: "of its wait", prompt: "of its prompt", answer: "of its an
 const WHAT_IF = "What if";
 
 /** A sentence of the sidecar's: what stands between backticks as code, What if as a link. */
-function Said({ text }: { text: string }) {
+function Said({ text, engine }: { text: string; engine: string }) {
   return text
     .split("`")
-    .map((part, at) => (at % 2 ? <code key={at}>{part}</code> : linked(part, at)));
+    .map((part, at) => (at % 2 ? <code key={at}>{part}</code> : linked(part, at, engine)));
 }
 
-function linked(text: string, at: number) {
+function linked(text: string, at: number, engine: string) {
   const [before, after] = text.split(WHAT_IF, 2);
   if (after === undefined) return text;
   return (
     <span key={at}>
       {before}
-      <a href={linkTo("whatif")}>{WHAT_IF}</a>
+      <a href={linkTo("whatif", { engine })}>{WHAT_IF}</a>
       {after}
     </span>
   );

@@ -103,7 +103,11 @@ function Opened({ request }: { request: RequestView }) {
       ) : (
         <p className="sentence">It found everything that can be found.</p>
       )}
-      <Remedies of={request.remedies} all={timingOf(request)?.all ?? null} />
+      <Remedies
+        of={request.remedies}
+        all={timingOf(request)?.all ?? null}
+        engine={request.engine}
+      />
       {request.again > 0 && <LargerPool engine={request.engine} />}
       <Facts
         of={{

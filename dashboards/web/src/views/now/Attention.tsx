@@ -35,7 +35,10 @@ function One({ notice }: { notice: Notice }) {
     <li>
       <Icon size={18} color={`var(--${color})`} aria-label={notice.level} />
       <span className="wrap">
-        {notice.text} {notice.view != null && <a href={linkTo(notice.view)}>See {notice.view}</a>}
+        {notice.text}{" "}
+        {notice.view != null && (
+          <a href={linkTo(notice.view, { engine: notice.engine })}>See {notice.view}</a>
+        )}
       </span>
     </li>
   );
