@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 _MOST_UNDER_WAY: Final = 256  # blocks, or four times what the largest step took; chosen
 _STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time; chosen
 _LEAST_AHEAD: Final = 8  # blocks that are looked at ahead of need at least; chosen
-_AHEAD: Final = 0.5  # of the memory's copies at most are of blocks in the pool; chosen
 _AGAIN_AFTER: Final = 4096  # evictions, after which all that is about to go is looked at; chosen
 _MEMORY_S: Final = 5.0  # seconds in which the largest step seen fades to 1/e; chosen
 _REST_S: Final = (
@@ -95,12 +94,12 @@ class Spiller:
             step: What else the step took.
         """
         self._note_what_changed(ranking, step)
-        now, capacity = self._ledger.clock(), self._ledger.directory.warm_capacity
+        now = self._ledger.clock()
         fade = math.exp((self._seen_at - now) / _MEMORY_S)
         self._largest_step, self._seen_at = max(float(taken), fade * self._largest_step), now
         ahead = _LEAST_AHEAD + int(_STEPS_AHEAD * self._largest_step)
-        # A copy of what the pool still has finds nothing more: others are to keep their room.
-        ahead = min(ahead + wanted, math.ceil(_AHEAD * capacity))
+        # Beyond the memory's capacity, copies would replace each other without end.
+        ahead = min(ahead + wanted, self._ledger.directory.warm_capacity)
         # An idle step asks no advice which copies make room: if it contradicted itself, copies
         # would replace each other for ever, and the engine would never rest.
         self._look(ahead, taken, now, ranking if step.tokens else None)
