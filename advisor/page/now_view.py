@@ -48,7 +48,9 @@ def now_view(
     """
     engines = status.engines if status is not None else ()
     rate = prefill_rate(tables)
-    windows = [_window(tables.history, lru, rate, window_s, now) for window_s in WINDOWS_S]
+    starts, _ = tables.history.tokens.series(now)
+    known_s = now - starts[0] if starts else 0.0
+    windows = [_window(tables.history, lru, rate, each, known_s, now) for each in WINDOWS_S]
     return Now(
         at=unix(now),
         verdict=next((each.verdict for each in windows[::-1] if each.asked), _NOTHING),
@@ -71,7 +73,12 @@ def prefill_rate(tables: Tables) -> float | None:
 
 
 def _window(
-    history: History, lru: Mapping[float, int], rate: float | None, window_s: float, now: float
+    history: History,
+    lru: Mapping[float, int],
+    rate: float | None,
+    window_s: float,
+    known_s: float,
+    now: float,
 ) -> TokenWindow:
     sums = history.tokens.last(window_s, now)
     cached = sums["pool"] + sums["loaded"] + sums["prefetched"]
@@ -79,7 +86,7 @@ def _window(
     return TokenWindow(
         seconds=window_s,
         verdict=(
-            _verdict(_stretch(history, window_s, now), sums["asked"], cached, beside)
+            _verdict(_stretch(window_s, known_s), sums["asked"], cached, beside)
             if sums["asked"]
             else f"No request was seen in the last {_span(window_s)}."
         ),
@@ -109,10 +116,8 @@ def _history(history: History, lru: Mapping[float, int], now: float, unix: Unix)
     )
 
 
-def _stretch(history: History, window_s: float, now: float) -> str:
+def _stretch(window_s: float, known_s: float) -> str:
     """A window, after "tokens": the time since the first request where that is much less."""
-    starts, _ = history.tokens.series(now)
-    known_s = now - starts[0] if starts else 0.0
     if window_s > WINDOWS_S[0] and 0 < known_s < _WHOLE * window_s:
         return f"since the first request, {seconds(known_s)} ago,"
     return f"of the last {_span(window_s)}"
@@ -134,9 +139,7 @@ def _verdict(stretch: str, asked: int, cached: int, lru: int | None) -> str:
 def _span(window_s: float) -> str:
     if window_s > 3600:
         return f"{window_s / 3600:.0f} hours"
-    return (
-        "minute" if window_s == 60 else "hour" if window_s == 3600 else f"{window_s / 60:.0f} min"
-    )
+    return {60: "minute", 3600: "hour"}.get(int(window_s), f"{window_s / 60:.0f} min")
 
 
 def _pools(tables: Tables, engines: tuple[EngineStatus, ...]) -> Iterator[PoolView]:

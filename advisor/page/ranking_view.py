@@ -14,11 +14,10 @@ from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.messages.advice import EvictionRanking
 from ...graph.queries.views import block_name
 from ...graph.ranking.formulas import LruPolicy
-from ...graph.ranking.policy import Policy, Terms
+from ...graph.ranking.policy import Policy, Terms, terms_of
 from ...graph.ranking.profile import Weights
-from ...graph.ranking.protection import over_share
 from ...graph.ranking.ruler import is_under_lru
-from ...graph.ranking.rules import is_protected, standings
+from ...graph.ranking.rules import beyond_share, standings
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import LAYER_NAMES, NO_ROW, Rows
@@ -56,7 +55,7 @@ def ranking_view(
     rows, ranked = _by_policy(view, ranking) if by_policy else _longest_unused(view, ranking)
     rows = rows[: min(limit, MOST)]
     known = rows[rows != NO_ROW]
-    terms = policy.terms(view.of(NO_ROW), Selection(view.blocks, known)) if len(known) else {}
+    terms = terms_of(policy, view, Selection(view.blocks, known)) if len(known) else {}
     order = _ranked(view, rows, terms)
     rules = dict.fromkeys(name for each in order for name in each.standing)
     return RankingView(
@@ -102,20 +101,13 @@ def _ranked(view: View, rows: Rows, terms: Terms) -> list[RankedBlock]:
     known = Selection(view.blocks, rows[places])
     each = [column.tolist() for column in terms.values()]
     parts = list(zip(*each, strict=True)) or [()] * len(known)
-    beyond = set(_beyond_share(view).tolist())
+    beyond = set(beyond_share(view).tolist())
     rules = [
         [BEYOND_SHARE if name == _PROTECTED and row in beyond else name for name in each]
         for row, each in zip(known.rows.tolist(), standings(view, known), strict=True)
     ]
     found = zip(places.tolist(), known.rows.tolist(), parts, rules, strict=True)
     return [_block(view, *block) for block in found]
-
-
-def _beyond_share(view: View) -> Rows:
-    """Blocks of protected layers that are evicted like others: more than may be are in the pool."""
-    resident = view.blocks.pick(view.blocks.resident(view.engine))
-    protected = is_protected(view, resident)
-    return np.asarray(resident.rows[over_share(view, resident, protected)])
 
 
 def _block(

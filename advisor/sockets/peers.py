@@ -1,5 +1,5 @@
-"""The processes that talk to the sidecar: a ``Peer`` said hello, ``Strangers`` did not
-yet, ``LostEngines`` went."""
+"""The processes that talk to the sidecar: a ``Peer`` said hello, ``Strangers`` did not yet,
+``LostEngines`` went."""
 
 from __future__ import annotations
 

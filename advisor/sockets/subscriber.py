@@ -71,7 +71,8 @@ class EventSubscriber:
         self._peers: dict[bytes, Peer] = {}
         self._emptied_at: float | None = None  # when the socket was last read empty
         self.counters: Counter[str] = Counter()
-        self.is_patient, self.lost = False, LostEngines(clock)
+        self.is_patient = False
+        self.lost = LostEngines(clock)
         self._reader = BatchReader(self.counters, self._notices)
 
     @property
@@ -145,9 +146,7 @@ class EventSubscriber:
         if message is None:
             return []
         peer = self._peers.get(identity)
-        if peer is None:
-            return self._meet(identity, message)
-        return self._follow(peer, message)
+        return self._meet(identity, message) if peer is None else self._follow(peer, message)
 
     def _meet(self, identity: bytes, message: EventMessage) -> list[AnyEvent]:
         """Take the first batch of an identity: it must begin with a hello."""

@@ -41,10 +41,7 @@ _RECORD: Final = np.dtype(
         ("eviction", "<i8"),  # of it; -1: none
         ("short", "<u4"),  # blocks that left since
         ("ago", "<f4"),  # how long before ``at`` it left the pool, seconds; NaN: it did not
-        (
-            "ran",
-            "<f4",
-        ),  # how long after ``at`` the request ended, seconds; NaN: it runs; see UNHEARD
+        ("ran", "<f4"),  # how long after ``at`` it ended, seconds; NaN: it runs; see UNHEARD
         ("same", "<u2"),  # tokens of the missing block that another prompt has there too
         ("waited", "<f4"),  # seconds before it was scheduled
         ("held", "<f4"),  # of these: until there was room for it
@@ -164,22 +161,26 @@ class RequestLog:
 
     def held(self, engine: str, since: float) -> npt.NDArray[np.float32]:
         """float32 ``[n]``: seconds that requests of an engine were held which began since then."""
-        held = (self._ring["until"] > 0) & (self._ring["at"] >= since)
-        held &= self._ring["engine"] == crc32(engine.encode())
-        found: npt.NDArray[np.float32] = self._ring["held"][held]
+        begun = self._begun(engine, since)
+        found: npt.NDArray[np.float32] = begun["held"][begun["until"] > 0]
         return found
 
     def again(self, engine: str, since: float) -> int:
         """Blocks that requests of an engine computed again which began since then."""
-        begun = (self._ring["at"] >= since) & (self._ring["engine"] == crc32(engine.encode()))
-        return int(self._ring["again"][begun].sum())
+        return int(self._begun(engine, since)["again"].sum())
 
     def queued(self, engine: str, since: float) -> npt.NDArray[np.float32]:
         """float32 ``[n]``: how long requests of an engine that began since then had waited in its
         queue, in seconds; the time for which they were held is left out."""
-        begun = (self._ring["at"] >= since) & (self._ring["engine"] == crc32(engine.encode()))
-        held = np.where(self._ring["until"] > 0, self._ring["held"], np.float32(0.0))
-        found: npt.NDArray[np.float32] = (self._ring["waited"] - held)[begun]
+        begun = self._begun(engine, since)
+        held = np.where(begun["until"] > 0, begun["held"], np.float32(0.0))
+        found: npt.NDArray[np.float32] = begun["waited"] - held
+        return found
+
+    def _begun(self, engine: str, since: float) -> npt.NDArray[np.void]:
+        """The records of an engine's requests that began since then."""
+        theirs = self._ring["engine"] == crc32(engine.encode())
+        found: npt.NDArray[np.void] = self._ring[theirs & (self._ring["at"] >= since)]
         return found
 
     def slowest(self, now: float) -> npt.NDArray[np.int64]:

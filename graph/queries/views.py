@@ -13,8 +13,8 @@ import numpy as np
 from ..errors import GraphError
 from ..ranking.copy_worth import not_worth
 from ..ranking.places import Order, places, who_ranks
-from ..ranking.protection import over_share
-from ..ranking.rules import is_protected, is_superseded, standings
+from ..ranking.policy import terms_of
+from ..ranking.rules import beyond_share, is_superseded, standings
 from ..ranking.view import View
 from ..tables.blocks import Selection
 from ..tables.edge_list import BLOCK_TO_BLOCK, Edge
@@ -123,7 +123,7 @@ def explain(view: View, order: Order, row: int) -> dict[str, Any]:
     """Every term of a block's score, its rank, and what protects it or sends it away."""
     tables, blocks, policy, now = view.tables, view.blocks, order.policy, view.now
     only = Selection(blocks, np.array([row], dtype=np.int32))
-    terms = {name: float(values[0]) for name, values in policy.terms(view, only).items()}
+    terms = {name: float(values[0]) for name, values in terms_of(policy, view, only).items()}
     ranks = places(view, order, row)
     return {
         **block_attributes(tables, row),
@@ -231,13 +231,8 @@ def _within(tables: Tables, row: int, hops: int, limit: int) -> Rows:
 
 def _over_share_on(view: View, row: int) -> list[str]:
     """Engines in which more is protected than the share allows, so that this block is not."""
-    found = []
-    for engine, column in view.tables.engines.items():
-        resident = view.blocks.pick(view.blocks.resident(column))
-        protected = is_protected(view, resident)
-        if row in resident.rows[over_share(view.of(column), resident, protected)]:
-            found.append(engine)
-    return found
+    engines = view.tables.engines.items()
+    return [engine for engine, column in engines if row in beyond_share(view.of(column))]
 
 
 def _block(tables: Tables, row: int) -> str:

@@ -14,7 +14,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import GraphError
 from ..tables.blocks import Selection
+from ..types import NO_ROW
 from .profile import Weights
 from .view import View
 
@@ -53,6 +55,25 @@ class Policy(Protocol):
         Args:
             view: Of no engine in particular.
         """
+
+
+def terms_of(policy: Policy, view: View, picked: Selection) -> Terms:
+    """A policy's terms, which somebody else may have written.
+
+    Args:
+        view: Of an engine or of none.
+
+    Raises:
+        GraphError: They are not one number for each picked block.
+    """
+    terms = policy.terms(view.of(NO_ROW), picked)
+    shapes = {name: np.shape(each) for name, each in terms.items()}
+    if wrong := [f"{name} {shape}" for name, shape in shapes.items() if shape != (len(picked),)]:
+        raise GraphError(
+            f"the policy {policy.name} must tell one number for each of {len(picked)} blocks per "
+            f"term; these have other shapes: {', '.join(wrong)}"
+        )
+    return terms
 
 
 @runtime_checkable

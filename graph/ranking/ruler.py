@@ -12,9 +12,9 @@ import numpy as np
 from ..columns.whole_chains import keep_chains_whole
 from ..messages.advice import EvictionRanking
 from ..tables.blocks import Selection
-from ..types import NO_ROW, as_keys, layer_mask
+from ..types import as_keys, layer_mask
 from .formulas import LruPolicy
-from .policy import Policy, Referee, Terms
+from .policy import Policy, Referee, Terms, terms_of
 from .rules import is_pinned
 from .scoring import rank, whole_scores
 from .view import View
@@ -86,17 +86,14 @@ def front_terms(
     them. To be called under the lock under which the ranking was made.
 
     Raises:
-        Exception: A policy of somebody's own fails to say so, or tells them of other blocks.
+        Exception: A policy of somebody's own fails to say so.
+        GraphError: It tells other than one number for each block.
     """
     rows = view.blocks.find(ranking.order[:_FRONT], view.tables.salt(view.engine))
     if not len(rows):
         return {}
     ruler = LruPolicy() if is_under_lru(view.engine, policy, referee) else policy
-    terms = ruler.terms(view.of(NO_ROW), Selection(view.blocks, rows))
-    lengths = {len(each) for each in terms.values()}
-    if not lengths <= {len(rows)}:
-        raise ValueError(f"terms of {len(rows)} blocks must be as many, and are {sorted(lengths)}")
-    return terms
+    return terms_of(ruler, view, Selection(view.blocks, rows))
 
 
 def is_under_lru(engine: int, policy: Policy, referee: Referee | None) -> bool:

@@ -94,6 +94,14 @@ def is_protected(view: View, picked: Selection) -> Mask:
     return np.asarray(protected & ~is_over(view, picked))
 
 
+def beyond_share(view: View) -> Rows:
+    """Rows in the pool of the view's engine that a protected layer names, and that are evicted like
+    others all the same: more of these is there than may be protected."""
+    resident = view.blocks.pick(view.blocks.resident(view.engine))
+    beyond = over_share(view, resident, is_protected(view, resident))
+    return np.asarray(resident.rows[beyond])
+
+
 RULES: Final = (
     Rule("superseded", 4, is_superseded),
     Rule("session_over", 2, is_over),

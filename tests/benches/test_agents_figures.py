@@ -63,9 +63,11 @@ def test_tiers_are_compared_with_a_plain_host_tier_of_equal_size() -> None:
     found = result(
         run("stock", 200, 600),
         run("host_lru", 200, 700, 100), run("tiers", 200, 760, 100),
+        run("quiet_tiers", 200, 730, 100),
         run("host_lru", 200, 800, 200), run("tiers", 200, 810, 200),
         run("host_lru", 200, 900, 400), run("tiers", 200, 890, 400),
         labs=(lab(LRU, 200, 60), lab(BELADY, 200, 80)),
     ).figures().figures  # fmt: skip
     assert found["tiers_recomputed_ratio"].value == pytest.approx(240 / 300)
     assert found["tiers_recomputed_worst"].value == pytest.approx(110 / 100)
+    assert found["quiet_tiers_recomputed_ratio"].value == pytest.approx(270 / 300)

@@ -21,19 +21,10 @@ class TermsThen(NamedTuple):
 
     @classmethod
     def of(cls, terms: Mapping[str, npt.NDArray[np.float64]]) -> TermsThen:
-        """A policy's terms, each ``[n]``; larger ones than float16 holds become the largest.
-
-        Raises:
-            TypeError: They are no numbers.
-            ValueError: They have other shapes.
-        """
+        """A policy's terms, each ``[n]``; larger ones than float16 holds become the largest."""
         if not terms:
             return NO_TERMS
-        clipped = [np.clip(each, -_LARGEST, _LARGEST) for each in terms.values()]
-        columns = np.stack(clipped, axis=-1)
-        if columns.ndim != 2:
-            shape = clipped[0].shape
-            raise ValueError(f"terms must have one number for each block, and have shape {shape}")
+        columns = np.stack([np.clip(each, -_LARGEST, _LARGEST) for each in terms.values()], axis=1)
         return cls(tuple(terms), columns.astype(np.float16))
 
     def at(self, places: npt.NDArray[np.uint16]) -> TermsThen:

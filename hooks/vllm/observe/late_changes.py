@@ -70,8 +70,7 @@ class LateChanges:
         Raises:
             Exception: They could not be made in full.
         """
-        while self._events is None and self._reporter.note_next():
-            pass  # in their order, also where older ones are never told
+        self._reporter.catch_up()  # in their order, also where older ones are never told
         events, self._events = self._events or [], []
         if self._error is not None:
             raise self._error
@@ -98,9 +97,9 @@ class ChangeReporter:
         self._index = index
         self._gone = gone
 
-    def note_next(self) -> bool:
-        """Note in the index the oldest change that is not noted; returns whether there was one."""
-        return self._index.late.make_next()
+    def catch_up(self) -> None:
+        """Note in the index all that changed until now."""
+        self._index.catch_up()
 
     def failed(self) -> None:
         """Note that changes could not be noted in full."""

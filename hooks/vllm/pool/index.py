@@ -66,7 +66,7 @@ class BlockIndex:
         return len(self._ids)
 
     def catch_up(self) -> None:
-        """Note all that changed until now, but what another thread is noting."""
+        """Note all that changed until now."""
         self.late.make_all()
 
     def doubt(self) -> None:

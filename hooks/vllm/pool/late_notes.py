@@ -14,8 +14,8 @@ _MOST_BEHIND: Final = 128  # steps, in memory with what they cached; the client'
 class LateNotes:
     """Calls that note changes, made later, on whichever thread comes first.
 
-    One at a time and in their order, as counting needs it: a thread waits while another notes a
-    step's changes, and no longer.
+    One at a time and in their order, as counting needs it: a thread that needs the changes waits
+    while another notes them.
     """
 
     def __init__(self) -> None:
@@ -27,18 +27,13 @@ class LateNotes:
         made."""
         self._waiting.append(note)
         if len(self._waiting) > _MOST_BEHIND:
-            self.make_next()
+            self._make_beyond(_MOST_BEHIND)
 
     def make_all(self) -> None:
-        """Make all calls that wait, but the one that another thread is making."""
-        while self._waiting:
-            self.make_next()
+        """Make all calls that wait, after that which another thread is making."""
+        self._make_beyond(0)
 
-    def make_next(self) -> bool:
-        """Make the oldest call that waits; returns whether there was one, after that which another
-        thread was making."""
+    def _make_beyond(self, most: int) -> None:
         with self._noting:
-            if not self._waiting:
-                return False
-            self._waiting.popleft()()
-            return True
+            while len(self._waiting) > most:
+                self._waiting.popleft()()

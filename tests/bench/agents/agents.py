@@ -24,6 +24,7 @@ from .agents_arms import (
     HINTS,
     HOST_LRU,
     MARKED,
+    QUIET_TIERS,
     STOCK,
     TIERS,
     AgentArm,
@@ -147,7 +148,7 @@ class _Bench:
             if MARKED in self._arms:
                 self._run(MARKED, pool)
         for share in self._scale.hosts:
-            for arm in (HOST_LRU, TIERS):
+            for arm in (HOST_LRU, QUIET_TIERS, TIERS):
                 if arm in self._arms:
                     self._run(arm, self.pools[0], host=round(share * self.pools[0]))
         if BUSY in self._arms:

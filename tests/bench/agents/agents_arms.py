@@ -56,8 +56,8 @@ MARKED: Final = AgentArm("marked", graph=True, marked=True)
 HINTS: Final = AgentArm("hints", graph=True, telling=Telling(hinted=True))
 _STEPS: Final = ("--max-num-batched-tokens", str(8192 // SHRINK))
 """A large GPU's 8,192 tokens per step (vLLM's default for a server there), made smaller as all else
-is. Copies are begun some steps ahead: unshrunk steps take a third of such a pool, and the whole
-host memory would hold copies of what is in the pool still."""
+is. Copies are begun some steps ahead: a step of 2,048 takes a third of such a pool, and all of the
+host memory would hold copies of what the pool still has."""
 HOST_LRU: Final = AgentArm(
     "host_lru",
     graph=True,
@@ -70,12 +70,14 @@ HOST_LRU: Final = AgentArm(
     ),
 )
 """A host tier without any knowledge: copies of all that goes, the oldest dropped first."""
+QUIET_TIERS: Final = AgentArm("quiet_tiers", graph=True, hosted=True, options=_STEPS)
+"""Nothing is said, and there is host memory."""
 TIERS: Final = AgentArm(
     "tiers", graph=True, telling=Telling(hinted=True), hosted=True, options=_STEPS
 )
 BUSY: Final = AgentArm("busy", graph=True, telling=Telling(hinted=True, layered=True))
 """Stated system prompts while other processes keep every core busy; see ``agents_busy``."""
-ARMS: Final = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, TIERS, BUSY)
+ARMS: Final = (STOCK, DEFAULT, MARKED, HINTS, HOST_LRU, QUIET_TIERS, TIERS, BUSY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,8 +100,9 @@ const STANDINGS: Record<string, string> = {
   protected_layer: "of a protected layer",
 };
 
-function sentence({ standing, policy, who_ranks }: Explained): string {
+function sentence({ standing, over_share_on, policy, who_ranks }: Explained): string {
   const said = standing.map((rule) => STANDINGS[rule] ?? words(rule)).join(", ");
-  const rules = standing.length > 0 ? `It is ${said}. ` : "";
+  const beyond = over_share_on.length > 0 ? ", beyond the share that is kept" : "";
+  const rules = standing.length > 0 ? `It is ${said}${beyond}. ` : "";
   return who_ranks === policy ? rules : `${rules}${who_ranks}.`;
 }

@@ -19,6 +19,8 @@ export interface Explained {
   readonly terms: Record<string, number>;
   readonly score: number;
   readonly standing: readonly string[];
+  /** Engines in which more is protected than its share, so that this block is not. */
+  readonly over_share_on: readonly string[];
   readonly copies: string;
   readonly parent: string | null;
   readonly ranks: Record<
