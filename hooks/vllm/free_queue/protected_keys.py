@@ -138,10 +138,15 @@ class ProtectedKeys:
         """
         if not self:
             return [], blocks
-        keys = keys_in_pool(list(filter(None, map(hash_of, blocks))))
+        hashes = list(map(hash_of, blocks))
+        keys = keys_in_pool(list(filter(None, hashes)))
         if self._place.keys().isdisjoint(keys) and self._stated.keys().isdisjoint(keys):
             return [], blocks
-        marks = [self.rank_of(block) is not None for block in blocks]
+        place, stated, of_cached = self._place, self._stated, iter(keys)
+        marks = [
+            block_hash is not None and ((key := next(of_cached)) in place or key in stated)
+            for block_hash in hashes
+        ]
         return list(compress(blocks, marks)), list(compress(blocks, map(not_, marks)))
 
     def rank_of(self, block: KVCacheBlock) -> int | None:

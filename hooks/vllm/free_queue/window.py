@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_WINDOW: Final = 4096  # blocks; chosen
 _LEAST: Final = 512  # victims, however few a step takes: laid anew once in many steps; chosen
-_AT_ONCE: Final = 128  # victims that a step lays at least, if more are due; chosen
+_AT_ONCE: Final = 256  # victims that a step lays at least, if more are due; chosen
 _FADE: Final = 0.98  # what the largest step of late counts, one step later; chosen
 _SCAN_PER_VICTIM: Final = 2  # ranked keys looked at per victim that is due, at most; chosen
 _LOOKED_AT_ONCE: Final = 64  # ranked keys at least: one pass costs as much as 30 of them; chosen
@@ -141,17 +141,19 @@ class Window:
             victims.keep_first(-1)
         return None
 
-    def lay(self, place: KVCacheBlock, known_of: float) -> None:
+    def lay(self, place: KVCacheBlock, known_of: float, least: int) -> None:
         """Move the next victims to behind ``place``.
 
         Args:
             place: The last victim that stands, else the last block that goes before any.
             known_of: The ranking knows the events before this time.
+            least: Victims that are to stand at the head now, if there are so many.
         """
         victims = self._victims
         left = len(victims)
-        at_once = max(_AT_ONCE, self.prompts - left, int(self.ahead * self._largest_step) - left)
-        for found in self._next_victims(min(self.size - left, at_once), known_of):
+        least = max(least, self.prompts, int(self.ahead * self._largest_step))
+        most = max(self.size, least) - left
+        for found in self._next_victims(min(most, max(_AT_ONCE, least - left)), known_of):
             move_behind(place, found.blocks)
             if len(victims) == left:
                 self.laid_more(victims, not left)

@@ -155,9 +155,10 @@ class TierCacheBridge:
         """
         ledger, tokens = self.ledger, step.tokens
         ledger.costs.step_began(tokens)
-        taken = 1 + tokens // self._group.block_size + self.loader.take_begun()
+        loads = self.loader.take_begun()
+        taken = max(1 + tokens // self._group.block_size, step.evicted - loads)
         more = self.offered(wanted)
-        spare = self.spiller.step(ranking, max(taken, step.evicted), more, step)
+        spare = self.spiller.step(ranking, taken, loads, more, step)
         self.spiller.copy(self.recall.take_due(), self._group.suffix)
         if more:
             self._prefetcher.step(spare, sum(self.needs.values()))

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _MOST_UNDER_WAY: Final = 256  # blocks, or four times what the largest step took; chosen
 _STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time; chosen
+_MOST_AHEAD: Final = 0.375  # of the memory, for copies of what the next step cannot take; chosen
+_AHEAD_PER_POOL: Final = 0.25  # … at most so much of it for each pool that it has room for; chosen
+_NEWEST: Final = 0.2  # weight of the newest sample in a mean; chosen
 _LEAST_AHEAD: Final = 8  # blocks that are looked at ahead of need at least; chosen
 _AGAIN_AFTER: Final = 4096  # evictions, after which all that is about to go is looked at; chosen
 _MEMORY_S: Final = 5.0  # seconds in which the largest step seen fades to 1/e; chosen
@@ -77,19 +80,22 @@ class Spiller:
         self._under_way: dict[int, int | None] = {}  # key → place among all that ever left
         self._scan = QueueScan(pool)
         self._gone = self._gone_then = 0  # blocks that left by the queue's head, now and then
-        self._held_back, self._largest_step = 0, 0.0  # held: moved for the sake of protected ones
+        self._held_back = 0  # blocks that were moved for the sake of protected ones
+        self._largest_step = self._largest_load = 0.0  # blocks that one took, fading
+        self._steps, self._late = 0, 0.0  # late: steps between that of a spill and its end, a mean
         self._seen_at = self._rest_until = ledger.clock()
         self._victims = Victims(0)
         self._left: deque[bytes] = deque()  # evicted blocks whose copies are not known to be wanted
 
     def step(
-        self, ranking: EvictionRanking | None, taken: int, wanted: int, step: StepTaken
+        self, ranking: EvictionRanking | None, taken: int, loads: int, wanted: int, step: StepTaken
     ) -> int:
         """Begin to copy blocks that are about to go; returns how many can go without a loss.
 
         Args:
             ranking: The latest advice; None without any.
-            taken: Blocks that this step took from the pool, blank ones too.
+            taken: Blocks that this step took from the pool to compute, blank ones too.
+            loads: Blocks that loads took besides.
             wanted: Blocks that a prefetch would take besides.
             step: What else the step took.
         """
@@ -97,12 +103,13 @@ class Spiller:
         now = self._ledger.clock()
         fade = math.exp((self._seen_at - now) / _MEMORY_S)
         self._largest_step, self._seen_at = max(float(taken), fade * self._largest_step), now
-        ahead = _LEAST_AHEAD + int(_STEPS_AHEAD * self._largest_step)
+        self._largest_load = max(float(loads), fade * self._largest_load)
+        self._steps += 1
         # Beyond the memory's capacity, copies would replace each other without end.
-        ahead = min(ahead + wanted, self._ledger.directory.warm_capacity)
+        ahead = min(self._ahead() + wanted, self._ledger.directory.warm_capacity)
         # An idle step asks no advice which copies make room: if it contradicted itself, copies
         # would replace each other for ever, and the engine would never rest.
-        self._look(ahead, taken, now, ranking if step.tokens else None)
+        self._look(ahead, taken + loads, now, ranking if step.tokens else None)
         return self._spare(wanted) if wanted else 0
 
     def copy(self, hashes: Sequence[bytes], group: bytes) -> None:
@@ -142,6 +149,21 @@ class Spiller:
         self.marks.forget_passed()
         self._gone_then = self._gone
         self._under_way = dict.fromkeys(self._under_way)
+
+    def _ahead(self) -> int:
+        """How many blocks of the queue's head should have copies.
+
+        All that can go before a spill that begins now would end. More of them are there in time for
+        larger steps, and for a load, which takes all of its blocks at once; but a copy of what the
+        pool has takes the place of one of what it lost, and the more so the smaller the memory is.
+        """
+        directory, step = self._ledger.directory, self._largest_step
+        needed = int(min(1.0 + self._late, _STEPS_AHEAD) * step)
+        ample = int(_STEPS_AHEAD * max(step, self._largest_load))
+        memory = directory.warm_capacity
+        share = min(_MOST_AHEAD, _AHEAD_PER_POOL * memory / self._pool.num_gpu_blocks)
+        affordable = int(share * memory) + directory.room
+        return _LEAST_AHEAD + max(needed, min(ample, affordable))
 
     def _note_what_changed(self, ranking: EvictionRanking | None, step: StepTaken) -> None:
         self._victims.drop_taken()
@@ -200,7 +222,7 @@ class Spiller:
     def _spare(self, wanted: int) -> int:
         """How many blocks at the head the next step leaves that can go without a loss, as far as is
         known."""
-        step = int(self._largest_step)
+        step = int(max(self._largest_step, self._largest_load))
         head = islice(self._pool.free_block_queue.iter_blocks_after(None), wanted + step)
         blanks = sum(1 for _ in takewhile(lambda block: block.block_hash is None, head))
         places = [place for place in self._under_way.values() if place is not None]
@@ -227,17 +249,18 @@ class Spiller:
         hashes = [full_hash[:-GROUP_BYTES] for full_hash in full_hashes]
         copies = list(map(ledger.directory.begin, hashes, may_demote))
         self._under_way.update(zip(keys, (place for place, _ in placed), strict=False))
-        begun = list(zip(keys, blocks, full_hashes, copies, strict=True))
+        begun, at_step = list(zip(keys, blocks, full_hashes, copies, strict=True)), self._steps
         job = Spill(
             ledger.book.number(),
             tuple([block.block_id for block in blocks]),
             tuple([copy.id for copy in copies]),
         )
-        ledger.book.open(job, lambda done: self._ended(begun, done))
+        ledger.book.open(job, lambda done: self._ended(begun, at_step, done))
         return room
 
-    def _ended(self, begun: list[Begun], done: JobDone) -> None:
+    def _ended(self, begun: list[Begun], at_step: int, done: JobDone) -> None:
         ledger = self._ledger
+        self._late += _NEWEST * (self._steps - at_step - self._late)
         ledger.costs.spilled(done.bytes, done.seconds)
         if done.failed:
             self._rest_until = ledger.clock() + _REST_S
