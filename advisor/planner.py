@@ -19,6 +19,7 @@ from ..graph.ranking.view import View
 from ..graph.types import NO_ROW, Keys
 from .admission.admission import Admission
 from .config.sections import PrefetchConfig
+from .prefetch.prefetch_orders import PrefetchOrder, PrefetchOrders
 from .process.notices import Notices
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ blocks by the same amount and reorders nothing."""
 
 _ROOMY: Final = 0.25  # blank share of a pool, from which on no ranking is needed; chosen
 _REST: Final = 4.0  # seconds of rest per second of ranking; chosen
+_ORDERS_APART_S: Final = 0.02  # seconds of rest at least where only orders were made; chosen
 # The same, while nothing tells an engine anything, and at most so many seconds: a fortieth of a
 # core, and well before advice is too old. Both chosen; see docs/results.md for what it loses.
 _LONG_REST: Final = 39.0
@@ -50,13 +52,6 @@ class _Basis(NamedTuple):
         return unchanged and self.at - before.at < RERANK_AFTER_S
 
 
-class PrefetchOrder(NamedTuple):
-    """Copies that an engine should bring back, best first, as of ``ts``."""
-
-    ts: float
-    keys: Keys
-
-
 class GraphEvictionAdvisor:
     """Ranks each live engine's blocks, and its copies, on a thread of its own.
 
@@ -69,9 +64,8 @@ class GraphEvictionAdvisor:
 
     Attributes:
         latest: engine → ranking, replaced whole by one assignment; read it from any thread.
-        wanted: engine → what it should bring back, in the same way.
         admissions: engine → how much new context may start there, in the same way.
-        prefetch: Bounds of ``wanted``; assign others to change them while running.
+        orders: What each engine should bring back.
     """
 
     def __init__(
@@ -90,23 +84,21 @@ class GraphEvictionAdvisor:
         self._heard: Mapping[str, int] = {}  # what ``engines`` said at the start of this round
         self._interval_s = interval_s
         self._max_ranked = max_ranked
-        self.prefetch = prefetch
+        self.orders = PrefetchOrders(graph, prefetch, clock)
         self._clock = clock
         self._wake = wake
         self._admission = Admission()
         self._bases: dict[str, _Basis] = {}
-        self._due: list[int] = []  # sessions that are expected back now
-        self._ordered: dict[str, int] = {}  # graph's versions when it was found what to bring back
         self._epoch = 0
         self._notices = Notices(logger, clock)
         self._ranked_at: dict[str, int] = {}  # each engine's turnover at its last ranking
         self._protected_seen = 0  # of what the graph counts, when it was last ranked
         self._stopping = False
+        self._rank_now = False  # it was called for more than what to bring back
         self._call = threading.Event()
         self._urgent = threading.Event()  # ends a long rest
         self._thread = threading.Thread(target=self._run, name="kvgraph-planner", daemon=True)
         self.latest: Mapping[str, EvictionRanking] = MappingProxyType({})
-        self.wanted: Mapping[str, PrefetchOrder] = MappingProxyType({})
         self.admissions: Mapping[str, AdmissionAdvice] = MappingProxyType({})
         self.counters: Counter[str] = Counter()
 
@@ -125,11 +117,17 @@ class GraphEvictionAdvisor:
     def applied(self, intended: bool = False) -> None:
         """Note that the graph changed, and rank at once if that cannot wait for the interval: what
         somebody ``intended`` cannot, nor the first protected blocks, nor an engine to a good part
-        of whose pool something happened since the last ranking."""
+        of whose pool something happened since the last ranking. Where a session that was told of
+        is back before the next round, only what to bring back is said at once."""
         if intended or self._is_first_protected():
+            self._rank_now = True
             self._urgent.set()
             self._call.set()
         elif self._is_pressing():
+            self._rank_now = True
+            self._call.set()
+        elif self.orders.cannot_wait(self._interval_s):
+            self._urgent.set()
             self._call.set()
 
     def _is_pressing(self) -> bool:
@@ -145,24 +143,29 @@ class GraphEvictionAdvisor:
         return not any(len(ranking.protected) for ranking in self.latest.values())
 
     def tick(self) -> None:
-        """Advise every live engine once; see ``latest``, ``wanted`` and ``admissions``."""
+        """Advise every live engine once; see ``latest``, ``orders`` and ``admissions``."""
         self._heard = self._engines()  # first: a ranking knows at least what it says it does
         self._protected_seen = self._graph.counters["blocks_protected"]
-        self._due = self._try(self._due_sessions, "") or []
         self._try(self._forget_gone, "")
-        rankings, orders, words = {}, {}, {}
+        self.order()
+        rankings, words = {}, {}
         for engine in self._heard:
             if ranking := self._try(self._opinion, engine) or self.latest.get(engine):
                 rankings[engine] = ranking
-            if order := self._try(self._order, engine) or self.wanted.get(engine):
-                orders[engine] = order
             if word := self._try(self._word, engine) or self.admissions.get(engine):
                 words[engine] = word
         self._bases = {engine: self._bases[engine] for engine in rankings}
         self._ranked_at = {engine: self._ranked_at[engine] for engine in rankings}
-        self._ordered = {engine: self._ordered[engine] for engine in orders.keys() & self._ordered}
-        self.latest, self.wanted = MappingProxyType(rankings), MappingProxyType(orders)
-        self.admissions = MappingProxyType(words)
+        self.latest, self.admissions = MappingProxyType(rankings), MappingProxyType(words)
+
+    def order(self) -> None:
+        """Say anew what each engine of the last round should bring back, and nothing else."""
+        self._try(self.orders.look, "")
+        orders, before = {}, self.orders.latest
+        for engine in self._heard:
+            if order := self._try(self.orders.made, engine) or before.get(engine):
+                orders[engine] = order
+        self.orders.keep(orders)
 
     def _forget_gone(self, _: str) -> None:
         """An engine that comes next in a column begins with its valve open."""
@@ -180,24 +183,6 @@ class GraphEvictionAdvisor:
             logger.debug("ranking failed", exc_info=True)
             return None
 
-    def _due_sessions(self, engine: str) -> list[int]:
-        """Sessions of any engine that are expected back now."""
-        soon = self._graph.tables.sessions.soon(self._graph.rules.horizon_s, self._clock())
-        found: list[int] = soon.tolist()
-        return found
-
-    def _order(self, engine: str) -> PrefetchOrder:
-        """What to bring back. Computed every round while a session is due or something is wanted,
-        even for an unchanged graph: expected returns come closer as time passes."""
-        version, before = self._graph.changes.of(engine), self.wanted.get(engine)
-        idle = before is not None and not len(before.keys) and not self._due
-        if before is not None and idle and self._ordered.get(engine) == version:
-            return before
-        self._ordered[engine] = version
-        limit = self.prefetch.max_blocks if self.prefetch.enabled else 0
-        keys = self._graph.prefetch_order(engine, limit)
-        return PrefetchOrder(self._clock(), keys)
-
     def _word(self, engine: str) -> AdmissionAdvice | None:
         """Advice on admission, in every round: live contexts change without events of blocks."""
         tables = self._graph.tables
@@ -211,7 +196,7 @@ class GraphEvictionAdvisor:
         if self._graph.tables.is_listing(engine):
             return None
         now = self._clock()
-        basis = _Basis(self._graph.changes.of(engine), self._due, now)
+        basis = _Basis(self._graph.changes.of(engine), self.orders.due, now)
         previous, before = self.latest.get(engine), self._bases.get(engine)
         if previous and before and basis.is_as_good_as(before):
             self.counters["redated"] += 1
@@ -232,22 +217,32 @@ class GraphEvictionAdvisor:
         return self._graph.rank(engine, 0)
 
     def _run(self) -> None:
+        due = self._clock() + self._interval_s
         while not self._stopping:
-            self._call.wait(self._interval_s)
+            called = self._call.wait(max(0.0, due - self._clock()))
             self._call.clear()
             self._urgent.clear()
-            if not self._stopping:
-                began = self._clock()
-                self.tick()
+            if self._stopping:
+                return
+            began = self._clock()
+            if called and not self._rank_now and began < due:
+                self.order()
+                self.counters["ordered_alone"] += 1
                 self._wake()
-                self._rest(self._clock() - began)
+                self._rest(self._clock() - began, _ORDERS_APART_S)
+                continue
+            self._rank_now = False
+            self.tick()
+            self._wake()
+            self._rest(self._clock() - began)
+            due = self._clock() + self._interval_s
 
-    def _rest(self, took_s: float) -> None:
+    def _rest(self, took_s: float, least_s: float = 0.0) -> None:
         """However fast engines evict, there is rest after each ranking; more of it, but for what is
         urgent, while nobody evicts by them."""
-        rest_s = min(_REST * took_s, self._interval_s)
+        rest_s = max(least_s, min(_REST * took_s, self._interval_s))
         time.sleep(rest_s)
-        if not _tell_anything(self.latest.values(), self.wanted.values()):
+        if not _tell_anything(self.latest.values(), self.orders.latest.values()):
             self._urgent.wait(min(_LONG_REST * took_s, _LONGEST_REST_S) - rest_s)
 
 

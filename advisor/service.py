@@ -144,7 +144,8 @@ class Service:
 
     def _publish(self) -> None:
         planner, peers = self.parts.planner, self.parts.subscriber.peers
-        self.parts.publisher.publish(peers, planner.latest, planner.wanted, planner.admissions)
+        orders = planner.orders.latest
+        self.parts.publisher.publish(peers, planner.latest, orders, planner.admissions)
         self.parts.publisher.give_key(peers)
         if self.parts.intake.busy.overloaded:
             self.parts.publisher.ask_for_tips(peers)
@@ -162,7 +163,7 @@ class Service:
             before = OtherWeights.in_force(self.graph, "the weights before the last change")
             set_weights(self.graph.policy, config.score.weights())
             self.graph.configure(config.rules(), config.graph.limits())
-            self.parts.planner.prefetch = config.prefetch
+            self.parts.planner.orders.bounds = config.prefetch
         if before != OtherWeights.in_force(self.graph, before.said):
             self.parts.shadows.weigh_otherwise(before)
 

@@ -25,7 +25,7 @@ from ...graph.messages.advice import (
     StillValid,
     packed,
 )
-from ..planner import PrefetchOrder
+from ..prefetch.prefetch_orders import PrefetchOrder
 from .peers import Peer
 
 TIPS_S: Final = 10.0

@@ -6,10 +6,12 @@ the one before. Rows are reused when ``limit`` is reached: those quiet for longe
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 
 from ..types import NEVER, NO_ROW, Rows, SessionState, StopReason
@@ -30,6 +32,8 @@ class SessionTable(SessionOutlook):
 
     Attributes:
         changes: Rises whenever a session appears, begins or ends a turn, or is over.
+        soonest: The earliest return that was told, or is predicted, of sessions that began to wait
+            since it was last set to inf, in seconds.
     """
 
     def __init__(self, limit: int, clear: Callable[[Rows], None] = lambda rows: None) -> None:
@@ -40,6 +44,7 @@ class SessionTable(SessionOutlook):
         self._rows: dict[tuple[int, str], int] = {}
         self._name_bytes = 0
         self.changes = 0
+        self.soonest = math.inf
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -132,6 +137,7 @@ class SessionTable(SessionOutlook):
             self.tool[row] = tool
             self.state[row] = SessionState.WAITING_FOR_TOOL
             self.expected_return[row] = expected_return
+            self.soonest = min(self.soonest, float(self._due(np.array([row]))[0]))
 
     def rest(self, row: int) -> None:
         """Note that the session's last answer ended its turn: a person reads it."""

@@ -27,6 +27,8 @@ from kvgraph.graph.messages.events import (
     RequestFinished,
     RequestStarted,
     Segment,
+    SessionSignal,
+    TierReport,
 )
 from kvgraph.graph.ranking.formulas import ClassicPolicy
 from kvgraph.graph.ranking.policy import Terms
@@ -34,6 +36,7 @@ from kvgraph.graph.ranking.profile import Rules
 from kvgraph.graph.ranking.view import View
 from kvgraph.graph.tables.blocks import Selection
 from kvgraph.graph.types import Authority, SourceLayer
+from msgspec.structs import replace
 
 
 class Clock:
@@ -47,8 +50,8 @@ class Clock:
 class Planned:
     """A graph of two engines, and the advisor over it."""
 
-    def __init__(self, max_ranked: int = 100, interval_s: float = 0.01) -> None:
-        self.clock = Clock()
+    def __init__(self, max_ranked: int = 100, interval_s: float = 0.01, clock: Any = None) -> None:
+        self.clock = clock or Clock()
         self.ranked = threading.Event()
         self.graph = KVCacheGraph(clock=self.clock)
         self.engines = ["a", "b"]
@@ -70,12 +73,16 @@ class Planned:
         keys = np.arange(first, first + 10, dtype="<u8").tobytes()
         self.graph.apply(engine, [BlocksStored(keys, None, 16)])
 
-    def pause(self, expected_return_s: float) -> bytes:
+    def report_tiers(self) -> None:
+        """Engine a has host memory."""
+        self.graph.apply("a", [TierReport(4096, 10, 100, *([0] * 20))])
+
+    def pause(self, expected_return_s: float | None, tool: str | None = None) -> bytes:
         """An agent takes all of a's blocks and waits for a tool; the blocks' keys."""
         keys = np.arange(1, 11, dtype="<u8").tobytes()
         turn = RequestFinished(
             "r", keys, 160, 160, "stop", "agent",
-            waiting_for_tool=True, expected_return_s=expected_return_s,
+            waiting_for_tool=True, expected_return_s=expected_return_s, tool=tool,
         )  # fmt: skip
         self.graph.apply("a", [RequestStarted("r", keys, 160, 0, 16, "agent"), turn])
         return keys
@@ -199,17 +206,17 @@ def test_what_to_bring_back_changes_with_time_alone() -> None:
     keys = planned.pause(expected_return_s=30.0)
     planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
     planned.tick()
-    assert planned.planner.wanted["a"].keys.tolist() == []
+    assert planned.planner.orders.latest["a"].keys.tolist() == []
     planned.tick(after_s=27.0)
-    assert planned.planner.wanted["a"].keys.tolist() == list(range(1, 11))
-    assert planned.planner.wanted["a"].ts == planned.clock.now
-    assert planned.planner.wanted["b"].keys.tolist() == []
-    planned.planner.prefetch = PrefetchConfig(max_blocks=3)
+    assert planned.planner.orders.latest["a"].keys.tolist() == list(range(1, 11))
+    assert planned.planner.orders.latest["a"].ts == planned.clock.now
+    assert planned.planner.orders.latest["b"].keys.tolist() == []
+    planned.planner.orders.bounds = PrefetchConfig(max_blocks=3)
     planned.tick()
-    assert planned.planner.wanted["a"].keys.tolist() == [1, 2, 3]
-    planned.planner.prefetch = PrefetchConfig(enabled=False)
+    assert planned.planner.orders.latest["a"].keys.tolist() == [1, 2, 3]
+    planned.planner.orders.bounds = PrefetchConfig(enabled=False)
     planned.tick()
-    assert planned.planner.wanted["a"].keys.tolist() == []
+    assert planned.planner.orders.latest["a"].keys.tolist() == []
 
 
 def test_readers_hold_an_immutable_snapshot() -> None:
@@ -318,7 +325,7 @@ def test_what_somebody_says_is_urgent_is_ordered_at_once(wish: dict[str, Any]) -
     keys = planned.pause(expected_return_s=900.0)
     planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
     planned.tick()
-    assert not planned.planner.wanted["a"].keys.tolist()
+    assert not planned.planner.orders.latest["a"].keys.tolist()
     planned.planner.start()
     questions = Questions(planned.graph.lock, time.monotonic)
     page = PageBoard(
@@ -329,9 +336,73 @@ def test_what_somebody_says_is_urgent_is_ordered_at_once(wish: dict[str, Any]) -
         assert not planned.ranked.wait(0.2), "nothing was done: the next round can wait"
         page.intend(IntentWishes(intents=[IntentWish.model_validate(wish)]))
         assert planned.ranked.wait(30.0)
-        assert planned.planner.wanted["a"].keys.tolist() == list(range(1, 11))
+        assert planned.planner.orders.latest["a"].keys.tolist() == list(range(1, 11))
     finally:
         planned.planner.stop()
+
+
+@pytest.mark.parametrize("tiers", [True, False])
+def test_a_return_before_the_next_round_is_ordered_at_once_and_ranks_nothing(tiers: bool) -> None:
+    planned = Planned(interval_s=3600.0)
+    keys = planned.pause(expected_return_s=7200.0)
+    planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
+    if tiers:
+        planned.report_tiers()
+    planned.tick()
+    ranking = planned.planner.latest["a"]
+    planned.planner.start()
+    try:
+        said = SessionSignal("agent", waiting_for_tool=True, expected_return_s=7200.0)
+        planned.graph.apply("a", [said])
+        planned.planner.applied()
+        assert not planned.ranked.wait(0.2), "a later return waits for the next round"
+        planned.graph.apply("a", [replace(said, expected_return_s=0.4)])
+        planned.planner.applied()
+        assert planned.ranked.wait(30.0 if tiers else 0.2) == tiers
+        wanted = planned.planner.orders.latest["a"].keys.tolist()
+        assert wanted == (list(range(1, 11)) if tiers else [])
+        assert planned.planner.latest["a"] is ranking
+        planned.ranked.clear()
+        planned.planner.applied()
+        assert not planned.ranked.wait(0.2), "it was told"
+    finally:
+        planned.planner.stop()
+
+
+def test_a_return_that_a_tools_time_foretells_is_ordered_at_once() -> None:
+    planned = Planned(interval_s=10.0)
+    for _ in range(8):  # until it is known how long the tool takes
+        keys = planned.pause(expected_return_s=None, tool="ls")
+        planned.clock.now += 2.0
+    planned.graph.apply("a", [BlocksSpilled(keys, 2, 4096), BlocksRemoved(keys)])
+    planned.report_tiers()
+    planned.tick(after_s=3600.0)
+    assert not planned.planner.orders.cannot_wait(10.0)
+    planned.graph.apply("a", [SessionSignal("agent", waiting_for_tool=True, tool="ls")])
+    assert planned.planner.orders.cannot_wait(10.0)
+    assert not planned.planner.orders.cannot_wait(1.0)
+    planned.planner.order()
+    assert planned.planner.orders.latest["a"].keys.tolist() == list(range(1, 11))
+    assert not planned.planner.orders.cannot_wait(10.0)
+
+
+def test_orders_alone_are_bounded_and_never_put_off_the_next_ranking() -> None:
+    planned = Planned(interval_s=0.5, clock=time.monotonic)
+    planned.pause(expected_return_s=900.0)
+    planned.report_tiers()
+    said = SessionSignal("agent", waiting_for_tool=True, expected_return_s=0.1)
+    until = time.monotonic() + 3.0
+    planned.planner.start()
+    try:
+        while time.monotonic() < until:
+            planned.graph.apply("b", [said])
+            planned.planner.applied()
+            time.sleep(0.005)
+    finally:
+        planned.planner.stop()
+    told = planned.planner.counters
+    assert 5 <= told["ordered_alone"] <= 3.0 / 0.02 + 1
+    assert 2 * 2 <= told["ranked"] + told["redated"] <= 2 * 7, "two engines, twice a second"
 
 
 def test_every_engine_hears_of_its_room_as_of_now() -> None:

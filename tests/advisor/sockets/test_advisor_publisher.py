@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
-from kvgraph.advisor.planner import PrefetchOrder
+from kvgraph.advisor.prefetch.prefetch_orders import PrefetchOrder
 from kvgraph.advisor.sockets.peers import Peer
 from kvgraph.advisor.sockets.publisher import AdvicePublisher
 from kvgraph.advisor.sockets.sequence import SequenceTracker

@@ -234,7 +234,7 @@ class _Desk:
 
     def _advise(self, engine: _Engine, now: float) -> None:
         client, ranking = engine.paper.side.client, self._planner.latest.get(engine.name)
-        order = self._planner.wanted.get(engine.name)
+        order = self._planner.orders.latest.get(engine.name)
         client.hold_ranking(None if ranking is None else replace(ranking, known_of=now))
         client.hold_wanted(None if order is None else order.keys)
 

@@ -64,6 +64,6 @@ class StepSidecar:
         if ranking is not None:
             knowing = replace(ranking, heard=self._heard)
             client.put(RankingMessage.of(knowing, max(0.0, now - ranking.ts)))
-        order = self._planner.wanted.get(self._name)
+        order = self._planner.orders.latest.get(self._name)
         if order is not None:
             client.put(PrefetchMessage(order.keys.tobytes()))

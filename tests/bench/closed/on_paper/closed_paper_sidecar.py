@@ -59,7 +59,7 @@ class PaperSidecar:
         self._planner.tick()
         ranking = self._planner.latest.get(self._name)
         word = self._planner.admissions.get(self._name)
-        order = self._planner.wanted.get(self._name)
+        order = self._planner.orders.latest.get(self._name)
         client.hold_ranking(None if ranking is None else replace(ranking, known_of=now))
         client.hold_admission(None if word is None else replace(word, known_of=now))
         client.hold_wanted(None if order is None else order.keys)

@@ -64,7 +64,7 @@ class LateSidecar:
         after = max(now + self._says_after, self._unsaid[-1][0] if self._unsaid else 0.0)
         known = self._known_of
         made = dataclasses.replace(self._planner.latest["engine"], ts=now, known_of=known)
-        self._unsaid.append((after, made, self._planner.wanted["engine"].keys))
+        self._unsaid.append((after, made, self._planner.orders.latest["engine"].keys))
 
     def _link(self) -> None:
         """A new sidecar greets the engine; it lives for as long as callers' words outlive it."""
