@@ -117,7 +117,7 @@ def check_hooks() -> Check:
     """Does everything of vLLM's that the hooks rely on exist, with the parameters they use."""
     if problems := live_misfits():
         return Check("hooks", False, "; ".join(problems), _NOT_FITTING)
-    for part in (Part.TIERS, Part.ADMISSION, Part.ENDS):
+    for part in (Part.TIERS, Part.ADMISSION, Part.ENDS, Part.WAKING):
         if problems := live_misfits(part):
             detail = f"no {part.value} with this vLLM: {'; '.join(problems)}"
             return Check("hooks", True, detail, _NOT_FITTING)

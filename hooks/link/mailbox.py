@@ -43,10 +43,12 @@ class Mailbox:
 
     Attributes:
         finds: Finds a ranking's blocks when it arrives; None: whoever applies it does.
+        ordered: Is told what to bring back when that arrives; must not wait, nor raise.
         content_key: The sidecar's, to digest what salted prompts say; None before it is known.
     """
 
     finds: Finds | None = None
+    ordered: Callable[[Keys], None] | None = None
 
     def __init__(self, max_stale_s: float, protect_stale_s: float, clock: Clock) -> None:
         self._clock = clock
@@ -132,7 +134,9 @@ class Mailbox:
             case StillValid():
                 self._redate(advice)
             case PrefetchMessage():
-                self._wanted = as_keys(advice.order)
+                self._wanted = order = as_keys(advice.order)
+                if self.ordered is not None:
+                    self.ordered(order)
             case SendTips():
                 self._tips_until = self._clock() + advice.seconds
             case ContentKey():

@@ -22,6 +22,7 @@ class Part(Enum):
     ADMISSION = "admission"
     SAMPLING = "sampling decode steps"
     ENDS = "reading why answers end"
+    WAKING = "waking an idle engine for prefetches"
 
 
 class Use(Enum):

@@ -205,6 +205,8 @@ _TIERS: Final = (  # transfers
         },
         Part.TIERS,
     ),
+    *_read("vllm.config", "SchedulerConfig", "policy", Part.TIERS),
+    *_read(f"{_V1}.request", "Request", "skip_reading_prefix_cache", Part.TIERS),
     *_named(f"{_KV}.v1.base", "KVConnectorRole.WORKER", Part.TIERS),
     *_called("vllm.utils.hashing", {"get_hash_fn_by_name": "hash_fn_name"}, Part.TIERS),
     *_named(f"{_V1}.kv_cache_layout", "KVCacheLayout.BLHNC", Part.TIERS),
@@ -252,6 +254,21 @@ _SAMPLING: Final = (  # sampled
     *_read(f"{_CORE}.sched.output", "SchedulerOutput", "num_scheduled_tokens", Part.SAMPLING),
     *_called(f"{_V1}.worker.block_table", {"BlockTable.get_numpy_array": ""}, Part.SAMPLING),
 )
+_WAKING: Final = (  # idle
+    *_called(
+        f"{_V1}.engine.core",
+        {
+            "EngineCoreProc.run_busy_loop": "",
+            "DPEngineCoreProc.run_busy_loop": "",
+            "EngineCoreProc.is_scheduler_paused": "",
+        },
+        Part.WAKING,
+    ),
+    *_read(f"{_V1}.engine.core", "EngineCoreProc", "input_queue", Part.WAKING),
+    *_read(f"{_V1}.engine.core", "EngineCore", "scheduler vllm_config", Part.WAKING),
+    *_named(f"{_V1}.engine", "EngineCoreRequestType.WAKEUP", Part.WAKING),
+    *_read("vllm.config", "ParallelConfig", "data_parallel_size", Part.WAKING),
+)
 RELIED_ON: Final[tuple[Need, ...]] = (
-    *_STARTING, *_CONNECTOR, *_POOL, *_ADMISSION, *_TIERS, *_ENDS, *_SAMPLING
+    *_STARTING, *_CONNECTOR, *_POOL, *_ADMISSION, *_TIERS, *_ENDS, *_SAMPLING, *_WAKING
 )  # fmt: skip

@@ -17,6 +17,7 @@ from kvgraph.hooks.reliance.fit import VALUE, Need, Part, Use, misfit, misfits
 from kvgraph.hooks.reliance.live_vllm import live_misfits, live_shape
 from kvgraph.hooks.reliance.relied_on import RELIED_ON
 from kvgraph.hooks.vllm import plugin, shapes
+from kvgraph.hooks.vllm.idle.loop_hook import follow_loops
 from kvgraph.hooks.vllm.scheduler_hook import bind_scheduler
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
@@ -182,6 +183,22 @@ def test_what_admission_alone_needs_costs_admission_alone(paper_config: Any, spo
     assert shapes.reason_for_no_tiers(paper_config) is None
     with pytest.raises(TypeError, match=r"RequestQueue\.pop_request wants surprise"):
         bind_scheduler(SimpleNamespace(connector=None))
+
+
+def test_what_waking_alone_needs_costs_waking_alone(
+    paper_config: Any, spoil: Spoil, caplog: pytest.LogCaptureFixture
+) -> None:
+    from vllm.v1.engine.core import EngineCore, EngineCoreProc
+
+    spoil(EngineCore, "is_scheduler_paused")
+    stock = EngineCoreProc.run_busy_loop
+    with caplog.at_level(logging.WARNING):
+        follow_loops()
+    assert EngineCoreProc.run_busy_loop is stock
+    (line,) = caplog.messages
+    assert "not woken for prefetches" in line
+    assert "EngineCoreProc.is_scheduler_paused wants surprise" in line
+    assert shapes.reason_for_no_tiers(paper_config) is None
 
 
 @pytest.mark.parametrize(
