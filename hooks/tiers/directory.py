@@ -77,6 +77,11 @@ class CopyDirectory:
         """How many copies can be begun now."""
         return self.warm_capacity - self._held
 
+    @property
+    def has_any(self) -> bool:
+        """Whether there is any complete copy or record."""
+        return bool(self._warm or self._cold)
+
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._warm or block_hash in self._cold
 

@@ -23,12 +23,14 @@ from ..tiers.budget import TierSettings
 from ..tiers.jobs import TierAnswer
 from .barrier import guarded
 from .detached import Detached
+from .idle.loop_hook import follow_loops
 from .logs import log_where_vllm_logs
 from .sampled.sample_words import told_apart
 from .scheduler import SchedulerSide, Surroundings
 from .settings import ENDPOINT_KEY, SIDECAR_VARIABLE, TIERS_KEY, protect_stale_s
 from .shapes import reason_to_leave_alone
 from .store.tier_support import records_opener
+from .transfers.bridge import TierCacheBridge
 from .transfers.cache_layout import wanted_layout
 from .transfers.worker import TierMetadata, WorkerSide
 from .transfers.worker_calls import WorkerCalls
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.core import EngineCoreProc
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
@@ -104,6 +107,8 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
         side = self.attach(
             gpu_block_pool, Surroundings(lambda end: AdvisorClient(endpoint, end, options))
         )
+        if self._tiers and self._tiers.prefetch:
+            follow_loops()
         side.client.start()
 
     def attach(self, pool: BlockPool, surroundings: Surroundings) -> SchedulerSide:
@@ -113,11 +118,15 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
             self._kv_cache_manager,
         )  # fmt: skip
         self.side = side
+        if isinstance(side.bridge, TierCacheBridge):
+            side.client.ordered = side.bridge.idle.ordered
         return side
 
     def detach(self, wait_s: float) -> None:
         """Leave the engine to itself, but for what vLLM was promised."""
         side, self.side = self.side, Detached(self.side.bridge)
+        if isinstance(side.bridge, TierCacheBridge):
+            side.bridge.idle.unbind()
         side.leave(wait_s)
 
     def bind_scheduler(self, scheduler: Scheduler) -> None:
@@ -127,6 +136,11 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
             TypeError: It is no scheduler that this can be done with.
         """
         self.side.hold_at(scheduler, self.holds, self.holds_no_longer)
+
+    def bind_loop(self, loop: EngineCoreProc) -> None:
+        """Wake the engine by ``loop``, which is about to take its steps, for prefetches."""
+        if isinstance(self.side.bridge, TierCacheBridge):
+            self.side.bridge.idle.bind(loop)
 
     @guarded(False)
     def holds(self, request: Request) -> bool:
@@ -190,7 +204,7 @@ class KvGraphConnector(WorkerCalls, SupportsHMA):  # type: ignore[misc]
 
     @guarded(False)
     def has_pending_push_work(self) -> bool:
-        """Whether transfers are under way whose end only another step can report."""
+        """Whether only another step can report the end of a transfer, or begin one."""
         return self.side.busy
 
     @guarded((False, None))

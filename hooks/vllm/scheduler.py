@@ -202,13 +202,12 @@ class SchedulerSide:
         taken = self._changes.take()
         self.observer.requests_preempted(preempted)
         self._news.after_step(self.observer.stored)
-        ranking, wanted = self.client.ranking(), self.client.wanted()
+        ranking, fetched = self.client.ranking(), self.bridge.offered(self.client.wanted)
         self.arranger.step_ended(taken)
-        running, fetched = len(self.observer.running), self.bridge.offered(wanted)
-        self.arranger.expect(*self._demand.most(running, fetched))
+        self.arranger.expect(*self._demand.most(len(self.observer.running), fetched))
         self._arrange(ranking)
         self.holding.step()
-        return self.bridge.step(ranking, wanted, StepTaken(tokens, taken, self.arranger.held_back))
+        return self.bridge.step(ranking, fetched, StepTaken(tokens, taken, self.arranger.held_back))
 
     def step_ended(self) -> None:
         """Note that a step's output arrived."""
@@ -221,7 +220,7 @@ class SchedulerSide:
 
     @property
     def busy(self) -> bool:
-        """Whether transfers are under way whose end only another step can report."""
+        """Whether only another step can report the end of a transfer, or begin one."""
         return self.bridge.busy
 
     def drop_copies(self) -> bool:

@@ -260,10 +260,10 @@ def connected(
     transfer = KVTransferConfig(
         kv_connector="KvGraphConnector", kv_role="kv_both", kv_connector_extra_config=extra
     )
-    bounds = SimpleNamespace(max_num_batched_tokens=batched_tokens, max_num_seqs=requests)
+    bounds = {"max_num_batched_tokens": batched_tokens, "max_num_seqs": requests}
     config = SimpleNamespace(
         kv_transfer_config=transfer,
-        scheduler_config=bounds,
+        scheduler_config=SimpleNamespace(policy="fcfs", **bounds),
         model_config=SimpleNamespace(served_model_name="bench", model="bench"),
         parallel_config=_ALONE,
     )

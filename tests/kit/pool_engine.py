@@ -380,7 +380,7 @@ def scheduler_side(
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     config = SimpleNamespace(
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=256, max_num_seqs=8),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=256, max_num_seqs=8, policy="fcfs"),
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=workers
         ),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....graph.messages.advice import EvictionRanking
 from ....graph.messages.events import AnyEvent
-from ....graph.types import Keys, Tier
+from ....graph.types import Tier
 from ....kernels.errors import StorageError
 from ...store.shared_store import open_store
 from ...store.store_settings import StoreSettings
@@ -60,8 +60,9 @@ class StoreBridge(TierCacheBridge):
         emit: Callable[[AnyEvent], None],
         workers: int,
         manager: KVCacheManager | None = None,
+        by_priority: bool = False,
     ) -> None:
-        super().__init__(pool, group, index, settings, ledger, emit, workers, manager)
+        super().__init__(pool, group, index, settings, ledger, emit, workers, manager, by_priority)
         assert settings.store is not None
         self._names: list[str] = []
         self._workers = workers
@@ -99,12 +100,10 @@ class StoreBridge(TierCacheBridge):
         self.sharer.request_finished(request_id, self.recall.exact.get(request_id))
         return super().request_finished(request_id)
 
-    def step(
-        self, ranking: EvictionRanking | None, wanted: Keys | None, step: StepTaken
-    ) -> TierWork:
+    def step(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> TierWork:
         """Decide what the workers shall do; first, what is shared."""
         self.sharer.step()
-        return super().step(ranking, wanted, step)
+        return super().step(ranking, offered, step)
 
     def answered(self, answer: TierAnswer, received: Iterable[str] = ()) -> None:
         """Take what the workers did; by their first words it is known how records are named."""

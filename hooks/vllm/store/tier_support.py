@@ -67,11 +67,16 @@ def new_bridge(
     block_bytes = len(layers.layer_names) * layers.kv_cache_spec.page_size_bytes
     workers = config.parallel_config.world_size
     ledger = TierLedger(block_bytes, workers, emit, clock, costs(clock), settings.spill_all)
+    by_priority = config.scheduler_config.policy == "priority"
     if settings.store is not None:
         from .store_bridge import StoreBridge  # asked for, or never imported
 
-        return StoreBridge(pool, group, index, settings, ledger, emit, workers, manager)
-    return TierCacheBridge(pool, group, index, settings, ledger, emit, workers, manager)
+        return StoreBridge(
+            pool, group, index, settings, ledger, emit, workers, manager, by_priority
+        )
+    return TierCacheBridge(
+        pool, group, index, settings, ledger, emit, workers, manager, by_priority
+    )
 
 
 def records_opener(settings: TierSettings) -> OpenRecords | None:

@@ -12,9 +12,11 @@ from ....graph.types import Keys
 from ...tiers.budget import TierSettings
 from ...tiers.jobs import Load, TierAnswer, TierWork
 from ...tiers.ledger import TierLedger
+from ..ahead.waiting_line import WaitingLine
+from ..idle.idle_engine import IdleEngine
 from .first_words import FirstWords
 from .loader import Loader
-from .no_tiers import NoRecall, NoTiers
+from .no_tiers import NoRecall
 from .prefetcher import Prefetcher
 from .promises import NoPromises, Promises
 from .spiller import Spiller, StepTaken
@@ -48,6 +50,7 @@ class TierCacheBridge:
         emit: Takes each event for the sidecar; must not wait.
         workers: How many workers answer.
         manager: vLLM's record of which request holds which blocks.
+        by_priority: Whether vLLM's queue goes by priority.
 
     Attributes:
         loader, recall: Bring copies back, where they were computed and at other positions.
@@ -55,7 +58,9 @@ class TierCacheBridge:
         promises: Those loads.
         reports: Reports the state of the tiers to the sidecar.
         spiller: Copies blocks before they go.
-        needs, offered: Blocks that requests wait for, by their ids; see ``Prefetcher``.
+        line: Who waits in vLLM's queue, and for how many blocks.
+        request_unqueued: Told of a request that waited for blocks, and is held after all.
+        idle: Wakes the engine for an order that comes while it has nothing to do.
         adapted: Told which keys, that the engine cached, a LoRA adapter computed.
     """
 
@@ -69,22 +74,21 @@ class TierCacheBridge:
         emit: Callable[[AnyEvent], None],
         workers: int,
         manager: KVCacheManager | None = None,
+        by_priority: bool = False,
     ) -> None:
         self.ledger, self.adapted = ledger, ledger.adapted.update
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group, self._pool, self._index = group, pool, index
         self.loader = Loader(group, ledger)
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
-        self._prefetcher = Prefetcher(pool, group, index, ledger, emit)
-        self.offered = self._prefetcher.offered if settings.prefetch else NoTiers().offered
+        self.line, self._prefetches = WaitingLine(by_priority), settings.prefetch
+        self.request_unqueued = self.line.leave
+        self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
+        self.idle = IdleEngine(ledger.clock)
         self.keeps_promises = manager is not None
-        self.promises: Promises | NoPromises = (
-            NoPromises(self.loader, self._prefetcher)
-            if manager is None
-            else Promises(pool, manager)
-        )
+        none = NoPromises(self.loader, self._prefetcher)
+        self.promises: Promises | NoPromises = none if manager is None else Promises(pool, manager)
         self._broken: list[Load] = []  # loads that nobody ordered, and vLLM waits for
-        self.needs: dict[str, int] = {}
         self.recall = NoRecall()
         self._found: dict[str, int] = {}  # and how many of them the pool held when it last asked
         self._first_words = FirstWords(workers, with_disk=settings.keeps_more)
@@ -92,14 +96,11 @@ class TierCacheBridge:
     def request_queued(self, request: Request) -> None:
         """Note that a request waits for blocks in vLLM's queue; a held request needs none yet."""
         self.recall.request_queued(request)
-        self.needs[request.request_id] = 1 + request.num_tokens // self._group.block_size
-
-    def request_unqueued(self, request_id: str) -> None:
-        """Note that a request which waited for blocks is held after all."""
-        self.needs.pop(request_id, None)
+        self.line.join(request, 1 + request.num_tokens // self._group.block_size)
 
     def request_looked_up(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """Return what a load can bring of a request's tokens; see ``Loader.request_looked_up``."""
+        self.line.close(request.request_id)
         if self._first_words.is_worth_waiting():
             return None, False
         first = self._found[request.request_id] = computed_tokens // self._group.block_size
@@ -116,7 +117,7 @@ class TierCacheBridge:
             self.promises.made(request)
         else:
             self.promises.request_resumed(request.request_id)
-        self.needs.pop(request.request_id, None)
+        self.line.leave(request.request_id)
         if found := self._found.pop(request.request_id, 0):
             hashes = self._group.hashes(request, found * self._group.block_size)
             self._prefetcher.hit(hashes)
@@ -132,7 +133,7 @@ class TierCacheBridge:
 
     def request_finished(self, request_id: str) -> dict[str, Any] | None:
         """Note that a request ended; returns what its caller is to know of its cache."""
-        self.needs.pop(request_id, None)
+        self.line.leave(request_id)
         self._found.pop(request_id, None)
         self.loader.request_finished(request_id)
         self.promises.request_finished(request_id)
@@ -143,26 +144,32 @@ class TierCacheBridge:
         self.promises.made(request)
         self._broken.append(_broken_load(request, blocks))
 
-    def step(
-        self, ranking: EvictionRanking | None, wanted: Keys | None, step: StepTaken
-    ) -> TierWork:
+    def offered(self, wanted: Callable[[], Keys | None]) -> int:
+        """How many blocks a prefetch would take, after a step's allocations, at most; ``wanted``
+        reads which keys the sidecar suggests to bring back, best first."""
+        self.line.passed()
+        self.idle.stepped()  # first: an order that comes from now on is taken by another step
+        return self._prefetcher.offered(wanted()) if self._prefetches else 0
+
+    def step(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> TierWork:
         """Decide, after a step's allocations, what the workers shall do.
 
         Args:
             ranking: The latest advice; None without any.
-            wanted: Keys that the sidecar suggests to bring back, best first.
+            offered: See ``offered``.
             step: What was scheduled, and what that took from the pool.
         """
         ledger, tokens = self.ledger, step.tokens
         ledger.costs.step_began(tokens)
         loads = self.loader.take_begun()
         taken = max(1 + tokens // self._group.block_size, step.evicted - loads)
-        more = self.offered(wanted)
-        spare = self.spiller.step(ranking, taken, loads, more, step)
+        spare = self.spiller.step(ranking, taken, loads, offered, step)
         self.spiller.copy(self.recall.take_due(), self._group.suffix)
-        if more:
-            self._prefetcher.step(spare, sum(self.needs.values()))
-        return self.outstanding()
+        if offered:
+            self._prefetcher.step(spare)
+        work = self.outstanding()
+        self.idle.worked(bool(tokens or work.jobs))
+        return work
 
     def outstanding(self) -> TierWork:
         """Take the orders that the workers were not given yet."""
@@ -184,11 +191,12 @@ class TierCacheBridge:
 
     @property
     def busy(self) -> bool:
-        """Whether the engine must go on stepping to learn the end of a job.
+        """Whether the engine must go on stepping to learn the end of a job, or to take an order.
 
         A write to the disk does not count: no request waits for it, and a disk may hang.
         """
-        return bool(self._broken) or self.ledger.book.pressing > 0 or self.recall.busy
+        work = self._broken or self.ledger.book.pressing or self.recall.busy
+        return bool(work) or self.idle.due
 
     def copied(self, hashes: Sequence[bytes]) -> int:
         """How many of ``hashes``, from the first on, can be brought back."""

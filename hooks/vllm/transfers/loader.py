@@ -61,6 +61,7 @@ class Loader:
         self._ledger = ledger
         self._matches: dict[str, _Match] = {}  # looked up, not yet allocated
         self._declined: set[str] = set()
+        self._delayed: dict[str, float] = {}  # by others' loads and prefetches: since when
         self.under_way = 0  # loads that requests wait for
         self._begun = 0  # blocks that loads took since ``take_begun``
 
@@ -93,12 +94,13 @@ class Loader:
             first: Number of its cached blocks.
         """
         coming = self._ledger.coming
-        if hashes and coming.get(hashes[0], 0.0) > self._ledger.clock():
+        if hashes and coming.get(hashes[0], 0.0) > (now := self._ledger.clock()):
+            self._delayed.setdefault(request_id, now)
             return None, False
         count = self._ledger.directory.run(hashes)
         if coming:
             count = next((n for n in range(count) if hashes[n] in coming), count)
-        if not count or not self._is_faster(request_id, hashes[:count]):
+        if not count or not self.is_faster(request_id, hashes[:count]):
             self._matches.pop(request_id, None)
             return 0, False
         self._matches[request_id] = _Match(first, hashes[:count], self._ledger.directory.lost)
@@ -108,6 +110,10 @@ class Loader:
         """Begin to load: vLLM accepted ``tokens`` tokens and gave the request its blocks."""
         match = self._matches.pop(request.request_id, None)
         self._declined.discard(request.request_id)
+        if (since := self._delayed.pop(request.request_id, None)) is not None:
+            counts, now = self._ledger.counts, self._ledger.clock()
+            counts.stall_s += now - since
+            counts.stalls += not tokens  # else its own load counts
         if not tokens:
             return
         assert match is not None, "a load that nobody offered"
@@ -119,13 +125,16 @@ class Loader:
         """Note that a request ended before it was allocated."""
         self._matches.pop(request_id, None)
         self._declined.discard(request_id)
+        self._delayed.pop(request_id, None)
 
     def take_begun(self) -> int:
         """Take how many blocks loads took from the pool since the last call."""
         begun, self._begun = self._begun, 0
         return begun
 
-    def _is_faster(self, request_id: str, hashes: Sequence[bytes]) -> bool:
+    def is_faster(self, request_id: str, hashes: Sequence[bytes]) -> bool:
+        """Whether a request's load of ``hashes`` takes no longer than computing them; if it does,
+        that is said of the request until it is scheduled."""
         if request_id in self._declined:
             return False  # asked again at each step that the request waits: decide once
         ledger = self._ledger

@@ -50,11 +50,11 @@ class NoTiers:
     def fail_load(self, request: Request, blocks: KVCacheBlocks) -> None:
         """Do nothing: the user's own connector promised the load."""
 
-    def offered(self, wanted: Keys | None) -> int:
+    def offered(self, wanted: Callable[[], Keys | None]) -> int:
         """0: nothing can be brought back."""
         return 0
 
-    def step(self, ranking: EvictionRanking | None, wanted: Keys | None, step: StepTaken) -> None:
+    def step(self, ranking: EvictionRanking | None, offered: int, step: StepTaken) -> None:
         """Do nothing: there are no workers."""
 
     def outstanding(self) -> None:

@@ -1,4 +1,5 @@
-"""Loads copies into free blocks before any request asks, as the sidecar suggests."""
+"""Loads copies into free blocks before a request asks: for those that wait, and as the sidecar
+suggests."""
 
 from __future__ import annotations
 
@@ -7,10 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from ....graph.messages.events import BlocksLoaded
 from ....graph.types import Keys
-from ...keys import GROUP_BYTES, key_of, pack_keys
+from ...keys import key_of, pack_keys
 from ...tiers.jobs import JobDone, Load
 from ...tiers.ledger import TierLedger
-from .loader import settle_copies, take_copies
+from ..ahead.lacking_copies import LackingCopies
+from ..ahead.waiting_line import WaitingLine
+from .loader import Loader, settle_copies, take_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +30,7 @@ _MOST_UNUSED_SHARE: Final = 2  # at most 1/2 of the pool may hold blocks not yet
 _MEMORY: Final = 128  # blocks over which the share of hits is measured; chosen
 _LEAST_TRUST: Final = 0.25  # floor, so that prefetching can recover; chosen
 _LEAST_FREE_SHARE: Final = 8  # at least 1/8 of the pool stays free for requests; chosen
-_SCAN: Final = 512  # suggestions looked at per step; chosen
+_SCAN: Final = 512  # suggestions, or blocks of prompts, looked at per step; chosen
 
 
 class Prefetcher:
@@ -39,6 +42,8 @@ class Prefetcher:
         index: Learns which block holds which key.
         ledger: Where copies are booked.
         emit: Takes each event for the sidecar; must not wait.
+        line: Who waits in vLLM's queue.
+        loader: Decides whether a load is faster than computing.
     """
 
     def __init__(
@@ -48,15 +53,15 @@ class Prefetcher:
         index: BlockIndex,
         ledger: TierLedger,
         emit: Callable[[AnyEvent], None],
+        line: WaitingLine,
+        loader: Loader,
     ) -> None:
-        self._pool = pool
-        self._block_size = group.block_size
-        self._suffix = group.index.to_bytes(GROUP_BYTES, "big")
-        self._index = index
-        self._ledger = ledger
-        self._emit = emit
+        self._pool, self._group, self._index = pool, group, index
+        self._ledger, self._emit = ledger, emit
+        self._line = line
+        self._lacking = LackingCopies(group, ledger.directory, self._is_there, loader.is_faster)
         self._order: Keys | None = None
-        self._next = 0
+        self._next = self._left = 0  # left: of the order, while the sidecar stands by it
         self._unused: set[int] = set()  # keys that were brought back and not hit yet
         self._under_way = 0  # blocks that loads are filling
         self._cancelled: int | None = None  # the key that there was no room for last
@@ -70,24 +75,29 @@ class Prefetcher:
 
     def offered(self, order: Keys | None) -> int:
         """Take the sidecar's newest order, if there is one; returns how many blocks a step would
-        take for it at most."""
-        if order is None:
-            return 0
-        if order is not self._order:
+        take at most, for it and for a request that waits."""
+        if order is not None and order is not self._order:
             self._order, self._next = order, 0
-        return min(len(order) - self._next, _MOST_AT_ONCE)
+        self._left = 0 if order is None else len(order) - self._next
+        waiting = self._line.next() if self._ledger.directory.has_any else None
+        if waiting is None:
+            return min(self._left, _MOST_AT_ONCE)
+        awaited = min(waiting.blocks, self._room(_MOST_AT_ONCE, waiting.ahead))
+        return min(self._left + awaited, _MOST_AT_ONCE)
 
-    def step(self, spare: int, needed: int) -> None:
-        """Begin with the next suggestions.
+    def step(self, spare: int) -> None:
+        """Begin with what requests that wait lack, and then with the next suggestions.
 
         Args:
             spare: Blocks that can be taken without losing anything.
-            needed: Blocks to leave for waiting requests.
         """
-        assert self._order is not None
-        hashes = self._next_hashes(self._order, self._room(spare, needed))
-        if hashes:
-            self._begin(hashes)
+        spare = min(spare, _MOST_AT_ONCE)
+        spare -= self._serve_line(spare)
+        if self._left:
+            assert self._order is not None
+            hashes = self._next_hashes(self._order, self._room(spare, self._line.needed))
+            if hashes:
+                self._begin(hashes)
 
     def hit(self, hashes: Sequence[bytes]) -> None:
         """Note that a request found these blocks in the prefix cache."""
@@ -112,13 +122,29 @@ class Prefetcher:
         self._ledger.counts.prefetch_wasted += len(self._unused)
         self._unused.clear()
 
+    def _serve_line(self, spare: int) -> int:
+        """Begin with the copies that requests wait for, in the queue's order; returns how many
+        blocks that took."""
+        begun = looked = 0
+        while looked < _SCAN and (waiting := self._line.next()) is not None:
+            room = self._room(spare - begun, waiting.ahead)
+            if not room:
+                break
+            hashes, were_all = self._lacking.take(waiting.request, room)
+            if hashes:
+                self._begin(hashes)
+            begun, looked = begun + len(hashes), looked + waiting.blocks
+            if were_all:
+                self._line.close(waiting.request.request_id)
+        return begun
+
     def _room(self, spare: int, needed: int) -> int:
         pool = self._pool
         free: int = pool.get_num_free_blocks() - needed - pool.num_gpu_blocks // _LEAST_FREE_SHARE
         unused = len(self._unused) + self._under_way
         most = pool.num_gpu_blocks // _MOST_UNUSED_SHARE
         allowed = int(most * max(self._trust, _LEAST_TRUST)) - unused
-        return max(0, min(spare, free, allowed, _MOST_AT_ONCE))
+        return max(0, min(spare, free, allowed))
 
     def _next_hashes(self, order: Keys, room: int) -> list[bytes]:
         """Return the next suggested blocks that have a copy and are not in the pool."""
@@ -127,7 +153,7 @@ class Prefetcher:
         keys = order[self._next : self._next + _SCAN].tolist()
         for key, block_hash in zip(keys, ledger.directory.hashes_of(keys), strict=True):
             self._next += 1
-            if block_hash is None or block_hash in ledger.coming or self._is_hot(block_hash):
+            if block_hash is None or self._is_there(block_hash):
                 continue
             if len(found) >= room:
                 # The chain's next blocks are unreachable without this one: the rest must wait
@@ -138,9 +164,13 @@ class Prefetcher:
             found.append(block_hash)
         return found[: ledger.directory.run(found)]
 
+    def _is_there(self, block_hash: bytes) -> bool:
+        """Whether a block is in the pool, or a load is bringing it there."""
+        return block_hash in self._ledger.coming or self._is_hot(block_hash)
+
     def _is_hot(self, block_hash: bytes) -> bool:
         cached = self._pool.cached_block_hash_to_block
-        return cached.get_one_block(block_hash + self._suffix) is not None
+        return cached.get_one_block(block_hash + self._group.suffix) is not None
 
     def _begin(self, hashes: list[bytes]) -> None:
         ledger = self._ledger
@@ -181,8 +211,8 @@ class Prefetcher:
         new: list[tuple[int, KVCacheBlock]] = []
         for block_hash, block in zip(hashes, blocks, strict=True):
             if not self._is_hot(block_hash):
-                full_hash = block_hash + self._suffix
-                self._pool._insert_block_hash(full_hash, block, self._block_size)
+                full_hash = block_hash + self._group.suffix
+                self._pool._insert_block_hash(full_hash, block, self._group.block_size)
                 new.append((key_of(block_hash), block))
         keys = [key for key, _ in new]
         self._index.remember(keys, [block.block_id for _, block in new])

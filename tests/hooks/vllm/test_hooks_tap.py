@@ -162,7 +162,7 @@ def test_a_failure_while_binding_leaves_the_pool_alone(
             kv_role="kv_both",
             kv_connector_extra_config={"kvgraph_endpoint": "ipc:///nowhere"},
         ),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=4),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=64, max_num_seqs=4, policy="fcfs"),
     )
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32

@@ -1,0 +1,67 @@
+"""One real vLLM engine in a process of its own, as servers have it, which falls idle.
+
+Called as ``python -P engine_idle.py OPTIONS_JSON``; prints one line ``RESULT {json}``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+BLOCK = 32
+CONTEXT = 7 * BLOCK  # tokens of each prompt, and one more
+OTHERS = 6  # prompts that push the first one out of the pool
+FALLS_IDLE_S, WATCHED_S, ORDERED_S = 1.5, 3.0, 6.0
+
+
+def prompt(seed: int) -> list[int]:
+    return [3 + seed, *range(10, 10 + CONTEXT)]
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    """Serve a prompt and others; be idle, alone, then while orders come, then alone; serve the
+    first again. Options: model."""
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    llm = LLM(
+        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
+        max_model_len=512, num_gpu_blocks_override=24, enforce_eager=True, max_num_seqs=4,
+    )  # fmt: skip
+    sampling = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+
+    def serve(seed: int) -> Any:
+        tokens = TokensPrompt(prompt_token_ids=prompt(seed))
+        return llm.generate(tokens, sampling, use_tqdm=False)[0]
+
+    first = serve(0)
+    for seed in range(1, 1 + OTHERS):
+        serve(seed)
+    time.sleep(FALLS_IDLE_S)
+    before = cpu_s(WATCHED_S)
+    time.sleep(ORDERED_S)
+    after = cpu_s(WATCHED_S)
+    again = serve(0)
+    return {
+        "cpu_s": [before, after],
+        "cached": again.num_cached_tokens,
+        "same": again.outputs[0].token_ids == first.outputs[0].token_ids,
+    }
+
+
+def cpu_s(seconds: float) -> float:
+    """What the engine's process takes of a core's time meanwhile."""
+    import psutil
+
+    children = psutil.Process().children(recursive=True)
+    (core,) = [each for each in children if "EngineCore" in " ".join(each.cmdline())]
+    before = core.cpu_times()
+    time.sleep(seconds)
+    now = core.cpu_times()
+    return now.user + now.system - before.user - before.system
+
+
+if __name__ == "__main__":
+    result = main(json.loads(sys.argv[1]))
+    sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
