@@ -226,7 +226,7 @@ class TierReport(Event, tag=17, frozen=True):
     dropped: Total  # copies given up for want of room
     loaded: Total  # brought back for a request that waited for them
     load_failed: Total
-    stalls: Total  # requests that waited for a load
+    stalls: Total  # requests that waited for a load, their own or one that was under way
     stall_s: Seconds  # how long they waited in all
     recomputed: Total  # in a colder tier, but computing them again was judged faster
     prefetched: Total  # brought back before any request asked

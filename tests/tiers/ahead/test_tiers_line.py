@@ -69,6 +69,22 @@ def test_who_waits_finds_its_copies_in_the_pool_and_waits_for_no_load(engine: An
     assert engine.is_whole()
 
 
+@pytest.mark.parametrize(("plain", "waits"), [(True, 10), (False, 0)])
+def test_of_a_crowd_behind_a_full_house_nobody_waits_for_a_load(
+    paper: Callable[..., Any], plain: bool, waits: int
+) -> None:
+    engine = paper(Shape(blocks=257, warm=1024, plain=plain))
+    for seed in range(1, 11):
+        park(engine, text(BLOCKS, seed))
+    full_house(engine)
+    stalls = counts(engine).stalls
+    crowd = [engine.ask(text(BLOCKS, seed), 4) for seed in range(1, 11)]
+    until(engine, lambda: all(len(engine.outputs[each.request_id]) == 4 for each in crowd))
+    assert counts(engine).stalls - stalls == waits
+    engine.settle()
+    assert engine.is_whole()
+
+
 def test_where_nobody_is_before_it_a_request_loads_for_itself(engine: Any) -> None:
     stalls = counts(engine).stalls
     begin_load(engine, text(BLOCKS, 1))
