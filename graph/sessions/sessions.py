@@ -140,9 +140,14 @@ class SessionTable(SessionOutlook):
             self.soonest = min(self.soonest, float(self._due(np.array([row]))[0]))
 
     def rest(self, row: int) -> None:
-        """Note that the session's last answer ended its turn: a person reads it."""
+        """Note that the session's last answer ended its turn, or its tool asks: it waits for a
+        person."""
         if self.running[row] == 0:
             self.stop[row] = StopReason.END_OF_TURN
+            if self.state[row] == SessionState.WAITING_FOR_TOOL:
+                self.changes += 1
+                self.state[row] = SessionState.IDLE
+                self.tool[row], self.expected_return[row] = NO_ROW, NEVER
 
     def cut_short(self, row: int) -> None:
         """Note that the session's last answer was cut at a length."""

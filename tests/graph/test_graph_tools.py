@@ -9,7 +9,12 @@ import pytest
 from kvgraph.advisor.policies.registry import DEFAULT, new_policy
 from kvgraph.graph import snapshot
 from kvgraph.graph.kvcache_graph import KVCacheGraph
-from kvgraph.graph.messages.events import BlocksStored, RequestFinished, RequestStarted
+from kvgraph.graph.messages.events import (
+    BlocksStored,
+    RequestFinished,
+    RequestStarted,
+    SessionSignal,
+)
 from kvgraph.graph.sessions.tools import A_TENANTS_TOOLS, MOST_TOOLS, ToolBook
 from kvgraph.graph.types import NO_ROW
 
@@ -128,3 +133,17 @@ def test_a_snapshot_knows_what_tools_take(world: World, tmp_path: Path) -> None:
     snapshot.load(restored.graph, tmp_path / "graph.kvg")
     restored.turn("a", "grep")
     assert restored.expected("a") == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_tool_that_asks_a_person_is_a_tool_no_longer(world: World) -> None:
+    """How long the person takes is not how long the tool takes."""
+    world.takes("approve", 2, 2, 2)
+    world.turn("asks", "approve")
+    assert world.expected("asks") == pytest.approx(2)
+    world.graph.apply("e", [SessionSignal("asks", "t", waiting_for_tool=False)])
+    found = world.graph.explain_session("asks", "t")
+    assert (found["state"], found["last_stop"]) == ("idle", "end_of_turn")
+    assert (found["waits_for"], found["expected_return_in_s"]) == (None, None)
+    world.now += 3600
+    world.turn("asks", "approve")
+    assert world.expected("asks") == pytest.approx(2)
