@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .advisor.config.sections import ObserveConfig
     from .advisor.intents.client_hints import hints
     from .advisor.intents.intent_client import IntentClient
+    from .advisor.intents.langgraph_callbacks import LangGraphCallbacks
     from .advisor.replay.lab.hit_rate import hit_rate
     from .advisor.replay.traces.reader import load_trace
     from .advisor.replay.traces.trace import Trace
@@ -64,6 +65,7 @@ __all__ = [
     "KVCacheGraph",
     "KvEventSource",
     "KvGraphError",
+    "LangGraphCallbacks",
     "ObserveConfig",
     "Policy",
     "RequestFinished",
@@ -88,6 +90,7 @@ _ROOMS: Final = {
     "advisor.config.sections": "ObserveConfig",
     "advisor.intents.client_hints": "hints",
     "advisor.intents.intent_client": "IntentClient",
+    "advisor.intents.langgraph_callbacks": "LangGraphCallbacks",
     "advisor.replay.lab.hit_rate": "hit_rate",
     "advisor.replay.traces.reader": "load_trace",
     "advisor.replay.traces.trace": "Trace",

@@ -13,6 +13,7 @@ PUBLIC = {
     "ClassicPolicy", "ClientOptions", "ConfKVCache", "ConfKVSettings", "EdgeType",
     "EngineEnd", "EngineHello", "EvictionRanking",
     "FakeEngine", "GraphLimits", "IntentClient", "KVCacheGraph", "KvEventSource", "KvGraphError",
+    "LangGraphCallbacks",
     "ObserveConfig", "Policy", "RequestFinished", "RequestStarted", "Rules", "ScoreProfile",
     "Segment",
     "Selection",

@@ -1,0 +1,302 @@
+"""A real LangGraph graph with a fake model tells a real sidecar what its threads wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from kvgraph.advisor.intents.intent_client import IntentClient
+from kvgraph.advisor.intents.langgraph_callbacks import LangGraphCallbacks
+from kvgraph.advisor.intents.session_words import SessionWords
+from kvgraph.advisor.remote import RemoteError
+from kvgraph.hooks.fake import FakeEngine
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage, ToolCall
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import StructuredTool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import Command, interrupt
+from page_sidecar import BLOCK, TOKEN, PageSidecar
+
+PATIENCE_S = 20.0
+
+
+def calls(*tools: str) -> AIMessage:
+    """What a model says to have tools called."""
+    asked = [
+        ToolCall(name=name, args={"what": "x"}, id=f"{name}-{n}") for n, name in enumerate(tools)
+    ]
+    return AIMessage(content="", tool_calls=asked)
+
+
+class Agent:
+    """An agent whose model says what a test wants, and is served by an engine that a sidecar knows.
+
+    Attributes:
+        slow: What the tool ``search`` waits for.
+    """
+
+    def __init__(self, signals: LangGraphCallbacks, engine: FakeEngine, *says: AIMessage) -> None:
+        self.slow, self.started = threading.Event(), threading.Event()
+        self._engine, self._model = engine, GenericFakeChatModel(messages=iter(says))
+        self.saver = signals.watch(InMemorySaver())
+        self._config: RunnableConfig = {"callbacks": [signals]}
+        tools = [
+            StructuredTool.from_function(each, description="For a test.")
+            for each in (self.search, self.approve, self.broken)
+        ]
+        graph = StateGraph(MessagesState)
+        graph.add_node("model", self._turn)
+        graph.add_node("tools", ToolNode(tools, handle_tool_errors=False))
+        graph.add_edge(START, "model")
+        graph.add_conditional_edges("model", tools_condition)
+        graph.add_edge("tools", "model")
+        self.graph = graph.compile(checkpointer=self.saver)
+
+    def config(self, thread: str) -> RunnableConfig:
+        return {**self._config, "configurable": {"thread_id": thread}}
+
+    def run(self, thread: str, words: Any = "Hello") -> dict[str, Any]:
+        said = words if isinstance(words, Command) else {"messages": [HumanMessage(words)]}
+        found: dict[str, Any] = self.graph.invoke(said, self.config(thread))
+        return found
+
+    def search(self, what: str) -> str:
+        self.started.set()
+        assert self.slow.wait(PATIENCE_S)
+        return f"found {what}"
+
+    def approve(self, what: str) -> str:
+        return str(interrupt(what))
+
+    def broken(self, what: str) -> str:
+        raise ValueError(what)
+
+    def _turn(self, state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+        """One request, under its thread's name."""
+        thread = config["configurable"]["thread_id"]
+        self._engine.run(list(range(BLOCK * (1 + len(state["messages"])))), thread)
+        return {"messages": [self._model.invoke(state["messages"])]}
+
+
+@pytest.fixture
+def engine(page_sidecar: PageSidecar) -> Iterator[FakeEngine]:
+    with FakeEngine(page_sidecar.endpoint, 64, BLOCK) as engine:
+        yield engine
+
+
+@pytest.fixture
+def signals(page_sidecar: PageSidecar) -> Iterator[LangGraphCallbacks]:
+    signals = LangGraphCallbacks(page_sidecar.url, TOKEN)
+    yield signals
+    signals.close()
+
+
+def known(sidecar: PageSidecar, session: str) -> dict[str, Any]:
+    """What the sidecar says of a session; nothing before it has heard of it."""
+    request = urllib.request.Request(f"{sidecar.url}/sessions/{session}/explain")
+    request.add_header("Authorization", f"Bearer {TOKEN}")
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return cast(dict[str, Any], json.load(answer))
+    except urllib.error.HTTPError:
+        return {}
+
+
+def until(sidecar: PageSidecar, session: str, **is_so: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := known(sidecar, session)).items() >= is_so.items():
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def test_while_a_tool_runs_the_session_waits_for_it(
+    page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
+) -> None:
+    agent = Agent(signals, engine, calls("search"), AIMessage("Done."))
+    run = threading.Thread(target=agent.run, args=("chat-7",))
+    run.start()
+    try:
+        until(page_sidecar, "chat-7", state="waiting_for_tool", waits_for="search")
+    finally:
+        agent.slow.set()
+        run.join(PATIENCE_S)
+    until(page_sidecar, "chat-7", state="idle", last_stop="end_of_turn", turns=2)
+
+
+def test_a_tool_that_asks_a_person_is_waited_for_as_a_person_is(
+    page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
+) -> None:
+    agent = Agent(signals, engine, calls("approve"), AIMessage("Done."))
+    assert agent.run("chat-7")["__interrupt__"]
+    until(page_sidecar, "chat-7", state="idle", last_stop="end_of_turn", waits_for=None, turns=1)
+    agent.run("chat-7", Command(resume="yes"))
+    until(page_sidecar, "chat-7", last_stop="end_of_turn", turns=2)
+
+
+def test_a_thread_that_is_deleted_is_a_session_that_is_over(
+    page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
+) -> None:
+    agent = Agent(signals, engine, AIMessage("One."), AIMessage("Two."))
+    for thread in ("chat-7", "chat-8"):
+        agent.run(thread)
+        until(page_sidecar, thread, last_stop="end_of_turn")
+    agent.saver.delete_thread("chat-7")
+    asyncio.run(agent.saver.adelete_thread("chat-8"))
+    for thread in ("chat-7", "chat-8"):
+        until(page_sidecar, thread, state="ended")
+        assert agent.saver.get(agent.config(thread)) is None
+
+
+def test_a_run_that_fails_has_ended_its_turn(
+    page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
+) -> None:
+    agent = Agent(signals, engine, calls("broken"))
+    with pytest.raises(ValueError, match="x"):
+        agent.run("chat-7")
+    until(page_sidecar, "chat-7", state="idle", last_stop="end_of_turn")
+
+
+def test_an_asynchronous_run_says_the_same(
+    page_sidecar: PageSidecar, engine: FakeEngine, signals: LangGraphCallbacks
+) -> None:
+    agent = Agent(signals, engine, calls("approve"))
+    asyncio.run(agent.graph.ainvoke({"messages": [HumanMessage("Hi")]}, agent.config("chat-7")))
+    until(page_sidecar, "chat-7", state="idle", last_stop="end_of_turn")
+
+
+# No sidecar, and what it costs then ---------------------------------------------------------------
+
+
+def test_a_silent_sidecar_costs_an_agent_nothing_but_one_line(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    signals = LangGraphCallbacks("http://127.0.0.1:9", "no token")
+    agent = Agent(signals, engine, *[calls("search", "search"), AIMessage("Done.")] * 3)
+    agent.slow.set()
+    for thread in ("a", "b", "c"):
+        assert agent.run(thread)["messages"][-1].content == "Done."
+    signals.close(PATIENCE_S)
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("kvgraph")]
+    assert len(lines) == 1
+    assert "signals are dropped: no sidecar answers" in lines[0]
+
+
+class Heard:
+    """A client that notes what it is told, once it is let go."""
+
+    def __init__(self) -> None:
+        self.words: list[tuple[str, ...]] = []
+        self.leave = threading.Event()
+        self.answer = "accepted"
+
+    def __getattr__(self, kind: str) -> Callable[..., dict[str, str]]:
+        def told(session: str, *rest: Any, **named: Any) -> dict[str, str]:
+            assert self.leave.wait(PATIENCE_S)
+            self.words.append((kind, session, *filter(None, rest)))
+            return {"answer": self.answer}
+
+        return told
+
+
+def new_words(heard: Heard, settle_s: float = 0.0) -> SessionWords:
+    return SessionWords(lambda: cast(IntentClient, heard), settle_s=settle_s)
+
+
+def test_only_the_latest_word_on_a_session_is_told() -> None:
+    heard = Heard()
+    heard.leave.set()
+    words = new_words(heard, settle_s=PATIENCE_S)
+    words.waits("a", "bash")
+    words.turn_ended("a")
+    words.waits("b", "bash")
+    words.goes_on("b")
+    words.turn_ended("c")
+    words.goes_on("c")
+    words.close(PATIENCE_S)
+    assert heard.words == [("turn_ended", "a"), ("turn_ended", "c")]
+
+
+def test_nobody_waits_for_a_sidecar_that_hangs_and_the_words_are_bounded() -> None:
+    heard = Heard()
+    words = new_words(heard)
+    for number in range(5000):
+        words.waits(f"chat-{number}", "bash")
+    heard.leave.set()
+    words.close(PATIENCE_S)
+    assert 1024 <= len(heard.words) < 1100
+    assert heard.words[-1] == ("waiting", "chat-4999", "bash")
+
+
+def test_a_session_that_no_sidecar_knows_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    heard = Heard()
+    heard.answer = "missing"
+    heard.leave.set()
+    words = new_words(heard)
+    for name in "abc":
+        words.turn_ended(name)
+    words.close(PATIENCE_S)
+    assert len(heard.words) == 3
+    assert len(caplog.records) == 1
+    assert "kvgraph.hints(session=" in caplog.text
+
+
+def test_after_a_silence_a_sidecar_is_asked_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING)
+    heard, asked = Heard(), list[float]()
+    heard.leave.set()
+
+    def connect() -> IntentClient:
+        asked.append(time.monotonic())
+        if len(asked) == 1:
+            raise RemoteError("none is running")
+        return cast(IntentClient, heard)
+
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    words = SessionWords(connect, settle_s=0.0)
+    for at, name in ((1000.0, "a"), (1005.0, "b"), (1011.0, "c")):
+        now[0] = at
+        words.turn_ended(name)
+        words.close(PATIENCE_S)
+    assert len(asked) == 2
+    assert heard.words == [("turn_ended", "c")]
+    assert len(caplog.records) == 1
+
+
+def test_runs_without_a_thread_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(SessionWords, "turn_ended", lambda _, session: said.append(session))
+    graph = StateGraph(MessagesState)
+    graph.add_node("model", lambda state: {"messages": [AIMessage("Hi.")]})
+    graph.add_edge(START, "model")
+    compiled = graph.compile()
+    compiled.invoke({"messages": []}, {"callbacks": [LangGraphCallbacks("http://127.0.0.1:9")]})
+    assert said == []
+
+
+def test_without_langchain_the_package_imports_and_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "langchain_core.py").write_text(
+        "raise ImportError('No module named langchain_core')"
+    )
+    code = "import kvgraph; kvgraph.IntentClient; kvgraph.LangGraphCallbacks"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path), "PATH": ""},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert "pip install 'kvgraph[langgraph]'" in done.stderr
