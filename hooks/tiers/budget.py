@@ -16,7 +16,8 @@ COLD_VARIABLE: Final = "AITHER_KVCACHE_COLD_GIB"
 DIRECTORY_VARIABLE: Final = "AITHER_KVCACHE_COLD_DIR"
 PREFETCH_VARIABLE: Final = "AITHER_KVCACHE_PREFETCH"
 SPILL_VARIABLE: Final = "AITHER_KVCACHE_SPILL"
-DISK_SUFFIX: Final = ".tier"  # of a disk tier's files
+FILE_PREFIX: Final = "kvgraph-"  # of a disk tier's files
+DISK_SUFFIX: Final = ".tier"
 
 _SPILL: Final = ("worth", "all")
 

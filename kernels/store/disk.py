@@ -168,9 +168,10 @@ class DiskTier:
             self._refusing = True
 
     def close(self) -> None:
-        """Write what is cached and let the file go."""
+        """Write what is cached and let the file go, dated for ``remove_unused``."""
         with contextlib.suppress(OSError):
             os.fsync(self._file)
+            os.utime(self._file)
         os.close(self._file)
 
     def _slot(self, key: bytes) -> int | None:
@@ -241,14 +242,17 @@ class DiskTier:
 
 
 def remove_unused(paths: Iterable[Path]) -> list[Path]:
-    """Remove tiers' files that no process has open; returns those that are gone.
+    """Remove tiers' files that no process has open; returns those that this removed.
 
     Raises:
         StorageError: One cannot be removed.
     """
     removed = []
     for path in paths:
-        with _explained(f"disk tier {path}"), contextlib.suppress(BlockingIOError):
+        with (
+            _explained(f"disk tier {path}"),
+            contextlib.suppress(BlockingIOError, FileNotFoundError),  # another was faster
+        ):
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -143,14 +145,66 @@ def test_two_models_that_take_turns_keep_their_disks(tmp_path: Path) -> None:
             disk.close()
 
 
-def test_the_file_of_outdated_weights_goes_once_nobody_has_it_open(tmp_path: Path) -> None:
-    old = opened(model_at("a/b", "old"), tmp_path)
-    new = opened(model_at("a/b", "new"), tmp_path)
-    assert len(list(tmp_path.glob("*.tier"))) == 2, "an engine still serves the old ones"
-    new.close()
-    old.close()
+def aged(directory: Path, seconds: float) -> None:
+    for path in directory.glob("*.tier"):
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_files_of_other_weights_and_models_age_out_unless_somebody_has_them_open(
+    tmp_path: Path,
+) -> None:
+    day = 86_400
+    served = opened(model_at("e/f", "served"), tmp_path)
+    for model in (model_at("a/b", "old"), model_at("c/d", "ccc")):
+        opened(model, tmp_path).close()
+    (tmp_path / "notes.tier").write_text("not ours")
+    aged(tmp_path, day - 100)
     opened(model_at("a/b", "new"), tmp_path).close()
-    assert len(list(tmp_path.glob("*.tier"))) == 1
+    assert len(list(tmp_path.glob("*.tier"))) == 5, "who goes back finds what was left"
+    aged(tmp_path, day + 100)
+    for rank in (0, 1):
+        opened(model_at("a/b", "new"), tmp_path, rank=rank).close()
+    left = {path.name for path in tmp_path.glob("*.tier")}
+    assert len(left) == 4
+    assert {served.path.name, "notes.tier"} < left
+    served.close()
+
+
+def test_orphans_give_way_to_a_file_that_needs_their_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk with room for two files, the one that was left first goes."""
+    names, pwrite = list[str](), os.pwrite
+
+    def full_with_two(*args: Any) -> int:
+        if len(list(tmp_path.glob("*.tier"))) > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(*args)
+
+    monkeypatch.setattr(os, "pwrite", full_with_two)
+    for seconds, commit in ((300, "one"), (200, "two"), (100, "three")):
+        disk = opened(model_at("a/b", commit), tmp_path)
+        assert disk is not None
+        names.append(disk.path.name)
+        disk.close()
+        os.utime(disk.path, (time.time() - seconds,) * 2)
+    assert {path.name for path in tmp_path.glob("*.tier")} == set(names[1:])
+
+
+def test_a_sweep_dates_its_own_file_and_removes_what_is_old(tmp_path: Path) -> None:
+    from kvgraph.hooks.tiers.disk_orphans import DiskOrphans, DiskSweep
+
+    own, other = tmp_path / "kvgraph-a-b-0-0.tier", tmp_path / "kvgraph-a-c-0-0.tier"
+    for path in (own, other):
+        path.write_bytes(b"")
+    aged(tmp_path, 1e6)
+    sweep = DiskSweep(own, DiskOrphans(tmp_path, "kvgraph-a-b-"), period_s=0.01)
+    deadline = time.monotonic() + 20
+    while other.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    sweep.close()
+    assert time.time() - own.stat().st_mtime < 1000
 
 
 def test_more_memory_than_there_is_for_all_workers_is_capped_in_words(

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ....kernels.errors import StorageError
-from ....kernels.store.disk import DiskTier, remove_unused
-from ...tiers.budget import DISK_SUFFIX, TierSettings
+from ....kernels.store.disk import DiskTier
+from ...tiers.budget import DISK_SUFFIX, FILE_PREFIX, TierSettings
+from ...tiers.disk_orphans import DiskOrphans, DiskSweep
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -36,32 +37,32 @@ def open_disk(
         return None
     try:
         identity = disk_identity(config)
-        _remove_outdated(settings.cold_dir, config, identity)
         path = settings.cold_dir / file_name(config, identity)
         whole = repr((identity, _place(config), cache.layout.record(1)))
-        return DiskTier(path, record_bytes, capacity, whole)
+        orphans = _orphans_beside(path)
+        orphans.age_out()
+        return orphans.make_room(lambda: DiskTier(path, record_bytes, capacity, whole))
     except StorageError as error:
         logger.warning("kvgraph: no disk tier: %s", error)
         return None
 
 
+def new_sweep(disk: DiskTier) -> DiskSweep:
+    """Begin to sweep the directory of a worker's ``disk``."""
+    return DiskSweep(disk.path, _orphans_beside(disk.path))
+
+
 def file_name(config: VllmConfig, identity: str) -> str:
     """Return one name per model, per what its bytes depend on, and per worker's place."""
     engine, rank = _place(config)
-    return f"{_model_prefix(config)}{_digest(identity)}-{engine}-{rank}{DISK_SUFFIX}"
+    model = _digest(str(config.model_config.model))
+    return f"{FILE_PREFIX}{model}-{_digest(identity)}-{engine}-{rank}{DISK_SUFFIX}"
 
 
-def _remove_outdated(directory: Path, config: VllmConfig, identity: str) -> None:
-    """Remove files of this model as it was before, unless an engine has them open."""
-    prefix = _model_prefix(config)
-    files = set(directory.glob(f"{prefix}*{DISK_SUFFIX}"))
-    ours = set(directory.glob(f"{prefix}{_digest(identity)}-*"))
-    for path in remove_unused(sorted(files - ours)):
-        logger.info("kvgraph: removed %s: what it held is not served here any more", path)
-
-
-def _model_prefix(config: VllmConfig) -> str:
-    return f"kvgraph-{_digest(str(config.model_config.model))}-"
+def _orphans_beside(path: Path) -> DiskOrphans:
+    """Return the files that are of no worker of the engine whose worker has ``path``."""
+    own, *_ = path.name.rsplit("-", 2)
+    return DiskOrphans(path.parent, f"{own}-")
 
 
 def _place(config: VllmConfig) -> tuple[int, int]:

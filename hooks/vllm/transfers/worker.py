@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ....kernels.layout.layout import PagedKv
     from ....kernels.maths.rope import Rope
+    from ...tiers.disk_orphans import DiskSweep
     from ...tiers.lanes.record_lane import Records
     from ...tiers.mover import TierMover
 
@@ -73,6 +74,7 @@ class WorkerSide:
         self.mover: TierMover | None = None
         self._answers = Answers(WorkerStart())
         self._failed_blocks: set[int] = set()
+        self._sweep: DiskSweep | None = None
 
     def register(self, views: dict[str, Any]) -> None:
         """Take vLLM's cache, one view per layer. Memory is committed when the first copies come."""
@@ -118,6 +120,8 @@ class WorkerSide:
 
     def close(self) -> None:
         """Release memory and disk."""
+        if self._sweep is not None:
+            self._sweep.close()
         if self.mover is not None:
             self.mover.close()
 
@@ -125,7 +129,7 @@ class WorkerSide:
         from ....kernels import ops
         from ....kernels.store.arena import Arena
         from ...tiers.mover import TierMover
-        from .disk_file import open_disk
+        from .disk_file import new_sweep, open_disk
 
         given = granted_bytes(self._settings)
         if cache.memory.is_cuda:
@@ -133,6 +137,7 @@ class WorkerSide:
         arena = Arena.for_cache(cache.layout, given)
         ops.prepare(cache, arena.kv)  # compiled and measured now, where it holds up no request
         disk = open_disk(self._config, self._settings, cache, arena.record_bytes)
+        self._sweep = new_sweep(disk) if disk is not None else None
         store = self._open_records(self._config, cache) if self._open_records else None
         mover = TierMover(
             cache, arena, disk, hash_bytes(self._config), rope=rope_of(self._config), store=store
