@@ -42,7 +42,7 @@ class CopyDirectory:
         cold_capacity: Records that fit on every worker's disk.
         lost: Copies and records that were given up since the start.
         in_store: Blocks that the shared store held when it was asked for a request that waits.
-        voided: What was given up, until the workers are told of it.
+        voided: What was given up or is whole, until the workers are told of it.
         told: Called with the hashes of blocks that have copies from now on.
         holds_twice: Says whether any copy is of a block that is in use in the pool.
 
@@ -136,6 +136,8 @@ class CopyDirectory:
                 warm[block_hash] = copy
                 order.add(block_hash)
                 completed.append(block_hash)
+                if self.cold_capacity and copy.may_demote and block_hash not in self._cold:
+                    self.voided.named.append((copy.id, block_hash))
         self._hashes.update(zip(unpack(pack_hashes(completed)), completed, strict=True))
         self.told(completed)
         return completed

@@ -105,15 +105,18 @@ class TierWork:
         erase: Hashes whose records on disk are given up.
         disown: Whether a later process must not find what is on disk from here on: the weights may
             have changed in memory, in which case their checkpoint does not tell.
+        named: Copies in memory that are whole and on no disk, with their hashes: what is left of
+            them when the engine ends is written to the disk.
     """
 
     jobs: tuple[Job, ...] = ()
     release: tuple[int, ...] = ()
     erase: tuple[bytes, ...] = ()
     disown: bool = False
+    named: tuple[tuple[int, bytes], ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.release or self.erase or self.disown)
+        return bool(self.jobs or self.release or self.erase or self.disown or self.named)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from ...graph.types import Tier
 from ..keys import pack_hashes
 from .costs import TransferCosts
 from .directory import Copy, CopyDirectory
-from .jobs import Demote, JobBook, JobDone, WorkerStart
+from .disk_writes import DiskWrites
+from .jobs import JobBook, WorkerStart
 
 _ANNOUNCED_AT_ONCE = 65_536  # keys per event; chosen
-_DEMOTIONS_AT_ONCE = 64  # copies on their way to the disk; chosen
 _PATIENCE_S = 1.0  # seconds that others wait for a load at least; chosen
 _USUAL_TIMES = 2.0  # … and so many times as long as such a load usually takes; chosen
 _LOW_WATER = 16  # with a disk, one record in so many is kept free; chosen
@@ -55,6 +55,7 @@ class TierLedger:
 
     Attributes:
         coming: Hashes of blocks that a load is bringing back, and until when other requests wait.
+        disk: What is written to the disk.
         reads_store: Whether this engine reads a store that others share.
         adapted: Keys of blocks in the pool that a LoRA adapter computed. It may be trained
             further under its name: no copy of them may outlive this process.
@@ -87,7 +88,8 @@ class TierLedger:
         self.adapted: set[int] = set()
         self.clock = clock
         self._emit = emit
-        self._was_cleared, self._demoting = False, 0
+        self.disk = DiskWrites(self)
+        self._was_cleared = False
 
     def expect(self, hashes: Sequence[bytes], *sizes: int) -> None:
         """Note that a load of so many bytes begins: others wait for it while it is not too slow."""
@@ -110,7 +112,7 @@ class TierLedger:
         directory = self.directory
         missing = count - directory.room
         if directory.cold_capacity:
-            self._demote(missing + directory.warm_capacity // _LOW_WATER, first)
+            self.disk.demote(missing + directory.warm_capacity // _LOW_WATER, first)
         elif missing > 0:
             self.give_up(directory.victims(missing, first))
         return min(count, directory.room)
@@ -151,62 +153,6 @@ class TierLedger:
             directory.add_cold(block_hash)
         if self._was_cleared:
             directory.clear()
-
-    def _demote(self, count: int, first: Iterable[bytes]) -> None:
-        """Demote up to ``count`` copies; drop those that need not or may not be on disk."""
-        count = min(count, min(_DEMOTIONS_AT_ONCE, self.directory.cold_capacity) - self._demoting)
-        if count <= 0:
-            return
-        directory = self.directory
-        victims = directory.victims(count, first)
-        new = [copy for copy in victims if self._is_to_demote(copy)]
-        demoting = {copy.id for copy in new}
-        self.give_up([copy for copy in victims if copy.id not in demoting])
-        if new:
-            self._begin_demotion(new)
-
-    def _is_to_demote(self, copy: Copy) -> bool:
-        directory, block_hash = self.directory, copy.block_hash
-        twice = directory.stands_twice(block_hash)  # it will have a copy again when it leaves
-        return copy.may_demote and not twice and not directory.is_cold(block_hash)
-
-    def _begin_demotion(self, copies: list[Copy]) -> None:
-        for copy in copies:
-            copy.pins += 1
-        self._demoting += len(copies)
-        self._make_cold_room()
-        job = Demote(
-            self.book.number(),
-            tuple(copy.id for copy in copies),
-            tuple(copy.block_hash for copy in copies),
-        )
-        self.book.open(job, lambda done: self._demoted(copies, done))
-
-    def _demoted(self, copies: list[Copy], done: JobDone) -> None:
-        self._demoting -= len(copies)
-        directory = self.directory
-        for copy in copies:
-            directory.unpin(copy)
-        kept = [copy for copy in copies if directory.warm(copy.block_hash) is copy]
-        refused = {copies[at].id for at in done.failed}
-        written = [copy.block_hash for copy in kept if copy.id not in refused]
-        # Cleared meanwhile: what was written no longer counts.
-        self.lose_cold([copy.block_hash for copy in copies if copy not in kept], Cause.RESET)
-        for block_hash in written:
-            directory.add_cold(block_hash)
-        self.counts.demoted += len(written)
-        self.announce(written, Tier.COLD)
-        # A copy that the disk did not take goes all the same: memory is what is short.
-        self.give_up(kept, Cause.NOT_TAKEN)
-        self.counts.dropped -= len(written)
-
-    def _make_cold_room(self) -> None:
-        """Make room on disk for what is on its way: the disk would choose victims itself."""
-        excess = self.directory.cold_blocks + self._demoting - self.directory.cold_capacity
-        if excess > 0:
-            gone = self.directory.oldest_cold(excess)
-            self.counts.dropped += len(gone)
-            self.lose_cold(gone)
 
     # For the sidecar ----------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 from collections.abc import Sequence, Set
 from typing import Final
 
@@ -25,6 +27,7 @@ from .lanes.record_lane import RECORD_KEY_BYTES, Records, all_of
 from .lanes.record_lanes import RecordLanes, kept_by
 from .lanes.task_thread import TaskThread
 from .lanes.transfer_lane import TransferLane
+from .unwritten import Unwritten
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,7 @@ _FAILED: Final = (
     "kvgraph: a %s failed (%s); blocks without a copy are computed again, and further failures are "
     "only counted"
 )
+_HAND_OVER_S: Final = 1.0  # seconds for the memory's thread to do so at the end; chosen
 _LESS: Final = (
     "kvgraph: host memory for %d copies only: %s; raise what the machine or the container lets a "
     "process lock (ulimit -l, docker's --ulimit memlock=-1, its memory limit)"
@@ -73,6 +77,7 @@ class TierMover:
     ) -> None:
         self.cache, self._arena, self._rope = cache, arena, rope
         self._handles: dict[int, int] = {}  # copy → record of the arena; the memory's thread's own
+        self._unwritten = Unwritten()  # the memory's thread's own, too
         self._loads = TransferLane("kvgraph-loads", cache.memory.device, first=True)
         self._spills = TransferLane("kvgraph-spills", cache.memory.device)
         self._memory = TaskThread("kvgraph-memory")
@@ -101,7 +106,10 @@ class TierMover:
         self.lanes.give_up_on_overdue()
 
     def close(self) -> None:
-        """Finish what is under way and let memory and disk go."""
+        """Finish what is under way, write what no disk has yet, and let memory and disk go."""
+        handed = threading.Event()
+        self._memory.put(lambda: self._hand_over(handed))
+        handed.wait(_HAND_OVER_S)
         # Each hands over to those that follow; of one that hangs no memory is taken away.
         others = (self._memory, self._loads, self._spills)
         if all([self.lanes.close(), *(each.close() for each in others)]):
@@ -109,7 +117,15 @@ class TierMover:
 
     # On the memory's thread ---------------------------------------------------------------------
 
+    def _hand_over(self, handed: threading.Event) -> None:
+        """Give the disk's thread the copies that it is to write before it ends."""
+        with contextlib.suppress(Exception):  # they are computed again
+            rest = self._unwritten.newest_first()
+            self.lanes.disk.write_last([(key, self._handles[copy]) for copy, key in rest])
+        handed.set()
+
     def _order(self, work: TierWork, fence: Fence) -> None:
+        self._unwritten.told(work)
         self._release(work.release)
         if work.erase:
             self.lanes.disk.erase(work.erase)
@@ -201,6 +217,8 @@ class TierMover:
         self, job: Job, failed: Set[int], seconds: float, error: Exception | None = None
     ) -> None:
         """Report a job whose positions ``failed`` on the disk, and all of it after an error."""
+        if isinstance(job, Demote):
+            self._unwritten.written(job, failed)
         if error is None and failed:
             refused = StorageError(f"{kept_by(job)} refused or damaged {len(failed)} records")
             self._report(job, frozenset(failed), seconds, refused)

@@ -10,6 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.engine
 SCRIPT = "engine_tiers.py"
+CONTEXT_BLOCKS = 7  # of a session that is parked
 BLOCK_BYTES = 65_536  # of the tiny model in float32
 # A load that fails is not among them: vLLM goes on counting what it promised as cached.
 FAULTS = ("arena_full", "spill_fails", "disk_corrupt", "disk_full", "restart_other")
@@ -112,6 +113,18 @@ def test_after_a_reset_nothing_old_is_used(tiers: Any) -> None:
 
 def test_a_restart_finds_its_disk_again(tiers: Any) -> None:
     assert scene(tiers, "restart_same")["computed"] <= 3 + 32
+
+
+def test_what_nothing_evicts_is_on_disk_after_an_hour(tiers: Any) -> None:
+    facts = scene(tiers, "idle_hour")
+    assert facts["pool"] == facts["disk"] == CONTEXT_BLOCKS
+    assert facts["computed"] <= 3 + 32
+
+
+def test_what_memory_has_when_an_engine_ends_a_restart_finds(tiers: Any) -> None:
+    facts = scene(tiers, "restart_warm")
+    assert facts["disk"] < CONTEXT_BLOCKS
+    assert facts["computed"] <= 3 + 32
 
 
 def test_an_error_of_ours_during_a_load_leaves_no_request_waiting(

@@ -142,7 +142,7 @@ class DirectoryModel(RuleBasedStateMachine):
 
     @rule()
     def tell_workers(self) -> None:
-        told, erased, _ = self.directory.voided.take()
+        told, erased, *_ = self.directory.voided.take()
         assert len(set(told)) == len(told)
         assert set(told) == self.released
         assert list(erased) == self.erased

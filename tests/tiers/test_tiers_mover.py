@@ -14,7 +14,7 @@ import torch
 from kvgraph.hooks.tiers import mover
 from kvgraph.hooks.tiers.costs import TransferCosts
 from kvgraph.hooks.tiers.jobs import Demote, Job, JobDone, Load, Spill, TierWork, WorkerStart
-from kvgraph.hooks.tiers.lanes import task_thread
+from kvgraph.hooks.tiers.lanes import record_lane, task_thread
 from kvgraph.hooks.tiers.lanes.answer_watch import AnswerWatch
 from kvgraph.hooks.tiers.lanes.record_lane import RECORD_KEY_BYTES
 from kvgraph.hooks.tiers.lanes.transfer_lane import TransferLane
@@ -315,6 +315,57 @@ def test_what_is_erased_is_not_read_again(new_bench: NewBench, tmp_path: Path) -
     assert bench.mover.answers.take_loaded() == ({"r"}, {8})
 
 
+def test_what_is_in_memory_at_the_end_is_written_and_a_later_process_finds_it(
+    new_bench: NewBench, tmp_path: Path
+) -> None:
+    bench = new_bench(disk=new_disk(tmp_path))
+    before = bench.bytes_of(5)
+    bench.do(Spill(1, (3, 4, 5), (1, 2, 3)))
+    bench.do(Demote(2, (1,), (key(33),)), named=((1, key(33)), (3, key(55))))
+    bench.close()
+    again = new_bench(disk=new_disk(tmp_path))
+    (start,) = again.mover.answers.take_answer().starts
+    assert set(start.on_disk) == {key(33), key(55)}, "nobody said that the third is whole"
+    (done,) = again.do(load(3, (9,), (8,), from_disk={0: key(55)}))
+    assert not done.failed
+    assert again.bytes_of(8) == before
+
+
+def test_at_the_end_nothing_is_written_that_was_given_up_or_is_of_unknown_weights(
+    new_bench: NewBench, tmp_path: Path
+) -> None:
+    bench = new_bench(disk=new_disk(tmp_path))
+    bench.do(Spill(1, (3, 4), (1, 2)), named=((1, key(33)), (2, key(44))))
+    bench.do(Spill(2, (5,), (3,)), release=(1,))
+    bench.close()
+    again = new_bench(disk=(disk := new_disk(tmp_path)))
+    assert set(disk) == {key(44)}
+    again.do(Spill(1, (3,), (1,)), named=((1, key(33)),))
+    again.do(Spill(2, (4,), (2,)), disown=True, named=((1, key(33)),))
+    again.give(named=((2, key(55)),))
+    again.close()
+    assert set(disk) == {key(44)}
+
+
+def test_the_end_waits_for_a_slow_disk_only_so_long(
+    new_bench: NewBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest copies first: of a chain, the root."""
+    disk = new_disk(tmp_path)
+    bench, write, written = new_bench(disk=disk), disk.write, list[bytes]()
+
+    def slow(name: bytes, record: Any) -> bool:
+        written.append(name)
+        time.sleep(0.2)
+        return write(name, record)
+
+    monkeypatch.setattr(disk, "write", slow)
+    monkeypatch.setattr(record_lane, "LAST_WRITES_S", 0.1)
+    bench.do(Spill(1, (3, 4, 5), (1, 2, 3)), named=tuple((n, key(n)) for n in (1, 2, 3)))
+    bench.close()
+    assert written == [key(3)]
+
+
 def test_records_are_announced_at_the_start_once(new_bench: NewBench, tmp_path: Path) -> None:
     disk = new_disk(tmp_path)
     disk.write(key(5), bytes(SIZE))
@@ -414,7 +465,7 @@ def test_after_a_reset_the_disk_belongs_to_no_checkpoint(
         bench.do(Spill(ledger.book.number(), (3,), (copy.id,)))
         directory.complete_all([copy])
         ledger.make_room(directory.warm_capacity, [key(33)])
-        _, erased, cleared = directory.voided.take()
+        _, erased, cleared, _ = directory.voided.take()
         work = TierWork(ledger.book.take(), erase=erased, disown=cleared)
         bench.mover.submit(work)
         for done in bench.wait(1):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
 RECORD_KEY_BYTES: Final = 32
+LAST_WRITES_S: Final = 4.0
+"""Seconds for which copies are written when an engine ends; chosen: vLLM gives its workers five."""
 
 Outcome = Callable[[], Set[int]]  # what failed; or raises
 Rest = Callable[[Set[int], float], None]
@@ -134,6 +136,13 @@ class RecordLane:
         pairs = enumerate(zip(job.hashes, views, strict=True))
         return {at for at, (key, view) in pairs if not self._write(key, view)}
 
+    def write_last(self, copies: Sequence[tuple[bytes, int]]) -> None:
+        """Write copies before the lane closes, by their hashes and in this order, as many as there
+        is time for."""
+        if self.records is not None and not self._watch.stuck:
+            until = time.perf_counter() + LAST_WRITES_S
+            self._thread.put(lambda: self._write_last(copies, until))
+
     def erase(self, hashes: Sequence[bytes]) -> None:
         """Give up records, after what was begun before."""
         self._thread.put(lambda: self._erase(hashes))
@@ -168,6 +177,12 @@ class RecordLane:
             except Exception as error:
                 self._refuse(job, seconds, error)
         self._release(sorted(late))
+
+    def _write_last(self, copies: Sequence[tuple[bytes, int]], until: float) -> None:
+        for block_hash, record in copies:
+            if time.perf_counter() > until:
+                return
+            self._write(block_hash, self._arena.record_view(record))
 
     def _write(self, block_hash: bytes, view: memoryview) -> bool:
         written = self.records is not None and self.records.write(_record_key(block_hash), view)

@@ -15,6 +15,7 @@ from ...tiers.ledger import TierLedger
 from ..ahead.waiting_line import WaitingLine
 from ..idle.idle_engine import IdleEngine
 from .first_words import FirstWords
+from .idle_writer import IdleWriter
 from .loader import Loader
 from .no_tiers import NoRecall
 from .prefetcher import Prefetcher
@@ -81,6 +82,7 @@ class TierCacheBridge:
         self._group, self._pool, self._index = group, pool, index
         self.loader = Loader(group, ledger)
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
+        self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
         self.line, self._prefetches = WaitingLine(by_priority), settings.prefetch
         self.request_unqueued = self.line.leave
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
@@ -118,7 +120,9 @@ class TierCacheBridge:
         else:
             self.promises.request_resumed(request.request_id)
         self.line.leave(request.request_id)
-        if found := self._found.pop(request.request_id, 0):
+        found = self._found.pop(request.request_id, 0)
+        self._idle_writer.request_scheduled(request, found + to_load // self._group.block_size)
+        if found:
             hashes = self._group.hashes(request, found * self._group.block_size)
             self._prefetcher.hit(hashes)
             self.ledger.directory.used(hashes)
@@ -135,6 +139,7 @@ class TierCacheBridge:
         """Note that a request ended; returns what its caller is to know of its cache."""
         self.line.leave(request_id)
         self._found.pop(request_id, None)
+        self._idle_writer.request_finished(request_id, self.recall.exact.get(request_id))
         self.loader.request_finished(request_id)
         self.promises.request_finished(request_id)
         return self.recall.request_finished(request_id)
@@ -165,6 +170,7 @@ class TierCacheBridge:
         taken = max(1 + tokens // self._group.block_size, step.evicted - loads)
         spare = self.spiller.step(ranking, taken, loads, offered, step)
         self.spiller.copy(self.recall.take_due(), self._group.suffix)
+        self._idle_writer.step()
         if offered:
             self._prefetcher.step(spare)
         work = self.outstanding()
@@ -229,6 +235,7 @@ class TierCacheBridge:
         """Give up what the colder tiers hold; False while a request waits for some of it."""
         self.ledger.clear()
         self.recall.clear()
+        self._idle_writer.end()
         self.spiller.look_again()
         return not self.promises.binding
 

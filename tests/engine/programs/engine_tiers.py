@@ -108,6 +108,15 @@ class Stage:
         self.settle()
         return len(prompt) - self.cached[name]
 
+    def serve_named(self, name: str, prompt: list[int]) -> list[bytes]:
+        """Serve one request; what the engine calls its prompt's full blocks."""
+        self.add(name, prompt)
+        self.step()
+        (request,) = self.scheduler.requests.values()
+        self.until(lambda: name in self.texts)
+        self.settle()
+        return list(request.block_hashes[: len(prompt) // BLOCK])
+
     def settle(self) -> None:
         self.until(lambda: not self.scheduler.has_requests())
         if self.tiers and self.connector.side.attached:
@@ -344,6 +353,35 @@ def restart_other(stage: Stage) -> Facts:
     return {"computed": stage.serve("strange again", context)}
 
 
+def idle_hour(stage: Stage) -> Facts:
+    """Nothing evicts a session for an hour: by then it is on disk, and a restart finds it."""
+    hashes = stage.serve_named("idle first", prompt(121))
+    if stage.tiers:
+        stage.bridge.ledger.clock = lambda: time.monotonic() + 3600.0
+    for number in range(3):
+        stage.serve(f"meanwhile {number}", prompt(122))
+        time.sleep(SPILLER_RESTS_S)  # longer than copies of blocks take to be looked for
+    facts: Facts = {}
+    if stage.tiers:
+        cached = stage.pool.cached_block_hash_to_block
+        found = [cached.get_one_block(each + stage.connector.side.group.suffix) for each in hashes]
+        facts["pool"] = len(found) - found.count(None)
+        facts["disk"] = sum(map(stage.bridge.ledger.directory.is_cold, hashes))
+    stage.restart()
+    return {**facts, "computed": stage.serve("idle again", [*prompt(121), 7, 8, 9])}
+
+
+def restart_warm(stage: Stage) -> Facts:
+    """What only memory has when an engine ends is written then."""
+    hashes = stage.serve_named("ended first", prompt(126))
+    stage.push_out()
+    facts: Facts = {}
+    if stage.tiers:
+        facts["disk"] = sum(map(stage.bridge.ledger.directory.is_cold, hashes))
+    stage.restart()
+    return {**facts, "computed": stage.serve("ended again", [*prompt(126), 7, 8, 9])}
+
+
 def broken_side(stage: Stage) -> Facts:
     """Every call of the scheduler's side raises, once before and once while a session loads."""
     facts: Facts = {}
@@ -384,7 +422,8 @@ def _break(stage: Stage, name: str, method: str, early: bool, seed: int) -> Fact
 
 SCENES = (
     returns, arena_full, spill_fails, load_fails, disk_corrupt, disk_full, disk_slow,
-    abort_during_load, preemption, reset, restart_same, restart_other, broken_side,
+    abort_during_load, preemption, reset, restart_same, restart_other, idle_hour, restart_warm,
+    broken_side,
 )  # fmt: skip
 
 
