@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .advisor.intents.client_hints import hints
     from .advisor.intents.intent_client import IntentClient
     from .advisor.intents.langgraph_callbacks import LangGraphCallbacks
+    from .advisor.precache.prefix_keeper import PrefixKeeper
     from .advisor.replay.lab.hit_rate import hit_rate
     from .advisor.replay.traces.reader import load_trace
     from .advisor.replay.traces.trace import Trace
@@ -68,6 +69,7 @@ __all__ = [
     "LangGraphCallbacks",
     "ObserveConfig",
     "Policy",
+    "PrefixKeeper",
     "RequestFinished",
     "RequestStarted",
     "Rules",
@@ -91,6 +93,7 @@ _ROOMS: Final = {
     "advisor.intents.client_hints": "hints",
     "advisor.intents.intent_client": "IntentClient",
     "advisor.intents.langgraph_callbacks": "LangGraphCallbacks",
+    "advisor.precache.prefix_keeper": "PrefixKeeper",
     "advisor.replay.lab.hit_rate": "hit_rate",
     "advisor.replay.traces.reader": "load_trace",
     "advisor.replay.traces.trace": "Trace",

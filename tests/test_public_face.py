@@ -13,7 +13,7 @@ PUBLIC = {
     "ClassicPolicy", "ClientOptions", "ConfKVCache", "ConfKVSettings", "EdgeType",
     "EngineEnd", "EngineHello", "EvictionRanking",
     "FakeEngine", "GraphLimits", "IntentClient", "KVCacheGraph", "KvEventSource", "KvGraphError",
-    "LangGraphCallbacks",
+    "LangGraphCallbacks", "PrefixKeeper",
     "ObserveConfig", "Policy", "RequestFinished", "RequestStarted", "Rules", "ScoreProfile",
     "Segment",
     "Selection",

@@ -1,1 +1,1 @@
-"""The sidecar's end of ``POST /v1/intents``; a client of it for agent frameworks, and LangGraph's."""
+"""The sidecar's end of ``POST /v1/intents``, and its clients in agent frameworks."""

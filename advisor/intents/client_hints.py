@@ -45,6 +45,7 @@ def hints(
     tool: str | None = None,
     session_ended: bool | None = None,
     secret: str | None = None,
+    warming: bool | None = None,
 ) -> dict[str, Any]:
     """The fields that a request's body needs beside its own; see ``Use it`` in the README.
 
@@ -54,7 +55,7 @@ def hints(
     said: dict[str, Any] = {
         "session": session, "tenant": tenant, "waiting_for_tool": waiting_for_tool,
         "expected_return_s": expected_return_s, "tool": tool, "session_ended": session_ended,
-        "secret": secret,
+        "secret": secret, "warming": warming,
     }  # fmt: skip
     said = {name: value for name, value in said.items() if value is not None}
     if messages:

@@ -141,9 +141,24 @@ def read_precache(path: Path) -> PrecacheConfig:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is no TOML: {error}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: {where}: {first['msg']}") from None
+        raise ConfigError(f"{path}: {_first(error)}") from None
+
+
+def new_prefix(**fields: Any) -> PrefixConfig:
+    """A prefix that an application names, checked as one of a file.
+
+    Raises:
+        ConfigError: Names the field that is wrong, and what is allowed.
+    """
+    try:
+        return PrefixConfig.model_validate(fields)
+    except ValidationError as error:
+        raise ConfigError(f"a prefix: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _text(text: str, directory: Path) -> str:

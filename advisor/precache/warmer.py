@@ -142,7 +142,7 @@ class Warmer:
             "temperature": 0, "stream": False,
         }  # fmt: skip
         if self._lease is not None:  # other servers may refuse a field that they do not know
-            body |= hints(session=prefix.key)
+            body |= hints(session=prefix.key, warming=True)
         return {**body, "tools": list(prefix.tools)} if prefix.tools else body
 
     def _named(self) -> str:

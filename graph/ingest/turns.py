@@ -91,12 +91,14 @@ class TurnRecorder:
         """Apply a request's start: count its hits, tag its blocks, begin its session's turn."""
         self._tables.blocks.tokens[rows] = event.block_size
         self._tables.links.walk(rows)
-        self._count_hits(event, rows, now)
+        if not event.warms:
+            self._count_hits(event, rows, now)
         self._walked(engine, event, rows)
         session = self._sessions.of_request(engine, event, rows, now)
-        self._note_regret(engine, event, rows, session, now)
         hold = self._held.begun(engine, event.request_id)
-        self._tables.history.started(engine, event, session, rows, now, hold)
+        if not event.warms:
+            self._note_regret(engine, event, rows, session, now)
+            self._tables.history.started(engine, event, session, rows, now, hold)
         self._segments.tag(engine, event, rows, session, now)
         if not _is_tip(event, rows):
             self._sessions.supersede(session, rows)

@@ -107,6 +107,7 @@ class RequestStarted(Event, tag=6, frozen=True):
     # The first missing block is in the pool, but this one of ``EngineHello.groups`` lacks what a
     # match up to its end needs.
     lacking: GroupPlace | None = None
+    warms: bool = False  # it only has its prompt computed, for others: no hit, and nobody's miss
 
 
 CUT_AT_A_LENGTH = "finished_length_capped"  # ``RequestFinished.reason``, as vLLM has it

@@ -152,6 +152,7 @@ class EngineObserver:
             waited_s=waited_s(request),
             spliced_tokens=spliced,
             lacking=lacking,
+            warms=meaning.warming and request.max_tokens == 1,  # whatever a caller says of others
         )
         began, contents = self._began(event, request), self._contents(request)
         late = _late_prompt(self._recent, request, (found + to_load) // self._group.block_size)

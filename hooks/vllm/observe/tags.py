@@ -4,7 +4,7 @@
                    "name": "policy.md", "memory_id": "m-17", "pinned": 60}],
      "tenant": "acme", "session": "chat-7",
      "waiting_for_tool": true, "expected_return_s": 4.0, "tool": "bash",
-     "session_ended": false, "recall": true, "share": true}
+     "session_ended": false, "recall": true, "share": true, "warming": false}
 
 Every key is optional; ranges are prompt tokens; the signals describe the session once this request
 has finished. What is malformed, unknown or not allowed (``hints.py``; ``"secret"`` may allow it) is
@@ -45,6 +45,7 @@ class Meaning:
     session_ended: bool = False
     tool: str | None = None
     recall: bool | None = None
+    warming: bool = False
 
 
 NO_MEANING: Final = Meaning()
@@ -221,7 +222,15 @@ def _layer(value: object) -> int:
 
 
 _OF_A_SESSION: Final = frozenset(
-    {"session", "waiting_for_tool", "expected_return_s", "tool", "session_ended", "recall"}
+    {
+        "session",
+        "waiting_for_tool",
+        "expected_return_s",
+        "tool",
+        "session_ended",
+        "recall",
+        "warming",
+    }
 )
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "tenant": _name,
@@ -231,4 +240,5 @@ _READERS: Final[dict[str, Callable[[object], Any]]] = {
     "tool": _name,
     "session_ended": _flag,
     "recall": _flag,
+    "warming": _flag,
 }

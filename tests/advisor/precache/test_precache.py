@@ -7,15 +7,26 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from kvgraph.advisor.cli import main
 from kvgraph.advisor.precache.precache_config import ServerConfig, read_precache
+from kvgraph.advisor.precache.prefix_keeper import PrefixKeeper
 from kvgraph.advisor.precache.prefix_keys import SYSTEM_PREFIX, prefix_key
 from kvgraph.advisor.precache.stable_prefix import stable_messages, warming_messages
-from kvgraph.advisor.precache.warmer import Prefix, ServerRefusalError, Warmer
+from kvgraph.advisor.precache.warmer import Prefix, ServerRefusalError, Warmed, Warmer
 from kvgraph.graph.errors import ConfigError
+from kvgraph.graph.intents.intent import Intent, IntentKind, Target, Verdict
+from kvgraph.graph.kvcache_graph import KVCacheGraph
+from kvgraph.graph.messages.events import (
+    BlocksStored,
+    EngineHello,
+    RequestFinished,
+    RequestStarted,
+)
+from small_world import pack
 
 STABLE = [{"role": "system", "content": "Be kind."}]
 
@@ -105,7 +116,7 @@ def test_what_a_sidecar_leases_is_not_computed() -> None:
     now[0] = 160.0
     assert [each.how for each in warmer.sweep([prefix])] == ["leased"], "a lease ends first"
     assert (len(ask.asked), len(leased)) == (1, 2)
-    assert ask.asked[0]["kv_transfer_params"]["kvgraph"] == {"session": "conv:a"}
+    assert ask.asked[0]["kv_transfer_params"]["kvgraph"] == {"session": "conv:a", "warming": True}
 
 
 def test_a_sidecar_that_has_not_heard_yet_is_asked_again() -> None:
@@ -153,6 +164,77 @@ def test_what_a_server_could_not_say_is_asked_again(answer: Any) -> None:
         assert found.how == "failed"
         assert found.reason
     assert len(ask.asked) == 2
+
+
+@pytest.mark.parametrize("warms", [True, False])
+def test_a_warming_request_is_no_hit_and_no_miss_and_its_blocks_can_be_leased(warms: bool) -> None:
+    graph, chain = KVCacheGraph(), pack(1, 2)
+    ended = RequestFinished("r", chain, 33, 34, "length", "conv:a")
+    graph.apply("e", [EngineHello("e", "m", 16, 40, "v"), BlocksStored(chain, None, 16)])
+    for cached in (0, 32):
+        began = RequestStarted("r", chain, 33, cached, 16, "conv:a", warms=warms)
+        graph.apply("e", [began, ended])
+    counted = [graph.counters[name] for name in ("requests", "prompt_tokens", "cached_tokens")]
+    assert counted == ([0, 0, 0] if warms else [2, 66, 32])
+    assert graph.explain(1)["hits"] == (0 if warms else 1)
+    leased = graph.intents.apply(Intent(IntentKind.PIN, Target(session="conv:a"), 60.0))
+    assert (leased.verdict, leased.blocks) == (Verdict.ACCEPTED, 2)
+
+
+# A keeper in an application ---------------------------------------------------------------------
+
+
+def keeper_of(api: str, directory: Path, **options: Any) -> PrefixKeeper:
+    text = f'pin = false\n[server]\nurl = "{api}"\n[[prefix]]\nsystem = "Be kind."'
+    return PrefixKeeper(written(directory, text), **options)
+
+
+def test_a_session_that_opens_is_warm_before_its_first_turn(api: str, tmp_path: Path) -> None:
+    said = SimpleQueue[Warmed]()
+    keeper = keeper_of(api, tmp_path, say=said.put).start()
+    assert said.get(timeout=20).key == SYSTEM_PREFIX, "at the start"
+    keeper.open("chat-7", [*STABLE, {"role": "user", "content": "Today: sun."}])
+    assert said.get(timeout=20).key == "conv:chat-7", "and not with the next sweep"
+    keeper.stop()
+    assert Api.bodies[1]["messages"][1]["content"] == "Today: sun."
+    assert {(body["max_tokens"], body["temperature"]) for body in Api.bodies} == {(1, 0)}
+
+
+def test_a_session_is_kept_until_it_is_closed_or_forgotten(api: str, tmp_path: Path) -> None:
+    now = [0.0]
+    keeper = keeper_of(api, tmp_path, clock=lambda: now[0])
+    assert [each.key for each in keeper.sweep()] == [SYSTEM_PREFIX]
+    for name in ("used", "closed", "left"):
+        keeper.open(name, STABLE, ttl="5m")
+    assert [each.key for each in keeper.sweep()] == ["conv:used", "conv:closed", "conv:left"]
+    now[0] = 200.0
+    keeper.used("used")
+    keeper.used("nobody")
+    keeper.close("closed")
+    now[0] = 240.0
+    assert [each.key for each in keeper.sweep()] == ["conv:left"], "untouched for 80 % of its time"
+    now[0] = 440.0
+    assert [each.key for each in keeper.sweep()] == ["conv:used"]
+    now[0] = 3601.0
+    assert [each.key for each in keeper.sweep()] == [SYSTEM_PREFIX, "conv:used"]
+    now[0] = 3801.0
+    assert keeper.sweep() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [({"messages": []}, "neither"), ({"messages": STABLE, "ttl": "2h"}, "ttl")],
+)
+def test_a_session_that_cannot_be_kept_is_told_at_once(
+    fields: Any, problem: str, api: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        keeper_of(api, tmp_path).open("chat-7", **fields)
+
+
+def test_what_no_server_takes_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keeper_of("http://127.0.0.1:9/v1", tmp_path).sweep()
+    assert "not warmed: http://127.0.0.1:9/v1 cannot be asked" in caplog.text
 
 
 # The command ------------------------------------------------------------------------------------

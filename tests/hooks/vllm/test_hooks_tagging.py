@@ -34,11 +34,12 @@ def test_a_full_tag() -> None:
             "expected_return_s": 4,
             "session_ended": False,
             "tool": "bash",
+            "warming": True,
         }
     )
     assert meaning == Meaning(
         (Segment(2, 0, 96, 0.9), Segment(5, 96, 128, None, "n", "m-1")),
-        "acme", "chat-7", True, 4.0, False, "bash",
+        "acme", "chat-7", True, 4.0, False, "bash", None, True,
     )  # fmt: skip
 
 
