@@ -9,10 +9,12 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from page_sidecar import TOKEN, PageSidecar
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 FEWER_LINES_THAN = 60
@@ -89,6 +91,15 @@ def test_kv_events_of_vllms_own_publisher_are_watched(tmp_path: Path) -> None:
     assert held[-1] > 5
     victims = [int(key) for key in first.removeprefix("first to go: ").split()]
     assert victims == sorted(victims, reverse=True), "one chain, tail first"
+
+
+def test_an_agent_of_langgraph_says_what_it_waits_for(page_sidecar: PageSidecar) -> None:
+    assert run("langgraph_agent.py", page_sidecar.endpoint, page_sidecar.url) == ["Found."]
+    request = urllib.request.Request(f"{page_sidecar.url}/sessions/chat-7/explain")
+    request.add_header("Authorization", f"Bearer {TOKEN}")
+    with urllib.request.urlopen(request) as answer:
+        found = json.load(answer)
+    assert (found["turns"], found["last_stop"]) == (2, "end_of_turn")
 
 
 def test_a_policy_is_written_and_replayed() -> None:
