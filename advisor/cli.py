@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -29,7 +30,7 @@ from .replay.closed.cli import closed
 from .replay.fleets.plan_cli import plan
 from .replay.lab.prior_cli import prior
 from .replay.recordings.cli import traffic
-from .terminal import facts_report, status_report
+from .terminal import facts_report, hashing_warnings, status_report
 from .top.top_cli import top
 
 COMMAND_GROUP: Final = "kvgraph.commands"
@@ -123,6 +124,8 @@ def status(url: UrlOption = None, as_json: JsonOption = False) -> None:
         console.print(status_report(answer))
         if secret := secret_of(each):
             typer.echo(f"watch it at {page_address(each, secret)}")
+    for said in hashing_warnings(chain.from_iterable(each["engines"] for each in answers.values())):
+        typer.echo(said)
 
 
 def explain(

@@ -171,6 +171,7 @@ class StatusBoard:
             ruling=self._graph.ruling(peer.engine),
             room=self._planner.admissions.get(peer.engine),
             ranked_by=ranked_by(self._graph, peer.engine),
+            hashing=peer.hashing.told,
         )
 
     def _observed(self, stats: GraphStats) -> Iterable[EngineStatus]:

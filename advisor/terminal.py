@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
 
+from ..graph.messages.block_hashing import REMEDY, BlockHashing, disagreements
 from .admission.wording import admission_facts
 from .terminal_tables import engines_report, facts_table, layers_report
 
@@ -16,11 +17,19 @@ def status_report(status: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [_summary(status), engines_report(status["engines"])]
     if any(engine["graph"] for engine in status["engines"]):
         parts.append(layers_report(status["engines"]))
+    if hashing := {each["name"]: each["hashing"] for each in status["engines"] if each["hashing"]}:
+        parts.append(facts_report("how blocks are told apart", hashing))
     for engine in status["engines"]:
         if facts := admission_facts(engine):
             parts.append(facts_report(f"admission of {engine['name']}", facts))
     parts += [_tiers(engine) for engine in status["engines"] if engine["tiers"]]
     return Group(*parts)
+
+
+def hashing_warnings(engines: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What is wrong where engines, also those of several sidecars, hash blocks differently."""
+    told = (BlockHashing(each["name"], each["model"], each["hashing"]) for each in engines)
+    return [f"{said} {REMEDY}" for said in disagreements(told)]
 
 
 def facts_report(title: str, facts: Mapping[str, Any]) -> RenderableType:

@@ -32,6 +32,7 @@ class EngineStatus:
         ruling: How the guard found policy and LRU to do there; None where it watches nothing.
         room: How much new context may start there; None: nothing was said yet.
         ranked_by: The policy's name, or ``lru`` where the engine keeps its own order.
+        hashing: By what it tells blocks apart, in words; empty where it does not say.
     """
 
     id: str
@@ -52,6 +53,7 @@ class EngineStatus:
     ruling: Ruling | None = None
     room: AdmissionAdvice | None = None
     ranked_by: str = "lru"
+    hashing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Final
 from ...dashboards.answers.answer import Notice
 from ...dashboards.source import EngineStatus, SidecarStatus
 from ...graph.logs.history import WINDOW_S
+from ...graph.messages.block_hashing import REMEDY, BlockHashing, disagreements
 from ...graph.tables.tables import Tables
 from ..reasons.guard_words import beside_lru_lately
 from ..sockets.kv_order import SourceState
@@ -59,6 +60,7 @@ def _all(tables: Tables, status: SidecarStatus | None, now: float) -> Iterator[N
         )
     if error := status.snapshot.get("error"):
         yield Notice(level="warning", text=f"The snapshot is not written: {error}")
+    yield from _of_hashing(status)
     yield from _of_loss(tables, status, now)
     for engine in status.engines:
         yield from _of_engine(tables, engine, now)
@@ -72,6 +74,12 @@ def _of_the_lost(status: SidecarStatus) -> Iterator[Notice]:
                 text=f"{name} went {seconds(ago_s)} ago, or fell silent: what it held is "
                 "forgotten, and it gets no advice. If it should still serve, its own log says why.",
             )
+
+
+def _of_hashing(status: SidecarStatus) -> Iterator[Notice]:
+    told = (BlockHashing(each.name, each.model, each.hashing) for each in status.engines)
+    for said in disagreements(told):
+        yield Notice(level="warning", text=f"{said} {REMEDY}", view="engines")
 
 
 def _computes_most_again(tables: Tables, status: SidecarStatus, now: float) -> EngineStatus | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from ...graph.messages.block_hashing import BlockHashing, hashing_of
 from ...graph.messages.events import EngineHello
 from .sequence import SequenceTracker
 
@@ -47,6 +48,11 @@ class Peer:
 
     def __post_init__(self) -> None:
         self.engine = engine_id(self.identity)
+
+    @property
+    def hashing(self) -> BlockHashing:
+        """How it hashes blocks."""
+        return BlockHashing(self.hello.engine, self.hello.model, hashing_of(self.hello))
 
     @property
     def resync_pause_s(self) -> float:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import zmq
 
+from ...graph.messages.block_hashing import disagreements
 from ...graph.messages.events import AnyEvent, BlocksResident, EngineHello
 from ...graph.messages.wire import EventMessage
 from ...graph.types import MAX_ENGINES
@@ -168,6 +169,7 @@ class EventSubscriber:
         self._strangers.forget(identity)
         self.lost.came(hello.engine)
         logger.info("engine %r connected (%r)", hello.engine, hello.version)
+        _warn_of_hashing(self._notices, hello.model, self.peers)
         return self._noted(peer, message._replace(events=events[start:]))
 
     def _follow(self, peer: Peer, message: EventMessage) -> list[AnyEvent]:
@@ -233,6 +235,12 @@ class EventSubscriber:
         if self._strangers.note_answer(identity):
             self._refuse(identity, f"it serves {self._capacity} engines already; start another "
                                    "sidecar for this one (AITHER_KVCACHE_SIDECAR)")  # fmt: skip
+
+
+def _warn_of_hashing(notices: Notices, model: str, peers: list[Peer]) -> None:
+    """Name the engines of a model that hash blocks differently, if any do."""
+    for said in disagreements(each.hashing for each in peers if each.hello.model == model):
+        notices.warn("hashing", "%s", said)
 
 
 _REASONS = {

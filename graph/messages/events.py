@@ -21,6 +21,7 @@ from .fields import (
     Hashes,
     Listing,
     Name,
+    Plain,
     PoolSize,
     Rate,
     Seconds,
@@ -42,6 +43,8 @@ class EngineHello(Event, tag=1, frozen=True):
     num_blocks: PoolSize
     version: Name  # "vllm 0.32.0"
     groups: Annotated[tuple[CacheGroup, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
+    # Its algorithm and a digest of what it begins with, as "sha256 5be0cd19"; "": not told.
+    hashing: Plain = ""
 
 
 class BlocksStored(Event, tag=2, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 
 MAX_NAME = 256  # characters of any name; chosen
 Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
+Plain = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[ -~]*\Z")]  # safe in a log line
 MAX_KEYS = 1 << 20  # per list; chosen
 Hashes = Annotated[bytes, msgspec.Meta(max_length=8 * MAX_KEYS)]
 Hash = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1: the wire's own bound

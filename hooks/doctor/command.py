@@ -40,6 +40,7 @@ from .environment import (
     check_tiers,
 )
 from .gpu_check import check_gpu
+from .hashing_check import check_hashing
 
 app = typer.Typer(add_completion=False)
 
@@ -89,6 +90,7 @@ def run_checks(endpoint: str | None) -> Iterator[Check]:
     yield _check("gpu", check_gpu)
     yield _check("ipc socket", check_ipc)
     yield _check("sidecar", lambda: check_sidecar(endpoint))
+    yield _check("block hashes", check_hashing)
 
 
 def _check(name: str, ask: Callable[[], Check]) -> Check:

@@ -209,6 +209,11 @@ _TIERS: Final = (  # transfers
     *_read(f"{_V1}.request", "Request", "skip_reading_prefix_cache", Part.TIERS),
     *_named(f"{_KV}.v1.base", "KVConnectorRole.WORKER", Part.TIERS),
     *_called("vllm.utils.hashing", {"get_hash_fn_by_name": "hash_fn_name"}, Part.TIERS),
+    *_called(
+        f"{_CORE}.kv_cache_utils",
+        {"hash_block_tokens": "hash_function parent_block_hash curr_block_token_ids"},
+        Part.TIERS,
+    ),
     *_named(f"{_V1}.kv_cache_layout", "KVCacheLayout.BLHNC", Part.TIERS),
     *_read("vllm.config", "CacheConfig", "cache_dtype prefix_caching_hash_algo", Part.TIERS),
     *_read("vllm.config", "CacheConfig", "block_size user_specified_block_size", Part.TIERS),

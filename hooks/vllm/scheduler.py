@@ -37,6 +37,7 @@ from .observe.other_groups import OtherGroups
 from .observe.prefill_meter import PrefillMeter
 from .observe.pressing_news import PressingNews
 from .observe.prompt_demand import PromptDemand
+from .pool.hash_probe import block_hashing
 from .pool.index import BlockIndex
 from .pool.tap import PoolTap
 from .recall.recall_support import attach_recall
@@ -109,7 +110,7 @@ class SchedulerSide:
         self.client.finds, self._emit = self.index.holders, self.client.outbox.emit
         self.bridge = bridge = new_bridge(
             config, kv_cache, pool, group, self.index, tiers, self._emit, clock,
-            surroundings.costs, manager,
+            surroundings.costs, manager, self.hello,
         )  # fmt: skip
         self._groups = OtherGroups(kv_cache, pool, group)
         self.observer = EngineObserver(
@@ -229,14 +230,14 @@ class SchedulerSide:
 
     def hello(self) -> EngineHello:
         """See ``EngineEnd``."""
-        model = self._config.model_config
         return EngineHello(
             engine=f"{socket.gethostname()}:{os.getpid()}"[:MAX_NAME],
-            model=str(model.served_model_name or model.model)[:MAX_NAME],
+            model=_model_name(self._config)[:MAX_NAME],
             block_size=self.group.block_size,
             num_blocks=self._pool.num_gpu_blocks,
             version=f"vllm {vllm.__version__}"[:MAX_NAME],
             groups=self._groups.named[:MAX_GROUPS],
+            hashing=block_hashing(self._config.cache_config.prefix_caching_hash_algo),
         )
 
     def resident(self) -> bytes:
@@ -274,6 +275,11 @@ class SchedulerSide:
         """After a reset, offer and register nothing old: there may be new weights."""
         if self.tap.was_reset:
             self._changes.take()
+
+
+def _model_name(config: VllmConfig) -> str:
+    model = config.model_config
+    return str(model.served_model_name or model.model)
 
 
 def _attempt(act: Callable[[], object]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kvgraph.advisor.terminal import status_report
+from kvgraph.advisor.terminal import hashing_warnings, status_report
 from rich.console import Console
 
 LAYERS = ("axioms", "rules", "capabilities", "generation")
@@ -21,6 +21,7 @@ def engine(number: int) -> dict[str, Any]:
         "ranked_by": "lifecycle",
         "ranking_age_s": 0.31,
         "gaps": 3,
+        "hashing": f"blocks of 16 tokens, sha256 {number}",
         "room": None,
         "tiers": None,
         "graph": {
@@ -73,3 +74,11 @@ def test_no_name_is_cut(engines: int, width: int) -> None:
 
 def test_without_engines() -> None:
     assert "no engine is connected" in shown([], 80)
+
+
+def test_how_blocks_are_told_apart_is_shown_and_compared_across_sidecars() -> None:
+    engines = [engine(0), engine(1)]
+    assert "blocks of 16 tokens, sha256 1" in shown(engines, 200)
+    (said,) = hashing_warnings(engines)
+    assert "Meta-Llama-3.1-70B-Instruct' hash blocks differently" in said
+    assert hashing_warnings([engine(1), engine(1)]) == []

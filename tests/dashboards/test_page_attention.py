@@ -81,6 +81,21 @@ def test_what_the_graph_infers_by_itself_needs_nobody(graph: KVCacheGraph) -> No
     assert said(graph, inferred=40) == []
 
 
+def test_engines_that_hash_blocks_differently_are_named_with_a_remedy(graph: KVCacheGraph) -> None:
+    def shown(*kinds: str) -> list[str]:
+        engines = [
+            replace(engine_of(graph), name=f"gpu-{number}", hashing=kind)
+            for number, kind in enumerate(kinds)
+        ]
+        status = cast(SidecarStatus, Status(*engines))
+        return [each.text for each in notices(graph.tables, status, graph.clock())]
+
+    assert shown("a", "a", "") == []
+    (text,) = shown("a", "b")
+    assert "('gpu-0': a; 'gpu-1': b)" in text
+    assert text.endswith("PYTHONHASHSEED (xxhash: it must be set).")
+
+
 @pytest.mark.parametrize("state", ["partial", "degraded"])
 def test_history_that_is_lost_for_good_is_said_in_words(graph: KVCacheGraph, state: str) -> None:
     watched = replace(engine_of(graph), kind="kv_events", state=state, ranking_age_s=None)

@@ -115,16 +115,21 @@ def session(name: str, engine: str | None, pool: int, warm: int = 0) -> dict[str
 
 
 class Sidecar:
-    """Answers the question after sessions."""
+    """Answers the questions after sessions and after its engines' hashes."""
 
-    def __init__(self, *sessions: dict[str, object]) -> None:
-        self.answer = json.dumps({"sessions": sessions}).encode()
+    def __init__(self, *sessions: dict[str, object], **hashing: str) -> None:
+        engines = [{"id": engine, "hashing": told} for engine, told in hashing.items()]
+        self._sessions = json.dumps({"sessions": sessions}).encode()
+        self._status = json.dumps({"engines": engines}).encode()
+        self.asked_for_status = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        assert b"Bearer secret" in head
-        length = len(self.answer)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % length + self.answer)
+        answer = self._status if b"GET /status" in head else self._sessions
+        self.asked_for_status += answer is self._status
+        assert answer is self._status or b"Bearer secret" in head
+        length = len(answer)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % length + answer)
         await writer.drain()
         writer.close()
 
@@ -136,6 +141,7 @@ def looked(view_of: Sidecar) -> ResidencyView:
         note = RunningSidecar(1, "", f"http://127.0.0.1:{port}", "secret")
         gone = RunningSidecar(2, "", "http://127.0.0.1:1", "secret")
         view = ResidencyView(lambda: [gone, note])
+        await view.look()
         await view.look()
         await view.close()
         server.close()
@@ -161,3 +167,18 @@ def test_the_graphs_word_on_a_session_stands_over_the_proxys_own_memory() -> Non
 def test_a_name_that_two_tenants_use_tells_nothing() -> None:
     view = looked(Sidecar(session("s", "a", 4), session("s", "b", 9), session("t", None, 1)))
     assert len(view) == 0
+
+
+def test_how_engines_hash_blocks_is_asked_once_and_known_by_their_sessions() -> None:
+    sidecar = Sidecar(session("s", "a", 4), session("t", "b", 4), session("u", "new", 4),
+                      a="sha256 1", b="sha256 2")  # fmt: skip
+    view = looked(sidecar)
+    assert view.hashing(0) == "", "which is which?"
+    view.note_home("s", 0)
+    view.note_home("t", 1)
+    view.note_home("u", 2)
+    assert [view.hashing(number) for number in range(3)] == ["sha256 1", "sha256 2", ""]
+    view.note_home("t", 0)
+    view.note_home("t", 0)
+    assert view.hashing(0) == "sha256 1; sha256 2", "one address, two ranks"
+    assert sidecar.asked_for_status == 1

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from kvgraph.advisor.fleet.engine_board import EngineBoard
 from kvgraph.advisor.fleet.proxy.engine_metrics import cache_facts
+from kvgraph.advisor.fleet.proxy.health import HealthWatch
+from kvgraph.advisor.fleet.proxy.upstream import Upstream
 from kvgraph.bench.fleet.stand_in_engine import StandInEngine, routed
 
 
@@ -53,6 +56,42 @@ def test_an_engine_with_other_blocks_gets_requests_and_is_named() -> None:
         assert engines[2].got
 
     asyncio.run(run())
+
+
+class Told:
+    """What sidecars say of how engines hash blocks."""
+
+    def __init__(self, *told: str) -> None:
+        self.told = list(told)
+
+    def hashing(self, number: int) -> str:
+        return self.told[number]
+
+
+def test_an_engine_with_another_seed_is_named_by_its_sidecars_word() -> None:
+    board, told = EngineBoard(), Told("", "sha256 1", "sha256 1")
+    engines = [StandInEngine() for _ in told.told]
+
+    async def run() -> list[str | None]:
+        for engine in engines:
+            engine.metrics = said("64")
+            await engine.start()
+        upstreams = [Upstream(board.add(each.url), each.url, 60.0) for each in engines]
+        watch = HealthWatch(board, hashing=told.hashing)
+        for last in ("sha256 1", "sha256 2"):
+            told.told[2] = last
+            for each in upstreams:
+                await watch.look(each)
+        for each, engine in zip(upstreams, engines, strict=True):
+            await each.close()
+            engine.kill()
+        return [watch.differs(each.number) for each in upstreams]
+
+    assert asyncio.run(run()) == [
+        None, None,
+        "sha256 2, the others sha256 1: they find nothing of each other's in a store",
+    ]  # fmt: skip
+    assert board.up.all(), "it gets requests all the same"
 
 
 OTHERWISE = said("64").replace('"32"', '"16"').replace("{", '{prefix_caching_hash_algo="xxhash",')

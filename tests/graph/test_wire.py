@@ -26,7 +26,7 @@ from kvgraph.graph.messages.events import (
 from kvgraph.graph.messages.kv_events import KvEventDecoder
 
 EVENTS = [
-    EngineHello("host:1", "llama", 16, 100, "vllm 0.32.0"),
+    EngineHello("host:1", "llama", 16, 100, "vllm 0.32.0", hashing="sha256 5be0cd19"),
     BlocksStored(b"\1" * 16, 2**64 - 1, 16, "s"),
     BlocksRemoved(b"\2" * 8),
     BlocksCleared(),
@@ -48,6 +48,14 @@ def test_events_and_advice_survive_the_wire() -> None:
         AdmissionMessage(9, 0.25, None, 3, 31),
     ):
         assert wire.decode_advice(wire.encode_advice(1, advice)) == (1, advice)
+
+
+def test_a_hello_of_an_older_build_and_of_a_newer_one_are_understood() -> None:
+    old, new = [1, "e", "m", 16, 100, "v"], [1, "e", "m", 16, 100, "v", [], "sha256 5be0", "more"]
+    message = wire.decode_events([wire.HEADER, bytes(8), encode([[old, new]])])
+    plain = EngineHello("e", "m", 16, 100, "v")
+    assert message.events == [plain, EngineHello("e", "m", 16, 100, "v", (), "sha256 5be0")]
+    assert plain.hashing == ""
 
 
 @pytest.mark.parametrize(
@@ -94,6 +102,7 @@ def test_another_version_is_told_from_garbage() -> None:
         ([2, 7, None, 16], "BlocksStored.hashes", True),
         ([1, "e" * 300, "m", 16, 100, "v"], "EngineHello.engine", True),
         ([1, "e", "m", 16, 2**31 - 1, "v"], "EngineHello.num_blocks", True),
+        ([1, "e", "m", 16, 9, "v", [], "sha256\nERROR"], "EngineHello.hashing", True),
         (
             [6, "r", pack(1), 16, 0, 16, None, None, [[2, 0, 16, float("nan")]]],
             "RequestStarted.segments[0].importance",

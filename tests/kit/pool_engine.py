@@ -377,13 +377,18 @@ def scheduler_side(
     pool: Any, settings: TierSettings, workers: int, clock: Callable[[], float]
 ) -> Any:
     from kvgraph.hooks.vllm.scheduler import SchedulerSide
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import init_none_hash
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+    init_none_hash(sha256)
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_batched_tokens=256, max_num_seqs=8, policy="fcfs"),
         parallel_config=SimpleNamespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=workers
         ),
+        model_config=SimpleNamespace(served_model_name="model"),
+        cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256"),
     )
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32

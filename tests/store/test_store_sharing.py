@@ -211,6 +211,22 @@ def test_requests_that_come_one_after_the_other_do_not_all_wait_for_a_store_that
     assert waited == [number <= 10 for number in range(40)]
 
 
+def test_who_hashes_blocks_otherwise_than_another_on_the_store_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from vllm.v1.core import kv_cache_utils
+
+    fleet = Fleet(tmp_path)
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", getattr(kv_cache_utils, "NONE_HASH", b""))
+    for seed, lines in (("1", 0), ("1", 0), ("2", 1), ("2", 1)):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)  # read as the engine's core starts
+        fleet.serve(fleet.engine(), prompt(4, 1))
+        said = [each for each in caplog.messages if "on this shared store" in each]
+        assert len(said) == lines
+    assert "another engine of 'model' on this shared store has 'blocks of " in said[0]
+    assert "sha256 " in said[0]
+
+
 def told(engine: Engine, kind: type) -> list[bytes]:
     """Hashes of an engine's events about the store."""
     events = [each for each in engine.events if isinstance(each, kind)]

@@ -72,7 +72,11 @@ class FleetProxy:
         self.memory = PromptMemory()
         self.callers = Callers(self.memory)
         self.residency = residency
-        self.health = HealthWatch(self.board, lambda engine: self.memory.forget(engine.number))
+        self.health = HealthWatch(
+            self.board,
+            lambda engine: self.memory.forget(engine.number),
+            lambda number: "" if residency is None else residency.hashing(number),
+        )
         self.upstreams: list[Upstream] = []
         self.counts = Counts()
         self._speed, self._first_byte_s = speed, first_byte_s

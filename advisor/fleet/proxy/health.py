@@ -27,6 +27,32 @@ _LONGEST_DOUBT_S: Final = 30.0  # chosen: about as long as an engine takes to st
 _log = logging.getLogger(__name__)
 
 
+class Alike:
+    """Names engines whose blocks are not told apart as those of the first one are."""
+
+    def __init__(self, board: EngineBoard) -> None:
+        self._board = board
+        self._first = ""
+        self._differs: dict[int, str] = {}
+
+    def differs(self, number: int) -> str | None:
+        """How an engine's blocks differ from the others', in words; None where they do not."""
+        return self._differs.get(number)
+
+    def compare(self, upstream: Upstream, hashing: str) -> None:
+        """Take an engine's word, in which it agrees with all if it is empty."""
+        number = upstream.number
+        if not self._first or not self._board.up.any():
+            self._first = hashing
+        if not hashing or hashing == self._first:
+            self._differs.pop(number, None)
+            return
+        said = f"{hashing}, the others {self._first}: they find nothing of each other's in a store"
+        if self._differs.get(number) != said:
+            _log.warning("engine %s has %s", upstream.url, said)
+        self._differs[number] = said
+
+
 class HealthWatch:
     """Marks engines up and down on the board.
 
@@ -42,28 +68,31 @@ class HealthWatch:
 
     Args:
         came_back: Told of an engine that was down and is up.
+        hashing: How an engine's sidecar says that it hashes blocks, by its number; "": unknown.
 
     Attributes:
         refused: Why an engine gets no requests though it is well, by its number.
-        differs: How the blocks of one that gets some differ from the others'.
+        alike, alike_by_sidecars: Who tells blocks apart otherwise than the others, by engines' own
+            metrics, which do not tell the seed of hashes, and by sidecars, which do.
     """
 
     def __init__(
         self,
         board: EngineBoard,
         came_back: Callable[[Upstream], None] = lambda upstream: None,
+        hashing: Callable[[int], str] = lambda number: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._board = board
         self._came_back = came_back
+        self._hashing = hashing
         self._clock = clock
         self._unanswered: dict[int, int] = {}
         self._doubt_s: dict[int, float] = {}
         self._not_before: dict[int, float] = {}
         self._models: list[str] | None = None
-        self._hashing = ""
         self.refused: dict[int, str] = {}
-        self.differs: dict[int, str] = {}
+        self.alike, self.alike_by_sidecars = Alike(board), Alike(board)
 
     async def watch(self, upstream: Upstream) -> None:
         """Ask one engine for ever."""
@@ -88,6 +117,7 @@ class HealthWatch:
                 upstream.is_gone()
             return
         self._unanswered[number], upstream.is_silent = 0, False
+        self.alike_by_sidecars.compare(upstream, self._hashing(number))
         if not well:
             self._down(upstream, "it says that it is not well")
         elif not self._board.up[number] and self._clock() >= self._not_before.get(number, 0.0):
@@ -105,20 +135,9 @@ class HealthWatch:
         """Note that an engine answered a request to its end: it is believed again."""
         self._doubt_s.pop(upstream.number, None)
 
-    def _compare(self, upstream: Upstream, hashing: str) -> None:
-        """Name an engine whose blocks are not told apart as those of the first one are."""
-        number = upstream.number
-        if not self._hashing or not self._board.up.any():
-            self._hashing = hashing
-        if not hashing or hashing == self._hashing:
-            self.differs.pop(number, None)
-            return
-        said = (
-            f"{hashing}, the others {self._hashing}: they find nothing of each other's in a store"
-        )
-        if self.differs.get(number) != said:
-            _log.warning("engine %s has %s", upstream.url, said)
-        self.differs[number] = said
+    def differs(self, number: int) -> str | None:
+        """How an engine's blocks differ from the others', in words; None where they do not."""
+        return self.alike.differs(number) or self.alike_by_sidecars.differs(number)
 
     def _down(self, upstream: Upstream, why: str) -> None:
         if self._board.up[upstream.number]:
@@ -142,7 +161,7 @@ class HealthWatch:
         self.refused.pop(number, None)
         facts = await _facts(upstream)
         self._board.pool[number] = facts.tokens
-        self._compare(upstream, facts.hashing)
+        self.alike.compare(upstream, facts.hashing)
         self._board.up[number] = True
         self._came_back(upstream)
         _log.info("engine %s is up", upstream.url)

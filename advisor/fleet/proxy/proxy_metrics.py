@@ -29,7 +29,7 @@ def proxy_status(proxy: FleetProxy) -> dict[str, Any]:
             "live_tokens": int(board.live[each.number]),
             "prefill_tokens_per_s": round(1 / float(board.compute_s[each.number])),
             "refused": health.refused.get(each.number),
-            "differs": health.differs.get(each.number),
+            "differs": health.differs(each.number),
         }
         for each in proxy.upstreams
     ]

@@ -50,6 +50,7 @@ class ResidencyView:
         self._sidecars = sidecars
         self._held: dict[str, Held] = {}
         self._votes: dict[str, Counter[int]] = {}  # engine as its sidecar calls it → numbers
+        self._hashing: dict[str, dict[str, str]] = {}  # by sidecar, engine → how, in words
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
         self.answered = 0
 
@@ -72,7 +73,9 @@ class ResidencyView:
                     params={"limit": MOST_SESSIONS},
                     headers={"Authorization": f"Bearer {sidecar.token}"},
                 )
-                held.update(_sessions(answer.content))
+                found = _sessions(answer.content)
+                held.update(found)
+                await self._look_at_hashing(sidecar, {each.engine for each in found.values()})
                 self.answered += 1
             except (httpx.HTTPError, orjson.JSONDecodeError, KeyError, TypeError) as error:
                 _log.debug("sidecar %s: %s", sidecar.http, type(error).__name__)
@@ -86,6 +89,19 @@ class ResidencyView:
         if (held := self._held.get(name)) is not None:
             self._votes.setdefault(held.engine, Counter())[engine] += 1
 
+    def hashing(self, number: int) -> str:
+        """By what an engine tells blocks apart, in words; empty while that is not known.
+
+        An engine of several ranks has as many ways as these.
+        """
+        ways = {
+            way
+            for engines in self._hashing.values()
+            for engine, way in engines.items()
+            if way and self._number(engine) == number
+        }
+        return "; ".join(sorted(ways))
+
     def corrected(self, name: str, remembered: Tokens) -> Holdings:
         """What engines hold of a session's prompt.
 
@@ -93,14 +109,28 @@ class ResidencyView:
             remembered: int64 ``[engines]``, what each got of it; the graph's word stands over it.
         """
         held = self._held.get(name)
-        votes = None if held is None else self._votes.get(held.engine)
-        if held is None or not votes:
+        number = None if held is None else self._number(held.engine)
+        if held is None or number is None:
             return Holdings(remembered, remembered)
-        number = votes.most_common(1)[0][0]
         pool, copied = remembered.copy(), remembered.copy()
         context = max(int(remembered[number]), held.tokens)
         pool[number], copied[number] = held.pool * context, held.copied * context
         return Holdings(pool, copied, seen=True)
+
+    def _number(self, engine: str) -> int | None:
+        votes = self._votes.get(engine)
+        return votes.most_common(1)[0][0] if votes else None
+
+    async def _look_at_hashing(self, sidecar: RunningSidecar, engines: set[str]) -> None:
+        """Ask how engines hash blocks, once of each: it stays so while they run."""
+        if engines <= self._hashing.get(sidecar.http, {}).keys():
+            return
+        answer = await self._client.get(f"{sidecar.http}/status")
+        told = {
+            each["id"]: str(each.get("hashing", ""))
+            for each in orjson.loads(answer.content)["engines"]
+        }
+        self._hashing[sidecar.http] = {each: told.get(each, "") for each in engines}
 
     async def close(self) -> None:
         """Close its connections."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ....graph.messages.advice import EvictionRanking
-from ....graph.messages.events import AnyEvent
+from ....graph.messages.events import AnyEvent, EngineHello
 from ....graph.types import Tier
 from ....kernels.errors import StorageError
 from ...store.shared_store import open_store
@@ -43,7 +43,8 @@ class StoreBridge(TierCacheBridge):
     the store nor writes to it.
 
     Args:
-        The same as ``TierCacheBridge``; ``settings`` name the store.
+        The same as ``TierCacheBridge``, and ``hello``: what this engine says of itself;
+            ``settings`` name the store.
 
     Attributes:
         sharer: Gives the store blocks.
@@ -59,10 +60,12 @@ class StoreBridge(TierCacheBridge):
         ledger: TierLedger,
         emit: Callable[[AnyEvent], None],
         workers: int,
-        manager: KVCacheManager | None = None,
-        by_priority: bool = False,
+        manager: KVCacheManager | None,
+        by_priority: bool,
+        hello: Callable[[], EngineHello],
     ) -> None:
         super().__init__(pool, group, index, settings, ledger, emit, workers, manager, by_priority)
+        self._hello = hello
         assert settings.store is not None
         self._names: list[str] = []
         self._workers = workers
@@ -110,6 +113,7 @@ class StoreBridge(TierCacheBridge):
         self._names += [start.store_name for start in answer.starts]
         if answer.starts and self.lookup is not None and len(self._names) == self._workers:
             self.lookup.names = self._names if all(self._names) else []
+            self.lookup.mark(self._hello)
         counts = self.ledger.counts
         failed, loaded = counts.store_failed, counts.store_loaded
         super().answered(answer, received)

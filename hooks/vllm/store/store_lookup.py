@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ....graph.messages.block_hashing import hashing_of
+from ....graph.messages.events import EngineHello
+from ...store.hashing_mark import mark_hashing
 from ...store.sealed_records import store_key
 from ...store.shared_store import SharedStore
 from ...store.store_breaker import StoreBreaker
 from ...tiers.lanes.task_thread import TaskThread
 
+logger = logging.getLogger(__name__)
+
 PATIENCE_S: Final = 0.25  # that a request waits for the store's word; chosen
 _AT_ONCE: Final = 64  # blocks that the store is asked for in one call; chosen
 _MOST_BLOCKS: Final = 65_536  # of a prompt that are asked for; chosen
+_OTHERWISE: Final = (
+    "kvgraph: another engine of %r on this shared store has %r, this one %r: they find nothing of "
+    "each other's there"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +66,12 @@ class StoreLookup:
     def answered(self) -> bool:
         """Whether the store owes no answer."""
         return not self._pending
+
+    def mark(self, hello: Callable[[], EngineHello]) -> None:
+        """Tell other engines on the store, and learn from them, how blocks are hashed; one line
+        in the log where that is not alike. ``hello`` is called on the thread."""
+        if self.names:
+            self._thread.put(lambda: self._mark(hello()))
 
     def asked(self, request_id: str) -> bool:
         """Whether the store was asked for a request."""
@@ -112,6 +128,15 @@ class StoreLookup:
         return oldest is not None and self._clock() - oldest.asked_at > PATIENCE_S
 
     # On the thread ------------------------------------------------------------------------------
+
+    def _mark(self, hello: EngineHello) -> None:
+        try:
+            other = mark_hashing(self._store, hello)
+        except OSError:
+            self._breaker.failed()
+            return
+        if other is not None:
+            logger.warning(_OTHERWISE, hello.model, other, hashing_of(hello))
 
     def _look(self, ask: _Ask) -> None:
         began, found = time.monotonic(), 0

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ....graph.messages.events import AnyEvent
+from ....graph.messages.events import AnyEvent, EngineHello
 from ...tiers.budget import TierSettings
 from ...tiers.costs import TransferCosts
 from ...tiers.ledger import TierLedger
@@ -56,6 +56,7 @@ def new_bridge(
     clock: Callable[[], float],
     costs: Callable[[Callable[[], float]], TransferCosts],
     manager: KVCacheManager | None,
+    hello: Callable[[], EngineHello],
 ) -> TierCacheBridge | NoTiers:
     """Make an engine's bridge, if tiers are asked for and possible."""
     if settings is None:
@@ -72,7 +73,7 @@ def new_bridge(
         from .store_bridge import StoreBridge  # asked for, or never imported
 
         return StoreBridge(
-            pool, group, index, settings, ledger, emit, workers, manager, by_priority
+            pool, group, index, settings, ledger, emit, workers, manager, by_priority, hello
         )
     return TierCacheBridge(
         pool, group, index, settings, ledger, emit, workers, manager, by_priority

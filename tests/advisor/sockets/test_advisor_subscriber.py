@@ -125,6 +125,18 @@ def test_a_hello_makes_an_engine_and_its_events_are_handed_on(bench: Bench) -> N
     assert not engine.has_advice()
 
 
+def test_engines_of_a_model_that_hash_blocks_differently_are_named_in_one_line(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = [("m", "sha256 1"), ("m", "sha256 1"), ("other", "sha256 2"), ("m", "sha256 2")]
+    for number, (model, hashing) in enumerate(told):
+        assert "hash blocks differently" not in caplog.text
+        bench.engine().send(0, [EngineHello(f"e{number}", model, 16, 9, "v", hashing=hashing)])
+        bench.receive(1)
+    (line,) = [each for each in caplog.messages if "hash blocks differently" in each]
+    assert "'e0', 'e1': blocks of 16 tokens, sha256 1; 'e3': blocks of 16 tokens, sha256 2" in line
+
+
 def test_a_stranger_is_asked_to_introduce_itself(bench: Bench) -> None:
     engine = bench.engine()
     engine.send(41, [REMOVED])
