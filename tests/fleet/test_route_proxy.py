@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import httpx
 import pytest
-from kvgraph.advisor.fleet.proxy import health
+from kvgraph.advisor.fleet.proxy import fleet_proxy, health
 from kvgraph.advisor.fleet.proxy.engine_list import Listed
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
@@ -231,7 +231,9 @@ def test_a_request_that_kills_engines_does_not_get_them_all() -> None:
     play(scene, *(StandInEngine() for _ in range(5)))
 
 
-def test_where_no_engine_is_up_the_answer_says_so() -> None:
+def test_where_no_engine_is_up_the_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_proxy, "PAUSE_S", 0.5)
+
     async def scene(fleet: Routed) -> None:
         for engine in fleet.engines:
             engine.healthy = False

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
-from kvgraph.advisor.fleet.proxy import proxy_app
+from kvgraph.advisor.fleet.engine_board import EngineBoard
+from kvgraph.advisor.fleet.proxy import health, proxy_app
+from kvgraph.advisor.fleet.proxy.upstream import Upstream
 from kvgraph.bench.fleet.stand_in_engine import Routed, StandInEngine, routed
 
 
@@ -67,11 +69,11 @@ def test_one_answer_that_breaks_costs_no_other_request(fleet_of_two: Any) -> Non
     [
         ("/v1/load_lora_adapter", 1),
         ("/v1/unload_lora_adapter", 1),
-        ("/v1/completions", 2),
-        ("/v1/chat/completions?x=1", 2),
-        ("/v1/responses", 2),
-        ("/v1/messages", 2),
-        ("/v1/embeddings", 2),
+        ("/v1/completions", 3),
+        ("/v1/chat/completions?x=1", 3),
+        ("/v1/responses", 3),
+        ("/v1/messages", 3),
+        ("/v1/embeddings", 3),
     ],
 )
 def test_what_was_sent_is_sent_again_only_if_it_generates(
@@ -83,7 +85,7 @@ def test_what_was_sent_is_sent_again_only_if_it_generates(
                 engine.drops = True
             answer = await fleet.client.post(path, json={"lora_name": "a"})
             assert sum(served(fleet)) == tries
-            assert answer.status_code == (502 if tries == 1 else 503)
+            assert answer.status_code == 502
             if tries == 1:
                 assert "may have done what it asks" in answer.json()["error"]["message"]
 
@@ -181,5 +183,75 @@ def test_a_body_is_kept_until_its_answer_begins(
             for engine in fleet.engines:
                 engine.hold.set()
             assert text + "".join([each async for each in chunks]) == "one two three"
+
+    asyncio.run(run())
+
+
+def test_a_moment_in_which_no_engine_takes_requests_costs_time_and_no_request(
+    fleet_of_two: Any,
+) -> None:
+    async def run() -> None:
+        async with fleet_of_two as fleet:
+            for engine in fleet.engines:
+                engine.healthy = False
+            await fleet.until(False, False)
+            waiting = [asyncio.create_task(fleet.complete(f"{number}")) for number in range(5)]
+            await asyncio.sleep(0.5)
+            assert served(fleet) == [0, 0]
+            fleet.engines[1].healthy = True
+            assert [(await each).status_code for each in waiting] == [200] * 5
+            assert served(fleet) == [0, 5]
+            assert fleet.proxy.counts.unserved == 0
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_drops_a_request_while_it_is_admitted_stays_down() -> None:
+    board = EngineBoard()
+    number = board.add("an engine")
+    board.up[number] = False
+    watch = health.HealthWatch(board)
+
+    class Dropping:
+        """Says that it is well, and drops a request while it is asked for its metrics."""
+
+        url, is_silent = "an engine", False
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        async def ask(self, path: str, timeout_s: float) -> httpx.Response:
+            if path == "/metrics":
+                watch.dropped(cast(Upstream, self), "ReadError")
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+
+    asyncio.run(watch.look(cast(Upstream, Dropping(number))))
+    assert not board.up[number]
+
+
+ERROR = b'{"error": {"message": "EngineCore encountered an issue.", "code": 500}}'
+STREAM = b"data: %s\n\n" % ERROR
+ANSWERS = {
+    "whole": b"HTTP/1.1 500 x\r\ncontent-length: %d\r\n\r\n%s" % (len(ERROR), ERROR),
+    "streamed": b"HTTP/1.1 200 x\r\ncontent-length: %d\r\n\r\n%s" % (len(STREAM), STREAM),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
+@pytest.mark.parametrize("dead", [True, False])
+def test_an_engine_whose_core_died_behind_its_server_fails_no_request(
+    fleet_of_two: Any, answer: bytes, dead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "INTERVAL_S", 60.0)  # nobody looks before the request comes
+
+    async def run() -> None:
+        async with fleet_of_two as fleet:
+            await fleet.until(True, True)
+            fleet.engines[0].raw["/v1/completions"] = answer
+            fleet.engines[0].healthy = not dead
+            got = await fleet.complete()
+            assert ("EngineCore" in got.text) is not dead, "an error of the request is its own"
+            assert fleet.proxy.counts.retried == dead
+            assert served(fleet) == [0, int(dead)]
 
     asyncio.run(run())

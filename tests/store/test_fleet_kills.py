@@ -48,6 +48,26 @@ def test_a_wave_that_nothing_befalls_is_answered_whole() -> None:
     assert facts["found"] == 7 * len(BODIES)
 
 
+def test_an_error_that_is_streamed_is_no_answer_and_says_why() -> None:
+    async def run() -> dict[str, Any]:
+        engine = StandInEngine()
+        engine.pieces = [PIECES[0], 'data: {"error": {"code": 500}}\n\ndata: [DONE]\n\n']
+        engine.hold = asyncio.Event()
+        await engine.start()
+
+        async def kill() -> None:
+            assert engine.hold is not None
+            engine.hold.set()
+
+        facts = (await KillWave([engine.url], BODIES).play(kill)).facts()
+        engine.kill()
+        return facts
+
+    facts = asyncio.run(run())
+    assert (facts["cut"], facts["whole"]) == (len(BODIES), 0)
+    assert facts["why"] == ['data: {"error": {"code": 500}}']
+
+
 @pytest.mark.parametrize("addresses", [1, 2])
 def test_an_answer_that_had_begun_is_cut_and_asked_for_nowhere_else(addresses: int) -> None:
     facts = asyncio.run(play(addresses=addresses, killed=True)).facts()

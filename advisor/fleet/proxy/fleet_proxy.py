@@ -12,7 +12,7 @@ from itertools import count
 from typing import Final
 
 from ..engine_board import EngineBoard, Speed
-from ..fleet_router import Choice, FleetRouter, Holdings, Wanted
+from ..fleet_router import Choice, FleetRouter, Holdings, NoEngineError, Wanted
 from .callers import Asked, Callers
 from .engine_list import FIRST_BYTE_S, Listed
 from .health import HealthWatch
@@ -24,6 +24,10 @@ DECISIONS: Final = 10_000
 """Of which the times are kept, for their percentiles; chosen: a hundred beyond the p99."""
 MOST_TRIES: Final = 3
 """Engines that one request may see fail; chosen: one that kills engines must not get them all."""
+PAUSE_S: Final = 5.0
+"""For which a request waits where no engine takes any; chosen: one that was slow, or dropped a
+request, is believed again by then."""
+_LOOK_S: Final = 0.05  # between two looks at the engines meanwhile; chosen
 _LEAST_TIMED: Final = 512  # tokens to compute from which an engine's speed is measured; chosen
 _OK: Final = 200
 
@@ -125,12 +129,12 @@ class FleetProxy:
         """The beginning of an answer, from the first engine that begins one; the body is gone.
 
         Raises:
-            NoEngineError: No engine takes requests.
+            NoEngineError: No engine takes requests, nor does one for ``PAUSE_S``.
             NothingAnsweredError: So many engines in turn were gone that this request may be why,
                 or one that is gone may have done what it asks.
         """
         for tries in count(1):
-            choice = self._choose(asked)
+            choice = await self._choose_soon(asked)
             upstream = self.upstreams[choice.engine]
             queued = int(self.board.waiting[choice.engine])
             start = time.monotonic()
@@ -177,6 +181,21 @@ class FleetProxy:
         """Note that a request was answered to its end."""
         if asked.turn is not None and asked.turn.ends:
             self.router.homes.forget(asked.turn.session)
+
+    async def _choose_soon(self, asked: Asked) -> Choice:
+        """Choose an engine; where none takes requests, wait a while for one that may."""
+        until = time.monotonic() + PAUSE_S
+        while True:
+            try:
+                return self._choose(asked)
+            except NoEngineError:
+                if time.monotonic() >= until or not self._may_come_back():
+                    raise
+            await asyncio.sleep(_LOOK_S)
+
+    def _may_come_back(self) -> bool:
+        refused, drains = self.health.refused, self.board.draining
+        return any(not drains[n] and n not in refused for n in range(len(self.board)))
 
     def _choose(self, asked: Asked) -> Choice:
         start = time.perf_counter()

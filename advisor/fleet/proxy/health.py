@@ -160,6 +160,8 @@ class HealthWatch:
             return
         self.refused.pop(number, None)
         facts = await _facts(upstream)
+        if self._clock() < self._not_before.get(number, 0.0):
+            return  # it dropped a request meanwhile
         self._board.pool[number] = facts.tokens
         self.alike.compare(upstream, facts.hashing)
         self._board.up[number] = True

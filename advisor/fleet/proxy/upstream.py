@@ -19,6 +19,10 @@ CONNECT_S: Final = 2.0
 """Until a connection stands; chosen: engines are on this machine or beside it."""
 IDLE_S: Final = 3.0
 """For which an idle connection is kept: uvicorn closes one after five seconds."""
+HEALTH_S: Final = 2.0
+"""For an engine's word on its health, where it answers an error; chosen."""
+_ERRORS: Final = (b'data: {"error"', b"event: error")
+"""How an answer begins that is streamed and of which the engine computed nothing."""
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 5}
 """Of TCP: a machine that is gone is noticed after 15 s; one that is busy still replies. Chosen."""
 _DROPPED: Final = frozenset(b"connection keep-alive transfer-encoding te trailer upgrade".split())
@@ -188,10 +192,20 @@ class Upstream:
         except asyncio.CancelledError:
             await response.aclose()
             raise
+        is_error = response.status_code == 500 or first.startswith(_ERRORS)
+        if is_error and not await self._is_well():  # vLLM's server outlives its engine for a while
+            await response.aclose()
+            raise NothingAnsweredError(f"{self.url}: an error, and it is not well")
         headers = [
             (key, value) for key, value in response.headers.raw if key.lower() not in _DROPPED
         ]
         return Reply(response.status_code, headers, first, response, rest)
+
+    async def _is_well(self) -> bool:
+        try:
+            return (await self.ask("/health", HEALTH_S)).status_code == 200
+        except httpx.RequestError:
+            return False
 
     def _request(self, call: Call) -> httpx.Request:
         """A request as it goes out; httpx may have made another path of the caller's."""

@@ -154,6 +154,11 @@ class Server:
         _signal_group(process.pid, signal.SIGKILL)
         process.wait()
 
+    @property
+    def runs(self) -> bool:
+        """Whether its process is there."""
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> None:
         """SIGKILL to every process of the server, the one that listens first."""
         for process in self._family():

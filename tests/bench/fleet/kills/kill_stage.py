@@ -124,6 +124,7 @@ class KillStage:
         after = self._store_counts()
         facts.update({each: counted_since(before[each], after[each]) for each in after})
         facts["proxy"] = self._routes[0].status()["requests"]
+        facts["ended"] = [each.plan.name for each in self._engines if not each.runs]
         _say(f"{name}: {facts}")
         return facts
 

@@ -17,6 +17,9 @@ LEAST: Final = 20
 """Requests in flight at a kill."""
 _BEGUN: Final = 2  # answers that have begun by then; chosen: one may just be ending
 _PATIENCE_S: Final = 120.0
+_ERROR: Final = 'data: {"error"'
+"""How vLLM ends a stream of which it computes no more; it says ``[DONE]`` all the same."""
+_SHOWN: Final = 200  # characters of an answer that says why there is none; chosen
 
 
 class Fate(StrEnum):
@@ -132,9 +135,13 @@ async def _stream(client: httpx.AsyncClient, url: str, body: dict[str, Any], ask
     ended = False
     async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
         if answer.status_code != 200:
-            asked.why = f"HTTP {answer.status_code}"
+            said = (await answer.aread())[:_SHOWN].decode(errors="replace")
+            asked.why = f"HTTP {answer.status_code}: {said}"
             return False
         async for line in answer.aiter_lines():
+            if line.startswith(_ERROR):
+                asked.why = line[:_SHOWN]
+                return False
             asked.began = asked.began or bool(line)
             ended = ended or line == "data: [DONE]"
             if '"usage":{' in line.replace(" ", ""):
