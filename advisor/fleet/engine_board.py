@@ -15,6 +15,7 @@ Mask = npt.NDArray[np.bool_]
 
 _NEWEST: Final = 0.1  # weight of the newest measurement in a mean; chosen
 _GROWTH: Final = 64  # engines for which a column has room at first; chosen
+_UNKNOWN_POOL: Final = 500_000  # tokens of pools where no engine says how large its own is; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,12 @@ class EngineBoard:
         return self._floats[2, : len(self)]
 
     @property
+    def asked(self) -> Floats:
+        """float64 ``[engines]``: prompt tokens asked for there lately, found or not: what was asked
+        for counts half once the fleet was asked for as many tokens as all its pools hold."""
+        return self._floats[3, : len(self)]
+
+    @property
     def waiting(self) -> Tokens:
         """int64 ``[engines]``: tokens of requests that are queued or running there."""
         return self._tokens[0, : len(self)]
@@ -117,6 +124,14 @@ class EngineBoard:
     def draining(self) -> Mask:
         """bool ``[engines]``: whether it shall get no further requests."""
         return self._marks[1, : len(self)]
+
+    def ask(self, number: int, tokens: int) -> None:
+        """Note that an engine was asked for a prompt of ``tokens``."""
+        known = self.pool[self.pool > 0]
+        pools = len(self) * (float(known.mean()) if len(known) else _UNKNOWN_POOL)
+        asked = self.asked
+        asked *= 0.5 ** (tokens / pools)
+        asked[number] += tokens
 
     def measured(self, number: int, tokens: int, seconds: float) -> None:
         """Note that an engine computed ``tokens`` prompt tokens in ``seconds``.

@@ -94,9 +94,11 @@ class FleetRouter:
     The cost of a request at an engine is the time to compute what the engine does not hold, to load
     what it holds below its pool, and until the tokens that wait there are done. A session that gets
     a home also costs what it displaces: beyond the pool, KV of live sessions has to be computed
-    again. Among engines that cost the same, it goes to the one whose live sessions have the least
-    KV. What sessions with one turn so far have of it counts by the share of such sessions that came
-    back.
+    again. What an engine computes for it displaces other KV before that, too, and what is asked for
+    there says how much of that is wanted again: at an engine that is asked for as much as others,
+    each token to compute counts as one displaced. Among engines that cost the same, it goes to the
+    one whose live sessions have the least KV. What sessions with one turn so far have of it counts
+    by the share of such sessions that came back.
 
     Attributes:
         board: The engines.
@@ -124,6 +126,7 @@ class FleetRouter:
         """Note that a request went where it was chosen to go, and waits there."""
         self.counts[choice.reason] += 1
         self.board.waiting[choice.engine] += choice.tokens
+        self.board.ask(choice.engine, wanted.tokens)
         if wanted.session is not None:
             self.homes.settle(wanted.session, choice.engine, wanted.tokens, now)
 
@@ -147,7 +150,7 @@ class FleetRouter:
         if home is not None and reason is Reason.HOME:
             engine = home.engine
         else:
-            engine = self._placed(home, wanted, costs)
+            engine = self._placed(home, wanted, holdings, costs)
             if home is not None and engine == home.engine:  # nowhere is better
                 reason = Reason.HOME
         left = wanted.tokens - max(_at(holdings.copied, engine), holdings.shared)
@@ -162,7 +165,7 @@ class FleetRouter:
         seconds += (far - holdings.copied) * board.fetch_s
         return seconds
 
-    def _placed(self, home: Home | None, wanted: Wanted, costs: Floats) -> int:
+    def _placed(self, home: Home | None, wanted: Wanted, holdings: Holdings, costs: Floats) -> int:
         """The engine where a session that has no home, or leaves its home, costs least."""
         board = self.board
         live = self.homes.live()
@@ -170,10 +173,17 @@ class FleetRouter:
             # It displaces nothing of its own.
             live[home.engine] -= self.homes.counted(wanted.session)
         beyond = np.clip(live + wanted.tokens - board.pool, 0, wanted.tokens)
-        displaced = np.where(board.pool > 0, beyond, 0) * board.compute_s
-        total = costs + displaced
+        computed = wanted.tokens - np.maximum(holdings.copied, holdings.shared)
+        displaced = np.where(board.pool > 0, beyond, 0) + computed * self._pressure()
+        total = costs + displaced * board.compute_s
         cheapest = np.flatnonzero(total <= total.min())
         return int(cheapest[live[cheapest].argmin()])
+
+    def _pressure(self) -> Floats:
+        """float64 ``[engines]``: what each is asked for, 1 where that is the mean."""
+        asked = self.board.asked
+        pressure: Floats = asked / max(1.0, float(asked.mean()))
+        return pressure
 
     def _reason(
         self, home: Home | None, wanted: Wanted, holdings: Holdings, costs: Floats

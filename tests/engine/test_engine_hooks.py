@@ -5,6 +5,7 @@ Each engine is a process of its own, because the switch is read once and engines
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,7 @@ def _check_story(router: Any) -> None:
     events = router.events
     assert isinstance(events[0], EngineHello)
     assert events[0].block_size == 32
+    assert re.fullmatch("sha256 [0-9a-f]{8}", events[0].hashing)
     assert [seq for seq, _ in router.batches] == list(range(len(router.batches)))
     started = [e for e in events if isinstance(e, RequestStarted)]
     finished = [e for e in events if isinstance(e, RequestFinished)]

@@ -103,6 +103,31 @@ def test_a_shared_prefix_draws_a_new_session_unless_it_displaces_more() -> None:
     assert router.choose(Wanted("new", 1000), holdings).engine == 1
 
 
+def test_a_new_session_keeps_away_from_an_engine_whose_sessions_ask_for_much() -> None:
+    def holding(tokens: int) -> Holdings:
+        return Holdings(held(tokens, 0), held(tokens, 0))
+
+    router = router_of(2)
+    for turn in range(6):
+        choice = router.route(Wanted("early", 1000), holding(900 if turn else 200), turn)
+        assert choice.engine == 0
+        router.computed(choice)
+    assert router.choose(Wanted("new", 1000), holding(200)).engine == 1
+    assert router.choose(Wanted("long prefix", 1000), holding(950)).engine == 0
+
+
+def test_what_was_asked_for_counts_half_after_as_much_as_all_pools_hold() -> None:
+    board = router_of(2).board
+    board.ask(0, 4000)
+    for _ in range(20):
+        board.ask(1, 1000)
+    assert board.asked[0] == pytest.approx(2000)
+    unknown = router_of(2, replace(SPEED, pool_tokens=0)).board
+    unknown.ask(0, 4000)
+    unknown.ask(1, 1000)
+    assert 3900 < unknown.asked[0] < 4000
+
+
 def test_sessions_that_had_one_turn_displace_as_little_as_they_come_back() -> None:
     router = router_of(2)
     for number in range(99):

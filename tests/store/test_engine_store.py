@@ -55,7 +55,8 @@ def alone(engine: Any) -> Any:
 @pytest.fixture(scope="module")
 def first(engine: Any, store: Path) -> Any:
     run = engine()
-    run.result["files"] = len(list(store.glob("*/*/*.kv")))
+    marks, files = list(store.glob("*/hashing/*.kv")), list(store.glob("*/*/*.kv"))
+    run.result["files"], run.result["marks"] = len(files) - len(marks), len(marks)
     return run
 
 
@@ -82,12 +83,18 @@ def test_what_requests_leave_goes_to_the_store_once(first: Any) -> None:
     assert served["plain"]["computed"] == COMPUTED
     assert served["plain"]["counts"]["shared"] == BLOCKS
     assert first.result["files"] == BLOCKS * (len(CONTEXTS) - 1)
+    assert first.result["marks"] == 1
 
 
 def test_another_engine_loads_it(second: Any) -> None:
     plain = second.result["served"]["plain"]
     assert plain["computed"] <= LEFT
     assert plain["counts"]["store_loaded"] == BLOCKS
+
+
+def test_engines_that_hash_blocks_alike_say_nothing_of_it(first: Any, second: Any) -> None:
+    for run in (first, second):
+        assert "on this shared store has" not in run.log
 
 
 def test_what_a_caller_keeps_private_is_computed(second: Any) -> None:

@@ -15,8 +15,31 @@ from ..traces.trace import Trace, last_turns
 
 Draw = Callable[[], float]
 _NORMAL: Final = NormalDist()
+_GOLDEN: Final = (5**0.5 - 1) / 2
+"""Multiples of it, taken modulo 1, are spread evenly, however many."""
 _PARTIAL: Final = 100
 """Tokens of each prompt behind its last full block; any number below a block does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Sessions with several turns, of one kind.
+
+    Attributes:
+        share: Of all sessions.
+        more_turns: Mean number of turns beyond the second.
+        gap: Median of the requests that a session's engine serves between two of its turns.
+        gap_sigma: Of its logarithm.
+        first: Blocks of the first prompt behind the shared prefix, the median.
+        growth: Blocks that each further turn adds, the median.
+    """
+
+    share: float
+    more_turns: float
+    gap: float
+    gap_sigma: float
+    first: float
+    growth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +48,11 @@ class SeedShape:
     `kvgraph bench fleet` says how near they come.
 
     Attributes:
-        several: Share of sessions with more than one turn.
-        more_turns: Mean number of turns beyond the second, of those.
-        gap: Median of the requests that a session's engine serves between two of its turns.
-        gap_sigma: Of its logarithm.
-        context, context_sigma: Blocks of a session's first prompt behind the shared prefix, the
-            median, of sessions with one turn.
-        first, first_sigma: The same of sessions with several turns.
-        growth, growth_sigma: Blocks that each further turn adds, the median.
+        loops, talks: Sessions with several turns: those that come back at once, as after a tool,
+            and those that come back late.
+        context, context_sigma: Blocks of the prompt behind the shared prefix, the median, of
+            sessions with one turn, and of its logarithm.
+        first_sigma, growth_sigma: Of the logarithms of sessions with several turns.
         longest: Blocks of the longest prompt: a session that would exceed it ends.
         prefixes: Number of shared prefixes.
         prefix_blocks, prefix_sigma: Blocks of a shared prefix, the median.
@@ -43,22 +63,23 @@ class SeedShape:
     requests: int = 1000
     engines: int = 8
     block_size: int = 512
-    several: float = 0.098
-    more_turns: float = 4.85
-    gap: float = 3.53
-    gap_sigma: float = 1.21
-    context: float = 48.0
-    context_sigma: float = 0.757
-    first: float = 116.0
-    first_sigma: float = 0.592
-    growth: float = 16.1
-    growth_sigma: float = 0.665
+    loops: Kind = Kind(0.04886, 9.93, 2.918, 0.2066, 87.87, 21.32)
+    talks: Kind = Kind(0.0521, 1.536, 17.99, 0.8766, 190.1, 25.79)
+    context: float = 70.14
+    context_sigma: float = 0.3365
+    first_sigma: float = 0.2496
+    growth_sigma: float = 0.5326
     longest: int = 512
-    prefixes: int = 31
-    prefix_blocks: float = 27.3
-    prefix_sigma: float = 0.591
-    zipf: float = 1.2
+    prefixes: int = 57
+    prefix_blocks: float = 16.55
+    prefix_sigma: float = 1.078
+    zipf: float = 1.215
     interval_s: float = 1.0
+
+    @property
+    def turns_each(self) -> float:
+        """Mean turns of a session."""
+        return 1 + sum(kind.share * (1 + kind.more_turns) for kind in (self.loops, self.talks))
 
 
 class _Turn(NamedTuple):
@@ -78,46 +99,62 @@ def seed_workload(seed: int = 1, shape: SeedShape | None = None) -> Trace:
     return _trace(shape, sorted(turns)[: shape.requests])
 
 
+class _Draws:
+    """Draws what sessions of one kind are made of.
+
+    Args:
+        count: Sessions of this kind, about.
+    """
+
+    def __init__(self, rng: random.Random, shape: SeedShape, kind: Kind, count: int) -> None:
+        self.prefix = _popular(rng, shape, count)
+        self.first = _lognormal(rng, kind.first, shape.first_sigma, count)
+        self.growth = _lognormal(rng, kind.growth, shape.growth_sigma, 10 * count)
+        self.gap = _lognormal(rng, kind.gap, kind.gap_sigma, 10 * count)
+        self.more = _geometric(rng, kind.more_turns, count)
+
+
 class _Sessions:
     """Draws sessions one after the other."""
 
     def __init__(self, shape: SeedShape, rng: random.Random) -> None:
         self._shape, self._rng = shape, rng
         self._next_block = 0
-        sizes = _lognormal(rng, shape.prefix_blocks, shape.prefix_sigma, shape.prefixes)
-        self._prefixes = [self._fresh(sizes()) for _ in range(shape.prefixes)]
-        self._popular = [1 / (rank + 1) ** shape.zipf for rank in range(shape.prefixes)]
-        self._count = round(shape.requests / self._turns_each())
-        several = max(1, round(self._count * shape.several))
-        self._context = _lognormal(rng, shape.context, shape.context_sigma, self._count - several)
-        self._first = _lognormal(rng, shape.first, shape.first_sigma, several)
-        self._growth = _lognormal(rng, shape.growth, shape.growth_sigma, 10 * several)
-        self._gap = _lognormal(rng, shape.gap, shape.gap_sigma, 10 * several)
-        self._more = _geometric(rng, shape.more_turns, several)
+        self._prefixes = [self._fresh(size) for size in _prefix_sizes(shape)]
+        self._count = round(shape.requests / shape.turns_each)
+        several = [max(1, round(self._count * k.share)) for k in (shape.loops, shape.talks)]
+        once = self._count - sum(several)
+        self._loops = _Draws(rng, shape, shape.loops, several[0])
+        self._talks = _Draws(rng, shape, shape.talks, several[1])
+        self._prefix = _popular(rng, shape, once)
+        self._context = _lognormal(rng, shape.context, shape.context_sigma, once)
 
     def turns(self) -> list[_Turn]:
         """All turns of as many sessions as fill the requests, some of them beyond the end."""
-        each_s = self._shape.interval_s * self._turns_each()
+        shape = self._shape
+        each_s = shape.interval_s * shape.turns_each
         turns: list[_Turn] = []
-        every = round(1 / self._shape.several)
         for session in range(2 * self._count):  # those that start last come back after the end
             start = (session + self._rng.random()) * each_s
-            turns += self._session(session, start, several=session % every == every // 2)
+            if _is_one_of(session, shape.loops.share, 0.25):
+                turns += self._several(session, start, self._loops)
+            elif _is_one_of(session, shape.talks.share, 0.75):
+                turns += self._several(session, start, self._talks)
+            else:
+                turns.append(self._first(session, start, self._prefix(), self._context()))
         return turns
 
-    def _turns_each(self) -> float:
-        return 1 + self._shape.several * (1 + self._shape.more_turns)
+    def _first(self, number: int, at: float, prefix: int, own: float) -> _Turn:
+        shared = self._prefixes[prefix]
+        return _Turn(at, number, shared + self._fresh(min(own, self._shape.longest - len(shared))))
 
-    def _session(self, number: int, at: float, several: bool) -> list[_Turn]:
-        prefix = self._rng.choices(self._prefixes, self._popular)[0]
-        first, longest = self._first if several else self._context, self._shape.longest
-        own = min(first(), longest - len(prefix))
-        turns = [_Turn(at, number, prefix + self._fresh(own))]
+    def _several(self, number: int, at: float, draws: _Draws) -> list[_Turn]:
+        turns = [self._first(number, at, draws.prefix(), draws.first())]
         between_s = self._shape.engines * self._shape.interval_s
-        for _ in range(1 + round(self._more()) if several else 0):
-            at += self._gap() * between_s
-            chain = turns[-1].chain + self._fresh(self._growth())
-            if len(chain) > longest:
+        for _ in range(1 + round(draws.more())):
+            at += draws.gap() * between_s
+            chain = turns[-1].chain + self._fresh(draws.growth())
+            if len(chain) > self._shape.longest:
                 break
             turns.append(_Turn(at, number, chain))
         return turns
@@ -126,6 +163,11 @@ class _Sessions:
         start = self._next_block
         self._next_block += max(1, round(blocks))
         return list(range(start, self._next_block))
+
+
+def _is_one_of(number: int, share: float, offset: float) -> bool:
+    """Whether a number is one of a share of all numbers, evenly spread."""
+    return int((number + 1) * share + offset) > int(number * share + offset)
 
 
 def _even(rng: random.Random, count: int) -> Draw:
@@ -144,6 +186,23 @@ def _even(rng: random.Random, count: int) -> Draw:
 def _lognormal(rng: random.Random, median: float, sigma: float, count: int) -> Draw:
     share = _even(rng, count)
     return lambda: median * float(np.exp(sigma * _NORMAL.inv_cdf(share())))
+
+
+def _prefix_sizes(shape: SeedShape) -> list[float]:
+    """Blocks of each shared prefix, the most popular first: what is popular has any size, and the
+    same in every workload, since one prefix is in a quarter of all prompts."""
+    shares = ((0.5 + rank * _GOLDEN) % 1.0 for rank in range(shape.prefixes))
+    return [
+        shape.prefix_blocks * float(np.exp(shape.prefix_sigma * _NORMAL.inv_cdf(each or 0.5)))
+        for each in shares
+    ]
+
+
+def _popular(rng: random.Random, shape: SeedShape, count: int) -> Callable[[], int]:
+    """Numbers of prefixes by their popularity."""
+    weights = np.arange(1, shape.prefixes + 1, dtype=np.float64) ** -shape.zipf
+    reached, share = np.cumsum(weights) / weights.sum(), _even(rng, count)
+    return lambda: int(np.searchsorted(reached, share()))
 
 
 def _geometric(rng: random.Random, mean: float, count: int) -> Draw:
