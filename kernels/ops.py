@@ -10,6 +10,7 @@ from __future__ import annotations
 from .backends.base import Backend, Observer
 from .backends.choice import fastest, observer_named
 from .errors import SlotError
+from .gpu.upload import uploaded
 from .layout.addressed import Blocks, SlotMap
 from .layout.layout import PagedKv
 from .maths.rope import Rope
@@ -79,6 +80,13 @@ def observer(cache: PagedKv) -> Observer:
         BuildError: Memory is on a GPU and its kernels cannot be compiled.
     """
     return observer_named("device" if cache.memory.is_cuda else "attention")
+
+
+def brought(cache: PagedKv, numbers: Tensor) -> Tensor:
+    """Small tensors of host memory where this memory is; nothing waits for a GPU."""
+    if not cache.memory.is_cuda:
+        return numbers
+    return uploaded((numbers,), str(cache.memory.device))[0]
 
 
 def _check_blocks(blocks: Blocks, records: Blocks) -> None:

@@ -27,7 +27,7 @@ from ..reliance.relied_on import RELIED_ON
 from ..socket_directory import SocketDirectory
 from ..tiers.budget import WARM_VARIABLE
 from ..vllm.plugin import rival_plugins
-from ..vllm.settings import PLUGIN_GROUP, SIDECAR_VARIABLE
+from ..vllm.settings import PLUGIN_GROUP, SIDECAR_VARIABLE, sampling_share
 from .environment import (
     Check,
     check_admission,
@@ -128,7 +128,13 @@ def check_hooks() -> Check:
 
 def check_engine(arguments: str) -> Check:
     """Is an engine that is started with ``arguments`` advised, and can it have tiers."""
-    from ..vllm.shapes import engine_config, reason_for_no_tiers, reason_to_decline, sizing
+    from ..vllm.shapes import (
+        engine_config,
+        reason_for_no_samples,
+        reason_for_no_tiers,
+        reason_to_decline,
+        sizing,
+    )
 
     said = io.StringIO()  # by vLLM's parser, before it exits with a number
     try:
@@ -140,9 +146,11 @@ def check_engine(arguments: str) -> Check:
         return Check("engine", False, detail, "try them with `vllm serve`")
     if reason := reason_to_decline(config):
         return Check("engine", False, f"runs without us: {reason}", "see docs/engines.md")
+    unseen = reason_for_no_samples(config) if sampling_share() else None
+    sampled = f"; no sampling: {unseen}" if unseen else ""
     if reason := reason_for_no_tiers(config):
-        return Check("engine", True, f"advised; no tiers: {reason}")
-    detail = f"advised; tiers where {WARM_VARIABLE} asks for them; {sizing(config)}"
+        return Check("engine", True, f"advised; no tiers: {reason}{sampled}")
+    detail = f"advised; tiers where {WARM_VARIABLE} asks for them; {sizing(config)}{sampled}"
     return Check("engine", True, detail)
 
 

@@ -249,7 +249,7 @@ _SAMPLING: Final = (  # sampled
         "vllm.v1.worker.gpu_model_runner",
         {
             "GPUModelRunner.execute_model": "scheduler_output",
-            "GPUModelRunner.initialize_kv_cache_tensors": "kv_cache_config kernel_block_sizes",
+            "GPUModelRunner.initialize_kv_cache": "kv_cache_config is_profiling",
         },
         Part.SAMPLING,
     ),
@@ -257,7 +257,49 @@ _SAMPLING: Final = (  # sampled
         f"{_V1}.sample.sampler", {"Sampler.forward": "logits sampling_metadata"}, Part.SAMPLING
     ),
     *_read(f"{_CORE}.sched.output", "SchedulerOutput", "num_scheduled_tokens", Part.SAMPLING),
+    *_read(f"{_CORE}.sched.output", "SchedulerOutput", "scheduled_new_reqs", Part.SAMPLING),
     *_called(f"{_V1}.worker.block_table", {"BlockTable.get_numpy_array": ""}, Part.SAMPLING),
+    *_read(f"{_V1}.worker.block_table", "BlockTable", "block_size", Part.SAMPLING),
+    *_named("vllm.config.compilation", "CUDAGraphMode.FULL CUDAGraphMode.NONE", Part.SAMPLING),
+    *_called(
+        f"{_V1}.cudagraph_dispatcher",
+        {"CudagraphDispatcher.dispatch": "num_tokens invalid_modes"},
+        Part.SAMPLING,
+    ),
+    *_called(
+        f"{_V1}.worker.gpu.model_runner",
+        {
+            "GPUModelRunner.execute_model": "scheduler_output",
+            "GPUModelRunner.initialize_kv_cache": "kv_cache_config is_profiling",
+            "GPUModelRunner.sample_tokens": "grammar_output",
+        },
+        Part.SAMPLING,
+    ),
+    *_named(f"{_V1}.worker.gpu.model_runner", "GPUModelRunner.prepare_inputs", Part.SAMPLING),
+    *_read(
+        f"{_V1}.worker.gpu.model_runner",
+        "GPUModelRunner",
+        "cudagraph_manager sampler",
+        Part.SAMPLING,
+    ),
+    *_read(
+        f"{_V1}.worker.gpu.block_table", "BlockTables", "block_tables block_sizes", Part.SAMPLING
+    ),
+    *_named(f"{_V1}.worker.gpu.sample.sampler", "Sampler.sample", Part.SAMPLING),
+    *_called(
+        f"{_V1}.worker.gpu.cudagraph_utils",
+        {
+            "CudaGraphManager.dispatch": "num_reqs num_tokens uniform_token_count num_active_loras "
+            "max_query_len"
+        },
+        Part.SAMPLING,
+    ),
+    *_read(
+        f"{_V1}.worker.gpu.input_batch",
+        "InputBatch",
+        "req_ids idx_mapping_np query_start_loc_np num_computed_tokens_np",
+        Part.SAMPLING,
+    ),
 )
 _WAKING: Final = (  # idle
     *_called(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ..reliance.fit import Part
 from ..reliance.live_vllm import live_misfits
 from ..reliance.releases import WHAT_FITS
+from .settings import CONNECTOR
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -57,6 +58,30 @@ def reason_for_no_tiers(config: VllmConfig) -> str | None:
             "an engine that sleeps inside of the caller's process "
             "(VLLM_ENABLE_V1_MULTIPROCESSING=0) takes its memory away while it is copied from"
         )
+    return None
+
+
+def reason_for_no_samples(config: VllmConfig) -> str | None:
+    """Why no decode step of an advised engine can be sampled, as far as its configuration tells;
+    None if they can."""
+    from vllm.platforms import current_platform
+
+    if problems := live_misfits(Part.SAMPLING):
+        return "; ".join(problems)
+    parallel, user = config.parallel_config, config.kv_transfer_config
+    on_cpu = current_platform.is_cpu()
+    if user is not None and user.kv_connector not in (None, CONNECTOR):
+        return f"samples travel through our connector, and this engine has {user.kv_connector}"
+    if not on_cpu and not current_platform.is_cuda():
+        return "what reads attention is written for CPUs and for CUDA"
+    if parallel.world_size != 1:
+        return "an engine with several workers shows each of them a part of its heads or layers"
+    if parallel.data_parallel_size != 1 and not on_cpu:
+        return "data-parallel ranks run the same CUDA graph, and a sampled step runs none"
+    if config.speculative_config is not None:
+        return "speculative tokens have several rows of logits per request"
+    if config.model_config.use_mla:
+        return "MLA keeps one latent vector for all heads, and attention is measured by head"
     return None
 
 

@@ -8,6 +8,7 @@ import torch
 
 from ..tensors import Tensor
 from .attention import confidence
+from .base import Confidence
 
 # Of 1 − normalised entropy, of 1 − exp(−margin) and of the first choice's probability. Chosen; the
 # weights that the method was published with are not known.
@@ -27,7 +28,11 @@ def confidence_score(logits: Tensor, weights: tuple[float, float, float] = WEIGH
     Returns:
         float32 [rows], in [0, 1].
     """
-    entropy, margin, top_mass = confidence(logits)
+    return score_of(confidence(logits), weights)
+
+
+def score_of(found: Confidence, weights: tuple[float, float, float] = WEIGHTS) -> Tensor:
+    """``confidence_score`` of what was found of rows of logits; float32 [rows], where that is."""
     by_entropy, by_margin, by_mass = weights
-    score = by_entropy * (1.0 - entropy) + by_margin * -torch.expm1(-margin) + by_mass * top_mass
-    return torch.nan_to_num(score, nan=0.0).clamp(0.0, 1.0)
+    score = by_entropy * (1.0 - found.entropy) + by_margin * -torch.expm1(-found.margin)
+    return torch.nan_to_num(score + by_mass * found.top_mass, nan=0.0).clamp(0.0, 1.0)

@@ -1,7 +1,9 @@
-"""Measures of one sampled step: where a request looked, and what the blocks there say."""
+"""Measures of one sampled step: how sure the model was, where a request looked, and what the blocks
+there say. On a GPU all of it is queued, and nothing waits for it."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -9,6 +11,7 @@ import torch
 
 from ....kernels import ops
 from ....kernels.backends.block_keys import block_meanings
+from ....kernels.backends.confidence_score import score_of
 
 if TYPE_CHECKING:
     from ....kernels.layout.layout import PagedKv
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 4  # blocks embedded per sampled step; chosen
 _CENTRE_OF: Final = 32  # blocks whose mean is taken for what all keys share; chosen
 _WIDEST: Final = 4096  # values of an embedding that the wire takes
+_REQUESTS: Final = 1024  # whose embedded blocks are remembered; chosen
+_ALONE: Final = 1 << 15  # values that torch works on without waking a thread: its GRAIN_SIZE
 
 
 class Look(NamedTuple):
@@ -34,23 +39,40 @@ class Look(NamedTuple):
     scale: float
 
 
+def sureness(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) -> Tensor:
+    """How sure the model is of each of some rows' next token: float32 [rows], beside the logits.
+
+    Args:
+        cache: Says where the measuring is done.
+        logits: [all rows, vocabulary].
+        spans: Which rows, in the order of the result.
+    """
+    if cache.memory.is_cuda:  # a copy of its own, so that the rows' alignment is always the same
+        pieces = [torch.cat([logits[span] for span in spans]).to(torch.float32)]
+    else:  # for more, torch wakes its threads, which takes many times as long
+        few = max(1, _ALONE // logits.shape[1])
+        pieces = [piece for span in spans for piece in logits[span].split(few)]
+    observer = ops.observer(cache)
+    return torch.cat([score_of(observer.confidence(piece)) for piece in pieces])
+
+
 def attended(cache: PagedKv, looks: Sequence[Look], blocks: Tensor, tokens: int) -> Tensor:
     """Each block's share of the attention, averaged over layers.
 
     Args:
-        blocks: int64 [n], the request's, in their order.
+        blocks: int64 [n], the request's, in their order, where the cache is.
         tokens: That the query sees.
 
     Returns:
-        float32 [n].
+        float32 [n], where the cache is.
     """
-    lengths = torch.tensor([tokens], device=blocks.device)
-    backend = ops.observer(cache)
-    total = torch.zeros(len(blocks), device=blocks.device)
-    for look in looks:
-        query, table = look.query[None], blocks[None]
-        total += backend.attention_mass(cache, look.layer, query, table, lengths, look.scale)[0]
-    return total / len(looks)
+    backend, table = ops.observer(cache), blocks[None]
+    lengths = ops.brought(cache, torch.tensor([tokens]))
+    masses = [
+        backend.attention_mass(cache, look.layer, look.query[None], table, lengths, look.scale)[0]
+        for look in looks
+    ]
+    return torch.stack(masses).mean(0)
 
 
 class Meanings:
@@ -69,44 +91,50 @@ class Meanings:
         self._layer = cache.layout.layers // 2
         self._sum: Tensor | None = None
         self._seen = 0
-        self._told: dict[int, str] = {}  # block → the request that it was embedded for last
+        self._told: OrderedDict[str, set[int]] = OrderedDict()  # request → places of its blocks
 
-    def of(
-        self, request_id: str, blocks: Tensor, mass: Tensor
-    ) -> tuple[tuple[int, ...], Tensor | None]:
-        """Embed the most attended full blocks that were not embedded yet for this request.
+    def choose(self, request_id: str, blocks: Tensor, mass: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Embed the most attended full blocks that were not told yet of this request.
 
         Args:
             blocks: int64 [n], full blocks of the request.
-            mass: float32 [n].
+            mass: float32 [n], where the cache is, as the blocks are.
 
         Returns:
-            Places in ``blocks``, and float16 [places, dim]; no places and None while the mean is
-            not known.
+            Places in ``blocks``, int64 [k], and their mean keys, float32 [k, dim], where the cache
+            is; None if there is no block to embed.
         """
-        places = self._fresh(request_id, blocks, mass)
-        if not places:
-            return (), None
-        chosen = torch.tensor(places, device=blocks.device)
-        meanings = block_meanings(self._cache, self._layer, blocks[chosen], chosen, self._rope)
-        if meanings.shape[1] > _WIDEST:
-            meanings = meanings.reshape(len(places), self._cache.layout.heads, -1).mean(1)
+        told = [place for place in self._told.get(request_id, ()) if place < len(blocks)]
+        count = min(_AT_ONCE, len(blocks) - len(told))
+        if count <= 0:
+            return None
+        if told:
+            behind = torch.zeros(len(blocks))
+            behind[told] = -2.0  # a share is within [0, 1]
+            mass = mass + ops.brought(self._cache, behind)
+        places = torch.topk(mass, count).indices
+        keys = block_meanings(self._cache, self._layer, blocks[places], places, self._rope)
+        if keys.shape[1] > _WIDEST:
+            keys = keys.reshape(count, self._cache.layout.heads, -1).mean(1)
+        return places, keys
+
+    def tell(
+        self, request_id: str, places: Tensor, keys: Tensor
+    ) -> tuple[tuple[int, ...], Tensor | None]:
+        """What may be told of blocks that ``choose`` chose, now in host memory.
+
+        Returns:
+            Places, and float16 [places, dim]; no places and None while the mean is not known.
+        """
         if self._sum is None:
-            self._sum = torch.zeros_like(meanings[0])
+            self._sum = torch.zeros_like(keys[0])
         if self._seen < _CENTRE_OF:
-            self._sum += meanings.sum(0)
+            self._sum += keys.sum(0)
             self._seen += len(places)
             return (), None
-        for block in blocks[chosen].tolist():
-            self._told[block] = request_id
-        return tuple(places), (meanings - self._sum / self._seen).to(torch.float16)
-
-    def _fresh(self, request_id: str, blocks: Tensor, mass: Tensor) -> list[int]:
-        found: list[int] = []
-        numbers = blocks.tolist()
-        for place in torch.argsort(mass, descending=True).tolist():
-            if self._told.get(numbers[place]) != request_id:
-                found.append(place)
-                if len(found) == _AT_ONCE:
-                    break
-        return found
+        told = self._told.setdefault(request_id, set())
+        told.update(places.tolist())
+        self._told.move_to_end(request_id)
+        if len(self._told) > _REQUESTS:
+            self._told.popitem(last=False)
+        return tuple(places.tolist()), (keys - self._sum / self._seen).to(torch.float16)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
-from kvgraph.hooks.vllm.sampled.looks import Look, Meanings, attended
+from kvgraph.hooks.vllm.sampled.looks import Look, Meanings, attended, sureness
 from kvgraph.kernels.backends.block_keys import block_meanings
+from kvgraph.kernels.backends.confidence_score import confidence_score
 from kvgraph.kernels.layout import engines
 from kvgraph.kernels.layout.layout import PagedKv
 from kvgraph.kernels.maths.rope import Rope
@@ -51,11 +53,20 @@ def test_attention_is_averaged_over_layers_and_sums_to_one() -> None:
     assert abs(float(mass.sum()) - 1) < 1e-5
 
 
+def told_of(
+    meanings: Meanings, request: str, blocks: torch.Tensor, mass: torch.Tensor
+) -> tuple[tuple[int, ...], torch.Tensor | None]:
+    """What a step would tell that looks and reads back at once."""
+    chosen = meanings.choose(request, blocks, mass)
+    assert chosen is not None
+    return meanings.tell(request, *chosen)
+
+
 def test_nothing_is_told_before_it_is_known_what_all_blocks_share() -> None:
     kv = cache()
     meanings = Meanings(kv, ROPE)
     blocks, mass = torch.arange(BLOCKS), torch.rand(BLOCKS)
-    told = [meanings.of(f"r{turn}", blocks, mass) for turn in range(12)]
+    told = [told_of(meanings, f"r{turn}", blocks, mass) for turn in range(12)]
     assert [places for places, _ in told[:8]] == [()] * 8
     places, vectors = told[8]
     assert len(places) == 4
@@ -69,7 +80,26 @@ def test_a_block_is_embedded_once_per_request() -> None:
     meanings = Meanings(kv, ROPE)
     blocks, mass = torch.arange(BLOCKS), torch.rand(BLOCKS)
     for turn in range(8):
-        meanings.of(f"r{turn}", blocks, mass)
-    first, _ = meanings.of("mine", blocks, mass)
-    second, _ = meanings.of("mine", blocks, mass)
+        told_of(meanings, f"r{turn}", blocks, mass)
+    first, _ = told_of(meanings, "mine", blocks, mass)
+    second, _ = told_of(meanings, "mine", blocks, mass)
     assert not set(first) & set(second)
+
+
+def test_a_request_whose_blocks_are_all_told_has_no_more_to_embed() -> None:
+    kv = cache()
+    meanings = Meanings(kv, ROPE)
+    blocks, mass = torch.arange(BLOCKS), torch.rand(BLOCKS)
+    for turn in range(8):
+        told_of(meanings, f"r{turn}", blocks, mass)
+    told: list[int] = []
+    while (chosen := meanings.choose("mine", blocks[:6], mass[:6])) is not None:
+        told += meanings.tell("mine", *chosen)[0]
+    assert sorted(told) == list(range(6))
+
+
+def test_rows_of_logits_are_taken_in_the_order_that_is_asked_for() -> None:
+    kv, logits = cache(), torch.randn(11, 9_000)
+    alone = [float(confidence_score(row[None])[0]) for row in logits]
+    sure = sureness(kv, logits, [slice(7, 11), slice(0, 4)])
+    assert sure.tolist() == pytest.approx([*alone[7:], *alone[:4]], abs=1e-6)

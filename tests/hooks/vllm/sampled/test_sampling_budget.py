@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 from kvgraph.hooks.vllm.sampled.sampling_budget import LONGEST_S, SamplingBudget
 
 SHARE = 0.002
 
 
 class Engine:
-    """Steps of 5 ms on one core; a plain sample costs ``plain_s``, a layer ``each_s`` per token."""
+    """Steps on one core; a plain sample costs ``plain_s``, a layer ``each_s`` per token."""
 
-    def __init__(self, plain_s: float, each_s: float, tokens: int) -> None:
+    def __init__(
+        self, plain_s: float, each_s: float, tokens: int, step_s: float = 0.005,
+        strict: bool = False,
+    ) -> None:  # fmt: skip
         self.now = self.cpu = self.sampled_s = 0.0
         self.plain_s, self.each_s, self.tokens = plain_s, each_s, tokens
         self.times: list[float] = []
         self.layers = 0
-        self.budget = SamplingBudget(lambda: self.now, lambda: self.cpu, SHARE)
+        self.step_s = step_s
+        self.budget = SamplingBudget(lambda: self.now, lambda: self.cpu, SHARE, strict)
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
         while self.now < end:
-            self.now += 0.005
-            self.cpu += 0.005
+            self.now += self.step_s
+            self.cpu += self.step_s
             if self.budget.is_due():
                 self._sample()
 
@@ -59,3 +66,43 @@ def test_one_sample_that_was_held_up_does_not_end_the_sampling_of_layers() -> No
     before = engine.layers
     engine.run(3_000.0)
     assert engine.layers > before + 100
+
+
+@pytest.mark.parametrize("step_s", [0.002, 0.03, 0.07, 0.2])
+def test_a_second_has_one_sampled_step_however_long_steps_are(step_s: float) -> None:
+    engine = Engine(2.5e-3, 1e-4, 50_000, step_s)
+    engine.run(300.0)
+    assert len(engine.times) >= 300
+    gaps = [late - early for early, late in pairwise(engine.times)]
+    assert max(gaps) <= LONGEST_S + step_s
+
+
+def test_a_pause_is_not_made_up_for() -> None:
+    engine = Engine(2.5e-3, 1e-4, 50_000)
+    engine.run(10.0)
+    engine.now += 60.0
+    before = len(engine.times)
+    engine.run(10.0)
+    assert len(engine.times) - before <= 12
+
+
+@pytest.mark.parametrize("cost_s", [2e-4, 4e-3, 0.03, 0.4])
+@pytest.mark.parametrize("each_s", [0.0, 1e-8, 1e-6])
+def test_a_strict_budget_never_spends_more_than_its_share_and_the_sample_it_learns_from(
+    cost_s: float, each_s: float
+) -> None:
+    engine = Engine(cost_s, each_s, 10_000, 0.05, strict=True)
+    for _ in range(60):
+        engine.run(50.0)
+        dearest = cost_s + 16 * each_s * 10_000
+        assert engine.sampled_s <= SHARE * engine.cpu + dearest
+    assert engine.times
+    assert engine.sampled_s >= 0.5 * SHARE * engine.cpu - dearest
+
+
+def test_a_strict_budget_tries_again_where_samples_become_cheap() -> None:
+    engine = Engine(0.4, 0.0, 1_000, 0.05, strict=True)
+    engine.run(1_000.0)
+    engine.plain_s, before = 1e-3, len(engine.times)
+    engine.run(10_000.0)
+    assert len(engine.times) > before + 1_000
