@@ -125,7 +125,8 @@ def check_sampling() -> Check:
         return Check("sampling", False, f"{error}; its default would be taken", _CORRECT)
     if not share:
         return Check("sampling", None, f"off; {SAMPLING_VARIABLE}=1 samples decode steps")
-    return Check("sampling", True, f"may take {share:.1%} of a worker's CPU time")
+    detail = f"may take {share:.1%} of a worker's CPU time, on a GPU of its decode steps' time"
+    return Check("sampling", True, detail)
 
 
 def check_recall() -> Check:

@@ -45,8 +45,9 @@ REFUSE_AFTER_S: Final = 60.0  # unless the variable says otherwise; chosen
 SAMPLING_VARIABLE: Final = "AITHER_KVCACHE_SAMPLING"
 SAMPLING_SHARE: Final = 0.002
 """Where the variable is 1, some decode steps show how sure the model is and where it looks. They
-are given this share of the worker's CPU time, or the share that the variable says. Off where it is
-not set. Chosen: with all else that is on, it stays within half a percent of a step."""
+are given this share of the worker's CPU time (on a GPU, of the time of its decode steps), or the
+share that the variable says. Off where it is not set. Chosen: with all else that is on, it stays
+within half a percent of a step."""
 RECALL_VARIABLE: Final = "AITHER_KVCACHE_RECALL"
 ON: Final = ("1", "true", "on", "yes")  # what people write who mean on
 OFF: Final = ("0", "false", "off", "no")  # what switches a switch off; all else switches it on
@@ -74,7 +75,7 @@ def reads_layers() -> bool:
 
 
 def sampling_share() -> float:
-    """The share of a worker's CPU time that sampled decode steps may take; 0: none is sampled.
+    """The share of a worker's time that sampled decode steps may take; 0: none is sampled.
 
     A value that is not allowed leaves a warning, and the default is taken.
     """

@@ -14,7 +14,9 @@ from kvgraph.hooks.transformers.errors import SettingsError
 from kvgraph.hooks.transformers.survivors import survivors
 from kvgraph.hooks.transformers.token_ranker import AttentionAndRecency
 from kvgraph.hooks.transformers.token_table import TokenTable
-from kvgraph.kernels.backends.confidence_score import confidence_score
+from kvgraph.kernels.backends.attention import confidence
+from kvgraph.kernels.backends.confidence_score import confidence_score, score_of
+from kvgraph.kernels.backends.host_confidence import host_confidence
 
 INF = float("inf")
 
@@ -29,20 +31,29 @@ def prompt() -> torch.Tensor:
     return torch.randint(1, 97, (2, 20), generator=torch.Generator().manual_seed(4))
 
 
-def test_scores_are_bounded_whatever_the_logits() -> None:
+@pytest.mark.parametrize("score", [confidence_score, lambda rows: score_of(host_confidence(rows))])
+def test_scores_are_bounded_whatever_the_logits(score: Any) -> None:
     one_hot = torch.full((1, 50), -INF)
     one_hot[0, 7] = 3.0
     two = one_hot.clone()
     two[0, 8] = 3.0
     nothing, unknown = torch.full((1, 50), -INF), torch.full((1, 50), float("nan"))
     rows = torch.cat([one_hot, torch.zeros(1, 50), nothing, unknown, two, one_hot * 1e4])
-    sure, uniform, none, nan, pair, huge = confidence_score(rows).tolist()
+    sure, uniform, none, nan, pair, huge = score(rows).tolist()
     assert sure == pytest.approx(1.0)
     assert huge == pytest.approx(1.0)
     assert uniform == pytest.approx(0.02 * 0.5, abs=1e-3)
     assert none == 0.0
     assert nan == 0.0
     assert uniform < pair < sure
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocabulary", [2, 500, 70_001])
+def test_one_thread_finds_what_torch_does(dtype: torch.dtype, vocabulary: int) -> None:
+    logits = (torch.randn(3, vocabulary) * 4).to(dtype)
+    for mine, theirs in zip(host_confidence(logits), confidence(logits), strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_sharper_logits_score_higher() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
 from ....kernels import ops
+from ....kernels.backends.base import Confidence
 from ....kernels.backends.block_keys import block_meanings
 from ....kernels.backends.confidence_score import score_of
+from ....kernels.backends.host_confidence import host_confidence
 
 if TYPE_CHECKING:
     from ....kernels.layout.layout import PagedKv
@@ -22,7 +25,6 @@ _AT_ONCE: Final = 4  # blocks embedded per sampled step; chosen
 _CENTRE_OF: Final = 32  # blocks whose mean is taken for what all keys share; chosen
 _WIDEST: Final = 4096  # values of an embedding that the wire takes
 _REQUESTS: Final = 1024  # whose embedded blocks are remembered; chosen
-_ALONE: Final = 1 << 15  # values that torch works on without waking a thread: its GRAIN_SIZE
 
 
 class Look(NamedTuple):
@@ -47,13 +49,11 @@ def sureness(cache: PagedKv, logits: Tensor, spans: Sequence[slice]) -> Tensor:
         logits: [all rows, vocabulary].
         spans: Which rows, in the order of the result.
     """
-    if cache.memory.is_cuda:  # a copy of its own, so that the rows' alignment is always the same
-        pieces = [torch.cat([logits[span] for span in spans]).to(torch.float32)]
-    else:  # for more, torch wakes its threads, which takes many times as long
-        few = max(1, _ALONE // logits.shape[1])
-        pieces = [piece for span in spans for piece in logits[span].split(few)]
-    observer = ops.observer(cache)
-    return torch.cat([score_of(observer.confidence(piece)) for piece in pieces])
+    if cache.memory.is_cuda:
+        rows = torch.cat([logits[span] for span in spans]).to(torch.float32)
+        return score_of(ops.observer(cache).confidence(rows))
+    found = [host_confidence(logits[span]) for span in spans]
+    return score_of(Confidence(*map(torch.cat, zip(*found, strict=True))))
 
 
 def attended(cache: PagedKv, looks: Sequence[Look], blocks: Tensor, tokens: int) -> Tensor:
@@ -87,7 +87,9 @@ class Meanings:
     """
 
     def __init__(self, cache: PagedKv, rope: Rope | None) -> None:
-        self._cache, self._rope = cache, rope
+        self._cache = cache
+        # Where the cache is: to bring the angles there each time would wait for the GPU.
+        self._rope = rope and replace(rope, inv_freq=ops.brought(cache, rope.inv_freq))
         self._layer = cache.layout.layers // 2
         self._sum: Tensor | None = None
         self._seen = 0

@@ -93,6 +93,8 @@ class StepSampler:
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """The runner's own, with shadows on what is sampled of this step."""
+        if "dummy_run" in kwargs:  # V2's, to warm up
+            return self._execute(scheduler_output, *args, **kwargs)
         self._guarded(self._begin, scheduler_output)
         try:
             answer = self._execute(scheduler_output, *args, **kwargs)

@@ -50,3 +50,22 @@ def test_all_types_of_edges_come_to_be(
     sure = sessions.confidence[: sessions.size]
     assert ((sure >= 0) & (sure <= 1)).any(), "the model's confidence was told of some session"
     assert blocks.attention[: blocks.size].max() > 0
+
+
+def test_steps_sampled_as_on_a_gpu_answer_as_others_do(new_engine: Any, tiny_model: Path) -> None:
+    """All but the GPU: a real runner and scheduler, and kvgraph's connector between them."""
+    run = new_engine(
+        "engine_sampled.py",
+        {"model": str(tiny_model), "seconds": PATIENCE_S / 4, "as_on_a_gpu": True},
+        AITHER_KVCACHE_GRAPH="1", AITHER_KVCACHE_SIDECAR="ipc:///tmp/kvgraph-nobody",
+    ).run()  # fmt: skip
+    found = run.result
+    assert found["same"]
+    assert found["samples"] >= 60, run.log
+    assert found["masses"]
+    assert all(0.5 < mass <= 1.001 for mass in found["masses"])
+    assert found["dispatched"] >= found["steps"] > 5, "once per sampled step"
+    assert found["late"] * 4 == found["samples"], "told by the next step, before its tokens"
+    assert found["left"] == ["execute_model"], "nothing failed"
+    assert not found["shadowed"]
+    assert not run.lines("sampled no more")

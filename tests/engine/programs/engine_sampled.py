@@ -60,6 +60,100 @@ def _said(number: int, tokens: int) -> dict[str, Any]:
     return {"session": f"chat-{number}", "segments": [memory] if tokens else []}
 
 
+class Late:
+    """An event of a GPU that has got there when it is asked a second time."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def query(self) -> bool:
+        self.asked += 1
+        return self.asked > 1
+
+
+def sampled_as_on_a_gpu(options: dict[str, Any]) -> dict[str, Any]:
+    """Answer prompts without being sampled, and then again until enough steps were.
+
+    The runner's dispatcher is asked for a step without a full graph, what was measured arrives with
+    a later step, and samples cost what the next steps are late.
+    """
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    llm = LLM(
+        options["model"], dtype="float32", block_size=BLOCK, gpu_memory_utilization=0.3,
+        max_model_len=1024, num_gpu_blocks_override=80, max_num_seqs=4, enforce_eager=True,
+    )  # fmt: skip
+    rng = random.Random(7)
+    prompts = [
+        TokensPrompt(prompt_token_ids=[rng.randrange(3, 90) for _ in range(5 * BLOCK + n)])
+        for n in range(4)
+    ]
+    sampling = SamplingParams(max_tokens=96, temperature=0, ignore_eos=True)
+
+    def texts() -> list[list[int]]:
+        answers = llm.generate(prompts, sampling, use_tqdm=False)
+        return [list(answer.outputs[0].token_ids) for answer in answers]
+
+    plain = texts()
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+    seen = _Sampled(executor.driver_worker.worker.model_runner)
+    began, sampled = time.monotonic(), []
+    while time.monotonic() - began < options["seconds"] and len(seen.samples) < 60:
+        sampled += texts()
+    masses = [sum(memoryview(each.mass).cast("f")) for each in seen.samples if each.mass]
+    return {
+        "same": all(text == plain[at % 4] for at, text in enumerate(sampled)),
+        "samples": len(seen.samples),
+        "masses": masses,
+        "dispatched": seen.dispatched,
+        "late": seen.late,
+        "steps": seen.budget.steps,
+        "left": sorted(set(vars(seen.runner)) & {"execute_model"}),
+        "shadowed": "dispatch" in vars(seen.runner.cudagraph_dispatcher),
+    }
+
+
+class _Sampled:
+    """Samples a runner, and counts what comes of it."""
+
+    def __init__(self, runner: Any) -> None:
+        from kvgraph.hooks.vllm.sampled import read_back
+        from kvgraph.hooks.vllm.sampled.measuring import Measuring
+        from kvgraph.hooks.vllm.sampled.runners import RunnerV1
+        from kvgraph.hooks.vllm.sampled.sampling_budget import SamplingBudget
+        from kvgraph.hooks.vllm.sampled.step_sampler import SampledLayer, StepSampler
+        from kvgraph.hooks.vllm.sampled.step_times import StepTimes
+        from kvgraph.hooks.vllm.transfers.worker import described, rope_of
+        from kvgraph.kernels.gpu.streams import Fence
+
+        read_back.mark = lambda device: Fence(Late())
+        self.runner, self.samples, self.dispatched, self.late = runner, [], 0, 0
+        config, counted = runner.vllm_config, self
+
+        class Counting(RunnerV1):
+            def without_full_graph(self, dispatch: Any, *args: Any, **kwargs: Any) -> Any:
+                counted.dispatched += 1
+                return super().without_full_graph(dispatch, *args, **kwargs)
+
+            def hand(self, samples: Any) -> None:
+                counted.samples += samples
+                counted.late += runner.execute_model_state is not None
+                super().hand(samples)
+
+        (group,) = runner.kv_cache_config.kv_cache_groups
+        layers = config.compilation_config.static_forward_context
+        views = {name: layers[name].kv_cache for name in group.layer_names}
+        able = [SampledLayer(at, layers[name].impl) for at, name in enumerate(group.layer_names)]
+        times = StepTimes(time.monotonic, ())
+        self.budget = SamplingBudget(time.monotonic, times.busy, 0.5, strict=True)
+        measuring = Measuring(described(views, config), rope_of(config))
+        sampler = StepSampler(
+            Counting(runner), measuring, able, self.budget, time.process_time, times
+        )
+        sampler.attach()
+
+
 if __name__ == "__main__":
-    result = main(json.loads(sys.argv[1]))
+    asked = json.loads(sys.argv[1])
+    result = sampled_as_on_a_gpu(asked) if asked.get("as_on_a_gpu") else main(asked)
     sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")

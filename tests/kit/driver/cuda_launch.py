@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 from cuda_driver import Driver
+from kvgraph.hooks.vllm.sampled.looks import Look
+from kvgraph.hooks.vllm.sampled.looks import attended as seen_on_a_step
+from kvgraph.kernels import ops
 from kvgraph.kernels.backends import attention, device, reference
 from kvgraph.kernels.gpu import calls, copy_engine, launch, moves
 from kvgraph.kernels.gpu.macros import COMMON_DEFINES
@@ -66,7 +69,7 @@ class Bench:
         torch.cuda.get_device_capability = lambda _: divmod(number, 10)
         launch.side_stream = lambda _: self.side
         here = calls.uploaded
-        calls.uploaded = lambda tensors, _: here(tensors, "cpu")
+        calls.uploaded = ops.uploaded = lambda tensors, _: here(tensors, "cpu")
         moves.run = device.run = self.run
 
     def run(self, call: Any) -> None:
@@ -123,6 +126,17 @@ def attended(bench: Bench) -> bool:
     return torch.allclose(mass.mean(1), want, atol=1e-4)
 
 
+def sampled() -> bool:
+    """What a sampled step of an engine launches for the layers that it looks at."""
+    cache, plain = twin(CACHE)
+    looks = [Look(layer, torch.randn(4, 64), 0.125) for layer in range(2)]
+    table, real = torch.tensor([5, 2, 9]), device.device_of
+    device.device_of = lambda *_: torch.device("cpu")  # where this torch can make its tensors
+    mass = seen_on_a_step(cache, looks, table, 35)
+    device.device_of = real
+    return torch.allclose(mass, seen_on_a_step(plain, looks, table, 35), atol=1e-4)
+
+
 def confident(bench: Bench) -> bool:
     logits = torch.randn(3, 501)
     call, out = calls.confidence_call(logits)
@@ -167,6 +181,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "warm by the copy engine": copied(COPY_ENGINE, False),
         "splice": spliced(),
         "attention": attended(bench),
+        "a sampled step": sampled(),
         "confidence": confident(bench),
     }
     before = len(driver.log)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from kvgraph.hooks.vllm.sampled import read_back
-from kvgraph.hooks.vllm.sampled.measuring import Measuring
+from kvgraph.hooks.vllm.sampled.looks import Look
+from kvgraph.hooks.vllm.sampled.measuring import Looked, Measuring
 from kvgraph.hooks.vllm.sampled.runners import RunnerV1, RunnerV2
 from kvgraph.hooks.vllm.sampled.sample_words import told_apart
 from kvgraph.hooks.vllm.sampled.sampling_budget import SamplingBudget
@@ -23,7 +24,17 @@ from kvgraph.kernels import ops
 from kvgraph.kernels.backends import attention, emulation
 from kvgraph.kernels.gpu.streams import Fence
 from kvgraph.kernels.layout.layout import GPU_LAYOUTS, PagedKv, gpu_layout, new_memory
-from made_runner import SIZES, MadeRunner, graph_config, new_dispatcher, scheduled
+from kvgraph.kernels.maths.rope import Rope
+from made_runner import (
+    SIZES,
+    MadeRunnerV1,
+    MadeRunnerV2,
+    graph_config,
+    new_dispatcher,
+    new_graph_manager,
+    scheduled,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 MODES = ["PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
@@ -53,19 +64,22 @@ class Late:
 class Engine:
     """A made runner whose steps are sampled as on a GPU, by a clock of its own."""
 
-    def __init__(self, config: Any, order: str = "LBNHC", **fields: Any) -> None:
+    def __init__(
+        self, config: Any, order: str = "LBNHC", runner: str = "V1", **fields: Any
+    ) -> None:
         torch.manual_seed(5)
         self.cache = new_memory(gpu_layout(order, 3, BLOCKS, 2, TOKENS, DIMS, **fields))
         if self.cache.memory.is_floating_point():
             self.cache.memory.normal_()
         self.now = 0.0
-        self.runner = MadeRunner(config, self.cache, HEADS, CONTEXT - 1)
+        made, seen_as = {"V1": (MadeRunnerV1, RunnerV1), "V2": (MadeRunnerV2, RunnerV2)}[runner]
+        self.runner: Any = made(config, self.cache, HEADS, CONTEXT - 1)
         self.times = StepTimes(lambda: self.now, SIZES)
         self.budget = SamplingBudget(lambda: self.now, self.times.busy, SHARE, strict=True)
         layers = [SampledLayer(at, impl) for at, impl in enumerate(self.runner.attention)]
         on_gpu = PagedKv(self.cache.memory.as_subclass(OnGpu), self.cache.layout)
         self.sampler = StepSampler(
-            RunnerV1(self.runner), Measuring(on_gpu, None), layers, self.budget,
+            seen_as(self.runner), Measuring(on_gpu, None), layers, self.budget,
             lambda: self.now, self.times,
         )  # fmt: skip
         self.sampler.attach()
@@ -128,29 +142,16 @@ def test_the_dispatcher_answers_without_a_graph_that_has_attention_inside(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("requests", [1, 3, 8, 9])
 def test_the_second_runners_dispatcher_does_so_too(
-    paper_config: Any, mode: str, requests: int, monkeypatch: pytest.MonkeyPatch
+    paper_config: Any, mode: str, requests: int
 ) -> None:
     from vllm.v1.worker.gpu import cudagraph_utils
 
-    group = SimpleNamespace(is_first_rank=True, is_last_rank=True)
-    monkeypatch.setattr(cudagraph_utils, "get_pp_group", lambda: group)
-    monkeypatch.setattr(
-        cudagraph_utils, "current_platform", SimpleNamespace(get_global_graph_pool=lambda: None)
-    )
-    config = graph_config(paper_config, mode)
-    manager = cudagraph_utils.CudaGraphManager(
-        config, torch.device("cpu"), config.compilation_config.cudagraph_mode, 1
-    )
-    manager._graphs_captured = True
+    manager = new_graph_manager(graph_config(paper_config, mode))
     asked = (requests, requests, 1)
-    stock = manager.dispatch(*asked, num_active_loras=0, max_query_len=1)
-    found = RunnerV2.without_full_graph(
-        SimpleNamespace(),
-        manager.dispatch,
-        *asked,
-        num_active_loras=0,
-        max_query_len=1,  # type: ignore[arg-type]
-    )
+    how = {"num_active_loras": 0, "max_query_len": 1}
+    stock = manager.dispatch(*asked, **how)
+    view = RunnerV2.without_full_graph
+    found = view(SimpleNamespace(), manager.dispatch, *asked, **how)  # type: ignore[arg-type]
     captured = requests <= SIZES[-1]
     assert found.cg_mode.name == (LEFT.get(mode, "NONE") if captured else "NONE")
     if stock.cg_mode.name != "FULL":
@@ -164,24 +165,28 @@ def test_the_second_runners_dispatcher_does_so_too(
 
 
 @pytest.mark.parametrize("mode", ["FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("runner", ["V1", "V2"])
 @pytest.mark.usefixtures("late", "emulated")
-def test_only_the_step_that_is_sampled_leaves_its_graph(paper_config: Any, mode: str) -> None:
-    engine = Engine(graph_config(paper_config, mode))
-    engine.run(20.0)
+def test_only_the_step_that_is_sampled_leaves_its_graph(
+    paper_config: Any, mode: str, runner: str
+) -> None:
+    engine = Engine(graph_config(paper_config, mode), runner=runner)
+    engine.run(10.0)
     modes, left = engine.runner.modes, LEFT.get(mode, "NONE")
-    assert engine.budget.steps > 2
+    assert engine.budget.steps >= 2
     assert set(modes) == {"FULL", left}
     assert modes.count(left) in (engine.budget.steps, engine.budget.steps + 1)
-    assert "dispatch" not in vars(engine.runner.cudagraph_dispatcher)
+    assert "dispatch" not in vars(dispatcher_of(engine.runner))
     assert len(engine.samples) == 3 * modes.count(left)
     assert all(0 <= each.confidence <= 1 for each in engine.samples)
 
 
-@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+@pytest.mark.usefixtures("late", "emulated")
 def test_what_was_measured_is_told_with_a_later_step_and_never_awaited(
-    paper_config: Any, late: None
+    paper_config: Any, runner: str
 ) -> None:
-    engine = Engine(graph_config(paper_config, "FULL_AND_PIECEWISE"))
+    engine = Engine(graph_config(paper_config, "FULL_AND_PIECEWISE"), runner=runner)
     engine.run(6.0)
     sampled = [at for at, mode in enumerate(engine.runner.modes) if mode == "PIECEWISE"]
     told = [at for at, each in enumerate(engine.runner.said) if each is not None]
@@ -207,23 +212,27 @@ def test_steps_that_do_more_than_decode_are_not_sampled(paper_config: Any) -> No
         engine.runner.step(scheduled({"r0": 1, "r1": 1, "new": 6}, new=True))
         engine.now += STEP_S
     assert not engine.budget.steps
-    assert "dispatch" not in vars(engine.runner.cudagraph_dispatcher)
+    assert "dispatch" not in vars(dispatcher_of(engine.runner))
 
 
 @pytest.mark.usefixtures("late", "emulated")
-@pytest.mark.parametrize("where", ["dispatch", "look", "measure"])
+@pytest.mark.parametrize("where", ["dispatch", "look", "measure", "hand"])
+@pytest.mark.parametrize("runner", ["V1", "V2"])
 def test_after_an_error_of_ours_all_is_as_vllm_made_it(
-    paper_config: Any, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = Engine(graph_config(paper_config, "FULL_AND_PIECEWISE"))
+    paper_config: Any, where: str, runner: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    engine = Engine(graph_config(paper_config, "FULL_AND_PIECEWISE"), runner=runner)
+    view = RunnerV1 if runner == "V1" else RunnerV2
 
     def fail(*_: Any, **__: Any) -> Any:
         raise ValueError("secret")
 
     owner, name = {
-        "dispatch": (RunnerV1, "without_full_graph"),
-        "look": (RunnerV1, "batch"),
+        "dispatch": (view, "without_full_graph"),
+        "look": (view, "batch"),
         "measure": (Measuring, "begin"),
+        "hand": (view, "hand"),
     }[where]
     monkeypatch.setattr(owner, name, fail)
     with caplog.at_level(logging.WARNING):
@@ -231,12 +240,16 @@ def test_after_an_error_of_ours_all_is_as_vllm_made_it(
     lines = [each for each in caplog.messages if "sampled no more after ValueError" in each]
     assert len(lines) == 1
     assert "secret" not in caplog.text
-    runner = engine.runner
-    assert "execute_model" not in vars(runner)
-    assert "dispatch" not in vars(runner.cudagraph_dispatcher)
-    assert all("forward" not in vars(each) for each in (*runner.attention, runner.sampler))
+    shadowed = {"execute_model", "sample_tokens", "prepare_inputs", "dispatch", "forward", "sample"}
+    made = engine.runner
+    for each in (made, dispatcher_of(made), made.sampler, *made.attention):
+        assert not shadowed & set(vars(each))
     assert not engine.samples
-    assert runner.modes.count("PIECEWISE") == (where != "dispatch")
+    assert made.modes.count("PIECEWISE") == (where != "dispatch")
+
+
+def dispatcher_of(runner: Any) -> Any:
+    return getattr(runner, "cudagraph_dispatcher", None) or runner.cudagraph_manager
 
 
 # Kernels ----------------------------------------------------------------------------------------
@@ -255,6 +268,34 @@ def test_a_sampled_step_is_launched_as_drivers_allow_it_and_measures_what_torch_
     chosen = engine.samples[-3]
     mass = torch.frombuffer(bytearray(chosen.mass), dtype=torch.float32)
     assert torch.allclose(mass, want(engine.cache, emulated), atol=1e-4)
+
+
+class Reads(TorchDispatchMode):
+    """Notes what would wait for a GPU: values that are read from tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"):
+            self.found.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_nothing_is_read_while_a_step_is_measured() -> None:
+    plain = new_memory(gpu_layout("LBNHC", 3, BLOCKS, 2, TOKENS, DIMS))
+    rope = Rope(1e4 ** -(torch.arange(DIMS // 2, dtype=torch.float64) * 2 / DIMS))
+    measuring = Measuring(PagedKv(plain.memory.as_subclass(OnGpu), plain.layout), rope)
+    looks = [Look(layer, torch.randn(HEADS, DIMS), 0.1) for layer in range(3)]
+    table, logits = torch.arange(BLOCKS, dtype=torch.int32), torch.randn(3, 500)
+    for turn in range(12):
+        with Reads() as reads:
+            measured = measuring.begin("abc", logits, 1, Looked(looks, table, CONTEXT))
+        assert reads.found == []
+        said = measuring.samples(measured)[0]
+        assert len(said.places) == {8: 4, 9: 1}.get(turn, 0), "five full blocks, once the mean is"
 
 
 def want(cache: PagedKv, calls: list[Any]) -> Any:
