@@ -271,16 +271,45 @@ def test_a_sampled_step_is_launched_as_drivers_allow_it_and_measures_what_torch_
 
 
 class Reads(TorchDispatchMode):
-    """Notes what would wait for a GPU: values that are read from tensors."""
+    """Notes what would wait for a GPU: values that are read from tensors, and masks as indices."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
+    def __enter__(self) -> Reads:
+        self._stock = {name: getattr(torch.Tensor, name) for name in ("tolist", "numpy")}
+        for name, stock in self._stock.items():
+            setattr(torch.Tensor, name, self._noted(name, stock))
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: object) -> None:
+        for name, stock in self._stock.items():
+            setattr(torch.Tensor, name, stock)
+        super().__exit__(*error)
+
+    def _noted(self, name: str, stock: Any) -> Any:
+        def read(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            self.found.append(name)
+            return stock(tensor, *args, **kwargs)
+
+        return read
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"):
-            self.found.append(func._schema.name)
+        masks = func.name().startswith("aten::index") and "torch.bool" in {
+            str(each.dtype) for each in (args[1] if len(args) > 1 else ()) if each is not None
+        }
+        if masks or func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"):
+            self.found.append(func.name())
         return func(*args, **(kwargs or {}))
+
+
+def test_what_would_wait_is_noticed() -> None:
+    tensor = torch.randn(3)
+    for read in (float, lambda one: [*one[None][tensor[:1] > 0]], lambda one: one.tolist()):
+        with Reads() as reads:
+            read(tensor[0])
+        assert reads.found
 
 
 @pytest.mark.usefixtures("emulated")
