@@ -10,7 +10,7 @@ LONGEST_S: Final = 1.0  # from one sampled step to the next, while the engine de
 _EARLY_S: Final = 0.05  # a step may last so long, and the next one be sampled in time; chosen
 _SHORTEST_S: Final = 0.1  # from one to the next; chosen
 _SAVED_S: Final = 20.0  # seconds whose share may be saved up, or owed; chosen
-_OUTLIER: Final = 3.0  # times the estimate: what costs more was held up by others; chosen
+_OUTLIER: Final = 3.0  # times the estimate: one that costs more was held up by others; chosen
 _NEWEST: Final = 0.3  # share of the newest cost in the estimates; chosen
 _LAYER_TOKEN_S: Final = 1e-6  # of one layer's mass, per token, before any was measured; a guess
 _LEAST_S: Final = 1e-4  # of a step that samples no layer, before any was measured; a guess
@@ -47,8 +47,9 @@ class SamplingBudget:
         self._deadline = self._next + self._longest
         self._used = used()
         self._balance = 0.0
-        self._plain_s = self._whole_s = _STRICT_S if strict else _LEAST_S  # no layers; all of them
-        self._layer_token_s = _STRICT_LAYER_TOKEN_S if strict else _LAYER_TOKEN_S
+        self._plain = _Estimate(_STRICT_S if strict else _LEAST_S)
+        self._layer_token = _Estimate(_STRICT_LAYER_TOKEN_S if strict else _LAYER_TOKEN_S)
+        self._whole_s = self._plain.value
         self.steps = self.with_layers = 0
         self.spent_s = 0.0
 
@@ -77,9 +78,9 @@ class SamplingBudget:
 
     def layers(self, tokens: int, most: int) -> int:
         """How many layers there is time for, at a context of ``tokens``, at ``most``."""
-        spare = self._balance - self._plain_s
-        self._whole_s = self._plain_s + self._layer_token_s * tokens * most
-        return max(0, min(most, int(spare / (self._layer_token_s * max(1, tokens)))))
+        spare, each = self._balance - self._plain.value, self._layer_token.value * max(1, tokens)
+        self._whole_s = self._plain.value + each * most
+        return max(0, min(most, int(spare / each)))
 
     def took(self, seconds: float, layers: int, tokens: int) -> None:
         """Note what a sampled step cost."""
@@ -92,12 +93,29 @@ class SamplingBudget:
         # Counted from when this one was due, and not from when a step began behind that.
         deadline = min(self._deadline, now) + self._longest
         self._deadline = deadline if deadline > now else now + self._longest
-        if not layers or seconds < self._plain_s:
-            self._plain_s = _follow(self._plain_s, seconds)
+        if not layers or seconds < self._plain.value:
+            self._plain.follow(seconds)
         if layers:
-            each = (seconds - self._plain_s) / (layers * max(1, tokens))
-            self._layer_token_s = _follow(self._layer_token_s, max(_LEAST_LAYER_TOKEN_S, each))
+            each = (seconds - self._plain.value) / (layers * max(1, tokens))
+            self._layer_token.follow(max(_LEAST_LAYER_TOKEN_S, each))
 
 
-def _follow(estimate: float, measured: float) -> float:
-    return estimate + _NEWEST * (min(measured, _OUTLIER * estimate) - estimate)
+class _Estimate:
+    """A running estimate of what something costs.
+
+    One measure far above it may have been held up by others; a second one in a row was not.
+    """
+
+    def __init__(self, guess: float) -> None:
+        self.value = guess
+        self._far_above: float | None = None
+
+    def follow(self, measured: float) -> None:
+        before, self._far_above = self._far_above, None
+        if measured <= _OUTLIER * self.value:
+            self.value += _NEWEST * (measured - self.value)
+        elif before is not None:
+            self.value = min(before, measured)
+        else:
+            self._far_above = measured
+            self.value += _NEWEST * (_OUTLIER - 1.0) * self.value

@@ -106,3 +106,14 @@ def test_a_strict_budget_tries_again_where_samples_become_cheap() -> None:
     engine.plain_s, before = 1e-3, len(engine.times)
     engine.run(10_000.0)
     assert len(engine.times) > before + 1_000
+
+
+def test_layers_that_cost_far_more_than_was_guessed_are_taken_twice_and_then_saved_for() -> None:
+    engine = Engine(7e-4, 3e-5, 300)
+    engine.run(60.0)
+    cost = 7e-4 + 16 * 3e-5 * 300
+    assert engine.sampled_s <= SHARE * engine.cpu + 2 * cost
+    engine.run(600.0)
+    assert engine.sampled_s <= SHARE * engine.cpu + 2 * cost
+    left = SHARE * engine.cpu - 7e-4 * len(engine.times)
+    assert engine.layers * 3e-5 * 300 >= 0.9 * left, "all that confidence leaves is for layers"
