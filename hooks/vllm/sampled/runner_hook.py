@@ -34,7 +34,11 @@ def follow_runners() -> None:
 
 
 def _follow(module: str, seen_as: Callable[[Any], Runner]) -> None:
-    runners = importlib.import_module(module).GPUModelRunner
+    try:
+        runners = importlib.import_module(module).GPUModelRunner
+    except Exception:  # then no engine here has such a runner
+        logger.debug("kvgraph: %s cannot be imported", module, exc_info=True)
+        return
     original = runners.initialize_kv_cache
     if hasattr(original, _MARK):
         return
@@ -99,9 +103,9 @@ def reason_not_to_sample(runner: Runner) -> str | None:
         return reason
     if config.kv_transfer_config is None:
         return "samples travel through kvgraph's connector, and this engine has none"
-    if len(groups.kv_cache_groups) != 1 or not is_full_attention(
-        groups.kv_cache_groups[0].kv_cache_spec
-    ):
+    spec = groups.kv_cache_groups[0].kv_cache_spec
+    chunked = getattr(spec, "attention_chunk_size", None)
+    if len(groups.kv_cache_groups) != 1 or chunked or not is_full_attention(spec):
         return "only models whose layers all have full attention are sampled"
     layers = config.compilation_config.static_forward_context
     reasons = (_reason_of_layer(layers[name]) for name in _names(runner))

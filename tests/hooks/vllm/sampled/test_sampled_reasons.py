@@ -133,12 +133,16 @@ def test_layers_that_cannot_be_measured_are_refused_by_name(
 
 def test_caches_of_other_kinds_are_refused(paper_config: Any) -> None:
     import torch
-    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     window = SlidingWindowSpec(
         block_size=16, num_kv_heads=2, head_size=64, dtype=torch.half, sliding_window=64
     )
-    for made in (runner(paper_config, layer(), window), runner(paper_config, layer(), groups=2)):
+    chunks = FullAttentionSpec(
+        block_size=16, num_kv_heads=2, head_size=64, dtype=torch.half, attention_chunk_size=64
+    )
+    two = runner(paper_config, layer(), groups=2)
+    for made in (two, *(runner(paper_config, layer(), each) for each in (window, chunks))):
         assert "layers all have full attention" in str(runner_hook.reason_not_to_sample(made))
 
 
