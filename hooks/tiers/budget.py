@@ -20,6 +20,7 @@ FILE_PREFIX: Final = "kvgraph-"  # of a disk tier's files
 DISK_SUFFIX: Final = ".tier"
 
 _SPILL: Final = ("worth", "all")
+_PREFETCH: Final = ("1", "0", "queued")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class TierSettings:
         cold_bytes: Bytes of disk below that memory; 0 for none.
         cold_dir: Where the disk tier's files live; None without one.
         prefetch: Whether copies are loaded before any request asks.
+        ahead: Whether they are loaded for requests that wait in vLLM's queue, too.
         spill_all: A plain LRU memory: every block that is about to be evicted is copied, and the
             least recently used copy makes room, whatever the graph knows of them.
         sharers: Workers on this machine, each with a budget of this size.
@@ -41,6 +43,7 @@ class TierSettings:
     cold_bytes: int = 0
     cold_dir: Path | None = None
     prefetch: bool = True
+    ahead: bool = False
     spill_all: bool = False
     sharers: int = 1
     store: StoreSettings | None = None
@@ -83,11 +86,13 @@ def read_settings(environment: Mapping[str, str]) -> TierSettings | None:
         raise ConfigError(f"{COLD_VARIABLE} and {DIRECTORY_VARIABLE} go together; one is missing")
     if not warm:
         return None
+    prefetch = read_choice(environment, PREFETCH_VARIABLE, _PREFETCH)
     return TierSettings(
         warm,
         cold,
         Path(directory) if directory else None,
-        read_choice(environment, PREFETCH_VARIABLE, ("1", "0")) == "1",
+        prefetch != "0",
+        prefetch == "queued",
         read_choice(environment, SPILL_VARIABLE, _SPILL) == "all",
         store=store,
     )

@@ -190,6 +190,8 @@ def test_all_variables_reach_the_engine_and_back(tmp_path: Path) -> None:
     assert TierSettings.from_plain(settings.plain()) == settings
     alone = read_settings({WARM_VARIABLE: "2"})
     assert alone == TierSettings(2 << 30)
+    queued = read_settings({WARM_VARIABLE: "2", PREFETCH_VARIABLE: "queued"})
+    assert queued == TierSettings(2 << 30, ahead=True)
     assert TierSettings.from_plain(alone.plain()) == alone
 
 
@@ -204,7 +206,7 @@ def test_all_variables_reach_the_engine_and_back(tmp_path: Path) -> None:
         (COLD_VARIABLE, "20 GB", "GiB from 0 to"),
         (COLD_VARIABLE, "20", "go together"),
         (DIRECTORY_VARIABLE, "/somewhere", "go together"),
-        (PREFETCH_VARIABLE, "yes", "1, 0"),
+        (PREFETCH_VARIABLE, "yes", "1, 0, queued"),
         (SPILL_VARIABLE, "some", "worth, all"),
     ],
 )

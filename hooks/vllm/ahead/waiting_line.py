@@ -44,10 +44,11 @@ class WaitingLine:
 
     Args:
         by_priority: Whether vLLM's queue goes by priority; else, by arrival.
+        served: Whether copies are to come before a turn at all.
     """
 
-    def __init__(self, by_priority: bool = False) -> None:
-        self._by_priority = by_priority
+    def __init__(self, by_priority: bool = False, served: bool = False) -> None:
+        self._by_priority, self._in_sight = by_priority, _IN_SIGHT if served else 0
         self._numbers = count()
         self._steps = self.needed = 0
         self._places: dict[str, _Place] = {}
@@ -91,7 +92,7 @@ class WaitingLine:
     def next(self) -> Waiting | None:
         """The first of those in sight whose copies may come."""
         ahead = 0
-        for _, request_id in islice(self._order, _IN_SIGHT):
+        for _, request_id in islice(self._order, self._in_sight):
             place = self._places[request_id]
             if place.open and place.joined < self._steps:
                 return Waiting(place.request, place.blocks, ahead)

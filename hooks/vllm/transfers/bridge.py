@@ -83,7 +83,8 @@ class TierCacheBridge:
         self.loader = Loader(group, ledger)
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
-        self.line, self._prefetches = WaitingLine(by_priority), settings.prefetch
+        self.line = WaitingLine(by_priority, settings.ahead)
+        self._prefetches = settings.prefetch
         self.request_unqueued = self.line.leave
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
         self.idle = IdleEngine(ledger.clock)

@@ -106,7 +106,7 @@ class Spiller:
         self._largest_load = max(float(loads), fade * self._largest_load)
         self._steps += 1
         # Beyond the memory's capacity, copies would replace each other without end.
-        ahead = min(self._ahead() + wanted, self._ledger.directory.warm_capacity)
+        ahead = min(self._ahead(wanted), self._ledger.directory.warm_capacity)
         # An idle step asks no advice which copies make room: if it contradicted itself, copies
         # would replace each other for ever, and the engine would never rest.
         self._look(ahead, taken + loads, now, ranking if step.tokens else None)
@@ -150,12 +150,13 @@ class Spiller:
         self._gone_then = self._gone
         self._under_way = dict.fromkeys(self._under_way)
 
-    def _ahead(self) -> int:
+    def _ahead(self, wanted: int) -> int:
         """How many blocks of the queue's head should have copies.
 
         All that can go before a spill that begins now would end. More of them are there in time for
-        larger steps, and for a load, which takes all of its blocks at once; but a copy of what the
-        pool has takes the place of one of what it lost, and the more so the smaller the memory is.
+        larger steps, for what a prefetch would take, and for a load, which takes all of its blocks
+        at once; but a copy of what the pool has takes the place of one of what it lost, and the
+        more so the smaller the memory is.
         """
         directory, step = self._ledger.directory, self._largest_step
         needed = int(min(1.0 + self._late, _STEPS_AHEAD) * step)
@@ -163,7 +164,7 @@ class Spiller:
         memory = directory.warm_capacity
         share = min(_MOST_AHEAD, _AHEAD_PER_POOL * memory / self._pool.num_gpu_blocks)
         affordable = int(share * memory) + directory.room
-        return _LEAST_AHEAD + max(needed, min(ample, affordable))
+        return _LEAST_AHEAD + max(needed, min(ample + wanted, affordable))
 
     def _note_what_changed(self, ranking: EvictionRanking | None, step: StepTaken) -> None:
         self._victims.drop_taken()

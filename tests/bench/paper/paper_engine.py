@@ -42,6 +42,7 @@ class Shape:
         asynchronous: Whether a batch is scheduled while another is computed.
         warm: Blocks in host memory; None for an engine without tiers.
         plain: Tiers keep all that goes, drop the oldest, and bring nothing back unasked.
+        ahead: They bring back what requests that wait lack, before their turn.
         cold: Blocks on disk.
         workers: That hold a shard each (tensor or pipeline parallel).
         drafts: Speculative tokens in a step.
@@ -55,6 +56,7 @@ class Shape:
     asynchronous: bool = False
     warm: int | None = 64
     plain: bool = False
+    ahead: bool = False
     cold: int = 0
     workers: int = 1
     drafts: int = 0
@@ -301,7 +303,7 @@ def tiers_of(shape: Shape) -> TierSettings | None:
     directory = Path("/nowhere") if shape.cold else None
     return TierSettings(
         shape.warm * size, shape.cold * size, directory,
-        prefetch=not shape.plain, spill_all=shape.plain,
+        prefetch=not shape.plain, ahead=shape.ahead, spill_all=shape.plain,
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ def until(engine: Any, done: Callable[[], object]) -> None:
 @pytest.fixture
 def engine(paper: Callable[..., Any]) -> Any:
     """An engine with tiers that keeps copies of three prompts."""
-    engine = paper(Shape(blocks=129, warm=512))
+    engine = paper(Shape(blocks=129, warm=512, ahead=True))
     for seed in (1, 2, 3):
         park(engine, text(BLOCKS, seed))
     return engine
@@ -73,7 +73,7 @@ def test_who_waits_finds_its_copies_in_the_pool_and_waits_for_no_load(engine: An
 def test_of_a_crowd_behind_a_full_house_nobody_waits_for_a_load(
     paper: Callable[..., Any], plain: bool, waits: int
 ) -> None:
-    engine = paper(Shape(blocks=257, warm=1024, plain=plain))
+    engine = paper(Shape(blocks=257, warm=1024, plain=plain, ahead=not plain))
     for seed in range(1, 11):
         park(engine, text(BLOCKS, seed))
     full_house(engine)
@@ -110,7 +110,7 @@ def test_several_are_served_in_the_queues_order(engine: Any) -> None:
 
 
 def test_the_queues_order_may_be_priority(paper_config: Any) -> None:
-    engine = PaperEngine(by_priority(paper_config), Shape(blocks=129, warm=512))
+    engine = PaperEngine(by_priority(paper_config), Shape(blocks=129, warm=512, ahead=True))
     try:
         for seed in (1, 2):
             park(engine, text(BLOCKS, seed))
@@ -128,7 +128,7 @@ def test_the_queues_order_may_be_priority(paper_config: Any) -> None:
 
 
 def test_no_room_is_taken_from_who_stands_before(paper: Callable[..., Any]) -> None:
-    engine = paper(Shape(blocks=41, warm=512))
+    engine = paper(Shape(blocks=41, warm=512, ahead=True))
     park(engine, text(BLOCKS, 1))
     full_house(engine, length=30)
     engine.ask(text(25, 70))  # needs all that is free
@@ -209,7 +209,7 @@ def test_a_turn_that_comes_while_copies_come_waits_for_them(engine: Any) -> None
 
 
 def test_who_is_held_gets_nothing_before_it_is_let_in(paper: Callable[..., Any]) -> None:
-    hall = Hall(paper(shape(blocks=129, warm=512), clock=Clock()))
+    hall = Hall(paper(shape(blocks=129, warm=512, ahead=True), clock=Clock()))
     hall.say(None)
     park(hall.engine, text(BLOCKS, 1))
     for number in range(6):
@@ -233,7 +233,7 @@ def test_who_is_held_gets_nothing_before_it_is_let_in(paper: Callable[..., Any])
 def test_a_line_keeps_order_and_sums_whoever_comes_and_goes() -> None:
     random_numbers = random.Random(7)
     for priority in (False, True):
-        line, known = WaitingLine(priority), dict[str, Any]()
+        line, known = WaitingLine(priority, served=True), dict[str, Any]()
         for number in range(600):
             if known and random_numbers.random() < 0.45:
                 name = random_numbers.choice(list(known))
