@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hall import Clock, Hall, by_priority, shape
+from hall import Clock, Hall, by_priority
 from kvgraph.bench.paper.paper_engine import BLOCK_SIZE, PaperEngine, Shape
 from kvgraph.hooks.vllm.ahead.waiting_line import WaitingLine
 from paper import begin_load, park, text, words
@@ -209,7 +209,7 @@ def test_a_turn_that_comes_while_copies_come_waits_for_them(engine: Any) -> None
 
 
 def test_who_is_held_gets_nothing_before_it_is_let_in(paper: Callable[..., Any]) -> None:
-    hall = Hall(paper(shape(blocks=129, warm=512, ahead=True), clock=Clock()))
+    hall = Hall(paper(Shape(blocks=129, warm=512, ahead=True), clock=Clock()))
     hall.say(None)
     park(hall.engine, text(BLOCKS, 1))
     for number in range(6):
