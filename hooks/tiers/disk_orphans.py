@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -34,19 +33,23 @@ class DiskOrphans:
     Args:
         directory: Where disk tiers' files are; files of other names are left alone.
         own: With what the names of this engine's files begin, those of all its workers.
-        now: Seconds, as files are dated.
     """
 
-    def __init__(self, directory: Path, own: str, now: Callable[[], float] = time.time) -> None:
-        self._directory, self._own, self._now = directory, own, now
+    def __init__(self, directory: Path, own: str) -> None:
+        self._directory, self._own = directory, own
 
-    def age_out(self) -> None:
-        """Remove those that nobody has used for a day.
+    def age_out(self, used: Path) -> None:
+        """Remove those that nobody has used for a day, by the clock that dates files.
+
+        Args:
+            used: A file that is in use now; it is dated so.
 
         Raises:
             StorageError: One cannot be removed.
+            OSError: ``used`` cannot be dated.
         """
-        long_ago = self._now() - ORPHAN_S
+        os.utime(used)
+        long_ago = used.stat().st_mtime - ORPHAN_S
         _remove([path for used, path in self._oldest_first() if used < long_ago], "a day unused")
 
     def make_room(self, opened: Callable[[], T]) -> T:
@@ -95,8 +98,7 @@ class DiskSweep:
     def _run(self) -> None:
         while not self._over.wait(self._period_s):
             with contextlib.suppress(OSError, StorageError):  # the next sweep may succeed
-                os.utime(self._path)  # after a crash, it is as old as it is unused
-                self._orphans.age_out()
+                self._orphans.age_out(self._path)  # after a crash, it is as old as it is unused
 
 
 def _remove(paths: Iterable[Path], why: str) -> None:

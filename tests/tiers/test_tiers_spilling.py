@@ -364,7 +364,7 @@ def test_who_never_copies_looks_at_a_bounded_stretch_of_the_queue_in_each_step(
     monkeypatch.setattr(queue, "iter_blocks_after", counting)
     for tokens in (16_384, *[16] * 400):
         looked.append(0)
-        spiller.step(None, 1 + tokens // BLOCK_SIZE, 0, StepTaken(tokens))
+        spiller.step(None, 1 + tokens // BLOCK_SIZE, 0, 0, StepTaken(tokens))
     assert looked[0] <= 8 + 3 * 1025
     assert max(looked[1:]) <= 1024, "blank blocks, until the queue's end"
     assert sum(looked) <= 6000, "each of them once"

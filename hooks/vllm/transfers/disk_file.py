@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -40,8 +41,10 @@ def open_disk(
         path = settings.cold_dir / file_name(config, identity)
         whole = repr((identity, _place(config), cache.layout.record(1)))
         orphans = _orphans_beside(path)
-        orphans.age_out()
-        return orphans.make_room(lambda: DiskTier(path, record_bytes, capacity, whole))
+        disk = orphans.make_room(lambda: DiskTier(path, record_bytes, capacity, whole))
+        with contextlib.suppress(OSError, StorageError):  # a sweep may succeed later
+            orphans.age_out(path)
+        return disk
     except StorageError as error:
         logger.warning("kvgraph: no disk tier: %s", error)
         return None

@@ -15,7 +15,7 @@ class PaperArm:
         longest_first: Who waits starts by the longest cached prefix: SGLang's order.
         hold: Whether new sessions wait for room.
         hinted: Whether clients name sessions, and say when they end or wait for a tool.
-        hosted: Whether there is host memory, as many blocks as in the pool.
+        host: Blocks of host memory, for each block of the pool.
         plain: That memory takes all that goes and drops the oldest: nothing is known of it.
     """
 
@@ -24,8 +24,13 @@ class PaperArm:
     longest_first: bool = False
     hold: bool = False
     hinted: bool = False
-    hosted: bool = False
+    host: float = 0.0
     plain: bool = False
+
+    @property
+    def hosted(self) -> bool:
+        """Whether there is host memory."""
+        return self.host > 0.0
 
 
 PAPER_STOCK: Final = PaperArm("stock", stock=True)
@@ -33,8 +38,10 @@ PAPER_LPM: Final = PaperArm("lpm", stock=True, longest_first=True)
 PAPER_OFF: Final = PaperArm("off")
 PAPER_HOLD: Final = PaperArm("hold", hold=True)
 PAPER_TOLD: Final = PaperArm("hold_told", hold=True, hinted=True)
-PAPER_HOST_LRU: Final = PaperArm("host_lru", hosted=True, plain=True)
-PAPER_HOST_HOLD: Final = PaperArm("host_hold", hosted=True, hold=True)
+PAPER_HOST_LRU: Final = PaperArm("host_lru", host=1.0, plain=True)
+PAPER_HOST_HOLD: Final = PaperArm("host_hold", host=1.0, hold=True)
+PAPER_QUIET_TIERS: Final = PaperArm("quiet_tiers", host=1.0)
+PAPER_TIERS: Final = PaperArm("tiers", host=1.0, hinted=True)
 PAPER_ARMS: Final = (
     PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD, PAPER_HOST_LRU, PAPER_HOST_HOLD,
 )  # fmt: skip

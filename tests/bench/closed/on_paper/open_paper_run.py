@@ -20,6 +20,7 @@ from ...serving.model import TINY, ModelShape, ensure_model
 from ...serving.progress import DemoProgress
 from ...serving.workload import BLOCK
 from .closed_paper_arms import PAPER_HOLD, PAPER_LPM, PAPER_OFF, PAPER_STOCK, PAPER_TOLD
+from .hosts_paper import HostRun, add_hosts, play_hosts
 from .open_paper import OpenRun, alone_s, play_open
 from .others_paper import OTHERS, answers_per_s
 
@@ -58,12 +59,14 @@ class OpenResult:
     Attributes:
         pool: Blocks of ``BLOCK_SIZE`` tokens.
         others: Answers a second by arm, for each kind of traffic that is no agents'.
+        hosts: Arms with host memory.
     """
 
     out: Path
     pool: int
     runs: Sequence[tuple[Setting, OpenRun]]
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    hosts: Sequence[HostRun] = ()
 
     def figures(self) -> Figures:
         """Each arm beside stock: what it finds, and how long first tokens take."""
@@ -73,6 +76,7 @@ class OpenResult:
             figures.add(f"stock_share{setting.name}", stock.cached_share, "share of prompt")
             for run in others:
                 _add(figures, f"_{run.arm}{setting.name}", run, stock)
+        add_hosts(figures, self.hosts)
         for kind, rates in self.others.items():
             for arm, rate in rates.items():
                 figures.add(f"{kind}_answers_{arm}", rate, "answers/s")
@@ -89,6 +93,7 @@ class OpenResult:
             "pool": self.pool,
             "block": BLOCK_SIZE,
             "runs": [asdict(setting) | _details(run) for setting, run in self.runs],
+            "hosts": [{"host": each.host} | _details(each.run) for each in self.hosts],
         }
         path = self.out / OPEN_FILE
         path.write_text(json.dumps(content, indent=1) + "\n")
@@ -120,12 +125,16 @@ def run_open(
             for arm in _ARMS:
                 shown.passing(f"{arm.name}{setting.name}", "on paper")
                 runs.append((setting, play_open(base, arm, pool, asked, pace, setting.running)))
+        hosts: list[HostRun] = []
+        if not quick:
+            pace = wall_s / (SETTINGS[0].load * _span_s(asked))
+            hosts = play_hosts(base, pool, asked, pace, lambda arm: shown.passing(arm, "on paper"))
         others = {}
         for traffic in () if quick else OTHERS:
             shown.passing(traffic.name, "on paper")
             rates = {arm.name: answers_per_s(base, arm, traffic) for arm in _OTHERS_ARMS}
             others[traffic.name] = rates
-    return OpenResult(out.resolve(), pool, runs, others)
+    return OpenResult(out.resolve(), pool, runs, others, hosts)
 
 
 def _span_s(requests: Sequence[AgentRequest]) -> float:

@@ -71,7 +71,7 @@ class PaperLoop:
     ) -> None:
         self._arm, self._crowd, self._service = arm, crowd, service
         self.now = 0.0
-        warm = blocks if arm.hosted else None
+        warm = int(arm.host * blocks) if arm.hosted else None
         shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, stock=arm.stock)
         config = service.config(base, arm.longest_first)
         self.engine = PaperEngine(config, shape, clock=lambda: self.now)
