@@ -51,9 +51,9 @@ def a_torn_copy_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block that was overwritten while it was copied keeps its copy."""
     real = spiller.Spiller._ended
 
-    def ended(self: Any, begun: Any, done: Any) -> None:
+    def ended(self: Any, begun: Any, at_step: Any, done: Any) -> None:
         still = [(key, block, block.block_hash, copy) for key, block, _, copy in begun]
-        real(self, still, done)
+        real(self, still, at_step, done)
 
     monkeypatch.setattr(spiller.Spiller, "_ended", ended)
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kvgraph.bench.cli import app
 from kvgraph.bench.closed.closed_sidecar import HoldCounts
-from kvgraph.bench.closed.on_paper.closed_paper_arms import (
-    PAPER_HOLD,
-    PAPER_HOST_LRU,
-    PAPER_QUIET_TIERS,
-    PAPER_STOCK,
-    PaperArm,
-)
+from kvgraph.bench.closed.on_paper.closed_paper_arms import PAPER_HOLD, PAPER_STOCK, PaperArm
 from kvgraph.bench.closed.on_paper.open_paper import OpenRun, alone_s, play_open
 from kvgraph.bench.closed.on_paper.open_paper_run import OpenResult, Setting
 from kvgraph.bench.recorded.agents_fleet import SESSIONS, recorded_requests
@@ -58,16 +51,6 @@ def test_one_after_the_other_takes_as_long_as_all_of_them(
     slow = play_open(paper_config, PAPER_STOCK, BLOCKS, asked, 1e6, running=1)
     taken = sum(each.answer.latency_s for each in slow.answers)
     assert wall_s == pytest.approx(taken, rel=0.25)  # another order finds a little more or less
-
-
-def test_little_host_memory_gives_the_default_no_less_than_plain_lru(paper_config: Any) -> None:
-    """It was full of copies of what the pool had still, ahead of the next load."""
-    asked = recorded_requests(SESSIONS, 20, 1, 200, 2048)
-    shares = [
-        play_open(paper_config, replace(arm, host=0.5), BLOCKS, asked, 1.0, running=1).cached_share
-        for arm in (PAPER_STOCK, PAPER_HOST_LRU, PAPER_QUIET_TIERS)
-    ]
-    assert shares[0] < shares[1] < shares[2]
 
 
 def test_what_is_left_behind_names_setting_and_arm(
