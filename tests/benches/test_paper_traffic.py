@@ -80,19 +80,20 @@ def what_an_adapter_computed_reaches_the_disk(monkeypatch: pytest.MonkeyPatch) -
 
 
 MISTAKES = (
-    old_copies_stay, loads_count_after_a_reset, a_torn_copy_counts,
-    blocks_of_a_prefetch_are_lost, what_an_adapter_computed_reaches_the_disk,
+    (old_copies_stay, 1), (loads_count_after_a_reset, 1), (a_torn_copy_counts, 1),
+    (blocks_of_a_prefetch_are_lost, 1),
+    (what_an_adapter_computed_reaches_the_disk, 2),  # seed 1 meets it after 193 episodes
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(("mistake", "seed"), MISTAKES)
 def test_a_mistake_of_ours_would_be_noticed(
     paper_config: Any, monkeypatch: pytest.MonkeyPatch,
-    mistake: Callable[[pytest.MonkeyPatch], None],
+    mistake: Callable[[pytest.MonkeyPatch], None], seed: int,
 ) -> None:  # fmt: skip
     mistake(monkeypatch)
     monkeypatch.setattr(paper_traffic, "_BROKEN", 0.0)
-    with pytest.raises(AssertionError, match=r"seed 1, episode \d+, Shape") as error:
-        play(paper_config, 1, 120.0)
+    with pytest.raises(AssertionError, match=rf"seed {seed}, episode \d+, Shape") as error:
+        play(paper_config, seed, 120.0)
     cause = error.value.__cause__
     assert isinstance(cause, WrongReadError) is (mistake is not blocks_of_a_prefetch_are_lost)
