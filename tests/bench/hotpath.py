@@ -265,6 +265,7 @@ def connected(
         kv_transfer_config=transfer,
         scheduler_config=SimpleNamespace(policy="fcfs", **bounds),
         model_config=SimpleNamespace(served_model_name="bench", model="bench"),
+        cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256"),
         parallel_config=_ALONE,
     )
     kv_cache = SimpleNamespace(kv_cache_groups=[group])
