@@ -264,12 +264,10 @@ def connected(
     config = SimpleNamespace(
         kv_transfer_config=transfer,
         scheduler_config=SimpleNamespace(policy="fcfs", **bounds),
-        model_config=SimpleNamespace(served_model_name="bench", model="bench"),
-        cache_config=SimpleNamespace(prefix_caching_hash_algo="sha256"),
-        parallel_config=_ALONE,
+        **_ENGINE,
     )
-    kv_cache = SimpleNamespace(kv_cache_groups=[group])
-    connector = KvGraphConnector(config, KVConnectorRole.SCHEDULER, kv_cache)
+    groups = SimpleNamespace(kv_cache_groups=[group])
+    connector = KvGraphConnector(config, KVConnectorRole.SCHEDULER, groups)
     side = connector.attach(pool, surroundings(clock))
     if tiers_of is not None:
         side.answered(TierAnswer(starts=(WorkerStart(tiers_of),)))
@@ -312,9 +310,13 @@ def answer(connector: Any, metadata: Any) -> None:
         )
 
 
-_ALONE: Final = SimpleNamespace(
-    decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
-)
+_ENGINE: Final = {
+    "model_config": SimpleNamespace(served_model_name="bench", model="bench"),
+    "cache_config": SimpleNamespace(prefix_caching_hash_algo="sha256"),
+    "parallel_config": SimpleNamespace(
+        decode_context_parallel_size=1, prefill_context_parallel_size=1, world_size=1
+    ),
+}
 
 
 class _NoBlocks:

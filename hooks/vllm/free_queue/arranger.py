@@ -227,7 +227,6 @@ class FreeQueueArranger:
         if blanks_may_do and self._blanks.still_suffice():
             return True
         if window.falls_due() and (place := self._place_for_more(ranking)) is not None:
-            # Where the guard would look at all that a step can take, it costs less to lay as much.
             window.lay(place, ranking.known_of, window.reach if self._protection else 0)
             self._guard.forget_head()  # it may rely on some of them
         return (blanks_may_do and self._blanks.suffice) or window.still_suffices()

@@ -147,7 +147,8 @@ class Window:
         Args:
             place: The last victim that stands, else the last block that goes before any.
             known_of: The ranking knows the events before this time.
-            least: Victims that are to stand at the head now, if there are so many.
+            least: Victims that are to stand at the head now, if there are so many: where something
+                is protected, it costs less to lay all that a step can take than to look at as much.
         """
         victims = self._victims
         left = len(victims)

@@ -3,7 +3,7 @@ when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from ....graph.messages.advice import EvictionRanking
@@ -25,7 +25,6 @@ from .spiller import Spiller, StepTaken
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
     from ..observe.group import ObservedGroup
@@ -62,6 +61,8 @@ class TierCacheBridge:
         line: Who waits in vLLM's queue, and for how many blocks.
         request_unqueued: Told of a request that waited for blocks, and is held after all.
         idle: Wakes the engine for an order that comes while it has nothing to do.
+        copied: Counts the hashes, from the first on, that can be brought back.
+        lend, renewed: As ``PoolTap`` calls them: blocks that need not block a reset; after one.
         adapted: Told which keys, that the engine cached, a LoRA adapter computed.
     """
 
@@ -80,7 +81,7 @@ class TierCacheBridge:
         self.ledger, self.adapted = ledger, ledger.adapted.update
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group, self._pool, self._index = group, pool, index
-        self.loader = Loader(group, ledger)
+        self.loader, self.copied = Loader(group, ledger), ledger.directory.run
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
         self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
         self.line = WaitingLine(by_priority, settings.ahead)
@@ -91,6 +92,7 @@ class TierCacheBridge:
         self.keeps_promises = manager is not None
         none = NoPromises(self.loader, self._prefetcher)
         self.promises: Promises | NoPromises = none if manager is None else Promises(pool, manager)
+        self.lend, self.renewed = self.promises.lend, self.promises.renewed
         self._broken: list[Load] = []  # loads that nobody ordered, and vLLM waits for
         self.recall = NoRecall()
         self._found: dict[str, int] = {}  # and how many of them the pool held when it last asked
@@ -204,18 +206,6 @@ class TierCacheBridge:
         """
         work = self._broken or self.ledger.book.pressing or self.recall.busy
         return bool(work) or self.idle.due
-
-    def copied(self, hashes: Sequence[bytes]) -> int:
-        """How many of ``hashes``, from the first on, can be brought back."""
-        return self.ledger.directory.run(hashes)
-
-    def lend(self) -> list[KVCacheBlock]:
-        """Return blocks in use that need not block a reset; see ``PoolTap``."""
-        return self.promises.lend()
-
-    def renewed(self) -> None:
-        """Void the loads under way: the prefix cache was reset."""
-        self.promises.renewed()
 
     def changed(self, changes: Changes) -> None:
         """Note what a step cached and evicted, and whether the prefix cache was reset then."""

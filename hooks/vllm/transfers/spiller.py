@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ...link.held_ranking import Finds
 from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Spill
 from ...tiers.ledger import TierLedger
+from ..ahead.copy_lead import CopyLead
 from ..free_queue.queue_scan import QueueScan
 from ..free_queue.victims import Victims
 from ..pool.copy_marks import CopyMarks
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 _MOST_UNDER_WAY: Final = 256  # blocks, or four times what the largest step took; chosen
-_STEPS_AHEAD: Final = 3  # a block begun this early is usually copied in time; chosen
-_MOST_AHEAD: Final = 0.375  # of the memory, for copies of what the next step cannot take; chosen
-_AHEAD_PER_POOL: Final = 0.25  # … at most so much of it for each pool that it has room for; chosen
-_NEWEST: Final = 0.2  # weight of the newest sample in a mean; chosen
-_LEAST_AHEAD: Final = 8  # blocks that are looked at ahead of need at least; chosen
 _AGAIN_AFTER: Final = 4096  # evictions, after which all that is about to go is looked at; chosen
-_MEMORY_S: Final = 5.0  # seconds in which the largest step seen fades to 1/e; chosen
 _REST_S: Final = (
     1.0  # seconds without spills after a failed copy, so that an engine can fall idle; chosen
 )
@@ -81,9 +75,8 @@ class Spiller:
         self._scan = QueueScan(pool)
         self._gone = self._gone_then = 0  # blocks that left by the queue's head, now and then
         self._held_back = 0  # blocks that were moved for the sake of protected ones
-        self._largest_step = self._largest_load = 0.0  # blocks that one took, fading
-        self._steps, self._late = 0, 0.0  # late: steps between that of a spill and its end, a mean
-        self._seen_at = self._rest_until = ledger.clock()
+        self._rest_until = ledger.clock()
+        self._lead = CopyLead(self._rest_until)
         self._victims = Victims(0)
         self._left: deque[bytes] = deque()  # evicted blocks whose copies are not known to be wanted
 
@@ -100,13 +93,9 @@ class Spiller:
             step: What else the step took.
         """
         self._note_what_changed(ranking, step)
-        now = self._ledger.clock()
-        fade = math.exp((self._seen_at - now) / _MEMORY_S)
-        self._largest_step, self._seen_at = max(float(taken), fade * self._largest_step), now
-        self._largest_load = max(float(loads), fade * self._largest_load)
-        self._steps += 1
-        # Beyond the memory's capacity, copies would replace each other without end.
-        ahead = min(self._ahead(wanted), self._ledger.directory.warm_capacity)
+        now, directory = self._ledger.clock(), self._ledger.directory
+        self._lead.stepped(taken, loads, now)
+        ahead = self._lead.blocks(wanted, directory, self._pool.num_gpu_blocks)
         # An idle step asks no advice which copies make room: if it contradicted itself, copies
         # would replace each other for ever, and the engine would never rest.
         self._look(ahead, taken + loads, now, ranking if step.tokens else None)
@@ -150,22 +139,6 @@ class Spiller:
         self._gone_then = self._gone
         self._under_way = dict.fromkeys(self._under_way)
 
-    def _ahead(self, wanted: int) -> int:
-        """How many blocks of the queue's head should have copies.
-
-        All that can go before a spill that begins now would end. More of them are there in time for
-        larger steps, for what a prefetch would take, and for a load, which takes all of its blocks
-        at once; but a copy of what the pool has takes the place of one of what it lost, and the
-        more so the smaller the memory is.
-        """
-        directory, step = self._ledger.directory, self._largest_step
-        needed = int(min(1.0 + self._late, _STEPS_AHEAD) * step)
-        ample = int(_STEPS_AHEAD * max(step, self._largest_load))
-        memory = directory.warm_capacity
-        share = min(_MOST_AHEAD, _AHEAD_PER_POOL * memory / self._pool.num_gpu_blocks)
-        affordable = int(share * memory) + directory.room
-        return _LEAST_AHEAD + max(needed, min(ample + wanted, affordable))
-
     def _note_what_changed(self, ranking: EvictionRanking | None, step: StepTaken) -> None:
         self._victims.drop_taken()
         while self._left:
@@ -197,7 +170,7 @@ class Spiller:
         ``first``; returns how many of the last must be looked at again."""
         first += self._gone
         wanted = self._without_copies(found, first)
-        most = max(_MOST_UNDER_WAY, 4 * int(self._largest_step)) - len(self._under_way)
+        most = max(_MOST_UNDER_WAY, 4 * int(self._lead.step)) - len(self._under_way)
         begun = 0
         if wanted and most > 0 and now >= self._rest_until:
             begun = self._begin([(first + at, found.blocks[at]) for at in wanted[:most]], advice)
@@ -223,7 +196,7 @@ class Spiller:
     def _spare(self, wanted: int) -> int:
         """How many blocks at the head the next step leaves that can go without a loss, as far as is
         known."""
-        step = int(max(self._largest_step, self._largest_load))
+        step = int(max(self._lead.step, self._lead.load))
         head = islice(self._pool.free_block_queue.iter_blocks_after(None), wanted + step)
         blanks = sum(1 for _ in takewhile(lambda block: block.block_hash is None, head))
         places = [place for place in self._under_way.values() if place is not None]
@@ -250,7 +223,7 @@ class Spiller:
         hashes = [full_hash[:-GROUP_BYTES] for full_hash in full_hashes]
         copies = list(map(ledger.directory.begin, hashes, may_demote))
         self._under_way.update(zip(keys, (place for place, _ in placed), strict=False))
-        begun, at_step = list(zip(keys, blocks, full_hashes, copies, strict=True)), self._steps
+        begun, at_step = list(zip(keys, blocks, full_hashes, copies, strict=True)), self._lead.steps
         job = Spill(
             ledger.book.number(),
             tuple([block.block_id for block in blocks]),
@@ -261,7 +234,7 @@ class Spiller:
 
     def _ended(self, begun: list[Begun], at_step: int, done: JobDone) -> None:
         ledger = self._ledger
-        self._late += _NEWEST * (self._steps - at_step - self._late)
+        self._lead.ended(at_step)
         ledger.costs.spilled(done.bytes, done.seconds)
         if done.failed:
             self._rest_until = ledger.clock() + _REST_S
