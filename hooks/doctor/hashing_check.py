@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from http.client import HTTPException
-from typing import Final
 
 from ...graph.ipc.runtime import RunningSidecar, running_sidecars
 from ...graph.messages.block_hashing import REMEDY, BlockHashing, disagreements
+from ..sidecar_answer import answer_of
 from .environment import Check
-
-_PATIENCE_S: Final = 2.0  # for a sidecar's answer; chosen
-_MOST_BYTES: Final = 16 << 20  # of an answer; chosen
 
 
 def check_hashing() -> Check:
@@ -28,10 +23,8 @@ def check_hashing() -> Check:
 
 def told_by(sidecar: RunningSidecar) -> list[BlockHashing]:
     """What the engines of a sidecar say; nothing where it does not answer."""
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(f"{sidecar.http}/status", timeout=_PATIENCE_S) as answer:
-            engines = json.loads(answer.read(_MOST_BYTES))["engines"]
+        engines = answer_of(sidecar, "/status")["engines"]
         return [BlockHashing(each["name"], each["model"], each["hashing"]) for each in engines]
     except (OSError, HTTPException, ValueError, KeyError, TypeError):
         return []

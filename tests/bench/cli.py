@@ -200,12 +200,15 @@ def meaning(
     as_json: Json = False,
     quick: Annotated[bool, typer.Option("--quick", help="A short version: no claims.")] = False,
     seed: int = 1,
+    part: Annotated[str, typer.Option(help="all, answers, sampling or engine.")] = "all",
 ) -> None:
     """What the graph understands of traffic that nobody annotated, and what it keeps by that."""
     with _explained():
-        from .meaning.meaning import run
+        from .meaning.meaning import PARTS, run
 
-        figures: Figures = run(progress=not as_json, quick=quick, seed=seed)
+        if part not in PARTS:
+            raise typer.BadParameter(f"{part!r}; allowed: {', '.join(PARTS)}", param_hint="--part")
+        figures: Figures = run(progress=not as_json, quick=quick, seed=seed, part=part)
     figures.print(as_json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -46,3 +47,12 @@ def fail(*_: Any, **__: Any) -> None:
 def words(count: int, seed: int) -> list[int]:
     """Text of the seed's own, of tokens that a model on paper knows."""
     return np.random.default_rng(seed).integers(3, 190, count).tolist()  # type: ignore[no-any-return]
+
+
+def changed(config: Any, part: str, **fields: Any) -> Any:
+    """A copy of ``config`` in whose ``part`` some fields are others."""
+    made = copy.copy(config)
+    setattr(made, part, copy.copy(getattr(config, part)))
+    for name, value in fields.items():
+        object.__setattr__(getattr(made, part), name, value)
+    return made

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import re
 import time
-import urllib.request
 from collections.abc import Callable, Collection
 from typing import Final
 
 from ....graph.messages.fields import MAX_NAME
+from ...sidecar_answer import answer_of
 from ..settings import SIDECAR_VARIABLE
 
 logger = logging.getLogger(__name__)
 
 _FRESH_S: Final = 0.5  # an older answer is asked for anew; chosen
-_PATIENCE_S: Final = 2.0  # for an answer; chosen
-_MOST_BYTES: Final = 8 << 20
 
 _OF_VLLM: Final = r"(?:\d+_)?(?:chatcmpl-(?P<chat>.+)|cmpl-(?P<completion>.+)-\d+)"
 """What vLLM's API makes of a request's name: with ``n`` above 1 an answer's number before it, and a
@@ -101,11 +98,4 @@ def ask_sidecar() -> Collection[str]:
         raise OSError(str(error)) from None
     if not known:
         raise OSError(f"no sidecar of this user listens on {endpoint!r}")
-    headers = {"Authorization": f"Bearer {known[0].token}"}
-    request = urllib.request.Request(f"{known[0].http}/waiting", headers=headers)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(request, timeout=_PATIENCE_S) as answer:
-        names = json.loads(answer.read(_MOST_BYTES))
-    if not isinstance(names, dict):
-        raise ValueError("the sidecar's answer is no object")
-    return names.keys()
+    return answer_of(known[0], "/waiting").keys()

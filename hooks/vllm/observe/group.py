@@ -51,6 +51,15 @@ class ObservedGroup:
         hashes: Sequence[bytes] = request.block_hashes
         return hashes[scale - 1 : tokens // self.hash_block_size : scale]
 
+    def computed(self, request: Request, exact: int | None) -> Sequence[bytes]:
+        """The hashes of the full blocks whose KV a request that ended left.
+
+        Args:
+            exact: How many of its tokens, from the first on, are exact; None: all.
+        """
+        tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+        return self.hashes(request, tokens if exact is None else min(tokens, exact))
+
 
 def observed_group(kv_cache: KVCacheConfig, pool: BlockPool) -> ObservedGroup:
     """The group whose prefix reaches furthest back: the first with full attention.

@@ -73,10 +73,7 @@ class Sharer:
         request = self._running.pop(request_id, None)
         if request is None:
             return
-        computed = min(request.num_computed_tokens, request.num_tokens - 1)
-        tokens = computed if exact is None else min(computed, exact)
-        size = self._group.block_size
-        hashes = self._group.hashes(request, tokens // size * size)
+        hashes = self._group.computed(request, exact)
         new = [each for each in hashes if each not in self._there]
         _remember(self._allowed, new)
         if self._at_turn_end:

@@ -80,10 +80,7 @@ class IdleWriter:
         request, found = self._running.pop(request_id, (None, 0))
         if request is None:
             return
-        computed = min(request.num_computed_tokens, request.num_tokens - 1)
-        tokens = computed if exact is None else min(computed, exact)
-        size = self._group.block_size
-        if hashes := self._group.hashes(request, tokens // size * size)[found:]:
+        if hashes := self._group.computed(request, exact)[found:]:
             self._left.append((self._ledger.clock() + self._idle_s, hashes))
             self._remembered += len(hashes)
 

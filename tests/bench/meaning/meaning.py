@@ -18,6 +18,7 @@ from .live.engine_figures import FULL, QUICK, add_engine_figures
 from .live.sampling_cost import add_sampling_cost
 from .stops import Judged, judge
 
+PARTS: Final = ("all", "answers", "sampling", "engine")
 _ANSWERS: Final = 60  # of each kind and family
 _CHATS: Final = 48  # of each family
 _FORGERIES: Final = 40  # of each family
@@ -26,21 +27,25 @@ _QUICK: Final = 8
 Say = Callable[[str], None]
 
 
-def run(progress: bool = True, quick: bool = False, seed: int = 1) -> Figures:
+def run(progress: bool = True, quick: bool = False, seed: int = 1, part: str = PARTS[0]) -> Figures:
     """Measure; every family is reported, and the least of them is the headline.
 
     Args:
         quick: Fewer answers: no claims.
         seed: Of the answers.
+        part: One of ``PARTS``.
     """
     console = Console(stderr=True, quiet=not progress)
     figures = Figures("meaning")
-    with only_errors():
-        _add_stops(figures, _QUICK if quick else _ANSWERS, seed, console.print)
-        _add_layers(figures, _QUICK if quick else _CHATS, seed, console.print)
-        _add_forgeries(figures, _QUICK if quick else _FORGERIES, seed, console.print)
-    add_sampling_cost(figures, quick, console.print)
-    add_engine_figures(figures, QUICK if quick else FULL, seed, console.print)
+    if part in ("all", "answers"):
+        with only_errors():
+            _add_stops(figures, _QUICK if quick else _ANSWERS, seed, console.print)
+            _add_layers(figures, _QUICK if quick else _CHATS, seed, console.print)
+            _add_forgeries(figures, _QUICK if quick else _FORGERIES, seed, console.print)
+    if part in ("all", "sampling"):
+        add_sampling_cost(figures, quick, console.print)
+    if part in ("all", "engine"):
+        add_engine_figures(figures, QUICK if quick else FULL, seed, console.print)
     return figures
 
 

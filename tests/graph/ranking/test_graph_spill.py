@@ -118,6 +118,15 @@ def test_what_was_never_hit_is_copied_only_if_its_session_probably_returns(cache
     cache.turn(None, 1, 2, 3, cached=2)
     cache.now += 1200
     assert cache.spilling == [2, 1], "what was hit once is copied"
+    for number in range(60):
+        cache.turn(f"once {number}", 10, session_ended=True)
+    cache.turn(None, 20)
+    assert 20 not in cache.spilling, "here, first turns are followed by no other"
+    for number in range(60):
+        cache.turn(f"lively {number}", 10)
+        cache.turn(f"lively {number}", 10, session_ended=True)
+    cache.turn(None, 21)
+    assert 21 in cache.spilling, "here, first turns are followed by another"
 
 
 def test_who_names_a_session_means_to_come_back_for_a_while(cache: Cache) -> None:

@@ -19,21 +19,13 @@ from kvgraph.hooks.tiers.answers import Answers
 from kvgraph.hooks.tiers.jobs import WorkerStart
 from kvgraph.hooks.vllm import plugin, shapes
 from kvgraph.hooks.vllm.store.tier_support import reason_to_refuse
-from paper import park, text
+from paper import changed, park, text
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
 PARKED = text(6, 1)
 
 
 # Refusals ---------------------------------------------------------------------------------------
-
-
-def changed(config: Any, part: str, **fields: Any) -> Any:
-    made = copy.copy(config)
-    setattr(made, part, copy.copy(getattr(config, part)))
-    for name, value in fields.items():
-        object.__setattr__(getattr(made, part), name, value)
-    return made
 
 
 DECLINED = [

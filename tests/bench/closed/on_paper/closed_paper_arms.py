@@ -16,6 +16,7 @@ class PaperArm:
         hold: Whether new sessions wait for room.
         hinted: Whether clients name sessions, and say when they end or wait for a tool.
         host: Blocks of host memory, for each block of the pool.
+        ahead: It brings back what requests that wait lack, before their turn.
         plain: That memory takes all that goes and drops the oldest: nothing is known of it.
     """
 
@@ -25,6 +26,7 @@ class PaperArm:
     hold: bool = False
     hinted: bool = False
     host: float = 0.0
+    ahead: bool = False
     plain: bool = False
 
     @property
@@ -41,6 +43,7 @@ PAPER_TOLD: Final = PaperArm("hold_told", hold=True, hinted=True)
 PAPER_HOST_LRU: Final = PaperArm("host_lru", host=1.0, plain=True)
 PAPER_HOST_HOLD: Final = PaperArm("host_hold", host=1.0, hold=True)
 PAPER_QUIET_TIERS: Final = PaperArm("quiet_tiers", host=1.0)
+PAPER_QUEUED_TIERS: Final = PaperArm("queued_tiers", host=1.0, ahead=True)
 PAPER_TIERS: Final = PaperArm("tiers", host=1.0, hinted=True)
 PAPER_ARMS: Final = (
     PAPER_STOCK, PAPER_LPM, PAPER_OFF, PAPER_HOLD, PAPER_TOLD, PAPER_HOST_LRU, PAPER_HOST_HOLD,

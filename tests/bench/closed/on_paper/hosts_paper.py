@@ -1,4 +1,7 @@
-"""Host memory on paper: as plain LRU, with nothing said, and told everything."""
+"""Host memory on paper: as plain LRU, with nothing said, and told everything.
+
+And with nothing said, where requests that wait have their copies brought back before their turn.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from ...figures import Figures
 from ...recorded.agents_requests import AgentRequest
-from .closed_paper_arms import PAPER_HOST_LRU, PAPER_QUIET_TIERS, PAPER_TIERS, PaperArm
+from .closed_paper_arms import (
+    PAPER_HOST_LRU,
+    PAPER_QUEUED_TIERS,
+    PAPER_QUIET_TIERS,
+    PAPER_TIERS,
+)
 from .open_paper import OpenRun, play_open
 
 if TYPE_CHECKING:
@@ -16,6 +24,7 @@ if TYPE_CHECKING:
 
 SIZES: Final = (0.5, 1.0, 2.0)
 """Blocks of host memory for each block of the pool."""
+_ARMS: Final = (PAPER_HOST_LRU, PAPER_QUIET_TIERS, PAPER_QUEUED_TIERS, PAPER_TIERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +56,9 @@ def play_hosts(
     """
     runs: list[HostRun] = []
     for host in SIZES:
-        for arm in (PAPER_HOST_LRU, PAPER_QUIET_TIERS, PAPER_TIERS):
+        for arm in (replace(each, host=host) for each in _ARMS):
             playing(f"{arm.name}, host memory {host:g}")
-            runs.append(HostRun(host, play_open(base, _of(arm, host), blocks, requests, pace, 1)))
+            runs.append(HostRun(host, play_open(base, arm, blocks, requests, pace, 1)))
     return runs
 
 
@@ -61,7 +70,3 @@ def add_hosts(figures: Figures, runs: Sequence[HostRun]) -> None:
         for each in others:
             ratio = each.computed / plain.computed
             figures.add(f"{each.run.arm}_recomputed_ratio_{host:g}", ratio, "tiers / plain", "≤ 1")
-
-
-def _of(arm: PaperArm, host: float) -> PaperArm:
-    return replace(arm, host=host)

@@ -72,7 +72,7 @@ class PaperLoop:
         self._arm, self._crowd, self._service = arm, crowd, service
         self.now = 0.0
         warm = int(arm.host * blocks) if arm.hosted else None
-        shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, stock=arm.stock)
+        shape = Shape(blocks=blocks, warm=warm, plain=arm.plain, ahead=arm.ahead, stock=arm.stock)
         config = service.config(base, arm.longest_first)
         self.engine = PaperEngine(config, shape, clock=lambda: self.now)
         self._scheduler = self.engine.scheduler

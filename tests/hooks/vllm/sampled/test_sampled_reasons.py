@@ -13,17 +13,10 @@ from kvgraph.hooks.reliance.fit import Part
 from kvgraph.hooks.reliance.live_vllm import live_misfits
 from kvgraph.hooks.vllm import shapes
 from kvgraph.hooks.vllm.sampled import runner_hook
+from paper import changed
 from vllm.config import KVTransferConfig
 
 pytestmark = pytest.mark.usefixtures("vllm_loaded")
-
-
-def changed(config: Any, part: str, **fields: Any) -> Any:
-    made = copy.copy(config)
-    setattr(made, part, copy.copy(getattr(config, part)))
-    for name, value in fields.items():
-        object.__setattr__(getattr(made, part), name, value)
-    return made
 
 
 def on_a(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
