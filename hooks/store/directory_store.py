@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import stat
 import threading
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,6 @@ class DirectoryStore:
     def __init__(self, path: str, capacity: int) -> None:
         self._path, self._capacity = Path(path), capacity
         self._written = [0] * _PARTS
-        self._numbers = iter(range(1 << 62))
         self._sweeping = threading.Lock()
         try:
             self._path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,7 +87,8 @@ class DirectoryStore:
             self._written[part] = 0
             self._sweep(part)
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        unfinished = target.with_suffix(f".{os.getpid()}-{next(self._numbers)}{_UNFINISHED}")
+        # Engines of several containers may have one pid.
+        unfinished = target.with_suffix(f".{secrets.token_hex(8)}{_UNFINISHED}")
         try:
             _write(unfinished, parts, size)
             unfinished.rename(target)

@@ -107,6 +107,24 @@ def test_what_a_killed_engine_left_unfinished_is_never_found_and_goes(tmp_path: 
     assert not left.exists()
 
 
+def test_two_engines_that_write_one_value_at_once_both_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = records(tmp_path), records(tmp_path)
+    opened = os.open
+
+    def others_write_meanwhile(path: Path, flags: int, mode: int = 0o777) -> int:
+        file = opened(path, flags, mode)
+        monkeypatch.setattr(os, "open", opened)
+        assert two.write(key(1), bytes(SIZE))
+        return file
+
+    monkeypatch.setattr(os, "open", others_write_meanwhile)
+    assert one.write(key(1), bytes(SIZE))
+    monkeypatch.setattr(os, "open", opened)
+    assert read(records(tmp_path), 1) == bytes(SIZE)
+
+
 def test_a_value_without_room_is_not_taken(tmp_path: Path) -> None:
     assert not records(tmp_path, room=SIZE).write(key(1), bytes(SIZE))
 
