@@ -30,19 +30,21 @@ class SessionOutlook(SessionColumns):
         super().__init__()
         self.tools = ToolBook()
         self._reached = np.zeros(len(RETURN_PRIOR) + 1)  # sessions that had a k-th turn
+        self._ended = np.zeros(len(RETURN_PRIOR) + 1)  # … and were said to be over after it
         self._mean_tool_pause = np.inf  # seconds, exponential mean over all; inf: none seen
 
     def learned(self) -> dict[str, npt.NDArray[np.float64]]:
         """What the sessions so far taught about all sessions: kept beside the columns."""
         pause = np.array([self._mean_tool_pause])
-        return {"reached": self._reached, "pause": pause, "tools": self.tools.stats()}
+        counts = {"reached": self._reached, "ended": self._ended}
+        return {**counts, "pause": pause, "tools": self.tools.stats()}
 
     def load_learned(
         self, learned: dict[str, npt.NDArray[np.float64]], tools: list[list[int | str]]
     ) -> None:
         """Take over what ``learned()`` and ``tools.names`` gave."""
         self.tools.restore(tools, learned["tools"])
-        self._reached[:] = learned["reached"]
+        self._reached[:], self._ended[:] = learned["reached"], learned["ended"]
         self._mean_tool_pause = float(learned["pause"][0])
 
     def among(self, sessions: Rows) -> Rows:
@@ -55,12 +57,15 @@ class SessionOutlook(SessionColumns):
         """float64 ``[n]``: P(another turn) of these sessions, from their turns so far.
 
         The share of sessions that continued after as many turns, learned as they come, with
-        ``RETURN_PRIOR`` as the prior.
+        ``RETURN_PRIOR`` as the prior. Callers who name sessions may say which are over; of those
+        that they name, the ones that they ended tell nothing of the others.
         """
         reached, went_on = self._reached[:-1], self._reached[1:]
-        learned = (went_on + _PRIOR_STRENGTH * RETURN_PRIOR) / (reached + _PRIOR_STRENGTH)
+        is_named = ~self.inferred[: self.size][rows]
         turns = np.clip(self.turns[: self.size][rows] - 1, 0, len(RETURN_PRIOR) - 1)
-        return np.asarray(np.minimum(learned, 1.0)[turns])
+        counted = reached[turns] - is_named * self._ended[turns]
+        learned = went_on[turns] + _PRIOR_STRENGTH * RETURN_PRIOR[turns]
+        return np.asarray(np.minimum(learned / (counted + _PRIOR_STRENGTH), 1.0))
 
     def due(self) -> npt.NDArray[np.float64]:
         """float64 ``[size]``: the expected return of each session that waits for a tool; inf for
@@ -104,6 +109,10 @@ class SessionOutlook(SessionColumns):
         credit[waiting] = np.exp(-overdue / memory_s)
         return credit
 
+    def _place(self, row: int) -> int:
+        """Where sessions with as many turns as this row's are counted."""
+        return min(int(self.turns[row]) - 1, len(RETURN_PRIOR))
+
     def _waiting(self) -> npt.NDArray[np.intp]:
         """intp: the rows of sessions that wait for a tool, ascending."""
         return np.flatnonzero(self.state[: self.size] == SessionState.WAITING_FOR_TOOL)
@@ -116,7 +125,16 @@ class SessionOutlook(SessionColumns):
 
     def note_turn(self, row: int) -> None:
         """Note that one more session had as many turns as this row counts."""
-        self._reached[min(int(self.turns[row]) - 1, len(RETURN_PRIOR))] += 1
+        self._reached[self._place(row)] += 1
+
+    def note_end(self, row: int, count: int = 1) -> None:
+        """Note that one more session was said to be over after as many turns as this row counts.
+
+        Args:
+            count: -1: it came back all the same.
+        """
+        if self.turns[row] > 0:
+            self._ended[self._place(row)] += count
 
     def note_gap(self, row: int, now: float) -> None:
         """Note that a session comes back, by the state and the time in which it was last seen."""

@@ -98,6 +98,7 @@ class SessionTable(SessionOutlook):
         """Note that a request of the session entered an engine."""
         self.changes += 1
         if self.running[row] == 0:
+            self._take_back_end(row)
             self.note_gap(row, now)
             self.started[row] = now
             self.grown[row] = prompt_tokens - self.tokens[row] if self.turns[row] else 0
@@ -124,6 +125,7 @@ class SessionTable(SessionOutlook):
         self.tokens[row] = total
         self.running[row] = max(0, int(self.running[row]) - 1)
         if self.running[row] == 0:
+            self._take_back_end(row)
             self.state[row] = SessionState.IDLE
         self.tip[row] = tip
         self.last_seen[row] = now
@@ -132,6 +134,7 @@ class SessionTable(SessionOutlook):
         """Note that the session is paused (a tool runs); ``expected_return`` is a time, or
         NEVER."""
         if self.running[row] == 0:
+            self._take_back_end(row)
             self.changes += 1
             self.stop[row] = StopReason.TOOL_CALL
             self.tool[row] = tool
@@ -156,9 +159,10 @@ class SessionTable(SessionOutlook):
 
     def end(self, row: int) -> None:
         """Note that the session does not return."""
-        if self.running[row] == 0:
+        if self.running[row] == 0 and self.state[row] != SessionState.ENDED:
             self.changes += 1
             self.state[row] = SessionState.ENDED
+            self.note_end(row)
 
     def interrupt(self, engine: int | None = None) -> None:
         """Note that none of an engine's requests (or of all engines') is known to run any more."""
@@ -169,6 +173,11 @@ class SessionTable(SessionOutlook):
             there &= self.engine[: self.size] == engine
         state[there] = SessionState.IDLE
         running[there] = 0
+
+    def _take_back_end(self, row: int) -> None:
+        """Note that a session goes on; if it was said to be over, that was wrong."""
+        if self.state[row] == SessionState.ENDED:
+            self.note_end(row, -1)
 
     def _reuse(self) -> int:
         """The row of the session that was quiet for longest."""

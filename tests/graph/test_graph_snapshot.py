@@ -167,6 +167,8 @@ def test_what_sessions_taught_is_kept(tmp_path: Path) -> None:
         sessions.wait(row, 0.0)
         if number < 6:
             sessions.begin_turn(row, 0, 7.0, 30)
+        elif number < 40:
+            sessions.end(row)
     snapshot.save(graph, tmp_path / "graph.snap")
     restored = KVCacheGraph(clock=lambda: 5.0)
     snapshot.load(restored, tmp_path / "graph.snap")

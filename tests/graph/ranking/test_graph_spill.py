@@ -22,7 +22,7 @@ from kvgraph.graph.messages.events import (
     TierReport,
 )
 from kvgraph.graph.tables.tables import GraphLimits
-from kvgraph.graph.types import SourceLayer
+from kvgraph.graph.types import SessionState, SourceLayer
 
 SIZE = 16
 WARM, COLD = 2, 4
@@ -108,6 +108,33 @@ def test_nothing_is_copied_of_an_abandoned_branch(cache: Cache) -> None:
     cache.turn("agent", 1, 2, 3)
     cache.turn("agent", 1, 4, cached=1, waiting_for_tool=True)
     assert cache.spilling == [4, 1]
+
+
+def test_where_ends_are_said_the_others_are_expected_back(cache: Cache) -> None:
+    """Nine of ten sessions have one turn, and say so: of those that do not, all return."""
+    for number in range(100):
+        returns = number % 10 == 0
+        cache.turn(f"s{number}", 10 * number, session_ended=not returns)
+        if returns:
+            cache.turn(f"s{number}", 10 * number, 10 * number + 1, cached=1, session_ended=True)
+    cache.turn("silent", 7, 8)
+    cache.now += 300
+    assert cache.graph.rank("e", 1000).spill_first.tolist() == [8, 7]
+
+
+def test_an_end_that_was_wrong_counts_as_none(cache: Cache) -> None:
+    """Callers that say after each turn that it was the last teach nothing."""
+    sessions = cache.graph.tables.sessions
+    for number in range(50):
+        for turn in range(3):
+            cache.turn(f"s{number}", *range(10 * number, 10 * number + turn + 1), cached=turn,
+                       session_ended=True)  # fmt: skip
+    row = sessions.find("s0", -1)
+    assert sessions.state[row] == SessionState.ENDED
+    sessions.end(row)  # said once more
+    told = sessions.learned()
+    assert told["reached"][:4].tolist() == [50, 50, 50, 0]
+    assert told["ended"][:4].tolist() == [0, 0, 50, 0]
 
 
 def test_what_was_never_hit_is_copied_only_if_its_session_probably_returns(cache: Cache) -> None:
