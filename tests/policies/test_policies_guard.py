@@ -235,7 +235,7 @@ def test_an_order_that_is_sorted_in_parts_is_the_order(distinct: int) -> None:
 
 
 def hit_rate(trace: Trace, policy: Any, capacity: int = 400) -> float:
-    outcome = simulate(trace, [Instance(capacity, GraphOrder(trace, policy))])
+    outcome = simulate(trace, [Instance(capacity, GraphOrder.alone(trace, policy))])
     return float(outcome.hits.sum()) / trace.prompt_blocks
 
 

@@ -68,7 +68,7 @@ def lru(users: int, capacity: int) -> Played:
 @cache
 def held(users: int, capacity: int, policy: str = "lru") -> Played:
     found = runs(users)
-    order = GraphOrder(found.trace, new_policy(policy, None), hints=True)
+    order = GraphOrder.alone(found.trace, new_policy(policy, None), hints=True)
     word = partial(order.advised, Admission())
     return play(found, Instance(capacity, order), loop(users), word=word)
 

@@ -162,7 +162,7 @@ def run_cell(plan: Plan, cell: ClosedCell) -> ClosedRow:
     host = HostTier(round(plan.host * cell.capacity), plain=arm.is_stock) if arm.host else None
     if arm.is_stock:
         return _row(cell, loop, play(runs, Instance(cell.capacity, LruOrder(), host=host), loop))
-    order = GraphOrder(runs.trace, _policy(arm.order), hints=arm.hints)
+    order = GraphOrder.alone(runs.trace, _policy(arm.order), hints=arm.hints)
     word = partial(order.advised, Admission()) if arm.admission else None
     instance = Instance(cell.capacity, order, host=host)
     return _row(cell, loop, play(runs, instance, loop, word=word))

@@ -13,10 +13,11 @@ from ..engine.instance import HostTier, Instance
 from ..engine.routers import PrefixAffinity
 from ..engine.simulator import Router, simulate
 from ..fast.bounds import infinite_hits
-from ..lab.arms import BY_DEFAULT, HINTS, Settings, new_order
+from ..lab.arms import BY_DEFAULT, HINTS, Settings, new_orders
 from ..lab.cells import run_cells
 from ..orders.graph_order import GraphOrder
 from ..orders.orders import EvictionOrder, LruOrder
+from ..orders.simulated_sidecar import SimulatedSidecar
 from ..traces.trace import Trace
 from .fleet_routing import FleetRouting, MemoryRouting
 
@@ -105,7 +106,8 @@ def run_fleet(trace: Trace, size: FleetSize, arm: FleetArm) -> FleetFound:
     if arm.store:
         blocks = round(STORE_FACTOR * size.engines * size.blocks)
         store = HostTier(blocks, plain=not arm.lifecycle, selective=arm.lifecycle)
-    pools = [Instance(size.blocks, _order(trace, arm), host=store) for _ in range(size.engines)]
+    orders = _orders(trace, size.engines, arm)
+    pools = [Instance(size.blocks, order, host=store) for order in orders]
     outcome = simulate(trace, pools, router=_router(trace, arm, store))
     total = max(1, trace.prompt_blocks)
     return FleetFound(float(outcome.hits.sum() / total), float(outcome.warmed.sum() / total))
@@ -126,10 +128,12 @@ def _router(trace: Trace, arm: FleetArm, store: HostTier | None) -> Router:
     return FleetRouting(trace, store) if arm.home else PrefixAffinity(trace, below=False)
 
 
-def _order(trace: Trace, arm: FleetArm) -> EvictionOrder:
+def _orders(trace: Trace, engines: int, arm: FleetArm) -> Sequence[EvictionOrder]:
+    """One for each engine; where advice is needed, one sidecar advises all of them."""
     rules = replace(ScoreProfile(), reserved=RESERVED if arm.home else 0.0)
     if arm.lifecycle:
-        return new_order(BY_DEFAULT + HINTS, trace, Settings(profile=rules))
-    if arm.home:
-        return GraphOrder(trace, new_policy("lru", None), rules=rules)
-    return LruOrder()
+        return new_orders(BY_DEFAULT + HINTS, trace, Settings(profile=rules), engines)
+    if not arm.home:
+        return [LruOrder() for _ in range(engines)]
+    sidecar = SimulatedSidecar(trace, new_policy("lru", None), rules=rules)
+    return [GraphOrder(sidecar) for _ in range(engines)]

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from ..engine.instance import HostTier, Instance
 from ..engine.routers import PrefixAffinity, RoundRobin
 from ..engine.simulator import Router, simulate
-from ..lab.arms import Settings, new_order
+from ..lab.arms import Settings, new_orders
 from ..lab.cells import run_cells
+from ..orders.orders import EvictionOrder
 from ..traces.duration import HostLink
 from ..traces.trace import Trace
 from .fleet_routing import FleetRouting, NotingRouter
@@ -118,7 +119,8 @@ def run_plan(trace: Trace, plan: Plan, terms: PlanTerms) -> PlanFound:
     Engines compute one prompt after the other in the order of arrival, and copies are loaded in
     that time; decoding takes none.
     """
-    pools = [_instance(trace, plan, terms) for _ in range(plan.engines)]
+    orders = new_orders(terms.policy, trace, Settings(), plan.engines)
+    pools = [_instance(order, plan, terms) for order in orders]
     router = NotingRouter(_router(trace, plan, terms))
     outcome = simulate(trace, pools, router=router)
     size, total = trace.block_size, max(1, trace.prompt_blocks)
@@ -156,9 +158,9 @@ def _run(shared: tuple[Trace, PlanTerms], plan: Plan) -> PlanFound:
     return run_plan(shared[0], plan, shared[1])
 
 
-def _instance(trace: Trace, plan: Plan, terms: PlanTerms) -> Instance:
+def _instance(order: EvictionOrder, plan: Plan, terms: PlanTerms) -> Instance:
     host = HostTier(round(plan.host * terms.blocks)) if plan.host else None
-    return Instance(terms.blocks, new_order(terms.policy, trace, Settings()), host=host)
+    return Instance(terms.blocks, order, host=host)
 
 
 def _router(trace: Trace, plan: Plan, terms: PlanTerms) -> Router:

@@ -16,7 +16,7 @@ from ..orders.baselines import SessionTtlOrder
 from ..orders.orders import EvictionOrder
 from ..traces.duration import HostLink, ServiceModel
 from ..traces.trace import Trace
-from .arms import Settings, new_order
+from .arms import Settings, new_orders
 from .cells import run_cells
 
 HOST_FACTOR: Final = 4
@@ -109,12 +109,8 @@ def run_approach(
     """Replay ``trace`` through ``instances`` engines under one approach."""
     each = max(1, capacity // instances)
     pools = [
-        Instance(
-            each,
-            _order(approach.policy, trace, each, settings),
-            host=HostTier(HOST_FACTOR * each) if approach.host else None,
-        )
-        for _ in range(instances)
+        Instance(each, order, host=HostTier(HOST_FACTOR * each) if approach.host else None)
+        for order in _orders(approach.policy, trace, each, instances, settings)
     ]
     outcome = simulate(trace, pools, router=ROUTERS[approach.router](trace), load=settings.load)
     return _row(trace, approach, capacity, outcome)
@@ -143,10 +139,13 @@ def _run_cell(shared: tuple[Trace, int, Settings], cell: tuple[Approach, int]) -
     return run_approach(trace, approach, capacity, instances, settings)
 
 
-def _order(policy: str, trace: Trace, capacity: int, settings: Settings) -> EvictionOrder:
-    if policy == "reserved":
-        return SessionTtlOrder(trace, settings.session_ttl_s, round(RESERVED * capacity))
-    return new_order(policy, trace, settings)
+def _orders(
+    policy: str, trace: Trace, capacity: int, instances: int, settings: Settings
+) -> Sequence[EvictionOrder]:
+    if policy != "reserved":
+        return new_orders(policy, trace, settings, instances)
+    kept = round(RESERVED * capacity)
+    return [SessionTtlOrder(trace, settings.session_ttl_s, kept) for _ in range(instances)]
 
 
 def _row(trace: Trace, approach: Approach, capacity: int, outcome: Outcome) -> ApproachRow:

@@ -20,6 +20,7 @@ from ..orders.baselines import LfuHistoryOrder, SessionTailOrder, SessionTtlOrde
 from ..orders.foresight import BeladyOrder
 from ..orders.graph_order import GraphOrder, Planning
 from ..orders.orders import EvictionOrder, LruOrder
+from ..orders.simulated_sidecar import SimulatedSidecar
 from ..traces.trace import Ints, Trace
 
 HINTS: Final = "+hints"
@@ -126,26 +127,31 @@ def order_names() -> list[str]:
 
 
 def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
-    """A fresh eviction order of a simulated instance.
+    """A fresh eviction order of a simulated instance; raises as ``new_orders``."""
+    return new_orders(name, trace, settings, 1)[0]
+
+
+def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> list[EvictionOrder]:
+    """Fresh eviction orders of as many instances; one sidecar advises all of them, if any does.
 
     Raises:
         ReplayError: The arm has none: it is no policy of an engine.
     """
     if name in ORDERS:
-        return ORDERS[name](trace, settings)
+        return [ORDERS[name](trace, settings) for _ in range(engines)]
     policies = graph_policies()
     policy = policies.get(name.removesuffix(HINTS).removesuffix(LAYERS))
     if policy is None:
         allowed = ", ".join(order_names())
         raise ReplayError(f"policy {name!r} cannot run here: allowed: {allowed}")
-    return GraphOrder(
+    sidecar = SimulatedSidecar(
         trace,
         policy(settings),
         rules=settings.profile,
-        planning=settings.planning,
         hints=name.endswith(HINTS),
         layers=name.endswith(LAYERS),
     )
+    return [GraphOrder(sidecar, settings.planning) for _ in range(engines)]
 
 
 def run_arm(name: str, trace: Trace, capacity: int, settings: Settings) -> Ints:

@@ -29,4 +29,4 @@ def hit_rate(trace: Trace, capacity: int, policy: Policy | str = BY_DEFAULT) -> 
 def _hits(trace: Trace, capacity: int, policy: Policy | str) -> Ints:
     if isinstance(policy, str):
         return run_arm(policy, trace, capacity, Settings())
-    return simulate(trace, [Instance(capacity, GraphOrder(trace, policy))]).hits
+    return simulate(trace, [Instance(capacity, GraphOrder.alone(trace, policy))]).hits

@@ -9,6 +9,7 @@ from ...advisor.replay.engine.instance import Instance
 from ...advisor.replay.engine.simulator import simulate
 from ...advisor.replay.lab.arms import Settings, run_arm
 from ...advisor.replay.orders.graph_order import GraphOrder
+from ...advisor.replay.orders.simulated_sidecar import SimulatedSidecar
 from ...advisor.replay.traces.trace import Trace
 from .policies_course import Course
 from .policies_nonsense import NONSENSE
@@ -67,7 +68,7 @@ def hit_rate(traces: Mapping[str, Trace], cell: Cell) -> float:
     trace, settings = traces[cell.trace], Settings()
     if cell.arm.startswith(NONSENSE_ARM):
         policy = NONSENSE[cell.arm.removeprefix(NONSENSE_ARM)]()
-        order = GraphOrder(trace, policy, planning=settings.planning)
+        order = GraphOrder(SimulatedSidecar(trace, policy), settings.planning)
         hits = simulate(trace, [Instance(cell.capacity, order)]).hits
     else:
         hits = run_arm(cell.arm, trace, cell.capacity, settings)

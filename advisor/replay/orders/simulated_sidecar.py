@@ -1,0 +1,118 @@
+"""``SimulatedSidecar``: the graph of a live sidecar, for one simulated engine or several."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ....graph.kvcache_graph import KVCacheGraph
+from ....graph.messages.advice import EvictionRanking
+from ....graph.messages.events import AnyEvent, BlocksStored, EngineHello
+from ....graph.ranking.policy import Policy
+from ....graph.ranking.profile import Rules
+from ....graph.tables.tables import GraphLimits
+from ...policies.guard import Guard
+from ..traces.trace import Trace
+from ..traces.trace_events import TraceEvents
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One thing that happened to an engine: an event, or (without one) the eviction of blocks."""
+
+    at: float
+    event: AnyEvent | None
+    blocks: Sequence[int] = ()
+
+
+class SimulatedSidecar:
+    """A real graph with a simulated clock, which hears of each engine as late as a live one would.
+
+    Engines that share it are one fleet: a session that moves is known where it arrives, and what
+    one engine teaches counts for all.
+
+    Args:
+        policy: Fresh, since it may learn.
+        rules: None takes the defaults.
+        hints: Whether callers name their sessions and say what the trace knows; if the trace has
+            nothing that they said, they say which turns are their sessions' last.
+        layers: Whether the engines read off each prompt where its parts are.
+
+    Attributes:
+        now: The graph's clock, in seconds of the trace.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        policy: Policy,
+        *,
+        rules: Rules | None = None,
+        hints: bool = False,
+        layers: bool = False,
+    ) -> None:
+        self.now = 0.0
+        self.events = TraceEvents(trace, hints, layers)
+        self.graph = KVCacheGraph(
+            policy=policy,
+            rules=rules,
+            referee=Guard(policy.name),
+            limits=GraphLimits(logs=False),
+            clock=lambda: self.now,
+        )
+        self._block_size = trace.block_size
+        self._unheard: dict[str, deque[News]] = {}  # by engine, what the graph has not heard yet
+
+    def join(self, capacity: int) -> str:
+        """The name of one more engine, whose pool has ``capacity`` blocks."""
+        engine = f"replay {len(self._unheard)}"
+        self._unheard[engine] = deque()
+        self.graph.apply(engine, [EngineHello(engine, "", self._block_size, capacity + 1, "")])
+        return engine
+
+    def happened(self, engine: str, news: News) -> None:
+        """Note what will be heard of later."""
+        self._unheard[engine].append(news)
+
+    def rank(self, engine: str, limit: int, now: float) -> EvictionRanking:
+        """What an engine should evict first, by what was heard so far."""
+        self.now = now
+        return self.graph.rank(engine, limit)
+
+    def hear(self, engine: str, before: float, of_others: float) -> None:
+        """Report to the graph all that happened to an engine before a time.
+
+        What became and ceased to be resident meanwhile is reported last, as two runs: a ranking
+        sees the same columns, and the graph takes a run at once.
+
+        Args:
+            of_others: The time before which the other engines' news are heard, too.
+        """
+        stored: dict[str, list[AnyEvent]] = {}
+        changed: dict[str, dict[int, bool]] = {}
+        while (teller := self._next_teller(engine, before, of_others)) is not None:
+            line, turns = self._unheard[teller], list[AnyEvent]()
+            self.now = line[0].at
+            while line and line[0].at == self.now:
+                news = line.popleft()
+                if isinstance(news.event, BlocksStored):
+                    stored.setdefault(teller, []).append(news.event)
+                elif news.event is not None:
+                    turns.append(news.event)
+                resident = news.event is not None
+                changed.setdefault(teller, {}).update(dict.fromkeys(news.blocks, resident))
+            self.graph.apply(teller, turns)
+        for teller, blocks in changed.items():
+            self.graph.apply(teller, stored.get(teller, []))
+            if removed := [block for block, resident in blocks.items() if not resident]:
+                self.graph.apply(teller, [self.events.removed(removed)])
+
+    def _next_teller(self, engine: str, before: float, of_others: float) -> str | None:
+        """The engine whose news are the oldest of those that may be heard."""
+        first, oldest = None, before
+        for teller, line in self._unheard.items():
+            until = before if teller == engine else of_others
+            if line and line[0].at < min(until, oldest):
+                first, oldest = teller, line[0].at
+        return first
