@@ -3,16 +3,15 @@ that ranks.
 
 While LRU rules, the engine evicts as stock vLLM does, and the policy proves itself in a shadow.
 While the policy rules, LRU runs in a shadow, and takes over if it would have found more. What each
-found is compared request by request, over a memory of some pools' worth of blocks.
+found is compared request by request, over a memory of some pools' worth of blocks. An engine that
+has shown too little yet may begin by what all engines of its model have shown together.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -22,13 +21,9 @@ from ...graph.tables.blocks import Selection
 from ...graph.tables.tables import Tables
 from ...graph.tables.walks import Walk
 from .shadow import LruShadow, RankedShadow
+from .trust import Trust
 
 logger = logging.getLogger(__name__)
-
-# All chosen, with generated and recorded traffic of several kinds in sight.
-_MEMORY: Final = 40.0  # pools' worth of walked blocks over which evidence fades by half
-_SURE: Final = 1.0  # standard deviations by which one must be ahead
-_AHEAD: Final = 0.02  # … and by this share of a pool's blocks
 
 
 class Guard:
@@ -50,7 +45,7 @@ class Guard:
     def rulings(self) -> dict[int, Ruling]:
         """The ruling on each engine that is watched, by residency column."""
         return {
-            engine: Ruling(case.trust.trusted, case.trust.ahead, case.trust.changes)
+            engine: Ruling(case.trust.trusted, case.trust.since.ahead, case.trust.changes)
             for engine, case in self._cases.items()
         }
 
@@ -74,7 +69,10 @@ class Guard:
             case.follow(walk, tables)
         if case.trust.is_due_for_change():
             case.change_hands(tables, engine)
-            self._say(tables, engine, case)
+            self._say(tables, engine, case.trust, "finds more than")
+        elif case.trust.may_begin(self._fleet(tables, engine)):
+            case.change_hands(tables, engine)
+            self._say(tables, engine, case.trust, "finds more on all engines together than")
         if not case.trust.trusted:
             rows = case.ranked.rows(tables.blocks.keys)
             case.ranked.adopt(rows, scores(Selection(tables.blocks, rows)))
@@ -83,49 +81,17 @@ class Guard:
         """Forget an engine that is gone: the next one in its column begins under LRU."""
         self._cases.pop(engine, None)
 
-    def _say(self, tables: Tables, engine: int, case: _Case) -> None:
+    def _fleet(self, tables: Tables, engine: int) -> Iterator[Trust]:
+        """What the engines of one model show, this one among them."""
+        model = tables.models.get(engine)
+        for other, case in self._cases.items():
+            if tables.models.get(other) == model:
+                yield case.trust
+
+    def _say(self, tables: Tables, engine: int, trust: Trust, why: str) -> None:
         name = tables.name_of(engine) or "?"
-        ruler, other = (self._name, "LRU") if case.trust.trusted else ("LRU", self._name)
-        logger.info("engine %s: %s ranks from now on; it finds more than %s", name, ruler, other)
-
-
-@dataclass(slots=True)
-class Trust:
-    """Whether a policy ranks a pool, by how many blocks it finds beside LRU; old walks fade.
-
-    Attributes:
-        capacity: Blocks of the pool.
-        trusted: Whether the policy ranks.
-        changes: How often the one or the other took over.
-        ahead, spread: By how many blocks the policy is ahead of LRU since then, and the spread of
-            that.
-    """
-
-    capacity: int
-    trusted: bool = False
-    changes: int = 0
-    ahead: float = 0.0
-    spread: float = 0.0
-
-    def note(self, difference: int, walked: int) -> None:
-        """Note that the policy found so many blocks more than LRU in a request of ``walked``
-        blocks."""
-        fade = 0.5 ** (walked / (_MEMORY * self.capacity))
-        self.ahead = self.ahead * fade + difference
-        self.spread = self.spread * fade + difference * difference
-
-    def is_due_for_change(self) -> bool:
-        """Whether the other order is surely better."""
-        # Each change that was taken back makes the next one harder: two equals do not take turns.
-        least = _AHEAD * self.capacity * (1 + self.changes // 2)
-        is_sure = abs(self.ahead) > max(_SURE * math.sqrt(self.spread), least)
-        return is_sure and (self.ahead > 0) != self.trusted
-
-    def change_hands(self) -> None:
-        """Let the other order rank from now on."""
-        self.trusted = not self.trusted
-        self.changes += 1
-        self.ahead = self.spread = 0.0
+        ruler, other = (self._name, "LRU") if trust.trusted else ("LRU", self._name)
+        logger.info("engine %s: %s ranks from now on; it %s %s", name, ruler, why, other)
 
 
 @dataclass(slots=True)

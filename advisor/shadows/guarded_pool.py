@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from ...graph.ranking.policy import Scores
 from ...graph.types import Keys, Rows
-from ..policies.guard import Trust
 from ..policies.shadow import Found, RankedShadow, Uses
+from ..policies.trust import Trust
 
 
 class GuardedPool:

@@ -11,8 +11,8 @@ from ...graph.ranking.scoring import whole_scores
 from ...graph.ranking.view import View
 from ...graph.tables.blocks import Selection
 from ...graph.types import Rows
-from ..policies.guard import Trust
 from ..policies.shadow import Uses
+from ..policies.trust import Trust
 from .guarded_pool import GuardedPool
 from .other_weights import OtherWeights
 

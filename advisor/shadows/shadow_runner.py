@@ -12,8 +12,8 @@ from ...graph.kvcache_graph import KVCacheGraph
 from ...graph.ranking.formulas import ClassicPolicy, LruPolicy
 from ...graph.ranking.policy import Policy
 from ...graph.ranking.view import View
-from ..policies.guard import Trust
 from ..policies.lifecycle import LifecyclePolicy
+from ..policies.trust import Trust
 from ..process.notices import Notices
 from .ceiling import Walked, ceiling
 from .other_weights import OtherWeights

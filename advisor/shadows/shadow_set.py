@@ -12,9 +12,9 @@ from ...graph.logs.step_sums import StepSums
 from ...graph.ranking.policy import Policy
 from ...graph.ranking.view import View
 from ...graph.types import Rows
-from ..policies.guard import Trust
 from ..policies.lru_stack import LruStack
 from ..policies.shadow import Uses
+from ..policies.trust import Trust
 from .ceiling import Ceiling, RequestWindow, Walked
 from .other_weights import OtherWeights
 from .session_sample import SessionSample

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from kvgraph.advisor.config.sections import ScoreConfig
 from kvgraph.advisor.page.weight_preview import weight_effect
-from kvgraph.advisor.policies.guard import Guard, Trust
+from kvgraph.advisor.policies.guard import Guard
 from kvgraph.advisor.policies.lifecycle import LifecyclePolicy
 from kvgraph.advisor.policies.shadow import LruShadow, Uses
+from kvgraph.advisor.policies.trust import Trust
 from kvgraph.advisor.replay.fast.bounds import belady_hits
 from kvgraph.advisor.replay.fast.lru import lru_hits
 from kvgraph.advisor.replay.traces.trace import Trace

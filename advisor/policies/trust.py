@@ -1,0 +1,101 @@
+"""``Trust``: whether a policy ranks a pool, by evidence; and what engines' evidence says together.
+
+Evidence is how many blocks a policy found more than LRU, request by request. Engines that one
+sidecar advises serve the same traffic: until an engine's evidence is sure, that of all of them may
+let the policy begin there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+# All chosen, with generated and recorded traffic of several kinds in sight.
+_MEMORY: Final = 40.0  # pools' worth of walked blocks over which evidence fades by half
+_SURE: Final = 1.0  # standard deviations by which one must be ahead
+_AHEAD: Final = 0.02  # … and by this share of a pool's blocks
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Blocks that a policy found more than LRU.
+
+    Attributes:
+        ahead, spread: The sum over requests, negative if LRU found more; and the sum of squares.
+    """
+
+    ahead: float = 0.0
+    spread: float = 0.0
+
+    def note(self, difference: int, fade: float) -> None:
+        """Note a request in which the policy found so many blocks more.
+
+        Args:
+            fade: What is left of all that was noted before, in [0, 1].
+        """
+        self.ahead = self.ahead * fade + difference
+        self.spread = self.spread * fade + difference * difference
+
+    def is_sure(self, least: float) -> bool:
+        """Whether it speaks for either side: beyond chance, and by more than ``least`` blocks."""
+        return abs(self.ahead) > max(_SURE * math.sqrt(self.spread), least)
+
+
+@dataclass(slots=True)
+class Trust:
+    """Whether a policy ranks a pool, by how many blocks it finds beside LRU; old walks fade.
+
+    Attributes:
+        capacity: Blocks of the pool.
+        trusted: Whether the policy ranks.
+        changes: How often the one or the other took over.
+        since: The evidence since then.
+        ever: The evidence whoever ruled.
+    """
+
+    capacity: int
+    trusted: bool = False
+    changes: int = 0
+    since: Evidence = field(default_factory=Evidence)
+    ever: Evidence = field(default_factory=Evidence)
+
+    def note(self, difference: int, walked: int) -> None:
+        """Note that the policy found so many blocks more than LRU in a request of ``walked``
+        blocks."""
+        fade = 0.5 ** (walked / (_MEMORY * self.capacity))
+        self.since.note(difference, fade)
+        self.ever.note(difference, fade)
+
+    def is_due_for_change(self) -> bool:
+        """Whether the other order is surely better here."""
+        # Each change that was taken back makes the next one harder: two equals do not take turns.
+        least = _AHEAD * self.capacity * (1 + self.changes // 2)
+        return self.since.is_sure(least) and (self.since.ahead > 0) != self.trusted
+
+    def may_begin(self, fleet: Iterable[Trust]) -> bool:
+        """Whether the policy is surely better on all engines together, this one among them, and
+        nothing has been decided here yet. For a single engine that is ``is_due_for_change``.
+
+        An engine whose own evidence speaks for LRU does not follow the others. If the policy finds
+        less here, it has lost what it takes to be sure of that when LRU takes over, once.
+        """
+        least = _AHEAD * self.capacity
+        if self.trusted or self.changes or (self.ever.is_sure(least) and self.ever.ahead < 0):
+            return False
+        together, blocks = _together(fleet)
+        return together.ahead > 0 and together.is_sure(_AHEAD * blocks)
+
+    def change_hands(self) -> None:
+        """Let the other order rank from now on."""
+        self.trusted = not self.trusted
+        self.changes += 1
+        self.since = Evidence()
+
+
+def _together(fleet: Iterable[Trust]) -> tuple[Evidence, int]:
+    """The evidence of several engines, as if they were one, and the blocks of their pools."""
+    every = list(fleet)
+    ahead, spread = sum(each.ever.ahead for each in every), sum(each.ever.spread for each in every)
+    return Evidence(ahead, spread), sum(each.capacity for each in every)
