@@ -61,7 +61,7 @@ class Guard:
             return
         case = self._cases.get(engine)
         if tables.walks.watch(engine) or case is None or case.lru.capacity != capacity:
-            trust = Trust(capacity, case is not None and case.trust.trusted)
+            trust = Trust(capacity) if case is None else case.trust.anew(capacity)
             case = _Case(LruShadow(capacity), RankedShadow(capacity), trust)
             case.hold_what_is_there(tables, engine)
             self._cases[engine] = case

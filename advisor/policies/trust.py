@@ -51,6 +51,7 @@ class Trust:
         capacity: Blocks of the pool.
         trusted: Whether the policy ranks.
         changes: How often the one or the other took over.
+        decided: Whether either ever did, also before the pool was emptied.
         since: The evidence since then.
         ever: The evidence whoever ruled.
     """
@@ -58,6 +59,7 @@ class Trust:
     capacity: int
     trusted: bool = False
     changes: int = 0
+    decided: bool = False
     since: Evidence = field(default_factory=Evidence)
     ever: Evidence = field(default_factory=Evidence)
 
@@ -82,15 +84,21 @@ class Trust:
         less here, it has lost what it takes to be sure of that when LRU takes over, once.
         """
         least = _AHEAD * self.capacity
-        if self.trusted or self.changes or (self.ever.is_sure(least) and self.ever.ahead < 0):
+        is_for_lru = self.ever.is_sure(least) and self.ever.ahead < 0
+        if self.trusted or self.decided or is_for_lru:
             return False
         together, blocks = _together(fleet)
         return together.ahead > 0 and together.is_sure(_AHEAD * blocks)
+
+    def anew(self, capacity: int) -> Trust:
+        """The same ruling on a pool that is empty, or of another size: nothing is known of it."""
+        return Trust(capacity, self.trusted, decided=self.decided)
 
     def change_hands(self) -> None:
         """Let the other order rank from now on."""
         self.trusted = not self.trusted
         self.changes += 1
+        self.decided = True
         self.since = Evidence()
 
 

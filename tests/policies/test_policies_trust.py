@@ -18,6 +18,7 @@ from kvgraph.advisor.replay.orders.simulated_sidecar import SimulatedSidecar
 from kvgraph.advisor.replay.traces.trace import Trace
 from kvgraph.graph.kvcache_graph import KVCacheGraph
 from kvgraph.graph.messages.events import (
+    BlocksCleared,
     BlocksStored,
     EngineHello,
     RequestFinished,
@@ -140,6 +141,10 @@ def test_an_engine_goes_back_to_lru_whatever_the_others_say() -> None:
     fleet.loop("old", 20)
     fleet.fitting("new", 10)
     assert not fleet.is_ranked("new"), "it has decided, and decides for itself from now on"
+    fleet.graph.apply("new", [BlocksCleared()])
+    fleet.turn("new", 1, 10, 0)
+    assert fleet.is_ranked("old")
+    assert not fleet.is_ranked("new"), "also after a reset"
 
 
 def trust(ahead: float, spread: float, capacity: int = 100) -> Trust:
