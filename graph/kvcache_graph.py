@@ -30,6 +30,7 @@ from .queries import views
 from .queries.lookup import row_of
 from .queries.stats import GraphStats, graph_stats
 from .ranking.candidates import prefetch_candidates
+from .ranking.copy_worth import COPIES
 from .ranking.formulas import ClassicPolicy
 from .ranking.places import Order
 from .ranking.policy import Policy, Referee, Ruling
@@ -158,7 +159,12 @@ class KVCacheGraph:
 
     def select_spill_candidates(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """Up to ``n`` blocks worth a copy that have none, in the order in which they will go."""
-        return _listed(self.rank(self._first(engine), n).spill_first, n)
+        name, blocks = self._first(engine), self.tables.blocks
+        column, worth = self.tables.engines.get(name), self.rank(name, n).spill_first
+        if column is None:
+            return []
+        tiers = blocks.tiers[column, blocks.find(worth, self.tables.salt(column))]
+        return _listed(worth[(tiers & COPIES) == 0], n)
 
     def prefetch_order(self, engine: str, limit: int, active: Keys | None = None) -> Keys:
         """uint64 ``[≤ limit]``: copies that this engine should bring back, best first.

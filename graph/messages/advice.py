@@ -38,8 +38,9 @@ class EvictionRanking:
         order: uint64 ``[k]`` block keys, evict first → evict last. Holds no protected block.
         protected: uint64 ``[p]`` keys that should go only when nothing else is left, least precious
             first. Where LRU ranks, leased blocks and what stands before them come first.
-        spill_first: uint64 ``[s]`` resident keys without a copy that are worth one before they go,
-            in the order in which they will.
+        spill_first: uint64 ``[s]`` resident keys that are worth a copy before they go, in the order
+            in which they will. Which of them have one, only the engine knows: it may drop one
+            meanwhile.
         demote_first: uint64 ``[w]`` keys of copies in the WARM tier, least worth keeping first.
         known_of: The ranking does not know what the engine did after this time (same seconds).
         heard: How many of the engine's batches the ranking knows.

@@ -16,7 +16,7 @@ from ..errors import GraphError
 from ..messages.advice import EvictionRanking
 from ..tables.blocks import BlockTable, Places, Selection
 from ..types import HELD, Rows, Tier
-from .copy_worth import COPIES, worth_spilling
+from .copy_worth import worth_spilling
 from .policy import Policy, Scores
 from .rules import PROTECTED_BELOW, Mask, lay_rules
 from .view import View
@@ -42,10 +42,8 @@ def rank(view: View, policy: Policy, limit: int) -> EvictionRanking:
     open_to_loss = scores > PROTECTED_BELOW
     victims = _highest(scores, open_to_loss, limit)
     protected = _highest(scores, ~open_to_loss & (scores > _NEVER), limit)
-    spilling = np.concatenate([victims, protected])
-    wanted = (np.take(tiers, spilling) & COPIES) == 0
-    wanted[: len(victims)] &= worth_spilling(tables, held.rows[victims], view.now)
-    named = (victims, protected, spilling[wanted], demoting)
+    wanted = worth_spilling(tables, held.rows[victims], view.now)
+    named = (victims, protected, np.concatenate([victims[wanted], protected]), demoting)
     keys, salt = held.of(blocks.keys), tables.salt(view.engine)
     order, late, spill, demote = (np.take(keys, places) ^ salt for places in named)
     return EvictionRanking(0, view.now, order, late, spill, demote)

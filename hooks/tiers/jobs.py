@@ -14,11 +14,16 @@ from typing import Final, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Copy the engine's ``blocks`` into new ``copies`` in memory."""
+    """Copy the engine's ``blocks`` into new ``copies`` in memory.
+
+    Attributes:
+        overwritten: Whether the step's next load overwrites the blocks: it waits for this.
+    """
 
     id: int
     blocks: tuple[int, ...]
     copies: tuple[int, ...]
+    overwritten: bool = False
 
 
 class Run(NamedTuple):

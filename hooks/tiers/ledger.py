@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import repeat
 
 from ...graph.logs.reasons import Cause
 from ...graph.messages.events import AnyEvent, BlocksSpilled, CopiesDropped, TierReport
 from ...graph.types import Tier
-from ..keys import pack_hashes
+from ..keys import GROUP_BYTES, keys_in_pool, pack_hashes
 from .costs import TransferCosts
 from .directory import Copy, CopyDirectory
 from .disk_writes import DiskWrites
@@ -57,6 +58,7 @@ class TierLedger:
         coming: Hashes of blocks that a load is bringing back, and until when other requests wait.
         disk: What is written to the disk.
         reads_store: Whether this engine reads a store that others share.
+        saving: Keys of blocks that left the pool, and are copied before a load writes over them.
         adapted: Keys of blocks in the pool that a LoRA adapter computed. It may be trained
             further under its name: no copy of them may outlive this process.
 
@@ -85,6 +87,7 @@ class TierLedger:
         self.counts = TierCounts()
         self.reads_store = False
         self.coming: dict[bytes, float] = {}
+        self.saving: set[int] = set()
         self.adapted: set[int] = set()
         self.clock = clock
         self._emit = emit
@@ -116,6 +119,22 @@ class TierLedger:
         elif missing > 0:
             self.give_up(directory.victims(missing, first))
         return min(count, directory.room)
+
+    def begin_copies(self, full_hashes: Sequence[bytes]) -> list[Copy]:
+        """Begin copies of blocks, by their hashes as the prefix cache keeps them: with the group's
+        id; there must be room."""
+        adapted, begin = self.adapted, self.directory.begin
+        may_demote: Iterable[bool] = repeat(True)
+        if adapted:
+            may_demote = [key not in adapted for key in keys_in_pool(full_hashes)]
+        hashes = [full_hash[:-GROUP_BYTES] for full_hash in full_hashes]
+        return list(map(begin, hashes, may_demote))
+
+    def copied(self, copies: Sequence[Copy]) -> None:
+        """Note that copies of blocks are whole; the sidecar hears of them."""
+        hashes = self.directory.complete_all(copies)
+        self.counts.spilled += len(hashes)
+        self.announce(hashes, Tier.WARM)
 
     def give_up(self, copies: Sequence[Copy], cause: Cause = Cause.ROOM) -> None:
         """Drop complete copies; copies that were replaced meanwhile are gone already."""

@@ -180,7 +180,8 @@ class TierMover:
     def _spill(self, job: Spill, records: Sequence[int], fence: Fence) -> None:
         copies = Blocks(self._arena.kv, torch.from_numpy(self._arena.slots(records)))
         blocks = Blocks(self.cache, torch.tensor(job.blocks, dtype=torch.int64))
-        self._spills.put(
+        lane = self._loads if job.overwritten else self._spills  # a lane keeps its order
+        lane.put(
             fence,
             lambda: ops.spill(blocks, copies),
             lambda seconds, error: self._over(job, frozenset(), seconds, error),
@@ -250,4 +251,4 @@ def _start(arena: Arena, disk: DiskTier | None, hash_bytes: int, store: str) -> 
 
 def _can_wait(job: Job) -> bool:
     """Whether nobody waits for a job, and no other of its step needs what it does."""
-    return isinstance(job, Spill)
+    return isinstance(job, Spill) and not job.overwritten

@@ -173,6 +173,7 @@ class SchedulerSide:
         found = self.bridge.request_looked_up(request, computed_tokens)
         self._demand.looked_up(request, computed_tokens, found[0] or 0)
         self._heed_news()
+        self.bridge.foresee(found[0] or 0)
         self.observer.request_looked_up(request, computed_tokens)
         return found
 

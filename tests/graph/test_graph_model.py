@@ -243,19 +243,20 @@ def check_rankings(graph: KVCacheGraph) -> None:
             linked = blocks.parent[blocks.find(np.array([key], np.uint64))[0]] != NO_ROW
             if linked and parent in place:
                 assert place[key] < place[parent], f"{key} would be stranded by {parent}"
-        check_copies(graph, column, set(ranked), ranking)
+        check_copies(graph, engine, set(ranked), ranking)
 
 
-def check_copies(graph: KVCacheGraph, column: int, hot: set[int], ranking: EvictionRanking) -> None:
-    """Spills name blocks without a copy, in the order in which they go; demotes every idle copy."""
-    blocks = graph.tables.blocks
+def check_copies(graph: KVCacheGraph, engine: str, hot: set[int], ranking: EvictionRanking) -> None:
+    """Spills come in the order in which blocks go; demotes name every idle copy."""
+    blocks, column = graph.tables.blocks, graph.tables.engines[engine]
     keys, tiers = blocks.keys[: blocks.size], blocks.tiers[column, : blocks.size]
     copied = set(keys[(tiers & (Tier.WARM | Tier.COLD)) != 0].tolist())
     ranked = ranking.order.tolist() + ranking.protected.tolist()
     spilling = ranking.spill_first.tolist()
-    assert not set(spilling) & copied
+    candidates = set(graph.select_spill_candidates(1000, engine))
+    assert candidates == set(spilling) - copied
     assert spilling == [key for key in ranked if key in set(spilling)]
-    assert set(ranking.protected.tolist()) <= set(spilling) | copied
+    assert set(ranking.protected.tolist()) <= set(spilling)
     demoting = ranking.demote_first.tolist()
     assert sorted(demoting) == sorted(set(keys[(tiers & Tier.WARM) != 0].tolist()) - hot)
     place = {key: position for position, key in enumerate(demoting)}
@@ -263,13 +264,12 @@ def check_copies(graph: KVCacheGraph, column: int, hot: set[int], ranking: Evict
         parent = int(blocks.parent[blocks.find(np.array([key], np.uint64))[0]])
         if parent != NO_ROW and int(keys[parent]) in place:
             assert place[key] < place[int(keys[parent])], "a copy goes after what needs it"
-    check_prefetch(graph, column, hot, copied)
+    check_prefetch(graph, engine, hot, copied)
 
 
-def check_prefetch(graph: KVCacheGraph, column: int, hot: set[int], copied: set[int]) -> None:
+def check_prefetch(graph: KVCacheGraph, engine: str, hot: set[int], copied: set[int]) -> None:
     """What should come back has a copy, is not here, and follows what stands before it."""
     blocks = graph.tables.blocks
-    engine = next(name for name, at in graph.tables.engines.items() if at == column)
     wanted = graph.prefetch_order(engine, 1000).tolist()
     there = set(hot)
     assert set(wanted) <= copied - hot

@@ -259,13 +259,15 @@ class NaiveTurns(NaiveBlocks):
     def sized(self, key: int) -> bool:
         return key in self.known_size
 
-    def signal(self, session: NaiveSession, ended: bool, waiting: bool) -> None:
+    def signal(self, session: NaiveSession, ended: bool, waiting: bool | None) -> None:
         if session.running:
             return
         if ended:
             session.state = SessionState.ENDED
         elif waiting:
             session.state = SessionState.WAITING_FOR_TOOL
+        elif waiting is False and session.state == SessionState.WAITING_FOR_TOOL:
+            session.state = SessionState.IDLE
 
 
 class NaiveGraph(NaiveTurns):

@@ -64,6 +64,9 @@ class Worker:
         self.open += work.jobs
 
     def finish(self, job: Job, failed: Sequence[int] = ()) -> None:
+        if isinstance(job, Load):  # what it overwrites is copied before, on its lane
+            for before in [each for each in self.open[: self.open.index(job)] if _is_saved(each)]:
+                self.finish(before)
         self.open.remove(job)
         wrong = set(failed)
         for at, copy in enumerate(job.copies):
@@ -99,7 +102,12 @@ class Worker:
 
     def finish_all(self, kind: type[Any] = object, failed: Sequence[int] = ()) -> None:
         for job in [job for job in self.open if isinstance(job, kind)]:
-            self.finish(job, failed)
+            if job in self.open:
+                self.finish(job, failed)
+
+
+def _is_saved(job: Job) -> bool:
+    return isinstance(job, Spill) and job.overwritten
 
 
 @dataclass(eq=False)

@@ -256,6 +256,28 @@ def test_a_load_waits_for_no_spill(new_bench: NewBench, monkeypatch: pytest.Monk
     assert (done.id, done.failed) == (2, frozenset())
 
 
+def test_what_a_load_overwrites_is_copied_before_it_and_waits_for_no_spill(
+    new_bench: NewBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, real, leave = new_bench(), ops.spill, threading.Event()
+    old, new = bench.bytes_of(9), bench.bytes_of(3)
+    bench.do(Spill(1, (3,), (1,)))
+
+    def slow(blocks: Blocks, records: Blocks) -> None:
+        if blocks.numbers.tolist() == [4]:
+            assert leave.wait(PATIENCE_S)
+        real(blocks, records)
+
+    monkeypatch.setattr(ops, "spill", slow)
+    bench.give(Spill(2, (4,), (2,)), Spill(3, (9,), (3,), overwritten=True), load(4, (1,), (9,)))
+    assert [done.id for done in bench.wait(2)] == [3, 4]
+    leave.set()
+    bench.wait()
+    assert bench.bytes_of(9) == new
+    bench.do(load(5, (3,), (10,)))
+    assert bench.bytes_of(10) == old
+
+
 def test_of_a_step_loads_are_begun_first(
     new_bench: NewBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

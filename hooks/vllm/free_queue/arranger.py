@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _REACH_STEP: Final = 64  # blocks: one request more is no reason to look again; chosen
 _STEPS_CARRIED: Final = 2  # a copy is there two steps after its block was laid, if it is fast
-_YOUNG_S: Final = 1.0  # between two rankings, of which there are two a second; chosen
 
 
 class Copier(Protocol):
@@ -73,7 +72,6 @@ class FreeQueueArranger:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.epoch = 0
-        self._as_of = -math.inf  # of the ranking that was followed last
         self._copier: Copier | None = None
         self._index, self._blocks_per_step = index, blocks_per_step
         self.stale = 0
@@ -141,12 +139,12 @@ class FreeQueueArranger:
         was_free = [block for block in blocks if block.ref_cnt == 1]
         if not was_free:
             return
-        if copier is not None:
-            copier.touched(was_free)
         ids = [block.block_id for block in was_free]
         fewer = self._window.forget(ids)
         if self._guard.touched(ids) or (fewer and not self._window.still_suffices()):
             self._guard.step()
+        if copier is not None:
+            copier.touched(was_free)  # last: it looks at what stands at the head now
 
     def step(
         self,
@@ -221,8 +219,8 @@ class FreeQueueArranger:
         window = self._window
         if not window.follows(ranking):  # also where blanks suffice: they may not for long
             self.epoch = max(0, ranking.epoch)  # below 0: not of a sidecar's making
-            self._forget_protected(window.adopt(ranking, self._carried(ranking)))
-        self._as_of = ranking.ts
+            carried = 0 if self._copier is None else _STEPS_CARRIED
+            self._forget_protected(window.adopt(ranking, carried))
         blanks_may_do = window.reach <= self._blocks_per_step  # loads take more
         if blanks_may_do and self._blanks.still_suffice():
             return True
@@ -237,11 +235,6 @@ class FreeQueueArranger:
             return last
         blanks = self._blanks.count()
         return None if blanks is None else self._window.last_blank(blanks)
-
-    def _carried(self, ranking: EvictionRanking) -> int:
-        """For how many steps the last ranking's victims go first: ``ranking`` is about as young."""
-        young = ranking.ts - self._as_of <= _YOUNG_S
-        return _STEPS_CARRIED if young and self._copier is not None else 0
 
     def _forget_protected(self, carried: Victims) -> None:
         """Rely on no victim of the last ranking's that is protected by now."""

@@ -61,6 +61,7 @@ class TierCacheBridge:
         line: Who waits in vLLM's queue, and for how many blocks.
         request_unqueued: Told of a request that waited for blocks, and is held after all.
         idle: Wakes the engine for an order that comes while it has nothing to do.
+        foresee: Told how many tokens a load may bring next.
         copied: Counts the hashes, from the first on, that can be brought back.
         lend, renewed: As ``PoolTap`` calls them: blocks that need not block a reset; after one.
         adapted: Told which keys, that the engine cached, a LoRA adapter computed.
@@ -81,11 +82,11 @@ class TierCacheBridge:
         self.ledger, self.adapted = ledger, ledger.adapted.update
         self.reports: tuple[Callable[[], AnyEvent], ...] = (ledger.report,)
         self._group, self._pool, self._index = group, pool, index
-        self.loader, self.copied = Loader(group, ledger), ledger.directory.run
         self.spiller = Spiller(pool, ledger, index.holders, settings.spill_all)
+        self.loader = Loader(group, ledger, self.spiller.overwritten)
+        self.foresee, self.copied = self.loader.foresee, ledger.directory.run
         self._idle_writer = IdleWriter.of(pool, group, ledger, self.spiller)
-        self.line = WaitingLine(by_priority, settings.ahead)
-        self._prefetches = settings.prefetch
+        self.line, self._prefetches = WaitingLine(by_priority, settings.ahead), settings.prefetch
         self.request_unqueued = self.line.leave
         self._prefetcher = Prefetcher(pool, group, index, ledger, emit, self.line, self.loader)
         self.idle = IdleEngine(ledger.clock)

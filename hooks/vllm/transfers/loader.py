@@ -11,6 +11,7 @@ from ....graph.types import Tier
 from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Load, Run
 from ...tiers.ledger import TierLedger
+from ..ahead.load_victims import LoadVictims
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -54,15 +55,20 @@ class Loader:
     Args:
         group: The observed KV cache group.
         ledger: Where copies are recorded.
+        victims: Has what loads overwrite copied before.
+
+    Attributes:
+        victims: See above.
+        under_way: Loads that requests wait for.
     """
 
-    def __init__(self, group: ObservedGroup, ledger: TierLedger) -> None:
-        self._group = group
+    def __init__(self, group: ObservedGroup, ledger: TierLedger, victims: LoadVictims) -> None:
+        self._group, self.victims = group, victims
         self._ledger = ledger
         self._matches: dict[str, _Match] = {}  # looked up, not yet allocated
         self._declined: set[str] = set()
         self._delayed: dict[str, float] = {}  # by others' loads and prefetches: since when
-        self.under_way = 0  # loads that requests wait for
+        self.under_way = 0
         self._begun = 0  # blocks that loads took since ``take_begun``
 
     def remembered(self, request_id: str, first: int) -> tuple[int, bool] | None:
@@ -105,6 +111,10 @@ class Loader:
             return 0, False
         self._matches[request_id] = _Match(first, hashes[:count], self._ledger.directory.lost)
         return count * self._group.block_size, True
+
+    def foresee(self, tokens: int) -> None:
+        """Note that a load of so many tokens may be given its blocks next, or that none will."""
+        self.victims.foresee(-(-tokens // self._group.block_size))
 
     def request_scheduled(self, request: Request, block_ids: Sequence[int], tokens: int) -> None:
         """Begin to load: vLLM accepted ``tokens`` tokens and gave the request its blocks."""
@@ -188,7 +198,7 @@ class Loader:
                 ledger.directory.unpin(copy)
             settle_copies(ledger, taken, done)
 
-        ledger.book.open(job, ended)
+        ledger.book.open(job, self.victims.save(job.targets, ended))
 
 
 class Taken(NamedTuple):

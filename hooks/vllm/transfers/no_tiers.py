@@ -37,6 +37,9 @@ class NoTiers:
         """Say that no load brings anything."""
         return 0, False
 
+    def foresee(self, to_load: int) -> None:
+        """Nothing is loaded."""
+
     def request_scheduled(self, request: Request, blocks: KVCacheBlocks, to_load: int) -> None:
         """Do nothing: nothing is to be loaded."""
 

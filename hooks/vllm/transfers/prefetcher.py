@@ -58,7 +58,7 @@ class Prefetcher:
     ) -> None:
         self._pool, self._group, self._index = pool, group, index
         self._ledger, self._emit = ledger, emit
-        self._line = line
+        self._line, self._victims = line, loader.victims
         self._lacking = LackingCopies(group, ledger.directory, self._is_there, loader.is_faster)
         self._order: Keys | None = None
         self._next = self._left = 0  # left: of the order, while the sidecar stands by it
@@ -174,6 +174,7 @@ class Prefetcher:
 
     def _begin(self, hashes: list[bytes]) -> None:
         ledger = self._ledger
+        self._victims.foresee(len(hashes))
         blocks = self._pool.get_new_blocks(len(hashes))
         self.held += blocks
         self._under_way += len(hashes)
@@ -204,7 +205,7 @@ class Prefetcher:
             self._pool.free_blocks(reversed(blocks))
             settle_copies(ledger, taken, done)
 
-        ledger.book.open(job, ended)
+        ledger.book.open(job, self._victims.save(job.targets, ended))
 
     def _register(self, hashes: list[bytes], blocks: list[KVCacheBlock]) -> None:
         """Enter filled blocks into the prefix cache, unless a request computed them meanwhile."""

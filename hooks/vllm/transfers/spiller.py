@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress, islice, repeat, takewhile
+from itertools import compress, islice, takewhile
 from operator import not_
 from typing import TYPE_CHECKING, Final
 
 from ....graph.messages.advice import EvictionRanking
-from ....graph.types import Tier
 from ...keys import GROUP_BYTES, key_in_pool, keys_in_pool
 from ...link.held_ranking import Finds
 from ...tiers.directory import Copy
 from ...tiers.jobs import JobDone, Spill
 from ...tiers.ledger import TierLedger
 from ..ahead.copy_lead import CopyLead
+from ..ahead.load_victims import LoadVictims, demote_first
 from ..free_queue.queue_scan import QueueScan
 from ..free_queue.victims import Victims
 from ..pool.copy_marks import CopyMarks
@@ -66,11 +66,13 @@ class Spiller:
 
     Attributes:
         marks: Which blocks are worth a copy.
+        overwritten: Has what loads overwrite copied before.
     """
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, finds: Finds, spill_all: bool) -> None:
         self._pool, self._ledger, self._spill_all = pool, ledger, spill_all
         self.marks = CopyMarks(len(pool.blocks), finds)
+        self.overwritten = LoadVictims(pool, ledger, self.marks)
         self._under_way: dict[int, int | None] = {}  # key → place among all that ever left
         self._scan = QueueScan(pool)
         self._gone = self._gone_then = 0  # blocks that left by the queue's head, now and then
@@ -92,6 +94,7 @@ class Spiller:
             wanted: Blocks that a prefetch would take besides.
             step: What else the step took.
         """
+        self.overwritten.advice = ranking
         self._note_what_changed(ranking, step)
         now, directory = self._ledger.clock(), self._ledger.directory
         self._lead.stepped(taken, loads, now)
@@ -111,9 +114,10 @@ class Spiller:
     def gone(self, keys: Sequence[int]) -> None:
         """Note that the engine evicted ``keys``; on any thread, for it only reads the directory."""
         directory, counts, worth = self._ledger.directory, self._ledger.counts, self.marks.worth
+        saving = self._ledger.saving
         hashes = directory.hashes_of(keys)
         self._left.extend(filter(directory.stands_twice, filter(None, hashes)))
-        lost = list(compress(keys, map(not_, hashes)))
+        lost = [key for key in compress(keys, map(not_, hashes)) if key not in saving]
         worthy = len(lost) if worth is None else len(worth.intersection(lost))
         counts.spill_lost += worthy
         counts.passed_over += len(lost) - worthy
@@ -130,6 +134,7 @@ class Spiller:
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a hit took ``blocks`` out of the free queue."""
         self._scan.touched(blocks)
+        self.overwritten.look()
 
     def look_again(self) -> None:
         """Look at all that is about to go once more."""
@@ -212,16 +217,12 @@ class Spiller:
     def _begin(self, placed: Sequence[Placed], advice: EvictionRanking | None) -> int:
         """Begin to copy as many blocks as there is room for; returns how many."""
         ledger = self._ledger
-        room = ledger.make_room(len(placed), _demote_first(ledger, advice, len(placed)))
+        room = ledger.make_room(len(placed), demote_first(ledger, advice, len(placed)))
         if not room:
             return 0
         blocks = [block for _, block in placed[:room]]
         full_hashes = [block.block_hash for block in blocks]
-        keys = keys_in_pool(full_hashes)
-        adapted = ledger.adapted
-        may_demote = (key not in adapted for key in keys) if adapted else repeat(True)
-        hashes = [full_hash[:-GROUP_BYTES] for full_hash in full_hashes]
-        copies = list(map(ledger.directory.begin, hashes, may_demote))
+        keys, copies = keys_in_pool(full_hashes), ledger.begin_copies(full_hashes)
         self._under_way.update(zip(keys, (place for place, _ in placed), strict=False))
         begun, at_step = list(zip(keys, blocks, full_hashes, copies, strict=True)), self._lead.steps
         job = Spill(
@@ -248,9 +249,7 @@ class Spiller:
             else:
                 ledger.counts.spill_failed += at in done.failed
                 ledger.directory.abandon(copy)
-        copied = ledger.directory.complete_all(whole)
-        ledger.counts.spilled += len(copied)
-        ledger.announce(copied, Tier.WARM)
+        ledger.copied(whole)
 
 
 def _without_copy(
@@ -263,11 +262,3 @@ def _without_copy(
         for full_hash, block in zip(full_hashes, found, strict=True)
         if block is not None and full_hash[:-GROUP_BYTES] not in ledger.directory
     ]
-
-
-def _demote_first(ledger: TierLedger, advice: EvictionRanking | None, count: int) -> list[bytes]:
-    """Return hashes of copies that should make room, the least worth keeping first."""
-    if advice is None:
-        return []
-    hashes = ledger.directory.hashes_of(advice.demote_first[: 2 * count].tolist())
-    return [block_hash for block_hash in hashes if block_hash is not None]

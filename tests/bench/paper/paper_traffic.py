@@ -23,6 +23,7 @@ from ...graph.messages.advice import EvictionRanking
 from ...hooks.keys import key_of
 from ...hooks.tiers.jobs import Job
 from .paper_engine import BLOCK_SIZE, PaperEngine, Shape
+from .paper_worker import LANES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -274,7 +275,7 @@ class _Life:
             engine.compute(1)
         for worker in engine.workers:
             for _ in range(rng.randrange(5)):
-                worker.advance(rng.randrange(2))
+                worker.advance(rng.randrange(LANES))
         for request, output in [each for each in self._open if each[0].is_finished()]:
             self._open.remove((request, output))
             self._check_answer(request, output)

@@ -8,7 +8,7 @@ halves, at times that the caller chooses, and answered late, as a real worker do
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -20,6 +20,9 @@ from ...hooks.tiers.answers import Answers
 from ...hooks.tiers.jobs import Demote, Job, Load, Spill, TierWork, WorkerStart
 
 Notes = npt.NDArray[np.uint64]  # what stands at each position of a block, or of several
+
+LOADS, SPILLS, DISK = range(LANES := 3)
+"""Lanes of a worker."""
 
 TORN: Final = np.uint64(1)  # stands nowhere else: whatever is computed is even
 BLOCK_BYTES: Final = 4096  # that a paper block pretends to have, for budgets
@@ -46,8 +49,23 @@ class _Move:
     records: dict[int, Notes] = field(default_factory=dict)  # a demotion's, until they are whole
 
 
+def _lane(jobs: Sequence[Job]) -> int:
+    """Which lane the first of ``jobs`` takes."""
+    match jobs[0]:
+        case Spill(overwritten=True):
+            return _lane(jobs[1:])  # the next is the load
+        case Spill():
+            return SPILLS
+        case Load(from_disk=reads) if not reads:
+            return LOADS
+    return DISK
+
+
 class PaperWorker:
-    """One worker's shard: memory, copies, a disk, and two lanes that move blocks between them.
+    """One worker's shard: memory, copies, a disk, and lanes that move blocks between them.
+
+    As a real worker's, they are apart: loads, what the disk does, and spills, of which those of
+    blocks that a load overwrites are on that load's lane.
 
     Attributes:
         memory: Notes by block and position, shape (blocks, block size).
@@ -73,7 +91,7 @@ class PaperWorker:
         self.failing: Callable[[Job], Collection[int]] = _no_failure
         self.answers = Answers(WorkerStart(warm, cold, tuple(disk)))
         self._halves = (slice(0, block_size // 2), slice(block_size // 2, block_size))
-        self._lanes: tuple[deque[_Move | bytes], ...] = (deque(), deque())
+        self._lanes: Sequence[deque[_Move | bytes]] = [deque() for _ in range(LANES)]
 
     @property
     def busy(self) -> bool:
@@ -87,11 +105,9 @@ class PaperWorker:
         for copy in work.release:
             self.copies.pop(copy, None)
         self.disowned |= work.disown
-        memory, disk = self._lanes
-        disk.extend(work.erase)
-        for job in work.jobs:
-            on_disk = isinstance(job, Demote) or (isinstance(job, Load) and bool(job.from_disk))
-            (disk if on_disk else memory).append(_Move(job, forwards))
+        self._lanes[DISK].extend(work.erase)
+        for at, job in enumerate(work.jobs):
+            self._lanes[_lane(work.jobs[at:])].append(_Move(job, forwards))
 
     def advance(self, lane: int) -> bool:
         """Do the next half of what leads a lane; whether there was anything that can begin."""

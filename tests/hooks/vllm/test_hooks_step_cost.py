@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,6 +153,19 @@ def test_victims_that_stand_already_are_not_looked_for_again() -> None:
     assert set(order[:200].tolist()).isdisjoint(asked), "two steps' victims are carried over"
     head = pool.free_block_queue.get_all_free_blocks()[:300]
     assert [int.from_bytes(b.block_hash[-12:-4], "big") for b in head] == order[:300].tolist()
+
+
+def test_after_a_rest_too_victims_that_may_have_copies_go_first() -> None:
+    pool, keys, index = cached_pool(BLOCKS)
+    arranger = busy_arranger(pool, index, 100)
+    arranger.copies_first(SimpleNamespace(touched=len, laid_more=lambda victims, at_head: None))
+    first = np.random.default_rng(6).permutation(keys)
+    arranger.step(ranked(first))
+    later = ranked(first[::-1].copy(), epoch=2)
+    arranger.step(replace(later, ts=later.ts + 100.0))
+    head = pool.free_block_queue.get_all_free_blocks()[:300]
+    placed = [int.from_bytes(b.block_hash[-12:-4], "big") for b in head]
+    assert placed == [*first[:200].tolist(), *first[:-101:-1].tolist()]
 
 
 def test_victims_that_were_found_when_the_ranking_arrived_are_checked_all_the_same() -> None:

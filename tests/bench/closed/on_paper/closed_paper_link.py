@@ -8,17 +8,18 @@ from ....advisor.replay.traces.duration import HostLink
 from ....hooks.vllm.transfers.worker import TierMetadata, TierWorkerMetadata
 from ...paper.paper_engine import BLOCK_SIZE, PaperEngine
 from ...paper.paper_model import Batch, aggregated, runner_output
+from ...paper.paper_worker import LOADS, SPILLS
 from ...recorded.agents_requests import SHRINK
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-_MEMORY: Final = 0  # the worker's lane between pool and host memory
+_LANES: Final = (LOADS, SPILLS)  # a link carries both directions at once
 
 
 class PaperLink:
-    """Moves blocks one job after the other, each in its time.
+    """Moves blocks there and back, in each direction one job after the other.
 
     Args:
         engine: With one worker, and host memory.
@@ -29,13 +30,14 @@ class PaperLink:
         self._engine = engine
         (self._worker,) = engine.workers
         self._block_s = (link or HostLink()).seconds(1, BLOCK_SIZE * SHRINK)
-        self._free_at = 0.0  # when the job that leads the lane began, or may begin
+        self._free_at = dict.fromkeys(_LANES, 0.0)  # when the job that leads a lane may begin
 
     def order(self, step: SchedulerOutput, now: float) -> None:
         """Take a step's orders; they begin at ``now``, behind those under way."""
         metadata = step.kv_connector_metadata
-        if not self._worker.busy:
-            self._free_at = now
+        for lane in _LANES:
+            if self._worker.leading(lane) is None:
+                self._free_at[lane] = now
         if isinstance(metadata, TierMetadata):
             self._worker.submit(metadata.work, self._worker.forwards)
 
@@ -60,10 +62,11 @@ class PaperLink:
         )
 
     def _move(self, now: float) -> None:
-        while (copies := self._worker.leading(_MEMORY)) is not None:
-            ends = self._free_at + copies * self._block_s
-            if ends > now:
-                return
-            self._free_at = ends
-            for _half in range(2):
-                self._worker.advance(_MEMORY)
+        for lane in _LANES:
+            while (copies := self._worker.leading(lane)) is not None:
+                ends = self._free_at[lane] + copies * self._block_s
+                if ends > now:
+                    break
+                self._free_at[lane] = ends
+                for _half in range(2):
+                    self._worker.advance(lane)

@@ -1,0 +1,114 @@
+"""``LoadVictims``: has the blocks copied that a load is about to overwrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from ....graph.messages.advice import EvictionRanking
+from ...keys import keys_in_pool
+from ...tiers.jobs import Finish, JobDone, Spill
+from ...tiers.ledger import TierLedger
+from ..pool.copy_marks import CopyMarks
+from ..pool.found_blocks import FoundBlocks
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+class LoadVictims:
+    """Follows what the pool gives to a load, from right before it does.
+
+    What a step computes is written to its blocks at once. A load takes as many blocks as it brings,
+    all of them in one step, and nobody writes to them before it does: so they need no copy ahead of
+    time. They are copied by the lane that loads, before the load.
+
+    Args:
+        pool: The live block pool.
+        ledger: Where copies are recorded.
+        marks: Which blocks are worth a copy.
+
+    Attributes:
+        advice: The latest, which says what copies make room; None without any.
+    """
+
+    def __init__(self, pool: BlockPool, ledger: TierLedger, marks: CopyMarks) -> None:
+        self._pool, self._ledger, self._marks = pool, ledger, marks
+        self._count = 0  # blocks that a load would be given
+        self._head: list[tuple[KVCacheBlock, bytes | None]] = []  # those blocks, and their hashes
+        self.advice: EvictionRanking | None = None
+
+    def foresee(self, count: int) -> None:
+        """Note that a load may be given the next ``count`` blocks; 0: none will come."""
+        self._count = count if count <= self._pool.get_num_free_blocks() else 0
+        self.look()
+
+    def look(self) -> None:
+        """Note what those blocks hold: what stands at the queue's head may have changed."""
+        head = self._pool.free_block_queue.iter_blocks_after(None) if self._count else ()
+        self._head = [(block, block.block_hash) for block in islice(head, self._count)]
+
+    def save(self, block_ids: Iterable[int], load_over: Finish) -> Finish:
+        """Begin to copy what a load's blocks held, as far as it is worth it and there is room.
+
+        Called when the load was given them, and before it is ordered.
+
+        Returns:
+            ``load_over``, and what else is to be done when the load is over. What is not copied by
+            then may be torn: if the load was given up, others may write to its blocks.
+        """
+        given, head = set(block_ids), self._head
+        self._count, self._head = 0, []
+        taken = [(block, held) for block, held in head if held and block.block_id in given]
+        hashes = [held for _, held in taken]
+        self._want_copies_of(hashes)
+        found = FoundBlocks.told([block for block, _ in taken], hashes)
+        worthy, keys = self._marks.worthy(found)
+        has = self._ledger.directory.hashes_of(keys)
+        lost = [taken[at] for at, copied in zip(worthy, has, strict=True) if copied is None]
+        room = self._ledger.make_room(len(lost), demote_first(self._ledger, self.advice, len(lost)))
+        # Those that came last would have stayed longest.
+        return self._begin(lost[-room:], load_over) if room else load_over
+
+    def _want_copies_of(self, hashes: Sequence[bytes]) -> None:
+        """Keep the copies of blocks that the pool has lost just now: they are the only ones."""
+        directory = self._ledger.directory
+        if directory.holds_twice():
+            for copied in filter(None, directory.hashes_of(keys_in_pool(hashes))):
+                directory.leaves(copied)
+
+    def _begin(self, lost: Sequence[tuple[KVCacheBlock, bytes]], load_over: Finish) -> Finish:
+        ledger = self._ledger
+        hashes = [held for _, held in lost]
+        keys, copies = keys_in_pool(hashes), ledger.begin_copies(hashes)
+        ledger.saving.update(keys)
+        ids = tuple([block.block_id for block, _ in lost])
+        job = Spill(ledger.book.number(), ids, tuple([copy.id for copy in copies]), True)
+        is_late = False
+
+        def copied(done: JobDone) -> None:
+            ledger.costs.spilled(done.bytes, done.seconds)
+            ledger.saving.difference_update(keys)
+            ledger.counts.spill_failed += len(done.failed)
+            failed = range(len(copies)) if is_late else done.failed
+            for at in failed:
+                ledger.directory.abandon(copies[at])
+            ledger.copied([copy for at, copy in enumerate(copies) if at not in failed])
+
+        def both_over(done: JobDone) -> None:
+            nonlocal is_late
+            is_late = True
+            load_over(done)
+
+        ledger.book.open(job, copied)
+        return both_over
+
+
+def demote_first(ledger: TierLedger, advice: EvictionRanking | None, count: int) -> list[bytes]:
+    """Return hashes of copies that should make room, the least worth keeping first."""
+    if advice is None:
+        return []
+    hashes = ledger.directory.hashes_of(advice.demote_first[: 2 * count].tolist())
+    return [block_hash for block_hash in hashes if block_hash is not None]

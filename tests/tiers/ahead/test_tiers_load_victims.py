@@ -1,0 +1,176 @@
+"""What a load overwrites is copied before it does, without a copy ahead of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kvgraph.hooks.tiers.jobs import Load, Spill
+from pool_engine import Engine, Turn, parked, prompt
+
+pytestmark = pytest.mark.usefixtures("vllm_loaded")
+
+
+def new_engine() -> Engine:
+    """Prompt 1 has copies alone; the pool holds the prompts 2, 3 and 4, without copies."""
+    engine = Engine(blocks=13)
+    parked(engine, seed=1)
+    for seed in (2, 3, 4):
+        engine.serve(prompt(4, seed, extra=0))
+    keep_copies_of(engine, prompt(4, 1))
+    return engine
+
+
+def keep_copies_of(engine: Engine, tokens: Sequence[int]) -> None:
+    """All others are given up."""
+    kept = engine.hashes_of(tokens)
+    others = [each for each in engine.directory.warm_hashes() if each not in kept]
+    engine.bridge.ledger.give_up([engine.directory.warm(each) for each in others])
+    engine.worker.submit(engine.bridge.outstanding())
+
+
+def has_copies(engine: Engine, seed: int) -> list[bool]:
+    return [each in engine.directory for each in engine.hashes_of(prompt(4, seed))]
+
+
+def is_saved(job: Any) -> bool:
+    return isinstance(job, Spill) and job.overwritten
+
+
+def loads(engine: Engine, seed: int = 1) -> tuple[Turn, list[Any]]:
+    """A turn that begins to load, and the jobs that were given out for it."""
+    turn = engine.ask(prompt(4, seed))
+    engine.step()
+    assert turn.state == "loading"
+    return turn, list(engine.worker.open)
+
+
+def finish(engine: Engine, turn: Turn) -> None:
+    engine.finish_loading(turn)
+    engine.end(turn)
+    engine.settle()
+    engine.check_whole()
+
+
+def test_what_a_load_takes_is_copied_first_and_comes_back() -> None:
+    engine = new_engine()
+    lost_before = engine.counts.spill_lost
+    turn, (saved, load, *_) = loads(engine)
+    assert is_saved(saved)
+    assert isinstance(load, Load)
+    assert sorted(saved.blocks) == sorted(load.blocks)
+    engine.finish_loading(turn)
+    engine.end(turn)
+    assert all(has_copies(engine, 2)), "it stood at the head"
+    assert engine.counts.spill_lost == lost_before + 1, "the last token is computed at once"
+    again = engine.serve(prompt(4, 2))
+    assert (again.computed, again.loaded) == (0, 4)
+    engine.check_whole()
+
+
+def test_nothing_is_saved_that_has_a_copy() -> None:
+    engine = new_engine()
+    engine.bridge.spiller.copy(engine.hashes_of(prompt(4, 2)), engine.side.group.suffix)
+    engine.settle()
+    turn, jobs = loads(engine)
+    assert not any(map(is_saved, jobs))
+    finish(engine, turn)
+
+
+def test_nothing_is_saved_that_is_not_worth_a_copy() -> None:
+    engine = new_engine()
+    engine.advise(spill_first=engine.keys_of(prompt(4, 2))[:1])
+    engine.step()
+    engine.worker.finish_all()
+    engine.settle()
+    keep_copies_of(engine, prompt(4, 1))
+    turn, (saved, load, *_) = loads(engine)
+    assert is_saved(saved)
+    assert len(saved.blocks) == 1 < len(load.blocks)
+    finish(engine, turn)
+
+
+def test_where_there_is_no_room_the_last_to_go_are_saved() -> None:
+    engine = new_engine()
+    engine.directory.warm_capacity = 6
+    queued = [block.block_id for block in engine.pool.free_block_queue.get_all_free_blocks()]
+    turn, (saved, load, *_) = loads(engine)
+    assert is_saved(saved)
+    assert len(saved.blocks) == 2, "four of six copies are being read"
+    taken = [each for each in queued if each in load.blocks]
+    assert list(saved.blocks) == taken[-2:]
+    finish(engine, turn)
+
+
+def test_hits_at_the_queue_s_head_leave_others_to_be_taken() -> None:
+    engine = Engine(blocks=13)
+    parked(engine, blocks=8, seed=1)
+    for seed in (1, 2, 3):  # what is left of prompt 1 stands at the head
+        engine.serve(prompt(4, seed, extra=0))
+    keep_copies_of(engine, prompt(8, 1))
+    turn = engine.ask(prompt(8, 1))
+    engine.step()
+    assert (turn.state, turn.hits) == ("loading", 4)
+    saved, load = engine.worker.open[:2]
+    assert is_saved(saved)
+    assert sorted(saved.blocks) == sorted(load.blocks)
+    engine.worker.finish_all()
+    engine.step()
+    assert all(has_copies(engine, 2))
+    finish(engine, turn)
+
+
+def test_a_copy_that_failed_is_not_found() -> None:
+    engine = new_engine()
+    turn, (saved, *_) = loads(engine)
+    engine.worker.finish(saved, failed=[0])
+    engine.finish_loading(turn)
+    assert engine.counts.spill_failed == 1
+    assert has_copies(engine, 2).count(True) == 3
+    engine.end(turn)
+    engine.settle()
+    engine.check_whole()
+
+
+def test_what_is_not_copied_when_the_load_is_given_up_is_never_found() -> None:
+    engine = new_engine()
+    turn, (saved, load, *_) = loads(engine)
+    worker = engine.worker
+    worker.open.remove(saved)  # its lane hangs
+    worker.finish(load, failed=range(4))  # a disk's deadline passed
+    engine.step()
+    engine.finish_loading(turn)  # what it computes is written there
+    worker.open.append(saved)
+    worker.finish(saved)
+    engine.step()
+    assert not any(has_copies(engine, 2))
+    engine.end(turn)
+    engine.settle()
+    engine.check_whole()
+
+
+def test_what_is_saved_while_the_weights_change_is_never_found() -> None:
+    engine = new_engine()
+    turn, _ = loads(engine)
+    engine.bridge.clear()
+    engine.worker.finish_all()
+    engine.step()
+    assert not any(has_copies(engine, 2))
+    engine.end(turn)
+
+
+def test_a_prefetch_saves_what_it_overwrites() -> None:
+    engine = new_engine()
+    lost_before = engine.counts.spill_lost
+    engine.advise(wanted=engine.keys_of(prompt(4, 1)), spill_first=engine.keys_of(prompt(4, 2)))
+    for _ in range(8):
+        engine.step()
+        jobs = list(engine.worker.open)
+        for at, job in enumerate(jobs):
+            assert not is_saved(job) or set(job.blocks) <= set(jobs[at + 1].blocks)
+        engine.worker.finish_all()
+    assert engine.counts.prefetched > 0
+    assert engine.counts.spill_lost == lost_before
+    engine.settle()
+    engine.check_whole()
