@@ -30,7 +30,7 @@ from .queries import views
 from .queries.lookup import row_of
 from .queries.stats import GraphStats, graph_stats
 from .ranking.candidates import prefetch_candidates
-from .ranking.copy_worth import COPIES
+from .ranking.copy_worth import without_copy
 from .ranking.formulas import ClassicPolicy
 from .ranking.places import Order
 from .ranking.policy import Policy, Referee, Ruling
@@ -79,8 +79,7 @@ class KVCacheGraph:
         self.policy = policy or ClassicPolicy(profile)
         self.rules = rules or profile or Rules()
         self.referee, self.models = referee, models or {}
-        self.lock = threading.RLock()
-        self.changes, self.clock = ChangeCounts(), clock
+        self.lock, self.changes, self.clock = threading.RLock(), ChangeCounts(), clock
         self.tables = Tables(limits or GraphLimits())
         self._ingest = Ingest(self.tables)
         self.intents = IntentBook(self.tables, self._ingest.signalled, clock)
@@ -159,12 +158,8 @@ class KVCacheGraph:
 
     def select_spill_candidates(self, n: int, engine: str | None = None) -> list[BlockKey]:
         """Up to ``n`` blocks worth a copy that have none, in the order in which they will go."""
-        name, blocks = self._first(engine), self.tables.blocks
-        column, worth = self.tables.engines.get(name), self.rank(name, n).spill_first
-        if column is None:
-            return []
-        tiers = blocks.tiers[column, blocks.find(worth, self.tables.salt(column))]
-        return _listed(worth[(tiers & COPIES) == 0], n)
+        name = self._first(engine)
+        return _listed(without_copy(self.tables, name, self.rank(name, n).spill_first), n)
 
     def prefetch_order(self, engine: str, limit: int, active: Keys | None = None) -> Keys:
         """uint64 ``[≤ limit]``: copies that this engine should bring back, best first.

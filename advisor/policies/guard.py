@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from .shadow import LruShadow, RankedShadow
 from .trust import Trust
 
 logger = logging.getLogger(__name__)
+
+_HERE: Final = "finds more than"
+_TOGETHER: Final = "finds more on all engines of its model together than"
 
 
 class Guard:
@@ -69,16 +73,17 @@ class Guard:
             case.follow(walk, tables)
         if case.trust.is_due_for_change():
             case.change_hands(tables, engine)
-            self._say(tables, engine, case.trust, "finds more than")
+            self._say(tables, engine, case.trust, _HERE)
         elif case.trust.may_begin(self._fleet(tables, engine)):
             case.change_hands(tables, engine)
-            self._say(tables, engine, case.trust, "finds more on all engines together than")
+            self._say(tables, engine, case.trust, _TOGETHER)
         if not case.trust.trusted:
             rows = case.ranked.rows(tables.blocks.keys)
             case.ranked.adopt(rows, scores(Selection(tables.blocks, rows)))
 
     def forget(self, engine: int) -> None:
-        """Forget an engine that is gone: the next one in its column begins under LRU."""
+        """Forget an engine that is gone: the next one in its column begins under LRU, unless the
+        others of its model have shown enough."""
         self._cases.pop(engine, None)
 
     def _fleet(self, tables: Tables, engine: int) -> Iterator[Trust]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..sessions.sessions import SessionTable
 from ..tables.tables import Tables
-from ..types import NO_ROW, BlockFlag, Rows, SessionState, Tier
+from ..types import NO_ROW, BlockFlag, Keys, Rows, SessionState, Tier
 
 Mask = npt.NDArray[np.bool_]
 Outlooks = npt.NDArray[np.uint8]
@@ -52,6 +52,15 @@ def not_worth(tables: Tables, rows: Rows, now: float) -> dict[str, Mask]:
         "session_over": outlook == _OVER,
         "not_likely_to_return": (outlook == _UNLIKELY) & never_hit,
     }
+
+
+def without_copy(tables: Tables, engine: str, keys: Keys) -> Keys:
+    """Those of an engine's blocks ``keys`` that have no copy, as far as was heard."""
+    column = tables.engines.get(engine)
+    if column is None:
+        return keys[:0]
+    rows = tables.blocks.find(keys, tables.salt(column))
+    return keys[(tables.blocks.tiers[column, rows] & COPIES) == 0]
 
 
 def _outlooks(tables: Tables, wanted: Rows, now: float) -> Outlooks:

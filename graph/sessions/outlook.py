@@ -57,8 +57,8 @@ class SessionOutlook(SessionColumns):
         """float64 ``[n]``: P(another turn) of these sessions, from their turns so far.
 
         The share of sessions that continued after as many turns, learned as they come, with
-        ``RETURN_PRIOR`` as the prior. Callers who name sessions may say which are over; of those
-        that they name, the ones that they ended tell nothing of the others.
+        ``RETURN_PRIOR`` as the prior. A caller who names sessions may say which are over: for a
+        session that is named, those that callers ended do not count.
         """
         reached, went_on = self._reached[:-1], self._reached[1:]
         is_named = ~self.inferred[: self.size][rows]
@@ -127,14 +127,15 @@ class SessionOutlook(SessionColumns):
         """Note that one more session had as many turns as this row counts."""
         self._reached[self._place(row)] += 1
 
-    def note_end(self, row: int, count: int = 1) -> None:
-        """Note that one more session was said to be over after as many turns as this row counts.
-
-        Args:
-            count: -1: it came back all the same.
-        """
+    def note_end(self, row: int) -> None:
+        """Note that one more session was said to be over after as many turns as this row counts."""
         if self.turns[row] > 0:
-            self._ended[self._place(row)] += count
+            self._ended[self._place(row)] += 1
+
+    def take_back_end(self, row: int) -> None:
+        """Note that a session of which ``note_end`` was told came back all the same."""
+        if self.turns[row] > 0:
+            self._ended[self._place(row)] -= 1
 
     def note_gap(self, row: int, now: float) -> None:
         """Note that a session comes back, by the state and the time in which it was last seen."""

@@ -177,7 +177,7 @@ class SessionTable(SessionOutlook):
     def _take_back_end(self, row: int) -> None:
         """Note that a session goes on; if it was said to be over, that was wrong."""
         if self.state[row] == SessionState.ENDED:
-            self.note_end(row, -1)
+            self.take_back_end(row)
 
     def _reuse(self) -> int:
         """The row of the session that was quiet for longest."""

@@ -132,7 +132,7 @@ def new_order(name: str, trace: Trace, settings: Settings) -> EvictionOrder:
 
 
 def new_orders(name: str, trace: Trace, settings: Settings, engines: int) -> list[EvictionOrder]:
-    """Fresh eviction orders of as many instances; one sidecar advises all of them, if any does.
+    """Fresh eviction orders, one per engine; one sidecar advises them all, if the arm has one.
 
     Raises:
         ReplayError: The arm has none: it is no policy of an engine.

@@ -1,4 +1,4 @@
-"""The order in which an engine evicts that a live sidecar advises."""
+"""The eviction order of an engine that a live sidecar advises."""
 
 from __future__ import annotations
 

@@ -19,11 +19,21 @@ from ..traces.trace_events import TraceEvents
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """One thing that happened to an engine: an event, or (without one) the eviction of blocks."""
+    """One thing that happened to an engine: an event, or (without one) the eviction of blocks.
+
+    Attributes:
+        at: Seconds of the trace.
+        blocks: That became resident by the event, or were evicted.
+    """
 
     at: float
     event: AnyEvent | None
     blocks: Sequence[int] = ()
+
+    @property
+    def is_eviction(self) -> bool:
+        """Whether ``blocks`` were evicted."""
+        return self.event is None
 
 
 class SimulatedSidecar:
@@ -80,39 +90,39 @@ class SimulatedSidecar:
         self.now = now
         return self.graph.rank(engine, limit)
 
-    def hear(self, engine: str, before: float, of_others: float) -> None:
+    def hear(self, engine: str, before: float, others_before: float) -> None:
         """Report to the graph all that happened to an engine before a time.
 
         What became and ceased to be resident meanwhile is reported last, as two runs: a ranking
         sees the same columns, and the graph takes a run at once.
 
         Args:
-            of_others: The time before which the other engines' news are heard, too.
+            others_before: The time before which the other engines' news is heard, too.
         """
         stored: dict[str, list[AnyEvent]] = {}
         changed: dict[str, dict[int, bool]] = {}
-        while (teller := self._next_teller(engine, before, of_others)) is not None:
-            line, turns = self._unheard[teller], list[AnyEvent]()
-            self.now = line[0].at
-            while line and line[0].at == self.now:
-                news = line.popleft()
+        while (heard := self._next_heard(engine, before, others_before)) is not None:
+            queue, turns = self._unheard[heard], list[AnyEvent]()
+            self.now = queue[0].at
+            while queue and queue[0].at == self.now:
+                news = queue.popleft()
                 if isinstance(news.event, BlocksStored):
-                    stored.setdefault(teller, []).append(news.event)
+                    stored.setdefault(heard, []).append(news.event)
                 elif news.event is not None:
                     turns.append(news.event)
-                resident = news.event is not None
-                changed.setdefault(teller, {}).update(dict.fromkeys(news.blocks, resident))
-            self.graph.apply(teller, turns)
-        for teller, blocks in changed.items():
-            self.graph.apply(teller, stored.get(teller, []))
+                resident = not news.is_eviction
+                changed.setdefault(heard, {}).update(dict.fromkeys(news.blocks, resident))
+            self.graph.apply(heard, turns)
+        for heard, blocks in changed.items():
+            self.graph.apply(heard, stored.get(heard, []))
             if removed := [block for block, resident in blocks.items() if not resident]:
-                self.graph.apply(teller, [self.events.removed(removed)])
+                self.graph.apply(heard, [self.events.removed(removed)])
 
-    def _next_teller(self, engine: str, before: float, of_others: float) -> str | None:
-        """The engine whose news are the oldest of those that may be heard."""
+    def _next_heard(self, engine: str, before: float, others_before: float) -> str | None:
+        """The engine whose news is the oldest that may be heard."""
         first, oldest = None, before
-        for teller, line in self._unheard.items():
-            until = before if teller == engine else of_others
-            if line and line[0].at < min(until, oldest):
-                first, oldest = teller, line[0].at
+        for heard, queue in self._unheard.items():
+            until = before if heard == engine else others_before
+            if queue and queue[0].at < min(until, oldest):
+                first, oldest = heard, queue[0].at
         return first
