@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from ....graph.messages.events import BlocksLoaded
 from ....graph.types import Keys
 from ...keys import key_of, pack_keys
-from ...tiers.jobs import JobDone, Load
+from ...tiers.jobs import Finish, JobDone, Load
 from ...tiers.ledger import TierLedger
 from ..ahead.lacking_copies import LackingCopies
 from ..ahead.waiting_line import WaitingLine
@@ -205,7 +205,11 @@ class Prefetcher:
             self._pool.free_blocks(reversed(blocks))
             settle_copies(ledger, taken, done)
 
-        ledger.book.open(job, self._victims.save(job.targets, ended))
+        over: Finish = ended
+        try:
+            over = self._victims.save(job.targets, ended)
+        finally:  # whatever fails: by its load's end, and by nothing else, the blocks come back
+            ledger.book.open(job, over)
 
     def _register(self, hashes: list[bytes], blocks: list[KVCacheBlock]) -> None:
         """Enter filled blocks into the prefix cache, unless a request computed them meanwhile."""

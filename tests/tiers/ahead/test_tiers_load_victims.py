@@ -174,3 +174,20 @@ def test_a_prefetch_saves_what_it_overwrites() -> None:
     assert engine.counts.spill_lost == lost_before
     engine.settle()
     engine.check_whole()
+
+
+def test_a_prefetch_whose_victims_cannot_be_saved_gives_its_blocks_back() -> None:
+    engine = new_engine()
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("an injected fault")
+
+    engine.bridge.loader.victims.save = fail
+    engine.advise(wanted=engine.keys_of(prompt(4, 1)), spill_first=engine.keys_of(prompt(4, 2)))
+    with pytest.raises(RuntimeError, match="injected"):
+        for _ in range(8):
+            engine.step()
+    engine.worker.submit(engine.bridge.outstanding())
+    engine.worker.finish_all()
+    engine.update()
+    engine.check_whole()
