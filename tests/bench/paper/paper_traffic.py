@@ -40,7 +40,8 @@ _PLACES: Final = (
     "request_queued", "request_looked_up", "request_scheduled", "request_finished", "step",
     "step_ended", "tap.take", "observer.blocks_changed", "observer.request_scheduled",
     "observer.request_finished", "arranger.step", "bridge.request_looked_up", "bridge.step",
-    "bridge.step_ended", "bridge.ledger.clear", "bridge.ledger.directory.drop",
+    "bridge.step_ended", "bridge.ledger.clear", "bridge.ledger.directory.drop", "bridge.foresee",
+    "bridge.loader.victims.look", "bridge.loader.victims.save",
 )  # fmt: skip
 
 
@@ -151,6 +152,7 @@ class _Life:
         self.counts["records found"] += sum(map(len, disks or ()))
         for worker in self.engine.workers:
             worker.failing = self._fails
+            worker.gives_up = self._gives_up
         if self.engine.has_tiers:
             costs = self.engine.side.bridge.ledger.costs
             costs.worth_loading = lambda *_: rng.random() < 0.9
@@ -265,6 +267,9 @@ class _Life:
 
     def _fails(self, job: Job) -> list[int]:
         return [at for at in range(len(job.copies)) if self.rng.random() < self._failing]
+
+    def _gives_up(self, job: Job) -> bool:
+        return self.rng.random() < self._failing
 
     # Steps --------------------------------------------------------------------------------------
 

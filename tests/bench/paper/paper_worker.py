@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...hooks.tiers.answers import Answers
-from ...hooks.tiers.jobs import Demote, Job, Load, Spill, TierWork, WorkerStart
+from ...hooks.tiers.jobs import Demote, Job, Load, Spill, TierWork, WorkerStart, positions
 
 Notes = npt.NDArray[np.uint64]  # what stands at each position of a block, or of several
 
@@ -40,20 +40,28 @@ def _no_failure(job: Job) -> Collection[int]:
 
 @dataclass(slots=True)
 class _Move:
-    """A job on its lane; ``forwards`` must have run before it begins."""
+    """A job on its lane; ``forwards`` must have run before it moves blocks of the engine.
+
+    ``unread`` are a load's positions that its disk refused.
+    """
 
     job: Job
     forwards: int
     halves: int = 0
+    unread: frozenset[int] = frozenset()
     failed: set[int] = field(default_factory=set)
     records: dict[int, Notes] = field(default_factory=dict)  # a demotion's, until they are whole
 
 
-def _lane(jobs: Sequence[Job]) -> int:
-    """Which lane the first of ``jobs`` takes."""
-    match jobs[0]:
+def _never(job: Job) -> bool:
+    return False
+
+
+def _lane(job: Job) -> int:
+    """Which lane a job takes first."""
+    match job:
         case Spill(overwritten=True):
-            return _lane(jobs[1:])  # the next is the load
+            return LOADS
         case Spill():
             return SPILLS
         case Load(from_disk=reads) if not reads:
@@ -65,12 +73,14 @@ class PaperWorker:
     """One worker's shard: memory, copies, a disk, and lanes that move blocks between them.
 
     As a real worker's, they are apart: loads, what the disk does, and spills, of which those of
-    blocks that a load overwrites are on that load's lane.
+    blocks that a load overwrites are on the loads' lane. A load of what is on disk is read there
+    first, and may be given up there, as where a disk hangs: what it overwrites is copied later.
 
     Attributes:
         memory: Notes by block and position, shape (blocks, block size).
         forwards: Batches that were computed so far.
         failing: Positions of a job that are to fail, torn.
+        gives_up: Whether a load that is read from disk is refused at once, as one that is overdue.
         disowned: Whether a later process may not find what the disk holds.
         answers: What the scheduler has not heard yet.
     """
@@ -89,6 +99,7 @@ class PaperWorker:
         self.disowned = False
         self.forwards = 0
         self.failing: Callable[[Job], Collection[int]] = _no_failure
+        self.gives_up: Callable[[Job], bool] = _never
         self.answers = Answers(WorkerStart(warm, cold, tuple(disk)))
         self._halves = (slice(0, block_size // 2), slice(block_size // 2, block_size))
         self._lanes: Sequence[deque[_Move | bytes]] = [deque() for _ in range(LANES)]
@@ -106,8 +117,8 @@ class PaperWorker:
             self.copies.pop(copy, None)
         self.disowned |= work.disown
         self._lanes[DISK].extend(work.erase)
-        for at, job in enumerate(work.jobs):
-            self._lanes[_lane(work.jobs[at:])].append(_Move(job, forwards))
+        for job in work.jobs:
+            self._lanes[_lane(job)].append(_Move(job, forwards))
 
     def advance(self, lane: int) -> bool:
         """Do the next half of what leads a lane; whether there was anything that can begin."""
@@ -118,10 +129,12 @@ class PaperWorker:
         if isinstance(head, bytes):
             self.disk.pop(head, None)
             queue.popleft()
+        elif lane == DISK:
+            self._advance_disk(queue, head)
         elif head.forwards > self.forwards:
             return False
         else:
-            self._do_half(head)
+            self._do_half(head, self._copy)
             if head.halves == 2:
                 queue.popleft()
                 self._finish(head)
@@ -141,32 +154,62 @@ class PaperWorker:
     def _moves(self) -> list[_Move]:
         return [each for lane in self._lanes for each in lane if isinstance(each, _Move)]
 
-    def _do_half(self, move: _Move) -> None:
+    def _advance_disk(self, queue: deque[_Move | bytes], head: _Move) -> None:
+        """Read or write the next half; what was read goes on by the loads' lane."""
+        job, reads = head.job, isinstance(head.job, Load)
+        given_up = reads and not head.halves and self.gives_up(job)
+        if given_up:
+            head.failed.update(range(positions(job)))
+        else:
+            self._do_half(head, self._read if reads else self._write)
+        if given_up or head.halves == 2:
+            queue.popleft()
+            if given_up or not reads:
+                self._finish(head)
+            else:
+                unread = frozenset(head.failed)
+                self._lanes[LOADS].append(_Move(job, head.forwards, unread=unread))
+
+    def _do_half(self, move: _Move, do: Callable[[_Move, int, slice], bool]) -> None:
         if not move.halves:
-            move.failed.update(self.failing(move.job))
+            move.failed.update(move.unread or self.failing(move.job))
         part = self._halves[move.halves]
-        for at, copy in enumerate(move.job.copies):
-            if move.halves and at in move.failed:
+        for at in range(len(move.job.copies)):
+            if at in move.unread or (move.halves and at in move.failed):
                 continue  # torn: its first half moved, the second never does
-            if not self._copy(move, at, copy, part):
+            if not do(move, at, part):
                 move.failed.add(at)
-        if move.halves and isinstance(move.job, Load):
+        if move.halves and isinstance(move.job, Load) and do == self._copy:
             self._splice(move.job)
         move.halves += 1
 
-    def _copy(self, move: _Move, at: int, copy: int, part: slice) -> bool:
-        match move.job:
-            case Spill() as job:
-                self._record(copy)[part] = self.memory[job.blocks[at], part]
-            case Load() as job:
-                if at in job.from_disk and not self._read(copy, job.from_disk[at], part):
-                    return False
-                if copy not in self.copies:
-                    return False
-                self.memory[job.blocks[at], part] = self.copies[copy][part]
-            case Demote():
-                record = move.records.setdefault(at, np.full_like(self.memory[0], TORN))
-                record[part] = self.copies[copy][part]
+    def _copy(self, move: _Move, at: int, part: slice) -> bool:
+        """Copy a half between the engine's memory and a copy."""
+        job, copy = move.job, move.job.copies[at]
+        if isinstance(job, Spill):
+            self._record(copy)[part] = self.memory[job.blocks[at], part]
+        elif isinstance(job, Load):
+            if copy not in self.copies:
+                return False
+            self.memory[job.blocks[at], part] = self.copies[copy][part]
+        return True
+
+    def _write(self, move: _Move, at: int, part: slice) -> bool:
+        """Write a half of a copy to the disk."""
+        record = move.records.setdefault(at, np.full_like(self.memory[0], TORN))
+        record[part] = self.copies[move.job.copies[at]][part]
+        return True
+
+    def _read(self, move: _Move, at: int, part: slice) -> bool:
+        """Read a half of what a load's copy is not in memory of."""
+        job = move.job
+        assert isinstance(job, Load)
+        if at not in job.from_disk:
+            return True
+        record = self.disk.get(job.from_disk[at])
+        if record is None:
+            return False
+        self._record(job.copies[at])[part] = record[part]
         return True
 
     def _splice(self, job: Load) -> None:
@@ -180,17 +223,10 @@ class PaperWorker:
     def _record(self, copy: int) -> Notes:
         return self.copies.setdefault(copy, np.full_like(self.memory[0], TORN))
 
-    def _read(self, copy: int, block_hash: bytes, part: slice) -> bool:
-        record = self.disk.get(block_hash)
-        if record is None:
-            return False
-        self._record(copy)[part] = record[part]
-        return True
-
     def _finish(self, move: _Move) -> None:
         job = move.job
         if isinstance(job, Demote):
             whole = [at for at in range(len(job.copies)) if at not in move.failed]
             self.disk.update((job.hashes[at], move.records[at]) for at in whole)
-        moved = (len(job.copies) - len(move.failed)) * BLOCK_BYTES
+        moved = (positions(job) - len(move.failed)) * BLOCK_BYTES
         self.answers.report(job, frozenset(move.failed), 1e-3, moved)
