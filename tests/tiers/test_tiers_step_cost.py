@@ -47,6 +47,25 @@ def test_a_request_that_waits_is_looked_up_once_until_a_copy_is_lost(
     assert engine.side.request_looked_up(turn.request, 0) == (2 * BLOCK_SIZE, True)
 
 
+def test_while_a_request_waits_for_room_its_load_s_victims_are_not_looked_at_in_every_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(warm=64)
+    engine.serve(prompt(8, 1))
+    engine.push_out()
+    turn, queue = engine.ask(prompt(8, 1)), engine.pool.free_block_queue
+    walk, walks = queue.iter_blocks_after, list[object]()
+    monkeypatch.setattr(queue, "iter_blocks_after", lambda at: walks.append(at) or walk(at))
+    held = engine.pool.get_new_blocks(2)
+    for _ in range(10):
+        engine.side.request_looked_up(turn.request, 0)
+    assert len(walks) == 1
+    engine.pool.free_blocks(held)
+    walks.clear()
+    engine.side.request_looked_up(turn.request, 0)
+    assert walks, "there may be room now"
+
+
 def test_each_block_near_the_head_is_looked_at_once() -> None:
     engine, looked = Engine(blocks=2001, warm=4000), list[int]()
     for number in range(12):

@@ -37,11 +37,28 @@ class LoadVictims:
     def __init__(self, pool: BlockPool, ledger: TierLedger, marks: CopyMarks) -> None:
         self._pool, self._ledger, self._marks = pool, ledger, marks
         self._count = 0  # blocks that a load would be given
+        self._freed = True  # whether blocks were given back since a load was foreseen
         self._head: list[tuple[KVCacheBlock, bytes | None]] = []  # those blocks, and their hashes
         self.advice: EvictionRanking | None = None
 
+    def freed(self) -> None:
+        """Note that blocks were given back: there may be room now for who waits."""
+        self._freed = True
+
     def foresee(self, count: int) -> None:
-        """Note that a load may be given the next ``count`` blocks; 0: none will come."""
+        """Note that a load may be given the next ``count`` blocks; 0: none will come.
+
+        vLLM asks in every step that a request waits for room. Where it found none, and nothing was
+        given back since, it finds none again: then nothing is looked at.
+        """
+        if count and count == self._count and not self._freed:
+            self._head = []  # others may have written to some of them
+        else:
+            self._freed = False
+            self.prepare(count)
+
+    def prepare(self, count: int) -> None:
+        """Note that a load is given the next ``count`` blocks, if there are so many."""
         self._count = count if count <= self._pool.get_num_free_blocks() else 0
         self.look()
 

@@ -37,6 +37,9 @@ _STEPS_CARRIED: Final = 2  # a copy is there two steps after its block was laid,
 class Copier(Protocol):
     """Copies blocks that are about to go."""
 
+    def freed(self) -> None:
+        """Note that blocks were given back."""
+
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a hit took ``blocks`` out of the free queue."""
 
@@ -129,6 +132,8 @@ class FreeQueueArranger:
     def freed(self) -> None:
         """Note that blocks were given back between two steps."""
         self._guard.freed()
+        if self._copier is not None:
+            self._copier.freed()
 
     def touched(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Note that a prefix hit took ``blocks`` out of the queue, from wherever they stood: what

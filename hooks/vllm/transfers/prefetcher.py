@@ -174,7 +174,7 @@ class Prefetcher:
 
     def _begin(self, hashes: list[bytes]) -> None:
         ledger = self._ledger
-        self._victims.foresee(len(hashes))
+        self._victims.prepare(len(hashes))
         blocks = self._pool.get_new_blocks(len(hashes))
         self.held += blocks
         self._under_way += len(hashes)

@@ -66,13 +66,14 @@ class Spiller:
 
     Attributes:
         marks: Which blocks are worth a copy.
-        overwritten: Has what loads overwrite copied before.
+        overwritten, freed: Has what loads overwrite copied before; told of blocks given back.
     """
 
     def __init__(self, pool: BlockPool, ledger: TierLedger, finds: Finds, spill_all: bool) -> None:
         self._pool, self._ledger, self._spill_all = pool, ledger, spill_all
         self.marks = CopyMarks(len(pool.blocks), finds)
-        self.overwritten = LoadVictims(pool, ledger, self.marks)
+        self.overwritten = overwritten = LoadVictims(pool, ledger, self.marks)
+        self.freed = overwritten.freed
         self._under_way: dict[int, int | None] = {}  # key → place among all that ever left
         self._scan = QueueScan(pool)
         self._gone = self._gone_then = 0  # blocks that left by the queue's head, now and then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -184,9 +185,9 @@ def test_a_prefetch_whose_victims_cannot_be_saved_gives_its_blocks_back() -> Non
 
     engine.bridge.loader.victims.save = fail
     engine.advise(wanted=engine.keys_of(prompt(4, 1)), spill_first=engine.keys_of(prompt(4, 2)))
+    steps = (engine.step() for _ in range(8))
     with pytest.raises(RuntimeError, match="injected"):
-        for _ in range(8):
-            engine.step()
+        deque(steps, maxlen=0)
     engine.worker.submit(engine.bridge.outstanding())
     engine.worker.finish_all()
     engine.update()
