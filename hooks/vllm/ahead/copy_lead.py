@@ -46,11 +46,11 @@ class CopyLead:
     def blocks(self, wanted: int, directory: CopyDirectory, pool: int) -> int:
         """How many blocks of the queue's head should have copies.
 
-        All that can be computed into before a spill that begins now would end; what a load takes is
-        copied before the load writes to it. More of them are there in time for larger steps, and
-        for what a prefetch would take; but a copy of what the pool has takes the place of one of
-        what it lost, and the more so the smaller the memory is. Beyond the memory's capacity,
-        copies would replace each other without end.
+        Covers all blocks that steps may write to before a spill that begins now would end; what a
+        load takes is copied before the load writes to it. More of them are there in time for larger
+        steps, and for what a prefetch would take; but a copy of what the pool has takes the place
+        of one of what it lost, and the more so the smaller the memory is. Beyond the memory's
+        capacity, copies would replace each other without end.
 
         Args:
             wanted: What a prefetch would take.

@@ -21,7 +21,8 @@ from ...hooks.tiers.jobs import Demote, Job, Load, Spill, TierWork, WorkerStart,
 
 Notes = npt.NDArray[np.uint64]  # what stands at each position of a block, or of several
 
-LOADS, SPILLS, DISK = range(LANES := 3)
+LANES: Final = 3
+LOADS, SPILLS, DISK = range(LANES)
 """Lanes of a worker."""
 
 TORN: Final = np.uint64(1)  # stands nowhere else: whatever is computed is even
