@@ -47,8 +47,8 @@ class TierMover:
 
     The engine's thread calls ``submit``, which waits for nothing. The memory's thread keeps the
     arena's books; loads, spills, the disk, and reads from and writes to the shared store have a
-    thread each, so that a load, for which a request waits, waits for no spill but that of the blocks
-    that it overwrites, and a slow disk delays nothing else.
+    thread each, so that a load, for which a request waits, waits for no spill but that of the
+    blocks that it overwrites, and a slow disk delays nothing else.
 
     Attributes:
         cache: The engine's paged memory on this worker.
