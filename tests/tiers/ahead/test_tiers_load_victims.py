@@ -192,3 +192,17 @@ def test_a_prefetch_whose_victims_cannot_be_saved_gives_its_blocks_back() -> Non
     engine.worker.finish_all()
     engine.update()
     engine.check_whole()
+
+
+def test_what_advice_lays_right_before_a_load_is_what_is_saved() -> None:
+    engine = new_engine()
+    first, last = (engine.keys_of(prompt(4, seed)) for seed in (3, 2))
+    engine.advise(order=first, spill_first=[*first, *last])
+    turn, (saved, load, *_) = loads(engine)
+    assert is_saved(saved)
+    assert sorted(saved.blocks) == sorted(load.blocks)
+    engine.finish_loading(turn)
+    engine.end(turn)
+    assert all(has_copies(engine, 3)), "advice has it go first"
+    engine.settle()
+    engine.check_whole()
